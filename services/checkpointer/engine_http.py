@@ -19,6 +19,7 @@ import aiohttp
 from kybernate.engines import SIGNED
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
+from kybernate.sizes import format_bytes
 from services.checkpointer.backends.engine import Sign
 from services.checkpointer.backends.port import EngineReply, EngineSilentError, SeatProcesses
 from services.checkpointer.core.answers import MISSHAPEN, REQUESTS, ModelAnswer, difference, read_answer, worse_health
@@ -31,6 +32,8 @@ RECORD_SECONDS = 10.0
 """Model seconds for the answers before a first park; an engine that takes longer is parked without."""
 UNHEARD_SECONDS = 600.0
 """Wall seconds for which an engine that answered nothing is not asked again before a park."""
+MOST_BYTES = 8 * 2**20
+"""Of an answer: an engine is not trusted with this process's memory."""
 FLOOR_WALL_SECONDS = 10.0
 """Least deadline of an answer, so that a busy machine is no wrong answer."""
 
@@ -61,12 +64,18 @@ class EngineHttp:
             async with self.session.request(
                 method, target.endpoint + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
             ) as answer:
-                text = await answer.text(errors="replace")
+                data = b""
+                async for piece in answer.content.iter_any():
+                    data += piece
+                    if len(data) > MOST_BYTES:
+                        size = format_bytes(MOST_BYTES)
+                        raise EngineSilentError(f"{method} {path}: its answer is longer than {size}")
         except TimeoutError:
             raise EngineSilentError(f"{method} {path} was not answered within {seconds:.1f} s") from None
         except (aiohttp.ClientError, OSError) as error:
             raise EngineSilentError(f"{method} {path}: {str(error) or repr(error)}") from error
         self._check_container(seat)
+        text = data.decode(errors="replace")  # whatever charset it names
         return EngineReply(answer.status, _json(text), text)
 
     def _check_container(self, seat: SeatProcesses) -> None:
@@ -78,9 +87,14 @@ class EngineHttp:
         if self.keys is None or not KEY_NAME.fullmatch(target.engine_key) or set(target.engine_key) <= {"."}:
             raise EngineSilentError(f"key {target.engine_key!r} is no file in KYB_ENGINE_KEYS_DIR ({self.keys})")
         try:
-            return (self.keys / target.engine_key).read_text().strip()
-        except OSError as error:
+            key = (self.keys / target.engine_key).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
             raise EngineSilentError(f"key {target.engine_key!r} cannot be read: {error}") from error
+        if not key.isprintable():
+            raise EngineSilentError(
+                f"key {target.engine_key!r} cannot be sent: its file has more than one line of text"
+            )
+        return key
 
 
 @dataclass(slots=True)
@@ -211,5 +225,5 @@ def _left(deadline: float) -> float:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

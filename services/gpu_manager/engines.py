@@ -18,6 +18,8 @@ SOON_SECONDS = (0.005, 0.01, 0.02)
 """The first of them while a switch waits for its victim: a request that has just ended is counted for a moment."""
 ANSWER_SECONDS = 2.0
 """Wall seconds in which an engine has to answer."""
+MOST_BYTES = 8 * 2**20
+"""Of its metrics: an engine is not trusted with this process's memory."""
 
 
 class EngineProbes:
@@ -58,7 +60,7 @@ class EngineProbes:
                     return answer.status == 200, None
             for path in METRICS_PATHS:
                 async with self._session.get(probe.endpoint + path, timeout=deadline) as answer:
-                    running = requests_in(await answer.read()) if answer.status == 200 else None
+                    running = requests_in(await _content(answer)) if answer.status == 200 else None
                 if running is not None:
                     return True, running
             return True, None
@@ -66,3 +68,13 @@ class EngineProbes:
             return False, 0 if isinstance(error.os_error, ConnectionRefusedError) else None
         except (aiohttp.ClientError, TimeoutError, OSError):
             return False, None
+
+
+async def _content(answer: aiohttp.ClientResponse) -> bytes:
+    """The body; empty if it is longer than MOST_BYTES."""
+    found = b""
+    async for piece in answer.content.iter_any():
+        found += piece
+        if len(found) > MOST_BYTES:
+            return b""
+    return found

@@ -261,3 +261,37 @@ async def test_an_answer_from_the_address_of_a_container_that_ended_counts_for_n
             await check.engines.call(gone, "GET", "/health", seconds=1)
         assert "ended" in await check.wrong(gone)
     assert engine.keys == [], "another pod may have the address"
+
+
+async def hostile(request: web.Request) -> web.StreamResponse:
+    """What a broken or taken-over engine may answer."""
+    if request.path == "/charset":
+        return web.Response(body=b'{"asleep": true}', headers={"Content-Type": "text/plain; charset=rot13"})
+    if request.path == "/deep":
+        return web.Response(text="[" * 100_000)
+    answer = web.StreamResponse()
+    await answer.prepare(request)
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await answer.write(b" " * 2**16)
+    return answer
+
+
+async def test_no_answer_of_an_engine_ends_the_checkpointer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.checkpointer.engine_http.MOST_BYTES", 2**20)
+    app = web.Application()
+    app.router.add_get("/{path}", hostile)
+    async with TestServer(app) as server, open_engines() as engines:
+        here = seat(str(server.make_url("")).rstrip("/"))
+        assert (await engines.call(here, "GET", "/charset", seconds=60)).body == {"asleep": True}
+        assert (await engines.call(here, "GET", "/deep", seconds=60)).body is None
+        with pytest.raises(EngineSilentError, match=r"/endless: its answer is longer than 1\.0 MiB"):
+            await engines.call(here, "GET", "/endless", seconds=60)
+
+
+@pytest.mark.parametrize("content", [b"two\nlines", b"\xff"])
+async def test_a_key_that_cannot_be_sent_is_named(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "k").write_bytes(content)
+    async with asked(Engine(), tmp_path, engine_key="k") as (check, here):
+        with pytest.raises(EngineSilentError, match="key 'k' "):
+            await check.engines.call(here, "GET", "/health", seconds=60)

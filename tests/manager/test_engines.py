@@ -76,6 +76,17 @@ async def test_metrics_of_any_kind_are_an_answer(engine: Engine, metrics: str, r
     assert (seen.healthy, seen.running) == (True, running)
 
 
+async def test_metrics_that_would_fill_the_managers_memory_are_not_read(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "MOST_BYTES", 2**20)
+    engine.metrics = "vllm:num_requests_running 2.0\n" + "#" * 2**21
+
+    seen = await first_answer(engine.url)
+
+    assert (seen.healthy, seen.running) == (True, None)
+
+
 async def test_tensorrt_llm_counts_its_requests_elsewhere(engine: Engine) -> None:
     engine.metrics = "[]"  # statistics of iterations
     engine.prometheus = "trtllm_num_requests_running 2.0\ntrtllm_num_requests_waiting 1.0\n"
