@@ -6,6 +6,7 @@ Machines are noisy: compare figures of one run with each other, and CPU figures 
 import argparse
 import asyncio
 import importlib
+import inspect
 import json
 import os
 import platform
@@ -31,7 +32,20 @@ BENCHES = (
     "policy",
     "simulate",
 )
-LONG = ("peers", "release", "live", "bounds", "regimes", "pooling", "family", "family_live", "scale", "starved")
+LONG = (
+    "peers",
+    "release",
+    "overload",
+    "soak",
+    "live",
+    "bounds",
+    "regimes",
+    "pooling",
+    "family",
+    "family_live",
+    "scale",
+    "starved",
+)
 """Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"
 
@@ -45,6 +59,7 @@ def main() -> None:
         help=f"which ones: {', '.join((*BENCHES, *LONG))}; none: all but {', '.join(LONG)}",
     )
     parser.add_argument("--json", type=Path, help="where the figures go (default: bench/results/<time>.json)")
+    parser.add_argument("--requests", type=int, help="how many, of the benchmarks router, peers and soak")
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in (*BENCHES, *LONG)]
     if unknown:
@@ -54,9 +69,12 @@ def main() -> None:
     load = os.getloadavg()[0]
     console = Console()
     figures: dict[str, dict[str, float]] = {}
+    given = {} if options.requests is None else {"requests": options.requests}
     for name in options.names or BENCHES:
         console.print(f"[dim]bench: {name} …[/dim]")
-        figures[name] = asyncio.run(importlib.import_module(f"bench.bench_{name}").run())
+        run = importlib.import_module(f"bench.bench_{name}").run
+        known = inspect.signature(run).parameters
+        figures[name] = asyncio.run(run(**{each: value for each, value in given.items() if each in known}))
     table = Table("benchmark", "figure", title=f"Kybernate {__version__} on {os.cpu_count()} cores, load {load:.1f}")
     table.add_column("value", justify="right")
     for name, values in figures.items():

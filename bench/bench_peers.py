@@ -50,18 +50,27 @@ async def run(rounds: int = 3, requests: int = 2048, streams: int = 64) -> dict[
 
 
 @asynccontextmanager
-async def bus(folder: Path, engine: str, state: SeatState = SeatState.ACTIVE) -> AsyncIterator[str]:
+async def bus(
+    folder: Path, engine: str, state: SeatState = SeatState.ACTIVE, max_requests: int = 0
+) -> AsyncIterator[str]:
     """A nats-server whose roster has one seat of the model ``bench``: its URL."""
     async with NatsServer(folder) as nats:
         await init(nats.url)
-        await known_seat(nats.url, engine, state, 1)
+        await known_seat(nats.url, engine, state, 1, max_requests)
         yield nats.url
 
 
-async def known_seat(nats_url: str, engine: str, state: SeatState, epoch: int) -> None:
+async def known_seat(nats_url: str, engine: str, state: SeatState, epoch: int, max_requests: int = 0) -> None:
     """Write the seat's row."""
     record = SeatRecord(
-        node="bench", seat="s0", state=state, epoch=epoch, model="bench", endpoint=engine, reported_at=time.time()
+        node="bench",
+        seat="s0",
+        state=state,
+        epoch=epoch,
+        model="bench",
+        endpoint=engine,
+        max_requests=max_requests,
+        reported_at=time.time(),
     )
     async with NatsBus(nats_url, source="kyb/bench", name="bench").opened() as connection:
         async with asyncio.timeout(10):

@@ -46,11 +46,19 @@ class Engine(asyncio.Protocol):
             if len(self._data) < end + 4 + length:
                 return
             body, self._data = self._data[end + 4 : end + 4 + length], self._data[end + 4 + length :]
-            if b'"stream": true' in body:
-                self._transport.write(_STREAM)
-                self._next(CHUNKS)
-            else:
-                self._transport.write(_ANSWER)
+            self.answer(body)
+
+    def answer(self, body: bytes, /) -> None:
+        """Answer one request."""
+        if b'"stream": true' in body:
+            self._transport.write(_STREAM)
+            self._next(CHUNKS)
+        else:
+            self.write_whole()
+
+    def write_whole(self) -> None:
+        """Write an answer that is no stream."""
+        self._transport.write(_ANSWER)
 
     def _next(self, left: int) -> None:
         if self._transport.is_closing():

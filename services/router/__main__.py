@@ -7,6 +7,7 @@ from kybernate.bus import open_bus
 from kybernate.config_errors import ConfigError
 from kybernate.logs import configure, get_logger
 from services.router.auth import open_auth
+from services.router.garbage import exempt_all
 from services.router.service import open_router
 from services.router.settings import RouterSettings
 
@@ -34,6 +35,7 @@ async def serve(settings: RouterSettings) -> None:
         ) as bus,
         open_router(settings, bus) as router,
     ):
+        exempt_all()
         get_logger().info("router.listening", url=router.url)
         await lifecycle.run(bus=bus.closed(), **router.jobs())
 

@@ -32,6 +32,11 @@ class Deadline:
             self._handle.cancel()
             self._handle = None
 
+    def end(self) -> None:
+        """Never ring again, and drop the callback: its owner is then freed without a search for reference cycles."""
+        self.stop()
+        self._ring = _nothing
+
     def _check(self) -> None:
         self._handle = None
         if self._at <= self._loop.time():
@@ -39,3 +44,7 @@ class Deadline:
             self._ring()
         elif self._at < math.inf:
             self._handle = self._loop.call_at(self._at, self._check)
+
+
+def _nothing() -> None:
+    """Ring in vain."""

@@ -103,7 +103,7 @@ class EngineConnection(asyncio.Protocol):
     def drop(self) -> None:
         """Close the connection; the exchange gets nothing any more."""
         self._exchange = None
-        self.clock.stop()
+        self.clock.end()
         self.pool.busy.discard(self)
         if self._transport is not None:
             self._transport.abort()
@@ -130,7 +130,7 @@ class EngineConnection(asyncio.Protocol):
         """End the exchange: an answer that has no other end is complete now."""
         self.pool.lost(self)
         self._transport = None
-        self.clock.stop()
+        self.clock.end()
         if self._exchange is None:
             return
         if exc is None and isinstance(self._body, EndlessBody):

@@ -22,6 +22,7 @@ from services.router.core.body import BodyMemory
 from services.router.core.framing import HttpError
 from services.router.core.head import Head, HeadParser
 from services.router.deadline import Deadline
+from services.router.garbage import FullCollections
 from services.router.intake import Intake, RequestBody
 from services.router.settings import RouterSettings
 
@@ -52,6 +53,7 @@ class ConnectionLimits:
         self._most, self._most_per_address, self.rejected = most, most_per_address, rejected
         self._by_address: Counter[str] = Counter()
         self.open = self.refused = 0
+        self._collections = FullCollections()
 
     def enter(self, address: str) -> RouterError | None:
         """Count a new connection; return why it is refused, or None."""
@@ -63,12 +65,14 @@ class ConnectionLimits:
             text = f"{self._by_address[address]} connections of {address} are open (KYB_ADDRESS_CONNECTIONS)"
             return RouterError(429, "too_many_connections", f"{text}; close some, or reuse them", 1)
         self.open += 1
+        self._collections.opened(self.open)
         self._by_address[address] += 1
         return None
 
     def leave(self, address: str) -> None:
         """Forget a connection that was counted."""
         self.open -= 1
+        self._collections.closed(self.open)
         self._by_address[address] -= 1
         if not self._by_address[address]:
             del self._by_address[address]
@@ -121,7 +125,7 @@ class CallerConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End what is under way, and forget the connection."""
-        self._deadline.stop()
+        self._deadline.end()
         self._transport = None
         if self._refused:
             self._front.limits.refused -= 1

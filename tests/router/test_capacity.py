@@ -182,7 +182,7 @@ def test_rejected_callers_come_back_apart() -> None:
 
 
 def test_a_call_is_rejected_if_its_answer_comes_after_its_caller_left() -> None:
-    traffic = busy(seconds=2.0)
+    traffic = busy(seconds=2.0, queue_seconds=5.0)
     assert not rejected(traffic, 100, 59.0, hold_seconds=5.0)
     (reject,) = rejected(traffic, 101, 59.0, hold_seconds=5.0)
     assert (reject.status, reject.code) == (429, "queue_full")

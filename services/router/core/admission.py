@@ -24,7 +24,7 @@ class Limits:
 
     hold_seconds: float = 300.0
     queue_limit: int = 2000
-    queue_seconds: float = 5.0
+    queue_seconds: float = 3.0
     permit_seconds: float = 2.0
     speed: float = 1.0
 

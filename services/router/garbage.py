@@ -1,0 +1,40 @@
+"""When Python may look for reference cycles among all objects: not while thousands of connections are open.
+
+Such a full collection takes about 15 µs for each open connection, and no caller is answered meanwhile. It finds little:
+calls and connections are freed when they end, all but asyncio's transports. So one follows when most have ended.
+"""
+
+import asyncio
+import gc
+
+MANY = 2000
+"""Open connections from which on there are no full collections; again below half of it."""
+SOON_SECONDS = 1.0
+_NEVER = 1_000_000_000
+
+
+def exempt_all() -> None:
+    """Exempt all objects that exist now from collections: modules and settings, which last as long as the process."""
+    gc.collect()
+    gc.freeze()
+
+
+class FullCollections:
+    """Whether there are full collections, by the number of open connections."""
+
+    def __init__(self) -> None:
+        self._young, self._middle, self._full = gc.get_threshold()
+        self._off = False
+
+    def opened(self, connections: int) -> None:
+        """Note that there are now so many."""
+        if not self._off and connections >= MANY:
+            self._off = True
+            gc.set_threshold(self._young, self._middle, _NEVER)
+
+    def closed(self, connections: int) -> None:
+        """Note that there are now so many."""
+        if self._off and connections < MANY / 2:
+            self._off = False
+            gc.set_threshold(self._young, self._middle, self._full)
+            asyncio.get_running_loop().call_later(SOON_SECONDS, gc.collect)

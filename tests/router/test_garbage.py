@@ -1,0 +1,54 @@
+"""Connections end without the search for reference cycles, which pauses while thousands are open."""
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from services.router.front import CallerConnection, ConnectionLimits
+from services.router.garbage import MANY
+from tests.router.world import world
+from tests.until import until
+
+
+@pytest.fixture
+def thresholds() -> Iterator[tuple[int, int, int]]:
+    before = gc.get_threshold()
+    yield before
+    gc.set_threshold(*before)
+
+
+def connections() -> "set[weakref.ref[CallerConnection]]":
+    return {weakref.ref(each) for each in gc.get_objects() if type(each) is CallerConnection}
+
+
+async def test_a_connection_that_ended_is_freed_at_once() -> None:
+    async with world() as w:
+        gc.disable()
+        try:
+            earlier = connections()
+            _, writer = await asyncio.open_connection("127.0.0.1", int(w.url.rpartition(":")[2]))
+            await until(lambda: w.router.connections.open == 1, what="the connection is open")
+            (found,) = connections() - earlier
+            writer.close()
+            await writer.wait_closed()
+            await until(lambda: found() is None, what="the connection is freed")
+        finally:
+            gc.enable()
+
+
+async def test_there_are_no_full_collections_while_many_connections_are_open(thresholds: tuple[int, int, int]) -> None:
+    limits = ConnectionLimits(10 * MANY, 10 * MANY, lambda _: None)
+    for _ in range(MANY - 1):
+        limits.enter("a")
+    assert gc.get_threshold() == thresholds
+    limits.enter("a")
+    assert gc.get_threshold()[:2] == thresholds[:2]
+    assert gc.get_threshold()[2] > 1000 * thresholds[2]
+    for _ in range(MANY // 2):
+        limits.leave("a")
+    assert gc.get_threshold()[2] > 1000 * thresholds[2], "not at each one more and one less"
+    limits.leave("a")
+    assert gc.get_threshold() == thresholds
