@@ -275,12 +275,13 @@ def slots_option(container: Mapping[str, Any]) -> dict[str, str]:
 def backend_option(container: Mapping[str, Any]) -> dict[str, str]:
     """Return the annotation ``kyb.ai/backend`` that a container's image, command line and environment imply: that of an
     engine which was started so that it can sleep or unload; empty for any other."""
-    options = {str(word) for part in ("command", "args") for word in container.get(part) or ()}
+    words = [str(word) for part in ("command", "args") for word in container.get(part) or ()]
+    options = {*" ".join(words).split()}  # a shell's line is one word
     settings = {str(one.get("name")): one.get("value") for one in container.get("env") or ()}
     if "--enable-sleep-mode" in options and settings.get("VLLM_SERVER_DEV_MODE") == "1":
         return {BACKEND: "vllm"}
     if {"--enable-memory-saver", "--enable-weights-cpu-backup"} <= options:
         return {BACKEND: "sglang"}
-    if str(container.get("image", "")).rpartition("/")[2].partition(":")[0] == "ollama":
+    if re.split("[:@]", str(container.get("image", "")).rpartition("/")[2])[0] == "ollama":
         return {BACKEND: "unload"}
     return {}

@@ -6,6 +6,7 @@ A change is a place in the manifest with its value before and after, so the same
 import copy
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ RECORD = "kyb.ai/onboarded"
 """Annotation of the Deployment: its changes as JSON, for the way back."""
 GPU = "nvidia.com/gpu"
 ENGINE_LABEL = "kyb.ai/engine"
+_VARIABLE = re.compile(r"\$[({]?(\w+)[)}]?")
 _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 Json = dict[str, Any]
@@ -152,6 +154,8 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
     served = model or _model(engine, container)
     if not served:
         raise OnboardError(f"{name}: no argument names the model that {engine.name} serves; give --model NAME")
+    if "$" in served:
+        raise OnboardError(f"{name}: its model is {served}, whose value is not in the manifest; give --model NAME")
     count = gpus_of(container)
     if not count and not resource:
         raise OnboardError(f"{name}: container {container.get('name')} asks for no {GPU}; give --resource")
@@ -281,10 +285,21 @@ def engine_of(name: str, containers: Sequence[Mapping[str, Any]]) -> tuple[int, 
 
 
 def _line(container: Mapping[str, Any]) -> list[str]:
-    """The line of its command line, ``--a=b`` as two; a shell's line is split."""
+    """The words of its command line, ``--a=b`` as two; a shell's line is split, and its variables are replaced:
+    ``$(A)`` of Kubernetes, ``$A`` and ``${A}`` of a shell."""
+    known = {str(one.get("name")): str(one["value"]) for one in container.get("env") or () if "value" in one}
     line = [str(word) for part in ("command", "args") for word in container.get(part) or ()]
-    line = [word for text in line for word in (text.split() if " " in text else [text])]
+    line = [word for text in line for word in (_words(text) if re.search(r"\s", text) else [text])]
+    line = [_VARIABLE.sub(lambda found: known.get(found[1], found[0]), word) for word in line]
     return [piece for word in line for piece in (word.split("=", 1) if word.startswith("-") else [word])]
+
+
+def _words(line: str) -> list[str]:
+    """Of a shell's line, without its quotes and the ends of its lines."""
+    try:
+        return shlex.split(line.replace("\\\n", " "))
+    except ValueError:  # a quote without its end, as in an apostrophe
+        return line.split()
 
 
 def _option(line: Sequence[str], names: Iterable[str]) -> str:

@@ -124,10 +124,18 @@ def test_the_slots_of_an_engine_are_read_from_its_command_line(
     ("container", "backend"),
     [
         ({"args": ["--enable-sleep-mode"], "env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}]}, "vllm"),
+        (
+            {
+                "command": ["sh", "-c", "exec vllm serve x --enable-sleep-mode"],
+                "env": [{"name": "VLLM_SERVER_DEV_MODE", "value": "1"}],
+            },
+            "vllm",
+        ),
         ({"args": ["--enable-sleep-mode"]}, None),
         ({"command": ["x", "--enable-memory-saver", "--enable-weights-cpu-backup"]}, "sglang"),
         ({"command": ["x", "--enable-memory-saver"]}, None),
         ({"image": "registry.example.com/ollama/ollama:0.12"}, "unload"),
+        ({"image": "ollama/ollama@sha256:1234"}, "unload"),
         ({"image": "vllm/vllm-openai"}, None),
     ],
 )

@@ -67,6 +67,30 @@ def test_vllm_sleeps_in_dev_mode() -> None:
     assert any("livenessProbe" in note for note in done.notes)
 
 
+@pytest.mark.parametrize(
+    ("command", "args", "env"),
+    [
+        ((), ("--model", "$(MODEL)", "--port=$(PORT)"), {"MODEL": "org/m", "PORT": "9000"}),
+        (("sh", "-c"), ("exec vllm serve \\\n  'org/m' \\\n  --port 9000",), {}),
+        (("sh", "-c"), ('vllm serve "${MODEL}" --port $PORT',), {"MODEL": "org/m", "PORT": "9000"}),
+    ],
+)
+def test_variables_quotes_and_line_ends_of_a_command_line_are_read_as_its_engine_gets_them(
+    command: tuple[str, ...], args: tuple[str, ...], env: dict[str, str]
+) -> None:
+    variables = [{"name": name, "value": value} for name, value in env.items()]
+    done = onboard(deployment(VLLM, *args, command=command, env=variables))
+    assert annotations(done.manifest) == {"kyb.ai/model": "org/m", "kyb.ai/port": "9000", "kyb.ai/backend": "vllm"}
+
+
+def test_a_model_whose_name_is_not_in_the_manifest_is_asked_for() -> None:
+    secret = {"name": "MODEL", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "model"}}}
+    manifest = deployment(VLLM, "--model=$(MODEL)", env=[secret])
+    with pytest.raises(OnboardError, match=r"its model is \$\(MODEL\), whose value is not .* give --model NAME"):
+        onboard(manifest)
+    assert annotations(onboard(manifest, "m").manifest)["kyb.ai/model"] == "m"
+
+
 def test_sglang_on_two_gpus_gets_a_seat_of_two_and_no_exec_probe() -> None:
     done = onboard(example("sglang"))
     engine = container(done.manifest)
