@@ -1,7 +1,8 @@
 """The KYB policies: the seat with the highest index goes next, and a busy holder closes only when that pays. Pure.
 
 1. A free slot goes to the seat with the highest index.
-2. An idle holder leaves at once when another seat has demand.
+2. An idle holder leaves at once when another seat has demand. For a seat of another group only if that is asked at
+   least as often, or has waited for as long as it takes to park the holder and to activate the seat here.
 3. A busy holder admits its own arrivals until prolonging its visit by later arrivals would cost the waiting seats more
    than those later arrivals would lose by waiting for the holder's next visit.
 4. Without demand, an idle holder stays if its share of the expected requests is high enough. Keep or park is the
@@ -10,6 +11,7 @@
 5. A seat that has waited for ``cap_slos`` times its SLO goes next, whatever the index says, and closes a busy holder.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, isfinite
 
@@ -84,14 +86,25 @@ class Kyb:
             return blocked(view)
         idle = [seat for seat in holders if not own_load(seat)]
         ready = [seat for seat in idle if settles_in(seat) <= 0]
+        stays: list[Stay] = []
         if ready:  # (2)
             least = min(ready, key=lambda seat: (_loss(seat), seat.seat))
-            first, why = self._first([self._bid(seat, urgency, least.park_seconds) for seat in candidates])
-            if victims := cheapest_victims(view, first.seat, ready, _loss):
-                return Switch(first.seat.seat, victims[0].seat, f"{victims[0].seat} idle; {why}")
+            bids = [self._bid(seat, urgency, least.park_seconds) for seat in candidates]
+            while bids:
+                first, why = self._first(bids)
+                victims = cheapest_victims(view, first.seat, ready, _loss)
+                left = self._defers(first, victims)
+                if victims and left <= 0:
+                    return Switch(first.seat.seat, victims[0].seat, f"{victims[0].seat} idle; {why}")
+                if not victims:
+                    break
+                stays.append(Stay(left, f"{victims[0].seat}, idle, is asked more often than {why}"))
+                bids.remove(first)
+            candidates = [one.seat for one in bids]
         fresh = [seat for seat in idle if seat not in ready]
-        stays = [Stay(settles_in(seat), f"{seat.seat} has just come", settles=True) for seat in fresh]
+        stays += [Stay(settles_in(seat), f"{seat.seat} has just come", settles=True) for seat in fresh]
         busy = sorted((seat for seat in holders if own_load(seat)), key=lambda seat: (own_load(seat), seat.seat))
+        busy = busy if candidates else []
         for holder in busy:  # (3), (5)
             bids = [self._bid(seat, urgency, holder.park_seconds) for seat in candidates]
             first, _ = self._first(bids)
@@ -107,6 +120,15 @@ class Kyb:
                 return max(answers, key=lambda one: one[0])[1]
             stays += waits
         return min(stays, key=lambda stay: inf if stay.until is None else stay.until, default=Stay(None, _NO_ROOM))
+
+    def _defers(self, first: Bid, victims: Sequence[SeatView]) -> float:
+        """Rule 2: for how many seconds a seat of another group still leaves idle holders alone that are asked more
+        often; 0 or less: they leave now."""
+        if not first.guest or first.seat.pinned or first.overdue >= self.cap_slos:
+            return 0.0
+        if rate(first.seat) >= sum(map(rate, victims)):
+            return 0.0
+        return first.setup_seconds - (first.seat.wait_seconds or 0.0)
 
     def _beside(self, view: GroupView, first: Bid, bids: list[Bid]) -> Switch | None:
         """Rule 1, while the first one waits for memory and is not beyond the cap: the best seat that fits."""

@@ -109,6 +109,7 @@ def _why_group(node: NodeState, group: Group, now: Now) -> dict[str, Any]:
         "group": group.name,
         "why": node.groups[group.name].why,
         "drained": node.drained_on(group),
+        "peers": [peer.name for peer in node.groups[group.name].peers],
         "switch": None
         if switch is None
         else {"out": switch.victim, "in": switch.incoming, "phase": str(switch.phase), "op": switch.op},

@@ -1,6 +1,7 @@
 """What a scenario promises, and when it has not kept it."""
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from kybernate.dev.demo import scenario
 from kybernate.dev.demo.report import build, show
 from kybernate.dev.demo.session import Demo
 from kybernate.dev.demo.simulated import Played, simulated, stretch
-from kybernate.dev.demo.watch import ObservedSwitch
+from kybernate.dev.demo.watch import ObservedStep, ObservedSwitch
 from kybernate.lab.traces import Arrival
 from kybernate.policy.kyb import KybBalanced
+from kybernate.seat import SeatState as S
 from tests.demo.test_command import run
 from tests.demo.test_report import sample, tally
 
@@ -58,7 +60,9 @@ def test_a_workload_of_ones_own_promises_no_fall_but_bound_seats_may_not_move() 
 def test_a_comparison_shows_both_runs_and_what_the_simulator_expected() -> None:
     expected = {
         "simulated_wait_mean_without_s": 9.0,
+        "simulated_wait_range_without_s": [8.0, 10.0],
         "simulated_wait_mean_s": 4.5,
+        "simulated_wait_range_s": [4.0, 5.0],
         "simulated_wait_fall": 0.5,
         "simulated_moves": 3,
     }
@@ -69,21 +73,60 @@ def test_a_comparison_shows_both_runs_and_what_the_simulator_expected() -> None:
     (simulated,) = (row for row in rows if "simulated mean wait s" in row)
     assert [cell.strip() for cell in live.split("│")[2:5]] == ["10.00", "4.00", "-60.0%"]
     assert [cell.strip() for cell in simulated.split("│")[2:5]] == ["9.00", "4.50", "-50.0%"]
+    (ranges,) = (row for row in rows if "of single simulations" in row)
+    assert [cell.strip() for cell in ranges.split("│")[2:4]] == ["8.00 … 10.00", "4.00 … 5.00"]
+
+
+def groups(*peers: str, active: str = "") -> list[dict[str, Any]]:
+    """G0 with seats a and b, G1 with seat c, as ``kyb why`` shows them."""
+    rows = {"tier": "standard", "weight": 1.0, "slo_seconds": 20.0, "service_seconds": 2.0}
+    seats = {"G0": "ab", "G1": "c"}
+    return [
+        {
+            "group": name,
+            "peers": [peer for peer in peers if peer != name],
+            "seats": [
+                rows | {"seat": one, "model": one, "state": "active" if one == active else "parked"} for one in members
+            ],
+        }
+        for name, members in seats.items()
+    ]
+
+
+ARRIVALS = tuple(Arrival(30.0 * number, "ab"[number % 2], 10, 60) for number in range(20))
+STEPS = (
+    ObservedStep("a", S.ACTIVE, S.DRAINING, 9.0),
+    *[ObservedStep("a", S.DRAINING, S.PARKING, 0.1)] * 2,  # nothing was in flight
+    *[ObservedStep("b", S.DRAINING, S.PARKING, 3.0)] * 9,
+    ObservedStep("a", S.DRAINING, S.ACTIVE, 7.0),  # called off
+    ObservedStep("a", S.PARKING, S.PARKED, 0.4),
+    ObservedStep("b", S.PARKED, S.ACTIVATING, 50.0),
+    ObservedStep("b", S.ACTIVATING, S.ACTIVE, 0.5),
+)
 
 
 def test_the_simulator_plays_the_arrivals_with_the_costs_that_were_seen() -> None:
-    rows = {"tier": "standard", "weight": 1.0, "slo_seconds": 20.0, "service_seconds": 2.0}
-    groups = {"G0": [rows | {"seat": name, "model": name} for name in "ab"], "G1": [rows | {"seat": "c", "model": "c"}]}
-    seconds = {"drain": 0.1, "park": 0.2, "activate": 0.3, "verify": 0.2, "release": 0.1, "total": 1.0}
-    switches = tuple(ObservedSwitch("G0", name, name, seconds) for name in "ab")
-    arrivals = tuple(Arrival(30.0 * number, "ab"[number % 2], 10, 60) for number in range(20))
-    run = Played(arrivals, groups, switches, 10.0)
+    run = Played(ARRIVALS, groups(), groups(), STEPS, 10.0)
     assert stretch(run) == pytest.approx(2.0 / (60 / 60 + 10 / 8000))
-    bound = simulated(run, KybBalanced())
-    assert bound.wait[0] == pytest.approx(5.0)  # activating: (0.3 + 0.2 / 2 + 0.1) · 10
-    assert max(bound.wait) == pytest.approx(10.0)  # and parking: (1 - 0.1 - 0.5) · 10, closing: 0.1 · 10
-    pooled = simulated(run, KybBalanced(), move_seconds=0.0)
+    (bound,) = simulated(run, KybBalanced())
+    assert bound.wait[0] == pytest.approx(5.0)  # activating: 0.5 · 10
+    assert max(bound.wait) == pytest.approx(10.0)  # and closing and parking: (0.1 + 0.4) · 10
+    (pooled,) = simulated(replace(run, before=groups("G0", "G1")), KybBalanced())
     assert (bound.counters["moves"], pooled.counters["moves"]) == (0, 1)  # b goes to G1, where nothing is asked
+
+
+def test_the_simulator_begins_with_the_seats_that_were_active() -> None:
+    (parked,) = simulated(Played(ARRIVALS, groups(), groups(), STEPS, 10.0), KybBalanced())
+    (active,) = simulated(Played(ARRIVALS, groups(active="a"), groups(), STEPS, 10.0), KybBalanced())
+    assert (parked.wait[0], active.wait[0]) == (pytest.approx(5.0), 0.0)
+
+
+def test_the_simulated_costs_spread_as_those_that_were_seen() -> None:
+    steps = (*STEPS, ObservedStep("b", S.ACTIVATING, S.ACTIVE, 1.5))
+    run = Played(ARRIVALS, groups(), groups(), steps, 10.0)
+    first, second = simulated(run, KybBalanced(), seeds=2)
+    assert first.wait != second.wait
+    assert [one.wait for one in simulated(run, KybBalanced(), seeds=2)] == [first.wait, second.wait]
 
 
 def test_packing_is_compared_with_one_slot() -> None:

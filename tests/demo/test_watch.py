@@ -61,6 +61,14 @@ def test_a_moment_is_in_a_switch_from_the_drain_to_the_activation() -> None:
     assert not watch.was_switching(13.5)
 
 
+def test_it_knows_how_long_each_step_of_a_switch_took() -> None:
+    watch = Watch(began_at=0)
+    watch.take(event("a", S.DRAINING, S.ACTIVE, at=10))
+    for at, seat, state in ((11, "a", S.PARKING), (12, "b", S.DRAINING), (15, "a", S.PARKED)):
+        watch.take(event(seat, state, at=at))
+    assert watch.steps == [("a", S.DRAINING, S.PARKING, 1.0), ("a", S.PARKING, S.PARKED, 4.0)]
+
+
 def test_seats_of_two_nodes_may_have_one_name() -> None:
     watch = Watch(began_at=0)
     for at, node, state in ((10, "a", S.DRAINING), (11, "b", S.ACTIVE)):

@@ -271,3 +271,10 @@ def test_http_gives_stage_and_operations(world: World) -> None:
     assert "is drained for upgrade" in group["drained"]
     assert [(one["op"], one["phase"], one["purpose"]) for one in body["operations"]] == [("op", "done", "upgrade")]
     assert a in group["seats"][0]["seat"]
+
+
+def test_http_gives_the_groups_to_which_seats_may_move() -> None:
+    pool = (make_group("G0", [0], 1, rebalance=True), make_group("G1", [1], 1, rebalance=True))
+    world = World(groups=(*pool, make_group("G2", [2], 1)))
+    body = why_answer(world.node, GuardedPolicy("kyb-balanced", KybBalanced()), world.now)
+    assert {one["group"]: one["peers"] for one in body["groups"]} == {"G0": ["G1"], "G1": ["G0"], "G2": []}

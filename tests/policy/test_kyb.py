@@ -276,6 +276,44 @@ def test_a_guest_comes_only_while_its_own_group_is_taken() -> None:
     assert isinstance(BALANCED.decide(view(seat("a"), elsewhere=(replace(guest, home_busy=False),))), Stay)
 
 
+@pytest.mark.parametrize(
+    ("guest", "comes"),
+    [
+        ({"ages": ((9.9, 1),), "rate_fast": 0.01}, False),  # asked less often: for as long as 3 + 4 + 3 s
+        ({"ages": ((10.0, 1),), "rate_fast": 0.01}, True),
+        ({"ages": ((0.0, 1),)}, True),  # asked as often
+        ({"wanted_seconds": 1.0, "rate_fast": 0.01}, False),
+        ({"wanted_seconds": 10.0, "rate_fast": 0.01}, True),
+        ({"pinned": True, "rate_fast": 0.01}, True),
+        ({"ages": ((5.0, 1),), "rate_fast": 0.01, "slo_seconds": 1.0}, True),  # beyond the cap of 12 SLO
+    ],
+)
+def test_a_guest_leaves_an_idle_holder_that_is_asked_more_often_alone_for_a_while(
+    guest: dict[str, object], comes: bool
+) -> None:
+    far = seat("far", home_busy=True, move_seconds=3.0, **guest)  # type: ignore[arg-type]
+    decision = BALANCED.decide(view(active("a"), elsewhere=(far,)))
+    if comes:
+        assert incoming(decision) == "far"
+    else:
+        assert isinstance(decision, Stay)
+        assert decision.until == pytest.approx(10.0 - (far.wait_seconds or 0.0))
+
+
+def test_where_a_guest_has_to_wait_a_seat_of_the_group_comes() -> None:
+    far = queue("far", 9.0, 9.0, 9.0, home_busy=True, move_seconds=3.0, rate_fast=0.01)
+    assert incoming(BALANCED.decide(view(active("a"), queue("b", 0.0), elsewhere=(far,)))) == "b"
+    often = replace(far, rate_fast=1 / 60)
+    assert incoming(BALANCED.decide(view(active("a"), queue("b", 0.0), elsewhere=(often,)))) == "far"
+
+
+def test_a_guest_that_leaves_an_idle_holder_alone_closes_no_busy_one_beside_it() -> None:
+    far = seat("far", ages=((9.0, 20),), home_busy=True, move_seconds=3.0, rate_fast=0.01)
+    busy = active("b", in_flight=1, rate_fast=0.02)
+    assert isinstance(BALANCED.decide(view(active("a"), busy, slots=2, elsewhere=(far,))), Stay)
+    assert incoming(BALANCED.decide(view(busy, elsewhere=(far,)))) == "far"
+
+
 @pytest.mark.parametrize("asked", [{"wanted_seconds": 1.0}, {"pinned": True}])
 def test_a_guest_comes_for_an_operator_as_for_a_request(asked: dict[str, object]) -> None:
     guest = seat("far", home_busy=True, move_seconds=3.0, **asked)  # type: ignore[arg-type]

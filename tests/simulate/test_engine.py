@@ -88,6 +88,27 @@ def test_a_group_that_is_free_takes_a_seat_whose_home_is_busy():
     assert [(visit.seat, visit.group, visit.moved) for visit in soft.visits] == [(0, "A", False), (1, "B", True)]
 
 
+def test_groups_of_another_pool_take_no_seat():
+    seats = [seat("a", "A"), seat("b", "A"), seat("c", "B"), seat("d", "C")]
+    requests = [(0.0, 0, 20.0), (1.0, 1, 1.0)]
+    groups = [SimGroup("A", pool="A"), SimGroup("B", pool="B"), SimGroup("C", pool="A")]
+    outcome = run(scenario(requests, seats, groups, move_seconds=3.0), Exhaustive())
+    assert [(visit.seat, visit.group) for visit in outcome.visits] == [(0, "A"), (1, "C")]
+    alone = run(
+        scenario(requests, seats, [SimGroup(name, pool=name) for name in "ABC"], move_seconds=3.0), Exhaustive()
+    )
+    assert (alone.counters["moves"], alone.wait) == (0, pytest.approx((3.0, 23.0 + 2.0 + 3.0 - 1.0)))
+
+
+def test_a_seat_that_is_active_at_the_beginning_serves_at_once_and_is_parked_for_another():
+    seats = [seat("a", active=True), seat("b")]
+    outcome = run(scenario([(0.0, 0, 1.0), (5.0, 1, 1.0)], seats), Exhaustive())
+    assert outcome.wait == pytest.approx((0.0, 2.0 + 3.0))
+    first, second = outcome.visits
+    assert (first.seat, first.closed, first.gone, second.begun) == (0, 5.0, 7.0, 7.0)
+    assert run(scenario([(5.0, 1, 1.0)], seats), KybBalanced()).wait == pytest.approx((5.0,)), "it has no grace period"
+
+
 def test_a_seat_that_moved_belongs_where_it_is():
     seats = [seat("a", "A"), seat("b", "A")]
     seen: list[GroupView] = []
@@ -282,6 +303,24 @@ def test_a_policy_that_freezes_two_seats_by_turns_for_ever_is_named(monkeypatch:
             "leave 4 bytes",
         ),
         (scenario([], [seat("a", pinned=True), seat("b", pinned=True)]), "do not fit into it together"),
+        (
+            scenario(
+                [(0.0, 1, 1.0)],
+                [seat("a", pinned=True), seat("b")],
+                [SimGroup("A", pool="A"), SimGroup("B", pool="B")],
+                move_seconds=1.0,
+            ),
+            "leave no slot",
+        ),
+        (scenario([], [seat("a", active=True), seat("b", active=True)]), "the active seats of group A do not fit"),
+        (
+            scenario(
+                [],
+                [seat("a", active=True, vram_bytes=6), seat("b", active=True, vram_bytes=6)],
+                [SimGroup("A", slots=2, memory_bytes=10)],
+            ),
+            "the active seats of group A do not fit",
+        ),
         (scenario([(0.0, 1, 1.0)], [seat("a", pinned=True), seat("b")]), "leave no slot: its requests would wait"),
         (replace(scenario([(0.0, 0, 1.0)], [seat("a")]), service=()), "differ in length"),
         (replace(scenario([(0.0, 0, 1.0), (1.0, 0, 1.0)], [seat("a")]), at=(1.0, 0.0)), "arrival times fall"),

@@ -138,6 +138,8 @@ def _show_comparison(report: Report, console: Console) -> None:
         before, after = report["simulated_wait_mean_without_s"], report["simulated_wait_mean_s"]
         change = f"{-(report['simulated_wait_fall'] or 0.0):+.1%}"
         table.add_row("simulated mean wait s", _text(before), _text(after), change)
+        ranges = (report[f"simulated_wait_range{which}_s"] for which in ("_without", ""))
+        table.add_row("of single simulations", *(f"{_text(low)} … {_text(high)}" for low, high in ranges), "")
     for key in ("switches", "moves", "errors", "retryable", "violations"):
         table.add_row(key, _text(first[key]), _text(report[key]), "")
     console.print(table)

@@ -162,6 +162,7 @@ async def _measured(
     live.stage, live.watch = "replaying", Watch()
     async with client_session() as session, _following(live.watch, session, urls[0]):
         player = Player(urls, speed, expect, session, repeat=demo.chaos, tally=live.tally)
+        before_replay = await seats_by_group(session, urls[0]) if live.keep else []
         began = time.monotonic()
         chaos: Chaos | None = None
         if stack is not None and demo.chaos:
@@ -170,8 +171,8 @@ async def _measured(
             await player.play(read())
         seconds = (time.monotonic() - began) * speed
         if live.keep:
-            groups = await seats_by_group(session, urls[0])
-            live.played = Played(tuple(read()), groups, tuple(live.watch.switches), speed)
+            after_replay = await seats_by_group(session, urls[0])
+            live.played = Played(tuple(read()), before_replay, after_replay, tuple(live.watch.steps), speed)
         live.stage = "counting"
         after = [await violations_of(driver) for driver in drivers]
     counts = [None if one is None or two is None else two - one for one, two in zip(before, after, strict=True)]
@@ -255,11 +256,11 @@ def with_profiles(options: StackOptions, folder: Path, **changes: object) -> Sta
     return replace(options, config=config)
 
 
-async def seats_by_group(session: aiohttp.ClientSession, url: str) -> dict[str, list[dict[str, Any]]]:
-    """By group, its seats as ``kyb why`` shows them, of the first node."""
+async def seats_by_group(session: aiohttp.ClientSession, url: str) -> list[dict[str, Any]]:
+    """The groups of the first node that have seats, as ``kyb why`` shows them."""
     async with session.get(f"{url}/v1/why") as answer:
         node = (await answer.json())["nodes"][0]
-    return {group["group"]: group["seats"] for group in node.get("groups", ()) if group["seats"]}
+    return [group for group in node.get("groups", ()) if group["seats"]]
 
 
 def _shipped(models: list[str], demo: Demo) -> Callable[[], Iterator[Arrival]]:

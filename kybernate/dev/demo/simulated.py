@@ -1,54 +1,61 @@
-"""The simulator on what a stack has played: the same arrivals, policy and groups, with the costs that were seen there.
+"""The simulator on what a stack has played: the same arrivals, policy, groups, costs, and seats active at first.
 
-From the replay it gets what parking and activating cost on average (the phases of all its switches, control included),
-and how much longer than the fake engine's constants requests were in flight.
+From the replay it gets what closing, parking, activating and moving took, by its events, with their spread, and how
+much longer than the fake engine's constants requests were in flight.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 from typing import Any
 
 from kybernate.dev.demo.report import percentile
-from kybernate.dev.demo.watch import ObservedSwitch
+from kybernate.dev.demo.watch import ObservedStep
 from kybernate.dev.fakes.engine.engine import EngineOptions
+from kybernate.dev.fakes.gpu.spec import MOVE_SECONDS
 from kybernate.lab.simulate.engine import run
 from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat
 from kybernate.lab.simulate.world import RunOptions
 from kybernate.lab.traces import Arrival
 from kybernate.policy import Policy
 from kybernate.policy.estimators import SERVICE_WEIGHT, Ewma
+from kybernate.seat import SeatState as S
 
 ASSUMED_SECONDS = 2.0
-"""To park or to activate where no switch was seen, model seconds."""
+"""To park or to activate where it was not seen, model seconds."""
 
 
 @dataclass(frozen=True)
 class Played:
-    """What the simulator needs of a replay with seats bound to their groups."""
+    """What the simulator needs of a replay."""
 
     arrivals: tuple[Arrival, ...]
-    groups: Mapping[str, Sequence[Mapping[str, Any]]]
-    """By group, its seats as ``kyb why`` shows them at the end."""
-    switches: tuple[ObservedSwitch, ...]
+    before: Sequence[Mapping[str, Any]]
+    """The groups with their seats, as ``kyb why`` shows them at the beginning."""
+    after: Sequence[Mapping[str, Any]]
+    """And at the end."""
+    steps: tuple[ObservedStep, ...]
     speed: float
 
 
-def simulated(played: Played, policy: Policy, *, move_seconds: float | None = None, seed: int = 0) -> Outcome:
-    """Play the arrivals again, with bound seats or, with ``move_seconds``, with the groups as one pool."""
-    seats = [_seat(played, name, seat) for name, members in played.groups.items() for seat in members]
+def simulated(played: Played, policy: Policy, seeds: int = 1) -> list[Outcome]:
+    """Play the arrivals again, once for each seed, with costs that vary as they did."""
+    costs = _Costs(played)
+    seats = [costs.seat(group, seat) for group in played.before for seat in group["seats"]]
     index, factor = {seat.model: number for number, seat in enumerate(seats)}, stretch(played)
+    pools = [min((group["group"], *group["peers"])) for group in played.before]
     scenario = Scenario(
         name="replay",
         seats=tuple(seats),
-        groups=tuple(SimGroup(name) for name in played.groups),
+        groups=tuple(SimGroup(group["group"], pool=pool) for group, pool in zip(played.before, pools, strict=True)),
         at=tuple(one.at_seconds for one in played.arrivals),
         seat=tuple(index[one.model] for one in played.arrivals),
         service=tuple(_service(one) * factor for one in played.arrivals),
         duration=played.arrivals[-1].at_seconds,
         cap=EngineOptions("").max_running,
-        move_seconds=move_seconds,
+        move_seconds=costs.move_seconds if any(group["peers"] for group in played.before) else None,
     )
-    return run(scenario, policy, RunOptions(seed=seed))
+    return [run(scenario, policy, RunOptions(seed=seed, jitter=costs.jitter)) for seed in range(seeds)]
 
 
 def stretch(played: Played) -> float:
@@ -56,31 +63,42 @@ def stretch(played: Played) -> float:
     expected: dict[str, Ewma] = {}
     for one in played.arrivals:  # as the manager learned it, of what it would have been alone
         expected.setdefault(one.model, Ewma(SERVICE_WEIGHT)).add(_service(one))
-    asked = [seat for members in played.groups.values() for seat in members if seat["model"] in expected]
+    asked = [seat for group in played.after for seat in group["seats"] if seat["model"] in expected]
     seen = sum(float(seat["service_seconds"]) for seat in asked)
     return seen / sum(expected[seat["model"]].value for seat in asked)
 
 
-def _seat(played: Played, group: str, seat: Mapping[str, Any]) -> SimSeat:
-    """A seat with the mean costs of this run: activating its own, parking its group's."""
-    there = [one.seconds for one in played.switches if one.group == group]
-    own = [one.seconds for one in played.switches if one.seat == seat["seat"]] or there
-    parks = [one["total"] - one["drain"] - _back(one) for one in there]
-    closing = percentile([one["drain"] for one in there], 0.1) or 0.0  # closing a seat with nothing in flight
-    return SimSeat(
-        name=seat["seat"],
-        group=group,
-        park_seconds=sum(parks) / len(parks) * played.speed + closing * played.speed if parks else ASSUMED_SECONDS,
-        activate_seconds=sum(map(_back, own)) / len(own) * played.speed if own else ASSUMED_SECONDS,
-        model=seat["model"],
-        tier=seat["tier"],
-        weight=seat["weight"],
-        slo_seconds=seat["slo_seconds"],
-    )
+class _Costs:
+    """Model seconds that the steps of switches took."""
 
+    def __init__(self, played: Played) -> None:
+        self.played = played
+        closing = percentile(self._took(S.DRAINING, S.PARKING), 0.1) or 0.0  # of a seat with nothing in flight
+        parking, activating = self._took(S.PARKING, S.PARKED), self._took(S.ACTIVATING, S.ACTIVE)
+        moving = self._took(S.MIGRATING, S.ACTIVE)
+        self.park_seconds = closing + fmean(parking) if parking else ASSUMED_SECONDS
+        self.activate_seconds = fmean(activating) if activating else ASSUMED_SECONDS
+        self.move_seconds = max(0.0, fmean(moving) - self.activate_seconds) if moving else MOVE_SECONDS
+        spread = [pstdev(took) / fmean(took) for took in (parking, activating) if took]
+        self.jitter = fmean(spread) if spread else 0.0
 
-def _back(seconds: Mapping[str, float]) -> float:
-    return seconds["activate"] + seconds["verify"] / 2 + seconds["release"]
+    def seat(self, group: Mapping[str, Any], seat: Mapping[str, Any]) -> SimSeat:
+        """A seat as it was at the beginning."""
+        return SimSeat(
+            name=seat["seat"],
+            group=group["group"],
+            park_seconds=self.park_seconds,
+            activate_seconds=self.activate_seconds,
+            model=seat["model"],
+            tier=seat["tier"],
+            weight=seat["weight"],
+            slo_seconds=seat["slo_seconds"],
+            active=seat["state"] == S.ACTIVE,
+        )
+
+    def _took(self, left: S, entered: S) -> list[float]:
+        steps = self.played.steps
+        return [one.seconds * self.played.speed for one in steps if (one.left, one.entered) == (left, entered)]
 
 
 def _service(one: Arrival) -> float:

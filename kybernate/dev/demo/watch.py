@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 from pydantic import ValidationError
@@ -33,6 +33,16 @@ class ObservedSwitch:
     """It had been parked on another group."""
 
 
+class ObservedStep(NamedTuple):
+    """A seat left a state of a switch for the next one."""
+
+    seat: str
+    left: SeatState
+    entered: SeatState
+    seconds: float
+    """Wall; in the state that it left."""
+
+
 @dataclass
 class Watch:
     """Seat states and switches, from the events received so far."""
@@ -40,11 +50,13 @@ class Watch:
     switches: list[ObservedSwitch] = field(default_factory=list)
     states: dict[tuple[str, str], SeatState] = field(default_factory=dict)
     """The last known state of each seat, by node and seat."""
+    steps: list["ObservedStep"] = field(default_factory=list)
     spills: int = 0
     """How often a seat went without a copy for lack of host memory."""
     began_at: float = field(default_factory=time.time)
     _spans: list[list[float]] = field(default_factory=list)
     _open: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    _entered: dict[tuple[str, str], tuple[SeatState, float]] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
     _last_id: str | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -55,6 +67,10 @@ class Watch:
             return
         self._seen.add(event.id)
         seat = event.node, event.seat
+        if seat in self._entered:
+            before, at = self._entered[seat]
+            self.steps.append(ObservedStep(event.seat, before, event.state, event.at - at))
+        self._entered[seat] = event.state, event.at
         self.states[seat] = event.state
         self.spills += event.state is SeatState.PARKED and "(hostMemory)" in event.reason
         if event.state in IN_SWITCH:

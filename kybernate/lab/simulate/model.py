@@ -28,6 +28,8 @@ class SimSeat:
     slo_seconds: float = 20.0
     pinned: bool = False
     stall_budget_seconds: float = 0.0
+    active: bool = False
+    """It holds its home when the run begins, idle for long; else it is parked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class SimGroup:
     slots: int = 1
     memory_bytes: int = 0
     """Shared by its seats, where it has several slots; 0: as much as they need."""
+    pool: str = ""
+    """Seats move among groups of one pool, if at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,7 @@ def check(scenario: Scenario) -> None:
     _check_names(scenario)
     _check_memory(scenario)
     _check_pins(scenario)
+    _check_active(scenario)
 
 
 def _check_numbers(scenario: Scenario) -> None:
@@ -147,9 +152,10 @@ def _check_names(scenario: Scenario) -> None:
 
 def _check_pins(scenario: Scenario) -> None:
     """Pinned seats must fit into their group and leave room for each other seat with requests: in its own group, or,
-    where seats may move, in any."""
+    where seats may move, in one of its pool."""
     asked = {scenario.seats[index].name for index in set(scenario.seat)}
     room = {group.name: _room_beside_pinned(scenario, group) for group in scenario.groups}
+    pools = {group.name: group.pool for group in scenario.groups}
     for name, (slots, memory) in room.items():
         if slots < 0 or memory < 0:
             raise ValueError(
@@ -157,7 +163,8 @@ def _check_pins(scenario: Scenario) -> None:
                 f"or give the group more {'slots' if slots < 0 else 'memory'}"
             )
     for seat in scenario.seats:
-        homes = [room[seat.group]] if scenario.move_seconds is None else list(room.values())
+        soft, pool = scenario.move_seconds is not None, pools[seat.group]
+        homes = [left for name, left in room.items() if name == seat.group or (soft and pools[name] == pool)]
         if seat.pinned or seat.name not in asked or any(slots and seat.vram_bytes <= memory for slots, memory in homes):
             continue
         slots, memory = room[seat.group]
@@ -166,6 +173,17 @@ def _check_pins(scenario: Scenario) -> None:
             f"scenario {scenario.name}: the pinned seats of group {seat.group} leave {left}: its requests would wait "
             f"for ever; pin fewer, or give the group more {'memory' if slots else 'slots'}"
         )
+
+
+def _check_active(scenario: Scenario) -> None:
+    """What is active at the beginning must fit."""
+    for group in scenario.groups:
+        held = [seat.vram_bytes for seat in scenario.seats if seat.active and seat.group == group.name]
+        if len(held) > group.slots or sum(held) > (group.memory_bytes or inf):
+            raise ValueError(
+                f"scenario {scenario.name}: the active seats of group {group.name} do not fit into it together; begin "
+                f"with fewer"
+            )
 
 
 def _room_beside_pinned(scenario: Scenario, group: SimGroup) -> tuple[int, float]:

@@ -59,7 +59,7 @@ class Switching:
         if (
             incoming.state is not S.PARKED
             or not group.has_room(incoming, None)
-            or (incoming.group is not group and not self.world.soft)
+            or not (incoming.group is group or self.world.moves(incoming, group))
         ):
             self.world.counters["refused"] += 1
             return ()
@@ -86,7 +86,7 @@ class Switching:
         self, group: SimulatedGroup, victim: SimulatedSeat, incoming: SimulatedSeat | None, *, freeze: bool = False
     ) -> None:
         """Close the admission of a holder; park it when nothing is in flight, or at once if frozen."""
-        unfit = incoming is not None and incoming.group is not group and not self.world.soft
+        unfit = incoming is not None and not (incoming.group is group or self.world.moves(incoming, group))
         if victim.state is not S.ACTIVE or victim.group is not group or unfit or group.operation is not None:
             self.world.counters["refused"] += 1
             return
@@ -173,7 +173,7 @@ class Switching:
             return planned
         incoming = self.named(decision.activate)
         fits = incoming.state is S.PARKED and group.has_room(incoming, victim)
-        return incoming if fits and (incoming.group is group or self.world.soft) else planned
+        return incoming if fits and (incoming.group is group or self.world.moves(incoming, group)) else planned
 
     def _free(self, group: SimulatedGroup, operation: SimulatedSwitch) -> None:
         group.operation = None

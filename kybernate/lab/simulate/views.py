@@ -24,7 +24,7 @@ def look(world: RunState, group: SimulatedGroup) -> GroupView:
             [
                 seat_view(world, seat, moving=True)
                 for seat in world.demanded.values()
-                if seat.group is not group and _may_come(seat, group)
+                if world.moves(seat, group) and _may_come(seat, group)
             ]
         )
     return GroupView(group.name, group.spec.slots, seats, elsewhere, world.now, group.hits.share, group.free_bytes)

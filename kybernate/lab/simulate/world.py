@@ -20,6 +20,8 @@ from kybernate.seat import SeatState
 FINISHED, SWITCHED, WAKE = 0, 1, 2
 """Kinds of events; at the same instant in this order."""
 
+_RESTED_SECONDS = 3600.0
+"""How long seats that are active at the beginning have been idle."""
 _SAME = 1e-7
 """Ends of service closer than this are one instant: sums of floats differ that much."""
 
@@ -316,6 +318,11 @@ class RunState:
             seat.sums.append(seat.sums[-1] + at)
         for seat in self.seats:
             seat.group.seats.append(seat)
+            if seat.spec.active:
+                seat.state = SeatState.ACTIVE
+                seat.active_since = seat.busy_at = -_RESTED_SECONDS
+                seat.group.holders.append(seat)
+                continue
             if seat.spec.pinned:
                 self.demand(seat)
             fits = not scenario.host_bytes or self.host_used + seat.spec.host_bytes <= scenario.host_bytes
@@ -341,7 +348,12 @@ class RunState:
         if not self.soft or seat.state is not SeatState.PARKED:
             return [seat.group]
         home = seat.group
-        return sorted(self.groups, key=lambda group: (not group.has_room(seat, None), group is not home))
+        pool = [group for group in self.groups if self.moves(seat, group) or group is home]
+        return sorted(pool, key=lambda group: (not group.has_room(seat, None), group is not home))
+
+    def moves(self, seat: SimulatedSeat, group: SimulatedGroup) -> bool:
+        """Whether a seat may be activated in this group, which it does not belong to."""
+        return self.soft and seat.group is not group and seat.group.spec.pool == group.spec.pool
 
     def drawn(self, seat: SimulatedSeat, what: str, count: int, mean: float, failure: float) -> tuple[float, bool]:
         """How long the count-th park or activation of a seat takes and whether it fails: the same in every run."""
