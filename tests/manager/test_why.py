@@ -275,6 +275,6 @@ def test_http_gives_stage_and_operations(world: World) -> None:
 
 def test_http_gives_the_groups_to_which_seats_may_move() -> None:
     pool = (make_group("G0", [0], 1, rebalance=True), make_group("G1", [1], 1, rebalance=True))
-    world = World(groups=(*pool, make_group("G2", [2], 1)))
+    world = World(groups=(*pool, make_group("G23", [2, 3], 1, rebalance=True)))
     body = why_answer(world.node, GuardedPolicy("kyb-balanced", KybBalanced()), world.now)
-    assert {one["group"]: one["peers"] for one in body["groups"]} == {"G0": ["G1"], "G1": ["G0"], "G2": []}
+    assert {one["group"]: one["peers"] for one in body["groups"]} == {"G0": ["G1"], "G1": ["G0"], "G23": []}
