@@ -128,3 +128,18 @@ async def test_one_that_was_stopped_by_a_signal_can_end_too(tmp_path: Path) -> N
     process.send(signal.SIGSTOP)
     await process.stop()
     assert process.exits == [-signal.SIGTERM]
+
+
+async def test_a_full_disk_stops_neither_the_process_nor_its_supervisor() -> None:
+    lines: Lines = []
+    text = (
+        "import sys; sys.stdout.write('x' * 500_000 + '\\n'); sys.stdout.flush(); print('end', flush=True); sys.exit(3)"
+    )
+    process = SupervisedProcess(python(text), Path("/dev/full"), lambda name, line: lines.append((name, line)))
+    process.start()
+    try:
+        await until(lambda: process.starts >= 2, what="the process has ended and is started again", saw=lambda: lines)
+        assert process.exits[0] == 3
+        assert ("dummy", "end") in lines
+    finally:
+        await process.stop()

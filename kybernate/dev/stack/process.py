@@ -123,7 +123,7 @@ class SupervisedProcess:
 
     def say(self, text: str) -> None:
         """A line of the supervisor's own in this process's log."""
-        with self.log.open("a") as file:
+        with contextlib.suppress(OSError), self.log.open("a") as file:  # a full disk
             file.write(f"[supervisor] {text}\n")
         if self._sink is not None:
             self._sink(self.name, f"[supervisor] {text}")
@@ -197,7 +197,8 @@ class SupervisedProcess:
         try:
             with self.log.open("ab", buffering=0) as file:
                 while chunk := await reader.read(65536):
-                    file.write(chunk)
+                    with contextlib.suppress(OSError):  # a full disk: an unread pipe would stop the process
+                        file.write(chunk)
                     *lines, rest = (rest + chunk).split(b"\n")
                     if self._sink is not None:
                         for line in lines:
