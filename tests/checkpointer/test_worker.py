@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kybernate.bus.port import NoAnswerError
-from kybernate.messages import AskJobs, JobReply, KillJob, ReleaseJob, RetargetJob
+from kybernate.messages import AskJobs, JobReply, KillJob, ReleaseJob, RetargetJob, SwitchJob
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record
@@ -519,3 +519,19 @@ async def test_a_seat_of_a_backend_that_the_node_lacks_is_gone_once_its_containe
         assert (seat.outcome, "'sleep'" in seat.reason) == ("quarantined", True)
         await engine.end()
         assert await it.outcome(engine) == "gone"
+
+
+async def test_a_replay_with_a_backend_that_the_node_lacks_now_leaves_the_seat_active() -> None:
+    """The package that registered it was uninstalled while its job was under way."""
+    async with node() as here:
+        engine = await here.engine("s00", backend="acme")
+        journal = Journal(here.folder / "state")
+        journal.load()
+        job = SwitchJob(cause="test", node=NODE, epoch=1, op="op-1", group="G0", park=(engine.target,))
+        await journal.begin(JobFile([Record(kind="switch", switch=job)]))
+        journal.close()
+        async with checkpointer(here) as it:
+            (park,) = (await it.done("op-1")).park
+            assert (park.outcome, park.refused) == ("active", True)
+            refused = await it.ask(it.switch(park=(engine.target,)))
+            assert (refused.code, "wants backend 'acme'" in refused.reason) == ("unsupported", True)

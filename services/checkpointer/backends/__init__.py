@@ -1,6 +1,6 @@
 """Backends by name; a pod selects one with the annotation ``kyb.ai/backend``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -55,7 +55,24 @@ def open_backends(
         backends |= {name: EngineBackend(calls, host, evidence, http, one) for name, one in engines.items()}
     if fake:
         backends["fake"] = DriverBackend(calls, replace(host, allowed=frozenset(Allowance)), evidence)
-    return backends
+
+    def unusable(name: str) -> Backend:
+        assert http is not None
+        return EngineBackend(calls, host, evidence, http, UnusableEngine(f"backend {name}: no package registers it"))
+
+    return backends if http is None else _Offered(backends, unusable)
+
+
+class _Offered(dict[str, Backend]):
+    """The backends that this node offers; any other name is in none of its lists, and yet a job of the journal that a
+    restart interrupted may have it, if its package was uninstalled meanwhile."""
+
+    def __init__(self, backends: Mapping[str, Backend], unusable: Callable[[str], Backend]) -> None:
+        super().__init__(backends)
+        self._unusable = unusable
+
+    def __missing__(self, name: str) -> Backend:
+        return self._unusable(name)
 
 
 def _of_packages(http: EngineCalls) -> dict[str, SleepingEngine]:
