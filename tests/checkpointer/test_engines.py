@@ -5,7 +5,7 @@ import pytest
 from services.checkpointer.backends.engine import verdict
 from services.checkpointer.backends.port import Ending, SeatProcesses
 from tests.checkpointer.engine_cases import CASES, ENGINES, Case
-from tests.checkpointer.engines import FULL, GIB, IN_VAIN, RESIDUE, PlayedEngine, Stand, played
+from tests.checkpointer.engines import FULL, GIB, GPU, IN_VAIN, RESIDUE, PlayedEngine, Stand, played
 
 
 async def ending(it: Stand, half: str, seat: SeatProcesses) -> Ending:
@@ -195,3 +195,20 @@ async def test_an_engine_that_does_not_answer_is_refused_so_that_its_seat_is_dem
         silent = seat.model_copy(update={"target": seat.target.model_copy(update={"endpoint": "http://127.0.0.1:1"})})
         ending = await it.backend.park(silent, it.note)
         assert (ending.outcome, ending.refused, it.notes) == ("active", True, [])
+
+
+async def test_memory_that_is_free_before_its_process_is_no_longer_listed_is_no_growth_after_a_kill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An engine that was dying when its kill began: the seat was quarantined for "0 bytes that no process accounts
+    for"."""
+    async with played(PlayedEngine("vllm")) as it:
+        seat = await it.found()
+
+        async def free(*_: object) -> dict[str, tuple[int, int]]:
+            return {GPU: (0, 80 * GIB)}
+
+        it.readings.timeouts = IN_VAIN
+        monkeypatch.setattr(it.readings, "memory", free)
+        killed = await it.backend.kill(seat, it.note)
+        assert (killed.outcome, killed.reason) == ("gone", "")

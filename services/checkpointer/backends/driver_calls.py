@@ -236,12 +236,13 @@ class DriverCalls:
 def unaccounted(
     uses: Iterable[Use], memory: Mapping[str, tuple[int, int]], ours: Collection[int] = ()
 ) -> dict[str, int]:
-    """Bytes in use by GPU that belong to ``ours`` (pids) or to no listed process."""
+    """Bytes in use by GPU that belong to ``ours`` (pids) or to no listed process. Never below 0: of a process that ends
+    the driver may still list what is free already, and a baseline below 0 would make other memory look like growth."""
     left = {gpu: used for gpu, (used, _) in memory.items()}
     for use in uses:
         if use.pid not in ours and use.gpu in left:
             left[use.gpu] -= use.size or 0
-    return left
+    return {gpu: max(0, size) for gpu, size in left.items()}
 
 
 def _sizes(reply: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
