@@ -11,20 +11,24 @@ import aiohttp
 import pytest
 
 from kybernate.dev.fakes.gpu.node import FakeHostMemory
+from kybernate.dev.stack import LAPTOP
 from tests.helm.prometheus import Prometheus, check_metrics, program, prometheus
-from tests.journey.conftest import BOUND, Up, running
+from tests.journey.conftest import Up, running
 from tests.journey.seats import calm, complete, kyb, until_seats
 from tests.test_metrics import panels
 from tests.until import until
 
 SPEED = 4.0
 """A request may wait for 75 s."""
-CONFIG = """
+CONFIG = (
+    (LAPTOP / "config.yaml").read_text().replace("kyb-balanced", "fifo-switch")
+    + """
 drainSeconds: 600
 tiers: {standard: {weight: 1, sloSeconds: 4}}
 """
-"""Added to the laptop's: a request waits for its victim's last answer however long that takes, and is soon late. The
-policy begins the switch at once."""
+)
+"""The laptop's, and a request waits for its victim's last answer however long that takes, and is soon late. The policy
+begins the switch at once."""
 ENDLESS = 100_000
 """Tokens of an answer that its caller ends: a quarter of an hour."""
 PANEL = dict(reversed([*panels("overview")]))
@@ -51,23 +55,26 @@ async def values(server: Prometheus, panel: str, label: str, **where: str) -> di
     return {one.labels[label]: one.values for one in found}
 
 
-async def who_waits_and_what_for(up: Up, server: Prometheus, model: str, blocker: str) -> None:
+async def who_waits_and_what_for(up: Up, server: Prometheus, model: str) -> str:
+    """The seat in its way."""
+
     async def late() -> bool:
         first = (await asked(up, "top"))["models"][0]
         return bool(first["model"] == model and first["oldest_wait_seconds"] > first["slo_seconds"])
 
     await until(late, what=f"{model} waits longer than its SLO", timeout=60)
-    group = (await asked(up, "why", model))["nodes"][0]["groups"][0]
-    stage = {seat["model"]: seat["stage"] for seat in group["seats"]}[model]
-    assert (stage["stage"], stage["data"].get("victim")) == ("drain", blocker), stage
+    groups = (await asked(up, "why", model))["nodes"][0]["groups"]
+    (stage,) = [seat["stage"] for group in groups for seat in group["seats"] if seat["model"] == model]
+    assert stage["stage"] == "drain", stage
     await server.scraped()
     assert model in await values(server, "Oldest wait, by model", "model")
-    assert blocker in await values(server, "What requests wait for", "on", model=model, stage="drain")
+    assert stage["data"]["victim"] in await values(server, "What requests wait for", "on", model=model, stage="drain")
+    return str(stage["data"]["victim"])
 
 
-async def what_it_cost(up: Up, server: Prometheus, model: str, holder: str) -> None:
-    last = await asked(up, "why", "G0", "--last-switch")
-    assert (last["decision"]["model"], last["decision"]["victim_model"]) == (model, holder)
+async def what_it_cost(up: Up, server: Prometheus, model: str, victim: dict[str, Any]) -> None:
+    last = await asked(up, "why", victim["group"], "--last-switch")
+    assert (last["decision"]["model"], last["decision"]["victim_model"]) == (model, victim["model"])
 
     async def missed() -> dict[str, Any]:
         rows = (await asked(up, "slo", "--since", "1h"))["models"]
@@ -75,9 +82,9 @@ async def what_it_cost(up: Up, server: Prometheus, model: str, holder: str) -> N
 
     row = await until(missed, what="the request is recorded", timeout=60)
     assert (row["model"], row["phases"]["hold"] > row["slo_seconds"]) == (model, True)
-    assert holder in [step.get("victim_model") for step in row["steps"]]
+    assert victim["model"] in [step.get("victim_model") for step in row["steps"]]
     await server.scraped()
-    phases = await values(server, "Last switch, by phase", "phase", group="G0")
+    phases = await values(server, "Last switch, by phase", "phase", group=victim["group"])
     seconds = {phase: seconds for phase, seconds in last["seconds"].items() if phase != "total"}
     assert all(seconds[phase] in phases[phase] for phase in seconds), (seconds, phases)
     assert max((await values(server, "Missed their SLO, last hour", "model"))[model]) > 0
@@ -97,33 +104,44 @@ async def how_much_host_memory_is_left(up: Up, server: Prometheus) -> None:
 
 
 async def questions(up: Up, server: Prometheus) -> None:
-    """A model of G0 computes until its caller ends the answer; a request for another model of G0 waits for it."""
-    seats = await calm(up.url)
-    holder, model, *_ = sorted(name for name, seat in seats.items() if seat["group"] == "G0")
-    assert (await complete(up.url, holder))[0] == 200
-    endless = asyncio.create_task(complete(up.url, holder, tokens=ENDLESS))
-    await until_seats(up.url, lambda now: now[holder]["in_flight"] > 0, what=f"{holder} computes")
+    """The active models of the pool compute until their callers end the answers; a request for a third one waits."""
+    pool = {name: seat for name, seat in (await calm(up.url)).items() if seat["group"] in ("G0", "G1")}
+    holders = [name for name, seat in pool.items() if seat["state"] == "active"]
+    endless = [asyncio.create_task(complete(up.url, name, tokens=ENDLESS)) for name in holders]
+    await until_seats(up.url, lambda now: all(now[name]["in_flight"] for name in holders), what=f"{holders} compute")
+    model = next(name for name in sorted(pool) if name not in holders)
     held = asyncio.create_task(complete(up.url, model, **{"x-request-id": "question"}))
-    await who_waits_and_what_for(up, server, model, seats[holder]["seat"])
-    endless.cancel()
+    blocker = await who_waits_and_what_for(up, server, model)
+    for task in endless:
+        task.cancel()
     assert (await held)[0] == 200
-    await until_seats(up.url, lambda now: not any(seat["waiting"] for seat in now.values()), what="no request waits")
-    await what_it_cost(up, server, model, holder)
+    (victim,) = [pool[name] for name in holders if pool[name]["seat"] == blocker]
+    await what_it_cost(up, server, model, victim)
     await how_much_host_memory_is_left(up, server)
-    for name in (holder, model):  # a rate needs the second event of a series
-        assert (await complete(up.url, name))[0] == 200
-    await server.scraped()
+
+
+async def every_panel_has_data(up: Up, server: Prometheus) -> None:
+    """Models take turns until each panel shows something: a rate needs the second event of a series."""
+    empty: dict[str, str] = {}
+
+    async def shown() -> bool:
+        for name in sorted(await calm(up.url)):
+            assert (await complete(up.url, name))[0] == 200
+        empty.clear()
+        empty.update({query: title for title, query in panels() if not await server.series(query)})
+        return not empty
+
+    await until(shown, what="every panel has data", saw=lambda: empty, timeout=90)
 
 
 @pytest.mark.timeout(600)
 async def test_each_question_has_a_command_and_a_panel_with_one_answer_and_every_panel_has_data(tmp_path: Path) -> None:
     program("prometheus")
-    with running(tmp_path, SPEED, BOUND.replace("kyb-balanced", "fifo-switch") + CONFIG) as up:
+    with running(tmp_path, SPEED, CONFIG) as up:
         services = await addresses(up)
         with prometheus(tmp_path, services) as server:
             await questions(up, server)
-            empty = {query: title for title, query in panels() if not await server.series(query)}
-        assert not empty, "\n".join(f"{title}: {query}" for query, title in empty.items())
+            await every_panel_has_data(up, server)
         async with aiohttp.ClientSession() as session:
             for name, address in services.items():
                 async with session.get(f"http://{address}/metrics") as answer:
