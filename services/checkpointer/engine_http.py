@@ -59,6 +59,8 @@ class EngineHttp:
             headers |= sign(self._key(target), method, path, data)
         elif target.engine_key and target.backend != SIGNED:
             headers["Authorization"] = f"Bearer {self._key(target)}"
+            if not headers["Authorization"].isprintable():
+                raise EngineSilentError(f"key {target.engine_key!r} cannot be sent: its file is not one line of text")
         self._check_container(seat)
         try:
             async with self.session.request(
@@ -87,14 +89,9 @@ class EngineHttp:
         if self.keys is None or not KEY_NAME.fullmatch(target.engine_key) or set(target.engine_key) <= {"."}:
             raise EngineSilentError(f"key {target.engine_key!r} is no file in KYB_ENGINE_KEYS_DIR ({self.keys})")
         try:
-            key = (self.keys / target.engine_key).read_text(encoding="utf-8").strip()
+            return (self.keys / target.engine_key).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise EngineSilentError(f"key {target.engine_key!r} cannot be read: {error}") from error
-        if not key.isprintable():
-            raise EngineSilentError(
-                f"key {target.engine_key!r} cannot be sent: its file has more than one line of text"
-            )
-        return key
 
 
 @dataclass(slots=True)
