@@ -300,6 +300,18 @@ def test_a_guest_leaves_an_idle_holder_that_is_asked_more_often_alone_for_a_whil
         assert decision.until == pytest.approx(10.0 - (far.wait_seconds or 0.0))
 
 
+def test_a_seat_of_the_group_does_not_wait_for_an_idle_holder_that_is_asked_more_often() -> None:
+    assert incoming(BALANCED.decide(view(active("a"), queue("b", 0.0, rate_fast=0.0)))) == "b"
+
+
+def test_a_guest_for_whom_two_holders_have_to_leave_is_asked_as_often_as_both_or_waits() -> None:
+    here = (active("a", vram_bytes=5), active("b", vram_bytes=5))
+    far = queue("far", 5.0, home_busy=True, move_seconds=3.0, vram_bytes=10)
+    assert isinstance(BALANCED.decide(view(*here, slots=2, free_bytes=0, elsewhere=(far,))), Stay)
+    often = replace(far, rate_fast=2 / 60, rate_slow=2 / 60)
+    assert incoming(BALANCED.decide(view(*here, slots=2, free_bytes=0, elsewhere=(often,)))) == "far"
+
+
 def test_where_a_guest_has_to_wait_a_seat_of_the_group_comes() -> None:
     far = queue("far", 9.0, 9.0, 9.0, home_busy=True, move_seconds=3.0, rate_fast=0.01)
     assert incoming(BALANCED.decide(view(active("a"), queue("b", 0.0), elsewhere=(far,)))) == "b"
