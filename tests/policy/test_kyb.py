@@ -304,7 +304,7 @@ def test_a_seat_of_the_group_does_not_wait_for_an_idle_holder_that_is_asked_more
     assert incoming(BALANCED.decide(view(active("a"), queue("b", 0.0, rate_fast=0.0)))) == "b"
 
 
-def test_a_guest_for_whom_two_holders_have_to_leave_is_asked_as_often_as_both_or_waits() -> None:
+def test_a_guest_that_needs_the_room_of_two_holders_is_asked_as_often_as_both_or_waits() -> None:
     here = (active("a", vram_bytes=5), active("b", vram_bytes=5))
     far = queue("far", 5.0, home_busy=True, move_seconds=3.0, vram_bytes=10)
     assert isinstance(BALANCED.decide(view(*here, slots=2, free_bytes=0, elsewhere=(far,))), Stay)
