@@ -1,10 +1,12 @@
 """Which pod owns which seat, its calls at the start gate, and the life of its processes. Pure."""
 
+from collections.abc import Collection
+
 from kybernate.messages import JobReply, ReleaseJob, SeatActivated, SeatProgress
 from kybernate.seat import SeatState, Trigger
 from services.gpu_manager import arbiter, host_memory, switch, view
 from services.gpu_manager.inputs import EndingAnswered, JobsReported, Now, StartCall
-from services.gpu_manager.managed_seat import START_DEADLINE_SECONDS, ManagedSeat
+from services.gpu_manager.managed_seat import PARKED_NOWHERE, START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.seat_pod import Owners, SeatPod
 from services.gpu_manager.state import NodeState
 
@@ -246,6 +248,8 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
         if seat is None or seat.pod is None or seat.pod.uid != progress.pod_uid:
             continue
         same = progress.container_id == seat.target().container_id
+        if same and seat.durable.unlocated:
+            _locate(node, seat, progress, now)
         if seat.state in (S.RELEASING, S.LOST):
             # The late end of a container before says nothing about the one that has the GPUs now.
             seat.processes_gone = seat.processes_gone or (same and progress.outcome == "gone")
@@ -253,10 +257,32 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
                 _release(node, seat)  # a checkpointer that died right after it took the first one has forgotten it
         elif progress.outcome == "gone" and same and (seat.outlives_list or seat.state is S.QUARANTINED):
             _processes_gone(node, seat, "its processes are gone", now)
-        elif seat.state is S.QUARANTINED and progress.outcome in (
-            CLEARED_CONFLICT if seat.durable.conflict else CLEARED
-        ):
+        elif seat.state is S.QUARANTINED and progress.outcome in _clears(seat):
             _clear_quarantine(node, seat, progress, now)
+
+
+def _clears(seat: ManagedSeat) -> Collection[str]:
+    """The driver's reports that end its quarantine."""
+    if seat.durable.unlocated:
+        return ()
+    return CLEARED_CONFLICT if seat.durable.conflict else CLEARED
+
+
+def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
+    """Evidence that names GPUs tells the group of a seat where the ledger was lost.
+
+    (1) Others hold that group: the evidence contradicts itself. (2) A copy whose GPUs nothing names cannot be restored.
+    """
+    group = view.group_with_gpus(node, seat, progress.gpus)
+    if group is not None:
+        same, others = view.holders(node, group), view.in_the_way(node, group)
+        others += same if len(same) >= group.slots else []
+        seat.residence.group, seat.durable.unlocated = group, False
+        if seat.state is S.QUARANTINED and others:  # (1)
+            seat.durable.conflict = True
+            seat.reason = f"{', '.join(one.id for one in others)} and it seem to hold group {group.name}"
+    elif seat.state is S.QUARANTINED and progress.outcome == "parked":  # (2)
+        node.transition(seat, T.UNRECOVERABLE, now, reason=PARKED_NOWHERE)
 
 
 def _processes_gone(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:

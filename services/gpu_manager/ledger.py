@@ -62,6 +62,8 @@ class Durable:
     """The last start call that got a ticket."""
     inherited: bool = False
     """That call may have been the previous owner's: its container may start beside this one's."""
+    unlocated: bool = False
+    """Its processes may be on any group of its pool: the ledger was lost, and nothing has named their GPUs since."""
     conflict: bool = False
     """Quarantined only because other seats seem to hold its group too; over when they do not."""
     backend: str = ""

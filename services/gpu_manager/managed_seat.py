@@ -27,6 +27,8 @@ DEMOTE_AFTER = 2
 """Failures in a row of a backend with a seat, after which the next backend parks it."""
 PEAK_MARGIN = 1.05
 """Times the most VRAM that a seat was seen to use: what is reserved for it where seats share memory."""
+PARKED_NOWHERE = "nothing tells on which GPUs it was parked; it starts cold"
+"""Why a parked seat ends: a restore without a map goes to these GPUs, which another seat may have by now."""
 FROZEN_STATES = (SeatState.PARKING, SeatState.PARKED, SeatState.ACTIVATING, SeatState.MIGRATING)
 """States in which a seat's frozen requests stay frozen."""
 AT_HOME = (SeatState.FREE, SeatState.WAITING, SeatState.BACKOFF)
@@ -240,6 +242,7 @@ class ManagedSeat:
             place.parked_on = None
         if self.state in AT_HOME:
             place.group, place.parked_on = place.home, None
+            self.durable.unlocated = False
             self.durable.residue_bytes, self.durable.measured = 0, False
             self.durable.host_taken_bytes = self.durable.host_active_bytes = 0
             self.copy_ends = False

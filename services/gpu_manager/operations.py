@@ -174,7 +174,7 @@ def _concerned(node: NodeState, order: OperatorOrder) -> list[ManagedSeat]:
     return [
         seat
         for seat in node.seats.values()
-        if seat.pod is not None and (not order.target or not gpus.isdisjoint(seat.group.uuids))
+        if seat.pod is not None and (not order.target or not gpus.isdisjoint(node.gpus_of(seat)))
     ]
 
 

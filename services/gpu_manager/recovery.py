@@ -18,7 +18,13 @@ from services.gpu_manager import host_memory, operations, switch, view
 from services.gpu_manager.group_switch import Drain, GroupSwitch, JobExchange, SwitchPhase, SwitchTimes
 from services.gpu_manager.inputs import Now, Recovered, RecoveryBegun, SeatTicket, WallTime
 from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry
-from services.gpu_manager.managed_seat import FROZEN_STATES, REHEARSAL, START_DEADLINE_SECONDS, ManagedSeat
+from services.gpu_manager.managed_seat import (
+    FROZEN_STATES,
+    PARKED_NOWHERE,
+    REHEARSAL,
+    START_DEADLINE_SECONDS,
+    ManagedSeat,
+)
 from services.gpu_manager.seat_pod import Owners, SeatPod
 from services.gpu_manager.state import NodeState
 
@@ -275,7 +281,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     node.seq = max(node.seq, ledger.seq, _above(ledger.seq, known.published.seq, 1000 * _ROWS_LATE))
     node.move_seconds = ledger.move_seconds
     operations.restore(node, ledger)
-    entries = {entry.seat: entry for entry in ledger.seats}
+    entries = {entry.seat: _doubted(entry) if ledger.lost else entry for entry in ledger.seats}
     evidence = {(seat.seat, seat.pod_uid): seat for seat in known.reply.seats}
     listed = {(pod.seat, pod.uid) for pod in known.owners.pods}
     for seat, pod, entry in _owned(node, known.owners, entries):
@@ -315,8 +321,9 @@ def _recover_seat(
     found = RECOVERED[container, driver, S.STARTING if inherits else known]
     if inherits and found.state is S.STARTING:
         found = replace(found, state=S.QUARANTINED, reason=_INHERITED)
-    if found.state is S.PARKED and _nowhere(node, seat, entry, seen):
-        found = RecoveredAs(S.LOST, False, True, reason="nothing tells on which GPUs it was parked; it starts cold")
+    group, located = _group(node, seat, found, entry, seen)
+    if not located:
+        found = _unlocated(found, seen)
     if entry is not None:
         seat.epoch, seat.durable = entry.epoch, entry.durable.copy()
     elif pod.running:
@@ -325,13 +332,14 @@ def _recover_seat(
     if pod.running and (entry is None or container is _C.NEW):
         seat.durable.container_id = pod.container_id or ""
     seat.durable.seen_running, seat.processes_gone = found.process, not found.process
-    seat.durable.conflict &= found.state in (S.QUARANTINED, S.RELEASING)
+    seat.durable.unlocated = not located
+    seat.durable.conflict &= located and found.state in (S.QUARANTINED, S.RELEASING)
     seat.outlives_list = found.process and driver in _HOLDS and not (pod.running or pod.deleting)
     seat.state, seat.lease = found.state, found.lease
     seat.reason = found.reason or (seen.reason if seen is not None and driver in (_D.LOST, _D.QUARANTINED) else "")
     seat.entered, seat.entered_wall = now.unix, now.wall
     seat.gate.ticket_open, seat.gate.ticket_given = found.ticket_open, now.wall
-    seat.residence.group = _group(node, seat, entry, seen)
+    seat.residence.group = group
     if seat.state is S.ACTIVE:
         seat.usage.active_since = seat.usage.busy = now.model
 
@@ -366,25 +374,38 @@ def _wait_for_lost_tickets(node: NodeState, known: Recovered, now: Now) -> None:
             node.unaccounted[seat.id] = latest
 
 
-def _group(node: NodeState, seat: ManagedSeat, entry: LedgerEntry | None, seen: SeatProgress | None) -> Group:
-    """Where a seat is: by evidence, else as the ledger has it. A container that starts does so on its home group."""
-    if not seat.durable.seen_running or seat.state is S.STARTING:
-        return seat.home
-    return (
-        view.group_with_gpus(node, seat, seen.gpus if seen is not None else ())
-        or view.group_with_gpus(node, seat, entry.on if entry is not None else ())
-        or seat.home
-    )
+def _doubted(entry: LedgerEntry) -> LedgerEntry:
+    """An entry of a ledger without its last record: the seat may have moved since."""
+    return entry.model_copy(update={"durable": replace(entry.durable, unlocated=True)})
 
 
-def _nowhere(node: NodeState, seat: ManagedSeat, entry: LedgerEntry | None, seen: SeatProgress | None) -> bool:
-    """True for a parked seat that may have been parked on another group than its home, where nothing tells which.
+def _group(
+    node: NodeState, seat: ManagedSeat, found: RecoveredAs, entry: LedgerEntry | None, seen: SeatProgress | None
+) -> tuple[Group, bool]:
+    """Where a seat is: by evidence, else as the ledger has it; and whether that is certain.
 
-    A restore without a map goes to the GPUs that it was parked on, which another seat may have by now.
+    A container starts on its home group. Without a ledger, a seat may be on any group of its pool; one that was being
+    moved may be on either. What its pod allows tells nothing: it may allow less than when the seat moved.
     """
-    reported = seen is not None and bool(seen.gpus)
-    known = reported or (entry is not None and entry.state is not S.MIGRATING)
-    return not known and bool(node.groups[seat.home.name].peers)
+    if not found.process or found.state is S.STARTING:
+        return seat.home, True
+    if (seen_on := view.group_with_gpus(node, seat, seen.gpus if seen is not None else ())) is not None:
+        return seen_on, True
+    known = entry is not None and entry.state is not S.MIGRATING and not entry.durable.unlocated
+    group = view.group_with_gpus(node, seat, entry.on if entry is not None else ()) or seat.home
+    return group, known or not node.groups[seat.home.name].peers
+
+
+def _unlocated(found: RecoveredAs, seen: SeatProgress | None) -> RecoveredAs:
+    """What a seat is that may be on any group of its pool: it holds all of them, until evidence names its GPUs."""
+    match found.state:
+        case S.PARKED:
+            return RecoveredAs(S.LOST, False, True, reason=PARKED_NOWHERE)
+        case S.ACTIVE | S.QUARANTINED:
+            why = f" ({seen.reason})" if seen is not None and seen.reason else ""
+            text = f"the ledger was lost, and the driver does not tell on which GPU of its pool it is{why}"
+            return replace(found, state=S.QUARANTINED, reason=f"{text}; if that lasts, delete its pod")
+    return found
 
 
 def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], now: Now) -> None:
@@ -419,18 +440,19 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
             seat.state, seat.lease = (S.PARKED, False) if parked else (S.PARKING, True)
             if parked:
                 seat.learn_park(progress)
-            seat.epoch, seat.op = status.epoch, status.op
-            seat.residence.group = group
+            seat.epoch, seat.op, seat.reason = status.epoch, status.op, ""
+            seat.residence.group, seat.durable.unlocated = group, False
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
         _adopt_incoming(incoming, group, entries.get(incoming.id), free=switch.victims_off(node, status))
         incoming.epoch, incoming.op = status.epoch, status.op
 
 
 def _starts_on(node: NodeState, status: JobStatus) -> None:
-    """The seat of a rehearsal starts, and asks for it again; where the ledger was lost its processes seem to serve."""
+    """The seat of a rehearsal starts, and asks for it again; where the ledger was lost its processes seem to serve. It
+    has not moved yet."""
     for seat in (node.seats[progress.seat] for progress in status.park if progress.seat in node.seats):
-        if seat.state is S.ACTIVE:
-            seat.state = S.STARTING
+        if seat.state is S.ACTIVE or seat.durable.unlocated:
+            seat.state, seat.durable.unlocated, seat.reason = S.STARTING, False, ""
 
 
 def _concerns(progress: SeatProgress, seat: ManagedSeat) -> bool:
@@ -442,8 +464,12 @@ def _adopt_incoming(seat: ManagedSeat, group: Group, entry: LedgerEntry | None, 
     """The seat that a switch brings back to a group.
 
     (1) The victim still holds the GPUs: it is parked. (2) They are free: it holds them. (3) It comes from another
-    group.
+    group. (4) Nothing tells from which: if it did not arrive, it could not be restored.
     """
+    if seat.durable.unlocated and entry is None:  # (4)
+        seat.state, seat.reason = S.LOST, PARKED_NOWHERE
+        return
+    seat.durable.unlocated, seat.reason = False, ""
     seat.state, seat.lease = S.PARKED, False  # (1)
     if not free:
         return

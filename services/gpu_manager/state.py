@@ -222,9 +222,24 @@ class NodeState:
             f"of the configuration"
         )
 
+    def gpus_of(self, seat: ManagedSeat) -> set[str]:
+        """UUIDs of the GPUs that its processes may be on: those of its group; where that is not known, of its pool."""
+        pool = (seat.home, *self.groups[seat.home.name].peers) if seat.durable.unlocated else ()
+        return {uuid for group in (seat.group, *pool) for uuid in group.uuids}
+
+    def unlocated_on(self, group: Group) -> str:
+        """Why nothing is granted on this group: nothing tells whether a seat is there. Empty: that is known of all."""
+        for seat in self.seats.values():
+            if seat.durable.unlocated and not seat.processes_gone and not self.gpus_of(seat).isdisjoint(group.uuids):
+                return (
+                    f"the ledger was lost, and nothing tells on which GPU of its pool {seat.id} ({seat.model}) is; the "
+                    f"driver is asked again; if it does not answer, delete the pod {seat.pod.pod if seat.pod else ''}"
+                )
+        return ""
+
     def broken_on(self, group: Group) -> str:
-        """Why nothing is granted on this group: a broken invariant, or a start that may be under way although nothing
-        remembers its ticket. Empty: neither."""
+        """Why nothing is granted on this group: a broken invariant, a start that may be under way although nothing
+        remembers its ticket, or a seat that may be there. Empty: none of them."""
         for name in self.unaccounted:
             seat = self.seats[name]
             if any(gpu in group.gpus for gpu in seat.home.gpus):
@@ -232,7 +247,8 @@ class NodeState:
                     f"the ledger was lost, and the container of {name} ({seat.model}) may be on its way to group "
                     f"{seat.home.name}; it is waited for, {START_DEADLINE_SECONDS:.0f} s at most"
                 )
-        return next((self.broken[gpu.uuid] for gpu in group.gpus if gpu.uuid in self.broken), "")
+        broken = next((self.broken[gpu.uuid] for gpu in group.gpus if gpu.uuid in self.broken), "")
+        return broken or self.unlocated_on(group)
 
     def drain_on(self, group: Group) -> OperatorOrder | None:
         """The drain that empties GPUs of this group, also that of a group that shares one with it."""
@@ -279,7 +295,8 @@ class NodeState:
         """Why a seat is not started or activated at present, whatever the demand; empty: nothing prevents it."""
         if seat.yields_group(now):
             return seat.backoff.activation.reason
-        return seat.refused() or self.shut_out(seat) or ("" if self.may_move(seat) else self.foreign_on(seat.group))
+        elsewhere = "" if self.may_move(seat) else self.foreign_on(seat.group)
+        return seat.refused() or self.shut_out(seat) or elsewhere or self.unlocated_on(seat.group)
 
     # --- changes ------------------------------------------------------------------------------------------------------
 

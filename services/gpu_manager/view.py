@@ -251,8 +251,9 @@ def _home_busy(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
 
 
 def holders(node: NodeState, group: Group) -> list[ManagedSeat]:
-    """The seats that hold a group."""
-    return [seat for seat in node.seats.values() if seat.lease and seat.residence.group.name == group.name]
+    """The seats that are known to hold a group."""
+    on = [seat for seat in node.seats.values() if seat.lease and seat.residence.group.name == group.name]
+    return [seat for seat in on if not seat.durable.unlocated]
 
 
 def in_the_way(node: NodeState, group: Group) -> list[ManagedSeat]:

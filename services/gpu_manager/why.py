@@ -56,7 +56,8 @@ def seat_stage(node: NodeState, seat: ManagedSeat, now: Now) -> SeatStage:
 def _waits(node: NodeState, seat: ManagedSeat, now: Now) -> SeatStage:
     """A seat that is parked or at the start gate.
 
-    (1) It can never start. (2) An operator drained its GPUs. (3) Foreign processes, a broken invariant. (4) It is not
+    (1) It can never start. (2) An operator drained its GPUs. (3) Foreign processes, a seat of
+    which nothing tells where it is, a broken invariant. (4) It is not
     wanted. (5) A faulty GPU. (6) It, or its group, backs off. (7) The bus or the routers. (8) Its group, or the one to
     which an operator moves it.
     """
@@ -68,6 +69,8 @@ def _waits(node: NodeState, seat: ManagedSeat, now: Now) -> SeatStage:
     movable = node.may_move(seat) and seat.id not in node.moves
     if not movable and (foreign := node.foreign_on(group)):  # (3)
         return _foreign(node, group, foreign)
+    if unlocated := node.unlocated_on(group):
+        return SeatStage("unlocated-seat", unlocated)
     if not movable and (broken := node.broken_on(group)):
         return SeatStage("invariant-broken" if broken in node.broken.values() else "lost-ticket", broken)
     if seat.copy_ends:

@@ -268,6 +268,8 @@ class Checkpointer:
             return _progress(target, "gone")
         if self._left_alone(target.container_id):
             return _progress(target, "quarantined", reason="hung too often")
+        if self.machine.wall < self.machine.silent_until.get(target.container_id, 0.0):
+            return _progress(target, "quarantined", reason="its state is not known: the driver does not answer")
         known = self.disk.parked.get(target.seat)
         known = known if known is not None and known.cid == target.container_id else None
         if not engine.loaded:
@@ -276,7 +278,7 @@ class Checkpointer:
         if states == {P.RUNNING} and not engine.frozen:
             return _progress(target, "active", gpus=engine.gpus)
         if states == {P.CHECKPOINTED}:
-            return _progress(target, "parked", gpus=known.gpus if known is not None else engine.gpus)
+            return _progress(target, "parked", gpus=known.gpus if known is not None else ())
         return _progress(target, "lost", reason="its processes are " + ", ".join(sorted(states)))
 
     def _left_alone(self, cid: str) -> bool:

@@ -31,6 +31,8 @@ class Control:
     """Actions that happen more often, by their beginning or end: those without which the decision never matters."""
     warm: float = 1.0
     """Share of runs that begin when every seat has served."""
+    moved: float = 0.0
+    """Share of those in which seats have moved then."""
     runs: int = 60
     """Random runs of 600 actions in which it is found."""
     quick: bool = True
@@ -65,6 +67,11 @@ def _the_seat_folder_is_not_read() -> Any:
 
 def _a_lost_ticket_is_not_waited_for() -> Any:
     return mock.patch.object(recovery, "_wait_for_lost_tickets")
+
+
+def _a_seat_without_ledger_is_at_home() -> Any:
+    group = recovery._group
+    return mock.patch.object(recovery, "_group", lambda *known: (group(*known)[0], True))
 
 
 def _a_start_does_not_fence() -> Any:
@@ -148,6 +155,15 @@ CONTROLS = (
         warm=0.0,
         quick=False,
     ),
+    Control(
+        "a seat of a pool without ledger is at home",
+        _a_seat_without_ledger_is_at_home,
+        "moves",
+        SECOND,
+        focus=(*LOST, "silent"),
+        moved=1.0,
+        quick=False,
+    ),
     Control("a start does not fence", _a_start_does_not_fence, "one", "had fenced", focus=("crash-manager",), runs=120),
     Control("a park counts when it begins", _a_park_counts_when_it_begins, "one", "", 0.0),
     Control("a switch is not adopted", _a_switch_is_not_adopted, "one", "", focus=("crash-manager",)),
@@ -170,7 +186,7 @@ CONTROLS = (
 def search(control: Control) -> Found | None:
     """Random runs with the bug until it is found."""
     totals, setup = Totals(), Setup(SHAPES[control.shapes], "impatient", routers=1)
-    chaos = Chaos(control.faults, control.focus, settles=False, warm=control.warm)
+    chaos = Chaos(control.faults, control.focus, settles=False, warm=control.warm, moved=control.moved)
     with control.bug():
         for seed in range(control.runs):
             found = random_run(seed, setup, totals, length=600, chaos=chaos)

@@ -68,6 +68,8 @@ class Machine:
         self.slots = {group.name: group.slots for group in groups}
         self.engines: dict[str, Engine] = {}
         """Living containers by id."""
+        self.silent_until: dict[str, float] = {}
+        """Containers about which the driver answers no question until then."""
         self.restores = self.starts = 0
         self.wall = 0.0
 

@@ -297,6 +297,15 @@ def seat_states(board: Board) -> dict[str, SeatState]:
     return {seat.id: seat.state for seat in board.node.seats.values()}
 
 
+def moves(board: Board) -> list[tuple[str, str]]:
+    """For each group of a pool a parked seat, and another group to which it may move."""
+    groups = board.node.groups.values()
+    parked = {
+        state.group.name: [s for s in board.node.seats_on(state.group) if board.node.may_move(s)] for state in groups
+    }
+    return [(parked[one.group.name][0].id, one.peers[0].name) for one in groups if parked[one.group.name] and one.peers]
+
+
 def stuck_reason(board: Board, seat: str, now: Now) -> str:
     """The reason that an operator reads for a seat that does not serve; empty: there is none."""
     row = seat_row(board, seat, now)

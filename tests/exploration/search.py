@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tests.exploration.machine import ViolationError
-from tests.exploration.settle import WARM, names_for, perform, settle
+from tests.exploration.settle import MOVED, WARM, names_for, perform, settle
 from tests.exploration.world import SHAPES, Action, Setup, World
 
 EPISODE = 400
@@ -64,6 +64,9 @@ class Chaos:
     settles: bool = True
     warm: float = 0.5
     """Share of runs in which every seat has served before."""
+    moved: float = 0.5
+    """Share of those in which seats have moved then. 0: the driver answers about all seats, too, as it did in the runs
+    that found the first bugs."""
 
 
 def random_run(
@@ -78,7 +81,10 @@ def random_run(
     try:
         warm = rng.random() < chaos.warm
         for number in range(length):
-            action = WARM if warm and number == 0 else _choose(world, rng, chaos)
+            if number == 1 and warm and chaos.moved and rng.random() < chaos.moved:
+                action = MOVED
+            else:
+                action = WARM if warm and number == 0 else _choose(world, rng, chaos)
             trace.append(action)
             if perform(world, action):
                 totals.kinds[str(action[0])] += 1
@@ -102,7 +108,9 @@ def random_run(
 def _choose(world: World, rng: random.Random, chaos: Chaos) -> Action:
     assert chaos.share is not None
     down = world.manager is None or world.checkpointer is None
-    choices = world.faults() if rng.random() < (0.7 if down else chaos.share) else world.possible()
+    choices = world.possible()
+    if rng.random() < (0.7 if down else chaos.share):
+        choices = world.faults() + (world.silences() if chaos.moved else [])
     weights = [weight * (10.0 if _in_focus(one, chaos.focus) else 1.0) for weight, one in choices]
     (action,) = rng.choices([one for _, one in choices], weights)
     if action[0] == "create":

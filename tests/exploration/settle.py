@@ -38,17 +38,28 @@ WARM: Action = ("warm",)
 """Let every seat serve once before anything goes wrong: from then on seats are parked, and switches happen."""
 
 
+MOVED: Action = ("moved",)
+"""Let a seat of each group of a pool move to another one."""
+
+
 def perform(world: World, action: Action) -> bool:
-    """Let something happen, as ``World.do``; also ``WARM``."""
-    if action != WARM:
+    """Let something happen, as ``World.do``; also ``WARM`` and ``MOVED``."""
+    if action == WARM:
+        _serve(world, 90)
+    elif action == MOVED:
+        for seat, to in product.moves(world.manager.board) if world.manager is not None else []:
+            world.do(("migrate", seat, to))
+        for _ in range(60):
+            fair_second(world)
+    else:
         return world.do(action)
-    _serve(world, 90)
     return True
 
 
 def heal(world: World) -> None:
     """Nothing goes wrong any more."""
     world.bus.silent.clear()
+    world.machine.silent_until.clear()
     world.stalled_until = world.kubelet.api_down_until = 0.0
     world.do(("start-checkpointer", ""))
     world.do(("start-manager", 0.0, ""))

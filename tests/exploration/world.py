@@ -222,6 +222,11 @@ class World:
         found += [(0.02, ("migrate", seat, name)) for seat in self.seats for name in names]
         return found
 
+    def silences(self) -> list[tuple[float, Action]]:
+        """The driver does not answer about a container: most often where a manager that starts depends on it."""
+        weight = 0.05 if self.manager is not None else 1.0
+        return [(weight, ("silent", cid, seconds)) for cid in self.machine.engines for seconds in (20.0, 400.0)]
+
     def _alarm(self, manager: Manager) -> None:
         """Promise 8. A ticket that only the seat folder remembers may count beside the process that came of it."""
         texts, manager.broken = manager.broken, []
@@ -619,6 +624,12 @@ class World:
 
     def _do_crash_engine(self, cid: str) -> bool:
         return self.kubelet.crash(cid)
+
+    def _do_silent(self, cid: str, seconds: float) -> bool:
+        """The driver does not answer about a container's processes: its state is not known."""
+        if cid in self.machine.engines:
+            self.machine.silent_until[cid] = self.clock.wall + seconds
+        return cid in self.machine.engines
 
     def _do_load(self, cid: str) -> bool:
         engine = self.machine.engines.get(cid)

@@ -529,7 +529,7 @@ def test_a_parked_seat_that_may_be_on_any_group_starts_cold_unless_its_group_is_
     world.boot()
     a, b = world.fill("a", "b")
     ledger = None if known == "by-the-ledger" else Ledger()
-    gpus = {"a": ("GPU-1",)} if known == "by-the-driver" else {}
+    gpus = {"b": ("GPU-0",)} | ({"a": ("GPU-1",)} if known == "by-the-driver" else {})
 
     restart(world, ledger=ledger, gpus=gpus, a="parked", b="active")
 

@@ -1,0 +1,290 @@
+"""The ledger is lost, and a seat had moved within its pool: nothing is granted there before evidence names its GPUs."""
+
+from dataclasses import replace
+
+import pytest
+
+from kybernate.messages import DrainNode, JobReply, KillJob, MigrateSeat, SeatProgress
+from kybernate.seat import SeatState as S
+from services.gpu_manager import recovery, view
+from services.gpu_manager.inputs import BusChanged, JobsReported, PodsSeen, Recovered, StartTicket
+from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.seat_pod import Owners
+from tests.manager.world import World, make_group, status
+
+UNKNOWN = "quarantined"
+"""What the checkpointer answers where the driver does not: no GPUs, no state."""
+
+
+@pytest.fixture
+def world() -> World:
+    """G0, G1 and G2 are a pool; G01 shares GPUs with it, G34 is alone. a of G0 has moved to G1."""
+    groups = tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(3))
+    world = World(groups=(*groups, make_group("G01", [0, 1], 1), make_group("G34", [3, 4], 2)))
+    world.boot()
+    world.fill("a", group=0)
+    world.managed(world.seat(0, 0)).residence.group = world.groups[1]
+    return world
+
+
+def seen(world: World, seat: str, outcome: str, *gpus: str) -> SeatProgress:
+    pod = world.pods[seat]
+    return SeatProgress(
+        seat=seat,
+        pod_uid=pod.uid,
+        container_id=pod.container_id or "",
+        outcome=outcome,  # type: ignore[arg-type]
+        gpus=gpus,
+        reason="the driver does not answer" if outcome == UNKNOWN else "",
+    )
+
+
+def restarted(world: World, *evidence: SeatProgress, ledger: Ledger | None = None, jobs: tuple = ()) -> None:  # type: ignore[type-arg]
+    """A new manager with this ledger (None: it is lost) and this answer of the checkpointer."""
+    world.board = world.new_board()
+    world.receive(BusChanged(True))
+    reply = JobReply(accepted=True, seats=evidence, jobs=jobs)
+    world.receive(Recovered(world.owners(), ledger or Ledger(lost=True), reply))
+    world.tick(4)
+    world.beat()
+
+
+def answer(world: World, *evidence: SeatProgress) -> None:
+    world.receive(JobsReported(JobReply(accepted=True, seats=evidence)))
+    world.tick(1)
+
+
+def started(world: World, group: int, number: int = 0) -> bool:
+    """Whether a container that comes now gets a ticket for this seat."""
+    seat = world.seat(group, number)
+    if seat not in world.pods:
+        world.pod(seat, f"m-{group}-{number}")
+        world.call(seat)
+    world.tick(300)  # longer than any container may be on its way
+    world.beat()
+    world.look()
+    world.call(seat)
+    world.tick(1)
+    return any(isinstance(effect, StartTicket) and effect.seat == seat for effect in world.effects)
+
+
+@pytest.mark.parametrize("outcome", [UNKNOWN, "active", "started", "lost"])
+def test_nothing_starts_on_the_pool_of_a_seat_whose_gpus_nothing_names(world: World, outcome: str) -> None:
+    a = world.seat(0, 0)
+    restarted(world, seen(world, a, outcome))
+
+    assert world.managed(a).durable.unlocated
+    assert not any(started(world, group) for group in (1, 2, 3))
+    assert not started(world, 0, 1)
+    assert started(world, 4), "a group outside the pool goes on"
+
+
+def test_the_first_evidence_that_names_its_gpus_ends_that(world: World) -> None:
+    a = world.seat(0, 0)
+    restarted(world, seen(world, a, UNKNOWN))
+    assert [one.targets[0].seat for one in view.checkpointer_questions(world.node, world.now.wall)] == [a]
+    answer(world, seen(world, a, UNKNOWN))
+    assert (world.state(a), world.managed(a).durable.unlocated) == (S.QUARANTINED, True)
+
+    answer(world, seen(world, a, "active", "GPU-1"))
+
+    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.ACTIVE, "G1", True)
+    assert not world.managed(a).durable.unlocated
+    assert started(world, 0, 1), "its home is free"
+    assert not started(world, 1), "its GPU is held by it"
+
+
+def test_evidence_about_another_container_ends_nothing(world: World) -> None:
+    a = world.seat(0, 0)
+    restarted(world, seen(world, a, UNKNOWN))
+
+    answer(world, seen(world, a, "active", "GPU-1").model_copy(update={"container_id": "process://0"}))
+
+    assert world.managed(a).durable.unlocated
+
+
+def test_gpus_of_no_group_tell_nothing(world: World) -> None:
+    a = world.seat(0, 0)
+
+    restarted(world, seen(world, a, "active", "GPU-7"))
+
+    assert (world.state(a), world.managed(a).durable.unlocated) == (S.QUARANTINED, True)
+
+
+def test_a_pod_that_opted_out_of_moves_may_have_moved_before(world: World) -> None:
+    a = world.seat(0, 0)
+    world.annotate(a, rebalance="false")
+
+    restarted(world, seen(world, a, UNKNOWN))
+
+    assert not started(world, 1)
+
+
+@pytest.mark.parametrize("outcome", [UNKNOWN, "active"])
+def test_a_seat_of_no_pool_is_at_home(world: World, outcome: str) -> None:
+    (seat,) = world.fill("z", group=4)
+    restarted(world, seen(world, seat, outcome), seen(world, world.seat(0, 0), "active", "GPU-1"))
+
+    assert not world.managed(seat).durable.unlocated
+    assert started(world, 2)
+
+
+@pytest.mark.parametrize("ledger", ["kept", "without its last record"])
+def test_the_ledger_tells_where_it_is_unless_its_last_record_may_lack(world: World, ledger: str) -> None:
+    a = world.seat(0, 0)
+    kept = recovery.ledger(world.node, "boot").model_copy(update={"lost": ledger != "kept"})
+
+    restarted(world, seen(world, a, UNKNOWN), ledger=kept)
+
+    assert world.managed(a).durable.unlocated == (ledger != "kept")
+    assert world.managed(a).group.name == "G1"
+    assert started(world, 2) == (ledger == "kept")
+
+
+def test_a_seat_that_was_being_moved_may_be_on_either_group(world: World) -> None:
+    a = world.seat(0, 0)
+    kept = recovery.ledger(world.node, "boot")
+    entries = tuple(entry.model_copy(update={"state": S.MIGRATING}) for entry in kept.seats)
+
+    restarted(world, seen(world, a, UNKNOWN), ledger=kept.model_copy(update={"seats": entries}))
+
+    assert world.managed(a).durable.unlocated
+
+
+def test_that_its_group_is_unknown_survives_another_restart(world: World) -> None:
+    a = world.seat(0, 0)
+    restarted(world, seen(world, a, UNKNOWN))
+    again = Ledger.model_validate_json(recovery.ledger(world.node, "boot").model_dump_json())
+
+    restarted(world, seen(world, a, UNKNOWN), ledger=again)
+    assert not started(world, 1)
+    restarted(world, seen(world, a, "active", "GPU-1"), ledger=recovery.ledger(world.node, "boot"))
+    assert not world.managed(a).durable.unlocated
+    answer(world, seen(world, a, "active", "GPU-1"))
+
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G1")
+
+
+def test_a_copy_whose_gpus_nothing_names_is_not_restored(world: World) -> None:
+    a = world.seat(0, 0)
+    restarted(world, seen(world, a, UNKNOWN))
+
+    answer(world, seen(world, a, "parked"))
+
+    assert world.state(a) is S.LOST
+    assert world.last(KillJob).target.seat == a  # type: ignore[attr-defined]
+    assert not started(world, 1), "until it has ended"
+    world.end_processes(a)
+    world.tick(1)
+    assert (world.state(a), world.managed(a).durable.unlocated) == (S.WAITING, False)
+    assert started(world, 1)
+
+
+def test_a_copy_whose_gpus_are_named_stays(world: World) -> None:
+    a = world.seat(0, 0)
+    restarted(world, seen(world, a, UNKNOWN))
+
+    answer(world, seen(world, a, "parked", "GPU-1"))
+
+    assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G1")
+    assert not world.managed(a).durable.unlocated
+
+
+def test_its_pod_can_be_deleted_and_the_pool_waits_for_its_processes(world: World) -> None:
+    a = world.seat(0, 0)
+    restarted(world, seen(world, a, UNKNOWN))
+    uid = world.pods[a].uid
+    world.pods[a] = replace(world.pods[a], deleting=True)
+    world.look()
+    assert (world.state(a), world.managed(a).durable.unlocated) == (S.RELEASING, True)
+    assert not started(world, 1)
+    gone = seen(world, a, "gone")
+    del world.pods[a]
+    world.receive(PodsSeen(Owners(tuple(world.pods.values()), frozenset({uid}))))
+    assert not started(world, 1)
+
+    answer(world, gone)
+    assert started(world, 1)
+
+
+def test_a_deleted_pod_whose_gpus_nothing_names_keeps_the_pool(world: World) -> None:
+    a = world.seat(0, 0)
+    world.pods[a] = replace(world.pods[a], deleting=True)
+
+    restarted(world, seen(world, a, UNKNOWN))
+
+    assert world.state(a) is S.RELEASING
+    assert not started(world, 1)
+    answer(world, seen(world, a, "active", "GPU-1"))
+    assert (world.state(a), world.managed(a).group.name) == (S.RELEASING, "G1")
+    assert started(world, 2)
+
+
+def test_it_is_in_nobodys_way_where_it_only_may_be(world: World) -> None:
+    """Its home is held by another one that the driver lists: no conflict, since it is elsewhere."""
+    a, b = world.seat(0, 0), world.seat(0, 1)
+    world.serve(b, "b")
+
+    restarted(world, seen(world, a, UNKNOWN), seen(world, b, "active", "GPU-0"))
+    assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.ACTIVE)
+    assert not world.managed(a).durable.conflict
+    answer(world, seen(world, a, "active", "GPU-1"))
+
+    assert (world.state(a), world.state(b)) == (S.ACTIVE, S.ACTIVE)
+
+
+def test_evidence_that_names_a_group_that_is_held_contradicts_itself(world: World) -> None:
+    a, b = world.seat(0, 0), world.seat(0, 1)
+    world.serve(b, "b")
+    restarted(world, seen(world, a, UNKNOWN), seen(world, b, "active", "GPU-0"))
+
+    answer(world, seen(world, a, "active", "GPU-0"))
+
+    assert (world.state(a), world.managed(a).durable.conflict) == (S.QUARANTINED, True)
+    assert b in world.managed(a).reason
+
+
+def test_the_seats_of_an_adopted_switch_are_where_it_has_them(world: World) -> None:
+    a, b = world.seat(0, 0), world.seat(0, 1)
+    world.managed(a).residence.group = world.groups[0]
+    world.pod(b, "b")
+    world.tick(10)
+    world.traffic(b, waiting=1)
+    world.call(b)
+    world.quiet(a)
+    job = world.job()
+
+    restarted(world, seen(world, a, "started"), jobs=(status(job, "started", "pending", done=False),))
+
+    assert (world.state(a), world.managed(a).group.name, world.managed(a).reason) == (S.PARKING, "G0", "")
+    assert not world.managed(a).durable.unlocated
+
+
+def test_operators_learn_why_and_what_to_do(world: World) -> None:
+    a, c = world.seat(0, 0), world.seat(2, 0)
+    world.serve(c, "c")
+    restarted(world, seen(world, a, UNKNOWN), seen(world, c, "active", "GPU-2"))
+    waiting = world.seat(2, 1)
+    world.pod(waiting, "w")
+    world.call(waiting)
+    world.tick(1)
+
+    assert "delete its pod" in world.stage(a).text
+    assert "the driver does not answer" in world.stage(a).text
+    stage = world.stage(waiting)
+    assert (stage.stage, "delete the pod default/a" in stage.text) == ("unlocated-seat", True)
+    assert "delete the pod" in world.node.record(world.managed(waiting), world.now).blocked
+    refused = world.order(MigrateSeat, seat=c, to="G1")
+    assert (refused.code, "delete the pod" in refused.reason) == ("blocked", True)
+
+
+def test_the_drain_of_a_group_waits_for_a_seat_that_may_be_there(world: World) -> None:
+    a = world.seat(0, 0)
+    restarted(world, seen(world, a, UNKNOWN))
+
+    world.order(DrainNode, group="G2")
+    world.tick(1)
+    assert "done" not in world.phases()
+
+    answer(world, seen(world, a, "active", "GPU-1"))
+    assert world.phases()[-1] == "done"
