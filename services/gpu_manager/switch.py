@@ -551,11 +551,19 @@ def arrives(seat: ManagedSeat, switch: GroupSwitch) -> bool:
 
 
 def victims_off(node: NodeState, status: JobStatus) -> bool:
-    """True when the seats that a job parks hold no GPUs any more. Of a seat that has another pod or container by now
-    its lease tells, and not what became of the one before."""
+    """True when the seats that a job parks hold no GPUs of its group any more. Of a seat that has another pod or
+    container by now its lease on these GPUs tells, and not what became of the one before: a guest that a restart has
+    parked may start on its own group meanwhile."""
+    there = node.groups.get(status.group)
+    holding = [
+        (seat, progress)
+        for progress in status.park
+        if (seat := node.seats.get(progress.seat)) is not None
+        and seat.lease
+        and (there is None or {*seat.group.uuids} & {*there.group.uuids})
+    ]
     off = all(progress.outcome in ("parked", "gone") for progress in status.park)
-    seats = [(node.seats.get(progress.seat), progress) for progress in status.park]
-    return off and not any(seat is not None and seat.lease and not about(seat, progress) for seat, progress in seats)
+    return off and all(about(seat, progress) for seat, progress in holding)
 
 
 def about(seat: ManagedSeat, progress: SeatProgress) -> bool:

@@ -524,3 +524,35 @@ def test_who_was_named_to_the_checkpointer_and_refused_is_free_for_others(
     world.tick(1.0)
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G1")
     assert (world.state(b), world.managed(b).group.name) == (S.ACTIVATING, "G0")
+
+
+def test_a_guest_that_a_restart_parked_may_start_at_home_before_its_successor_serves(
+    world: World, a: str, b: str, c: str
+) -> None:
+    """Its lease is on its own GPUs: the successor was never seen to serve, and its group was stuck."""
+    world.progress(move(world, a, b))
+    assert (world.state(a), world.moved(a)) == (S.ACTIVE, True)
+    world.managed(a).durable.spilled = "host memory is short"
+    world.tick(20)
+    world.beat()
+    world.traffic(a)
+    world.traffic(b, in_flight=3)
+    world.traffic(c, waiting=1, oldest=1.0)
+    world.quiet(a)
+    job = world.job()
+    assert (job.group, job.park[0].seat, job.park[0].backend) == ("G1", a, "restart")
+    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    world.progress(job, "parked", "started", done=False)
+    world.exit(a)
+    world.traffic(b)
+    world.traffic(a, waiting=1, oldest=1.0)
+    world.tick(20)
+    world.beat()
+    world.call(a)
+    world.quiet(b)
+    world.progress(world.job())
+    world.start(a)
+    assert (world.state(a), world.managed(a).lease) == (S.STARTING, True)
+    world.progress(job, "parked", "active")
+    assert world.state(c) is S.ACTIVE
+    assert "G1" not in world.node.switches
