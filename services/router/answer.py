@@ -1,5 +1,6 @@
 """The answer to one call: the engine's bytes as they came, or an error in the way that the caller can still notice."""
 
+import json
 from typing import Protocol
 
 from services.router.api import RouterError
@@ -79,11 +80,15 @@ class Answer:
             self._begin(200, [*_STREAM_LINES], None, closes=closes)
         self._send(b": waiting for the model\n\n")
 
+    def fits(self, head: Head) -> bool:
+        """Return whether the pieces of an answer can follow what was sent: after comments, only those of events."""
+        return not self.began or _is_stream(head)
+
     def whole(self, head: Head, lines: list[bytes], body: bytes, *, closes: bool) -> None:
         """Send an answer that has arrived completely; if comments have made it a stream, as one event."""
         self.first_byte, self.status = True, head.status
         if self.began:
-            self._send(b"data: " + b" ".join(body.split(b"\n")) + b"\n\n")
+            self._send(body if _is_stream(head) else _event(head.status, body))
         else:
             self._begin(head.status, lines, None if head.status in (204, 304) else len(body), closes=closes, whole=True)
             self._write(body)
@@ -92,7 +97,7 @@ class Answer:
         """Begin a streamed answer: pieces follow."""
         self.first_byte, self.status, self._framing = True, head.status, framing
         if not self.began:
-            self._sse = head.get(b"content-type").partition(b";")[0].strip().lower() == _STREAM
+            self._sse = media_type(head) == _STREAM
             endless = framing.chunked or isinstance(framing, EndlessBody)
             self._begin(head.status, lines, None if endless else head.length, closes=closes)
 
@@ -150,3 +155,30 @@ class Answer:
         if self._unsent:
             data, self._unsent = self._unsent + data, b""
         self._connection.write(data)
+
+
+def media_type(head: Head) -> bytes:
+    """Return the type of the body that follows, without parameters, in lower case."""
+    return head.get(b"content-type").partition(b";")[0].strip().lower()
+
+
+def _is_stream(head: Head) -> bool:
+    return media_type(head) == _STREAM and head.get(b"content-encoding").strip().lower() in (b"", b"identity")
+
+
+def _event(status: int, body: bytes) -> bytes:
+    """Return an answer that is no stream as an event: its JSON, or an error."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        return no_stream(status).sse()
+    if status >= 400 and not isinstance(found.get("error"), dict):
+        found = {"error": found}
+    return b"data: " + json.dumps(found).encode() + b"\n\n"
+
+
+def no_stream(status: int) -> RouterError:
+    """Return the error of an answer that cannot follow comments."""
+    return RouterError(503, "upstream_failed", f"the engine answered {status}, and no stream of events; try again", 1)

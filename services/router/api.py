@@ -33,9 +33,10 @@ class RouterError(Exception):
         self.closes = closes
 
     @classmethod
-    def of(cls, reject: Reject) -> "RouterError":
-        """Return the error of a rejected call."""
-        return cls(reject.status, reject.code, reject.message, reject.retry_after)
+    def of(cls, reject: Reject, *, detailed: bool) -> "RouterError":
+        """Return the error of a rejected call; ``detailed``: its caller may see seats."""
+        text = f"{reject.message} ({reject.detail})" if detailed and reject.detail else reject.message
+        return cls(reject.status, reject.code, f"{text}; try again in {reject.retry_after} s", reject.retry_after)
 
     def body(self) -> dict[str, Any]:
         """Return ``{"error": {"message", "type", "code"}}``."""

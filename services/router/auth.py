@@ -34,6 +34,8 @@ class Caller(NamedTuple):
     """The highest that its requests may ask for."""
     tenant: str = ""
     """Its tenant, or the name of the key; empty if the router needs no keys."""
+    views: bool = True
+    """It may see seats, and so the reasons of their managers."""
 
 
 ANYBODY = Caller()
@@ -86,7 +88,7 @@ class ApiKeyGuard:
         self._requests[key.name] += 1
         tenant = self.tenants.of(key.tenant or "")
         priority = min(PRIORITIES[key.priority], PRIORITIES[tenant.priority] if tenant else PRIORITIES["high"])
-        return Caller(key.name, priority, key.tenant or key.name)
+        return Caller(key.name, priority, key.tenant or key.name, key.may("view"))
 
     def check(self, headers: Mapping[str, str]) -> None:
         """Raise RouterError 401 where keys are needed and this request has no known one."""

@@ -9,7 +9,7 @@ from typing import Concatenate, ParamSpec
 
 from kybernate.clock import Clock
 from kybernate.logs import get_logger
-from services.router.answer import Answer, Connection
+from services.router.answer import Answer, Connection, media_type, no_stream
 from services.router.api import (
     RouterError,
     cause_of,
@@ -23,7 +23,7 @@ from services.router.core.body import RoutingFields
 from services.router.core.framing import Body
 from services.router.core.head import HOP_BY_HOP, Head
 from services.router.core.step import Forward, Reject
-from services.router.core.tenants import AnswerTokens
+from services.router.core.tenants import AnswerTokens, Tokens
 from services.router.dispatch import Dispatcher, Ticket
 from services.router.engines import EngineConnection, EngineError, EnginePools
 from services.router.intake import Intake, RequestBody
@@ -35,6 +35,8 @@ from services.router.settings import RouterSettings
 P = ParamSpec("P")
 MOST_BREAKS = 3
 """A call that engines accepted and then dropped this often is not forwarded again: the call itself may crash them."""
+MEDIA = b"audio/", b"image/", b"video/", b"application/octet-stream"
+"""Types of answers whose bytes are no tokens."""
 _NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"content-encoding", b"expect", b"x-request-id"}
 """The body was read and, if it was compressed, decompressed; its length and encoding are set anew."""
 _NOT_RETURNED = HOP_BY_HOP | {b"content-length"}
@@ -120,6 +122,7 @@ class Call(Ticket):
         self._tokens: AnswerTokens | None = None
         """Of the answer; None before the tenant's limits have admitted the call, and without keys."""
         self._request_bytes = 0
+        """Of text, for the estimate of its tokens."""
 
     # --- the request --------------------------------------------------------------------------------------------------
 
@@ -154,7 +157,8 @@ class Call(Ticket):
         calls, caller = self._calls, self._caller
         calls.limits.begin(caller, model)
         if caller.tenant:
-            self._tokens, self._request_bytes = AnswerTokens(), len(self._body)
+            self._tokens = AnswerTokens()
+            self._request_bytes = len(self._body) if fields.text_bytes is None else fields.text_bytes
         self._wait()
         calls.dispatcher.arrive(self, model, hold_seconds=self._patience, priority=self._priority, tenant=caller.tenant)
 
@@ -185,32 +189,35 @@ class Call(Ticket):
     @_alone
     def cut(self, code: str) -> None:
         """End the call at its seat: it waits again, unless the caller has got a part of the answer."""
+        taken = self._engine is not None
         to = self._leave_engine()
         if to is None or self._over:
             return
+        model = self._record.model
         if self._answer.first_byte:
             if code == "seat_evicted":
                 self._calls.metrics.cuts.labels("after_first_byte").inc()
-                text = f"seat {to.seat} was parked before the answer was complete; try again"
+                text = f"model {model} was parked before the answer was complete; try again"
                 self.fail(RouterError(503, "seat_evicted", text, 1))
             else:
                 self._broke_off(to, "it was silent for too long" if code == "engine_silent" else "its seat was lost")
             return
         late = code == "engine_silent"
-        if late and self._silent is not None:
-            self.fail(self._silent)
-            return
         if late:
-            seconds = self._calls.settings.first_byte_seconds
-            text = f"the engine of seat {to.seat} sent nothing within {seconds:g} s (KYB_FIRST_BYTE_SECONDS), twice"
-            self._silent = RouterError(504, "engine_timeout", f"{text}; try again later", 10)
+            again, seconds = self._silent is not None, self._calls.settings.first_byte_seconds
+            text = f"the engine of model {model} sent nothing within {seconds:g} s (KYB_FIRST_BYTE_SECONDS)"
+            text = f"{text}{', twice' if again else ''}; try again later"
+            self._silent = RouterError(504, "engine_timeout", text, 10)
+            if again:
+                self.fail(self._silent)
+                return
             self._calls.metrics.rejections.labels("engine_silent").inc()
         self._calls.metrics.cuts.labels("before_first_byte").inc()
-        self._again(suspect=late)
+        self._again(suspect=late, taken=taken)
 
-    def _again(self, *, suspect: bool) -> None:
+    def _again(self, *, suspect: bool, taken: bool) -> None:
         self._wait()
-        self._calls.dispatcher.again(self, suspect=suspect)
+        self._calls.dispatcher.again(self, suspect=suspect, taken=taken)
 
     def _forward(self, to: Forward) -> None:
         self._to = self._record.to = to
@@ -251,9 +258,9 @@ class Call(Ticket):
 
     @_alone
     def silent(self, connection: EngineConnection) -> None:
-        """Cut the call, unless it is frozen with its seat."""
+        """Cut the call, unless it is frozen with its seat, or its caller does not read."""
         to, settings = self._to, self._calls.settings
-        if to is not None and self._calls.dispatcher.traffic.frozen(to.key):
+        if self._connection.slow or (to is not None and self._calls.dispatcher.traffic.frozen(to.key)):
             connection.clock.set(settings.silence_seconds if self._answer.first_byte else settings.first_byte_seconds)
         else:
             self.cut("engine_silent")
@@ -267,7 +274,7 @@ class Call(Ticket):
     @_alone
     def broke(self, error: EngineError) -> None:
         """Repeat the call if the caller has got nothing of an answer yet, and if it did not break too often."""
-        self._engine = None
+        taken, self._engine = self._engine is not None, None
         to = self._leave_engine()
         if to is None or self._over:
             return
@@ -278,7 +285,7 @@ class Call(Ticket):
         self._retried = True
         if again:
             self._calls.pools.disconnect(to.key)
-        elif self.sent_at is not None:
+        elif taken:  # the whole request, or a part of a long one
             self._breaks += 1
         self._calls.metrics.retries.inc()
         self._calls.log.info("engine.refused", seat=to.seat, error=str(error), cause=self.cause)
@@ -286,19 +293,21 @@ class Call(Ticket):
             text = (
                 f"an engine dropped this request {MOST_BREAKS} times before responding: the request itself may crash it"
             )
-            self.fail(RouterError(503, "upstream_failed", f"{text}; last seat {to.seat}: {error}; try again", 1))
+            self.fail(RouterError(503, "upstream_failed", f"{text}; at last {error}; try again", 1))
             return
-        self._again(suspect=not again)
+        self._again(suspect=not again, taken=taken)
 
     def _broke_off(self, to: Forward, what: str) -> None:
         self._calls.log.info("engine.broke_off", seat=to.seat, error=what)
-        self.fail(RouterError(503, "upstream_failed", f"the engine of seat {to.seat} broke off: {what}; try again", 1))
+        text = f"the engine of model {self._record.model} broke off: {what}; try again"
+        self.fail(RouterError(503, "upstream_failed", text, 1))
 
     @_alone
     def whole(self, head: Head, body: bytes) -> None:
         """Send a complete answer."""
         self._engine = None
         if self._tokens is not None:
+            self._tokens.media = media_type(head).startswith(MEDIA)
             self._tokens.feed(body)
         self._answer.whole(head, self._lines(head), body, closes=self._closes)
         self._complete()
@@ -306,6 +315,11 @@ class Call(Ticket):
     @_alone
     def began(self, head: Head, body: Body) -> None:
         """Begin a streamed answer."""
+        if not self._answer.fits(head):
+            self.fail(no_stream(head.status))
+            return
+        if self._tokens is not None:
+            self._tokens.media = media_type(head).startswith(MEDIA)
         if self._connection.slow:
             self.pause()
         self._answer.begin(head, body, self._lines(head), closes=self._closes)
@@ -384,6 +398,8 @@ class Call(Ticket):
         self._over = True
         if self._comments is not None:
             self._comments.cancel()
+        # Errors cost nothing; one that leaves pays for its request once an engine has it, and for what has arrived.
+        paid = self._answer.status < 400 if self._answer.first_byte else code == "499" and self._engine is not None
         self._leave_engine()
         calls, record = self._calls, self._record
         self.body.close()
@@ -391,7 +407,8 @@ class Call(Ticket):
         calls.guard.release(self._caller)
         calls.dispatcher.end(self, answered=answered)
         if self._tokens is not None:
-            calls.limits.end(self._caller, record.model, self._tokens.tokens(self._request_bytes))
+            tokens = self._tokens.tokens(self._request_bytes, complete=answered is True) if paid else Tokens()
+            calls.limits.end(self._caller, record.model, tokens)
         known = calls.dispatcher.traffic.serves(record.model)
         calls.metrics.answered(record.model if known else "unknown", code)
         calls.records.note(record, int(code), known=known)

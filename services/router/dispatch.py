@@ -109,13 +109,13 @@ class Dispatcher:
         if self.stopping:
             self._reject_stopping(ticket)
 
-    def again(self, ticket: Ticket, *, suspect: bool) -> None:
-        """Let a forwarded call wait again. ``suspect``: its engine failed."""
+    def again(self, ticket: Ticket, *, suspect: bool, taken: bool) -> None:
+        """Let a forwarded call wait again. ``suspect``: its engine failed; ``taken``: it had taken the request."""
         ticket.waiting = True
         if self.stopping:
             self._reject_stopping(ticket)
         else:
-            self.feed(step.CallReturned(ticket.request, suspect))
+            self.feed(step.CallReturned(ticket.request, suspect, taken))
 
     def end(self, ticket: Ticket, *, answered: bool | None = None) -> None:
         """End the call: it was answered, or it failed, or its caller disconnected (see CallEnded)."""
@@ -166,8 +166,7 @@ class Dispatcher:
     def _reject_stopping(self, ticket: Ticket) -> None:
         if ticket.waiting:
             ticket.waiting = False
-            text = "this router is being stopped; try again"
-            ticket.decide(step.Reject(ticket.request, 503, "router_stopping", text, 1))
+            ticket.decide(step.Reject(ticket.request, 503, "router_stopping", "this router is being stopped", 1))
 
     def _perform(self, effect: step.Effect) -> None:
         if isinstance(effect, step.LevelChanged):

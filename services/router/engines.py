@@ -214,6 +214,8 @@ class EngineConnection(asyncio.Protocol):
             self._parser = None
             assert self._head is not None
             exchange.began(self._head, body)
+            if self._exchange is None:
+                return  # the exchange wants no such answer
         if end >= 0:
             self._finish(raw, payload, rest=rest)
         elif self._pieces is None:

@@ -26,6 +26,8 @@ from services.router.garbage import FullCollections
 from services.router.intake import Intake, RequestBody
 from services.router.settings import RouterSettings
 
+LEAST_READ_BYTES = 16 * 1024
+"""What a caller must read of its last answer in KYB_SLOW_READER_SECONDS."""
 LINGER_SECONDS = 2.0
 """How long a caller may take to read the last answer and to close, before the connection is closed for it."""
 MOST_REFUSED = 100
@@ -146,8 +148,9 @@ class CallerConnection(asyncio.Protocol):
             task.cancel()
 
     def pause_writing(self) -> None:
-        """Slow down what writes."""
+        """Slow down what writes, for a limited time."""
         self.slow = True
+        self._deadline.set(self._front.settings.slow_reader_seconds)
         if self._call is not None:
             self._call.pause()
         if self._handler is not None:
@@ -156,6 +159,8 @@ class CallerConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Let it go on."""
         self.slow = False
+        if self._busy:
+            self._deadline.clear()
         if self._call is not None:
             self._call.resume()
         if self._handler is not None and self._handler.writing_paused:
@@ -385,6 +390,9 @@ class CallerConnection(asyncio.Protocol):
             return
         if self._ending:
             self._close(transport)
+        elif self._busy:
+            self._front.limits.rejected("slow_reader")
+            self.reset()
         elif self._head is not None and self._body is not None:
             try:
                 self._deadline.set(self._body.seconds())
@@ -403,8 +411,8 @@ class CallerConnection(asyncio.Protocol):
         before, self._unread = self._unread, transport.get_write_buffer_size()
         if not self._unread:
             transport.close()
-        elif before is None or self._unread < before:
-            self._deadline.set(self._front.settings.idle_seconds)
+        elif before is None or self._unread <= before - LEAST_READ_BYTES:
+            self._deadline.set(self._front.settings.slow_reader_seconds)
         else:
             transport.abort()
 

@@ -17,10 +17,11 @@ from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
 from services.router.api import RouterError, body_of, cause_of, json_of, model_of, printable
-from services.router.auth import Handler, caller_of, sender_of
+from services.router.auth import Caller, Handler, sender_of
 from services.router.core.reports import SignalQuota, addressed
 from services.router.core.step import Reject
 from services.router.core.tenants import Tokens
+from services.router.core.upstreams import some
 from services.router.dispatch import Dispatcher, WaitingTicket
 from services.router.limits import TenantLimits
 from services.router.settings import RouterSettings
@@ -137,7 +138,8 @@ class GatewayApi:
         items = parsed if isinstance(parsed, list) else [parsed]
         if len(items) > SIGNAL_LIMIT:
             raise RouterError(413, "too_many_signals", f"{len(items)} signals in one call; at most {SIGNAL_LIMIT}")
-        caller = caller_of(request) or f"address {request.remote}"
+        sender = sender_of(request)
+        caller = sender.name or f"address {request.remote}"
         wait = self._quota.take(caller, len(items), time.monotonic())
         if wait is not None:
             self._rejected("signal_rate")
@@ -146,7 +148,7 @@ class GatewayApi:
         errors: list[dict[str, Any]] = []
         for index, item in enumerate(items):
             try:
-                signal = self._signal(item, caller)
+                signal = self._signal(item, sender, caller)
                 for one in addressed(signal, self._dispatcher.traffic.table.records_of(signal.model, signal.seat)):
                     await self._bus.publish(one)
                 if index % SIGNALS_PER_STEP == SIGNALS_PER_STEP - 1:
@@ -161,7 +163,7 @@ class GatewayApi:
         status = 202 if not errors else 207 if accepted else int(errors[0]["status"])
         return web.json_response({"accepted": accepted, "errors": errors}, status=status)
 
-    def _signal(self, item: Any, caller: str) -> TrafficSignal:
+    def _signal(self, item: Any, sender: Caller, caller: str) -> TrafficSignal:
         if not isinstance(item, dict) or not isinstance(item.get("data"), dict):
             raise RouterError(
                 400, "invalid_signal", 'a signal is a CloudEvent: {"specversion", "id", "source", "data": {…}}'
@@ -189,7 +191,7 @@ class GatewayApi:
             cause=given if printable(given := str(item.get("id") or "")) else source,
             source=source,
             model=data.model,
-            seat=self._seat(data),
+            seat=self._seat(data, sender),
             tier=data.tier,
             waiting=data.waiting,
             in_flight=data.in_flight or data.inflight,
@@ -200,16 +202,16 @@ class GatewayApi:
             ttl_seconds=ttl,
         )
 
-    def _seat(self, data: SignalData) -> str | None:
+    def _seat(self, data: SignalData, sender: Caller) -> str | None:
         """Return the seat of the signal, or the model's only seat; None: the manager chooses. Raises RouterError."""
         table = self._dispatcher.traffic.table
         model = table.models.get(data.model)
         if model is None or not model.upstreams:
-            text = f"model {data.model!r} does not exist; known models: {table.known_models()}"
-            raise RouterError(404, "model_not_found", text)
+            raise self._limits.not_found(sender, data.model)
         seats = [upstream.record.seat for upstream in model.upstreams.values()]
         if data.seat is not None and data.seat not in seats:
-            raise RouterError(404, "seat_not_found", f"seat {data.seat!r} does not run {data.model}; it has {seats}")
+            text = f"seat {data.seat!r} does not run {data.model}; it has {some(seats, 'GET /v1/seats')}"
+            raise RouterError(404, "seat_not_found", text)
         return data.seat or (seats[0] if len(seats) == 1 else None)
 
 

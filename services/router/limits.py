@@ -11,7 +11,6 @@ from services.router.auth import Caller
 from services.router.core.step import Reject
 from services.router.core.tenants import Tenants, Tokens
 from services.router.core.traffic import Traffic
-from services.router.core.upstreams import some
 
 
 @dataclass
@@ -38,14 +37,15 @@ class TenantLimits:
 
     def error(self, caller: Caller, model: str, reject: Reject) -> RouterError:
         """Return the error of a rejected call."""
-        return self.not_found(caller, model) if reject.code == "model_not_found" else RouterError.of(reject)
+        if reject.code == "model_not_found":
+            return self.not_found(caller, model)
+        return RouterError.of(reject, detailed=caller.views)
 
     def not_found(self, caller: Caller, model: str) -> RouterError:
         """Return the error of an unknown model, which names only models that the caller may use."""
-        known = [name for name in self.traffic.table.models if self.sees(caller, name) and self.traffic.serves(name)]
+        known = self.traffic.table.known_models(lambda name: self.sees(caller, name))
         text = f"model {model!r} does not exist{', or this key may not use it' if caller.tenant else ''}"
-        text = f"{text}; known models: {some(sorted(known))}"
-        return RouterError(404, "model_not_found", text)
+        return RouterError(404, "model_not_found", f"{text}; known models: {known}")
 
     def begin(self, caller: Caller, model: str) -> None:
         """Count a request, until ``end``. Raises RouterError 404 or 429."""

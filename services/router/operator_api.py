@@ -49,7 +49,6 @@ from services.router.core.reports import (
     resolve_group,
 )
 from services.router.core.traffic import Traffic
-from services.router.core.upstreams import some
 from services.router.limits import TenantLimits
 from services.router.roster_sync import GpuInventory
 
@@ -123,12 +122,11 @@ class OperatorApi:
 
     async def model(self, request: web.Request) -> web.StreamResponse:
         """Return one model."""
-        name = request.match_info["model"]
-        models = self._models(request)
-        if name not in models:
-            text = f"model {name!r} does not exist; known models: {some(list(models))}"
-            raise RouterError(404, "model_not_found", text)
-        return web.json_response(_row(name, models[name]))
+        name, sender = request.match_info["model"], sender_of(request)
+        records = self._traffic.table.records_of(name) if self._limits.sees(sender, name) else []
+        if not records:
+            raise self._limits.not_found(sender, name)
+        return web.json_response(_row(name, records))
 
     def _models(self, request: web.Request) -> dict[str, list[SeatRecord]]:
         sender = sender_of(request)

@@ -47,8 +47,11 @@ class RouterSettings(Settings):
     """Time for a request body, plus 1 s for each 64 KiB of it, else 408."""
     idle_seconds: float = Field(75.0, gt=0)
     """Time until the next request of a kept connection, else it is closed."""
+    slow_reader_seconds: float = Field(120.0, gt=0)
+    """Time for a caller to read what waits for it, some 64 KiB, before more of its answer is sent; else it is cut."""
     first_byte_seconds: float = Field(600.0, gt=0)
-    """Time for the first byte of an engine's answer; then the request is sent once more, then it gets a 504."""
+    """Time for the first byte of an engine's answer; then the request is sent once more, then it gets a 504. It may be
+    longer than KYB_HOLD_SECONDS, which counts waiting only."""
     silence_seconds: float = Field(120.0, gt=0)
     """Longest pause within an engine's answer; then the answer is broken off."""
     api_families: str = "openai,anthropic,rerank,tokenize"

@@ -157,8 +157,8 @@ def form(*parts: tuple[str, bytes]) -> bytes:
 def test_the_model_of_a_form_is_found_among_files_of_any_content() -> None:
     audio = b'\r\n--a\r\nname="model"\r\n\r\nwrong' * 100_000
     body = form(('name="file"; filename="a; b.wav"', audio), ('name="model"', b"whisper"), ('name="stream"', b"True"))
-    assert end_of(routing_fields(body, FORM)) == RoutingFields("whisper", True)
-    assert end_of(routing_fields(form(('name="model"', b"")), FORM)) == RoutingFields("", False)
+    assert end_of(routing_fields(body, FORM)) == RoutingFields("whisper", True, len("whisperTrue"))
+    assert end_of(routing_fields(form(('name="model"', b"")), FORM)) == RoutingFields("", False, 0)
     assert (
         end_of(routing_fields(form(('name="other"', b"x")), 'Multipart/Form-Data; charset=x; boundary="b"')).model
         is None

@@ -1,16 +1,22 @@
 """What ends one call or connection, and nothing else: errors of the router, engines that vanish, callers that leave."""
 
 import asyncio
+import io
 import json
 import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
+from prometheus_client import generate_latest
 
 from kybernate.seat import SeatState
+from services.router.answer import Answer
+from services.router.calls import MOST_BREAKS
 from services.router.core.framing import LAST_CHUNK, chunk
+from services.router.core.head import HeadParser
 from tests.router.world import World, world
 from tests.until import until
 
@@ -20,8 +26,10 @@ EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encodi
 
 
 @asynccontextmanager
-async def engine(w: World, serve: Serve) -> AsyncIterator[None]:
-    """An active seat ``s0`` of ``llama`` whose engine serves each connection so."""
+async def engine(
+    w: World, serve: Serve, model: str = "llama", state: SeatState = SeatState.ACTIVE
+) -> AsyncIterator[None]:
+    """A seat ``s0`` of the model whose engine serves each connection so."""
 
     async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -31,9 +39,7 @@ async def engine(w: World, serve: Serve) -> AsyncIterator[None]:
 
     server = await asyncio.start_server(closing, "127.0.0.1", 0)
     endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    await w.manager.put(
-        "s0", SeatState.ACTIVE, model="llama", endpoint=endpoint, group="G0", home_group="G0", gpus=(0,)
-    )
+    await w.manager.put("s0", state, model=model, endpoint=endpoint, group="G0", home_group="G0", gpus=(0,))
     await until(lambda: "n1.s0" in w.router.traffic.table.upstreams, what="the router knows the seat")
     try:
         yield
@@ -51,8 +57,8 @@ async def request_of(reader: asyncio.StreamReader) -> bytes:
     return head + await reader.readexactly(length)
 
 
-def call(*headers: bytes, version: bytes = b"1.1") -> bytes:
-    body = json.dumps({"model": "llama"}).encode()
+def call(*headers: bytes, version: bytes = b"1.1", **fields: object) -> bytes:
+    body = json.dumps({"model": "llama", **fields}).encode()
     lines = [b"POST /v1/completions HTTP/" + version, b"Host: x", b"Content-Length: %d" % len(body), *headers]
     return b"\r\n".join([*lines, b"", body])
 
@@ -136,6 +142,115 @@ async def test_a_connection_that_the_engine_closes_at_once_is_one_failed_try():
         async with engine(w, serve):
             assert (await w.ask("llama")).status == 200
             assert tries == 3
+
+
+async def test_a_long_request_that_engines_drop_while_they_read_it_is_not_repeated_for_ever():
+    async with world() as w:
+        tries = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal tries
+            tries += 1
+            await reader.readexactly(1000)
+            writer.transport.abort()
+
+        async with engine(w, serve):
+            body = io.BytesIO(json.dumps({"model": "llama", "prompt": "x" * 2**24}).encode())
+            answer = await w.call("POST", "/v1/completions", data=body)
+            assert (answer.status, answer.code, tries) == (503, "upstream_failed", MOST_BREAKS + 1)
+        await settled(w)
+
+
+async def test_a_caller_that_does_not_read_is_cut_and_its_engine_is_not_blamed():
+    async with world(slow_reader_seconds=0.5, silence_seconds=0.05) as w:
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await request_of(reader)
+            writer.write(EVENTS)
+            while True:
+                writer.write(chunk(b"data: " + b"x" * 65_530 + b"\n\n"))
+                await writer.drain()
+
+        def cut() -> float:
+            return w.router._metrics.rejections.labels("slow_reader")._value.get()
+
+        async with engine(w, serve):
+            _, writer = await connect(w)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(call())
+            await until(cut, what="the caller is cut")
+            await settled(w)
+            writer.transport.abort()
+        shown = generate_latest(w.router.health.registry).decode()
+        assert 'requests_total{code="499",model="llama"} 1.0' in shown
+
+
+class Recorder:
+    """A caller's connection that keeps what is sent."""
+
+    address, slow, sent = "", False, b""
+
+    def write(self, data: bytes) -> None:
+        self.sent += data
+
+    def finished(self, *, close: bool) -> None:
+        pass
+
+    abort = reset = lambda self: None
+
+
+SSE = b"Content-Type: Text/Event-Stream; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "expected"),
+    [
+        (b"400", b'{"object":"error",\n"message":"too long"}', '{"error": {"object": "error", "message": "too long"}}'),
+        (b"400", b'{"error":{"message":"too long"}}', '{"error": {"message": "too long"}}'),
+        (b"200", b'{"id":\r\n1}', '{"id": 1}'),
+        (b"502", b"\n\nno", "the engine answered 502"),
+        (b"200", b"\x1f\x8b", "the engine answered 200"),
+        (b"200 OK\r\nContent-Encoding: gzip\r\n" + SSE, b"\x1f\x8b", "the engine answered 200"),
+        (b"200 OK\r\n" + SSE, b'data: {"id": 1}\n\n', '{"id": 1}'),
+    ],
+)
+def test_a_complete_answer_after_comments_is_an_event(head: bytes, body: bytes, expected: str):
+    request, found = (
+        HeadParser(request=True).feed(call()),
+        HeadParser(request=False).feed(b"HTTP/1.1 %b\r\n\r\n" % head),
+    )
+    assert request is not None
+    assert found is not None
+    caller = Recorder()
+    answer = Answer(caller, request[0])
+    answer.comment(closes=False)
+    caller.sent = b""
+    answer.whole(found[0], [], body, closes=False)
+    answer.end(close=False)
+    event, rest = caller.sent.partition(b"\r\n")[2].split(b"\n\n", 1)
+    assert expected in event.removeprefix(b"data: ").decode()
+    json.loads(event.removeprefix(b"data: "))
+    assert rest == b"\r\n" + LAST_CHUNK
+
+
+async def test_pieces_of_no_stream_never_follow_comments():
+    async with world(keepalive_seconds=0.02) as w:
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while await request_of(reader):
+                writer.write(EVENTS.replace(b"text/event-stream", b"application/json") + chunk(b"{}") + LAST_CHUNK)
+
+        async with engine(w, serve, state=SeatState.PARKED):
+            w.manager.auto = False
+            reader, writer = await connect(w)
+            writer.write(call(b"Connection: close", stream=True))
+            await reader.readuntil(b": waiting for the model\n\n")
+            await w.manager.activate("s0")
+            (event,) = re.findall(rb"data: (.*)", await reader.read())
+            writer.close()
+            error = json.loads(event)["error"]
+            assert (error["code"], error["message"].partition(",")[0]) == ("upstream_failed", "the engine answered 200")
+            await settled(w)
 
 
 async def test_an_idle_connection_that_the_engine_closes_as_the_next_call_is_sent_costs_no_call():

@@ -131,7 +131,7 @@ async def test_the_hold_ends_at_its_deadline_with_a_503():
         answer = await w.ask("llama")
         assert (answer.status, answer.code) == (503, "hold_timeout")
         assert int(answer.headers["Retry-After"]) >= 1
-        assert "s0 is parked" in answer.json["error"]["message"]
+        assert "it is parked (seat s0: parked)" in answer.json["error"]["message"]
 
 
 async def test_a_final_refusal_of_the_manager_rejects_waiting_calls_with_its_reason():

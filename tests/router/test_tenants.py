@@ -1,14 +1,18 @@
 """Tenants share a model: they take turns in its queue, none keeps the others out, and each keeps to its limits."""
 
 import asyncio
+import math
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import FormData
 from prometheus_client import generate_latest
 
 from kybernate.api_keys import KeyFile, Tenant, dump, load, make
+from kybernate.messages import CommandReply
 from kybernate.seat import SeatState
 from services.router.api import PRIORITIES
 from services.router.core import step
@@ -16,7 +20,10 @@ from services.router.core.admission import Limits
 from services.router.core.managers import RouterIdentity
 from services.router.core.tenants import AnswerTokens, Tenants, Tokens
 from services.router.core.traffic import Traffic
+from services.router.core.upstreams import MOST_LOOKED_AT, UpstreamTable
 from tests.fakes.test_engine import free_port
+from tests.router.test_front import engine as raw_engine
+from tests.router.test_front import request_of
 from tests.router.test_traffic import arrive, kinds, record, synced
 from tests.router.world import World, world
 from tests.until import until
@@ -138,7 +145,7 @@ USAGE = b'"usage":{"prompt_tokens":7,"completion_tokens":5,"total_tokens":12}'
           b'data: {"usage":{"output_tokens":33}}\n\n'], (9, 33)),
         ([b'{"data":[],"usage":{"prompt_tokens":4,"total_tokens":4}}'], (4, 0)),
         ([b"RIFF" * 100], (25, 100)),
-        ([], (0, 0)),
+        ([], (25, 0)),
     ],
 )  # fmt: skip
 def test_tokens_are_what_the_engine_counted_else_an_estimate(pieces: list[bytes], tokens: tuple[int, int]):
@@ -146,7 +153,13 @@ def test_tokens_are_what_the_engine_counted_else_an_estimate(pieces: list[bytes]
         answer = AnswerTokens()
         for piece in together:
             answer.feed(piece)
-        assert answer.tokens(request_bytes=100) == tokens
+        assert answer.tokens(request_bytes=100, complete=True) == tokens
+
+
+def test_a_stream_that_its_caller_leaves_costs_what_has_arrived():
+    answer = AnswerTokens()
+    answer.feed(b'data: {"usage":{"input_tokens":9,"output_tokens":1}}\n\n' + b"data: {}\n\n" * 900)
+    assert answer.tokens(request_bytes=100, complete=False) == (9, 901), "the engine had counted one by then"
 
 
 @pytest.fixture
@@ -219,6 +232,90 @@ async def test_a_wake_counts_as_a_request_of_its_tenant(shared: Any) -> None:
     answers = [await w.call("POST", "/v1/wake", headers=keys["blue"], json={"model": "blue-1"}) for _ in range(4)]
     assert [answer.status for answer in answers] == [200, 200, 200, 429]
     assert (answers[-1].code, "(requestsPerMinute)" in answers[-1].body.decode()) == ("tenant_limit", True)
+
+
+def used(w: World, tenant: str) -> tuple[int, int, int]:
+    rows = [row for row in w.router.guard.tenants.report() if row["tenant"] == tenant]
+    return tuple(sum(row[of] for row in rows) for of in ("requests", "prompt_tokens", "completion_tokens"))  # type: ignore[return-value]
+
+
+async def test_a_caller_that_leaves_early_pays_for_its_request_and_for_what_has_arrived(shared: Any) -> None:
+    w, keys = shared
+    engine, body = w.engines[1], {"model": "red-1", "prompt": "x" * 400}
+
+    async def leaves(asked: "asyncio.Task[Any]", requests: int) -> tuple[int, int]:
+        asked.cancel()
+        await until(lambda: used(w, "red")[0] == requests, what="the call has ended")
+        w.router.guard.tenants._accounts["red"].tokens.left = 60
+        return used(w, "red")[1:]
+
+    w.manager.auto = False
+    await w.manager.put("red-1", SeatState.PARKED)
+    await until(lambda: w.upstream("red-1").record.state is SeatState.PARKED, what="the seat is parked")
+    asked = asyncio.create_task(w.call("POST", "/v1/completions", headers=keys["red"], json=body))
+    await until(lambda: w.held("red-1") == 1, what="the call is held")
+    assert await leaves(asked, 1) == (0, 0), "no engine has worked for it"
+    await w.manager.activate("red-1")
+    engine.silent.clear()
+    asked = asyncio.create_task(w.call("POST", "/v1/completions", headers=keys["red"], json=body))
+    await until(lambda: engine.running == 1, what="the engine computes")
+    prompt, completion = await leaves(asked, 2)
+    assert prompt > 100, "a quarter of the body's bytes"
+    assert completion == 0
+    engine.silent.set()
+    engine.gate.clear()
+    url = f"{w.url}/v1/completions"
+    async with w.http.post(url, headers=keys["red"], json=body | {"stream": True}) as response:
+        await response.content.readuntil(b"\n\n")
+        response.close()
+    await until(lambda: used(w, "red")[0] == 3, what="the stream has ended")
+    assert used(w, "red")[2] == 1, "an event had arrived"
+
+
+async def test_the_bytes_of_files_and_of_sound_are_no_tokens(shared: Any) -> None:
+    w, keys = shared
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await request_of(reader):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: Audio/wav\r\nContent-Length: 4000\r\n\r\n" + b"R" * 4000)
+
+    async with raw_engine(w, serve, "red-raw"):
+        form = FormData({"model": "red-raw", "prompt": "y" * 80})
+        form.add_field("file", b"R" * 100_000, filename="a.wav")
+        answer = await w.call("POST", "/v1/audio/translations", headers=keys["red"], data=form)
+        assert (answer.status, len(answer.body)) == (200, 4000)
+    assert used(w, "red") == (1, math.ceil(len("red-raw" + "y" * 80) / 4), 0)
+
+
+async def test_callers_that_see_no_seats_learn_the_state_of_their_model_only(tmp_path: Path) -> None:
+    made = {name: make(name, scopes) for name, scopes in (("app", ["infer"]), ("ops", ["infer", "view"]))}
+    (tmp_path / "keys.yaml").write_text(dump(row for row, _ in made.values()))
+    async with world(api_keys_file=tmp_path / "keys.yaml", hold_seconds=0.1) as w:
+        await w.seat("opaque-1", "m")
+        refusal = CommandReply(accepted=False, code="pinned", reason="group G0 is held by opaque-2, which is pinned")
+
+        async def message(name: str) -> str:
+            answer = await w._ask({"model": "m"}, Authorization=f"Bearer {made[name][1]}")
+            assert answer.status == 503
+            return str(answer.json["error"]["message"])
+
+        w.manager.auto = False
+        assert re.fullmatch(r"model m could not be .* \(hold_seconds\): it is parked; try .*", await message("app"))
+        assert "it is parked (seat opaque-1: parked); try" in await message("ops")
+        w.manager.reply = refusal
+        await w.manager.put("opaque-1", SeatState.PARKED)  # the next call requests its activation anew
+        assert re.fullmatch(r"model m cannot be run now; try again in \d+ s", await message("app"))
+        assert "(seat opaque-1: group G0 is held by opaque-2, which is pinned)" in await message("ops")
+
+
+def test_an_unknown_model_costs_no_look_at_all_models() -> None:
+    table = UpstreamTable()
+    for number in range(5 * MOST_LOOKED_AT):
+        table.apply_record(record(f"s{number}", model=f"m{number}"))
+    looked: list[str] = []
+    table.known_models(lambda name: looked.append(name) or False)  # type: ignore[func-returns-value]
+    assert len(looked) == MOST_LOOKED_AT
+    assert "and 980 more: GET /v1/models" in table.known_models()
 
 
 async def test_a_permit_has_at_most_the_priority_of_its_tenant(tmp_path: Path) -> None:

@@ -232,6 +232,19 @@ def test_a_call_that_returns_after_its_deadline_is_timed_out():
     assert (reject.status, reject.code) == (503, "hold_timeout")
 
 
+def test_the_time_at_an_engine_that_did_not_answer_is_no_wait():
+    traffic = router(record(state=S.ACTIVE), hold_seconds=10.0)
+    arrive(traffic, 1, now=1.0)
+    arrive(traffic, 2, now=1.0, hold_seconds=50.0)
+    traffic.handle(synced(record(state=S.ACTIVE), at=600.0), 600.0)
+    out = traffic.handle(step.CallReturned(1, taken=True), 601.0)
+    assert not kinds(out, step.Reject), "the limit of the first byte may be above that of the hold"
+    (reject,) = kinds(traffic.handle(step.CallReturned(2, taken=True), 601.0), step.Reject)
+    assert reject.request == 2, "its caller has given up"
+    (forward,) = kinds(traffic.handle(step.TimePassed(), 601.5), step.Forward)
+    assert (forward.request, forward.held_seconds) == (1, 0.5)
+
+
 def test_held_calls_move_to_a_better_seat():
     traffic = router(record("s0"), record("s1", S.WAITING))
     arrive(traffic, 1)

@@ -139,7 +139,8 @@ class Admission:
         longest, patience = self._limits.hold_seconds, m.hold_seconds
         hold = longest if patience is None else min(longest, patience)
         now = self._step.now
-        call = RoutedCall(m.request, m.model, m.cause, m.kind, now, now + hold, m.priority, m.tenant)
+        gives_up = math.inf if patience is None else now + patience
+        call = RoutedCall(m.request, m.model, m.cause, m.kind, now, now + hold, gives_up, m.priority, m.tenant)
         found = best(self._ranked(model), None)
         if m.kind == "wake":
             self._wake(call, model, found)
@@ -180,8 +181,7 @@ class Admission:
         elif found is not None and found[0] is Rank.REFUSED:
             upstream = found[1]
             code = "activation_refused" if upstream.activation_request.refusal else "seat_quarantined"
-            text = f"model {model.name} cannot be run: seat {upstream.record.seat}: {_why(upstream)}"
-            self._reject(call, 503, code, text)
+            self._reject(call, 503, code, f"model {model.name} cannot be run now", _why(upstream))
         elif call.held:
             self._queue.place(call, model, found)
         else:
@@ -245,6 +245,9 @@ class Admission:
         upstream = call.upstream
         self._land(call)
         call.upstream = None
+        if m.taken:  # that was no wait
+            call.arrived += self._step.now - call.sent
+            call.deadline = min(call.gives_up, call.deadline + self._step.now - call.sent)
         if m.suspect and upstream.record.state is SeatState.ACTIVE:
             upstream.suspect_until = self._step.now + SUSPECT_SECONDS
             self._step.alarms.set(("suspect", upstream.key), upstream.suspect_until)
@@ -254,28 +257,27 @@ class Admission:
         model = self._table.model(call.model)
         self._route(call, model, best(self._ranked(model), None))
 
-    def _reject(self, call: RoutedCall, status: int, code: str, message: str) -> None:
+    def _reject(self, call: RoutedCall, status: int, code: str, message: str, detail: str = "") -> None:
         seconds = self._table.retry_after(call.model, self._step.now, self._limits.speed)
         after = math.ceil(seconds * (1 + call.request * _SPREAD % 1))
         self._calls.pop(call.request, None)
         self._queue.release(call)
         self._table.forget_empty(call.model)
-        self._step.emit(Reject(call.request, status, code, f"{message}; try again in {after} s", after))
+        self._step.emit(Reject(call.request, status, code, message, after, detail))
 
     def _reject_unknown(self, request: int, model: str) -> None:
-        text = f"model {model!r} does not exist; known models: {self._table.known_models()}"
-        self._step.emit(Reject(request, 404, "model_not_found", text))
+        self._step.emit(Reject(request, 404, "model_not_found", f"model {model!r} does not exist"))
 
     def _time_out(self, call: RoutedCall) -> None:
         upstream = call.upstream
-        at = f"seat {upstream.record.seat} is {_why(upstream)}" if upstream else "it has no seat that could serve"
+        at = f"it is {upstream.record.state}" if upstream else "it has no seat that could serve"
         waited = (self._step.now - call.arrived) * self._limits.speed
         text = f"model {call.model} could not be called within {waited:.0f} s (hold_seconds): {at}"
         if upstream is not None and self._rank(upstream) is Rank.FULL:
             text = f"{text}, and its engine answers {len(upstream.in_flight)} other requests"
             self._reject(call, 429, "queue_full", text)
         else:
-            self._reject(call, 503, "hold_timeout", text)
+            self._reject(call, 503, "hold_timeout", text, _why(upstream) if upstream else "")
 
     def _ranked(self, model: Model) -> Iterator[tuple[Rank, Upstream]]:
         for upstream in model.upstreams.values():
@@ -316,7 +318,6 @@ class Admission:
 
 
 def _why(upstream: Upstream) -> str:
-    if refusal := upstream.activation_request.refusal:
-        return refusal
-    state, reason = str(upstream.record.state), upstream.record.reason
-    return f"{state} ({reason})" if reason else state
+    record = upstream.record
+    why = upstream.activation_request.refusal or f"{record.state}{f' ({record.reason})' if record.reason else ''}"
+    return f"seat {record.seat}: {why}"

@@ -69,6 +69,8 @@ class RoutingFields:
 
     model: object = None
     stream: object = None
+    text_bytes: int | None = None
+    """Of a form: without its files."""
 
 
 def is_form(content_type: str) -> bool:
@@ -143,13 +145,15 @@ def form_fields(body: bytes, content_type: str) -> Generator[None, None, Routing
         raise BodyError("invalid_body", "the form's Content-Type needs one boundary of at most 70 characters")
     delimiter = b"\r\n--" + form[2].encode()
     found: dict[bytes, bytes] = {}
+    text_bytes = 0
     at = len(delimiter) - 2
     if not body.startswith(delimiter[2:]):
         raise BodyError("invalid_body", "the form does not begin with its boundary")
     for _ in range(MOST_PARTS):
         if body.startswith(b"--", at):
             stream = found.get(b"stream", b"").strip().lower() in (b"true", b"1", b"on", b"yes")
-            return RoutingFields(found[b"model"].decode(errors="replace") if b"model" in found else None, stream)
+            model = found[b"model"].decode(errors="replace") if b"model" in found else None
+            return RoutingFields(model, stream, text_bytes)
         begin = body.find(b"\r\n\r\n", at, at + LONGEST_PART_HEAD)
         if begin < 0 or not body.startswith(b"\r\n", at):
             raise BodyError("invalid_body", f"a part of the form has no head of at most {LONGEST_PART_HEAD} bytes")
@@ -158,6 +162,7 @@ def form_fields(body: bytes, content_type: str) -> Generator[None, None, Routing
         if name is None or body.startswith(delimiter[2:], begin):
             raise BodyError("invalid_body", "a part of the form has no plain name in quotes, or no content")
         end = yield from _find(body, delimiter, begin)
+        text_bytes += 0 if b"filename=" in head.lower() else end - begin
         if name in (b"model", b"stream"):
             if name in found:
                 raise BodyError("invalid_body", f"the form has two parts {name.decode()}")

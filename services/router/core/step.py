@@ -52,6 +52,8 @@ class CallReturned:
     request: int
     suspect: bool = True
     """The engine itself failed: it gets no calls until its seat reports a change or ``SUSPECT_SECONDS`` have passed."""
+    taken: bool = False
+    """The engine had taken the request: the time since it was forwarded was no wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ class Reject:
     message: str
     retry_after: int | None = None
     """Seconds for the Retry-After header."""
+    detail: str = ""
+    """The seat and its manager's reason, for callers who may see seats."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,33 +28,34 @@ class AnswerTokens:
     """Finds the tokens of one answer in its bytes: what the engine has counted, else an estimate, so that an answer
     without ``usage`` is not free."""
 
-    __slots__ = ("_begin", "_end", "_events", "_size")
+    __slots__ = ("_begin", "_end", "_events", "_size", "media")
 
     def __init__(self) -> None:
         self._begin = self._end = b""
         self._events = self._size = 0
+        self.media = False
+        """It is sound or a picture, whose bytes are no tokens."""
 
     def feed(self, piece: bytes) -> None:
         """Take a piece of the answer's body."""
+        if self.media:
+            return
         if len(self._begin) < TAIL_BYTES:
             self._begin += piece[: TAIL_BYTES - len(self._begin)]
         self._end = piece[-TAIL_BYTES:] if len(piece) >= TAIL_BYTES else (self._end + piece)[-TAIL_BYTES:]
         self._events += piece.count(b"data:")
         self._size += len(piece)
 
-    def tokens(self, request_bytes: int) -> Tokens:
-        """Return the tokens; ``request_bytes`` of the request's body."""
-        if not self._size:
-            return Tokens()
+    def tokens(self, request_bytes: int, *, complete: bool) -> Tokens:
+        """Return the tokens; ``request_bytes`` of text in the request. Of an answer that is not ``complete`` the engine
+        may have counted only the first tokens: then at least those count that have arrived."""
         text = self._begin + b"\n" + self._end
-        prompt, completion = _PROMPT.findall(text), _COMPLETION.findall(text)
+        prompt, counted = _PROMPT.findall(text), _COMPLETION.findall(text)
+        arrived = self._events or math.ceil(self._size / BYTES_PER_TOKEN)
+        completion = int(counted[-1]) if counted else 0 if prompt else arrived
         return Tokens(
             int(prompt[-1]) if prompt else math.ceil(request_bytes / BYTES_PER_TOKEN),
-            int(completion[-1])
-            if completion
-            else 0
-            if prompt
-            else self._events or math.ceil(self._size / BYTES_PER_TOKEN),
+            completion if complete else max(completion, arrived),
         )
 
 

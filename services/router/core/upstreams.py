@@ -6,10 +6,12 @@ every report. A complete reading of the roster overrides the order within an epo
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heappop, heappush
+from itertools import islice
+from math import inf
 from typing import NamedTuple
 
 from kybernate.messages import SeatActivated, SeatAllocated, SeatEvent, SeatFreed, SeatPinned, SeatUnpinned
@@ -32,6 +34,8 @@ FREEZING = frozenset({_S.PARKING, _S.PARKED})
 
 MOST_NAMES = 20
 """Models that one error text lists."""
+MOST_LOOKED_AT = 1000
+"""Models that are looked at for it: thousands of requests for unknown models cost little."""
 
 
 class Rank(IntEnum):
@@ -76,6 +80,8 @@ class RoutedCall:
     kind: Kind
     arrived: float
     deadline: float
+    gives_up: float = inf
+    """When its caller stops waiting for an answer, if it says."""
     priority: int = 0
     tenant: str = ""
     turn: int = 0
@@ -365,9 +371,9 @@ class Change(NamedTuple):
         )
 
 
-def some(names: Sequence[str]) -> str:
-    """Return the first names as text for error messages."""
-    more = f" and {len(names) - MOST_NAMES} more: GET /v1/models" if len(names) > MOST_NAMES else ""
+def some(names: Sequence[str], where: str = "GET /v1/models") -> str:
+    """Return the first names as text for error messages; ``where`` a caller finds all."""
+    more = f" and {len(names) - MOST_NAMES} more: {where}" if len(names) > MOST_NAMES else ""
     return (", ".join(names[:MOST_NAMES]) or "none yet") + more
 
 
@@ -433,9 +439,10 @@ class UpstreamTable:
         learned = [seat.record.activate_seconds / speed for seat in seats if seat.record.activate_seconds > 0]
         return max(1.0, min([seconds for seconds in queues if seconds is not None] or learned, default=1.0))
 
-    def known_models(self) -> str:
-        """Return the names of all models as text for error messages."""
-        return some(sorted(name for name, model in self.models.items() if model.upstreams))
+    def known_models(self, sees: Callable[[str], bool] = lambda _: True) -> str:
+        """Return names of models that a caller ``sees`` as text for error messages."""
+        looked_at = islice(self.models.items(), MOST_LOOKED_AT)
+        return some(sorted(name for name, model in looked_at if model.upstreams and sees(name)))
 
     def _change(self, upstream: Upstream, before: SeatRecord | None) -> Change:
         self.upstreams[upstream.key] = upstream
