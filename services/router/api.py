@@ -102,6 +102,24 @@ def engine_paths(families: str, more: str) -> frozenset[bytes]:
     return frozenset(path.encode() for path in found)
 
 
+def aliases_of(text: str) -> dict[str, str]:
+    """Return the models by their further names. Raises ConfigError."""
+    found: dict[str, str] = {}
+    for pair in filter(None, (pair.strip() for pair in text.split(","))):
+        alias, _, model = (part.strip() for part in pair.partition("="))
+        if not printable(alias) or not printable(model) or alias in found:
+            raise ConfigError(
+                f"KYB_ALIASES={text!r}: {pair!r}: write alias=model, each alias once, with commas between"
+            )
+        found[alias] = model
+    for alias, model in found.items():
+        if model in found:
+            raise ConfigError(
+                f"KYB_ALIASES={text!r}: {alias} stands for {model}, an alias; name its model {found[model]}"
+            )
+    return found
+
+
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 

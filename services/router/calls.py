@@ -153,12 +153,14 @@ class Call(Ticket):
 
     def _arrive(self, fields: RoutingFields) -> None:
         self._fields = fields
-        model = self._record.model = model_of(fields.model)
+        name = self._record.model = model_of(fields.model)
         calls, caller = self._calls, self._caller
-        calls.limits.begin(caller, model)
+        model = self._record.model = calls.limits.begin(caller, name)
         if caller.tenant:
             self._tokens = AnswerTokens()
             self._request_bytes = len(self._body) if fields.text_bytes is None else fields.text_bytes
+        if model != name:
+            self._body = self.body.renamed(self._body, fields, model)
         self._wait()
         calls.dispatcher.arrive(self, model, hold_seconds=self._patience, priority=self._priority, tenant=caller.tenant)
 

@@ -83,7 +83,7 @@ class GatewayApi:
         model = model_of(request.query.get("model"), "name the model: GET /v1/hold?model=…&timeout=30s")
         timeout = _duration(request.query.get("timeout"))
         ticket, sender = WaitingTicket(cause_of(request.headers)), sender_of(request)
-        self._limits.begin(sender, model)
+        model = self._limits.begin(sender, model)
         priority = min(0, sender.highest_priority)
         self._dispatcher.arrive(
             ticket, model, kind="permit", hold_seconds=timeout, priority=priority, tenant=sender.tenant
@@ -116,7 +116,7 @@ class GatewayApi:
         parsed: Any = json_of(await body_of(request, WAKE_BYTES))
         model = model_of(parsed.get("model") if isinstance(parsed, dict) else None)
         cause, sender = cause_of(request.headers), sender_of(request)
-        self._limits.begin(sender, model)
+        model = self._limits.begin(sender, model)
         if sender.tenant:
             self._limits.end(sender, model, Tokens())  # it waits for nothing
         ticket = WaitingTicket(cause)
@@ -178,6 +178,7 @@ class GatewayApi:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
             raise RouterError(400, "invalid_signal", f"data.{place}: {first['msg']}") from error
+        data.model = self._limits.aliases.get(data.model, data.model)
         ttl = data.ttl_seconds or SIGNAL_TTL_SECONDS
         if not self._quota.admits(caller, source, time.monotonic(), ttl):
             self._rejected("signal_sources")

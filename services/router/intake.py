@@ -15,6 +15,7 @@ from services.router.core.body import (
     Unpacker,
     is_form,
     parsed_fields,
+    renamed,
     routing_fields,
     too_large,
 )
@@ -137,6 +138,13 @@ class RequestBody:
         """Return what routing needs of a small JSON body."""
         try:
             return parsed_fields(self.sent())
+        except BodyError as error:
+            raise self._refused(error, closing=False) from error
+
+    def renamed(self, body: bytes, fields: RoutingFields, model: str) -> bytes:
+        """Return the body with another model."""
+        try:
+            return renamed(body, fields, model)
         except BodyError as error:
             raise self._refused(error, closing=False) from error
 

@@ -1,7 +1,7 @@
 """The limits of tenants as responses: which models a caller may use and see, and when it may try again."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -20,6 +20,8 @@ class TenantLimits:
     tenants: Tenants
     traffic: Traffic
     rejected: Callable[[str], None]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Models by their further names; limits are those of the models."""
     since: float = field(default_factory=time.time)
 
     def sees(self, caller: Caller, model: str) -> bool:
@@ -27,13 +29,15 @@ class TenantLimits:
         tenant = self.tenants.of(caller.tenant)
         return tenant is None or tenant.may_use(model)
 
-    def check(self, caller: Caller, model: str) -> None:
-        """Raise RouterError 404 for a model that the caller may not use, as for one that does not exist."""
-        tenant = self.tenants.of(caller.tenant)
+    def resolve(self, caller: Caller, name: str) -> str:
+        """Return the model of this name or alias. Raises RouterError 404 for one that the caller may not use, as for
+        one that does not exist."""
+        tenant, model = self.tenants.of(caller.tenant), self.aliases.get(name, name)
         if tenant is None or tenant.models == ("*",):
-            return
+            return model
         if not tenant.may_use(model) or (self.traffic.trust.ever_synced and not self.traffic.serves(model)):
-            raise self.not_found(caller, model)
+            raise self.not_found(caller, name)
+        return model
 
     def error(self, caller: Caller, model: str, reject: Reject) -> RouterError:
         """Return the error of a rejected call."""
@@ -47,14 +51,15 @@ class TenantLimits:
         text = f"model {model!r} does not exist{', or this key may not use it' if caller.tenant else ''}"
         return RouterError(404, "model_not_found", f"{text}; known models: {known}")
 
-    def begin(self, caller: Caller, model: str) -> None:
-        """Count a request, until ``end``. Raises RouterError 404 or 429."""
-        self.check(caller, model)
+    def begin(self, caller: Caller, name: str) -> str:
+        """Count a request, until ``end``; return its model. Raises RouterError 404 or 429."""
+        model = self.resolve(caller, name)
         refused = self.tenants.begin(caller.tenant, time.monotonic())
         if refused is not None:
             self.rejected("tenant")
             text = f"the tenant {caller.tenant!r} has used up its {refused.text}; try again in {refused.retry_after} s"
             raise RouterError(429, "tenant_limit", text, refused.retry_after)
+        return model
 
     def end(self, caller: Caller, model: str, tokens: Tokens) -> None:
         """End a request that was begun."""

@@ -40,6 +40,7 @@ SCHEMAS: dict[str, Json] = {
     "Model": _fields(
         ["id", "object", "created", "owned_by", "state", "seats"],
         id=_TEXT,
+        root=_TEXT | {"description": "The model that it stands for, if it is an alias; else itself."},
         object={"const": "model"},
         created={"type": "integer"},
         owned_by=_TEXT,

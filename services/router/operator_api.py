@@ -118,15 +118,19 @@ class OperatorApi:
     async def models(self, request: web.Request) -> web.StreamResponse:
         """Return all models that the caller may use in OpenAI's list shape, each with its state."""
         models = self._models(request)
-        return web.json_response({"object": "list", "data": [_row(name, of) for name, of in models.items()]})
+        aliases = {alias: model for alias, model in sorted(self._limits.aliases.items()) if model in models}
+        rows = [_row(name, of, name) for name, of in models.items() if name not in aliases]
+        rows += [_row(alias, models[model], model) for alias, model in aliases.items()]
+        return web.json_response({"object": "list", "data": rows})
 
     async def model(self, request: web.Request) -> web.StreamResponse:
         """Return one model."""
         name, sender = request.match_info["model"], sender_of(request)
-        records = self._traffic.table.records_of(name) if self._limits.sees(sender, name) else []
+        model = self._limits.resolve(sender, name)
+        records = self._traffic.table.records_of(model)
         if not records:
             raise self._limits.not_found(sender, name)
-        return web.json_response(_row(name, records))
+        return web.json_response(_row(name, records, model))
 
     def _models(self, request: web.Request) -> dict[str, list[SeatRecord]]:
         sender = sender_of(request)
@@ -252,9 +256,11 @@ def _unresolved(error: SeatNameError, missing: str) -> RouterError:
     return RouterError(status, code, str(error))
 
 
-def _row(name: str, records: list[SeatRecord]) -> dict[str, object]:
+def _row(name: str, records: list[SeatRecord], model: str) -> dict[str, object]:
+    """Return a model under its name or an alias."""
     return {
         "id": name,
+        "root": model,
         "object": "model",
         "created": int(min(record.since for record in records)),
         "owned_by": "kybernate",

@@ -17,7 +17,7 @@ from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.logs import get_logger
 from kybernate.messages import Presence
 from services.router import openapi
-from services.router.api import LONGEST_NAME, RouterError, engine_paths
+from services.router.api import LONGEST_NAME, RouterError, aliases_of, engine_paths
 from services.router.auth import open_auth
 from services.router.calls import Calls
 from services.router.core.admission import Limits
@@ -93,7 +93,10 @@ class RunningRouter:
         intake = Intake(memory, settings.body_seconds, self._rejected)
         paths = engine_paths(settings.api_families, settings.engine_paths)
         self.requests = RequestLog(bus, settings.instance, access_log=settings.access_log)
-        tenants, log = TenantLimits(self.guard.tenants, traffic, self._rejected), self.requests
+        tenants, log = (
+            TenantLimits(self.guard.tenants, traffic, self._rejected, aliases_of(settings.aliases)),
+            self.requests,
+        )
         self.calls = Calls(
             settings, clock, self.dispatcher, self.pools, self._metrics, intake, log, self.guard, paths, tenants
         )

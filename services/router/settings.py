@@ -56,6 +56,8 @@ class RouterSettings(Settings):
     """Longest pause within an engine's answer; then the answer is broken off."""
     api_families: str = "openai,anthropic,rerank,tokenize"
     """APIs whose paths are forwarded to engines: openai, anthropic, rerank (also score, pooling), tokenize."""
+    aliases: str = ""
+    """Further names of models, such as gpt-4o=llama,small=qwen: requests for gpt-4o go to llama, under its name."""
     engine_paths: str = ""
     """Further paths that are forwarded to engines, separated by commas, such as /v1/reconstruct."""
     access_log: bool = False

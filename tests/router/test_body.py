@@ -20,6 +20,7 @@ from services.router.core.body import (
     BodyMemory,
     RoutingFields,
     Unpacker,
+    renamed,
     routing_fields,
     scan,
 )
@@ -213,3 +214,28 @@ def test_any_bytes_after_a_form_begins_are_a_form_or_an_error(noise: bytes, at: 
     except BodyError:
         return
     assert fields.model is None or isinstance(fields.model, str)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "expected"),
+    [
+        (
+            "",
+            b'{"a": {"model": "x"}, "model" : "x", "n": 1.50}',
+            b'{"a": {"model": "x"}, "model" : "m/\\"1", "n": 1.50}',
+        ),
+        ("", b'{"model":1,"mod\\u0065l":"x"}', b'{"model":1,"mod\\u0065l":"m/\\"1"}'),
+        (
+            "",
+            b'{"model":"x","p":"' + b"y" * SMALL_BYTES + b'"}',
+            b'{"model":"m/\\"1","p":"' + b"y" * SMALL_BYTES + b'"}',
+        ),
+        (FORM, form(('name="a"', b"x"), ('name="model"', b"x")), form(('name="a"', b"x"), ('name="model"', b'm/"1'))),
+    ],
+)
+def test_an_alias_in_a_body_becomes_its_model_and_all_else_stays(
+    content_type: str, body: bytes, expected: bytes
+) -> None:
+    fields = end_of(routing_fields(body, content_type))
+    assert fields.model == "x"
+    assert renamed(body, fields, 'm/"1') == expected

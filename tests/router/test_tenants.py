@@ -12,9 +12,10 @@ from aiohttp import FormData
 from prometheus_client import generate_latest
 
 from kybernate.api_keys import KeyFile, Tenant, dump, load, make
+from kybernate.config_errors import ConfigError
 from kybernate.messages import CommandReply
 from kybernate.seat import SeatState
-from services.router.api import PRIORITIES
+from services.router.api import PRIORITIES, aliases_of
 from services.router.core import step
 from services.router.core.admission import Limits
 from services.router.core.managers import RouterIdentity
@@ -173,7 +174,7 @@ async def shared(tmp_path: Path) -> AsyncIterator[tuple[World, dict[str, dict[st
     rows = [row.model_copy(update={"tenant": name if name != "free" else None}) for name, (row, _) in made.items()]
     (tmp_path / "keys.yaml").write_text(dump(rows, limits))
     assert load(tmp_path / "keys.yaml") == KeyFile(keys=tuple(rows), tenants=tuple(limits))
-    async with world(api_keys_file=tmp_path / "keys.yaml", health_port=free_port()) as w:
+    async with world(api_keys_file=tmp_path / "keys.yaml", health_port=free_port(), aliases="small=blue-1") as w:
         for name in ("blue-1", "red-1", "both"):
             await w.seat(name, name, SeatState.ACTIVE)
         yield w, {name: {"Authorization": f"Bearer {token}"} for name, (_, token) in made.items()}
@@ -183,7 +184,7 @@ async def test_a_tenant_sees_and_uses_only_its_models(shared: Any) -> None:
     w, keys = shared
     for name, models in (("blue", ["blue-1"]), ("red", ["both", "red-1"]), ("free", ["blue-1", "both", "red-1"])):
         listed = await w.call("GET", "/v1/models", headers=keys[name])
-        assert [model["id"] for model in listed.json["data"]] == models
+        assert [model["id"] for model in listed.json["data"] if model["id"] == model["root"]] == models
     calls = [
         ("POST", "/v1/completions", {"json": {"model": "red-1"}}),
         ("POST", "/v1/completions", {"json": {"model": "blue-none"}}),
@@ -232,6 +233,33 @@ async def test_a_wake_counts_as_a_request_of_its_tenant(shared: Any) -> None:
     answers = [await w.call("POST", "/v1/wake", headers=keys["blue"], json={"model": "blue-1"}) for _ in range(4)]
     assert [answer.status for answer in answers] == [200, 200, 200, 429]
     assert (answers[-1].code, "(requestsPerMinute)" in answers[-1].body.decode()) == ("tenant_limit", True)
+
+
+def test_aliases_that_are_ambiguous_are_refused() -> None:
+    assert aliases_of(" a=m , b = m,") == {"a": "m", "b": "m"}
+    for text in ("a", "a=", "=m", "a=m,a=n", "a=b,b=m"):
+        with pytest.raises(ConfigError, match="KYB_ALIASES"):
+            aliases_of(text)
+
+
+async def test_an_alias_is_its_model_under_another_name(shared: Any) -> None:
+    w, keys = shared
+    answer = await w.call("POST", "/v1/completions", headers=keys["blue"], json={"model": "small", "prompt": "hi"})
+    assert (answer.status, w.engines[0].requests) == (200, [{"model": "blue-1", "prompt": "hi"}])
+    assert {(row["model"], row["requests"]) for row in w.router.guard.tenants.report()} == {("blue-1", 1)}
+    listed = await w.call("GET", "/v1/models", headers=keys["blue"])
+    assert [(row["id"], row["root"]) for row in listed.json["data"]] == [("blue-1", "blue-1"), ("small", "blue-1")]
+    assert (await w.call("GET", "/v1/models/small", headers=keys["blue"])).json["root"] == "blue-1"
+    assert (await w.call("GET", "/v1/hold?model=small", headers=keys["blue"])).json["model"] == "blue-1"
+    for method, path, body in (
+        ("POST", "/v1/completions", {"json": {"model": "small"}}),
+        ("GET", "/v1/hold?model=small", {}),
+        ("GET", "/v1/models/small", {}),
+    ):
+        answer = await w.call(method, path, headers=keys["red"], **body)
+        assert (answer.status, answer.code) == (404, "model_not_found"), path
+        assert "model 'small' does not exist" in answer.json["error"]["message"]
+        assert "blue" not in answer.json["error"]["message"], "the limits of a tenant are those of the model"
 
 
 def used(w: World, tenant: str) -> tuple[int, int, int]:

@@ -71,6 +71,8 @@ class RoutingFields:
     stream: object = None
     text_bytes: int | None = None
     """Of a form: without its files."""
+    model_at: tuple[int, int] | None = field(default=None, compare=False)
+    """Where the model's name begins and ends in a body that was scanned."""
 
 
 def is_form(content_type: str) -> bool:
@@ -127,12 +129,28 @@ def scan(body: bytes) -> Generator[None, None, RoutingFields]:
         _check_name(name)
         if name in FIELDS:
             setattr(found, str(name), cursor.value(start))
+            found.model_at = (start, cursor.at) if name == "model" else found.model_at
         more = cursor.take(b",")
         if not more:
             cursor.expect(b"}", "the body is not JSON")
     if cursor.blank() != len(body):
         raise cursor.error("the body does not end with its object")
     return found
+
+
+def renamed(body: bytes, fields: RoutingFields, model: str) -> bytes:
+    """Return the body with another model. Raises BodyError."""
+    if fields.model_at is None:  # it was parsed, not scanned
+        scanning = scan(body)
+        try:
+            while True:
+                next(scanning)
+        except StopIteration as done:
+            fields = done.value
+    assert fields.model_at is not None
+    begin, end = fields.model_at
+    name = json.dumps(model).encode() if fields.text_bytes is None else model.encode()
+    return body[:begin] + name + body[end:]
 
 
 def form_fields(body: bytes, content_type: str) -> Generator[None, None, RoutingFields]:
@@ -145,7 +163,7 @@ def form_fields(body: bytes, content_type: str) -> Generator[None, None, Routing
         raise BodyError("invalid_body", "the form's Content-Type needs one boundary of at most 70 characters")
     delimiter = b"\r\n--" + form[2].encode()
     found: dict[bytes, bytes] = {}
-    text_bytes = 0
+    text_bytes, model_at = 0, None
     at = len(delimiter) - 2
     if not body.startswith(delimiter[2:]):
         raise BodyError("invalid_body", "the form does not begin with its boundary")
@@ -153,7 +171,7 @@ def form_fields(body: bytes, content_type: str) -> Generator[None, None, Routing
         if body.startswith(b"--", at):
             stream = found.get(b"stream", b"").strip().lower() in (b"true", b"1", b"on", b"yes")
             model = found[b"model"].decode(errors="replace") if b"model" in found else None
-            return RoutingFields(model, stream, text_bytes)
+            return RoutingFields(model, stream, text_bytes, model_at)
         begin = body.find(b"\r\n\r\n", at, at + LONGEST_PART_HEAD)
         if begin < 0 or not body.startswith(b"\r\n", at):
             raise BodyError("invalid_body", f"a part of the form has no head of at most {LONGEST_PART_HEAD} bytes")
@@ -167,6 +185,7 @@ def form_fields(body: bytes, content_type: str) -> Generator[None, None, Routing
             if name in found:
                 raise BodyError("invalid_body", f"the form has two parts {name.decode()}")
             found[name] = body[begin : min(end, begin + LONGEST_VALUE)]
+            model_at = (begin, end) if name == b"model" else model_at
         at = end + len(delimiter)
     raise BodyError("body_too_complex", f"the form has more than {MOST_PARTS} parts")
 
