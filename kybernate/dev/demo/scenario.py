@@ -95,6 +95,7 @@ async def play(
         played = live.played
         after = await _run(f"with-{feature}", demo, second, read, expect, live, say)
         policy, both = load(second.config).policy.build(), [one for one in (played, live.played) if one is not None]
+        live.stage = "simulating"
         expected = await asyncio.to_thread(_expected, policy, both) if both else {}
     return compared(before, after, which) | expected
 
