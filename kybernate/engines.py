@@ -10,17 +10,19 @@ RESTART = "restart"
 """Ends the container, which starts cold: the floor."""
 DRIVER_BACKENDS = ("cuda", "fake")
 """Park through the driver's checkpoint: requests in flight stay frozen with the processes, and seats may move."""
-OWN_ENGINE_BACKENDS = ("vllm", "vllm-2", "sglang", "trtllm", "unload")
+VLLM_CUDA = "vllm+cuda"
+"""vLLM's sleep, then the driver's checkpoint of what it keeps; on where a self-test has passed."""
+OWN_ENGINE_BACKENDS = ("vllm", "vllm-2", VLLM_CUDA, "sglang", "trtllm", "unload")
 _OWN = (*DRIVER_BACKENDS, *OWN_ENGINE_BACKENDS, RESTART)
 ENGINE_BACKENDS = (*OWN_ENGINE_BACKENDS, *names("kybernate.backends", besides=_OWN))
 """Call the engine: it sleeps, or unloads its models. Those of other packages are entry points."""
 BACKENDS = (*DRIVER_BACKENDS, *ENGINE_BACKENDS, RESTART)
 """All names that a pod may choose."""
-REHEARSED = ("vllm",)
+REHEARSED = ("vllm", VLLM_CUDA)
 """Sleep and wake once before they serve: the pinned host memory of the first sleep is used again by later ones."""
 WITHOUT_COPY = ("vllm-2", "unload", RESTART)
 """Keep no copy of the weights in host memory; those of other packages may keep one."""
-PINNING = ("vllm", "sglang")
+PINNING = ("vllm", VLLM_CUDA, "sglang")
 """Copy weights to pinned host memory, and keep it while they are active."""
 SIGNED = "trtllm"
 """Its key signs calls, and is therefore never sent, also not by a backend that the seat was demoted to."""
@@ -44,6 +46,8 @@ def next_backend(backend: str, *, mig: bool = False) -> str:
     """The backend that a seat is demoted to; empty below the floor. ``mig``: the driver cannot checkpoint its GPUs."""
     if backend == RESTART:
         return ""
+    if backend == VLLM_CUDA:
+        return "vllm"
     return "cuda" if backend in ENGINE_BACKENDS and not mig else RESTART
 
 

@@ -11,13 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+from kybernate import programs
 from kybernate.cuda import Binding
-from kybernate.doctor.driver_checks import check_backends, check_driver
+from kybernate.doctor.driver_checks import check_backends, check_driver, self_tested
 from kybernate.doctor.host import read_host
 from kybernate.doctor.host_checks import check_host
-from kybernate.doctor.model import DriverFacts, Finding, GpuFacts
+from kybernate.doctor.model import DriverFacts, Finding, GpuFacts, Severity
 from kybernate.extras import ExtraMissingError, dev_part
 from kybernate.machine import GpuProcess
+from kybernate.self_tests import SelfTest, SelfTests
+from kybernate.settings import NodeSettings
 
 
 class DoctorError(Exception):
@@ -45,9 +48,23 @@ def examine_gpu(
             raise DoctorError(f"KYB_FAKE_DRIVER={socket}: {error}") from error
     host = read_host(sorted({use.pid for use in driver.uses}), root)
     findings = [*check_driver(driver, host), *check_host(driver, host)]
-    return [*findings, *check_backends(driver, findings)]
+    tests = SelfTests(Path(environment.get("KYB_STATE_DIR", NodeSettings.model_fields["state_dir"].default))).read()
+    return [*findings, *check_backends(driver, findings, tests)]
 
 
+def self_test(environment: Mapping[str, str], url: str, pid: int, cycles: int) -> Finding:
+    """Test ``vllm+cuda`` with the engine ``pid`` at ``url``, in the checkpointer's environment, and keep the result
+    where that reads it. Raises DoctorError if the engine cannot be tested."""
+    words = (*_SELF_TEST, "--url", url, "--pid", str(pid), "--cycles", str(cycles))
+    done = subprocess.run(words, env=programs.environment(environment), capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1) or not done.stdout:
+        lines = done.stderr.strip().splitlines()
+        raise DoctorError(lines[-1].removeprefix("kyb: ") if lines else f"the self-test ended with {done.returncode}")
+    found = self_tested(SelfTest.model_validate_json(done.stdout.splitlines()[-1]))
+    return replace(found, level=Severity.FAIL) if done.returncode else found
+
+
+_SELF_TEST = (sys.executable, "-m", "services.checkpointer.self_test")
 _PROBE = (sys.executable, "-m", "kybernate.doctor.driver_probe", "--binding")
 _KILL_SECONDS = 5.0
 

@@ -11,6 +11,7 @@ from kybernate.extras import ExtraMissingError
 from kybernate.health import BusMetrics, Health
 from kybernate.lifecycle import alone
 from kybernate.presence import NodePresence
+from kybernate.self_tests import SelfTests
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import Host, open_host
@@ -42,7 +43,9 @@ async def serve(
         )
         margin_bytes = settings.room_margin_bytes if settings.fake_driver is None else 0
         http = await stack.enter_async_context(open_engines(settings.engine_keys_dir))
-        backends = open_backends(pool, timeouts, host, margin_bytes, fake=settings.driver == "fake", http=http)
+        proven = SelfTests(settings.state_dir)
+        fake = settings.driver == "fake"
+        backends = open_backends(pool, timeouts, host, margin_bytes, fake=fake, http=http, self_tests=proven)
         check = AnswerCheck(http, settings.verify_seconds, settings.verify_tolerance, settings.speed)
         worker = CheckpointWorker(settings.node, bus, journal, pool, backends, check)
         presence = NodePresence(bus, "checkpointer", instance=settings.instance, node=settings.node, lock=lock)
@@ -78,12 +81,7 @@ def main() -> None:
     """Settings, lock, serve."""
     settings = CheckpointerSettings.from_env_or_exit("kyb-checkpointer")
     logs.configure("checkpointer", form=settings.log_format, level=settings.log_level, node=settings.node)
-    timeouts = Timeouts(
-        lock_seconds=settings.lock_seconds,
-        base_seconds=settings.transfer_base_seconds,
-        seconds_per_gib=settings.transfer_seconds_per_gib,
-        speed=settings.speed,
-    )
+    timeouts = settings.timeouts
     try:
         command = helper_command(settings)
         allowed = comma_list(settings.park_allow)

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from kybernate.cuda import Binding
 from kybernate.extras import dev_part_path
 from kybernate.settings import NodeSettings, OptionalFile
+from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.core.refusals import Allowance, comma_list
 
 
@@ -41,6 +42,16 @@ class CheckpointerSettings(NodeSettings):
     fake_kubelet: bool = False
     """Containers are processes of the fake kubelet (``process://<pid>``). Never with a real one: anyone who may patch a
     pod's status could have any process of the node killed."""
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """Deadlines of driver calls."""
+        return Timeouts(
+            lock_seconds=self.lock_seconds,
+            base_seconds=self.transfer_base_seconds,
+            seconds_per_gib=self.transfer_seconds_per_gib,
+            speed=self.speed,
+        )
 
     @field_validator("park_allow")
     @classmethod

@@ -9,7 +9,14 @@ BEGIN, END = (
     "<!-- Made from tests/checkpointer/engine_cases.py by scripts/generate.py. -->\n",
     "<!-- End of the table. -->\n",
 )
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "ollama": "Ollama", "llamacpp": "llama.cpp", "trtllm": "TensorRT-LLM"}
+ENGINES = {
+    "vllm": "vLLM",
+    "vllm+cuda": "vLLM, then the driver",
+    "sglang": "SGLang",
+    "ollama": "Ollama",
+    "llamacpp": "llama.cpp",
+    "trtllm": "TensorRT-LLM",
+}
 
 Ending = Literal["parked", "active", "cold start"]
 """Of the half. ``active`` after a park: it serves on; ``parked`` after an activation: it is tried again, and the second

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,27 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from kybernate.messages import SeatTarget
+from kybernate.node.host_memory import HostMemory
+from kybernate.self_tests import SelfTest, SelfTests
 from services.checkpointer.backends import open_backends
-from services.checkpointer.backends.driver_calls import Timeouts, Use
+from services.checkpointer.backends.driver_calls import StepFailedError, Timeouts, Use
 from services.checkpointer.backends.engine import EngineBackend
 from services.checkpointer.backends.host import open_host
-from services.checkpointer.backends.port import SeatProcesses
+from services.checkpointer.backends.port import Member, SeatProcesses
+from services.checkpointer.backends.reservations import Headroom
 from services.checkpointer.backends.restart import RestartBackend
+from services.checkpointer.core.failures import ProcessState, StepTrouble, Verb
+from services.checkpointer.core.refusals import DriverInfo
 from services.checkpointer.engine_http import AnswerCheck, open_engines
 from services.checkpointer.processes import identify
+from tests.checkpointer.sim import NEEDS
 
 KEYS = Path(__file__)
 """Of engines that want one: any text will do."""
 GIB = 2**30
 GPU = "GPU-a"
 FULL, RESIDUE = 40 * GIB, 2 * GIB
+DRIVER = "580.95.05"
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ WAITS, IN_VAIN = Waits(), Waits(effect_seconds=0.5)
 
 @dataclass
 class PlayedEngine:
-    """One engine of the family ``kind``. ``lies``: names of what it does wrong."""
+    """One engine of the family ``kind``, or as a backend names it (``vllm+cuda``). ``lies``: what it does wrong."""
 
     kind: str
     lies: frozenset[str] = frozenset()
@@ -75,6 +82,8 @@ class PlayedEngine:
     authorizations: set[str | None] = field(default_factory=set)
     end: Callable[[], None] = lambda: None
     """Ends the container."""
+    runs: Callable[[], bool] = lambda: True
+    """False while the driver has its process locked or checkpointed."""
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -83,6 +92,7 @@ class PlayedEngine:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json() if request.can_read_body else None
+        assert self.runs(), f"{request.path_qs} of a process that stands still"
         self.authorizations.add(request.headers.get("Authorization"))
         if request.method == "POST" and not request.path.startswith("/v1"):
             self.calls.append(request.path_qs)
@@ -100,7 +110,7 @@ class PlayedEngine:
             return web.json_response({"choices": [{"text": "gibberish" if wrong else self.word}]})
         if request.path == "/metrics":
             return web.Response(text=f"vllm:num_requests_running {self.computing}\n")
-        return await getattr(self, f"_{self.kind}")(request, body)
+        return await getattr(self, f"_{self.kind.partition('+')[0]}")(request, body)
 
     async def _sleep(self) -> None:
         if "dies" in self.lies:
@@ -208,10 +218,15 @@ class Readings:
     alive: Callable[[], bool]
     others: int = 0
     timeouts: Timeouts = WAITS
+    at: ProcessState = ProcessState.RUNNING
+    """Where the driver's checkpoint has the process."""
+    fails: dict[Verb, StepTrouble] = field(default_factory=dict)
+    """Verbs that fail, and change nothing."""
 
     @property
     def _uses(self) -> list[Use]:
         own = [Use(self.pid, GPU, self.engine.held, "")] if self.alive() and self.engine.held else []
+        own = [] if self.at is ProcessState.CHECKPOINTED else own
         return own + ([Use(1, GPU, self.others, "")] if self.others else [])
 
     async def processes(self, *_: Any) -> list[Use]:
@@ -225,6 +240,34 @@ class Readings:
 
     async def knows(self, *_: Any, **__: Any) -> bool:
         return True
+
+    async def describe(self, *_: Any) -> DriverInfo:
+        return DriverInfo(DRIVER)
+
+    async def state(self, _: str, member: Member, **__: Any) -> ProcessState:
+        return self.at if identify(member.who.pid) == member.who else ProcessState.GONE
+
+    async def move(self, _: str, verb: Verb, member: Member, *__: Any) -> None:
+        if identify(member.who.pid) != member.who:
+            raise StepFailedError(StepTrouble.GONE, "it has ended")
+        if verb in self.fails:
+            raise StepFailedError(self.fails[verb], f"{verb} fails")
+        before, self.at = self.at, NEEDS[verb][1]
+        assert before is NEEDS[verb][0], f"{verb} of a process that is {before}"
+
+
+class Tested(SelfTests):
+    """The played driver and the played vLLM have passed."""
+
+    def read(self) -> tuple[SelfTest, ...]:
+        return (SelfTest(driver=DRIVER, engine=PlayedEngine("vllm").version, cycles=10, at=0.0),)
+
+
+class Plenty(HostMemory):
+    """Host memory without end."""
+
+    async def free_bytes(self) -> int:
+        return 1000 * GIB
 
 
 @dataclass
@@ -257,9 +300,11 @@ async def played(engine: PlayedEngine, backend: str = "") -> AsyncIterator[Stand
     try:
         async with TestServer(engine.app()) as server, open_engines(KEYS.parent) as http:
             host = open_host(None, 1.0, fake_kubelet=True)
-            one = open_backends(None, WAITS, host, http=http)[name]  # type: ignore[arg-type]
+            host = replace(host, headroom=Headroom(Plenty(), None))
+            one = open_backends(None, WAITS, host, http=http, self_tests=Tested())[name]  # type: ignore[arg-type]
             assert isinstance(one, EngineBackend | RestartBackend)
             readings = Readings(engine, process.pid, lambda: identify(process.pid) is not None)
+            engine.runs = lambda: readings.at is ProcessState.RUNNING
             one.calls = one.evidence.calls = readings  # type: ignore[assignment]
             target = SeatTarget(
                 seat="s00",

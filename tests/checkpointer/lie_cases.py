@@ -10,7 +10,14 @@ BEGIN, END = (
     "<!-- Made from tests/checkpointer/lie_cases.py by scripts/generate.py. -->\n",
     "<!-- End of the table of lies. -->\n",
 )
-VENDORS = {"vllm": "vLLM", "sglang": "SGLang", "ollama": "Ollama", "llamacpp": "llama.cpp", "trtllm": "TensorRT-LLM"}
+VENDORS = {
+    "vllm": "vLLM",
+    "vllm+cuda": "vLLM, then the driver",
+    "sglang": "SGLang",
+    "ollama": "Ollama",
+    "llamacpp": "llama.cpp",
+    "trtllm": "TensorRT-LLM",
+}
 SERVES = "serves on"
 BACK = "parked, active"
 COLD = "parked, cold start"

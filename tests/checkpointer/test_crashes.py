@@ -20,7 +20,7 @@ from services.checkpointer.engine_http import AnswerCheck, EngineHttp
 from services.checkpointer.job_run import JobRun
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record
-from tests.checkpointer.crash_cases import BACKENDS, COLD, Crash, Half, crashes
+from tests.checkpointer.crash_cases import BACKENDS, COLD, OF_DRIVER, Crash, Half, crashes
 from tests.checkpointer.engines import FULL, IN_VAIN, RESIDUE, PlayedEngine, Stand, played
 
 CALLS = ("/sleep", "/wake_up", "/release_memory", "/resume_memory", "/api/generate", "/models/load", "/models/unload")
@@ -53,6 +53,7 @@ class Watched:
             if record.kind == "end":
                 self.written = record.progress
             await self.at(record.kind)
+            await self.at(record.step or record.kind)
             return await write(job, record, sync=sync)
 
         async def watched_call(seat: Any, method: str, path: str, **rest: Any) -> Any:
@@ -139,7 +140,7 @@ async def play(backend: str, crash: Crash, folder: Path, monkeypatch: pytest.Mon
             end = await machine.run(crash.half, crash.moment, end_engine)
         else:
             await machine.run(crash.half, crash.moment)
-            if crash.victim == "checkpointer" and crash.moment in ("step", "call", "between"):
+            if crash.victim == "checkpointer" and crash.moment in ("step", "call", "between", *OF_DRIVER["activate"]):
                 it.readings.timeouts = IN_VAIN  # an effect that never comes
             if crash.victim == "both":
                 await end_engine()
@@ -148,7 +149,11 @@ async def play(backend: str, crash: Crash, folder: Path, monkeypatch: pytest.Mon
             assert name_of(first) == name_of(end), f"{backend}: {crash}: a replay of the replay ends otherwise"
         assert end is not None
         assert it.engine.resumed <= 1, "a second resume ends SGLang"
-        ended_after = crash.victim == "engine" and crash.moment == "end"  # evidence of the manager, not of the half
+        proven = crash.moment in (
+            "freeze",
+            "end",
+        )  # that it ended after that is evidence of the manager, not of the half
+        ended_after = crash.victim == "engine" and proven
         outcome = COLD if backend == "restart" or ended_after else name_of(end)
         if outcome == COLD:
             await asyncio.wait_for(it.process.wait(), 60)

@@ -4,6 +4,7 @@ import pytest
 
 from services.checkpointer.backends.engine import verdict
 from services.checkpointer.backends.port import Ending, SeatProcesses
+from services.checkpointer.core.failures import ProcessState
 from tests.checkpointer.engine_cases import CASES, ENGINES, Case
 from tests.checkpointer.engines import FULL, GIB, GPU, IN_VAIN, RESIDUE, PlayedEngine, Stand, played
 
@@ -35,8 +36,10 @@ async def test_a_half_ends_where_engine_and_driver_agree_or_in_a_cold_start(case
             assert await it.process.wait() < 0
             return
         assert (it.engine.held == FULL) == (found.outcome == "active")
-        assert found.residue_bytes == (RESIDUE if found.outcome == "parked" else 0)
-        if kind == "vllm" and case.half == "activate" and found.outcome == "parked":
+        stays = 0 if it.readings.at is ProcessState.CHECKPOINTED else RESIDUE
+        assert found.residue_bytes == (stays if found.outcome == "parked" else 0)
+        assert (stays == 0) == (kind == "vllm+cuda" and case.half == "park" and found.outcome == "parked")
+        if kind in ("vllm", "vllm+cuda") and case.half == "activate" and found.outcome == "parked":
             again = await it.backend.activate(seat.model_copy(update={"refusals": 1}), it.note)
             assert again.outcome == "lost", "the second time it starts cold"
 

@@ -38,12 +38,13 @@ from tests.until import until
 
 SWITCHES: Mapping[str, tuple[str, ...]] = {
     "vllm": ("--enable-sleep-mode",),
+    "vllm+cuda": ("--enable-sleep-mode",),
     "sglang": ("--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-metrics"),
     "llamacpp": ("--no-models-autoload", "--metrics"),
     "ollama": (),
     "trtllm": ("--enable_sleep_mode",),
 }
-BACKENDS = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "unload", "ollama": "unload", "trtllm": "trtllm"}
+BACKENDS = dict(zip(SWITCHES, SWITCHES, strict=True)) | {"llamacpp": "unload", "ollama": "unload"}
 VRAM, TOKENS, KEY = 20 * GIB, 8, "secret"
 PATIENT_SECONDS, BRIEF_SECONDS = 60.0, 0.5
 """Wall: for what comes, however busy the machine is, and for what never comes."""
@@ -257,7 +258,18 @@ async def fork(here: Node, it: Checkpointer, api: str, lie: str, place: int, for
         "VLLM_SERVER_DEV_MODE": "1",
         "TRTLLM_RUNTIME_CONTROL_API_KEY": KEY,
     }
-    options = ("--api", api, *SWITCHES[api], *lies, "--model", "m", "--vram", str(VRAM), "--port", str(port))
+    options = (
+        "--api",
+        api.partition("+")[0],
+        *SWITCHES[api],
+        *lies,
+        "--model",
+        "m",
+        "--vram",
+        str(VRAM),
+        "--port",
+        str(port),
+    )
     order = {"options": options, "environment": environment, "log": str(log)}
     assert forks.stdin is not None
     assert forks.stdout is not None

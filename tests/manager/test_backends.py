@@ -189,7 +189,14 @@ def test_a_rule_of_the_driver_demotes_nothing_and_one_of_an_engine_does(world: W
 
 @pytest.mark.parametrize(
     ("backend", "mig", "below"),
-    [("vllm", False, "cuda"), ("vllm", True, "restart"), ("cuda", False, "restart"), ("restart", False, "")],
+    [
+        ("vllm+cuda", False, "vllm"),
+        ("vllm+cuda", True, "vllm"),
+        ("vllm", False, "cuda"),
+        ("vllm", True, "restart"),
+        ("cuda", False, "restart"),
+        ("restart", False, ""),
+    ],
 )
 def test_the_floor_of_all_backends_is_a_restart(backend: str, mig: bool, below: str) -> None:
     assert next_backend(backend, mig=mig) == below

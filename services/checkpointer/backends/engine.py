@@ -111,7 +111,11 @@ class EngineBackend(ReadingsBackend):
     async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """All processes of the container, with their bytes. One that is asleep without a record here (its state folder
         was lost) has the footprint that the manager knows."""
-        seat = await super().discover(target, group, epoch)
+        return await self.learned(await super().discover(target, group, epoch))
+
+    async def learned(self, seat: SeatProcesses) -> SeatProcesses:
+        """The seat as found, with its footprint if it is asleep and has no record."""
+        target = seat.target
         asleep = None if target.vram_bytes * RESIDUE_MOST < seat.vram_bytes else await self._asleep(seat)
         if not (
             asleep or (asleep is None and target.parked_on and target.vram_bytes * RESIDUE_MOST >= seat.vram_bytes)
@@ -135,7 +139,7 @@ class EngineBackend(ReadingsBackend):
         sleeps and holds memory is woken. (5) One that is awake serves on. (6) Else it is killed."""
         ending = Ending("active", vram_bytes=seat.vram_bytes, gpus=seat.memory_on)
         async with self._timed(ending, "checks"):
-            why = await self._refusal(seat)
+            why = await self.refusal(seat)
             busy = "" if why else await self._busy(seat)
         if why or busy:  # (1)
             ending.reason, ending.refused = f"checks: {why or busy}", bool(why)
@@ -236,7 +240,7 @@ class EngineBackend(ReadingsBackend):
     async def _holds(self, seat: SeatProcesses) -> bool:
         """True if it holds more than a residue on any of its GPUs. Raises StepFailedError."""
         left, size = await self._left(seat), seat.footprint
-        return any(left[gpu] > _most_residue(size.get(gpu, 0)) for gpu in seat.at)
+        return any(left[gpu] > most_residue(size.get(gpu, 0)) for gpu in seat.at)
 
     async def _found(self, seat: SeatProcesses) -> Outcome | None:
         """``verdict`` now; None also if an engine that could tell does not. Raises StepFailedError."""
@@ -283,7 +287,7 @@ class EngineBackend(ReadingsBackend):
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    async def _refusal(self, seat: SeatProcesses) -> str:
+    async def refusal(self, seat: SeatProcesses) -> str:
         """Why it must not sleep, whenever it is asked; also if it does not answer."""
         try:
             await self.http.call(seat, "GET", self.engine.metrics, seconds=self._ask())
@@ -360,6 +364,6 @@ class EngineBackend(ReadingsBackend):
         return self.calls.timeouts.wall(ASK_SECONDS)
 
 
-def _most_residue(size: int) -> int:
+def most_residue(size: int) -> int:
     """Bytes that a parked engine may keep on a GPU where it took ``size``."""
     return round(min(max(RESIDUE_SHARE * size, RESIDUE_BYTES), RESIDUE_MOST * size))

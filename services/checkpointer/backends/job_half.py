@@ -131,7 +131,7 @@ class JobHalf:
         try:
             match step.verb:
                 case Verb.CHECKS:
-                    await self._check()
+                    await check_park(seat, self.calls, self.host)
                 case Verb.HEADROOM:
                     await self._reserve_memory(states)
                 case Verb.EVIDENCE:
@@ -159,21 +159,6 @@ class JobHalf:
         await self.calls.move(seat.group, verb, member, seat.epoch, self._gpu_map if verb is Verb.RESTORE else None)
         if verb is Verb.CHECKPOINT:
             self.host.headroom.copied(seat.owner, member.total)
-
-    async def _check(self) -> None:
-        """Apply the park rules before anything is changed."""
-        seat, inspection = self.seat, self.host.inspection
-        driver = await self.calls.describe(seat.group)
-        uses = await self.calls.processes(seat.group, seat.at)
-        allowed = self.host.allowed
-        for member in seat.holders:
-            allowed = inspection.allowed(member.who, allowed)
-        processes = [inspection.process(member.who) for member in seat.holders]
-        neighbours = {inspection.name(pid) for pid in {use.pid for use in uses}}
-        gpus = tuple(dict.fromkeys((*seat.at, *(gpu for gpu, size in seat.footprint.items() if size))))
-        why = park_refusal(gpus, driver, processes, neighbours, allowed, self.host.machine)
-        if why is not None:
-            raise StepFailedError(StepTrouble.REFUSED, why)
 
     async def _reserve_memory(self, states: list[ProcessState], *, only: int | None = None) -> None:
         """Reserve host memory for all members not yet checkpointed, or for ``only`` one that is about to be killed."""
@@ -270,3 +255,18 @@ class JobHalf:
                     f"{gpu} has {size} bytes in use that no process accounts for; see nvidia-smi, restart the machine"
                 )
         return ""
+
+
+async def check_park(seat: SeatProcesses, calls: DriverCalls, host: Host) -> None:
+    """Apply the rules of the driver's checkpoint; changes nothing. Raises StepFailedError."""
+    driver = await calls.describe(seat.group)
+    uses = await calls.processes(seat.group, seat.at)
+    allowed = host.allowed
+    for member in seat.holders:
+        allowed = host.inspection.allowed(member.who, allowed)
+    processes = [host.inspection.process(member.who) for member in seat.holders]
+    neighbours = {host.inspection.name(pid) for pid in {use.pid for use in uses}}
+    gpus = tuple(dict.fromkeys((*seat.at, *(gpu for gpu, size in seat.footprint.items() if size))))
+    why = park_refusal(gpus, driver, processes, neighbours, allowed, host.machine)
+    if why is not None:
+        raise StepFailedError(StepTrouble.REFUSED, why)

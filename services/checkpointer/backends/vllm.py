@@ -47,10 +47,9 @@ class Vllm:
         """By the table of known faults, and without sleep mode."""
         for fault in KNOWN_FAULTS:
             if self.level in fault.levels and re.search(fault.option, command):
-                version = await self._version(seat, seconds)
-                if version is None or version < fault.fixed:
-                    known = "of unknown version" if version is None else ".".join(map(str, version))
-                    return f"vLLM {known} does not survive a sleep with {fault.what}"
+                version = await self.version(seat, seconds)
+                if _numbers(version) < fault.fixed:
+                    return f"vLLM {version or 'of unknown version'} does not survive a sleep with {fault.what}"
         await self.asleep(seat, seconds)
         return ""
 
@@ -83,11 +82,17 @@ class Vllm:
         await self._post(seat, "/wake_up?tags=kv_cache", seconds)
         await self._post(seat, "/reset_prefix_cache", seconds)
 
-    async def _version(self, seat: SeatProcesses, seconds: float) -> Version | None:
+    async def version(self, seat: SeatProcesses, seconds: float) -> str:
+        """Its version; empty if it names none."""
         reply = await self.http.call(seat, "GET", "/version", seconds=seconds)
         word = reply.body.get("version") if isinstance(reply.body, dict) else None
-        found = re.match(r"(\d+)\.(\d+)", str(word))
-        return None if found is None else tuple(map(int, found.groups()))
+        return word if isinstance(word, str) else ""
 
     async def _post(self, seat: SeatProcesses, path: str, seconds: float, body: object = None) -> None:
         well(await self.http.call(seat, "POST", path, seconds=seconds, body=body), path)
+
+
+def _numbers(version: str) -> Version:
+    """(0, 32) of 0.32.0; () if unknown, which is below all."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return () if found is None else tuple(map(int, found.groups()))

@@ -1,0 +1,287 @@
+"""vLLM's sleep, then the driver's checkpoint of what it keeps: order, refusals, and what a driver that fails leaves.
+
+With a played engine and driver; the self-test with processes, through the stub library and the fake driver.
+"""
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from kybernate.self_tests import FILE, SelfTest, SelfTests
+from services.checkpointer.backends.port import SeatProcesses
+from services.checkpointer.backends.reservations import Headroom
+from services.checkpointer.backends.vllm_cuda import VllmCuda
+from services.checkpointer.core.failures import JobGoal, ProcessState, StepTrouble, Verb
+from services.checkpointer.self_test import UnfitError, self_test
+from services.checkpointer.settings import CheckpointerSettings
+from tests.checkpointer.engines import DRIVER, FULL, GIB, RESIDUE, PlayedEngine, Plenty, Stand, played
+from tests.checkpointer.world import Node, environment, node, plain_environment
+from tests.doctor.test_command import KYB
+from tests.until import until
+
+PARK, ACTIVATE = ["sleep", "lock", "checkpoint", "freeze"], ["thaw", "restore", "unlock", "wake"]
+
+
+@asynccontextmanager
+async def stand() -> AsyncIterator[tuple[Stand, VllmCuda]]:
+    """A played vLLM in a seat with the backend."""
+    async with played(PlayedEngine("vllm+cuda")) as it:
+        assert isinstance(it.backend, VllmCuda)
+        yield it, it.backend
+
+
+def remembered(seat: SeatProcesses) -> SeatProcesses:
+    """As the journal gives it to the activation."""
+    return seat.model_copy(update={"parked_on": seat.at, "baseline": {}})
+
+
+async def test_it_sleeps_before_its_checkpoint_and_wakes_after_its_restore_and_leaves_nothing() -> None:
+    async with stand() as (it, backend):
+        seat = await it.found()
+        parked = await backend.park(seat, it.note)
+        assert (parked.outcome, parked.residue_bytes, parked.reason) == ("parked", 0, "")
+        assert parked.host_bytes == FULL, "weights and the driver's copy"
+        assert (await backend.state(remembered(seat))).outcome == "parked"
+        again = await backend.park(remembered(seat), it.note)
+        assert again.outcome == "parked", "no call of an engine that stands still"
+        assert it.notes == [*PARK, "freeze"]
+        it.notes.clear()
+        active = await backend.activate(remembered(seat), it.note)
+        assert (active.outcome, active.vram_bytes, it.engine.held) == ("active", FULL, FULL)
+        assert it.notes == ACTIVATE
+        assert (await backend.state(seat)).outcome == "active"
+        assert it.engine.calls == ["/sleep?level=1&mode=wait", "/wake_up"]
+
+
+@pytest.mark.parametrize(
+    ("records", "says"),
+    [
+        ((), "kyb doctor gpu --self-test"),
+        ((SelfTest(driver="570.1", engine="0.17.1", cycles=10, at=0.0),), "kyb doctor gpu --self-test"),
+        ((SelfTest(driver=DRIVER, engine="0.17.0", cycles=10, at=0.0),), "kyb doctor gpu --self-test"),
+        ((SelfTest(driver=DRIVER, engine="0.17.1", cycles=10, at=0.0, trouble="a restore hung"),), "a restore hung"),
+    ],
+    ids=["never tested", "another driver", "another vLLM", "failed"],
+)
+async def test_without_a_self_test_of_this_driver_and_this_engine_nothing_is_called(
+    records: tuple[SelfTest, ...], says: str, tmp_path: Path
+) -> None:
+    async with stand() as (it, backend):
+        backend.tests = SelfTests(tmp_path)
+        for record in records:
+            backend.tests.add(record)
+        ending = await backend.park(await it.found(), it.note)
+        assert (ending.outcome, ending.refused, it.notes, it.engine.calls) == ("active", True, [], [])
+        assert says in ending.reason
+        assert "backend vllm" in ending.reason
+
+
+def test_a_record_is_replaced_and_a_file_that_cannot_be_read_permits_nothing(tmp_path: Path) -> None:
+    tests = SelfTests(tmp_path)
+    for trouble in ("a restore hung", ""):
+        tests.add(SelfTest(driver=DRIVER, engine="0.32.0", cycles=10, at=0.0, trouble=trouble))
+    assert len(tests.read()) == 1
+    assert tests.refusal(DRIVER, "0.32.0") == ""
+    (tmp_path / FILE).write_text("[{")
+    assert tests.refusal(DRIVER, "0.32.0")
+    assert SelfTests().refusal(DRIVER, "0.32.0")
+
+
+async def test_what_the_driver_cannot_checkpoint_is_not_put_to_sleep() -> None:
+    async with stand() as (it, backend):
+        backend.host.machine = "aarch64"
+        ending = await backend.park(await it.found(), it.note)
+        assert (ending.outcome, ending.refused, it.engine.calls) == ("active", True, [])
+
+
+async def test_where_the_end_of_a_restored_process_hangs_the_machine_none_is_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.checkpointer.engines.DRIVER", "595.71.05")
+    async with stand() as (it, backend):
+        ending = await backend.park(await it.found(), it.note)
+        assert (ending.outcome, ending.refused, it.engine.calls) == ("active", True, [])
+        assert "can hang this machine" in ending.reason
+
+
+@pytest.mark.parametrize("trouble", [StepTrouble.NOT_READY, StepTrouble.REFUSED])
+async def test_a_park_that_the_driver_turns_back_wakes_the_engine(trouble: StepTrouble) -> None:
+    async with stand() as (it, backend):
+        it.readings.fails = {Verb.LOCK: trouble}
+        ending = await backend.park(await it.found(), it.note)
+        assert (ending.outcome, ending.failed, it.engine.held) == ("active", True, FULL)
+        assert ending.reason.startswith("lock:")
+        assert it.notes == ["sleep", "lock", "wake"]
+
+
+async def test_a_checkpoint_that_fails_is_a_cold_start() -> None:
+    async with stand() as (it, backend):
+        it.readings.fails = {Verb.CHECKPOINT: StepTrouble.REFUSED}
+        assert (await backend.park(await it.found(), it.note)).outcome == "lost"
+        assert await it.process.wait() < 0
+
+
+@pytest.mark.parametrize(("free_gib", "outcome"), [(5, "parked"), (4, "active")])
+async def test_host_memory_is_reserved_for_what_a_sleep_leaves(free_gib: int, outcome: str) -> None:
+    class Little(Plenty):
+        async def free_bytes(self) -> int:
+            return free_gib * GIB
+
+    async with stand() as (it, backend):
+        backend.host.headroom = Headroom(Little(), None)
+        ending = await backend.park(await it.found(), it.note)
+        assert (ending.outcome, it.engine.held) == (outcome, RESIDUE if outcome == "parked" else FULL)
+
+
+async def test_nothing_is_restored_before_there_is_room_for_all_that_it_takes_awake() -> None:
+    async with stand() as (it, backend):
+        seat = await it.found()
+        await backend.park(seat, it.note)
+        it.notes.clear()
+        it.readings.others = 60 * GIB
+        ending = await backend.activate(remembered(seat), it.note)
+        assert (ending.outcome, ending.failed, it.notes) == ("parked", False, [])
+        assert ending.reason.startswith("room:")
+        it.readings.others = 0
+        assert not backend.host.reservations.holds(seat.owner, seat.at), "no reservation is left"
+        assert (await backend.activate(remembered(seat), it.note)).outcome == "active"
+
+
+async def test_a_seat_that_only_sleeps_is_activated_and_parked_as_any() -> None:
+    async with stand() as (it, backend):
+        seat = await it.found()
+        it.engine.asleep, it.engine.held = True, RESIDUE
+        assert (await backend.state(remembered(seat))).outcome == "parked"
+        assert (await backend.replay(remembered(seat), JobGoal.PARKED, it.note)).residue_bytes == RESIDUE
+        assert (await backend.park(remembered(seat), it.note)).residue_bytes == 0
+        assert it.notes == ["lock", "checkpoint", "freeze"]
+        it.readings.at, it.engine.asleep = ProcessState.RUNNING, True
+        await backend.thaw(seat)
+        it.notes.clear()
+        assert (await backend.activate(remembered(seat), it.note)).outcome == "active"
+        assert it.notes == ["wake"]
+
+
+async def test_a_restore_that_is_refused_is_tried_again_once() -> None:
+    async with stand() as (it, backend):
+        seat = remembered(await it.found())
+        await backend.park(seat.model_copy(update={"parked_on": ()}), it.note)
+        it.readings.fails = {Verb.RESTORE: StepTrouble.REFUSED}
+        first = await backend.activate(seat, it.note)
+        assert (first.outcome, first.failed) == ("parked", True)
+        again = await backend.activate(seat.model_copy(update={"refusals": 1}), it.note)
+        assert again.outcome == "lost"
+
+
+async def test_an_engine_that_the_driver_restored_is_checkpointed_before_it_is_killed() -> None:
+    async with stand() as (it, backend):
+        assert (await backend.kill(await it.found(), it.note)).outcome == "gone"
+        assert it.notes == ["lock", "checkpoint", "kill"]
+
+
+# --- the self-test ----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def engine(here: Node, *options: str, seat: str = "") -> AsyncIterator[tuple[str, int]]:
+    """(address, pid) of a vLLM that serves, outside of any seat unless one is named."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    variables = {"KYB_FAKE_DRIVER": str(here.socket), "VLLM_SERVER_DEV_MODE": "1", "KYB_SPEED": "50"}
+    gpus = {"KYB_FAKE_GPU": here.gpus[0], "CUDA_VISIBLE_DEVICES": here.gpus[0]}
+    words = ["--api", "vllm", "--enable-sleep-mode", "--model", "m", "--vram", "20GiB", "--port", str(port), *options]
+    if here.stubs is not None:
+        words.append("--cuda")
+        gpus = {"NVIDIA_VISIBLE_DEVICES": here.gpus[0], "LD_LIBRARY_PATH": str(here.stubs)}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kybernate.dev.fakes.engine", *words),
+        env={**plain_environment(), **variables, **gpus, **({"KYB_GPU_SEAT": seat} if seat else {})},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    url = f"http://127.0.0.1:{port}"
+
+    async def serves() -> bool:
+        try:
+            async with aiohttp.ClientSession() as http, http.get(f"{url}/health") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    try:
+        await until(serves, what="the engine serves", timeout=60)
+        yield url, process.pid
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def doctor(here: Node, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of ``kyb doctor gpu``."""
+    variables = environment(here, "nats://127.0.0.1:1") | {"PYTHONPATH": ":".join(sys.path)}
+    process = await asyncio.create_subprocess_exec(
+        *KYB, *arguments, env=variables, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode()
+
+
+@pytest.mark.timeout(180)
+async def test_the_doctor_tests_an_engine_through_the_library_and_switches_the_backend_on() -> None:
+    async with node("ctypes") as here, engine(here) as (url, pid):
+        (here.folder / "state").mkdir()
+        code, out = await doctor(here, "--self-test", url, "--pid", str(pid), "--cycles", "2", "--json")
+        assert code == 0, out
+        (finding,) = json.loads(out)["findings"]
+        assert (finding["level"], finding["check"]) == ("OK", "vllm+cuda")
+        (record,) = SelfTests(here.folder / "state").read()
+        assert (record.engine, record.cycles, record.trouble) == ("0.32.0", 2, "")
+        assert SelfTests(here.folder / "state").refusal(record.driver, "0.32.0") == ""
+        assert (await here.used())[here.gpus[0]] == 20 * GIB, "it serves on"
+        assert (await here.violations())["count"] == 0
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("fault", "options", "says"),
+    [
+        ({"fault": "hang", "verb": "restore", "times": 9}, (), "hang"),
+        ({"fault": "fail", "verb": "checkpoint", "code": 801, "times": 9}, (), "NOT_SUPPORTED"),
+        ({}, ("--lie", "wake-garbles@2"), "cycle 2 of 3"),
+    ],
+    ids=["H16", "a checkpoint that fails", "other answers"],
+)
+async def test_a_self_test_that_fails_is_on_record_and_ends_the_engine(
+    fault: dict[str, object], options: tuple[str, ...], says: str
+) -> None:
+    async with node() as here, engine(here, *options) as (url, pid):
+        (here.folder / "state").mkdir()
+        if fault:
+            await here.client.call("inject", **fault)
+        settings = CheckpointerSettings.from_env(environment(here, "nats://127.0.0.1:1"))
+        result = await self_test(settings, url, pid, 3)
+        assert says in result.trouble
+        assert SelfTests(here.folder / "state").read() == (result,)
+        assert says in SelfTests(here.folder / "state").refusal("fake", "0.32.0")
+
+
+@pytest.mark.timeout(120)
+async def test_the_engine_of_a_seat_is_not_tested() -> None:
+    async with node() as here, engine(here, seat="s00") as (url, pid):
+        settings = CheckpointerSettings.from_env(environment(here, "nats://127.0.0.1:1"))
+        with pytest.raises(UnfitError, match="has a seat"):
+            await self_test(settings, url, pid, 1)
+        assert (await here.used())[here.gpus[0]] == 20 * GIB
+        code, out = await doctor(here, "--self-test", url)
+        assert (code, "--pid" in out) == (2, True)
