@@ -1,8 +1,8 @@
 """Client of the Kubernetes API server, with this pod's service account.
 
 ``Kube`` reads and writes objects, lists collections and watches them. ``Mirror`` keeps a local copy of a collection:
-one list, then a watch. Services only read; Jobs also write single objects (``kyb bus keys``
-its Secrets, ``kyb uninstall-check --force`` deletes pods).
+one list, then a watch. Services read, and the manager writes Events and conditions of pods; Jobs write single objects
+(``kyb bus keys`` its Secrets, ``kyb uninstall-check --force`` deletes pods).
 """
 
 import asyncio
@@ -45,7 +45,17 @@ _EVENT_BYTES = 16 * 2**20
 """Longest line of a watch; etcd stores objects of at most 1.5 MiB."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """With these, the kernel notices after 25 seconds that the API server's machine has vanished."""
-_VERBS = {"GET": "get", "LIST": "list", "WATCH": "watch", "POST": "create", "PUT": "update", "DELETE": "delete"}
+_VERBS = {
+    "GET": "get",
+    "LIST": "list",
+    "WATCH": "watch",
+    "POST": "create",
+    "PUT": "update",
+    "PATCH": "patch",
+    "DELETE": "delete",
+}
+_STRATEGIC = "application/strategic-merge-patch+json"
+"""A patch that merges lists by the key of their elements, such as conditions by their type."""
 
 Object = dict[str, Any]
 """A Kubernetes object as JSON."""
@@ -137,6 +147,11 @@ class Kube:
     async def replace(self, path: str, body: Mapping[str, Any]) -> Object:
         """Write an object that was read before. Raises ConflictError when it changed since then, KubeError."""
         return await self._request("PUT", path, body=body)
+
+    async def patch(self, path: str, body: Mapping[str, Any]) -> Object:
+        """Change fields of an object by a strategic merge. With ``metadata.uid`` in the body only the object with this
+        UID is changed. Raises MissingError, ConflictError for another UID, KubeError."""
+        return await self._request("PATCH", path, body=body)
 
     async def delete(self, path: str, *, uid: str) -> None:
         """Delete the object with this UID; no error if it is gone or another object has its name. Raises KubeError."""
@@ -233,6 +248,8 @@ class Kube:
         timeout: aiohttp.ClientTimeout | None = None,
     ) -> aiohttp.ClientResponse:
         headers = {"Authorization": f"Bearer {await asyncio.to_thread(self._token)}"}
+        if verb == "PATCH":
+            headers["Content-Type"] = _STRATEGIC
         if self._session is None:
             tls = await asyncio.to_thread(self._tls)
             if self._session is None:  # no other request was faster
@@ -291,6 +308,8 @@ def _error(verb: str, text: str, code: int, message: str) -> KubeError:
             return MissingError(f"{text}; no such object or kind{detail}")
         case 409:
             return ConflictError(f"{text}; the object exists already or has changed meanwhile{detail}")
+        case 422 if "metadata.uid" in message:  # seen with 1.36.3
+            return ConflictError(f"{text}; another object has this name now{detail}")
         case 410:
             return RelistError(f"{text}; the resource version has expired{detail}")
         case 401:

@@ -37,6 +37,7 @@ from services.gpu_manager.ledger import LedgerFile
 from services.gpu_manager.live_policy import LearnedFile, open_policy
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.metrics import ManagerMetrics
+from services.gpu_manager.pod_conditions import PodConditions
 from services.gpu_manager.pod_events import PodEvents
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods, wishes_matter
 from services.gpu_manager.publish import GateFiles
@@ -124,7 +125,12 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
         more = {}
         if api is not None and settings.pod_events:
             events = PodEvents(kube)
-            manager.roster.on_record, more["pod_events"] = events.take, events.run()
+            manager.roster.on_record.append(events.take)
+            more["pod_events"] = events.run()
+        if api is not None and settings.pod_conditions:
+            conditions = PodConditions(kube)
+            manager.roster.on_record.append(conditions.take)
+            more["pod_conditions"] = conditions.run()
         await lifecycle.together(
             **more,
             manager=manage(),

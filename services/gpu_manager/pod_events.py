@@ -32,6 +32,24 @@ _WARNINGS = {
 }
 
 
+def describe(row: SeatRecord) -> tuple[str, str] | None:
+    """Reason and message of what a seat does or waits for; None for states that last only for a moment. Pure."""
+    if found := _WARNINGS.get(row.state):
+        (reason, text), why = found, row.reason
+    elif row.blocked:
+        reason, text, why = "SeatBlocked", "seat {seat} cannot be started or activated", row.blocked
+    elif found := _ROUTINE.get(row.state):
+        (reason, text), why = found, row.reason
+    else:
+        return None
+    return reason, text.format(seat=row.seat, group=row.group) + (f": {why}" if why else "")
+
+
+def iso_time(unix_seconds: float) -> str:
+    """As Kubernetes writes a time."""
+    return datetime.fromtimestamp(unix_seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
 @dataclass
 class PodEventFilter:
     """Which Events the rows of the roster come to. Pure; ``now`` is unix seconds."""
@@ -49,15 +67,12 @@ class PodEventFilter:
             return None
         if not row.pod_uid:
             return None
-        kind, found = "Warning", _WARNINGS.get(row.state)
-        reason, text = found or ("SeatBlocked", "seat {seat} cannot be started or activated")
-        why = row.reason if found else row.blocked
-        if found is None and not row.blocked:
-            if row.state not in _ROUTINE or now - self._routine.get(row.pod_uid, -ROUTINE_SECONDS) < ROUTINE_SECONDS:
-                return None
-            kind, (reason, text), why = "Normal", _ROUTINE[row.state], row.reason
-        message = text.format(seat=row.seat, group=row.group) + (f": {why}" if why else "")
-        if self._last.get(row.pod_uid) == (reason, message):
+        described = describe(row)
+        if described is None or self._last.get(row.pod_uid) == described:
+            return None
+        reason, message = described
+        kind = "Normal" if row.state in _ROUTINE and not row.blocked else "Warning"
+        if kind == "Normal" and now - self._routine.get(row.pod_uid, -ROUTINE_SECONDS) < ROUTINE_SECONDS:
             return None
         self._last[row.pod_uid] = reason, message
         if kind == "Normal":
@@ -67,7 +82,7 @@ class PodEventFilter:
 
 def _event(row: SeatRecord, kind: str, reason: str, message: str, now: float) -> dict[str, Any]:
     namespace, _, name = row.pod.partition("/")
-    at = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    at = iso_time(now)
     return {
         "apiVersion": "v1",
         "kind": "Event",

@@ -63,7 +63,7 @@ class RosterWriter:
         self._blocked: dict[str, tuple[str, str]] = {}
         """The reasons written for blocked seats and drained groups: they begin and end without an event."""
         self._wake = asyncio.Event()
-        self.on_record: Callable[[SeatRecord], None] = lambda _: None
+        self.on_record: list[Callable[[SeatRecord], None]] = []
         """Called with each row that was written."""
         self._failed = OnceLogger("roster.write_failed")
 
@@ -134,7 +134,8 @@ class RosterWriter:
             else:
                 value = self._written[record.key] = record.model_dump_json().encode()
                 await bucket.put(record.key, value)
-            self.on_record(record)
+            for take in self.on_record:
+                take(record)
         except BusError:
             self._dirty[seat] = None
             raise

@@ -15,5 +15,7 @@ class ManagerSettings(GroupSettings):
     """Kubelet's HTTP address, for pods=kubelet."""
     pod_events: bool = True
     """In a cluster: create Kubernetes Events on the pods of seats."""
+    pod_conditions: bool = False
+    """In a cluster: keep the condition ``kyb.ai/Active`` in the status of the pods of seats."""
     record_views: Path | None = None
     """A file that every view of the policy and its decision is written to; see ``kybernate.lab.simulate.replay``."""

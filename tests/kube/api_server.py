@@ -125,6 +125,7 @@ class ApiServer:
         app.add_routes(
             [
                 web.get("/api/v1/namespaces/{namespace}/pods/{name}", self._pod),
+                web.patch("/api/v1/namespaces/{namespace}/pods/{name}/status", self._patch_status),
                 web.get("/api/v1/nodes/{name}", self._node),
                 *(web.get(path, self._collection) for path in COLLECTIONS),
             ]
@@ -134,6 +135,26 @@ class ApiServer:
     async def _pod(self, request: web.Request) -> web.StreamResponse:
         where = request.match_info
         return self._refused(request, "GET") or self._one("/api/v1/pods", where["namespace"], where["name"])
+
+    async def _patch_status(self, request: web.Request) -> web.StreamResponse:
+        """A strategic merge of conditions, which are keyed by their type."""
+        where = request.match_info
+        if refused := self._refused(request, "PATCH"):
+            return refused
+        if request.content_type != "application/strategic-merge-patch+json":
+            return failure(415, "UnsupportedMediaType", request.content_type)
+        found = self._objects.get("/api/v1/pods", {}).get((where["namespace"], where["name"]))
+        if found is None:
+            return failure(404, "NotFound", f'"{where["name"]}" not found')
+        body = await request.json()
+        if body["metadata"]["uid"] != found["metadata"]["uid"]:
+            return failure(422, "Invalid", "metadata.uid: Invalid value: field is immutable")
+        pod = copy.deepcopy(found)
+        conditions = {one["type"]: one for one in pod.setdefault("status", {}).get("conditions", ())}
+        for one in body["status"]["conditions"]:
+            conditions[one["type"]] = conditions.get(one["type"], {}) | one
+        pod["status"]["conditions"] = list(conditions.values())
+        return web.json_response(self.put(pod))
 
     async def _node(self, request: web.Request) -> web.StreamResponse:
         return self._refused(request, "GET") or self._one("/api/v1/nodes", "", request.match_info["name"])

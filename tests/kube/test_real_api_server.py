@@ -11,7 +11,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,12 @@ import pytest
 import yaml
 
 from kybernate import kube as client
-from kybernate.kube import Kube, KubeError, Mirror, Object
+from kybernate.kube import ConflictError, Kube, KubeError, Mirror, Object
+from kybernate.seat import SeatState
 from kybernate.tls import trusting
+from services.gpu_manager.pod_conditions import CONDITION, ConditionQueue, PodCondition
 from tests.kube.test_mirror import HERE, PODS, names
+from tests.manager.test_pod_events import row
 from tests.until import until
 
 BINARIES = Path(os.environ.get("KYB_KUBE_APISERVER", "/nonexistent"))
@@ -346,5 +349,29 @@ async def test_the_rights_of_the_chart_suffice_and_are_named_where_they_do_not(c
             await kube.list("/api/v1/secrets")
         with pytest.raises(KubeError, match="HTTP 403; the service account may not delete this"):
             await kube.delete("/api/v1/namespaces/default/pods/a", uid="x")
+    finally:
+        await kube.close()
+
+
+async def test_the_condition_of_a_pod_is_merged_into_its_status_and_never_into_an_heirs(
+    cluster: Cluster, account: Path
+) -> None:
+    path, kube = "/api/v1/namespaces/default/pods/a", Kube(f"https://127.0.0.1:{cluster.port}", account)
+    try:
+        await cluster.create_pod("a")
+        made = await cluster.call("GET", path)
+        ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+        await cluster.call("PATCH", f"{path}/status", ready, client._STRATEGIC)
+        for state, status in ((SeatState.PARKED, "False"), (SeatState.ACTIVE, "True")):
+            uid, queue = made["metadata"]["uid"], ConditionQueue()
+            queue.take(row(state, pod="default/a", pod_uid=uid))
+            condition = queue.next(0.0)
+            assert isinstance(condition, PodCondition)
+            await kube.patch(condition.path(), condition.patch())
+            found = (await cluster.call("GET", path))["status"]["conditions"]
+            assert sorted((one["type"], one["status"]) for one in found) == [("Ready", "True"), (CONDITION, status)]
+        heir = replace(condition, uid="00000000-0000-0000-0000-000000000000")
+        with pytest.raises(ConflictError):
+            await kube.patch(heir.path(), heir.patch())
     finally:
         await kube.close()
