@@ -37,6 +37,7 @@ LONG = (
     "release",
     "overload",
     "soak",
+    "cold",
     "live",
     "bounds",
     "regimes",

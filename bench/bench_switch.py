@@ -2,7 +2,8 @@
 
 Requests go to two models of one group in turn, so each causes a switch. Overhead is the time from the decision until
 the seat is active, without drain, park and activation, plus the time until the held request is sent to the engine. CPU
-is that of all services, less what they use when nothing happens.
+is that of all services, less what they use when nothing happens. Accept is the time from the arrival of a request until
+its ActivateSeat was accepted, release that from the end of the last driver call until the request was sent.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ SPEED = 10.0
 IDLE_SECONDS = 5.0
 PAUSE_SECONDS = 0.3
 """Between two switches: the seat that has just come is left alone for a moment, and counts as idle."""
-PARTS = ("drain", "control", "verify", "release")
+PARTS = ("drain", "control", "verify")
 SERVICES = ("router", "gpu_manager", "checkpointer", "plugin", "nats")
 
 
@@ -39,13 +40,17 @@ async def run(switches: int = SWITCHES) -> dict[str, float]:
         await asyncio.sleep(1.0)
         idle = await _cpu_per_second(pids)
         overheads: list[float] = []
+        accepts: list[float] = []
+        releases: list[float] = []
         cpu, began = sum(map(cpu_seconds, pids)), time.monotonic()
         for number in range(switches):
             await asyncio.sleep(PAUSE_SECONDS)
-            before, sent = len(watch.switches), await _ask(http, stack.url, models[number % 2])
+            before, (own, sent) = len(watch.switches), await _ask(http, stack.url, models[number % 2])
             seconds = (await _switch(watch, before, models[number % 2])).seconds
             apart = seconds["drain"] + seconds["park"] + seconds["activate"]
             overheads.append((seconds["total"] - apart + sent) * 1e3)
+            accepts.append((own - sent - seconds["control"]) * 1e3)
+            releases.append(sent * 1e3)
         cpu = sum(map(cpu_seconds, pids)) - cpu - idle * (time.monotonic() - began)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -56,6 +61,8 @@ async def run(switches: int = SWITCHES) -> dict[str, float]:
         "CPU ms per switch": cpu / switches * 1e3,
         "idle, % of a core": idle * 100,
     }
+    for name, values in (("accept", accepts), ("release", releases)):
+        figures[f"{name} p50 ms"], figures[f"{name} p99 ms"] = median(values), percentile(values, 0.99) or 0.0
     for part in PARTS:
         seen = [switch.seconds[part] * 1e3 for switch in watch.switches[-switches:]]
         figures[f"{part} p50 ms"], figures[f"{part} p95 ms"] = median(seen), percentile(seen, 0.95) or 0.0
@@ -68,13 +75,14 @@ async def _cpu_per_second(pids: list[int]) -> float:
     return (sum(map(cpu_seconds, pids)) - before) / IDLE_SECONDS
 
 
-async def _ask(http: aiohttp.ClientSession, url: str, model: str) -> float:
-    """Send a request; wall seconds from the end of the last driver call until the router had sent it to the engine."""
+async def _ask(http: aiohttp.ClientSession, url: str, model: str) -> tuple[float, float]:
+    """Send a request; wall seconds of its wait that are Kybernate's own, and those after the last driver call."""
     body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
     async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
         answer.raise_for_status()
         await answer.read()
-        return float(answer.headers.get("X-Kyb-Release-Seconds", 0.0))
+        own, sent = answer.headers["X-Kyb-Overhead-Seconds"], answer.headers["X-Kyb-Release-Seconds"]
+        return float(own), float(sent)
 
 
 async def _switch(watch: Watch, before: int, model: str) -> ObservedSwitch:

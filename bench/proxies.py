@@ -90,7 +90,7 @@ class Caller(asyncio.Protocol):
         self._send()
 
     def _send(self) -> None:
-        self._data, self._began = b"", time.perf_counter()
+        self._data, self.began = b"", time.perf_counter()
         self._left -= 1
         self._transport.write(self._request)
 
@@ -104,7 +104,7 @@ class Caller(asyncio.Protocol):
         elif not self._data.endswith(_WHOLE):
             return
         assert self._data.startswith(b"HTTP/1.1 200"), self._data[:300]
-        self.took.append(time.perf_counter() - self._began)
+        self.took.append(time.perf_counter() - self.began)
         if self._left:
             self._send()
         else:

@@ -13,6 +13,7 @@ from bench.__main__ import BENCHES, LONG
 SMALL: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "board": ({"signals": 1, "switches": 1}, {}),
     "bus": ({"messages": 200, "round_trips": 1}, {}),
+    "cold": ({"cold": 1}, {"WARM": 1}),
     "checkpoint": ({"cycles": 1, "calls": 1, "records": 1}, {"WARM": 0}),
     "engines": ({"cycles": 1}, {}),
     "family": ({"switches": 40}, {}),
