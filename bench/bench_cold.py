@@ -72,9 +72,9 @@ async def run(cold: int = COLD) -> dict[str, float]:
                 await asyncio.sleep(PAUSE_SECONDS)
                 await tell(SeatState.ACTIVATING, cause)
                 await asyncio.sleep(PAUSE_SECONDS)
-                told = time.perf_counter()
+                published = time.perf_counter()
                 await tell(SeatState.ACTIVE, cause)
-                sends.append(await TimedEngine.got - told)
+                sends.append(await TimedEngine.got - published)
                 await caller.done
             await tell(SeatState.PARKED, cause)
             await asyncio.sleep(PAUSE_SECONDS)

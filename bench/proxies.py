@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import statistics
 import sys
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import cast
 
 CALLERS = 64
+OPEN = 1000
+"""Streams whose memory is measured."""
 CHUNKS = 50
 CHUNK_SECONDS = 0.02
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: "
@@ -68,6 +71,13 @@ class Engine(asyncio.Protocol):
             asyncio.get_running_loop().call_later(CHUNK_SECONDS, self._next, left - 1)
 
 
+def _complete(answer: bytes) -> bool:
+    """Return whether an answer that was written anew, so not as the engine sent it, is complete."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: *(\d+)", head)
+    return length is not None and len(body) >= int(length[1])
+
+
 class Caller(asyncio.Protocol):
     """One connection that sends a request when the last answer is complete, ``count`` times."""
 
@@ -101,7 +111,7 @@ class Caller(asyncio.Protocol):
             if not self._data.endswith(_END):
                 return
             self.events += self._data.count(_EVENT)
-        elif not self._data.endswith(_WHOLE):
+        elif not self._data.endswith(_WHOLE) and not _complete(self._data):
             return
         assert self._data.startswith(b"HTTP/1.1 200"), self._data[:300]
         self.took.append(time.perf_counter() - self.began)
@@ -141,6 +151,10 @@ class Peer:
     rates: list[float] = field(default_factory=list)
     one: list[float] = field(default_factory=list)
     """Seconds of requests one after another."""
+    memory_before_mib: float = 0.0
+    """After the rounds, before ``OPEN`` streams."""
+    streaming_mib: float = 0.0
+    """Memory while ``OPEN`` streams are open."""
 
     def cpu_seconds(self) -> float:
         """CPU time of the process and its children so far."""
@@ -193,7 +207,7 @@ async def process(
 
 async def listens(port: int, log: Path) -> None:
     """Wait until something listens on the port."""
-    for _ in range(600):
+    for _ in range(1200):
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.close()
@@ -252,7 +266,17 @@ def vllm_router(_: Path, port: int, engine: int) -> list[str]:
     return [*command, "--worker-urls", f"http://127.0.0.1:{engine}"]
 
 
-PROXIES = {"nginx": nginx, "haproxy": haproxy, "envoy": envoy, "vllm-router": vllm_router}
+def litellm(folder: Path, port: int, engine: int) -> list[str]:
+    """Return the command of LiteLLM's proxy, with one worker."""
+    call = {"model": "openai/bench", "api_base": f"http://127.0.0.1:{engine}/v1", "api_key": "none", "max_retries": 0}
+    config = folder / "litellm.yaml"
+    settings = {"dangerously_permit_weak_or_unset_master_key": True}
+    models = [{"model_name": "bench", "litellm_params": call}]
+    config.write_text(json.dumps({"model_list": models, "general_settings": settings}))
+    return ["litellm", "--config", str(config), "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
+
+
+PROXIES = {"nginx": nginx, "haproxy": haproxy, "envoy": envoy, "vllm-router": vllm_router, "litellm": litellm}
 """Measured where their command is installed."""
 
 
@@ -299,6 +323,13 @@ async def measure(peers: list[Peer], *, rounds: int, requests: int, streams: int
             peer.chunk_us.append((peer.cpu_seconds() - cpu) / (streams * CHUNKS) * 1e6)
             assert peer.name not in ("direct",) or events == streams * CHUNKS
             peer.one += (await load(peer.port, callers=1, count=200))[0]
+    for peer in peers[1:]:
+        peer.memory_before_mib = peer.memory_mib()
+        opened = asyncio.create_task(load(peer.port, callers=OPEN, count=1, stream=True))
+        while not opened.done():
+            peer.streaming_mib = max(peer.streaming_mib, peer.memory_mib())
+            await asyncio.sleep(0.2)
+        await opened
 
 
 def figures(peers: list[Peer]) -> dict[str, float]:
@@ -317,6 +348,7 @@ def figures(peers: list[Peer]) -> dict[str, float]:
                 f"{peer.name}_cpu_us_per_request_median": statistics.median(peer.request_us),
                 f"{peer.name}_cpu_us_per_chunk": min(peer.chunk_us),
                 f"{peer.name}_cpu_us_per_chunk_median": statistics.median(peer.chunk_us),
-                f"{peer.name}_memory_mib": peer.memory_mib(),
+                f"{peer.name}_memory_mib": peer.memory_before_mib,
+                f"{peer.name}_memory_with_streams_mib": peer.streaming_mib,
             }
     return found

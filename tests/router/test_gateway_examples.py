@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import re
 import shutil
 from collections.abc import AsyncIterator
@@ -17,18 +18,23 @@ from tests.router.world import Answered, World, world
 from tests.until import until
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "gateways"
+KEY = "sk-0123456789abcdef0123456789abcdef"
 BODY = {"model": "llama", "messages": []}
 
 
 @contextlib.asynccontextmanager
-async def gateway(w: World, folder: Path, name: str, *command: str) -> AsyncIterator[str]:
-    """Run a gateway on an example with the ports of this test; its address."""
+async def gateway(
+    w: World, folder: Path, name: str, *command: str, without: str = "", **env: str
+) -> AsyncIterator[str]:
+    """Run a gateway on an example with the ports of this test, ``without`` a part of it; its address."""
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
     port, config = free_port(), folder / name
     text = (EXAMPLES / name).read_text().replace("127.0.0.1:8780", w.url.removeprefix("http://"))
+    text = text.replace(without, "") if without else text
     config.write_text(re.sub(r"(listen |bind :)8080", lambda found: f"{found[1]}{port}", text))
-    process = await asyncio.create_subprocess_exec(*command, str(config))
+    ports = ("--port", str(port)) if command[0] == "litellm" else ()
+    process = await asyncio.create_subprocess_exec(*command, str(config), *ports, env=os.environ | env)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -95,3 +101,21 @@ async def test_haproxy_forwards_to_a_router_that_is_ready(tmp_path: Path) -> Non
         await until(serves, what="HAProxy has found the router", interval=0.1)
         assert answered is not None
         assert answered.headers["X-Kyb-Seat"] == "s0"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("asks", [True, False])
+async def test_litellm_calls_the_engine_that_the_router_names_or_the_router(tmp_path: Path, asks: bool) -> None:
+    shutil.copy(EXAMPLES / "litellm_hold.py", tmp_path)
+    async with world(permit_seconds=0.1) as w, contextlib.AsyncExitStack() as stack:
+        env = {"KYB_ROUTER_URL": w.url, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": KEY}
+        without = "" if asks else "callbacks: litellm_hold.hold"
+        run = gateway(w, tmp_path, "litellm.yaml", "litellm", "--config", without=without, **env)
+        url = await stack.enter_async_context(run)
+        await w.seat("s0", "llama", SeatState.PARKED)
+        await until(lambda: call(w, url), what="LiteLLM listens", timeout=60.0, interval=0.5)
+        answered = await call(w, url, Authorization=f"Bearer {KEY}")
+        assert answered is not None
+        assert answered.status == 200, answered.body
+        headers = w.engines[0].headers[-1]
+        assert ("X-Request-Id" in headers) is not asks, "the router gives each call one"
