@@ -162,7 +162,6 @@ CONTROLS = (
         SECOND,
         focus=(*LOST, "silent"),
         moved=1.0,
-        quick=False,
     ),
     Control("a start does not fence", _a_start_does_not_fence, "one", "had fenced", focus=("crash-manager",), runs=120),
     Control("a park counts when it begins", _a_park_counts_when_it_begins, "one", "", 0.0),
