@@ -51,7 +51,7 @@ async def _starved(name: str, seconds: float) -> dict[str, float]:
         load = asyncio.create_task(_load(http, stack.url, models, outcomes))
         health: list[float] = []
         probe = asyncio.create_task(_probe(http, _health_url(stack, name, seats), health))
-        async with _share(_tree(stack.pids[name])):
+        async with _share(process_tree(stack.pids[name])):
             await asyncio.sleep(seconds / 3)
             for seat in ending:
                 body = {"namespace": seat["pod"].split("/")[0], "name": seat["pod"].split("/")[1]}
@@ -176,7 +176,7 @@ def _signal(pids: list[int], signum: int) -> None:
             os.kill(pid, signum)
 
 
-def _tree(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """A process and its children."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(each for child in children for each in _tree(int(child)))]
+    return [pid, *(each for child in children for each in process_tree(int(child)))]

@@ -1,30 +1,39 @@
-"""What a switch costs beyond its drain and its transfers: a real stack with fake GPUs.
+"""What a switch costs beyond its drain and its transfers: a real stack with fake GPUs, alone and beside work on every
+core.
 
 Requests go to two models of one group in turn, so each causes a switch. Overhead is the time from the decision until
-the seat is active, without drain, park and activation, plus the time until the held request is sent to the engine. CPU
-is that of all services, less what they use when nothing happens. Accept is the time from the arrival of a request until
-its ActivateSeat was accepted, release that from the end of the last driver call until the request was sent.
+the held request is sent to the engine, without drain, park and activation. "less the engine" is without the time that
+the engine computes the test answer (``verify``), which is made up and grows with nothing here. CPU is that of all
+services and their helpers, less what they use when nothing happens.
 """
 
 import asyncio
+import os
+import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from statistics import fmean, median
 
 import aiohttp
 
 from bench.bench_router import cpu_seconds
+from bench.bench_starved import process_tree
 from kybernate.dev.demo.replay import client_session
 from kybernate.dev.demo.report import percentile
 from kybernate.dev.demo.watch import ObservedSwitch, Watch
+from kybernate.dev.fakes.engine.engine import EngineOptions
 from kybernate.dev.stack import Stack, StackOptions
 
-SWITCHES = 60
+SWITCHES = 50
 SPEED = 10.0
-IDLE_SECONDS = 5.0
+SETTLE_SECONDS, IDLE_SECONDS = 5.0, 5.0
 PAUSE_SECONDS = 0.3
 """Between two switches: the seat that has just come is left alone for a moment, and counts as idle."""
 PARTS = ("drain", "control", "verify")
 SERVICES = ("router", "gpu_manager", "checkpointer", "plugin", "nats")
+ANSWER_TOKENS = 8
+"""Of the request that the checkpointer compares (``services.checkpointer.core.answers``)."""
 
 
 async def run(switches: int = SWITCHES) -> dict[str, float]:
@@ -36,53 +45,91 @@ async def run(switches: int = SWITCHES) -> dict[str, float]:
         watch, open_ = Watch(), asyncio.Event()
         following = asyncio.create_task(watch.follow(http, stack.url, open_))
         await open_.wait()
-        pids = [pid for name, pid in stack.pids.items() if any(part in name for part in SERVICES)]
-        await asyncio.sleep(1.0)
-        idle = await _cpu_per_second(pids)
-        overheads: list[float] = []
-        accepts: list[float] = []
-        releases: list[float] = []
-        cpu, began = sum(map(cpu_seconds, pids)), time.monotonic()
-        for number in range(switches):
-            await asyncio.sleep(PAUSE_SECONDS)
-            before, (own, sent) = len(watch.switches), await _ask(http, stack.url, models[number % 2])
-            seconds = (await _switch(watch, before, models[number % 2])).seconds
-            apart = seconds["drain"] + seconds["park"] + seconds["activate"]
-            overheads.append((seconds["total"] - apart + sent) * 1e3)
-            accepts.append((own - sent - seconds["control"]) * 1e3)
-            releases.append(sent * 1e3)
-        cpu = sum(map(cpu_seconds, pids)) - cpu - idle * (time.monotonic() - began)
+        await asyncio.sleep(SETTLE_SECONDS)
+        idle = await _cpu_per_second(stack)
+        figures = await _switches(stack, http, watch, models, switches, idle)
+        async with _every_core_busy():
+            busy = await _switches(stack, http, watch, models, switches, idle)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
+    return figures | {f"busy: {name}": value for name, value in busy.items()} | {"idle, % of a core": idle * 100}
+
+
+async def _switches(
+    stack: Stack, http: aiohttp.ClientSession, watch: Watch, models: list[str], switches: int, idle: float
+) -> dict[str, float]:
+    engine = ANSWER_TOKENS / EngineOptions("").tokens_per_second / SPEED * 1e3
+    overheads: list[float] = []
+    counted: list[float] = []
+    accepts: list[float] = []
+    releases: list[float] = []
+    seen: list[dict[str, float]] = []
+    cpu, began = _cpu(stack), time.monotonic()
+    for number in range(switches):
+        await asyncio.sleep(PAUSE_SECONDS)
+        before, (sent, overhead) = len(watch.switches), await _ask(http, stack.url, models[number % 2])
+        seconds = (await _switch(watch, before, models[number % 2])).seconds
+        seen.append(seconds)
+        apart = sum(seconds[part] for part in ("drain", "park", "activate", "release"))
+        overheads.append((seconds["total"] - apart + sent) * 1e3)
+        counted.append(overhead * 1e3)
+        accepts.append((overhead - sent - seconds["control"]) * 1e3)
+        releases.append(sent * 1e3)
+    cpu = _cpu(stack) - cpu - idle * (time.monotonic() - began)
     figures = {
         "overhead mean ms": fmean(overheads),
         "overhead p50 ms": median(overheads),
         "overhead p99 ms": percentile(overheads, 0.99) or 0.0,
+        "less the engine, p50 ms": median(overheads) - engine,
+        "less the engine, p99 ms": (percentile(overheads, 0.99) or 0.0) - engine,
+        "as the demo counts, p50 ms": median(counted),
+        "as the demo counts, p99 ms": percentile(counted, 0.99) or 0.0,
         "CPU ms per switch": cpu / switches * 1e3,
-        "idle, % of a core": idle * 100,
     }
     for name, values in (("accept", accepts), ("release", releases)):
         figures[f"{name} p50 ms"], figures[f"{name} p99 ms"] = median(values), percentile(values, 0.99) or 0.0
     for part in PARTS:
-        seen = [switch.seconds[part] * 1e3 for switch in watch.switches[-switches:]]
-        figures[f"{part} p50 ms"], figures[f"{part} p95 ms"] = median(seen), percentile(seen, 0.95) or 0.0
+        values = [seconds[part] * 1e3 for seconds in seen]
+        figures[f"{part} p50 ms"], figures[f"{part} p95 ms"] = median(values), percentile(values, 0.95) or 0.0
     return figures
 
 
-async def _cpu_per_second(pids: list[int]) -> float:
-    before = sum(map(cpu_seconds, pids))
+@asynccontextmanager
+async def _every_core_busy() -> AsyncIterator[None]:
+    """A loop that computes on each core, at the priority of this process."""
+    burning = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+        for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        yield
+    finally:
+        for process in burning:
+            process.kill()
+            await process.wait()
+
+
+def _cpu(stack: Stack) -> float:
+    """CPU seconds of the services and the children of each, so far."""
+    roots = [pid for name, pid in stack.pids.items() if any(part in name for part in SERVICES)]
+    return sum(cpu_seconds(pid) for root in roots for pid in process_tree(root))
+
+
+async def _cpu_per_second(stack: Stack) -> float:
+    before = _cpu(stack)
     await asyncio.sleep(IDLE_SECONDS)
-    return (sum(map(cpu_seconds, pids)) - before) / IDLE_SECONDS
+    return (_cpu(stack) - before) / IDLE_SECONDS
 
 
 async def _ask(http: aiohttp.ClientSession, url: str, model: str) -> tuple[float, float]:
-    """Send a request; wall seconds of its wait that are Kybernate's own, and those after the last driver call."""
+    """Send a request; wall seconds from the end of the last driver call until the router had sent it to the engine, and
+    the router's own count of the overhead: accepted, journaled, sent."""
     body = {"model": model, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
     async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
         answer.raise_for_status()
         await answer.read()
-        own, sent = answer.headers["X-Kyb-Overhead-Seconds"], answer.headers["X-Kyb-Release-Seconds"]
-        return float(own), float(sent)
+        seconds = [float(answer.headers.get(f"X-Kyb-{name}-Seconds", 0.0)) for name in ("Release", "Overhead")]
+        return seconds[0], seconds[1]
 
 
 async def _switch(watch: Watch, before: int, model: str) -> ObservedSwitch:

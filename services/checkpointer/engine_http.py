@@ -8,7 +8,7 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,15 @@ from kybernate.messages import SeatTarget
 from kybernate.sizes import format_bytes
 from services.checkpointer.backends.engine import Sign
 from services.checkpointer.backends.port import EngineReply, EngineSilentError, SeatProcesses
-from services.checkpointer.core.answers import MISSHAPEN, REQUESTS, ModelAnswer, difference, read_answer, worse_health
+from services.checkpointer.core.answers import (
+    MISSHAPEN,
+    REQUESTS,
+    ModelAnswer,
+    difference,
+    read_answer,
+    well,
+    worse_health,
+)
 from services.checkpointer.processes import alive
 
 log = get_logger()
@@ -101,6 +109,8 @@ class _Known:
     container: str
     health: int | None = None
     answers: tuple[ModelAnswer, ...] = ()
+    listing: str = ""
+    """The path at which it lists its models, where it has no earlier one of ``_LISTINGS``."""
     unverified: str = ""
     ask_after: float = 0.0
     """Monotonic seconds."""
@@ -133,11 +143,12 @@ class AnswerCheck:
         deadline = time.monotonic() + self._wall(RECORD_SECONDS)
         try:
             if time.monotonic() >= known.ask_after:
-                health = (await self.engines.call(seat, "GET", "/health", seconds=_left(deadline))).status
-                if known.health is None or not worse_health(known.health, health):
-                    known.health = health
+                if known.health is None or not well(known.health):
+                    health = (await self.engines.call(seat, "GET", "/health", seconds=_left(deadline))).status
+                    if known.health is None or not worse_health(known.health, health):
+                        known.health = health
                 known.unverified = ""
-                for model in await self.models(seat, deadline):
+                for model in await self._models(seat, known, deadline):
                     if all(answer.model != model for answer in known.answers):
                         known.answers += await self._first_answer(seat, model, deadline)
         except EngineSilentError as error:
@@ -169,19 +180,22 @@ class AnswerCheck:
         except ValueError as error:
             return str(error)
         if seat.health is not None:
-            self._known[seat.target.seat] = _Known(seat.target.container_id, seat.health, seat.answers)
+            listing = known.listing if (known := self._known.get(seat.target.seat)) is not None else ""
+            self._known[seat.target.seat] = _Known(seat.target.container_id, seat.health, seat.answers, listing)
         return ""
 
-    async def models(self, seat: SeatProcesses, deadline: float) -> list[str]:
+    async def _models(self, seat: SeatProcesses, known: _Known, deadline: float) -> list[str]:
         """The models that answer without being loaded first: of Ollama and llama.cpp those in memory. None of a list in
         another shape."""
-        loaded = await self.engines.call(seat, "GET", "/api/ps", seconds=_left(deadline))
-        with contextlib.suppress(*MISSHAPEN):
-            if loaded.status == 200 and isinstance(loaded.body, dict):
-                return [str(model["name"]) for model in loaded.body.get("models") or ()]
-            served = await self.engines.call(seat, "GET", "/v1/models", seconds=_left(deadline))
-            found = served.body.get("data") if served.status == 200 and isinstance(served.body, dict) else None
-            return [str(m["id"]) for m in found or () if (m.get("status") or {}).get("value", "loaded") == "loaded"]
+        absent = True
+        for path in (known.listing,) if known.listing else _LISTINGS:
+            reply = await self.engines.call(seat, "GET", path, seconds=_left(deadline))
+            if reply.status == 200 and isinstance(reply.body, dict):
+                known.listing = path if absent else ""
+                with contextlib.suppress(*MISSHAPEN):
+                    return _LISTINGS[path](reply.body)
+                return []
+            absent = absent and reply.status in (404, 405)  # else it may have the path, and fails
         return []
 
     async def _first_answer(self, seat: SeatProcesses, model: str, deadline: float) -> tuple[ModelAnswer, ...]:
@@ -205,6 +219,17 @@ class AnswerCheck:
 
     def _wall(self, model_seconds: float) -> float:
         return max(model_seconds / self.speed, FLOOR_WALL_SECONDS)
+
+
+_LISTINGS: Mapping[str, Callable[[dict[str, Any]], list[str]]] = {
+    "/api/ps": lambda body: [str(model["name"]) for model in body.get("models") or ()],
+    "/v1/models": lambda body: [
+        str(model["id"])
+        for model in body.get("data") or ()
+        if (model.get("status") or {}).get("value", "loaded") == "loaded"
+    ],
+}
+"""How the models in memory are read, by path; an engine is asked for the first that it has."""
 
 
 @asynccontextmanager

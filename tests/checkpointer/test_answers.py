@@ -55,6 +55,9 @@ class Engine:
         self.unloaded: set[str] = set()
         self.keys: list[str | None] = []
         self.requests: list[str] = []
+        self.paths: list[str] = []
+        self.broken: set[str] = set()
+        """Paths that answer 503."""
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -64,6 +67,9 @@ class Engine:
     async def answer(self, request: web.Request) -> web.Response:
         self.keys.append(request.headers.get("Authorization"))
         path, texts = request.path, self.texts
+        self.paths.append(path)
+        if path in self.broken:
+            return web.Response(status=503)
         if path == "/health":
             return web.Response(status=self.health)
         if path == "/api/ps" and self.shape == "ollama":
@@ -120,6 +126,39 @@ async def test_each_served_model_is_asked_once_and_compared_each_time() -> None:
         assert engine.requests == ["base", "adapter"], "the answers of a container are known"
         engine.texts["adapter"] = "six"
         assert "adapter" in await check.wrong(parked)
+
+
+async def test_a_later_park_asks_a_healthy_engine_for_its_list_of_models_only() -> None:
+    engine = Engine(m="six")
+    async with asked(engine) as (check, here):
+        await check.recorded(here)
+        engine.paths.clear()
+        engine.texts["adapter"] = "sept"
+        assert [one.model for one in (await check.recorded(here)).answers] == ["m", "adapter"]
+        assert engine.paths == ["/v1/models", "/v1/completions"]
+
+
+async def test_an_engine_that_recovered_since_its_first_park_must_stay_healthy() -> None:
+    engine = Engine("none")
+    async with asked(engine) as (check, here):
+        engine.health = 503
+        await check.recorded(here)
+        engine.health = 200
+        parked = await check.recorded(here)
+        engine.health = 503
+        assert "health answers 503" in await check.wrong(parked)
+
+
+async def test_a_list_that_fails_once_is_asked_for_again() -> None:
+    """Ollama's /v1/models has also those that are not in memory: to ask one would load it."""
+    engine = Engine("ollama", m="six")
+    async with asked(engine) as (check, here):
+        engine.broken = {"/api/ps"}
+        await check.recorded(here)
+        engine.broken = set()
+        engine.paths.clear()
+        await check.recorded(here)
+        assert engine.paths == ["/api/ps"]
 
 
 async def test_a_model_that_is_not_loaded_is_not_asked() -> None:

@@ -66,6 +66,11 @@ def worse_health(before: int | None, now: int) -> bool:
     return _illness(now) > (_UNKNOWN if before is None else _illness(before))
 
 
+def well(status: int) -> bool:
+    """True for the status of a healthy engine: no other is better."""
+    return _illness(status) == _WELL
+
+
 _WELL, _UNKNOWN, _ILL = range(3)
 
 
