@@ -34,6 +34,7 @@ BENCHES = (
 )
 LONG = (
     "peers",
+    "peers_waits",
     "release",
     "overload",
     "soak",

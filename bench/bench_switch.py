@@ -1,18 +1,20 @@
 """What a switch costs beyond its drain and its transfers: a real stack with fake GPUs, alone and beside work on every
 core.
 
-Requests go to two models of one group in turn, so each causes a switch. Overhead is the time from the decision until
-the held request is sent to the engine, without drain, park and activation. "less the engine" is without the time that
-the engine computes the test answer (``verify``), which is made up and grows with nothing here. CPU is that of all
-services and their helpers, less what they use when nothing happens.
+Requests go to two models of one group in turn, and seats stay on their groups, so each causes a switch. Overhead is the
+time from the decision until the held request is sent to the engine, without drain, park and activation. "less the
+engine" is without the time that the engine computes the test answer (``verify``), which is made up and grows with
+nothing here. CPU is that of all services and their helpers, less what they use when nothing happens.
 """
 
 import asyncio
 import os
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from statistics import fmean, median
 
 import aiohttp
@@ -21,6 +23,7 @@ from bench.bench_router import cpu_seconds
 from bench.bench_starved import process_tree
 from kybernate.dev.demo.replay import client_session
 from kybernate.dev.demo.report import percentile
+from kybernate.dev.demo.session import with_profiles
 from kybernate.dev.demo.watch import ObservedSwitch, Watch
 from kybernate.dev.fakes.engine.engine import EngineOptions
 from kybernate.dev.stack import Stack, StackOptions
@@ -38,7 +41,13 @@ ANSWER_TOKENS = 8
 
 async def run(switches: int = SWITCHES) -> dict[str, float]:
     """Wall milliseconds, and CPU milliseconds per switch."""
-    async with Stack(StackOptions(port=0, speed=SPEED, announce=False)) as stack, client_session() as http:
+    with tempfile.TemporaryDirectory() as folder:
+        bound = with_profiles(StackOptions(port=0, speed=SPEED, announce=False), Path(folder), rebalance=False)
+        return await _measured(Stack(bound), switches)
+
+
+async def _measured(stack: Stack, switches: int) -> dict[str, float]:
+    async with stack, client_session() as http:
         seats = await stack.ready(300.0)
         group = seats[0]["group"]
         models = [str(seat["model"]) for seat in seats if seat["group"] == group][:2]
@@ -48,7 +57,7 @@ async def run(switches: int = SWITCHES) -> dict[str, float]:
         await asyncio.sleep(SETTLE_SECONDS)
         idle = await _cpu_per_second(stack)
         figures = await _switches(stack, http, watch, models, switches, idle)
-        async with _every_core_busy():
+        async with every_core_busy():
             busy = await _switches(stack, http, watch, models, switches, idle)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
@@ -95,11 +104,11 @@ async def _switches(
 
 
 @asynccontextmanager
-async def _every_core_busy() -> AsyncIterator[None]:
+async def every_core_busy(busy: bool = True) -> AsyncIterator[None]:
     """A loop that computes on each core, at the priority of this process."""
     burning = [
         await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
-        for _ in range(os.cpu_count() or 1)
+        for _ in range((os.cpu_count() or 1) * busy)
     ]
     try:
         yield

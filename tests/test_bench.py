@@ -27,7 +27,19 @@ SMALL: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "simulate": ({}, {"NODES": (1,), "FEW": 20, "MANY": 40}),
 }
 """By name: arguments of ``run``, and constants of the module."""
-MINUTES = {"bounds", "family_live", "live", "overload", "peers", "regimes", "release", "soak", "starved", "switch"}
+MINUTES = {
+    "bounds",
+    "family_live",
+    "live",
+    "overload",
+    "peers",
+    "peers_waits",
+    "regimes",
+    "release",
+    "soak",
+    "starved",
+    "switch",
+}
 """Too long even so, or a whole stack: they are imported."""
 
 
