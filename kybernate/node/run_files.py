@@ -55,6 +55,15 @@ def read_wishes(run_dir: Path) -> tuple[Wish, ...]:
     return _read(run_dir / WISHES_FILE, _Wishes).wishes
 
 
+def wishes_version(run_dir: Path) -> tuple[int, int]:
+    """Another one once the wishes have been replaced; (0, 0) without any."""
+    try:
+        found = (run_dir / WISHES_FILE).stat()
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_ino
+
+
 def write_gpu_faults(run_dir: Path, faults: Mapping[str, str]) -> None:
     """Replace the faulty GPUs, each with why."""
     _write(run_dir / GPU_FAULTS_FILE, _GpuFaults(faults=faults))

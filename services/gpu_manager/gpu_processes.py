@@ -63,7 +63,7 @@ class GpuProcesses:
         for pid in pids - self._own() if pids else ():
             with contextlib.suppress(OSError):
                 name = self._read(pid, "comm").strip()
-                home = next((container for container in containers if self._inside(pid, container)), None)
+                home = self._home(pid, containers)
                 if home is None:
                     found[pid] = name
                 else:
@@ -81,11 +81,14 @@ class GpuProcesses:
                         own.add(int(pid))
         return own
 
-    def _inside(self, pid: int, container: str) -> bool:
-        if container.startswith(_PROCESS):
-            return int(container.removeprefix(_PROCESS)) in self._ancestors(pid)
-        identity = container.rpartition("/")[2]
-        return bool(identity) and identity in self._read(pid, "cgroup")
+    def _home(self, pid: int, containers: tuple[str, ...]) -> str | None:
+        """The container that the process is in; None: in none of these."""
+        processes = {int(one.removeprefix(_PROCESS)): one for one in containers if one.startswith(_PROCESS)}
+        line = self._ancestors(pid) if processes else []
+        found = next((processes[one] for one in line if one in processes), None)
+        identities = {one.rpartition("/")[2]: one for one in containers if one not in processes.values()}
+        groups = self._read(pid, "cgroup") if identities and found is None else ""
+        return found or next((one for identity, one in identities.items() if identity and identity in groups), None)
 
     def _read(self, pid: int, file: str) -> str:
         """A file of a process, which may contain any bytes."""

@@ -305,8 +305,12 @@ class NodePlugin:
             get_logger().warning("plugin.seats_unknown", seats=sorted(self._unknown), reason=reason)
 
     async def _watch_wishes(self) -> NoReturn:
+        known: object = None
         while True:
-            self.node.wishes.update(await asyncio.to_thread(run_files.read_wishes, self.settings.run_dir))
+            found = run_files.wishes_version(self.settings.run_dir)
+            if found != known:
+                self.node.wishes.update(await asyncio.to_thread(run_files.read_wishes, self.settings.run_dir))
+                known = found
             await asyncio.sleep(WISHES_SECONDS)
 
     async def _save(self) -> NoReturn:
