@@ -26,9 +26,9 @@ from kybernate.dev.demo.report import percentile
 from kybernate.dev.stack import Stack, StackOptions
 from kybernate.lab.traces import Arrival
 
-SPEED = 10.0
+SPEED = 5.0
 SEEDS = (1, 2, 3)
-SECONDS = 400.0
+SECONDS = 300.0
 """Model seconds of the workload that each seed plays."""
 READY_SECONDS = 300.0
 BUSY = (False, True)
