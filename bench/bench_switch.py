@@ -4,7 +4,9 @@ core.
 Requests go to two models of one group in turn, and seats stay on their groups, so each causes a switch. Overhead is the
 time from the decision until the held request is sent to the engine, without drain, park and activation. "less the
 engine" is without the time that the engine computes the test answer (``verify``), which is made up and grows with
-nothing here. CPU is that of all services and their helpers, less what they use when nothing happens.
+nothing here. Accept is the time from the arrival of a request until its ActivateSeat was accepted, release that from
+the end of the last driver call until the request was sent. CPU is that of all services and their helpers, less what
+they use when nothing happens.
 """
 
 import asyncio
