@@ -53,7 +53,7 @@ class Engine(asyncio.Protocol):
 
     def answer(self, body: bytes, /) -> None:
         """Answer one request."""
-        if b'"stream": true' in body:
+        if b'"stream": true' in body or b'"stream":true' in body:
             self._transport.write(_STREAM)
             self._next(CHUNKS)
         else:

@@ -97,3 +97,18 @@ async def test_curl(router: World, tmp_path: Any) -> None:
     assert found == {"text": families.transcription("m", AUDIO)}
     for method, path in (("POST", "/v1/files"), ("GET", "/v1/files/f-1"), ("DELETE", "/v1/responses/resp_1")):
         assert (await curl(path, "-X", method))["error"]["code"] == "not_supported"
+
+
+@pytest.mark.filterwarnings("ignore")  # its own warnings
+async def test_the_litellm_sdk(router: World) -> None:
+    litellm = pytest.importorskip("litellm", reason="LiteLLM is not installed")
+    to: dict[str, Any] = {"api_base": router.url + "/v1", "api_key": "none", "num_retries": 0}
+    whole = await litellm.acompletion("openai/m", HELLO, max_tokens=20, **to)
+    assert whole.choices[0].message.content == expected_text("m", "hello", 20)
+    stream = await litellm.acompletion("openai/m", HELLO, max_tokens=20, stream=True, **to)
+    texts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+    assert "".join(texts) == expected_text("m", "hello", 20)
+    vectors = await litellm.aembedding("openai/m", input=["a"], encoding_format="float", **to)
+    assert vectors.data[0]["embedding"] == expected_embedding("m", "a")
+    with pytest.raises(litellm.NotFoundError, match="known models: m"):
+        await litellm.acompletion("openai/other", HELLO, **to)
