@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from bench.bench_router import environment, ready
-from bench.proxies import Engine, Peer, figures, measure, process, proxies
+from bench.proxies import OPEN, Engine, Peer, figures, measure, process, proxies
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.setup import init
 from kybernate.dev.nats_server import NatsServer, free_port
@@ -35,7 +35,7 @@ async def run(rounds: int = 3, requests: int = 2048, streams: int = 64) -> dict[
             ports = (free_port() for _ in itertools.count())
             peers = [Peer("direct", port)]
             peers += await stack.enter_async_context(proxies(folder, port, ports))
-            nats = await stack.enter_async_context(bus(folder, f"http://127.0.0.1:{port}"))
+            nats = await stack.enter_async_context(bus(folder, f"http://127.0.0.1:{port}", max_requests=2 * OPEN))
             if other is not None:
                 peers.append(await stack.enter_async_context(router("before", Path(other), folder, nats)))
             here = Path.cwd()
