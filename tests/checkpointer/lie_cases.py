@@ -4,20 +4,13 @@ docs/backends.md."""
 from collections.abc import Mapping
 
 from kybernate.dev.fakes.engine.lies import Lie
+from tests.checkpointer.engine_cases import ENGINES as VENDORS
 
 PATH = "docs/backends.md"
 BEGIN, END = (
     "<!-- Made from tests/checkpointer/lie_cases.py by scripts/generate.py. -->\n",
     "<!-- End of the table of lies. -->\n",
 )
-VENDORS = {
-    "vllm": "vLLM",
-    "vllm+cuda": "vLLM, then the driver",
-    "sglang": "SGLang",
-    "ollama": "Ollama",
-    "llamacpp": "llama.cpp",
-    "trtllm": "TensorRT-LLM",
-}
 SERVES = "serves on"
 BACK = "parked, active"
 COLD = "parked, cold start"
