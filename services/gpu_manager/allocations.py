@@ -299,6 +299,8 @@ def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress
     seat.residence.parked_on = None
     seat.durable.conflict = False
     node.transition(seat, CLEARED[progress.outcome], now, reason="the driver reports it as it should be")
+    if seat.state is S.PARKED:
+        seat.assume_residue()
 
 
 def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from kybernate.annotations import tier_problem
 from kybernate.config import STANDARD, Tier
+from kybernate.cuda import FREED_SHARE
 from kybernate.engines import DRIVER_BACKENDS, ENGINE_BACKENDS, PINNING, RESTART, SIGNED, next_backend
 from kybernate.messages import SeatProgress, SeatTarget
 from kybernate.seat import COMING, HOLDING, SeatState, Trigger, advance
@@ -337,6 +338,15 @@ class ManagedSeat:
         durable.residue_bytes, durable.measured = parked.residue_bytes, True
         durable.host_taken_bytes = 0 if durable.spilled else parked.host_bytes
         durable.host_bytes = durable.host_taken_bytes or durable.host_bytes
+
+    def assume_residue(self) -> None:
+        """Where its park was not measured it keeps as much as park evidence admits: a share of its size, or of all
+        memory of its GPUs where seats share that and its size is not known."""
+        size = max(self.durable.vram_bytes, self.pod.vram_bytes if self.pod else 0)
+        if not size and self.group.profile.packs:
+            size = sum(gpu.memory_bytes for gpu in self.group.gpus)
+        if not self.durable.measured:
+            self.durable.residue_bytes = round(size * (1 - FREED_SHARE))
 
     def needed_bytes(self, group: Group) -> int:
         """VRAM that a lease of this group is to reserve over all its GPUs; 0: all of it.

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from kybernate.cuda import FREED_SHARE
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobStatus, KillJob, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState
 from kybernate.topology import Group
@@ -348,16 +347,10 @@ _COPIED = frozenset({S.PARKED, S.ACTIVATING, S.MIGRATING})
 
 
 def _assume_residue(seat: ManagedSeat, entry: LedgerEntry | None) -> None:
-    """A seat whose park the ledger does not know keeps as much as park evidence admits: a share of its size, or of all
-    memory of its GPUs where seats share that and its size is not known."""
-    pod, durable = seat.pod, seat.durable
-    known = durable.measured or (entry is not None and entry.state in _COPIED)
-    if pod is None or known or seat.state not in _COPIED:
-        return
-    size = max(durable.vram_bytes, pod.vram_bytes)
-    if not size and seat.group.profile.packs:
-        size = sum(gpu.memory_bytes for gpu in seat.group.gpus)
-    durable.residue_bytes = round(size * (1 - FREED_SHARE))
+    """A seat whose park the ledger does not know keeps an assumed residue."""
+    known = entry is not None and entry.state in _COPIED
+    if seat.pod is not None and not known and seat.state in _COPIED:
+        seat.assume_residue()
 
 
 def _wait_for_lost_tickets(node: NodeState, known: Recovered, now: Now) -> None:

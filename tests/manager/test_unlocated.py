@@ -10,7 +10,7 @@ from services.gpu_manager import recovery, view
 from services.gpu_manager.inputs import BusChanged, JobsReported, PodsSeen, Recovered, StartTicket
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.seat_pod import Owners
-from tests.manager.world import World, make_group, status
+from tests.manager.world import GIB, World, make_group, status
 
 UNKNOWN = "quarantined"
 """What the checkpointer answers where the driver does not: no GPUs, no state."""
@@ -188,6 +188,17 @@ def test_a_copy_whose_gpus_are_named_stays(world: World) -> None:
 
     assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G1")
     assert not world.managed(a).durable.unlocated
+
+
+def test_a_copy_that_is_found_late_keeps_as_much_memory_as_one_that_is_found_at_the_start(world: World) -> None:
+    """Else a start beside it, on GPUs that seats share, finds no memory."""
+    (seat,) = world.fill("v", group=2, vram="40GiB")
+    restarted(world, seen(world, seat, UNKNOWN))
+
+    answer(world, seen(world, seat, "parked", "GPU-2"))
+
+    assert world.state(seat) is S.PARKED
+    assert world.managed(seat).durable.residue_bytes == 4 * GIB
 
 
 def test_its_pod_can_be_deleted_and_the_pool_waits_for_its_processes(world: World) -> None:
