@@ -16,7 +16,7 @@ from kybernate.cli.output import Output, OutputOption
 from kybernate.config_errors import ConfigError
 from kybernate.dev.demo import report, scenario
 from kybernate.dev.demo.client import Verdict
-from kybernate.dev.demo.session import DEFAULT_SPEED, Demo, DemoError, Live, play
+from kybernate.dev.demo.session import COLD_SPEED, DEFAULT_SPEED, Demo, DemoError, Live, play
 from kybernate.dev.demo.workload import LayoutError
 from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.stack import StackError
@@ -59,7 +59,10 @@ def demo(
     start: Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")] = 0.0,
     duration: Annotated[float | None, typer.Option(min=0, help="Play this many seconds of the trace.")] = None,
     speed: Annotated[
-        float | None, typer.Option(help=f"Model seconds per wall second. [default: {DEFAULT_SPEED:g}]")
+        float | None,
+        typer.Option(
+            help=f"Model seconds per wall second. [default: {DEFAULT_SPEED:g}; with --backend restart {COLD_SPEED:g}]"
+        ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
     output: OutputOption = Output.TEXT,

@@ -28,6 +28,8 @@ from kybernate.lab.traces import Arrival, load
 
 DEFAULT_SPEED = 24.0
 """The shipped workload takes 75 s with it, and two cores are enough."""
+COLD_SPEED = 4.0
+"""With backend ``restart``: starts take wall time, and at 24 times a drain has 2.5 s."""
 GPUS = 4
 HOLD_MODEL_SECONDS = 1800.0
 """The private router holds as long as the client asks: a long wait is a number in the report, not a refusal."""
@@ -96,7 +98,7 @@ async def play(demo: Demo, expect: Expect, live: Live, say: Callable[[str], None
     """Play the demo and return its report. Raises DemoError, TraceError, LayoutError, ConfigError, StackError."""
     if demo.router is not None:
         return await _on_router(demo, demo.router.rstrip("/"), expect, live, say)
-    speed = demo.speed or DEFAULT_SPEED
+    speed = demo.speed or (COLD_SPEED if demo.backend == "restart" else DEFAULT_SPEED)
     with tempfile.TemporaryDirectory(prefix="kyb-demo-") as folder:
         options = stack_options(demo, Path(folder), speed)
         if demo.host_bytes:
