@@ -83,8 +83,9 @@ def test_the_first_evidence_that_names_its_gpus_ends_that(world: World) -> None:
     a = world.seat(0, 0)
     restarted(world, seen(world, a, UNKNOWN))
     assert [one.targets[0].seat for one in view.checkpointer_questions(world.node, world.now.wall)] == [a]
-    answer(world, seen(world, a, UNKNOWN))
-    assert (world.state(a), world.managed(a).durable.unlocated) == (S.QUARANTINED, True)
+    for nothing in (UNKNOWN, "active"):
+        answer(world, seen(world, a, nothing))
+        assert (world.state(a), world.managed(a).durable.unlocated) == (S.QUARANTINED, True)
 
     answer(world, seen(world, a, "active", "GPU-1"))
 
