@@ -5,7 +5,8 @@ watch, and from kubelet by polling where there is no cluster (``docs/decisions/0
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -227,13 +228,17 @@ def joined(
     """The owners of the seats, from both views. ``unplaced``: pods that have no node yet. Pure.
 
     A device on several NUMA nodes occurs several times and counts once. A pod that only one view contains is left out;
-    a later observation has it in both, or in none. When two pods claim one seat, the pod that is not ending owns it.
+    a later observation has it in both, or in none. So is a name that entries with different seats have: kubelet still
+    counts a pod that was forcibly deleted, and which entry is that of the new pod of this name is not known until the
+    other one is gone. When two pods claim one seat, the pod that is not ending owns it.
     """
+    claims = {(entry.namespace, entry.name, frozenset(_seats(entry))) for entry in resources.pod_resources}
+    names = Counter((namespace, name) for namespace, name, seats in claims if seats)
     by_name = {(pod["metadata"].get("namespace", "default"), pod["metadata"]["name"]): pod for pod in pods}
     found: dict[str, SeatPod] = {}
     for entry in resources.pod_resources:
         pod = by_name.get((entry.namespace, entry.name))
-        if pod is None:
+        if pod is None or names[entry.namespace, entry.name] > 1:
             continue
         for container in entry.containers:
             seats = {s: d.resource_name for d in container.devices for s in d.device_ids if SEAT_ID.fullmatch(s)}
@@ -246,6 +251,12 @@ def joined(
     waiting = [pod for pod in (*by_name.values(), *unplaced) if pod["metadata"]["uid"] not in have]
     pending = tuple(wish for pod in waiting if (wish := _pending(pod)) is not None)
     return Owners(tuple(found[seat] for seat in sorted(found)), listed, pending)
+
+
+def _seats(entry: pb.PodResources) -> Iterator[str]:
+    for container in entry.containers:
+        for device in container.devices:
+            yield from filter(SEAT_ID.fullmatch, device.device_ids)
 
 
 def _prefers_group(pod: Mapping[str, Any]) -> str:

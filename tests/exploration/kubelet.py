@@ -5,7 +5,7 @@ and another UID, perhaps on the same seat. The manager sees PodResources (by nam
 objects that lies behind by the changes that its watch has not delivered yet.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
@@ -220,9 +220,10 @@ class Kubelet:
         """One observation, as decision 021 has it."""
         by_name = {pod.name: pod for pod in self.mirror.values()}
         found: dict[str, SeatPod] = {}
+        names = Counter(name for name, _, _ in self.resources)
         for name, seat, _ in self.resources:
             pod = by_name.get(name)
-            if pod is not None and (seat not in found or found[seat].deleting):
+            if pod is not None and names[name] == 1 and (seat not in found or found[seat].deleting):
                 found[seat] = self._seat_pod(seat, pod)
         behind = {
             seat for seat, pod in found.items() if seat in prove and self.api.get(pod.uid) != self.mirror[pod.uid]

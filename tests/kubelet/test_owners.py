@@ -56,6 +56,20 @@ def test_a_pod_that_only_one_side_knows_is_left_out() -> None:
     assert joined(resources(), [listed("p")]).pods == ()
 
 
+def test_a_name_with_two_seats_is_left_out_until_kubelet_has_forgotten_the_pod_that_was_forcibly_deleted() -> None:
+    both = resources(("p", SEAT), ("p", OTHER), ("q", SEAT))
+    found = joined(both, [listed("p", "new"), listed("q", "other")])
+    assert [(owner.seat, owner.uid) for owner in found.pods] == [(SEAT, "other")]
+    assert found.listed == {"new", "other"}, "a pod that is left out has not lost its seat"
+    found = joined(resources(("p", OTHER), ("q", SEAT)), [listed("p", "new"), listed("q", "other")])
+    assert [(owner.seat, owner.uid) for owner in found.pods] == [(SEAT, "other"), (OTHER, "new")]
+
+
+def test_a_pod_made_again_on_the_same_seat_has_it_at_once() -> None:
+    (owner,) = joined(resources(("p", SEAT), ("p", SEAT)), [listed("p", "new")]).pods
+    assert (owner.seat, owner.uid) == (SEAT, "new")
+
+
 def test_devices_of_other_plugins_are_no_seats() -> None:
     assert joined(resources(("p", "GPU-1234")), [listed("p")]).pods == ()
 
