@@ -2,6 +2,7 @@
 # http-ok http://127.0.0.1:9470/readyz: exit code 0 when it answers with 200; else 1 and what was wrong.
 # For health checks of containers: bash alone, since it runs every few seconds in each of them.
 exec 2>&1 # docker inspect shows standard output
+trap '' PIPE # a server that hangs up is not ready, it does not end this script
 target=${1#http://} host=${1#http://}
 host=${host%%/*}
 exec 3<>"/dev/tcp/${host%:*}/${host##*:}" || exit 1

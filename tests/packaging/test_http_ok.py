@@ -1,8 +1,11 @@
 """The health check of containers, against a real server."""
 
 import asyncio
+import socket
+import struct
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 
 from kybernate.dev.nats_server import free_port
@@ -40,7 +43,14 @@ async def test_without_a_listener_the_exit_code_is_1() -> None:
     assert "refused" in output
 
 
-async def test_a_server_that_ends_the_connection_without_an_answer_is_not_ready() -> None:
-    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_server_that_ends_the_connection_without_an_answer_is_not_ready(reset: bool) -> None:
+    def end(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if reset:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+    async with await asyncio.start_server(end, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        assert (await check(f"http://127.0.0.1:{port}/readyz"))[0] == 1
+        for _ in range(20):  # where the end meets the request differs
+            assert (await check(f"http://127.0.0.1:{port}/readyz"))[0] == 1
