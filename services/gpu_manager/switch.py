@@ -277,6 +277,8 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     group = node.groups[switch.group].group
     untouched = switch.incoming is not None and node.seats[switch.incoming].state not in COMING
     victim = node.seats[switch.victim] if switch.victim else None
+    if victim is not None and not _is_parked_by(victim, switch):
+        victim = None
     incoming = node.seats[switch.incoming] if switch.incoming else None
     if switch.job.sent is None and untouched and incoming is not None:
         granted = node.drain_on(group) is None and view.room(node, incoming, without=victim, on=group)
@@ -300,6 +302,12 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
             activate=view.target(node, incoming, group) if incoming is not None else None,
         )
     )
+
+
+def _is_parked_by(victim: ManagedSeat, switch: GroupSwitch) -> bool:
+    """False once the victim left in another way, while the job was on its way or its journal was lost: its next
+    container is not this job's to park, wherever it starts."""
+    return victim.group.name == switch.group and victim.state in (S.PARKING, S.RELEASING, S.LOST, S.QUARANTINED)
 
 
 def _leaving(victim: ManagedSeat) -> SeatTarget:

@@ -26,6 +26,7 @@ from services.gpu_manager.inputs import (
     ForeignProcess,
     ForeignProcessesSeen,
     JobAnswered,
+    JobsReported,
     Recovered,
     RetargetAnswered,
 )
@@ -526,10 +527,8 @@ def test_who_was_named_to_the_checkpointer_and_refused_is_free_for_others(
     assert (world.state(b), world.managed(b).group.name) == (S.ACTIVATING, "G0")
 
 
-def test_a_guest_that_a_restart_parked_may_start_at_home_before_its_successor_serves(
-    world: World, a: str, b: str, c: str
-) -> None:
-    """Its lease is on its own GPUs: the successor was never seen to serve, and its group was stuck."""
+def spilled_guest_starts_at_home(world: World, a: str, b: str, c: str, *, journaled: bool = True) -> SwitchJob:
+    """The guest a leaves G1 by a restart, for c, and starts at home as the next container. Returns the job of G1."""
     world.progress(move(world, a, b))
     assert (world.state(a), world.moved(a)) == (S.ACTIVE, True)
     world.managed(a).durable.spilled = "host memory is short"
@@ -541,8 +540,9 @@ def test_a_guest_that_a_restart_parked_may_start_at_home_before_its_successor_se
     world.quiet(a)
     job = world.job()
     assert (job.group, job.park[0].seat, job.park[0].backend) == ("G1", a, "restart")
-    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
-    world.progress(job, "parked", "started", done=False)
+    if journaled:
+        world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+        world.progress(job, "parked", "started", done=False)
     world.exit(a)
     world.traffic(b)
     world.traffic(a, waiting=1, oldest=1.0)
@@ -550,9 +550,32 @@ def test_a_guest_that_a_restart_parked_may_start_at_home_before_its_successor_se
     world.beat()
     world.call(a)
     world.quiet(b)
-    world.progress(world.job())
+    world.progress(world.job_of(world.node.switches["G0"].op))
     world.start(a)
     assert (world.state(a), world.managed(a).lease) == (S.STARTING, True)
+    return job
+
+
+def test_a_guest_that_a_restart_parked_may_start_at_home_before_its_successor_serves(
+    world: World, a: str, b: str, c: str
+) -> None:
+    """Its lease is on its own GPUs: the successor was never seen to serve, and its group was stuck."""
+    job = spilled_guest_starts_at_home(world, a, b, c)
     world.progress(job, "parked", "active")
     assert world.state(c) is S.ACTIVE
     assert "G1" not in world.node.switches
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_job_that_is_sent_again_does_not_park_the_next_container_of_its_victim(
+    world: World, a: str, b: str, c: str, forgotten: bool
+) -> None:
+    job = spilled_guest_starts_at_home(world, a, b, c, journaled=forgotten)
+    if forgotten:
+        world.receive(JobsReported(JobReply(accepted=True), asked=(job.op,)))
+    world.tick(1.0)
+    again = world.job_of(job.op)
+    assert again is not job
+    assert again.park == ()
+    assert again.activate is not None
+    assert again.activate.seat == c
