@@ -50,8 +50,9 @@ class EngineProbes:
     async def _answer(self, probe: EngineProbe) -> tuple[bool, int | None]:
         """(whether it answers well, how many requests it works on). None: not known.
 
-        Not known: its metrics do not say, or not in time, or it cannot be reached. Only a refused connection proves
-        that no process listens on its port; without a route, a name or a file descriptor to ask with it may compute.
+        Not known: its metrics do not say, or not in time, or at too great a length, or it cannot be reached. Only a
+        refused connection proves that no process listens on its port; without a route, a name or a file descriptor to
+        ask with it may compute.
         """
         deadline = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
         try:
@@ -66,15 +67,19 @@ class EngineProbes:
             return True, None
         except aiohttp.ClientConnectorError as error:
             return False, 0 if isinstance(error.os_error, ConnectionRefusedError) else None
-        except (aiohttp.ClientError, TimeoutError, OSError):
+        except (aiohttp.ClientError, TimeoutError, OSError, _TooLongError):
             return False, None
 
 
+class _TooLongError(Exception):
+    """The answer is longer than MOST_BYTES: what it says at its end is not known."""
+
+
 async def _content(answer: aiohttp.ClientResponse) -> bytes:
-    """The body; empty if it is longer than MOST_BYTES."""
+    """The body. Raises _TooLongError."""
     found = b""
     async for piece in answer.content.iter_any():
         found += piece
         if len(found) > MOST_BYTES:
-            return b""
+            raise _TooLongError
     return found
