@@ -295,8 +295,11 @@ class NodeState:
         """Why a seat is not started or activated at present, whatever the demand; empty: nothing prevents it."""
         if seat.yields_group(now):
             return seat.backoff.activation.reason
+        why = seat.refused() or self.shut_out(seat)
+        if why or seat.state in (SeatState.ACTIVE, SeatState.DRAINING):  # what else is on its GPUs does not stop it
+            return why
         elsewhere = "" if self.may_move(seat) else self.foreign_on(seat.group)
-        return seat.refused() or self.shut_out(seat) or elsewhere or self.unlocated_on(seat.group)
+        return elsewhere or self.unlocated_on(seat.group)
 
     # --- changes ------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from kybernate.machine import GpuProcess
 from kybernate.messages import TrafficSignal
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.seat import SeatState as S
+from kybernate.seat import Trigger
 from services.gpu_manager import publish
 from services.gpu_manager.gpu_processes import READS, GpuProcesses
 from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen, StartTicket
@@ -22,6 +23,15 @@ STRANGER = ForeignProcess("GPU-0", 4711, "python3")
 
 def wanted(world: World, model: str) -> TrafficSignal:
     return TrafficSignal(cause="c", source="router-0", model=model, waiting=1, oldest_wait_seconds=1.0)
+
+
+def test_a_seat_that_serves_or_drains_beside_a_foreign_process_is_not_blocked(world: World) -> None:
+    parked, active = world.fill("a", "b")
+    world.receive(ForeignProcessesSeen((STRANGER,)))
+    assert "python3 (pid 4711)" in world.node.record(world.managed(parked), world.now).blocked
+    assert world.node.record(world.managed(active), world.now).blocked == ""
+    world.managed(active).advance(Trigger.EVICT)
+    assert world.node.record(world.managed(active), world.now).blocked == ""
 
 
 def test_beside_a_foreign_process_nothing_is_started_and_the_reason_is_shown(world: World) -> None:

@@ -138,8 +138,7 @@ async def test_a_manager_that_has_not_recovered_leaves_the_rows_of_its_seats_alo
 async def test_what_blocks_a_seat_is_written_when_it_begins_and_when_it_ends_without_an_event() -> None:
     world = World()
     world.boot()
-    seat = world.seat(0, 0)
-    world.serve(seat, "m")
+    seat, _ = world.fill("m", "n")
     key = seat_key(world.node.name, seat)
 
     async def receive(_: object) -> None:
@@ -151,7 +150,7 @@ async def test_what_blocks_a_seat_is_written_when_it_begins_and_when_it_ends_wit
         task = asyncio.create_task(writer.run())
         try:
             bucket = await bus.bucket(BUCKET)
-            await until_state(bucket, key, SeatState.ACTIVE)
+            await until_state(bucket, key, SeatState.PARKED)
             for strangers in ((ForeignProcess("GPU-0", 7, "python3"),), ()):
                 world.receive(ForeignProcessesSeen(strangers))
                 writer.refresh()
