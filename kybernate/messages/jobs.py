@@ -123,6 +123,9 @@ class SeatProgress(BaseModel):
     """Unix seconds at which the last backend call of this half ended."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that its memory is on, or was on when it was parked; empty where that is not known."""
+    no_context: bool = False
+    """No process of its container has a CUDA context: it holds no VRAM, and a new context goes to the GPUs of its home.
+    """
     move_refused: Literal["", "seat", "node"] = ""
     """It was to be restored on other GPUs than it was parked on, and this seat, or any of this node, cannot be: the
     reason says why."""

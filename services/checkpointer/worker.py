@@ -340,7 +340,7 @@ class CheckpointWorker:
         except NoProcessError:
             return Ending("gone")
         except NoMemberError as error:
-            ending = Ending("active", str(error))
+            ending = Ending("active", str(error), no_context=True)
         except DriverUnreadableError as error:
             ending = Ending("quarantined", f"its state is not known: {error}")
         else:

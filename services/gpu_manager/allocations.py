@@ -269,11 +269,12 @@ def _clears(seat: ManagedSeat) -> Collection[str]:
 
 
 def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
-    """Evidence that names GPUs tells the group of a seat where the ledger was lost.
+    """Evidence tells the group of a seat of which the ledger does not: the GPUs that it names, or that no process has a
+    context, which a new one gets at home.
 
     (1) Others hold that group: the evidence contradicts itself. (2) A copy whose GPUs nothing names cannot be restored.
     """
-    group = view.group_with_gpus(node, seat, progress.gpus)
+    group = view.group_with_gpus(node, seat, progress.gpus) or (seat.home if progress.no_context else None)
     if group is not None:
         same, others = view.holders(node, group), view.in_the_way(node, group)
         others += same if len(same) >= group.slots else []

@@ -377,14 +377,17 @@ def _group(
 ) -> tuple[Group, bool]:
     """Where a seat is: by evidence, else as the ledger has it; and whether that is certain.
 
-    A container starts on its home group. Without a ledger, a seat may be on any group of its pool; one that was being
-    moved may be on either. What its pod allows tells nothing: it may allow less than when the seat moved.
+    A container starts, and gets its first context, on its home group. Without a ledger, a seat may be on any group of
+    its pool; one that was being moved may be on either. What its pod allows tells nothing: it may allow less than when
+    the seat moved.
     """
     if not found.process or found.state is S.STARTING:
         return seat.home, True
     if (seen_on := view.group_with_gpus(node, seat, seen.gpus if seen is not None else ())) is not None:
         return seen_on, True
     known = entry is not None and entry.state is not S.MIGRATING and not entry.durable.unlocated
+    if not known and seen is not None and seen.no_context:
+        return seat.home, True
     group = view.group_with_gpus(node, seat, entry.on if entry is not None else ()) or seat.home
     return group, known or not node.groups[seat.home.name].peers
 

@@ -218,6 +218,10 @@ class Readings:
     alive: Callable[[], bool]
     others: int = 0
     timeouts: Timeouts = WAITS
+    lists: bool = True
+    """False: it lists no processes, as on a virtual machine."""
+    context: bool = True
+    """The engine has a CUDA context."""
     at: ProcessState = ProcessState.RUNNING
     """Where the driver's checkpoint has the process."""
     fails: dict[Verb, StepTrouble] = field(default_factory=dict)
@@ -230,16 +234,16 @@ class Readings:
         return own + ([Use(1, GPU, self.others, "")] if self.others else [])
 
     async def processes(self, *_: Any) -> list[Use]:
-        return self._uses
+        return self._uses if self.lists else []
 
     async def memory(self, *_: Any) -> dict[str, tuple[int, int]]:
         return {GPU: (sum(use.size or 0 for use in self._uses), 80 * GIB)}
 
     async def usage(self, *_: Any) -> tuple[list[Use], dict[str, tuple[int, int]]]:
-        return self._uses, await self.memory()
+        return await self.processes(), await self.memory()
 
     async def knows(self, *_: Any, **__: Any) -> bool:
-        return True
+        return self.context
 
     async def describe(self, *_: Any) -> DriverInfo:
         return DriverInfo(DRIVER)

@@ -191,6 +191,29 @@ async def test_an_engine_that_still_starts_is_active_and_one_that_ended_is_gone(
         assert (await it.backend.state(seat)).outcome == "gone"
 
 
+@pytest.mark.parametrize(("kind", "backend"), [("vllm", ""), ("ollama", ""), ("vllm", "restart")])
+async def test_only_what_the_driver_lists_tells_where_an_engine_is(kind: str, backend: str) -> None:
+    """The manager asks with the GPUs that it assumes: they must not come back as evidence."""
+    async with played(PlayedEngine(kind), backend) as it:
+        asked = it.target.model_copy(update={"gpus": ("GPU-b",)})
+        for lists, gpus in ((True, (GPU,)), (False, ())):
+            it.readings.lists = lists
+            found = await it.backend.state(await it.backend.discover(asked, "G0", 1))
+            assert (found.outcome, found.gpus, found.no_context) == ("active", gpus, False)
+
+
+@pytest.mark.parametrize("context", [True, False])
+@pytest.mark.parametrize(("kind", "backend"), [("vllm", ""), ("ollama", ""), ("vllm", "restart")])
+async def test_an_engine_without_a_context_is_not_one_that_the_driver_does_not_list(
+    kind: str, backend: str, context: bool
+) -> None:
+    """Ollama without a loaded model, and an engine that still imports its libraries, are on no GPU."""
+    async with played(PlayedEngine(kind, held=0), backend) as it:
+        it.readings.context = context
+        found = await it.backend.state(await it.backend.discover(it.target, "G0", 1))
+        assert (found.outcome, found.gpus, found.no_context) == ("active", (), not context)
+
+
 @pytest.mark.parametrize("kind", ENGINES)
 async def test_an_engine_that_does_not_answer_is_refused_so_that_its_seat_is_demoted(kind: str) -> None:
     async with played(PlayedEngine(kind)) as it:

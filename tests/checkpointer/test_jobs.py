@@ -351,6 +351,7 @@ async def test_a_container_whose_gpu_processes_are_not_found_is_not_gone(tmp_pat
 
         expected = "active" if isinstance(error, NoMemberError) else "quarantined"
         assert (reply.seats[0].outcome, status.park[0].outcome) == (expected, expected)
+        assert reply.seats[0].no_context == isinstance(error, NoMemberError)
         assert "activate w" not in stand.backend.done
 
 

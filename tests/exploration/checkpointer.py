@@ -273,7 +273,7 @@ class Checkpointer:
         known = self.disk.parked.get(target.seat)
         known = known if known is not None and known.cid == target.container_id else None
         if not engine.loaded:
-            return _progress(target, "active")
+            return _progress(target, "active", no_context=True)
         states = set(engine.members)
         if states == {P.RUNNING} and not engine.frozen:
             return _progress(target, "active", gpus=engine.gpus)
@@ -522,7 +522,9 @@ class Checkpointer:
             del self.disk.jobs[op]
 
 
-def _progress(target: SeatTarget, outcome: str, *, reason: str = "", gpus: tuple[str, ...] = ()) -> SeatProgress:
+def _progress(
+    target: SeatTarget, outcome: str, *, reason: str = "", gpus: tuple[str, ...] = (), no_context: bool = False
+) -> SeatProgress:
     return SeatProgress(
         seat=target.seat,
         pod_uid=target.pod_uid,
@@ -530,4 +532,5 @@ def _progress(target: SeatTarget, outcome: str, *, reason: str = "", gpus: tuple
         outcome=outcome,  # type: ignore[arg-type]
         reason=reason,
         gpus=gpus,
+        no_context=no_context,
     )

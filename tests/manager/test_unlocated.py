@@ -95,6 +95,23 @@ def test_the_first_evidence_that_names_its_gpus_ends_that(world: World) -> None:
     assert not started(world, 1), "its GPU is held by it"
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_seat_without_a_context_is_at_home(world: World, late: bool) -> None:
+    """Ollama without a loaded model: the driver will never name a GPU of it."""
+    (b,) = world.fill("b", group=2)
+    idle = seen(world, b, "active").model_copy(update={"no_context": True})
+    a = seen(world, world.seat(0, 0), "active", "GPU-1")
+
+    restarted(world, seen(world, b, UNKNOWN) if late else idle, a)
+    if late:
+        assert world.managed(b).durable.unlocated
+        answer(world, idle)
+
+    assert (world.state(b), world.managed(b).group.name) == (S.ACTIVE, "G2")
+    assert not world.managed(b).durable.unlocated
+    assert started(world, 0, 1)
+
+
 def test_evidence_about_another_container_ends_nothing(world: World) -> None:
     a = world.seat(0, 0)
     restarted(world, seen(world, a, UNKNOWN))

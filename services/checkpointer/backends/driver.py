@@ -14,7 +14,14 @@ from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedE
 from services.checkpointer.backends.evidence import Discovery, Evidence
 from services.checkpointer.backends.host import Host
 from services.checkpointer.backends.job_half import JobHalf
-from services.checkpointer.backends.port import Ending, Note, SeatProcesses
+from services.checkpointer.backends.port import (
+    DriverUnreadableError,
+    Ending,
+    NoMemberError,
+    NoProcessError,
+    Note,
+    SeatProcesses,
+)
 from services.checkpointer.containers import UnknownContainerError
 from services.checkpointer.core.failures import JobGoal, ProcessState
 from services.checkpointer.core.refusals import kill_hangs
@@ -149,6 +156,22 @@ class ReadingsBackend(DriverBackend):
     async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """All processes of the container, with their bytes."""
         return await _WholeContainer(self.calls, self.host).find(target, group, epoch)
+
+    async def located(self, seat: SeatProcesses, ending: Ending) -> Ending:
+        """The state of an active or lost seat with the GPUs that the driver lists its processes on, or that none has a
+        context. Where it does neither (virtual machines list no processes), nothing is known. Raises StepFailedError.
+        """
+        pids = {process.pid for process in self.host.living(seat)}
+        uses = await self.calls.processes("ask")
+        ending.gpus = tuple(sorted({use.gpu for use in uses if use.holds and use.pid in pids}))
+        if not ending.gpus:
+            try:
+                await DriverBackend.discover(self, seat.target, "ask", 0)
+            except NoMemberError:
+                ending.no_context = True
+            except (NoProcessError, DriverUnreadableError):
+                pass
+        return ending
 
 
 def _judged(seat: SeatProcesses, states: list[ProcessState]) -> set[ProcessState]:

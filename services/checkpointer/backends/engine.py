@@ -215,10 +215,14 @@ class EngineBackend(ReadingsBackend):
             if not self.host.living(seat):
                 return ending
             holds, asleep = await self._holds(seat), await self._asleep(seat)
+            found = verdict(asleep, holds) if seat.parked_on or asleep else "active"
+            if found == "parked":
+                ending.gpus = seat.memory_on  # by its record
+            else:
+                await self.located(seat, ending)
         except StepFailedError as error:
             return Ending("quarantined", f"the seat's memory cannot be read: {error.text}")
-        found = verdict(asleep, holds) if seat.parked_on or asleep else "active"
-        ending.outcome, ending.gpus = found or "lost", seat.memory_on
+        ending.outcome = found or "lost"
         ending.reason = "" if found else "its engine and the driver contradict each other about its memory"
         return ending
 

@@ -146,6 +146,8 @@ class Ending:
     last_call_at: float | None = None
     gpus: tuple[str, ...] = ()
     """GPUs that hold its memory, or held it when it was parked; empty if unknown."""
+    no_context: bool = False
+    """No process of the container has a CUDA context."""
     move_refused: Literal["", "seat", "node"] = ""
     """Why a requested move to other GPUs was refused: this ``seat`` cannot move, or no seat of this ``node`` can."""
     failed: bool = False

@@ -46,12 +46,11 @@ class RestartBackend(ReadingsBackend):
     async def state(self, seat: SeatProcesses) -> Ending:
         """``active`` with the GPUs that it uses while a process of the container lives, else ``gone``."""
         try:
-            pids = {process.pid for process in self.host.living(seat)}
-            uses = [use for use in await self.calls.processes("ask") if use.holds and use.pid in pids]
+            if not self.host.living(seat):
+                return Ending("gone", vram_bytes=seat.vram_bytes)
+            return await self.located(seat, Ending("active", vram_bytes=seat.vram_bytes))
         except StepFailedError as error:
             return Ending("quarantined", f"the seat's memory cannot be read: {error.text}")
-        gpus = tuple(sorted({use.gpu for use in uses}))
-        return Ending("active" if pids else "gone", vram_bytes=seat.vram_bytes, gpus=gpus)
 
     def ends_released(self) -> bool:
         """False: its processes were never restored by the driver."""
