@@ -1,5 +1,6 @@
 """The condition ``kyb.ai/Active`` in the status of the pods of this node's seats: True while the seat is active, else
-False; its reason is the state. ``kubectl wait`` and controllers can use it; nothing of Kybernate depends on it.
+False; its reason is the state, and ``SeatReleased`` once the pod has ended. ``kubectl wait`` and controllers can use
+it; nothing of Kybernate depends on it.
 
 ``docs/decisions/056-a-condition-on-pods.md``.
 """
@@ -8,16 +9,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, NoReturn
 
-from kybernate.kube import ConflictError, Kube, KubeError, MissingError
+from kybernate.kube import Kube, KubeError, MissingError
 from kybernate.logs import OnceLogger
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from services.gpu_manager.pod_events import describe, iso_time
 
 CONDITION = "kyb.ai/Active"
+RELEASED = "SeatReleased"
 PAUSE_SECONDS = 15.0
 """Wall: between two writes to a pod, whose last state is written then. Each write goes to all watchers of the pod."""
 
@@ -34,20 +37,23 @@ class PodCondition:
     since: float
 
     def path(self) -> str:
-        """Of the pod's status."""
+        """Of the pod."""
         namespace, _, name = self.pod.partition("/")
-        return f"/api/v1/namespaces/{namespace}/pods/{name}/status"
+        return f"/api/v1/namespaces/{namespace}/pods/{name}"
 
     def patch(self) -> Mapping[str, Any]:
-        """The change of this pod only, not of another one with its name."""
-        condition = {
+        """The change of this pod's status only, not of another one with its name."""
+        return {"metadata": {"uid": self.uid}, "status": {"conditions": [self.entry()]}}
+
+    def entry(self) -> dict[str, str]:
+        """As Kubernetes writes it."""
+        return {
             "type": CONDITION,
             "status": self.status,
             "reason": self.reason,
             "message": self.message,
             "lastTransitionTime": iso_time(self.since),
         }
-        return {"metadata": {"uid": self.uid}, "status": {"conditions": [condition]}}
 
 
 @dataclass
@@ -60,13 +66,14 @@ class ConditionQueue:
     """UIDs of pods whose newest condition is not written."""
     _free_at: dict[str, float] = field(default_factory=dict)
     """By pod UID: when it may be written again."""
+    _read: set[str] = field(default_factory=set)
+    """UIDs of pods of which is known what stands there."""
 
     def take(self, row: SeatRecord) -> None:
-        """Take a row of the roster. A pod in deletion is forgotten."""
-        described = describe(row)
-        if row.state is SeatState.RELEASING:
-            self.forget(row.pod_uid)
-        elif row.pod_uid and described is not None:
+        """Take a row of the roster. A pod that has ended, or is being deleted, gets its last condition."""
+        over = row.state is SeatState.RELEASING
+        described = (RELEASED, "its pod has ended or is being deleted") if over else describe(row)
+        if row.pod_uid and described is not None:
             reason, message = described
             status = str(row.state is SeatState.ACTIVE)
             before = self._known.get(row.pod_uid)
@@ -88,16 +95,37 @@ class ConditionQueue:
         self._free_at[uid] = now + PAUSE_SECONDS
         return self._known[uid]
 
+    def unread(self, uid: str) -> bool:
+        """True if it is not known what stands in this pod's status: a manager before may have written it."""
+        return uid not in self._read
+
+    def found(self, condition: PodCondition, there: Mapping[str, str]) -> PodCondition | None:
+        """What is to be written where this condition stands already; None: nothing. Its time is that of its status."""
+        self._read.add(condition.uid)
+        if there.get("status") == condition.status and (at := there.get("lastTransitionTime")):
+            since = datetime.fromisoformat(at).timestamp()
+            condition = replace(condition, since=since)
+            known = self._known[condition.uid]
+            if known.status == condition.status:
+                self._known[condition.uid] = replace(known, since=since)
+        return None if condition.entry().items() <= there.items() else condition
+
+    def written(self, condition: PodCondition) -> None:
+        """It stands there: the last one ends what is known of its pod."""
+        if condition.reason == RELEASED:
+            self.forget(condition.uid)
+
     def failed(self, condition: PodCondition) -> None:
-        """It was not written: the newest one is, after the pause."""
-        if condition.uid in self._known:
-            self._open.add(condition.uid)
+        """It was not written: the newest one is, after the pause, by what stands there then."""
+        self._read.discard(condition.uid)
+        self._open.add(condition.uid)
 
     def forget(self, uid: str) -> None:
         """The pod is gone."""
         self._open.discard(uid)
         self._known.pop(uid, None)
         self._free_at.pop(uid, None)
+        self._read.discard(uid)
 
 
 class PodConditions:
@@ -125,11 +153,21 @@ class PodConditions:
                     await self._taken.wait()
 
     async def _write(self, condition: PodCondition) -> None:
+        due: PodCondition | None = condition
         try:
-            await self._kube.patch(condition.path(), condition.patch())
+            if self._queue.unread(condition.uid):
+                pod = await self._kube.get(condition.path())
+                if pod is None or pod["metadata"]["uid"] != condition.uid:
+                    self._queue.forget(condition.uid)
+                    return
+                there = pod.get("status", {}).get("conditions") or ()
+                due = self._queue.found(condition, next((one for one in there if one["type"] == CONDITION), {}))
+            if due is not None:
+                await self._kube.patch(f"{due.path()}/status", due.patch())
+            self._queue.written(condition)
             self._failed.clear()
-        except (MissingError, ConflictError):
+        except MissingError:
             self._queue.forget(condition.uid)
-        except KubeError as error:
+        except KubeError as error:  # a conflict too: what stands there shows whose it is
             self._queue.failed(condition)
             self._failed.log(error=str(error).partition(" (")[0])

@@ -66,11 +66,32 @@ def test_the_time_of_a_condition_is_that_of_its_status() -> None:
     assert found.since == 1200.0
 
 
-def test_a_deleted_pod_is_forgotten() -> None:
+def test_a_pod_that_has_ended_is_not_active_and_then_forgotten() -> None:
     queue = ConditionQueue()
     queue.take(row(S.ACTIVE))
+    assert [*written(queue, 0.0)] == [("u1", "True", "SeatActive")]
     queue.take(row(S.RELEASING))
-    assert (queue.next(0.0), queue._known, queue._free_at) == (None, {}, {})
+    last = queue.next(pod_conditions.PAUSE_SECONDS)
+    assert isinstance(last, PodCondition)
+    assert (last.status, last.reason) == ("False", "SeatReleased")
+    queue.written(last)
+    assert (queue.next(0.0), queue._known, queue._free_at, queue._read) == (None, {}, {}, set())
+
+
+def test_what_a_manager_before_has_written_keeps_its_time_and_is_not_written_again() -> None:
+    queue = ConditionQueue()
+    there = {**PodCondition("ml/qwen-7", "u1", "False", "SeatParked", "parked", 1000.0).entry(), "lastProbeTime": ""}
+    queue.take(row(S.PARKED, reported_at=5000.0))
+    first = queue.next(0.0)
+    assert isinstance(first, PodCondition)
+    kept = queue.found(first, there)
+    assert kept is not None, "its message is another one"
+    assert (kept.since, queue.unread("u1")) == (1000.0, False)
+    assert queue.found(first, kept.entry()) is None
+    queue.take(row(S.LOST, reported_at=6000.0))
+    later = queue.next(100.0)
+    assert isinstance(later, PodCondition)
+    assert (later.reason, later.since) == ("SeatLost", 1000.0)
 
 
 @asynccontextmanager
@@ -112,13 +133,32 @@ async def test_a_refusal_is_tried_again_and_a_pod_of_the_same_name_is_left_alone
     async with running(tmp_path) as (server, conditions):
         server.put(pod("qwen-7", "u1"))
         server.put(pod("heir", "u9"))
-        server.status = 403
-        conditions.take(row(S.ACTIVE))
-        await until(lambda: server.counts["PATCH"] >= 2, what="it is tried again")
+        for status in (403, 409):
+            server.status, asked = status, server.counts["GET"] + server.counts["PATCH"]
+            conditions.take(row(S.ACTIVE, reason=f"{status}"))
+            what = f"it is tried again after {status}"
+            await until(lambda asked=asked: server.counts["GET"] + server.counts["PATCH"] >= asked + 2, what=what)
         server.status = 200
         await until(lambda: "kyb.ai/Active" in conditions_of(server, "qwen-7"), what="the condition")
-        patches = server.counts["PATCH"]
+        reads = server.counts["GET"]
         conditions.take(row(S.ACTIVE, pod="ml/heir", pod_uid="u8"))
-        await until(lambda: server.counts["PATCH"] == patches + 1, what="the write to the pod that is gone")
+        await until(lambda: server.counts["GET"] > reads, what="the read of the pod that is gone")
         await until(lambda: "u8" not in conditions._queue._known, what="the pod is forgotten")
         assert conditions_of(server, "heir") == {}
+        conditions.take(row(S.RELEASING))
+        released = {"kyb.ai/Active": ("False", "SeatReleased")}
+        await until(lambda: conditions_of(server, "qwen-7") == released, what="a pod that has ended is not active")
+
+
+async def test_a_pod_whose_name_another_one_took_since_it_was_read_is_forgotten(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(pod_conditions, "PAUSE_SECONDS", 0.05)
+    async with running(tmp_path) as (server, conditions):
+        server.put(pod("qwen-7", "u1"))
+        conditions.take(row(S.ACTIVE))
+        await until(lambda: "kyb.ai/Active" in conditions_of(server, "qwen-7"), what="the condition")
+        server.put(pod("qwen-7", "u9"))
+        conditions.take(row(S.PARKED))
+        await until(lambda: "u1" not in conditions._queue._known, what="the pod is forgotten")
+        assert conditions_of(server, "qwen-7") == {}
