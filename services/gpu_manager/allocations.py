@@ -272,17 +272,19 @@ def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now
     """Evidence tells the group of a seat of which the ledger does not: the GPUs that it names, or that no process has a
     context, which a new one gets at home.
 
-    (1) Others hold that group: the evidence contradicts itself. (2) A copy whose GPUs nothing names cannot be restored.
+    (1) Others hold that group: the evidence contradicts itself. (2) A copy whose GPUs nothing names cannot be restored;
+    one that a kill could not end stays quarantined.
     """
     group = view.group_with_gpus(node, seat, progress.gpus) or (seat.home if progress.no_context else None)
     if group is not None:
         same, others = view.holders(node, group), view.in_the_way(node, group)
         others += same if len(same) >= group.slots else []
         seat.residence.group, seat.durable.unlocated = group, False
-        if seat.state is S.QUARANTINED and others:  # (1)
+        if seat.lease and others:  # (1)
             seat.durable.conflict = True
+        if seat.state is S.QUARANTINED and others:
             seat.reason = f"{', '.join(one.id for one in others)} and it seem to hold group {group.name}"
-    elif seat.state is S.QUARANTINED and progress.outcome == "parked":  # (2)
+    elif seat.state is S.QUARANTINED and progress.outcome == "parked" and seat.unkilled != progress.container_id:  # (2)
         node.transition(seat, T.UNRECOVERABLE, now, reason=PARKED_NOWHERE)
 
 
@@ -299,9 +301,11 @@ def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress
     seat.residence.group = view.group_with_gpus(node, seat, progress.gpus) or seat.group
     seat.residence.parked_on = None
     seat.durable.conflict = False
+    seat.durable.vram_bytes = seat.durable.vram_bytes or progress.vram_bytes
     node.transition(seat, CLEARED[progress.outcome], now, reason="the driver reports it as it should be")
     if seat.state is S.PARKED:
         seat.assume_residue()
+    host_memory.recovered(seat, remembered=False)
 
 
 def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
@@ -324,7 +328,7 @@ def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
             reason = f"no process came within {START_DEADLINE_SECONDS:.0f} s of the ticket"
             node.transition(seat, T.NO_PROCESS, now, reason=reason)
     elif seat.state is S.LOST and seat.processes_gone:  # (3)
-        seat.durable.seen_running = False
+        seat.durable.seen_running = seat.durable.conflict = False
         node.transition(seat, T.GONE, now, reason="its processes ended; it starts cold")
     elif seat.state is S.RELEASING and seat.processes_gone:  # (4)
         seat.lease = seat.lease and _ticket_may_start(seat, now)

@@ -189,6 +189,8 @@ class ManagedSeat:
     """While RELEASING or LOST: the checkpointer found none of its processes."""
     ended_here: bool | None = None
     """While RELEASING: the checkpointer ends its processes, so kubelet's signal waits; None: not known yet."""
+    unkilled: str = ""
+    """The container that a kill could not end."""
     outlives_list: bool = False
     """Since the restart: the driver has its processes although the pods say that its container does not run."""
     entered: UnixTime = UnixTime(0.0)

@@ -381,11 +381,14 @@ def _group(
     its pool; one that was being moved may be on either. What its pod allows tells nothing: it may allow less than when
     the seat moved.
     """
-    if not found.process or found.state is S.STARTING:
+    if not found.process:
         return seat.home, True
     if (seen_on := view.group_with_gpus(node, seat, seen.gpus if seen is not None else ())) is not None:
         return seen_on, True
-    known = entry is not None and entry.state is not S.MIGRATING and not entry.durable.unlocated
+    recorded = entry is not None and not entry.durable.unlocated
+    if recorded and found.state is S.STARTING:
+        return seat.home, True
+    known = recorded and entry is not None and entry.state is not S.MIGRATING
     if not known and seen is not None and seen.no_context:
         return seat.home, True
     group = view.group_with_gpus(node, seat, entry.on if entry is not None else ()) or seat.home
@@ -397,9 +400,9 @@ def _unlocated(found: RecoveredAs, seen: SeatProgress | None) -> RecoveredAs:
     match found.state:
         case S.PARKED:
             return RecoveredAs(S.LOST, False, True, reason=PARKED_NOWHERE)
-        case S.ACTIVE | S.QUARANTINED:
+        case S.ACTIVE | S.STARTING | S.QUARANTINED:
             why = f" ({seen.reason})" if seen is not None and seen.reason else ""
-            text = f"the ledger was lost, and the driver does not tell on which GPU of its pool it is{why}"
+            text = f"neither the ledger nor the driver tells on which GPU of its pool it is{why}"
             return replace(found, state=S.QUARANTINED, reason=f"{text}; if that lasts, delete its pod")
     return found
 
@@ -446,8 +449,11 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
 def _starts_on(node: NodeState, status: JobStatus) -> None:
     """The seat of a rehearsal starts, and asks for it again; where the ledger was lost its processes seem to serve. It
     has not moved yet."""
-    for seat in (node.seats[progress.seat] for progress in status.park if progress.seat in node.seats):
-        if seat.state is S.ACTIVE or seat.durable.unlocated:
+    for progress in status.park:
+        seat = node.seats.get(progress.seat)
+        if seat is None or not (seat.lease and _concerns(progress, seat)):
+            continue
+        if seat.state is S.ACTIVE or (seat.state is S.QUARANTINED and seat.durable.unlocated):
             seat.state, seat.durable.unlocated, seat.reason = S.STARTING, False, ""
 
 
@@ -462,7 +468,7 @@ def _adopt_incoming(seat: ManagedSeat, group: Group, entry: LedgerEntry | None, 
     (1) The victim still holds the GPUs: it is parked. (2) They are free: it holds them. (3) It comes from another
     group. (4) Nothing tells from which: if it did not arrive, it could not be restored.
     """
-    if seat.durable.unlocated and entry is None:  # (4)
+    if seat.durable.unlocated and (entry is None or entry.durable.unlocated):  # (4)
         seat.state, seat.reason = S.LOST, PARKED_NOWHERE
         return
     seat.durable.unlocated, seat.reason = False, ""

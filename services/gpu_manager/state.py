@@ -232,8 +232,8 @@ class NodeState:
         for seat in self.seats.values():
             if seat.durable.unlocated and not seat.processes_gone and not self.gpus_of(seat).isdisjoint(group.uuids):
                 return (
-                    f"the ledger was lost, and nothing tells on which GPU of its pool {seat.id} ({seat.model}) is; the "
-                    f"driver is asked again; if it does not answer, delete the pod {seat.pod.pod if seat.pod else ''}"
+                    f"neither the ledger nor the driver tells on which GPU of its pool {seat.id} ({seat.model}) is; "
+                    f"the driver is asked again; if it stays silent, delete the pod {seat.pod.pod if seat.pod else ''}"
                 )
         return ""
 

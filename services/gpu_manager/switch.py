@@ -425,6 +425,7 @@ def _on_kill_status(node: NodeState, status: JobStatus, now: Now) -> None:
         if seat is None or not _same_pod(seat, progress) or progress.outcome != "quarantined":
             continue
         if seat.state is S.LOST:
+            seat.unkilled = progress.container_id
             node.transition(seat, T.QUARANTINE, now, reason=progress.reason)
         elif seat.state is S.PARKED and seat.copy_ends:
             host_memory.kept(node, seat, progress.reason, now)

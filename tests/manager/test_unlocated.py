@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import DrainNode, JobReply, KillJob, MigrateSeat, SeatProgress
+from kybernate.messages import DrainNode, JobReply, JobStatus, KillJob, MigrateSeat, SeatProgress
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery, view
-from services.gpu_manager.inputs import BusChanged, JobsReported, PodsSeen, Recovered, StartTicket
-from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.inputs import BusChanged, JobsReported, PodsSeen, Recovered, SeatTicket, StartTicket
+from services.gpu_manager.ledger import Ledger, LedgerEntry
+from services.gpu_manager.managed_seat import REHEARSAL
 from services.gpu_manager.seat_pod import Owners
 from tests.manager.world import GIB, World, make_group, status
 
@@ -39,12 +40,18 @@ def seen(world: World, seat: str, outcome: str, *gpus: str) -> SeatProgress:
     )
 
 
-def restarted(world: World, *evidence: SeatProgress, ledger: Ledger | None = None, jobs: tuple = ()) -> None:  # type: ignore[type-arg]
+def restarted(
+    world: World,
+    *evidence: SeatProgress,
+    ledger: Ledger | None = None,
+    jobs: tuple[JobStatus, ...] = (),
+    tickets: tuple[SeatTicket, ...] = (),
+) -> None:
     """A new manager with this ledger (None: it is lost) and this answer of the checkpointer."""
     world.board = world.new_board()
     world.receive(BusChanged(True))
     reply = JobReply(accepted=True, seats=evidence, jobs=jobs)
-    world.receive(Recovered(world.owners(), ledger or Ledger(lost=True), reply))
+    world.receive(Recovered(world.owners(), ledger or Ledger(lost=True), reply, tickets))
     world.tick(4)
     world.beat()
 
@@ -159,6 +166,78 @@ def test_the_ledger_tells_where_it_is_unless_its_last_record_may_lack(world: Wor
     assert started(world, 2) == (ledger == "kept")
 
 
+def old(world: World, state: S, container: str = "") -> Ledger:
+    """A ledger without its last record, where a is in this state, with an earlier ``container``."""
+    kept = recovery.ledger(world.node, "boot")
+
+    def entry(one: LedgerEntry) -> LedgerEntry:
+        durable = replace(one.durable, container_id=container or one.durable.container_id)
+        return one.model_copy(update={"state": state, "lease": state is not S.PARKED, "on": (), "durable": durable})
+
+    return kept.model_copy(update={"lost": True, "seats": tuple(map(entry, kept.seats))})
+
+
+@pytest.mark.parametrize("container", ["", "process://before"])
+def test_a_seat_that_started_when_an_old_ledger_was_written_may_have_moved_since(world: World, container: str) -> None:
+    a = world.seat(0, 0)
+    ledger = old(world, S.STARTING, container)
+
+    restarted(world, seen(world, a, UNKNOWN), ledger=ledger)
+    assert (world.state(a), world.managed(a).durable.unlocated) == (S.QUARANTINED, True)
+    assert "the ledger nor the driver" in world.managed(a).reason
+    assert not started(world, 1)
+
+    restarted(world, seen(world, a, "active", "GPU-1"), ledger=ledger)
+    assert (world.managed(a).group.name, world.managed(a).durable.unlocated) == ("G1", False)
+    assert not started(world, 1)
+
+
+def test_a_seat_with_a_ticket_younger_than_an_old_ledger_starts_at_home(world: World) -> None:
+    a = world.seat(0, 0)
+    ledger = old(world, S.BACKOFF)
+    pod = world.pods[a] = replace(world.pods[a], running=False)
+    ticket = SeatTicket(seat=a, pod_uid=pod.uid, epoch=ledger.epoch + 1, call="c", vram_bytes=0, age_seconds=1.0)
+
+    restarted(world, ledger=ledger, tickets=(ticket,))
+
+    assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G0")
+    assert not world.managed(a).durable.unlocated
+
+
+def test_a_seat_that_comes_back_from_a_group_that_nothing_tells_starts_cold(world: World) -> None:
+    a = world.seat(0, 0)
+    back = seen(world, a, "started")
+    job = JobStatus(op="op-1", epoch=1, group="G0", activate=back)
+
+    restarted(world, back, ledger=old(world, S.PARKED), jobs=(job,))
+
+    assert world.state(a) is S.LOST
+
+
+@pytest.mark.parametrize("outcome", ["lost", "started"])
+def test_a_rehearsal_revives_no_lost_seat(world: World, outcome: str) -> None:
+    a = world.seat(0, 0)
+    job = JobStatus(op=f"{REHEARSAL}1", epoch=1, group="G0", park=(seen(world, a, "started"),))
+
+    restarted(world, seen(world, a, outcome), jobs=(job,))
+
+    assert world.state(a) is (S.LOST if outcome == "lost" else S.STARTING)
+    assert world.managed(a).durable.unlocated == (outcome == "lost")
+
+
+def test_the_rehearsal_of_another_container_tells_nothing(world: World) -> None:
+    a = world.seat(0, 0)
+    before = seen(world, a, "started").model_copy(update={"container_id": "process://before"})
+
+    restarted(
+        world,
+        seen(world, a, UNKNOWN),
+        jobs=(JobStatus(op=f"{REHEARSAL}1", epoch=1, group="G0", park=(before,)),),
+    )
+
+    assert (world.state(a), world.managed(a).durable.unlocated) == (S.QUARANTINED, True)
+
+
 def test_a_seat_that_was_being_moved_may_be_on_either_group(world: World) -> None:
     a = world.seat(0, 0)
     kept = recovery.ledger(world.node, "boot")
@@ -198,6 +277,24 @@ def test_a_copy_whose_gpus_nothing_names_is_not_restored(world: World) -> None:
     assert started(world, 1)
 
 
+def test_a_copy_that_cannot_be_ended_is_killed_once(world: World) -> None:
+    a = world.seat(0, 0)
+    restarted(world, seen(world, a, UNKNOWN))
+    answer(world, seen(world, a, "parked"))
+    failed = seen(world, a, UNKNOWN).model_copy(update={"reason": "it does not end; delete its pod"})
+    status = JobStatus(op="kill-a", epoch=world.managed(a).epoch, group="G0", park=(failed,), done=True)
+    world.receive(JobsReported(JobReply(accepted=True, jobs=(status,))))
+    kills = sum(isinstance(effect, KillJob) for effect in world.effects)
+
+    answer(world, seen(world, a, "parked"))
+
+    assert (world.state(a), world.managed(a).reason) == (S.QUARANTINED, failed.reason)
+    assert sum(isinstance(effect, KillJob) for effect in world.effects) == kills
+    assert not started(world, 1)
+    world.end_processes(a)
+    assert started(world, 1)
+
+
 def test_a_copy_whose_gpus_are_named_stays(world: World) -> None:
     a = world.seat(0, 0)
     restarted(world, seen(world, a, UNKNOWN))
@@ -217,6 +314,17 @@ def test_a_copy_that_is_found_late_keeps_as_much_memory_as_one_that_is_found_at_
 
     assert world.state(seat) is S.PARKED
     assert world.managed(seat).durable.residue_bytes == 4 * GIB
+
+
+def test_a_copy_that_is_found_late_is_on_the_account_of_host_memory(world: World) -> None:
+    (seat,) = world.fill("v", group=2)
+    restarted(world, seen(world, seat, UNKNOWN))
+
+    answer(world, seen(world, seat, "parked", "GPU-2").model_copy(update={"vram_bytes": 30 * GIB}))
+
+    durable = world.managed(seat).durable
+    assert durable.vram_bytes == 30 * GIB
+    assert durable.host_taken_bytes >= 30 * GIB
 
 
 def test_its_pod_can_be_deleted_and_the_pool_waits_for_its_processes(world: World) -> None:
@@ -271,6 +379,24 @@ def test_evidence_that_names_a_group_that_is_held_contradicts_itself(world: Worl
 
     assert (world.state(a), world.managed(a).durable.conflict) == (S.QUARANTINED, True)
     assert b in world.managed(a).reason
+
+
+@pytest.mark.parametrize("outcome", ["deleted", "lost"])
+def test_a_seat_that_is_ending_and_is_found_on_a_held_group_is_no_bug(world: World, outcome: str) -> None:
+    """The world asserts that no invariant is broken."""
+    a, b = world.seat(0, 0), world.seat(0, 1)
+    world.serve(b, "b")
+    if outcome == "deleted":
+        world.pods[a] = replace(world.pods[a], deleting=True)
+    state = UNKNOWN if outcome == "deleted" else "lost"
+    restarted(world, seen(world, a, state), seen(world, b, "active", "GPU-0"))
+    ending = world.state(a)
+
+    answer(world, seen(world, a, state, "GPU-0"))
+    assert (world.state(a), world.managed(a).durable.conflict) == (ending, True)
+
+    world.end_processes(a)
+    assert not world.managed(a).durable.conflict or world.state(a) is S.RELEASING
 
 
 def test_the_seats_of_an_adopted_switch_are_where_it_has_them(world: World) -> None:
