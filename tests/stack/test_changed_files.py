@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +132,17 @@ def test_a_new_configuration_is_checked_with_the_pods_that_run(stack: Stack) -> 
         stack.reconfigure()
 
 
+def test_no_new_configuration_is_used_while_pods_are_added(stack: Stack) -> None:
+    stack.options.config.write_text(stack.options.config.read_text() + "\nwarmup: false\n")
+    before = (stack.folder / "config.yaml").read_bytes()
+    with adding.alone(stack.folder):
+        with pytest.raises(ChangingError, match="kyb add is at work on this stack"):
+            stack.reconfigure()
+        assert (stack.folder / "config.yaml").read_bytes() == before
+    stack.reconfigure()
+    assert b"warmup: false" in (stack.folder / "config.yaml").read_bytes()
+
+
 # --- more pods --------------------------------------------------------------------------------------------------------
 
 
@@ -173,6 +186,17 @@ async def test_of_a_file_with_a_pod_that_exists_none_is_added(tmp_path: Path) ->
         await asyncio.to_thread(adding.add, stack, written(tmp_path, "a"))
         with pytest.raises(CliError, match=r"has default/a already; rename it in the file"):
             await asyncio.to_thread(adding.add, stack, written(tmp_path, "b", "a"))
+        assert [pod.spec.name for pod in kubelet.pods] == ["a"]
+
+
+async def test_a_full_disk_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with node(tmp_path, "1x-abcdef.s00") as (kubelet, stack):
+        monkeypatch.setattr(adding.files, "replace", full)
+        with pytest.raises(CliError, match="No space left on device; the pods are created, but"):
+            await asyncio.to_thread(adding.add, stack, written(tmp_path, "a"))
         assert [pod.spec.name for pod in kubelet.pods] == ["a"]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from kybernate import files
 from kybernate.cli.output import CliError
 from kybernate.config import load
-from kybernate.dev.stack.options import BACKENDS, check_manifests, check_unchanged, content
+from kybernate.dev.stack.options import BACKENDS, ChangingError, check_manifests, check_unchanged, content
 from kybernate.dev.stack.pod_file import StackPod, load_pods
 
 ANSWER_SECONDS = 10.0
@@ -21,13 +21,13 @@ ANSWER_SECONDS = 10.0
 
 def add(stack: Mapping[str, Any], file: Path) -> tuple[StackPod, ...]:
     """Check a file of Pods and create them on each node of the stack, whose stack file this is; returns the pods.
-    Another ``kyb add`` waits meanwhile.
+    Another ``kyb add`` waits meanwhile, and a new configuration is used only then.
 
     Raises ConfigError for a mistake in the file, CliError where seats are missing or a pod exists already; then none
-    is created.
+    is created. Where a kubelet fails after the checks, those before it have their pods.
     """
     folder = Path(stack["folder"])
-    with _alone(folder):
+    with alone(folder):
         text = content(file)
         pods = load_pods(file, load(folder / "config.yaml"), BACKENDS[stack["driver"]])
         check_manifests(file)
@@ -37,19 +37,27 @@ def add(stack: Mapping[str, Any], file: Path) -> tuple[StackPod, ...]:
         for kubelet in stack["kubelets"]:
             _call(f"{kubelet}/control/create", text)
         kept = folder / "pods.yaml"  # for a kubelet that is started again
-        files.replace(kept, kept.read_bytes() + b"\n---\n" + text, durable=False)
+        try:
+            files.replace(kept, kept.read_bytes() + b"\n---\n" + text, durable=False)
+        except OSError as error:
+            what = "the pods are created, but a kubelet that is started again will not have them"
+            raise CliError(f"{kept}: {error.strerror}; {what}: make room, then start kyb up anew") from None
     return pods
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Until the block ends no other command adds pods to this stack. Raises CliError."""
+def alone(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Until the block ends nothing else changes the pods or the configuration of this stack. Raises CliError where
+    there is no stack; without ``wait``, ChangingError while something else does."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         raise CliError("the stack has just ended; kyb up starts one") from None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ChangingError("kyb add is at work on this stack; try again when it has ended") from None
         yield
     finally:
         os.close(lock)

@@ -25,6 +25,7 @@ from kybernate.bus.port import BusError
 from kybernate.cli.router import stack_file
 from kybernate.dev.fakes.stubs.build import StubError, build_stubs
 from kybernate.dev.stack import guard
+from kybernate.dev.stack.add import alone
 from kybernate.dev.stack.layout import Layout, Ports, commands, kind, lay_out
 from kybernate.dev.stack.options import Plan, StackOptions, check
 from kybernate.dev.stack.process import LineSink, SupervisedProcess
@@ -162,9 +163,11 @@ class Stack:
     def reconfigure(self) -> None:
         """Check the configuration's file with the pods that run, and hand it to the services, which read it anew.
 
-        Raises ConfigError and OSError; then nothing has changed."""
-        plan = check(replace(self.options, pods=self.folder / "pods.yaml"))
-        files.replace(self.folder / "config.yaml", plan.config_file, durable=False)
+        Raises ConfigError, ChangingError also while ``kyb add`` checks its pods with the configuration before, and
+        OSError; then nothing has changed."""
+        with alone(self.folder, wait=False):
+            plan = check(replace(self.options, pods=self.folder / "pods.yaml"))
+            files.replace(self.folder / "config.yaml", plan.config_file, durable=False)
         self.plan = plan
 
     async def ready(
