@@ -56,7 +56,7 @@ def registered(group: OpenGroup) -> tuple[dict[str, Any], dict[str, str]]:
             package = entry.dist.name if entry.dist is not None else "?"
             what = f"{entry.value} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())}"
             unusable[entry.name] = f"{what}; repair or uninstall package {package}"
-    return found, unusable
+    return found, {name: why for name, why in unusable.items() if name not in found}
 
 
 def _entry(part: DevPart, asked_by: str) -> metadata.EntryPoint:

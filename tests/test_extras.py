@@ -139,14 +139,19 @@ def package(folder: Path, module: str, entries: str) -> None:
     (info / "entry_points.txt").write_text(entries)
 
 
+def kyb(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command where these packages are installed too."""
+    command = [sys.executable, "-m", "kybernate", *arguments]
+    env = os.environ | {"PYTHONPATH": str(folder)}
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
 def checked(folder: Path, policy: str) -> subprocess.CompletedProcess[str]:
     """``kyb config check`` of a configuration that names this policy."""
     config = folder / "config.yaml"
     profile = "{name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}"
     config.write_text(f"profiles: [{profile}]\npolicy: {policy}\n")
-    command = [sys.executable, "-m", "kybernate", "config", "check", str(config)]
-    env = os.environ | {"PYTHONPATH": str(folder)}
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    return kyb(folder, "config", "check", str(config))
 
 
 def test_a_configuration_names_a_policy_of_another_package(tmp_path):
@@ -169,6 +174,29 @@ def test_a_policy_that_cannot_be_imported_is_refused_only_where_it_is_configured
     assert f": policy.name: 'patient-first': acme:PatientFirst cannot be imported: {why}" in line
     assert line.endswith("; repair or uninstall package acme")
     done = checked(tmp_path, "{name: quantum}")
+    assert (done.returncode, "good: one" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_policy_that_is_no_dataclass_is_refused_only_where_it_is_named(tmp_path):
+    package(tmp_path, "class Plain: pass\n", "[kybernate.policies]\nplain = acme:Plain\nnumber = acme:__name__\n")
+    for name, shown in (("plain", "<class 'acme.Plain'>"), ("number", "'acme'")):
+        done = checked(tmp_path, f"{{name: {name}}}")
+        assert (done.returncode, f"policy.name: '{name}': {shown} is no dataclass" in done.stderr) == (2, True)
+    done = kyb(tmp_path, "simulate", "--policy", "plain")
+    assert done.returncode == 2
+    assert "policy 'plain': <class 'acme.Plain'> is no dataclass; make it one" in done.stderr
+    assert checked(tmp_path, "{name: quantum}").returncode == 0
+
+
+def test_a_broken_package_does_not_hide_a_policy_of_the_same_name(tmp_path):
+    page = (ROOT / "docs/policy.md").read_text()
+    example = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def decide" in block)
+    package(tmp_path, example, "[kybernate.policies]\npatient-first = acme:PatientFirst\n")
+    broken = tmp_path / "broken-1.0.dist-info"
+    broken.mkdir()
+    (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (broken / "entry_points.txt").write_text("[kybernate.policies]\npatient-first = no_such_module:PatientFirst\n")
+    done = checked(tmp_path, "{name: patient-first}")
     assert (done.returncode, "good: one" in done.stdout) == (0, True), done.stderr
 
 

@@ -5,6 +5,8 @@ method ``decide``; ``POLICIES`` lists those that a node's configuration may name
 register as entry points of the group ``kybernate.policies``. A name below stays what it is.
 """
 
+from dataclasses import is_dataclass
+
 from kybernate.extras import registered
 from kybernate.policy.kyb import KybBalanced, KybBounded, KybSlo
 from kybernate.policy.rules import Exhaustive, FifoSwitch, IdleTimeout, Quantum
@@ -20,9 +22,14 @@ POLICIES: dict[str, type[Policy]] = {
     "quantum": Quantum,
 }
 _others, _unusable = registered("kybernate.policies")
+_unusable |= {
+    name: f"{kind!r} is no dataclass; make it one, as docs/policy.md shows, or uninstall its package"
+    for name, kind in _others.items()
+    if not (isinstance(kind, type) and is_dataclass(kind))
+}
 UNUSABLE = {name: why for name, why in _unusable.items() if name not in POLICIES}
-"""Policies of packages that cannot be imported: why, and the remedy. Only a configuration that names one is refused."""
-POLICIES = _others | POLICIES
+"""Policies of packages that cannot be used: why, and the remedy. Only what names one is refused."""
+POLICIES = {name: kind for name, kind in _others.items() if name not in UNUSABLE} | POLICIES
 
 __all__ = [
     "POLICIES",

@@ -198,9 +198,12 @@ def _tiers(inputs: Inputs) -> dict[str, tuple[str, float, float, float]]:
 def chosen_policies(text: str) -> list[str]:
     """Names of policies, checked."""
     from kybernate.lab.baselines import POLICIES
+    from kybernate.policy import UNUSABLE
 
     names = list(POLICIES) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
+        if name in UNUSABLE and name not in POLICIES:
+            raise CliError(f"policy {name!r}: {UNUSABLE[name]}", 2)
         if name not in POLICIES:
             raise CliError(f"no policy {name!r}; {suggest(name, POLICIES)}", 2)
     if not names:
