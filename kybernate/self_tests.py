@@ -43,7 +43,7 @@ class SelfTests:
     def read(self) -> tuple[SelfTest, ...]:
         """All records; none where the file is absent or unreadable: what is not known has not passed. Blocking."""
         try:
-            return _RECORDS.validate_json((self.folder / FILE).read_text()) if self.folder is not None else ()
+            return _RECORDS.validate_json((self.folder / FILE).read_bytes()) if self.folder is not None else ()
         except (OSError, ValidationError):
             return ()
 

@@ -245,7 +245,10 @@ def _left(deadline: float) -> float:
 
 
 def _json(text: str) -> Any:
+    """None also with half a character, as ``"\\ud800"``: no journal and no message can carry that."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError):
         return None

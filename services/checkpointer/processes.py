@@ -70,7 +70,7 @@ def thread_names(pid: int, proc: Path = PROC) -> frozenset[str]:
     with contextlib.suppress(OSError):
         for thread in (proc / str(pid) / "task").iterdir():
             with contextlib.suppress(OSError):
-                names.add((thread / "comm").read_text().strip())
+                names.add((thread / "comm").read_text(errors="replace").strip())
     return frozenset(names)
 
 
@@ -94,7 +94,7 @@ def send(process: ProcessIdentity, signum: signal.Signals) -> bool:
 def _stat(pid: int, proc: Path = PROC) -> list[str] | None:
     """Fields of /proc/<pid>/stat from the state on; None if the process is gone or a zombie."""
     try:
-        with open(f"{proc}/{pid}/stat") as file:  # by far the most frequent read of a switch
+        with open(f"{proc}/{pid}/stat", errors="replace") as file:  # by far the most frequent read of a switch
             text = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.port import EngineSilentError, SeatProcesses
-from services.checkpointer.core.answers import ModelAnswer, difference, worse_health
+from services.checkpointer.core.answers import ModelAnswer, difference, read_answer, worse_health
 from services.checkpointer.engine_http import AnswerCheck, EngineHttp, open_engines
 from services.checkpointer.processes import ProcessIdentity, identify
 
@@ -45,6 +45,23 @@ def answer(*tokens: str, logprobs: tuple[float, ...] = (), **rest: Any) -> Model
 )
 def test_answers_are_the_same_within_the_tolerance(before: ModelAnswer, now: ModelAnswer, same: bool) -> None:
     assert (difference(before, now, 0.1) == "") == same
+
+
+def completion(logprob: Any, likely: Any = -0.5) -> dict[str, Any]:
+    words = {"tokens": ["a"], "token_logprobs": [logprob], "top_logprobs": [{"a": likely}]}
+    return {"choices": [{"text": "a", "logprobs": words}]}
+
+
+@pytest.mark.parametrize("number", [10**400, math.inf, math.nan, None, "a"], ids=["long", "inf", "nan", "none", "text"])
+def test_a_number_that_no_journal_can_keep_is_no_answer(number: Any) -> None:
+    assert read_answer("m", "logprobs", completion(-0.5)).logprobs == (-0.5,)
+    for kind, body in (
+        ("logprobs", completion(number)),
+        ("logprobs", completion(-0.5, number)),
+        ("embedding", {"data": [{"embedding": [number]}]}),
+    ):
+        with pytest.raises(ValueError, match=r"."):
+            read_answer("m", kind, body)
 
 
 class Engine:
@@ -306,6 +323,8 @@ async def hostile(request: web.Request) -> web.StreamResponse:
     """What a broken or taken-over engine may answer."""
     if request.path == "/charset":
         return web.Response(body=b'{"asleep": true}', headers={"Content-Type": "text/plain; charset=rot13"})
+    if request.path == "/half":
+        return web.json_response({"id": "\ud800"})
     if request.path == "/deep":
         return web.Response(text="[" * 100_000)
     answer = web.StreamResponse()
@@ -324,6 +343,7 @@ async def test_no_answer_of_an_engine_ends_the_checkpointer(monkeypatch: pytest.
         here = seat(str(server.make_url("")).rstrip("/"))
         assert (await engines.call(here, "GET", "/charset", seconds=60)).body == {"asleep": True}
         assert (await engines.call(here, "GET", "/deep", seconds=60)).body is None
+        assert (await engines.call(here, "GET", "/half", seconds=60)).body is None, "no journal can keep it"
         with pytest.raises(EngineSilentError, match=r"/endless: its answer is longer than 1\.0 MiB"):
             await engines.call(here, "GET", "/endless", seconds=60)
 

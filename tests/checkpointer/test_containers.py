@@ -11,7 +11,7 @@ from kybernate.cgroups import Cgroups, HiddenProcessesError, container_path, mem
 from services.checkpointer import freezer as freezer_module
 from services.checkpointer.containers import Containers, UnknownContainerError
 from services.checkpointer.freezer import SIGSTOP, FreezeError, Freezer
-from services.checkpointer.processes import ProcessIdentity, identify, stopped
+from services.checkpointer.processes import ProcessIdentity, identify, stopped, thread_names
 from tests.checkpointer.machine import CONTAINER, POD, SLICE, machine, target
 
 SCOPE = f"{SLICE}/cri-containerd-{CONTAINER}.scope"
@@ -130,6 +130,15 @@ def test_b6_a_process_container_is_an_error_unless_the_fake_kubelet_reports_cont
 def test_an_unknown_container_id_is_an_error_and_not_a_gone_container(container_id: str, tmp_path: Path) -> None:
     with pytest.raises(UnknownContainerError, match="containerd://"):
         machine(tmp_path, 2).containers.find(target(container_id))
+
+
+def test_a_process_may_name_itself_by_any_bytes(tmp_path: Path) -> None:
+    thread = tmp_path / "7" / "task" / "7"
+    thread.mkdir(parents=True)
+    (thread / "comm").write_bytes(b"\xff\n")
+    (tmp_path / "7" / "stat").write_bytes(b"7 (\xff) S " + b"1 " * 18 + b"42 0\n")
+    assert identify(7, tmp_path) == ProcessIdentity(pid=7, start=42)
+    assert thread_names(7, tmp_path) == {"\ufffd"}
 
 
 async def test_a_process_container_is_its_tree_and_its_group_and_no_reused_pid() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from services.checkpointer.backends.engine import verdict
 from services.checkpointer.backends.port import Ending, SeatProcesses
+from services.checkpointer.backends.vllm import Vllm
 from services.checkpointer.core.failures import ProcessState
 from tests.checkpointer.engine_cases import CASES, ENGINES, Case
 from tests.checkpointer.engines import FULL, GIB, GPU, IN_VAIN, RESIDUE, PlayedEngine, Stand, played
@@ -121,6 +122,15 @@ async def test_known_faults_of_vllm_are_refused(backend: str, version: str, comm
     async with played(PlayedEngine("vllm", version=version), backend) as it:
         seat = await it.found()
         assert bool(await it.backend.engine.refusal(seat, command, 5)) == refused
+
+
+@pytest.mark.parametrize("version", ["", "0.17 1", "0" * 65])
+async def test_a_version_that_is_none_is_not_known(version: str) -> None:
+    async with played(PlayedEngine("vllm")) as it:
+        engine, seat = Vllm(it.check.engines), await it.found()
+        assert await engine.version(seat, 5) == "0.17.1"
+        it.engine.version = version
+        assert await engine.version(seat, 5) == ""
 
 
 async def test_tensorrt_llm_is_refused_without_a_key_and_its_key_is_never_sent() -> None:

@@ -89,8 +89,9 @@ def test_a_record_is_replaced_and_a_file_that_cannot_be_read_permits_nothing(tmp
         tests.add(SelfTest(driver=DRIVER, engine="0.32.0", cycles=10, at=0.0, trouble=trouble))
     assert len(tests.read()) == 1
     assert tests.refusal(DRIVER, "0.32.0") == ""
-    (tmp_path / FILE).write_text("[{")
-    assert tests.refusal(DRIVER, "0.32.0")
+    for damage in (b"[{", b"\xff"):
+        (tmp_path / FILE).write_bytes(damage)
+        assert tests.refusal(DRIVER, "0.32.0")
     assert SelfTests().refusal(DRIVER, "0.32.0")
 
 

@@ -13,6 +13,7 @@ from services.checkpointer.backends.port import SeatProcesses
 
 Version = tuple[int, ...]
 ALWAYS: Version = (999,)
+VERSION = re.compile(r"[\w.+-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +84,10 @@ class Vllm:
         await self._post(seat, "/reset_prefix_cache", seconds)
 
     async def version(self, seat: SeatProcesses, seconds: float) -> str:
-        """Its version; empty if it names none."""
+        """Its version; empty if it names none that is one."""
         reply = await self.http.call(seat, "GET", "/version", seconds=seconds)
         word = reply.body.get("version") if isinstance(reply.body, dict) else None
-        return word if isinstance(word, str) else ""
+        return word if isinstance(word, str) and VERSION.fullmatch(word) else ""
 
     async def _post(self, seat: SeatProcesses, path: str, seconds: float, body: object = None) -> None:
         well(await self.http.call(seat, "POST", path, seconds=seconds, body=body), path)

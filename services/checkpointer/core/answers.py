@@ -4,6 +4,7 @@ A 200, a healthy engine and a running process say nothing about weights. So the 
 first park and after every activation and rollback, for each served model.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +19,8 @@ REQUESTS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "embedding": ("/v1/embeddings", {"input": PROMPT}),
 }
 """Path and body by kind, without the model; the first kind that an engine answers for a model is used for it."""
-MISSHAPEN = (LookupError, TypeError, AttributeError)
-"""What reading a JSON value raises that has another shape than the engine's API says."""
+MISSHAPEN = (LookupError, TypeError, AttributeError, ArithmeticError)
+"""What reading a JSON value raises that has another shape than the engine's API says, or a number of 400 digits."""
 
 
 class ModelAnswer(BaseModel):
@@ -38,23 +39,31 @@ class ModelAnswer(BaseModel):
 
 
 def read_answer(model: str, kind: str, body: Any) -> ModelAnswer:
-    """The answer in the body of a reply. Raises ValueError if it is none."""
+    """The answer in the body of a reply. Raises ValueError if it is none, or has a number that no journal can keep."""
     try:
-        if kind == "embedding":
-            return ModelAnswer(model=model, kind=kind, vector=tuple(map(float, body["data"][0]["embedding"])))
-        choice = body["choices"][0]
-        found = choice.get("logprobs") or {}
-        if not found.get("tokens"):
-            return ModelAnswer(model=model, kind=kind, tokens=(str(choice["text"]),))
-        return ModelAnswer(
-            model=model,
-            kind=kind,
-            tokens=tuple(found["tokens"]),
-            logprobs=tuple(map(float, found.get("token_logprobs") or ())),
-            likely=tuple(found.get("top_logprobs") or ()),
-        )
+        answer = _answer(model, kind, body)
     except MISSHAPEN as error:
         raise ValueError(f"the reply is no answer: {error!r}") from error
+    likely = (number for place in answer.likely for number in place.values())
+    if not all(map(math.isfinite, (*answer.logprobs, *answer.vector, *likely))):
+        raise ValueError(f"the reply for {model} has numbers that are not finite")
+    return answer
+
+
+def _answer(model: str, kind: str, body: Any) -> ModelAnswer:
+    if kind == "embedding":
+        return ModelAnswer(model=model, kind=kind, vector=tuple(map(float, body["data"][0]["embedding"])))
+    choice = body["choices"][0]
+    found = choice.get("logprobs") or {}
+    if not found.get("tokens"):
+        return ModelAnswer(model=model, kind=kind, tokens=(str(choice["text"]),))
+    return ModelAnswer(
+        model=model,
+        kind=kind,
+        tokens=tuple(found["tokens"]),
+        logprobs=tuple(map(float, found.get("token_logprobs") or ())),
+        likely=tuple(found.get("top_logprobs") or ()),
+    )
 
 
 def worse_health(before: int | None, now: int) -> bool:
