@@ -217,6 +217,8 @@ class Readings:
     pid: int
     alive: Callable[[], bool]
     others: int = 0
+    unlisted: int = 0
+    """Bytes in use that belong to no listed process."""
     timeouts: Timeouts = WAITS
     lists: bool = True
     """False: it lists no processes, as on a virtual machine."""
@@ -237,7 +239,7 @@ class Readings:
         return self._uses if self.lists else []
 
     async def memory(self, *_: Any) -> dict[str, tuple[int, int]]:
-        return {GPU: (sum(use.size or 0 for use in self._uses), 80 * GIB)}
+        return {GPU: (self.unlisted + sum(use.size or 0 for use in self._uses), 80 * GIB)}
 
     async def usage(self, *_: Any) -> tuple[list[Use], dict[str, tuple[int, int]]]:
         return await self.processes(), await self.memory()

@@ -5,6 +5,7 @@ With a played engine and driver; the self-test with processes, through the stub 
 
 import asyncio
 import json
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ import aiohttp
 import pytest
 
 from kybernate.self_tests import FILE, SelfTest, SelfTests
-from services.checkpointer.backends.port import SeatProcesses
+from services.checkpointer.backends.port import Member, SeatProcesses
 from services.checkpointer.backends.reservations import Headroom
 from services.checkpointer.backends.vllm_cuda import VllmCuda
 from services.checkpointer.core.failures import JobGoal, ProcessState, StepTrouble, Verb
@@ -122,6 +123,47 @@ async def test_a_park_that_the_driver_turns_back_wakes_the_engine(trouble: StepT
         assert it.notes == ["sleep", "lock", "wake"]
 
 
+async def test_memory_that_no_process_accounts_for_is_neither_freed_nor_a_residue_nor_room() -> None:
+    async with stand() as (it, backend):
+        it.readings.unlisted = 3 * GIB
+        seat = await it.found()
+        parked = await backend.park(seat, it.note)
+        assert (parked.outcome, parked.reason, parked.residue_bytes) == ("parked", "", 0)
+        it.readings.others = 80 * GIB - FULL - 2 * GIB
+        waits = await backend.activate(remembered(seat), it.note)
+        assert (waits.outcome, waits.residue_bytes, it.notes) == ("parked", 0, PARK)
+        assert waits.reason.startswith("room:")
+        it.readings.others = 0
+        assert (await backend.activate(remembered(seat), it.note)).outcome == "active"
+        assert it.notes == PARK + ACTIVATE
+
+
+async def test_a_checkpoint_after_a_sleep_that_frees_nothing_is_no_park(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stand() as (it, backend):
+        it.readings.unlisted = GIB
+        move = it.readings.move
+
+        async def vain(key: str, verb: Verb, member: Member, *rest: object) -> None:
+            await move(key, verb, member, *rest)
+            it.readings.unlisted += {Verb.CHECKPOINT: RESIDUE, Verb.RESTORE: -RESIDUE}.get(verb, 0)
+
+        monkeypatch.setattr(it.readings, "move", vain)
+        ending = await backend.park(await it.found(), it.note)
+        assert (ending.outcome != "parked", ending.failed) == (True, True)
+        assert "memory in use on GPU-a fell by" in ending.reason
+
+
+async def test_a_stopped_engine_is_parked_only_on_record() -> None:
+    """By a debugger, say: it is awake, and no self-test and no rule was asked."""
+    async with stand() as (it, backend):
+        backend.tests = SelfTests()
+        seat = await it.found()
+        it.process.send_signal(signal.SIGSTOP)
+        await until(lambda: backend.host.freezer.stopped(seat.members[0].who), what="it stands still")
+        ending = await backend.park(seat, it.note)
+        assert (ending.outcome, ending.refused, it.notes) == ("active", True, [])
+
+
 async def test_a_checkpoint_that_fails_is_a_cold_start() -> None:
     async with stand() as (it, backend):
         it.readings.fails = {Verb.CHECKPOINT: StepTrouble.REFUSED}
@@ -139,6 +181,7 @@ async def test_host_memory_is_reserved_for_what_a_sleep_leaves(free_gib: int, ou
         backend.host.headroom = Headroom(Little(), None)
         ending = await backend.park(await it.found(), it.note)
         assert (ending.outcome, it.engine.held) == (outcome, RESIDUE if outcome == "parked" else FULL)
+        assert ending.failed == (outcome == "active"), "it slept in vain, and would at each switch"
 
 
 async def test_nothing_is_restored_before_there_is_room_for_all_that_it_takes_awake() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kybernate.messages import SeatTarget
 from kybernate.self_tests import SelfTests
 from services.checkpointer.backends.driver import DriverBackend
-from services.checkpointer.backends.driver_calls import StepFailedError
+from services.checkpointer.backends.driver_calls import StepFailedError, unaccounted
 from services.checkpointer.backends.engine import EngineBackend, EngineRefusedError, most_residue
 from services.checkpointer.backends.job_half import check_park
 from services.checkpointer.backends.port import Ending, EngineSilentError, Note, SeatProcesses
@@ -35,15 +35,17 @@ class VllmCuda(EngineBackend):
 
     async def park(self, seat: SeatProcesses, note: Note) -> Ending:
         """(1) A frozen seat is parked already. (2) Sleep. (3) Checkpoint what it keeps. (4) If the driver turns that
-        back, wake it again."""
-        if any(self.host.freezer.stopped(member.who) for member in seat.members):  # (1)
+        back, or host memory is short, wake it again: a failure, as it would sleep in vain at each switch."""
+        if self._frozen(seat):  # (1)
             return await self._half(seat, note).run(JobGoal.PARKED)
         slept = await super().park(seat, note)  # (2)
         if slept.outcome != "parked":
             return slept
-        rest = await DriverBackend.prepare(self, _asleep(seat))
-        ending = _joined(slept, await self._half(rest, note).run(JobGoal.PARKED))  # (3)
-        return _joined(ending, await super().activate(seat, note)) if ending.outcome == "active" else ending  # (4)
+        ending = _joined(slept, await self._half(await self._rest(seat), note).run(JobGoal.PARKED))  # (3)
+        if ending.outcome != "active":
+            return ending
+        ending.failed = True
+        return _joined(ending, await super().activate(seat, note))  # (4)
 
     async def activate(self, seat: SeatProcesses, note: Note) -> Ending:
         """(1) Wait for room for all that it takes awake. (2) Restore what it kept. (3) Wake it."""
@@ -57,6 +59,33 @@ class VllmCuda(EngineBackend):
             return await self._parked(seat, ending)
         ending = _joined(ending, await self._half(_asleep(seat), note).run(JobGoal.ACTIVE))  # (2)
         return _joined(ending, await super().activate(seat, note)) if ending.outcome == "active" else ending  # (3)
+
+    def _frozen(self, seat: SeatProcesses) -> bool:
+        """True if it is on record as parked and stands still. A debugger stops engines that are awake, too."""
+        return bool(seat.parked_on) and any(self.host.freezer.stopped(member.who) for member in seat.members)
+
+    async def _rest(self, seat: SeatProcesses) -> SeatProcesses:
+        """The seat asleep, with the baseline of its checkpoint: the most that it may hold, and what no process accounts
+        for, which stays. Where the driver does not list the seat's own memory, that is part of the latter."""
+        rest = _asleep(seat)
+        try:
+            uses, memory = await self.calls.usage(rest.group, rest.at)
+        except StepFailedError:
+            return rest
+        pids = {member.who.pid for member in rest.members}
+        listed = {use.gpu for use in uses if use.pid in pids and use.size}
+        left = unaccounted(uses, memory)
+        baseline = {
+            gpu: size + left.get(gpu, 0) if gpu in listed else max(size, left.get(gpu, 0))
+            for gpu, size in rest.footprint.items()
+        }
+        return rest.model_copy(update={"baseline": baseline})
+
+    async def _left(self, seat: SeatProcesses) -> dict[str, int]:
+        """Of a frozen seat what its park has left: the driver lists it no more, and other memory is not its own."""
+        if self._frozen(seat):
+            return dict.fromkeys(seat.at, seat.residue_bytes // len(seat.at))
+        return await super()._left(seat)
 
     async def replay(self, seat: SeatProcesses, intent: JobGoal, note: Note) -> Ending:
         """After a crash: the driver's part first. What runs then is judged as a sleeping engine: one that sleeps is
