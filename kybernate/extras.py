@@ -52,7 +52,9 @@ def registered(group: OpenGroup) -> tuple[dict[str, Any], dict[str, str]]:
     for entry in metadata.entry_points(group=group):
         try:
             found[entry.name] = entry.load()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit
             package = entry.dist.name if entry.dist is not None else "?"
             what = f"{entry.value} cannot be imported: {type(error).__name__}: {' '.join(str(error).split())}"
             unusable[entry.name] = f"{what}; repair or uninstall package {package}"

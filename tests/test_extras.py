@@ -219,7 +219,11 @@ def test_pods_may_name_a_backend_of_another_package(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("module", "why"),
-    [("1 / 0", "ZeroDivisionError: "), ("class Api:\n    def __init__(self): pass\n", "cannot be made: TypeError: ")],
+    [
+        ("1 / 0", "ZeroDivisionError: "),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("class Api:\n    def __init__(self): pass\n", "cannot be made: TypeError: "),
+    ],
 )
 async def test_a_backend_that_cannot_be_used_stops_no_other_and_its_seats_are_refused(
     tmp_path, monkeypatch, capsys, module, why

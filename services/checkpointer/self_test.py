@@ -32,7 +32,7 @@ from services.checkpointer.backends.vllm_cuda import VllmCuda
 from services.checkpointer.core.refusals import comma_list
 from services.checkpointer.engine_http import AnswerCheck, open_engines
 from services.checkpointer.helper_pool import HelperPool
-from services.checkpointer.processes import identify
+from services.checkpointer.processes import identify, tree
 from services.checkpointer.settings import CheckpointerSettings, helper_command
 
 ASK_SECONDS = 10.0
@@ -52,6 +52,8 @@ class _Trial(SelfTests):
 
 async def self_test(settings: CheckpointerSettings, url: str, pid: int, cycles: int) -> SelfTest:
     """The result, which is on record. Raises UnfitError, ValueError, ExtraMissingError or OSError."""
+    if cycles < 1:
+        raise ValueError(f"--cycles {cycles}: at least 1")
     timeouts, tests = settings.timeouts, SelfTests(settings.state_dir)
     host = open_host(settings.fake_driver, timeouts.settle(), comma_list(settings.park_allow), fake_kubelet=True)
     async with contextlib.AsyncExitStack() as stack:
@@ -83,9 +85,12 @@ async def self_test(settings: CheckpointerSettings, url: str, pid: int, cycles: 
 
 async def _found(backend: VllmCuda, url: str, pid: int) -> tuple[SeatProcesses, str, str]:
     """The engine, and the versions of driver and engine."""
-    root = identify(pid)
-    if root is not None and backend.host.inspection.environment(root).get("KYB_GPU_SEAT"):
-        raise UnfitError(f"pid {pid} has a seat: start another vLLM for the test")
+    root, inspection = identify(pid), backend.host.inspection
+    for process in tree(root) if root is not None else ():
+        if not (variables := inspection.environment(process)):
+            raise UnfitError(f"the environment of pid {process.pid} cannot be read: whether it has a seat is not known")
+        if variables.get("KYB_GPU_SEAT"):
+            raise UnfitError(f"pid {process.pid} has a seat: start another vLLM for the test")
     name, container = f"self-test-{pid}", f"process://{pid}"
     target = SeatTarget(seat=name, pod_uid="", container_id=container, gpus=(), backend=VLLM_CUDA, endpoint=url)
     seat = await backend.discover(target, "ask", 0)

@@ -20,6 +20,7 @@ from services.checkpointer.backends.port import Member, SeatProcesses
 from services.checkpointer.backends.reservations import Headroom
 from services.checkpointer.backends.vllm_cuda import VllmCuda
 from services.checkpointer.core.failures import JobGoal, ProcessState, StepTrouble, Verb
+from services.checkpointer.processes import identify, send, tree
 from services.checkpointer.self_test import UnfitError, self_test
 from services.checkpointer.settings import CheckpointerSettings
 from tests.checkpointer.engines import DRIVER, FULL, GIB, RESIDUE, PlayedEngine, Plenty, Stand, played
@@ -318,6 +319,32 @@ async def test_a_self_test_that_fails_is_on_record_and_ends_the_engine(
         assert says in result.trouble
         assert SelfTests(here.folder / "state").read() == (result,)
         assert says in SelfTests(here.folder / "state").refusal("fake", "0.32.0")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("variables", [{}, {"KYB_GPU_SEAT": "s00"}], ids=["not readable", "a seat below"])
+async def test_a_process_that_may_have_a_seat_is_not_tested(variables: dict[str, str]) -> None:
+    """``env -i`` empties the environment as one that cannot be read is empty."""
+    words = [f"{name}={value}" for name, value in variables.items()]
+    async with node() as here:
+        settings = CheckpointerSettings.from_env(environment(here, "nats://127.0.0.1:1"))
+        process = await asyncio.create_subprocess_exec("sh", "-c", f"env -i {' '.join(words)} sleep 600 & wait")
+        try:
+            root = identify(process.pid)
+            assert root is not None
+            await until(lambda: [pid for pid in tree(root)[1:] if name_of(pid.pid) == "sleep"], what="it sleeps")
+            with pytest.raises(UnfitError, match="a seat"):
+                await self_test(settings, "http://127.0.0.1:1", process.pid, 1)
+            with pytest.raises(ValueError, match="at least 1"):
+                await self_test(settings, "http://127.0.0.1:1", process.pid, 0)
+        finally:
+            for one in reversed(tree(root) if root else []):
+                send(one, signal.SIGKILL)
+            await process.wait()
+
+
+def name_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 @pytest.mark.timeout(120)

@@ -86,7 +86,9 @@ def _of_packages(http: EngineCalls) -> dict[str, SleepingEngine]:
     for name, api in found.items():
         try:
             engines[name] = api(http)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit
             unusable[name] = f"{api!r} cannot be made: {type(error).__name__}: {error}; repair or uninstall its package"
     for name, why in unusable.items():
         get_logger().error("backend.unusable", backend=name, reason=why)
