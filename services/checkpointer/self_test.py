@@ -74,9 +74,14 @@ async def self_test(settings: CheckpointerSettings, url: str, pid: int, cycles: 
         tests.add(result)
         trouble = ""
         for turn in range(1, cycles + 1):
-            if trouble := await _cycle(backend, check, seat):
-                await backend.kill(seat, _not_journaled)
-                trouble = f"cycle {turn} of {cycles}: {trouble}"
+            found = "it was interrupted"
+            try:
+                found = await _cycle(backend, check, seat)
+            finally:
+                if found:  # it may sleep or stand still
+                    await backend.kill(seat, _not_journaled)
+            if found:
+                trouble = f"cycle {turn} of {cycles}: {found}"
                 break
         result = result.model_copy(update={"trouble": trouble})
         tests.add(result)

@@ -322,6 +322,21 @@ async def test_a_self_test_that_fails_is_on_record_and_ends_the_engine(
 
 
 @pytest.mark.timeout(120)
+async def test_a_self_test_that_is_interrupted_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interrupted(*_: object) -> str:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr("services.checkpointer.self_test._cycle", interrupted)
+    async with node() as here, engine(here) as (url, pid):
+        (here.folder / "state").mkdir()
+        settings = CheckpointerSettings.from_env(environment(here, "nats://127.0.0.1:1"))
+        with pytest.raises(asyncio.CancelledError):
+            await self_test(settings, url, pid, 1)
+        assert identify(pid) is None
+        assert "did not end" in SelfTests(here.folder / "state").refusal("fake", "0.32.0")
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("variables", [{}, {"KYB_GPU_SEAT": "s00"}], ids=["not readable", "a seat below"])
 async def test_a_process_that_may_have_a_seat_is_not_tested(variables: dict[str, str]) -> None:
     """``env -i`` empties the environment as one that cannot be read is empty."""
