@@ -475,7 +475,7 @@ def _on_incoming_progress(
     """What the checkpointer reports about the incoming seat, now that the GPUs are free.
 
     (1) It is still parked, and the job does bring it: it gets the lease. (2) It serves. (3) It was not activated. (4)
-    Its pod was deleted while the job goes on: it holds the GPUs until the job lets them go.
+    Its pod was deleted while the job goes on: it holds the GPUs of the job until that lets them go.
     """
     dropped = done and progress.outcome == "pending"
     if seat.state is S.PARKED and not dropped and seat.target().container_id == progress.container_id:  # (1)
@@ -490,6 +490,8 @@ def _on_incoming_progress(
         _not_activated(node, switch, seat, progress, now)
     elif seat.state is S.RELEASING:  # (4)
         seat.lease = not (dropped or seat.processes_gone or progress.outcome in ("parked", "gone"))
+        if seat.lease and not seat.durable.unlocated:  # also one that was deleted before it left its group
+            seat.residence.group = node.groups[switch.group].group
 
 
 def _activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:

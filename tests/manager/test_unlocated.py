@@ -443,3 +443,23 @@ def test_the_drain_of_a_group_waits_for_a_seat_that_may_be_there(world: World) -
 
     answer(world, seen(world, a, "active", "GPU-1"))
     assert world.phases()[-1] == "done"
+
+
+def test_a_seat_whose_pod_is_deleted_before_its_move_holds_the_group_to_which_the_job_brings_it(world: World) -> None:
+    a = world.seat(0, 0)
+    world.look_at(a, "active")
+    node_seat = world.managed(a)
+    node_seat.residence.group = world.groups[0]
+    node_seat.state, node_seat.lease = S.PARKED, False
+    c = world.seat(2, 0)
+    world.serve(c, "c")
+    world.order(MigrateSeat, seat=a, to="G2")
+    world.quiet(c)
+    job = world.job()
+    assert (job.group, job.activate and job.activate.seat) == ("G2", a)
+    world.pods[a] = replace(world.pods[a], deleting=True)
+    world.look()
+
+    world.receive(JobsReported(JobReply(accepted=True, jobs=(status(job, "parked", "started", done=False),))))
+
+    assert (world.state(a), world.managed(a).lease, world.managed(a).group.name) == (S.RELEASING, True, "G2")
