@@ -1,7 +1,8 @@
 """When Python may look for reference cycles among all objects: not while thousands of connections are open.
 
 Such a full collection takes about 15 µs for each open connection, and no caller is answered meanwhile. It finds little:
-calls and connections are freed when they end, all but asyncio's transports. So one follows when most have ended.
+calls and connections are freed when they end, all but asyncio's transports. So one follows when most have ended, or
+when many have.
 """
 
 import asyncio
@@ -9,6 +10,8 @@ import gc
 
 MANY = 2000
 """Open connections from which on there are no full collections; again below half of it."""
+MOST_CLOSED = 20_000
+"""Connections that end without a full collection: their transports take about 3 KB each."""
 SOON_SECONDS = 1.0
 _NEVER = 1_000_000_000
 
@@ -25,6 +28,8 @@ class FullCollections:
     def __init__(self) -> None:
         self._young, self._middle, self._full = gc.get_threshold()
         self._off = False
+        self._closed = 0
+        """Connections that ended since the last collection."""
 
     def opened(self, connections: int) -> None:
         """Note that there are now so many."""
@@ -34,7 +39,12 @@ class FullCollections:
 
     def closed(self, connections: int) -> None:
         """Note that there are now so many."""
-        if self._off and connections < MANY / 2:
+        if not self._off:
+            return
+        self._closed += 1
+        if connections < MANY / 2:
             self._off = False
             gc.set_threshold(self._young, self._middle, self._full)
+        if not self._off or self._closed >= MOST_CLOSED:
+            self._closed = 0
             asyncio.get_running_loop().call_later(SOON_SECONDS, gc.collect)

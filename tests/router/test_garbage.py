@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from services.router import garbage
 from services.router.front import CallerConnection, ConnectionLimits
 from services.router.garbage import MANY
 from tests.router.world import world
@@ -52,3 +53,27 @@ async def test_there_are_no_full_collections_while_many_connections_are_open(thr
     assert gc.get_threshold()[2] > 1000 * thresholds[2], "not at each one more and one less"
     limits.leave("a")
     assert gc.get_threshold() == thresholds
+
+
+async def test_transports_that_closed_are_freed_while_many_connections_stay_open(
+    thresholds: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(garbage, "MOST_CLOSED", 100)
+    monkeypatch.setattr(garbage, "SOON_SECONDS", 0.0)
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+    limits = ConnectionLimits(10 * MANY, 10 * MANY, lambda _: None)
+    for _ in range(MANY):
+        limits.enter("a")
+    transport = Cycle()
+    gc.collect()  # now it is old: only a full collection frees it
+    freed = weakref.ref(transport)
+    del transport
+    for _ in range(100):
+        limits.enter("a")
+        limits.leave("a")
+    assert gc.get_threshold()[2] > 1000 * thresholds[2], "they stay off otherwise"
+    await until(lambda: freed() is None, what="the closed transport is freed")
