@@ -35,6 +35,8 @@ from services.router.settings import RouterSettings
 P = ParamSpec("P")
 MOST_BREAKS = 3
 """A call that engines accepted and then dropped this often is not forwarded again: the call itself may crash them."""
+MOST_EVICTIONS = 3
+"""A call whose seat was parked this often before the first byte is not forwarded again: it might go on for ever."""
 MEDIA = b"audio/", b"image/", b"video/", b"application/octet-stream"
 """Types of answers whose bytes are no tokens."""
 _NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"content-encoding", b"expect", b"x-request-id"}
@@ -91,9 +93,9 @@ class Call(Ticket):
     """One call, from its head to its end."""
 
     __slots__ = (
-        "_answer", "_body", "_breaks", "_caller", "_calls", "_comments", "_connection", "_engine", "_fields", "_head",
-        "_over", "_patience", "_priority", "_record", "_request_bytes", "_retried", "_silent", "_task", "_to",
-        "_tokens", "body", "sent_at",
+        "_answer", "_body", "_breaks", "_caller", "_calls", "_comments", "_connection", "_engine", "_evictions",
+        "_fields", "_head", "_over", "_patience", "_priority", "_record", "_request_bytes", "_retried", "_silent",
+        "_task", "_to", "_tokens", "body", "sent_at",
     )  # fmt: skip
 
     def __init__(
@@ -116,7 +118,7 @@ class Call(Ticket):
         self._to: Forward | None = None
         self._engine: EngineConnection | None = None
         self.sent_at: float | None = None
-        self._retried, self._breaks = False, 0
+        self._retried, self._breaks, self._evictions = False, 0, 0
         self._silent: RouterError | None = None
         self._answer = Answer(connection, head)
         self._tokens: AnswerTokens | None = None
@@ -215,7 +217,15 @@ class Call(Ticket):
                 return
             self._calls.metrics.rejections.labels("engine_silent").inc()
         self._calls.metrics.cuts.labels("before_first_byte").inc()
-        self._again(suspect=late, taken=taken)
+        self._evictions += taken and code == "seat_evicted"
+        self._breaks += taken and code == "upstream_failed"
+        if self._evictions == MOST_EVICTIONS:
+            text = f"model {model} was parked {MOST_EVICTIONS} times before it responded to this request; try again"
+            self.fail(RouterError(503, "seat_evicted", text, 1))
+        elif self._breaks == MOST_BREAKS:
+            self._crashes("its seat was lost")
+        else:
+            self._again(suspect=late, taken=taken)
 
     def _again(self, *, suspect: bool, taken: bool) -> None:
         self._wait()
@@ -292,12 +302,13 @@ class Call(Ticket):
         self._calls.metrics.retries.inc()
         self._calls.log.info("engine.refused", seat=to.seat, error=str(error), cause=self.cause)
         if self._breaks == MOST_BREAKS:
-            text = (
-                f"an engine dropped this request {MOST_BREAKS} times before responding: the request itself may crash it"
-            )
-            self.fail(RouterError(503, "upstream_failed", f"{text}; at last {error}; try again", 1))
-            return
-        self._again(suspect=not again, taken=taken)
+            self._crashes(str(error))
+        else:
+            self._again(suspect=not again, taken=taken)
+
+    def _crashes(self, last: str) -> None:
+        text = f"an engine dropped this request {MOST_BREAKS} times before responding: the request itself may crash it"
+        self.fail(RouterError(503, "upstream_failed", f"{text}; at last {last}; try again", 1))
 
     def _broke_off(self, to: Forward, what: str) -> None:
         self._calls.log.info("engine.broke_off", seat=to.seat, error=what)

@@ -28,7 +28,8 @@ class RouterSettings(Settings):
     queue_limit: int = Field(2000, ge=0)
     """Most requests that wait for one model; further ones get a 429."""
     queue_seconds: float = Field(3.0, ge=0)
-    """Longest expected wait for a place at an active seat whose engine is full; further requests get a 429."""
+    """Longest expected wait for a place at an active seat whose engine is full; further requests get a 429, except
+    as many as the pod declares (at most 16)."""
     held_bytes: int = Field(256 * 2**20, ge=0)
     """Most bytes of request bodies in memory, from their first byte until they are answered; more get a 429."""
     caller_bytes: int = Field(128 * 2**20, ge=0)

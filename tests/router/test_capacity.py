@@ -174,6 +174,12 @@ def test_a_call_is_rejected_if_a_place_is_expected_too_late() -> None:
     assert 5 <= reject.retry_after <= 14, "until those that wait are forwarded, spread"
 
 
+def test_as_many_calls_as_declared_places_may_wait_however_long_answers_take() -> None:
+    traffic = busy(seconds=4.0)
+    assert not kinds(arrive(traffic, 100, now=117.0), step.Forward, step.Reject), "it waits"
+    assert "KYB_QUEUE_SECONDS" in rejected(traffic, 101, 117.0)[0].message
+
+
 def test_rejected_callers_come_back_apart() -> None:
     traffic = busy(seconds=6.0, queue_seconds=6.5)
     assert not rejected(traffic, 100, 175.0)

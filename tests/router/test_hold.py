@@ -313,6 +313,24 @@ async def test_eviction_before_the_first_byte_holds_the_request_again():
         assert (await call).status == 200
 
 
+@pytest.mark.parametrize(("lost", "code"), [(False, "seat_evicted"), (True, "upstream_failed")])
+async def test_a_request_whose_seat_goes_away_three_times_before_the_first_byte_ends(lost: bool, code: str):
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        engine.silent.clear()
+        call = w.ask("llama")
+        for _ in range(3):
+            await until(lambda: engine.running == 1, what="the engine has the request", saw=lambda: engine.running)
+            for state in (SeatState.LOST,) if lost else (SeatState.DRAINING, SeatState.PARKING):
+                await w.manager.move("s0", state)
+            await until(lambda: engine.running == 0, what="the engine has lost it", saw=lambda: engine.running)
+            await w.manager.move("s0", SeatState.ACTIVE if lost else SeatState.PARKED)
+        answer = await call
+        assert (answer.status, answer.code) == (503, code)
+        assert answer.headers["Retry-After"] == "1"
+        assert len(engine.requests) == 3
+
+
 async def test_eviction_cuts_a_running_stream_with_an_error_event_and_counts_it():
     async with world() as w:
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)

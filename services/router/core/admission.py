@@ -13,7 +13,8 @@ from services.router.core.upstreams import ACTIVATABLE, Found, Model, Rank, Rout
 SUSPECT_SECONDS = 0.25
 """How long a seat whose engine failed before the first byte gets no calls, unless the seat changes earlier."""
 FEW_WAITING = 16
-"""So many calls may wait for a place before its engine has answered any, or as many as it has places."""
+"""So many calls may wait for a place before its engine has answered any, or as many as it has places; and up to so many
+behind as many declared places, also if the wait is long."""
 _SPREAD = (math.sqrt(5) - 1) / 2
 """Multiples of it, modulo 1, are spread evenly: callers that are rejected together come back apart."""
 
@@ -39,6 +40,7 @@ class HoldQueue:
         """Return why a call cannot wait; None if it can. ``patience``: wall seconds that its caller waits, if known.
 
         (1) Too many calls of its model wait already. (2) Its best seat is active, and a place would be free too late.
+        Where places are declared, as many calls may wait, at most FEW_WAITING, however long answers take.
         """
         waiting = len(model.held) - (model.wake is not None)
         if self._queue_full(model):
@@ -52,9 +54,10 @@ class HoldQueue:
         served = upstream.place_seconds(now, ahead + 1 + upstream.limit)
         if seconds is None or served is None:  # nothing was answered yet
             return text if ahead >= max(upstream.limit, FEW_WAITING) else None
-        if seconds <= self._limits.queue_seconds and (patience is None or served <= patience):
+        soon = seconds <= self._limits.queue_seconds or ahead < min(upstream.record.max_requests, FEW_WAITING)
+        if soon and (patience is None or served <= patience):
             return None
-        if seconds > self._limits.queue_seconds:
+        if not soon:
             return f"{text}; a place is expected in {seconds:.1f} s (KYB_QUEUE_SECONDS)"
         return f"{text}; an answer is expected in {served:.1f} s, the caller waits {patience:.1f} s"  # (2)
 
