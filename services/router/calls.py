@@ -39,6 +39,8 @@ MOST_EVICTIONS = 3
 """A call whose seat was parked this often before the first byte is not forwarded again: it might go on for ever."""
 MEDIA = b"audio/", b"image/", b"video/", b"application/octet-stream"
 """Types of answers whose bytes are no tokens."""
+NO_TEXT = b"/embeddings", b"/pooling", b"/images/generations", b"/images/edits", b"/images/variations"
+"""Ends of paths whose answers are numbers or pictures, whose bytes are no tokens either."""
 _NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"content-encoding", b"expect", b"x-request-id"}
 """The body was read and, if it was compressed, decompressed; its length and encoding are set anew."""
 _NOT_RETURNED = HOP_BY_HOP | {b"content-length"}
@@ -159,8 +161,9 @@ class Call(Ticket):
         calls, caller = self._calls, self._caller
         model = self._record.model = calls.limits.begin(caller, name)
         if caller.tenant:
-            self._tokens = AnswerTokens()
+            self._tokens = AnswerTokens(media=self._head.target.partition(b"?")[0].endswith(NO_TEXT))
             self._request_bytes = len(self._body) if fields.text_bytes is None else fields.text_bytes
+            self._request_bytes -= fields.media_bytes
         if model != name:
             self._body = self.body.renamed(self._body, fields, model)
         self._wait()
@@ -320,7 +323,7 @@ class Call(Ticket):
         """Send a complete answer."""
         self._engine = None
         if self._tokens is not None:
-            self._tokens.media = media_type(head).startswith(MEDIA)
+            self._tokens.media |= media_type(head).startswith(MEDIA)
             self._tokens.feed(body)
         self._answer.whole(head, self._lines(head), body, closes=self._closes)
         self._complete()
@@ -332,7 +335,7 @@ class Call(Ticket):
             self.fail(no_stream(head.status))
             return
         if self._tokens is not None:
-            self._tokens.media = media_type(head).startswith(MEDIA)
+            self._tokens.media |= media_type(head).startswith(MEDIA)
         if self._connection.slow:
             self.pause()
         self._answer.begin(head, body, self._lines(head), closes=self._closes)

@@ -142,11 +142,15 @@ class RequestBody:
             raise self._refused(error, closing=False) from error
 
     def renamed(self, body: bytes, fields: RoutingFields, model: str) -> bytes:
-        """Return the body with another model."""
+        """Return the body with another model, in place of the one that was sent."""
         try:
-            return renamed(body, fields, model)
+            new = renamed(body, fields, model)
         except BodyError as error:
             raise self._refused(error, closing=False) from error
+        self._intake.memory.give_back(self._caller, self._size)
+        self._intake.memory.take(self._caller, len(new))
+        self._pieces, self._size = [new], len(new)
+        return new
 
     def close(self) -> None:
         """Forget the body."""

@@ -88,6 +88,22 @@ def test_long_values_are_skipped_in_steps(filler: bytes) -> None:
     assert steps >= (len(filler) // BYTES_PER_STEP if b"\\" in filler or b"[" in filler else 0)
 
 
+@pytest.mark.parametrize(
+    ("text", "media"),
+    [
+        ("data:image/png;base64," + "iVBORw0K" * 9000, True),
+        ("A" * 70_000 + "==", True),
+        ("data:image\\/png;base64," + "iV\\/B" * 9000, True),
+        ("data:image/png;base64," + "iVBORw0K" * 9000 + " and a question", False),
+        ("data:image/png;base64,AAAA", False),
+        ("word " * 14_000, False),
+    ],
+)
+def test_pictures_in_a_body_are_no_text(text: str, media: bool) -> None:
+    body = f'{{"model": "m", "messages": [{{"content": [{{"url": "{text}"}}]}}]}}'.encode()
+    assert found(body).media_bytes == (len(text) if media else 0)
+
+
 def test_too_many_elements_are_refused() -> None:
     with pytest.raises(BodyError, match="more than"):
         found(b'{"a":[' + b"{}," * (MOST_ELEMENTS + 1) + b"1]}")

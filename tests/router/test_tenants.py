@@ -157,6 +157,12 @@ def test_tokens_are_what_the_engine_counted_else_an_estimate(pieces: list[bytes]
         assert answer.tokens(request_bytes=100, complete=True) == tokens
 
 
+def test_of_numbers_only_counted_tokens_count():
+    answer = AnswerTokens(media=True)
+    answer.feed(b'{"data":[' + b"0.1," * 9000 + b'0],"usage":{"prompt_tokens":4}}')
+    assert answer.tokens(request_bytes=100, complete=False) == (4, 0)
+
+
 def test_a_stream_that_its_caller_leaves_costs_what_has_arrived():
     answer = AnswerTokens()
     answer.feed(b'data: {"usage":{"input_tokens":9,"output_tokens":1}}\n\n' + b"data: {}\n\n" * 900)
@@ -313,6 +319,37 @@ async def test_the_bytes_of_files_and_of_sound_are_no_tokens(shared: Any) -> Non
         answer = await w.call("POST", "/v1/audio/translations", headers=keys["red"], data=form)
         assert (answer.status, len(answer.body)) == (200, 4000)
     assert used(w, "red") == (1, math.ceil(len("red-raw" + "y" * 80) / 4), 0)
+
+
+async def test_a_picture_of_a_caller_that_leaves_and_numbers_in_an_answer_are_no_tokens(shared: Any) -> None:
+    w, keys = shared
+    w.engines[1].silent.clear()
+    picture = {"url": "data:image/png;base64," + "iVBORw0K" * 10_000}
+    asked = asyncio.create_task(
+        w.call("POST", "/v1/chat/completions", headers=keys["red"], json={"model": "red-1", "messages": [picture]})
+    )
+    await until(lambda: w.engines[1].running == 1, what="the engine computes")
+    asked.cancel()
+    await until(lambda: used(w, "red")[0] == 1, what="the call has ended")
+    assert used(w, "red")[1] < 100
+    w.engines[1].silent.set()
+    answer = await w.call("POST", "/v1/embeddings", headers=keys["red"], json={"model": "red-1", "input": "a"})
+    assert (answer.status, used(w, "red")[2]) == (200, 0)
+
+
+async def test_an_aliased_body_counts_and_is_kept_once(tmp_path: Path) -> None:
+    async with world(aliases="x=llama") as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        engine.silent.clear()
+        asked = asyncio.create_task(w.call("POST", "/v1/completions", json={"model": "x", "prompt": "word " * 20_000}))
+        await until(lambda: engine.running == 1, what="the engine computes")
+        (call,) = w.router.dispatcher._tickets.values()
+        (kept,) = call.body._pieces  # type: ignore[attr-defined]
+        assert kept is call._body  # type: ignore[attr-defined]
+        assert w.router.calls.intake.memory.total == len(kept)
+        engine.silent.set()
+        assert (await asked).status == 200
+    assert w.router.calls.intake.memory.total == 0
 
 
 async def test_callers_that_see_no_seats_learn_the_state_of_their_model_only(tmp_path: Path) -> None:

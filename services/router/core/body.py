@@ -49,6 +49,9 @@ _PART = re.compile(
 _PART_NAMES = re.compile(rb'(?i)content-disposition|[; \t]name\*?[ \t]*=|\\"')
 """Two in the head of a part that every parser reads alike."""
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_DATA_URL = re.compile(rb"data:[^,]{0,200};base64,")
+_BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_=\\"
+"""With the backslash that some encoders of JSON write before a slash."""
 _STRING_PART = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 
 
@@ -73,6 +76,8 @@ class RoutingFields:
     """Of a form: without its files."""
     model_at: tuple[int, int] | None = field(default=None, compare=False)
     """Where the model's name begins and ends in a body that was scanned."""
+    media_bytes: int = field(default=0, compare=False)
+    """Of a body that was scanned: pictures and sound in base64, which are no text."""
 
 
 def is_form(content_type: str) -> bool:
@@ -135,6 +140,7 @@ def scan(body: bytes) -> Generator[None, None, RoutingFields]:
             cursor.expect(b"}", "the body is not JSON")
     if cursor.blank() != len(body):
         raise cursor.error("the body does not end with its object")
+    found.media_bytes = cursor.media_bytes
     return found
 
 
@@ -209,7 +215,7 @@ def _find(body: bytes, what: bytes, at: int) -> Generator[None, None, int]:
 
 class _Cursor:
     def __init__(self, body: bytes) -> None:
-        self._body, self.at, self._elements = body, 0, 0
+        self._body, self.at, self._elements, self.media_bytes = body, 0, 0, 0
 
     def error(self, what: str) -> BodyError:
         return BodyError("invalid_json", f"{what} (byte {self.at})")
@@ -247,8 +253,22 @@ class _Cursor:
             raise self.error("the body is not JSON in UTF-8") from error
 
     def string(self) -> Iterator[None]:
-        """Skip the rest of a string."""
+        """Skip the rest of a string, and count it if it is base64."""
+        start = self.at
         yield from self._element()
+        yield from self._end_of_string()
+        if self.at - start > LONGEST_VALUE:
+            yield from self._count_media(start)
+
+    def _count_media(self, start: int) -> Iterator[None]:
+        prefix, end = _DATA_URL.match(self._body, start), self.at - 1
+        for at in range(prefix.end() if prefix else start, end, BYTES_PER_STEP):
+            if self._body[at : min(end, at + BYTES_PER_STEP)].translate(None, _BASE64):
+                return
+            yield
+        self.media_bytes += end - start
+
+    def _end_of_string(self) -> Iterator[None]:
         quote = self._body.find(b'"', self.at)
         if self._body.find(b"\\", self.at, quote) < 0 <= quote:
             self.at = quote + 1

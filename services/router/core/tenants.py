@@ -30,21 +30,20 @@ class AnswerTokens:
 
     __slots__ = ("_begin", "_end", "_events", "_size", "media")
 
-    def __init__(self) -> None:
+    def __init__(self, *, media: bool = False) -> None:
         self._begin = self._end = b""
         self._events = self._size = 0
-        self.media = False
-        """It is sound or a picture, whose bytes are no tokens."""
+        self.media = media
+        """It is sound, a picture or numbers, whose bytes are no tokens: only what the engine has counted."""
 
     def feed(self, piece: bytes) -> None:
         """Take a piece of the answer's body."""
-        if self.media:
-            return
         if len(self._begin) < TAIL_BYTES:
             self._begin += piece[: TAIL_BYTES - len(self._begin)]
         self._end = piece[-TAIL_BYTES:] if len(piece) >= TAIL_BYTES else (self._end + piece)[-TAIL_BYTES:]
-        self._events += piece.count(b"data:")
-        self._size += len(piece)
+        if not self.media:
+            self._events += piece.count(b"data:")
+            self._size += len(piece)
 
     def tokens(self, request_bytes: int, *, complete: bool) -> Tokens:
         """Return the tokens; ``request_bytes`` of text in the request. Of an answer that is not ``complete`` the engine
