@@ -88,7 +88,8 @@ class Answer:
         """Send an answer that has arrived completely; if comments have made it a stream, as one event."""
         self.first_byte, self.status = True, head.status
         if self.began:
-            self._send(body if _is_stream(head) else _event(head.status, body))
+            if event := body if _is_stream(head) else _event(head.status, body):  # an empty chunk would end the answer
+                self._send(event)
         else:
             self._begin(head.status, lines, None if head.status in (204, 304) else len(body), closes=closes, whole=True)
             self._write(body)

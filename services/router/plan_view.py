@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 from aiohttp import web
 
 from kybernate.clock import Clock
+from kybernate.logs import get_logger
 from services.router.api import RouterError
 
 PACKAGES = ("kybernate.lab", "matplotlib", "numba", "numpy")
@@ -99,7 +100,8 @@ class PlanView:
                     await self._plan(seconds, share)
             except TimeoutError:
                 self._progress = f"given up after {MOST_SECONDS:g} s; kyb plan with the router's log has no limit"
-            except OSError as error:
+            except Exception as error:  # a view that is optional ends no router
+                get_logger().warning("plan.failed", error=repr(error))
                 self._progress = f"cannot be made: {error}"
             finally:
                 self._running = False
@@ -155,7 +157,7 @@ def _goal(text: str) -> tuple[float, float]:
     try:
         body: dict[str, Any] = json.loads(text or "{}")
         seconds, share = float(body.get("seconds", 20.0)), float(body.get("share", 0.95))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         seconds = share = -1.0
     if not (0 < seconds <= MOST_AGE_SECONDS and 0 < share <= 1):
         raise RouterError(400, "invalid_goal", 'write {"seconds": 20, "share": 0.95}: seconds over 0, a share up to 1')

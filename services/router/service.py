@@ -84,7 +84,7 @@ class RunningRouter:
             records_dropped=lambda: self.requests.dropped,
             # without an operations port anybody who reaches the API reads metrics, also without a key
             used=self.guard.tenants.used.items if settings.health_port or not self.guard.required else lambda: (),
-            models=lambda: {(seat.model, seat.record.tier) for seat in traffic.table.upstreams.values()},
+            models=lambda: {(seat.model, seat.record.tier) for seat in traffic.table.upstreams.values() if seat.model},
         )
         self.sync = RosterSync(bus, self.dispatcher, self._presence)
         self.sync.on_event = self._on_event

@@ -233,6 +233,20 @@ def test_a_complete_answer_after_comments_is_an_event(head: bytes, body: bytes, 
     assert rest == b"\r\n" + LAST_CHUNK
 
 
+def test_an_empty_stream_after_comments_ends_the_answer_once():
+    request = HeadParser(request=True).feed(call())
+    found = HeadParser(request=False).feed(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+    assert request is not None
+    assert found is not None
+    caller = Recorder()
+    answer = Answer(caller, request[0])
+    answer.comment(closes=False)
+    caller.sent = b""
+    answer.whole(found[0], [], b"", closes=False)
+    answer.end(close=False)
+    assert caller.sent == LAST_CHUNK
+
+
 async def test_pieces_of_no_stream_never_follow_comments():
     async with world(keepalive_seconds=0.02) as w:
 

@@ -139,7 +139,9 @@ async def test_a_plan_is_made_of_the_requests_that_were_served(monkeypatch: pyte
             assert (await w.ask("llama")).status == 200
         assert (await w.ask("unknown")).status == 404
         assert (await get(w, url + "plan/report")).code == "no_plan"
-        for wrong in ({"share": 2}, {"seconds": 0}, {"seconds": "x"}, []):
+        deep = await post(w, url + "plan", data="[" * 100_000)
+        assert deep.code == "invalid_goal"
+        for wrong in ({"share": 2}, {"seconds": 10**400}, {"seconds": 0}, {"seconds": "x"}, []):
             assert (await post(w, url + "plan", json=wrong)).code == "invalid_goal", wrong
         assert (
             await post(w, url + "plan", json={"seconds": 5}, headers={"Origin": "https://evil.example"})
@@ -159,6 +161,24 @@ async def test_a_plan_is_made_of_the_requests_that_were_served(monkeypatch: pyte
         assert b"3 requests" in report.body
         assert b"within 5 s" in report.body
         assert b"<svg" in report.body
+
+
+async def test_a_plan_that_fails_is_reported_and_ends_no_router(monkeypatch: pytest.MonkeyPatch):
+    async def long_line(*_: Any) -> None:
+        raise ValueError("Separator is found, but chunk is longer than limit")
+
+    monkeypatch.setattr("services.router.plan_view.PlanView._plan", long_line)
+    async with page() as (w, url):
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        for _ in range(2):  # the second one shows that the job goes on
+            assert (await w.ask("llama")).status == 200
+            assert (await post(w, url + "plan", json={})).status == 202
+
+            async def reported() -> bool:
+                state = (await get(w, url + "plan")).json
+                return not state["running"] and "chunk is longer" in state["progress"]
+
+            await until(reported, what="the failure is reported")
 
 
 async def test_without_the_simulator_no_plan_is_offered(monkeypatch: pytest.MonkeyPatch):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kybernate.dev.fakes.kubelet.manifest import ContainerSpec
+from kybernate.programs import INSTALLED
 
 _LAUNCH = Path(__file__).with_name("launch.py")
 POD_NICENESS = "5"
@@ -42,10 +43,11 @@ def host_address(address: str, ports: Sequence[int]) -> str:
 
 
 def base_environment() -> dict[str, str]:
-    """What every container gets: this machine's environment without the stack's settings, this Python on PATH."""
+    """What every container gets: this machine's environment without what is the stack's own, this Python on PATH."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
     env["PATH"] = os.pathsep.join((os.path.dirname(sys.executable), env.get("PATH", os.defpath)))
-    return env
+    paths = [path for path in env.pop("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(INSTALLED))]
+    return env | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
 
 
 @dataclass
