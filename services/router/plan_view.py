@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,6 +32,8 @@ NICENESS = "19"
 MOST_AGE_SECONDS = 86_400.0
 MOST_SECONDS = 300.0
 """After so long a plan is given up."""
+Served = tuple[float, str, float, float]
+"""When a request ended (unix), its model, and its wall seconds in total and while it was held."""
 REPORT_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'self'",
     "X-Content-Type-Options": "nosniff",
@@ -44,7 +47,7 @@ class PlanView:
     def __init__(self, clock: Clock) -> None:
         self.offered = all(importlib.util.find_spec(name) is not None for name in PACKAGES)
         self._clock = clock
-        self._served: deque[tuple[float, str, float, float]] = deque(maxlen=MOST_REQUESTS)
+        self._served: deque[Served] = deque(maxlen=MOST_REQUESTS)
         self._goal: asyncio.Queue[tuple[float, float]] = asyncio.Queue(1)
         self._running = False
         self._progress = ""
@@ -109,7 +112,7 @@ class PlanView:
     async def _plan(self, seconds: float, share: float) -> None:
         with TemporaryDirectory(prefix="kyb-plan-") as folder:
             trace, page = Path(folder) / "last-hours.jsonl", Path(folder) / "page.html"
-            trace.write_text("".join(self._lines()), encoding="utf-8")
+            await asyncio.to_thread(_write_trace, trace, tuple(self._served), self._clock)
             goal = f"{self._clock.to_model(seconds):g}:{share:g}"
             process = await asyncio.create_subprocess_exec(
                 *("nice", "-n", NICENESS, sys.executable, "-P", "-m", "kybernate"),
@@ -123,7 +126,8 @@ class PlanView:
                     process.kill()
                 await process.wait()
             if page.is_file():
-                self._report, self._progress = (time.time(), page.read_text(encoding="utf-8")), ""
+                text = await asyncio.to_thread(page.read_text, encoding="utf-8")
+                self._report, self._progress = (time.time(), text), ""
 
     async def _follow(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
@@ -131,25 +135,25 @@ class PlanView:
             self._progress = line.decode(errors="replace").strip()[:300]
         await process.wait()
 
-    def _lines(self) -> "list[str]":
-        """As a router's log has them, in model seconds."""
-        first = self._served[0][0]
-        return [
-            json.dumps({
-                "event": "request.ended",
-                "timestamp": datetime.fromtimestamp(first + self._clock.to_model(at - first), UTC).isoformat(),
-                "status": 200,
-                "model": model,
-                "seconds": self._clock.to_model(seconds),
-                "held_seconds": self._clock.to_model(held),
-            })
-            + "\n"
-            for at, model, seconds, held in self._served
-        ]  # fmt: skip
-
     def _forget(self) -> None:
         while self._served and self._served[0][0] < time.time() - MOST_AGE_SECONDS:
             self._served.popleft()
+
+
+def _write_trace(path: Path, served: Sequence[Served], clock: Clock) -> None:
+    """Write the requests as a router's log has them, in model seconds."""
+    first = served[0][0]
+    with path.open("w", encoding="utf-8") as trace:
+        for at, model, seconds, held in served:
+            line = {
+                "event": "request.ended",
+                "timestamp": datetime.fromtimestamp(first + clock.to_model(at - first), UTC).isoformat(),
+                "status": 200,
+                "model": model,
+                "seconds": clock.to_model(seconds),
+                "held_seconds": clock.to_model(held),
+            }
+            print(json.dumps(line), file=trace)
 
 
 def _goal(text: str) -> tuple[float, float]:

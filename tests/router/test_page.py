@@ -1,6 +1,7 @@
 """The page on the operations port: what it reads, who may command, and what it refuses."""
 
 import json
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -132,6 +133,14 @@ async def test_a_page_of_another_site_cannot_command():
 @pytest.mark.timeout(180)
 async def test_a_plan_is_made_of_the_requests_that_were_served(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("services.router.plan_view.NICENESS", "0")
+    on_loop, opened, loop = [], Path.open, threading.get_ident()
+
+    def recording(path: Path, *args: Any, **how: Any) -> Any:
+        if threading.get_ident() == loop and "kyb-plan-" in str(path):
+            on_loop.append(path.name)
+        return opened(path, *args, **how)
+
+    monkeypatch.setattr(Path, "open", recording)
     async with page() as (w, url):
         assert (await post(w, url + "plan", json={})).code == "no_requests"
         await w.seat("s0", "llama", SeatState.ACTIVE)
@@ -161,6 +170,7 @@ async def test_a_plan_is_made_of_the_requests_that_were_served(monkeypatch: pyte
         assert b"3 requests" in report.body
         assert b"within 5 s" in report.body
         assert b"<svg" in report.body
+        assert on_loop == [], "the event loop does not wait for files"
 
 
 async def test_a_plan_that_fails_is_reported_and_ends_no_router(monkeypatch: pytest.MonkeyPatch):
