@@ -175,11 +175,15 @@ def _event(status: int, body: bytes) -> bytes:
         found = None
     if not isinstance(found, dict):
         return no_stream(status).sse()
-    if status >= 400 and not isinstance(found.get("error"), dict):
-        found = {"error": found}
+    if status >= 400:
+        found = found if isinstance(found.get("error"), dict) else {"error": found}
+        found["error"].setdefault("code", status)
     return b"data: " + json.dumps(found).encode() + b"\n\n"
 
 
 def no_stream(status: int) -> RouterError:
-    """Return the error of an answer that cannot follow comments."""
-    return RouterError(503, "upstream_failed", f"the engine answered {status}, and no stream of events; try again", 1)
+    """Return the error of an answer that cannot follow comments; the engine's own error keeps its status."""
+    text = f"the engine answered {status}, and no stream of events"
+    if 400 <= status < 500:
+        return RouterError(status, "upstream_refused", text)
+    return RouterError(503, "upstream_failed", f"{text}; try again", 1)

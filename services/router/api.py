@@ -16,7 +16,7 @@ from services.router.core.step import Reject
 
 LONGEST_NAME = 512
 """Characters of a model's name, and of a caller's request id."""
-_TYPES = dict.fromkeys((400, 404, 405, 408, 413, 415, 431, 505), "invalid_request_error")
+_TYPES = dict.fromkeys((*range(400, 500), 505), "invalid_request_error")
 _TYPES |= {401: "authentication_error", 403: "permission_error", 409: "conflict_error", 429: "rate_limit_error"}
 
 

@@ -16,7 +16,7 @@ from kybernate.seat import SeatState
 from services.router.answer import Answer
 from services.router.calls import MOST_BREAKS
 from services.router.core.framing import LAST_CHUNK, chunk
-from services.router.core.head import HeadParser
+from services.router.core.head import Head, HeadParser
 from tests.router.world import World, world
 from tests.until import until
 
@@ -202,30 +202,45 @@ class Recorder:
 SSE = b"Content-Type: Text/Event-Stream; charset=utf-8"
 
 
-@pytest.mark.parametrize(
-    ("head", "body", "expected"),
-    [
-        (b"400", b'{"object":"error",\n"message":"too long"}', '{"error": {"object": "error", "message": "too long"}}'),
-        (b"400", b'{"error":{"message":"too long"}}', '{"error": {"message": "too long"}}'),
-        (b"200", b'{"id":\r\n1}', '{"id": 1}'),
-        (b"502", b"\n\nno", "the engine answered 502"),
-        (b"200", b"\x1f\x8b", "the engine answered 200"),
-        (b"200 OK\r\nContent-Encoding: gzip\r\n" + SSE, b"\x1f\x8b", "the engine answered 200"),
-        (b"200 OK\r\n" + SSE, b'data: {"id": 1}\n\n', '{"id": 1}'),
-    ],
-)
-def test_a_complete_answer_after_comments_is_an_event(head: bytes, body: bytes, expected: str):
-    request, found = (
-        HeadParser(request=True).feed(call()),
-        HeadParser(request=False).feed(b"HTTP/1.1 %b\r\n\r\n" % head),
-    )
+def after_a_comment(status_line: bytes) -> tuple[Recorder, Answer, Head]:
+    """A caller that has got a comment, what answers it, and the head of the engine's answer."""
+    request = HeadParser(request=True).feed(call())
+    found = HeadParser(request=False).feed(b"HTTP/1.1 %b\r\n\r\n" % status_line)
     assert request is not None
     assert found is not None
     caller = Recorder()
     answer = Answer(caller, request[0])
     answer.comment(closes=False)
     caller.sent = b""
-    answer.whole(found[0], [], body, closes=False)
+    return caller, answer, found[0]
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "expected"),
+    [
+        (
+            b"400",
+            b'{"object":"error",\n"message":"long"}',
+            '{"error": {"object": "error", "message": "long", "code": 400}}',
+        ),
+        (b"400", b'{"error":{"message":"too long"}}', '{"error": {"message": "too long", "code": 400}}'),
+        (b"422", b'{"error":{"code":"long"}, "id": 1}', '{"error": {"code": "long"}, "id": 1}'),
+        (b"200", b'{"id":\r\n1}', '{"id": 1}'),
+        (
+            b"502",
+            b"\n\nno",
+            '502, and no stream of events; try again", "type": "server_error", "code": "upstream_failed"',
+        ),
+        (b"413", b"no", '413, and no stream of events", "type": "invalid_request_error", "code": "upstream_refused"'),
+        (b"422", b"[]", '422, and no stream of events", "type": "invalid_request_error", "code": "upstream_refused"'),
+        (b"200", b"\x1f\x8b", "the engine answered 200"),
+        (b"200 OK\r\nContent-Encoding: gzip\r\n" + SSE, b"\x1f\x8b", "the engine answered 200"),
+        (b"200 OK\r\n" + SSE, b'data: {"id": 1}\n\n', '{"id": 1}'),
+    ],
+)
+def test_a_complete_answer_after_comments_is_an_event(head: bytes, body: bytes, expected: str):
+    caller, answer, found = after_a_comment(head)
+    answer.whole(found, [], body, closes=False)
     answer.end(close=False)
     event, rest = caller.sent.partition(b"\r\n")[2].split(b"\n\n", 1)
     assert expected in event.removeprefix(b"data: ").decode()
@@ -234,25 +249,20 @@ def test_a_complete_answer_after_comments_is_an_event(head: bytes, body: bytes, 
 
 
 def test_an_empty_stream_after_comments_ends_the_answer_once():
-    request = HeadParser(request=True).feed(call())
-    found = HeadParser(request=False).feed(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
-    assert request is not None
-    assert found is not None
-    caller = Recorder()
-    answer = Answer(caller, request[0])
-    answer.comment(closes=False)
-    caller.sent = b""
-    answer.whole(found[0], [], b"", closes=False)
+    caller, answer, found = after_a_comment(b"200 OK\r\n" + SSE)
+    answer.whole(found, [], b"", closes=False)
     answer.end(close=False)
     assert caller.sent == LAST_CHUNK
 
 
-async def test_pieces_of_no_stream_never_follow_comments():
+@pytest.mark.parametrize(("status", "code"), [(200, "upstream_failed"), (404, "upstream_refused")])
+async def test_pieces_of_no_stream_never_follow_comments(status: int, code: str):
     async with world(keepalive_seconds=0.02) as w:
+        head = EVENTS.replace(b"text/event-stream", b"application/json").replace(b"200", b"%d" % status)
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while await request_of(reader):
-                writer.write(EVENTS.replace(b"text/event-stream", b"application/json") + chunk(b"{}") + LAST_CHUNK)
+                writer.write(head + chunk(b"{}") + LAST_CHUNK)
 
         async with engine(w, serve, state=SeatState.PARKED):
             w.manager.auto = False
@@ -263,7 +273,10 @@ async def test_pieces_of_no_stream_never_follow_comments():
             (event,) = re.findall(rb"data: (.*)", await reader.read())
             writer.close()
             error = json.loads(event)["error"]
-            assert (error["code"], error["message"].partition(",")[0]) == ("upstream_failed", "the engine answered 200")
+            assert (error["code"], error["message"].partition(",")[0]) == (code, f"the engine answered {status}")
+            counted = 503 if status == 200 else status
+            shown = generate_latest(w.router.health.registry).decode()
+            assert f'requests_total{{code="{counted}",model="llama"}} 1.0' in shown
             await settled(w)
 
 
