@@ -2,7 +2,7 @@
 
 ``wishes.json``, by the manager: ``{"wishes": [{"id", "group", "resource", "until", "why"}]}``.
 ``gpu-faults.json``, by the plugin: ``{"faults": {UUID: why}}``; the manager explains with it what waits for these GPUs.
-All functions block. Those that write raise OSError; those that read return nothing if the file is missing or invalid.
+All functions block and raise OSError; those that read return nothing if the file is missing or invalid.
 """
 
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def wishes_version(run_dir: Path) -> tuple[int, int]:
     """Another one once the wishes have been replaced; (0, 0) without any."""
     try:
         found = (run_dir / WISHES_FILE).stat()
-    except OSError:
+    except FileNotFoundError:
         return 0, 0
     return found.st_mtime_ns, found.st_ino
 
@@ -81,5 +81,5 @@ def _write(path: Path, content: BaseModel) -> None:
 def _read(path: Path, kind: type[_Content]) -> _Content:
     try:
         return kind.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+    except (FileNotFoundError, ValidationError):
         return kind()

@@ -377,7 +377,7 @@ class Manager:
         known = ForeignProcessesSeen(())
         while True:
             await asyncio.sleep(FOREIGN_SECONDS)
-            faults = self.gate.faulty_gpus()
+            faults = self.gate.faulty_gpus(self.node.faulty)
             if faults != self.node.faulty:
                 await self.receive(FaultyGpusSeen(faults))
             containers = {seat.durable.container_id for seat in self.node.seats.values() if seat.durable.container_id}

@@ -233,9 +233,12 @@ class GateFiles:
                     break
         return tuple(found)
 
-    def faulty_gpus(self) -> Mapping[str, str]:
-        """The GPUs that the plugin takes for faulty: UUID → why."""
-        return run_files.read_gpu_faults(self._run_dir)
+    def faulty_gpus(self, known: Mapping[str, str]) -> Mapping[str, str]:
+        """The GPUs that the plugin takes for faulty: UUID → why; those ``known`` if its file cannot be read."""
+        try:
+            return run_files.read_gpu_faults(self._run_dir)
+        except OSError:
+            return known
 
     def write_ticket(self, ticket: StartTicket) -> None:
         """Open the gate for one call."""

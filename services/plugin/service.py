@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 from kybernate.bus.port import Bus
@@ -28,6 +29,7 @@ from services.plugin.coexistence import Neighbours
 from services.plugin.faults import Probation
 from services.plugin.gate import StartGate
 from services.plugin.gpu_watch import GpuReading, GpuWatch
+from services.plugin.placement import OpenWishes
 from services.plugin.publish import InventoryWriter, Outbox, PluginMetrics, be_present
 from services.plugin.registration import Registration, Registrations
 from services.plugin.servicer import NodeSeats
@@ -305,13 +307,7 @@ class NodePlugin:
             get_logger().warning("plugin.seats_unknown", seats=sorted(self._unknown), reason=reason)
 
     async def _watch_wishes(self) -> NoReturn:
-        known: object = None
-        while True:
-            found = run_files.wishes_version(self.settings.run_dir)
-            if found != known:
-                self.node.wishes.update(await asyncio.to_thread(run_files.read_wishes, self.settings.run_dir))
-                known = found
-            await asyncio.sleep(WISHES_SECONDS)
+        await follow_wishes(self.settings.run_dir, self.node.wishes)
 
     async def _save(self) -> NoReturn:
         """Write the allocations after every change."""
@@ -338,3 +334,20 @@ class NodePlugin:
         if self.settings.gpus != "fake" and not self.node.allocations.seats:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(cdi.remove, self.settings.cdi_dir)
+
+
+async def follow_wishes(run_dir: Path, wishes: OpenWishes) -> NoReturn:
+    """Keep the wishes current; while their file cannot be read, those known stay."""
+    known: object = None
+    failed = OnceLogger("wishes.read_failed")
+    while True:
+        try:
+            found = run_files.wishes_version(run_dir)
+            if found != known:
+                wishes.update(await asyncio.to_thread(run_files.read_wishes, run_dir))
+                known = found
+        except OSError as error:
+            failed.log(folder=str(run_dir), reason=str(error))
+        else:
+            failed.clear()
+        await asyncio.sleep(WISHES_SECONDS)

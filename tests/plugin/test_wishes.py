@@ -1,8 +1,12 @@
 """Wishes for a group: from a pod's annotation through the manager's file to the seat that kubelet allocates."""
 
+import asyncio
+import errno
 import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from kybernate.clock import Clock
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
@@ -18,6 +22,7 @@ from services.gpu_manager.publish import GateFiles
 from services.gpu_manager.seat_pod import Owners
 from services.gpu_manager.state import NodeSetup
 from services.plugin.placement import OpenWishes
+from services.plugin.service import follow_wishes
 from tests.kubelet.stand import pod, running_kubelet
 from tests.plugin.processes import PATIENCE
 from tests.plugin.stand import ONE, TWO, offer, plugin_at
@@ -35,6 +40,47 @@ def test_the_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [run_files.WISHES_FILE]
     (tmp_path / run_files.WISHES_FILE).write_text('{"wishes": [{"id": "a"}]}')
     assert run_files.read_wishes(tmp_path) == ()
+
+
+async def test_wishes_that_cannot_be_read_are_neither_forgotten_nor_taken_for_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    read, known = run_files.read_wishes, OpenWishes()
+    failures: list[Path] = []
+
+    def failing(run_dir: Path) -> tuple[Wish, ...]:
+        failures.append(run_dir)
+        raise OSError(errno.EIO, "Input/output error")
+
+    def group() -> str:
+        found = known.matching(ONE, {"G0", "G1"}, time.time())
+        return found.group if found else ""
+
+    async def follows(before: str, after: str) -> None:
+        monkeypatch.setattr(run_files, "read_wishes", failing)
+        failures.clear()
+        run_files.write_wishes(tmp_path, [wish(after, after)])
+        await until(lambda: len(failures) > 1, what="the file is read again")
+        assert group() == before
+        monkeypatch.setattr(run_files, "read_wishes", read)
+        await until(lambda: group() == after, what="the wish is known")
+
+    monkeypatch.setattr("services.plugin.service.WISHES_SECONDS", 0.01)
+    watch = asyncio.create_task(follow_wishes(tmp_path, known))
+    try:
+        await follows("", "G1")
+        await follows("G1", "G0")
+    finally:
+        watch.cancel()
+        await asyncio.wait([watch])
+
+
+def test_a_file_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+    for name in (run_files.WISHES_FILE, run_files.GPU_FAULTS_FILE):
+        (tmp_path / name).mkdir()
+    with pytest.raises(IsADirectoryError):
+        run_files.read_wishes(tmp_path)
+    assert GateFiles(tmp_path).faulty_gpus({"GPU-0": "XID 79"}) == {"GPU-0": "XID 79"}
 
 
 def test_the_wish_that_expires_first_is_granted_and_only_once() -> None:
