@@ -4,6 +4,7 @@ A change is a place in the manifest with its value before and after, so the same
 """
 
 import copy
+import itertools
 import json
 import re
 import shlex
@@ -17,7 +18,11 @@ RECORD = "kyb.ai/onboarded"
 """Annotation of the Deployment: its changes as JSON, for the way back."""
 GPU = "nvidia.com/gpu"
 ENGINE_LABEL = "kyb.ai/engine"
-_VARIABLE = re.compile(r"\$[({]?(\w+)[)}]?")
+_KUBERNETES = re.compile(r"\$(?:\$|\(([^)]+)\))")
+"""``$(A)``, and ``$$`` for a dollar sign."""
+_SHELL = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?)-([^}]*))?\})")
+"""``$A``, ``${A}``, ``${A-default}``, and ``${A:-default}``, which counts an empty value as none."""
+_SHELLS = re.compile(r"(.*/)?(ba|da|a|k|z)?sh")
 _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 Json = dict[str, Any]
@@ -108,7 +113,7 @@ ENGINES = (
         r"\btrtllm-serve\b",
         8000,
         "restart",
-        model=("--served_model_name", "--model"),
+        model=("--served-model-name", "--model"),
         verb="trtllm-serve",
         expect=(
             "a park ends the container, an activation starts it again",
@@ -285,21 +290,73 @@ def engine_of(name: str, containers: Sequence[Mapping[str, Any]]) -> tuple[int, 
 
 
 def _line(container: Mapping[str, Any]) -> list[str]:
-    """The words of its command line, ``--a=b`` as two; a shell's line is split, and its variables are replaced:
-    ``$(A)`` of Kubernetes, ``$A`` and ``${A}`` of a shell."""
-    known = {str(one.get("name")): str(one["value"]) for one in container.get("env") or () if "value" in one}
-    line = [str(word) for part in ("command", "args") for word in container.get(part) or ()]
-    line = [word for text in line for word in (_words(text) if re.search(r"\s", text) else [text])]
-    line = [_VARIABLE.sub(lambda found: known.get(found[1], found[0]), word) for word in line]
-    return [piece for word in line for piece in (word.split("=", 1) if word.startswith("-") else [word])]
+    """The words of its command line as its engine gets them, ``--a_b=c`` as ``--a-b c``."""
+    environment = _environment(container)
+    script = _script(container)
+    line = []
+    for part, index, text in _given(container):
+        text = _kubernetes(text, environment)
+        is_script, others = (part, index) == script, bool(container.get("envFrom"))
+        line += _words(text, environment, others=others) if is_script else [text]
+    pieces = [piece for word in line for piece in (word.split("=", 1) if word.startswith("-") else [word])]
+    return [piece.replace("_", "-") if piece.startswith("--") else piece for piece in pieces]
 
 
-def _words(line: str) -> list[str]:
-    """Of a shell's line, without its quotes and the ends of its lines."""
+def _given(container: Mapping[str, Any]) -> list[tuple[str, int, str]]:
+    """Its command line as (part, index, text)."""
+    return [
+        (part, index, str(word)) for part in ("command", "args") for index, word in enumerate(container.get(part) or ())
+    ]
+
+
+def _script(container: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The place of the line that a shell runs, after its ``-c``; None without one."""
+    shell = False
+    given = _given(container)
+    for (_, _, word), (part, index, _) in itertools.pairwise(given):
+        shell = shell or bool(_SHELLS.fullmatch(word))
+        if shell and re.fullmatch(r"-\w*c", word):
+            return part, index
+    return None
+
+
+def _environment(container: Mapping[str, Any]) -> dict[str, str | None]:
+    """Its variables; None: the value is not in the manifest."""
+    known: dict[str, str | None] = {}
+    for one in container.get("env") or ():
+        value = None if "valueFrom" in one else _kubernetes(str(one.get("value") or ""), known)
+        known[str(one.get("name"))] = value
+    return known
+
+
+def _kubernetes(text: str, known: Mapping[str, str | None]) -> str:
+    """As kubelet replaces ``$(A)``; what is not known stays."""
+
+    def value(found: re.Match[str]) -> str:
+        here = known.get(found[1]) if found[1] else "$"
+        return found[0] if here is None else here
+
+    return _KUBERNETES.sub(value, text)
+
+
+def _words(line: str, known: Mapping[str, str | None], *, others: bool) -> list[str]:
+    """Of a shell's line, without its quotes and the ends of its lines; variables that are not known stay.
+
+    ``others``: the container may have variables that the manifest does not name.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name, colon, default = found[1] or found[2], found[3], found[4]
+        here = known.get(name)
+        if default is not None and (here == "" if colon and here is not None else name not in known and not others):
+            return default
+        return found[0] if here is None else here
+
     try:
-        return shlex.split(line.replace("\\\n", " "))
+        pieces = shlex.split(line.replace("\\\n", " "))
     except ValueError:  # a quote without its end, as in an apostrophe
-        return line.split()
+        pieces = line.split()
+    return [_SHELL.sub(value, piece) for piece in pieces]
 
 
 def _option(line: Sequence[str], names: Iterable[str]) -> str:
@@ -348,14 +405,22 @@ def _backend(engine: Engine, line: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _switches(draft: _Draft, where: Path, container: Mapping[str, Any], engine: Engine) -> None:
-    """Flags and variables that its sleep needs."""
-    part = "args" if container.get("args") or not container.get("command") else "command"
-    line = list(container.get(part) or ())
+    """Flags and variables that its sleep needs. Raises OnboardError."""
     missing = [flag for flag in engine.flags if flag not in _line(container)]
-    if missing and len(line) and " " in str(line[-1]):  # a shell's line
-        draft.put((*where, part), [*line[:-1], " ".join([str(line[-1]).rstrip(), *missing])])
+    if missing and (script := _script(container)):
+        part, index = script
+        line = list(container[part])
+        text = str(line[index]).rstrip(" \n\\")
+        last = re.split(r"&&|;|(?<!\\)\n", text)[-1]
+        if not re.search(engine.commands, last) or re.search(r"[|&<>]", last):
+            raise OnboardError(
+                f"the shell's line in {part} does not end with the options of {engine.name}: "
+                f"give it {' '.join(missing)} by hand, and try again"
+            )
+        draft.put((*where, part), [*line[:index], f"{text} {' '.join(missing)}", *line[index + 1 :]])
     elif missing:
-        draft.put((*where, part), [*line, *missing])
+        part = "args" if container.get("args") or not container.get("command") else "command"
+        draft.put((*where, part), [*(container.get(part) or ()), *missing])
     env = [one for one in container.get("env") or () if one.get("name") not in engine.env]
     if engine.env:
         draft.put((*where, "env"), [*env, *({"name": name, "value": value} for name, value in engine.env.items())])

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from kybernate.footprint import expected, footprint
-from kybernate.onboard import RECORD, OnboardError, offboard, onboard
+from kybernate.onboard import RECORD, OnboardError, _line, offboard, onboard
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Kyb
@@ -73,6 +73,11 @@ def test_vllm_sleeps_in_dev_mode() -> None:
         ((), ("--model", "$(MODEL)", "--port=$(PORT)"), {"MODEL": "org/m", "PORT": "9000"}),
         (("sh", "-c"), ("exec vllm serve \\\n  'org/m' \\\n  --port 9000",), {}),
         (("sh", "-c"), ('vllm serve "${MODEL}" --port $PORT',), {"MODEL": "org/m", "PORT": "9000"}),
+        (("/bin/bash", "-e", "-lc"), ('vllm serve ${MODEL:-org/m} --port "${PORT-9000}"',), {}),
+        (("sh", "-c"), ("vllm serve ${MODEL:-x} --port ${PORT:-9000}",), {"MODEL": "org/m", "PORT": ""}),
+        (("sh", "-c"), ("pip list && vllm serve $$MODEL --port $(PORT) \\\n",), {"MODEL": "org/m", "PORT": "9000"}),
+        ((), ("--model=$(MODEL)", "--port", "$(PORT)"), {"ORG": "org", "MODEL": "$(ORG)/m", "PORT": "9000"}),
+        ((), ("org/m", "--port=9000", "--hf_overrides", '{"a": 1, "b": "it\'s"}'), {}),
     ],
 )
 def test_variables_quotes_and_line_ends_of_a_command_line_are_read_as_its_engine_gets_them(
@@ -83,12 +88,51 @@ def test_variables_quotes_and_line_ends_of_a_command_line_are_read_as_its_engine
     assert annotations(done.manifest) == {"kyb.ai/model": "org/m", "kyb.ai/port": "9000", "kyb.ai/backend": "vllm"}
 
 
-def test_a_model_whose_name_is_not_in_the_manifest_is_asked_for() -> None:
-    secret = {"name": "MODEL", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "model"}}}
-    manifest = deployment(VLLM, "--model=$(MODEL)", env=[secret])
-    with pytest.raises(OnboardError, match=r"its model is \$\(MODEL\), whose value is not .* give --model NAME"):
+SECRET = {"name": "MODEL", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "model"}}}
+SH = ("sh", "-c")
+
+
+@pytest.mark.parametrize(
+    ("args", "more"),
+    [
+        (("--model=$(MODEL)",), {"env": [SECRET]}),
+        (("--model=$$(MODEL)",), {"env": [{"name": "MODEL", "value": "m"}]}),
+        (("--model", "${MODEL}"), {"env": [{"name": "MODEL", "value": "m"}]}),
+        (("vllm serve ${MODEL:-m}",), {"env": [SECRET], "command": SH}),
+        (("vllm serve ${MODEL:-m}",), {"envFrom": [{"configMapRef": {"name": "c"}}], "command": SH}),
+    ],
+    ids=["another object", "an escaped dollar sign", "no shell", "a default of another object's", "of any object's"],
+)
+def test_a_model_whose_name_is_not_in_the_manifest_is_asked_for(args: tuple[str, ...], more: dict[str, Any]) -> None:
+    manifest = deployment(VLLM, *args, **more)
+    with pytest.raises(OnboardError, match=r"its model is \$.*MODEL.*, whose value is not .* give --model NAME"):
         onboard(manifest)
     assert annotations(onboard(manifest, "m").manifest)["kyb.ai/model"] == "m"
+
+
+@pytest.mark.parametrize(
+    ("command", "args"),
+    [
+        ((), ("m", "--hf-overrides", '{"rope_theta": 1}')),
+        (SH, ("vllm serve m --hf-overrides '{\"rope_theta\": 1}'",)),
+        (("sh", "-c", "cd /models\nexec vllm serve m \\\n  --port 8000 \\\n"), ()),
+    ],
+    ids=["no shell", "a shell", "lines"],
+)
+def test_switches_follow_the_options_of_the_engine(command: tuple[str, ...], args: tuple[str, ...]) -> None:
+    before = deployment(VLLM, *args, command=command)
+    after = onboard(before).manifest
+    assert _line(container(after)) == [*_line(container(before)), "--enable-sleep-mode"]
+    if not command:
+        assert container(after)["args"] == [*args, "--enable-sleep-mode"]
+    assert offboard(after) == (before, ())
+
+
+@pytest.mark.parametrize("script", ["vllm serve m 2>&1 | tee /log", "vllm serve m & wait", "vllm serve m\necho ended"])
+def test_a_shells_line_that_goes_on_after_the_engine_is_not_changed(script: str) -> None:
+    with pytest.raises(OnboardError, match="give it --enable-sleep-mode by hand"):
+        onboard(deployment(VLLM, script, command=SH))
+    assert onboard(deployment(VLLM, f"vllm serve m --enable-sleep-mode {script[12:]}", command=SH)).backend == "vllm"
 
 
 def test_sglang_on_two_gpus_gets_a_seat_of_two_and_no_exec_probe() -> None:
