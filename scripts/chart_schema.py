@@ -103,6 +103,7 @@ RULES: dict[str, Json] = {
     "fakeGpu.samples.models": {"type": "array", "items": MODEL},
     "plugin.neighbours": {"enum": ["refuse", "ignore"]},
     "node.manager.hostPort": {"type": "integer", "minimum": 0, "maximum": 65535},
+    "nats.maxConnections": {"type": "integer", "minimum": 16},
     "router.replicas": {"type": "integer", "minimum": 1},
     "router.keepaliveSeconds": {"type": "number", "minimum": 0},
     "router.holdSeconds": {"type": "number", "exclusiveMinimum": 0},

@@ -4,10 +4,12 @@ import asyncio
 import os
 import signal
 import struct
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from socket import SO_LINGER, SOL_SOCKET
 
+import nats.errors
 import pytest
 import structlog
 
@@ -15,9 +17,10 @@ from kybernate.bus import BusDownError, BusError, Credentials, CredentialsError,
 from kybernate.bus.credentials import new_seed, public_key
 from kybernate.bus.keys import write
 from kybernate.bus.nats import NatsBus
+from kybernate.bus.nats_link import NatsLink, dial
 from kybernate.bus.rights import Place, Role
 from kybernate.bus.setup import init
-from kybernate.dev.nats_server import NatsServer
+from kybernate.dev.nats_server import NatsServer, find_server
 from kybernate.messages import SeatActivated
 from kybernate.seat import SeatState
 from kybernate.settings import NodeSettings, Settings
@@ -207,3 +210,41 @@ async def test_a_server_that_hangs_up_before_its_reason_is_read_is_asked_again(r
         with pytest.raises(BusError, match="refused these credentials"):
             await init(f"nats://127.0.0.1:{port}")
     assert asked == tries
+
+
+def test_nats_has_no_limit_of_connections_for_a_key(tmp_path: Path) -> None:
+    """docs/security.md says so, and what bounds them. Once nats-server takes one, kyb bus keys can set it."""
+    config = tmp_path / "nats.conf"
+    for more in ("max_connections: 2", "limits: {max_connections: 2}"):
+        config.write_text(f"authorization {{ users: [{{nkey: {public_key(SEED)}, {more}}}] }}\n")
+        command = [str(find_server()), "-t", "-c", str(config)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert "unknown field" in done.stderr, done.stderr
+
+
+async def test_a_key_that_takes_all_connections_cuts_no_service_and_delays_one_that_starts(tmp_path: Path) -> None:
+    async with guarded(tmp_path, Place.CLUSTER) as world, world.bus(Role.ROUTER) as before:
+        await before.until_connected()
+        config = tmp_path / f"{Place.CLUSTER}.conf"
+        config.write_text(f"{config.read_text()}max_connections: 8\n")
+        os.kill(world.server.pid, signal.SIGHUP)
+        taken: list[NatsLink] = []
+
+        async def refused() -> bool:
+            try:
+                taken.append(await dial(world.url, "thief", world.credentials(Role.VIEWER), lambda _: None))
+            except (OSError, nats.errors.Error):  # the reason, or a reset that overtakes it
+                return True
+            return False
+
+        await until(refused, what="the server is full", interval=0.01)
+        assert len(taken) < 8
+        with pytest.raises(BusDownError):
+            await init(world.url, credentials=world.credentials(Role.INIT))
+        async with world.bus(Role.MANAGER) as late:
+            await before.flush()
+            assert before.connected
+            assert not late.connected
+            for link in taken:
+                await link.client.close()
+            await until(lambda: late.connected, what="the service that started late is connected")
