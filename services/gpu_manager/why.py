@@ -56,10 +56,9 @@ def seat_stage(node: NodeState, seat: ManagedSeat, now: Now) -> SeatStage:
 def _waits(node: NodeState, seat: ManagedSeat, now: Now) -> SeatStage:
     """A seat that is parked or at the start gate.
 
-    (1) It can never start. (2) An operator drained its GPUs. (3) Foreign processes, a seat of
-    which nothing tells where it is, a broken invariant. (4) It is not
-    wanted. (5) A faulty GPU. (6) It, or its group, backs off. (7) The bus or the routers. (8) Its group, or the one to
-    which an operator moves it.
+    (1) It can never start. (2) An operator drained its GPUs. (3) Foreign processes, a seat of which nothing tells where
+    it is, a broken invariant. (4) It is not wanted. (5) A faulty GPU. (6) It, or its group, backs off. (7) The bus or
+    the routers. (8) Its group, or the one to which an operator moves it.
     """
     group = node.groups[node.moves.get(seat.id, seat.group.name)].group
     if refused := seat.refused():  # (1)

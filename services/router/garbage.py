@@ -11,7 +11,7 @@ import gc
 MANY = 2000
 """Open connections from which on there are no full collections; again below half of it."""
 MOST_CLOSED = 20_000
-"""Connections that end without a full collection: their transports take about 3 KB each."""
+"""Connections that end without a full collection: their transports take 1 KB each (1.0 as ``tracemalloc`` counts, also with TLS)."""
 SOON_SECONDS = 1.0
 _NEVER = 1_000_000_000
 

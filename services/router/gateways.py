@@ -108,7 +108,7 @@ class GatewayApi:
                 "valid_ms": round(self._settings.permit_seconds * 1000),
                 "held_seconds": round(self._clock.to_model(outcome.held_seconds), 3),
             },
-            headers={"X-Kyb-Cause": ticket.cause, "X-Kyb-Endpoint": outcome.endpoint},
+            headers={"X-Kyb-Cause": ticket.cause, "X-Kyb-Endpoint": outcome.endpoint, "X-Kyb-Model": model},
         )
 
     async def wake(self, request: web.Request) -> web.StreamResponse:

@@ -93,10 +93,8 @@ class RunningRouter:
         intake = Intake(memory, settings.body_seconds, self._rejected)
         paths = engine_paths(settings.api_families, settings.engine_paths)
         self.requests = RequestLog(bus, settings.instance, access_log=settings.access_log)
-        tenants, log = (
-            TenantLimits(self.guard.tenants, traffic, self._rejected, aliases_of(settings.aliases)),
-            self.requests,
-        )
+        log = self.requests
+        tenants = TenantLimits(self.guard.tenants, traffic, self._rejected, aliases_of(settings.aliases))
         self.calls = Calls(
             settings, clock, self.dispatcher, self.pools, self._metrics, intake, log, self.guard, paths, tenants
         )
@@ -182,11 +180,8 @@ class RunningRouter:
 
     def _application(self, gateways: GatewayApi, operator: OperatorApi, tenants: TenantLimits) -> web.Application:
         """Return the application. Health needs no key; metrics are here only without a port of their own."""
-        app, needs, history = (
-            web.Application(middlewares=[_errors]),
-            self.guard.needs,
-            History(self._bus, self._slo_seconds),
-        )
+        app, needs = web.Application(middlewares=[_errors]), self.guard.needs
+        history = History(self._bus, self._slo_seconds)
         app.on_shutdown.append(self._stop)
         app.on_response_prepare.append(self._finish)
         health = self.health.routes()

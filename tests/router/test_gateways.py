@@ -40,6 +40,14 @@ async def test_hold_waits_for_the_model_and_names_the_engine():
         assert answer.json["epoch"] == w.manager.rows["s0"].epoch
 
 
+async def test_hold_names_the_model_of_an_alias_as_the_engine_knows_it():
+    async with world(aliases="small=llama") as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        for name in ("small", "llama"):
+            answer = await w.call("GET", f"/v1/hold?model={name}")
+            assert (answer.headers["X-Kyb-Model"], answer.json["model"]) == ("llama", "llama"), name
+
+
 async def test_parking_waits_for_a_permit():
     async with world(permit_seconds=0.3) as w:
         await w.seat("s0", "llama", SeatState.ACTIVE)

@@ -442,7 +442,10 @@ class UpstreamTable:
     def known_models(self, sees: Callable[[str], bool] = lambda _: True) -> str:
         """Return names of models that a caller ``sees`` as text for error messages."""
         looked_at = islice(self.models.items(), MOST_LOOKED_AT)
-        return some(sorted(name for name, model in looked_at if model.upstreams and sees(name)))
+        names = sorted(name for name, model in looked_at if model.upstreams and sees(name))
+        if len(self.models) <= MOST_LOOKED_AT:
+            return some(names)
+        return f"{', '.join(names[:MOST_NAMES])} and more: GET /v1/models" if names else "see GET /v1/models"
 
     def _change(self, upstream: Upstream, before: SeatRecord | None) -> Change:
         self.upstreams[upstream.key] = upstream
