@@ -11,7 +11,7 @@ import gc
 MANY = 2000
 """Open connections from which on there are no full collections; again below half of it."""
 MOST_CLOSED = 20_000
-"""Connections that end without a full collection: their transports take 1 KB each (1.0 as ``tracemalloc`` counts, also with TLS)."""
+"""Connections that end without a full collection: their transports take 1 KB each (``tracemalloc``, also with TLS)."""
 SOON_SECONDS = 1.0
 _NEVER = 1_000_000_000
 
@@ -29,7 +29,8 @@ class FullCollections:
         self._young, self._middle, self._full = gc.get_threshold()
         self._off = False
         self._closed = 0
-        """Connections that ended since the last collection."""
+
+    """Connections that ended since the last collection."""
 
     def opened(self, connections: int) -> None:
         """Note that there are now so many."""

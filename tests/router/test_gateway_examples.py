@@ -4,9 +4,12 @@ import asyncio
 import contextlib
 import os
 import re
+import runpy
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,12 +106,39 @@ async def test_haproxy_forwards_to_a_router_that_is_ready(tmp_path: Path) -> Non
         assert answered.headers["X-Kyb-Seat"] == "s0"
 
 
+async def test_the_callback_of_litellm_holds_only_the_models_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the two names that it imports from LiteLLM and FastAPI; the next test runs the proxy, where installed."""
+
+    class RefusedError(Exception):
+        pass
+
+    names: tuple[tuple[str, str, type], ...] = (
+        ("litellm.integrations.custom_logger", "CustomLogger", type("CustomLogger", (), {})),
+        ("fastapi", "HTTPException", RefusedError),
+    )
+    for module, name, kind in names:
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{name: kind}))
+    async with world(permit_seconds=0.1) as w:
+        monkeypatch.setenv("KYB_ROUTER_URL", w.url)
+        monkeypatch.setenv("KYB_ROUTER_MODELS", "llama, missing")
+        hook = runpy.run_path(str(EXAMPLES / "litellm_hold.py"))["Hold"]().async_pre_call_hook
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        theirs = {"model": "gpt-4o", "api_base": "https://api.openai.com/v1"}
+        for data in (theirs, {"input": "no model"}, {"model": None}, {"model": ["a", "b"]}, {"model": ""}):
+            assert await hook(None, None, data, "completion") == data
+        ours = await hook(None, None, {"model": "llama", "api_base": f"{w.url}/v1"}, "completion")
+        assert ours == {"model": "llama", "api_base": f"{engine.endpoint}/v1"}
+        with pytest.raises(RefusedError, match=r"404.*'missing' does not exist"):
+            await hook(None, None, {"model": "missing"}, "completion")
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("asks", [True, False])
 async def test_litellm_calls_the_engine_that_the_router_names_or_the_router(tmp_path: Path, asks: bool) -> None:
     shutil.copy(EXAMPLES / "litellm_hold.py", tmp_path)
     async with world(permit_seconds=0.1) as w, contextlib.AsyncExitStack() as stack:
         env = {"KYB_ROUTER_URL": w.url, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_MASTER_KEY": KEY}
+        env["KYB_ROUTER_MODELS"] = "llama"
         without = "" if asks else "callbacks: litellm_hold.hold"
         run = gateway(w, tmp_path, "litellm.yaml", "litellm", "--config", without=without, **env)
         url = await stack.enter_async_context(run)
