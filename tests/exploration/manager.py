@@ -78,10 +78,6 @@ class LedgerFile:
 
     last: Ledger = field(default_factory=Ledger)
     before: Ledger = field(default_factory=Ledger)
-    lost: bool = False
-    """The next manager starts without it, or without its last record."""
-    unread: bool = False
-    """A manager did so when it could not read the roster either: routers may know higher epochs."""
 
 
 @dataclass
@@ -247,7 +243,6 @@ class Manager:
             self.recover()
         else:
             effects = self.board.handle(product.recovered(question.known, reply), self.now)
-            self.file.lost = False
             self._carry_out(list(effects), "")
             self.dirty.update(dict.fromkeys(self.board.node.seats))
 
@@ -257,7 +252,6 @@ class Manager:
             return
         self.kubelet.watch_opened()
         rows = [row.record for row in self.bus.rows.values() if row.record is not None] if self._reachable else []
-        self.file.unread |= self.file.lost and not rows
         known = product.read_for_recovery(self.ledger, self.kubelet.owners(), self.kubelet.tickets(), rows)
         effects = self.board.handle(product.recovery_begun(known), self.now)
         self.ask(next(effect for effect in effects if isinstance(effect, AskJobs)), known)

@@ -73,10 +73,6 @@ def heal(world: World) -> None:
         world.checkpointer.trouble = None
     for _ in range(10):
         fair_second(world)
-    for index in range(len(world.routers)):
-        if world.file.unread:  # the operator's action, see docs/exploration.md
-            world.do(("crash-router", index))
-            world.do(("start-router", index))
     for seat in world.seats:
         world.do(("command", "unpin", seat))
     for name in ["", *(group.name for group in world.groups)]:

@@ -21,16 +21,22 @@ def test_no_promise_is_broken_and_every_seat_serves_again(seed: int) -> None:
     assert totals.steps > 200
 
 
-FOUND = (70048, 80253, 20779139, 20780169)
-"""Seeds whose runs have found a broken promise: a conflict, a fence, a start without memory, a heir of a ticket."""
+FOUND = {
+    70048: 0.0,  # a conflict
+    80253: 0.0,  # a fence
+    20779139: 0.0,  # a start without memory
+    20780169: 0.0,  # a heir of a ticket
+    20840091: 0.5,  # a router that knew higher epochs than anything that was left
+}
+"""Seeds whose runs have found a broken promise, and the share of runs with seats that have moved in their time."""
 
 
 @pytest.mark.not_counted
 @pytest.mark.timeout(180)  # one of them has 24,000 steps
-@pytest.mark.parametrize("seed", FOUND)
-def test_runs_that_once_found_a_bug_are_kept(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "moved"), FOUND.items())
+def test_runs_that_once_found_a_bug_are_kept(seed: int, moved: float) -> None:
     totals = Totals()
-    found = random_run(seed, setup_of(seed), totals, chaos=Chaos(moved=0.0))
+    found = random_run(seed, setup_of(seed), totals, chaos=Chaos(moved=moved))
     assert found is None, explain(found)
     assert totals.steps > 2000
 

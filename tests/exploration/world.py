@@ -310,7 +310,7 @@ class World:
             self.file.last = last.model_copy(update={"lost": True})
             if self.clock.wall - self.folders_lost <= START_SECONDS:
                 self.kubelet.no_forgotten_start_under_way()
-            self.ledger_lost, self.file.lost = self.clock.wall, True
+            self.ledger_lost = self.clock.wall
         self.numbers += 1
         self.bus.up[f"manager-{self.numbers}"] = True
         self.manager = Manager(

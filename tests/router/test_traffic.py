@@ -341,6 +341,36 @@ def test_a_seat_that_vanished_from_the_roster_is_not_trusted_and_later_forgotten
     assert [r.status for r in kinds(arrive(traffic, 2, now=22.1), step.Reject)] == [404]
 
 
+def test_the_manager_decides_whether_a_row_that_is_older_than_what_is_known_is_all_that_is_true():
+    """A manager may have lost its ledger and begun at lower epochs, and its predecessor's rows were never written."""
+    traffic = router(record(state=S.ACTIVE, epoch=10))
+    traffic.handle(event(state=S.FREE, epoch=90, at=1.0), 1.0)
+    traffic.handle(record(state=S.ACTIVE, epoch=20), 2.0)
+    assert [r.status for r in kinds(arrive(traffic, 1, now=2.1), step.Reject)] == [404]
+    traffic.handle(step.PresenceConfirmed(11.0), 11.0)
+    assert not kinds(traffic.handle(step.TimePassed(), 11.9), step.QueryManager), "a newer row may be on its way"
+    assert kinds(traffic.handle(step.TimePassed(), 12.0), step.QueryManager)
+    traffic.handle(step.ManagerAnswered("n", 12.0, None), 14.0)
+    traffic.handle(step.TimePassed(), 15.0)
+    assert kinds(traffic.handle(step.TimePassed(), 22.0), step.QueryManager)
+    traffic.handle(step.ManagerAnswered("n", 22.0, (record(state=S.ACTIVE, epoch=20),)), 22.1)
+    assert [f.epoch for f in kinds(arrive(traffic, 2, now=22.2), step.Forward)] == [20]
+    traffic.handle(event(state=S.DRAINING, epoch=30, at=23.0), 23.0)
+    assert [ack.epoch for ack in kinds(traffic.handle(step.TimePassed(), 24.0), DrainAck)] == [30]
+
+
+def test_an_answer_of_the_manager_from_before_a_newer_event_changes_nothing():
+    traffic = router(record(state=S.PARKED, epoch=10))
+    traffic.handle(event(state=S.ACTIVE, epoch=20, at=1.0), 1.0)
+    traffic.handle(record(state=S.PARKED, epoch=11), 2.0)
+    traffic.handle(step.ManagerAnswered("n", 1.9, (record(state=S.PARKED, epoch=11),)), 2.1)
+    assert kinds(arrive(traffic, 1, now=2.2), step.Forward)
+    traffic.handle(record(state=S.ACTIVE, epoch=20, since=3.0), 3.0)
+    traffic.handle(step.ManagerAnswered("n", 2.5, (record(state=S.PARKED, epoch=11),)), 3.1)
+    assert kinds(arrive(traffic, 2, now=3.2), step.Forward), "the row is up to date again"
+    assert not kinds(traffic.handle(step.TimePassed(), 12.1), step.QueryManager)
+
+
 def test_a_seat_can_be_learned_from_an_event_alone():
     traffic = router()
     traffic.handle(event("s9", S.ACTIVE, 5, endpoint="http://s9"), 1.0)

@@ -6,6 +6,7 @@ call that fails before the first byte of its response waits again, until its dea
 """
 
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any
 
 from kybernate.messages import SeatActivated, SeatEvent
@@ -25,14 +26,15 @@ from services.router.core.upstreams import (
 )
 
 MISSING_SECONDS = 10.0
-"""Time after which a seat without a roster row is forgotten; a living manager writes the row again earlier."""
+"""Time after which a seat without a roster row is forgotten, and the manager is asked about one whose row stays older
+than what is known; a living manager writes the row again earlier."""
 
 MOST_PREPARED = 64
 """Connections opened to an engine before it is active: fewer than its queue of connections that wait takes."""
 
 
 class Traffic:
-    """All seats and calls of one router. Alarms: ``missing``, ``frozen``, and those of its parts."""
+    """All seats and calls of one router. Alarms: ``missing``, ``doubted``, ``frozen``, and those of its parts."""
 
     def __init__(self, limits: Limits, identity: RouterIdentity) -> None:
         self.trust = Trust()
@@ -91,8 +93,13 @@ class Traffic:
         assert isinstance(event, SeatEvent)
         self._changed(self.table.apply_event(event))
 
-    def _record_changed(self, record: SeatRecord) -> None:
-        self._changed(self.table.apply_record(record))
+    def _record_changed(self, record: SeatRecord, *, complete: bool = False) -> None:
+        self._changed(self.table.apply_record(record, complete=complete))
+        upstream = self.table.upstreams[record.key]
+        if record.epoch < upstream.record.epoch and upstream.doubted == inf:
+            upstream.doubted = self._step.now
+            self._step.alarms.clear(("doubted", record.key))
+            self._step.set_alarm(("doubted", record.key), MISSING_SECONDS)
 
     def _missing(self, m: step.SeatMissing) -> None:
         upstream = self.table.upstreams.get(m.key)
@@ -158,14 +165,14 @@ class Traffic:
         if m.records is None:
             return
         for record in m.records:
-            self._changed(self.table.apply_record(record))
+            self._changed(self.table.apply_record(record, asked=m.at))
         self.trust.verify(m.node, m.at)
         self._reroute_node(m.node)
 
     def _roster_read(self, m: step.RosterRead) -> None:
         first = not self.trust.ever_synced
         for record in m.records:
-            self._changed(self.table.apply_record(record, complete=True))
+            self._record_changed(record, complete=True)
         if m.at is None:
             return
         self.trust.sync(m.at)
@@ -222,3 +229,6 @@ class Traffic:
             upstream.activation_request.refusal = None
         elif kind == "missing" and upstream.unseen:
             self._changed(self.table.drop(upstream))
+        elif kind == "doubted" and upstream.doubted < inf:
+            self._commands.query_manager(upstream)
+            self._step.set_alarm(("doubted", upstream.key), MISSING_SECONDS)

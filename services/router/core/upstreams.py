@@ -143,6 +143,8 @@ class Upstream:
     suspect_until: float = 0.0
     unseen: bool = False
     """The roster has no row for it, so what is known here may be stale."""
+    doubted: float = inf
+    """When its row was first older than what is known; inf: it is not, or something newer has come since."""
     activation: SeatActivated | None = None
     """The last one received."""
     weight: int = 0
@@ -186,14 +188,17 @@ class Upstream:
             return Rank.REFUSED
         return _RANK_OF_STATE[state]
 
-    def apply_record(self, record: SeatRecord, *, complete: bool = False) -> bool:
+    def apply_record(self, record: SeatRecord, *, complete: bool = False, asked: float = -inf) -> bool:
         """Apply a row of the roster; return whether its state, epoch, endpoint, model or drain changed, or it was
         unseen.
 
         ``complete``: the row belongs to a complete reading of the roster, where only a lower epoch is out of date.
+        ``asked``: when its manager was asked for it. If what is known here was in doubt before, the manager does not
+        know of it: it lost its ledger since, and began at lower epochs.
         """
         mine = self.record
-        if record.epoch < mine.epoch or ((record.epoch, record.seq) < (mine.epoch, mine.seq) and not complete):
+        older = record.epoch < mine.epoch or ((record.epoch, record.seq) < (mine.epoch, mine.seq) and not complete)
+        if older and asked <= self.doubted:
             return False
         if record.epoch > mine.epoch:
             self.cause = f"roster:{record.key}:{record.epoch}"
@@ -201,7 +206,7 @@ class Upstream:
 
     def apply_event(self, event: SeatEvent) -> bool:
         """Apply an event; return whether the seat's state, epoch, endpoint or model changed, or it was unseen."""
-        if isinstance(event, SeatActivated) and (self.activation is None or event.epoch >= self.activation.epoch):
+        if isinstance(event, SeatActivated) and event.epoch >= self.record.epoch:
             self.activation = event
         if (event.epoch, event.seq) < (self.record.epoch, self.record.seq):
             return False
@@ -215,7 +220,7 @@ class Upstream:
         if changed:
             self.suspect_until = 0.0
             self.activation_request.refusal = None
-        unseen, self.unseen = self.unseen, False
+        unseen, self.unseen, self.doubted = self.unseen, False, inf
         return changed or unseen
 
 
@@ -411,13 +416,14 @@ class UpstreamTable:
         before = upstream.record
         return self._change(upstream, before) if upstream.apply_event(event) else None
 
-    def apply_record(self, record: SeatRecord, *, complete: bool = False) -> Change | None:
-        """Apply a row of the roster; None if nothing changed. ``complete``: as in Upstream.apply_record."""
+    def apply_record(self, record: SeatRecord, *, complete: bool = False, asked: float = -inf) -> Change | None:
+        """Apply a row of the roster; None if nothing changed. ``complete``, ``asked``: as in Upstream.apply_record."""
         upstream = self.upstreams.get(record.key)
         if upstream is None:
             return self._change(Upstream(record, f"roster:{record.key}:{record.epoch}"), None)
         before = upstream.record
-        return self._change(upstream, before) if upstream.apply_record(record, complete=complete) else None
+        changed = upstream.apply_record(record, complete=complete, asked=asked)
+        return self._change(upstream, before) if changed else None
 
     def drop(self, upstream: Upstream) -> Change:
         """Remove a seat that does not exist any more."""
