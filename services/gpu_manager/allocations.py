@@ -197,10 +197,7 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     if seat.state is S.BACKOFF:
         node.transition(seat, T.CALLED, now)
     elif seat.state is S.STARTING and not (
-        seat.durable.inherited
-        or node.broken_on(seat.group)
-        or node.drain_on(seat.group)
-        or not view.fit_together(node, seat.group, view.holders(node, seat.group))  # where the ledger was lost
+        seat.durable.inherited or node.drain_on(seat.group) or not view.room(node, seat)  # where the ledger was lost
     ):
         arbiter.give_ticket(node, seat, now)
 

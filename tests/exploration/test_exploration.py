@@ -26,6 +26,7 @@ FOUND = {
     80253: 0.0,  # a fence
     20779139: 0.0,  # a start without memory
     20780169: 0.0,  # a heir of a ticket
+    20860106: 0.5,  # a ticket for a seat that waits beside one that was found later
     20840091: 0.5,  # a router that knew higher epochs than anything that was left
 }
 """Seeds whose runs have found a broken promise, and the share of runs with seats that have moved in their time."""

@@ -204,6 +204,28 @@ def test_a_seat_with_a_ticket_younger_than_an_old_ledger_starts_at_home(world: W
     assert not world.managed(a).durable.unlocated
 
 
+def test_a_ticket_that_outlived_the_ledger_is_not_given_again_beside_a_seat_that_is_found_there_later(
+    world: World,
+) -> None:
+    a, b = world.seat(0, 0), world.seat(0, 1)
+    world.pod(b, "b")
+    ticket = SeatTicket(seat=b, pod_uid=world.pods[b].uid, epoch=1, call="c", vram_bytes=0, age_seconds=100.0)
+    restarted(world, seen(world, a, UNKNOWN), tickets=(ticket,))
+    answer(world, seen(world, a, "active", "GPU-0"))
+    assert world.state(b) is S.STARTING
+
+    world.call(b)
+    world.look()
+    world.look()
+
+    assert not any(isinstance(effect, StartTicket) and effect.seat == b for effect in world.effects)
+    world.tick(300)
+    world.look()
+    for _ in range(2):
+        answer(world, seen(world, a, "active", "GPU-0"))
+    assert (world.state(a), world.state(b)) == (S.ACTIVE, S.WAITING)
+
+
 def test_a_seat_that_comes_back_from_a_group_that_nothing_tells_starts_cold(world: World) -> None:
     a = world.seat(0, 0)
     back = seen(world, a, "started")
