@@ -1,8 +1,14 @@
 """Self-tests of the backend ``vllm+cuda``: which engine came back from which driver's checkpoint on this node.
 
 The program ``services.checkpointer.self_test`` writes them into the state folder; checkpointer and doctor read them.
+A self-test holds a lock while it runs. Until it ends the result before it counts; one that left its mark and holds no
+lock did not end: it was killed, or the machine went down.
 """
 
+import contextlib
+import fcntl
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +35,17 @@ class SelfTest(BaseModel):
     """Unix seconds."""
     trouble: str = ""
     """Why it failed; empty: it passed."""
+    running: bool = False
+    """The mark of a self-test that has begun; its trouble counts if no result replaces it."""
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """Driver and engine."""
+        return self.driver, self.engine
+
+
+class SelfTestsError(Exception):
+    """The records cannot be read or written now; the text has the remedy."""
 
 
 _RECORDS = TypeAdapter(tuple[SelfTest, ...])
@@ -41,24 +58,87 @@ class SelfTests:
     folder: Path | None = None
 
     def read(self) -> tuple[SelfTest, ...]:
-        """All records; none where the file is absent or unreadable: what is not known has not passed. Blocking."""
-        try:
-            return _RECORDS.validate_json((self.folder / FILE).read_bytes()) if self.folder is not None else ()
-        except (OSError, ValidationError):
-            return ()
+        """The result of each pair, with one that did not end as a failure. Blocking. Raises SelfTestsError."""
+        records = self._load()
+        if any(one.running for one in records) and self._under_way():
+            return tuple(one for one in records if not one.running)
+        return _ended(records)
 
-    def add(self, test: SelfTest) -> None:
-        """Replace the record of this pair; on disk when this returns. Blocking. Raises OSError."""
+    @contextlib.contextmanager
+    def recording(self, mark: SelfTest) -> Iterator[Callable[[SelfTest | None], None]]:
+        """Mark a self-test as running, on disk, while the block runs; it calls what it gets with the result, or with
+        None if nothing was learned: then the result before counts. Blocking. Raises SelfTestsError or OSError."""
         assert self.folder is not None
-        others = tuple(one for one in self.read() if (one.driver, one.engine) != (test.driver, test.engine))
-        files.replace(self.folder / FILE, _RECORDS.dump_json((*others, test)), durable=True)
+        handle = os.open(self._lock, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                text = f"another self-test runs on this node ({self._lock}); wait until it ends"
+                raise SelfTestsError(text) from None
+            before = _ended(self._load())
+
+            def record(result: SelfTest | None) -> None:
+                self._write(before if result is None else (*_others(before, result), result))
+
+            self._write((*before, mark.model_copy(update={"running": True})))
+            yield record
+        finally:
+            os.close(handle)
 
     def refusal(self, driver: str, engine: str) -> str:
         """Why this engine must not be checkpointed asleep by this driver; empty if its self-test has passed."""
-        found = next((one for one in self.read() if (one.driver, one.engine) == (driver, engine)), None)
+        what = f"vLLM {engine or 'of unknown version'} on driver {driver or 'of unknown version'}"
+        try:
+            found = next((one for one in self.read() if one.pair == (driver, engine)), None)
+        except SelfTestsError as error:
+            return f"{VLLM_CUDA} is off for {what}: {error}; use backend vllm"
         if found is not None and driver and engine and not found.trouble:
             return ""
-        what = f"vLLM {engine or 'of unknown version'} on driver {driver or 'of unknown version'}"
         if found is None:
             return f"{VLLM_CUDA} is off for {what} until a self-test has passed ({HOW}); use backend vllm"
         return f"{VLLM_CUDA} is off for {what}, whose self-test failed: {found.trouble}; use backend vllm"
+
+    @property
+    def _lock(self) -> Path:
+        assert self.folder is not None
+        return self.folder / f".{FILE}.lock"
+
+    def _load(self) -> tuple[SelfTest, ...]:
+        if self.folder is None:
+            return ()
+        try:
+            return _RECORDS.validate_json((self.folder / FILE).read_bytes())
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValidationError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no list of self-tests"
+            raise SelfTestsError(
+                f"{self.folder / FILE} cannot be read ({why}): repair it, or remove it and test again"
+            ) from error
+
+    def _write(self, records: tuple[SelfTest, ...]) -> None:
+        assert self.folder is not None
+        files.replace(self.folder / FILE, _RECORDS.dump_json(records), durable=True)
+
+    def _under_way(self) -> bool:
+        """True if a process holds the lock."""
+        try:
+            with self._lock.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
+
+
+def _others(records: tuple[SelfTest, ...], than: SelfTest) -> tuple[SelfTest, ...]:
+    return tuple(one for one in records if one.pair != than.pair)
+
+
+def _ended(records: tuple[SelfTest, ...]) -> tuple[SelfTest, ...]:
+    """With each mark as the result of its pair."""
+    for mark in [one for one in records if one.running]:
+        records = (*_others(records, mark), mark.model_copy(update={"running": False}))
+    return records

@@ -1,18 +1,22 @@
-"""Processes from /proc: identity, descendants, process groups, stopped or not; and signals to them.
+"""Processes from /proc: identity, descendants, process groups, connections, stopped or not; and signals to them.
 
 A pid alone does not identify a process, because pids are reused: a process is its (pid, start time). A signal is sent
 through a pidfd after that pair was checked, so it never reaches another process.
 """
 
 import contextlib
+import ipaddress
 import os
 import signal
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from kybernate.cgroups import PROC, pids
+
+_ESTABLISHED = "01"
 
 
 class ProcessIdentity(BaseModel):
@@ -72,6 +76,34 @@ def thread_names(pid: int, proc: Path = PROC) -> frozenset[str]:
             with contextlib.suppress(OSError):
                 names.add((thread / "comm").read_text(errors="replace").strip())
     return frozenset(names)
+
+
+def connected(processes: Iterable[ProcessIdentity], client: tuple[str, int], proc: Path = PROC) -> bool:
+    """True if one of them has a TCP connection from this address and port, in its own network namespace."""
+    for process in processes:
+        folder = proc / str(process.pid)
+        sockets = _sockets(folder / "net" / "tcp", client) | _sockets(folder / "net" / "tcp6", client)
+        with contextlib.suppress(OSError):
+            for handle in (folder / "fd").iterdir() if sockets else ():
+                with contextlib.suppress(OSError):
+                    if str(handle.readlink()) in sockets:
+                        return True
+    return False
+
+
+def _sockets(table: Path, client: tuple[str, int]) -> set[str]:
+    """The accepted connections from a client in a table of sockets, as the links in /proc/<pid>/fd name them."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for line in table.read_text().splitlines()[1:]:
+            _, _, remote, state, *_, inode = line.split()[:10]
+            address, port = remote.split(":")
+            words = (int(address[i : i + 8], 16).to_bytes(4, sys.byteorder) for i in range(0, len(address), 8))
+            ip = ipaddress.ip_address(b"".join(words))
+            ip = getattr(ip, "ipv4_mapped", None) or ip
+            if (str(ip), int(port, 16)) == client and state == _ESTABLISHED:
+                found.add(f"socket:[{inode}]")
+    return found
 
 
 def send(process: ProcessIdentity, signum: signal.Signals) -> bool:

@@ -1,8 +1,10 @@
 """The processes of a seat are those in the control group of its container in its pod, on both cgroup versions."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from kybernate.cgroups import Cgroups, HiddenProcessesError, container_path, mem
 from services.checkpointer import freezer as freezer_module
 from services.checkpointer.containers import Containers, UnknownContainerError
 from services.checkpointer.freezer import SIGSTOP, FreezeError, Freezer
-from services.checkpointer.processes import ProcessIdentity, identify, stopped, thread_names
+from services.checkpointer.processes import ProcessIdentity, connected, identify, stopped, thread_names
 from tests.checkpointer.machine import CONTAINER, POD, SLICE, machine, target
 
 SCOPE = f"{SLICE}/cri-containerd-{CONTAINER}.scope"
@@ -289,3 +291,22 @@ async def test_a_refused_sigcont_does_not_end_the_checkpointer(monkeypatch: pyte
 
     monkeypatch.setattr(freezer_module, "send", refused)
     Freezer(Containers().cgroups, 1.0).release(None, lambda: [ProcessIdentity(pid=1, start=1)])
+
+
+@pytest.mark.parametrize(("bound", "asked"), [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1")])
+def test_a_connection_is_found_at_the_process_that_accepted_it(bound: str, asked: str) -> None:
+    own = identify(os.getpid())
+    assert own is not None
+    family = socket.AF_INET6 if ":" in bound else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        try:
+            server = stack.enter_context(socket.create_server((bound, 0), family=family, dualstack_ipv6=bound == "::"))
+        except OSError:
+            pytest.skip("no IPv6")
+        client = stack.enter_context(socket.create_connection((asked, server.getsockname()[1])))
+        accepted, _ = server.accept()
+        name = client.getsockname()[:2]
+        assert connected([own], name)
+        accepted.close()
+        assert not connected([own], name)
+        assert not connected([own.model_copy(update={"pid": 2**30})], name)

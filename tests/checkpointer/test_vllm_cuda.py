@@ -5,6 +5,7 @@ With a played engine and driver; the self-test with processes, through the stub 
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -15,12 +16,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from kybernate.self_tests import FILE, SelfTest, SelfTests
+from kybernate.self_tests import FILE, SelfTest, SelfTests, SelfTestsError
 from services.checkpointer.backends.port import Member, SeatProcesses
 from services.checkpointer.backends.reservations import Headroom
 from services.checkpointer.backends.vllm_cuda import VllmCuda
 from services.checkpointer.core.failures import JobGoal, ProcessState, StepTrouble, Verb
-from services.checkpointer.processes import identify, send, tree
+from services.checkpointer.processes import identify, send, stopped, tree
 from services.checkpointer.self_test import UnfitError, self_test
 from services.checkpointer.settings import CheckpointerSettings
 from tests.checkpointer.engines import DRIVER, FULL, GIB, RESIDUE, PlayedEngine, Plenty, Stand, played
@@ -77,24 +78,59 @@ async def test_without_a_self_test_of_this_driver_and_this_engine_nothing_is_cal
 ) -> None:
     async with stand() as (it, backend):
         backend.tests = SelfTests(tmp_path)
-        for record in records:
-            backend.tests.add(record)
+        for one in records:
+            add(backend.tests, one)
         ending = await backend.park(await it.found(), it.note)
         assert (ending.outcome, ending.refused, it.notes, it.engine.calls) == ("active", True, [], [])
         assert says in ending.reason
         assert "backend vllm" in ending.reason
 
 
-def test_a_record_is_replaced_and_a_file_that_cannot_be_read_permits_nothing(tmp_path: Path) -> None:
+def add(tests: SelfTests, result: SelfTest) -> None:
+    with tests.recording(result) as record:
+        record(result)
+
+
+PASSED = SelfTest(driver=DRIVER, engine="0.32.0", cycles=10, at=0.0)
+FAILED = PASSED.model_copy(update={"trouble": "a restore hung"})
+
+
+def test_a_record_is_replaced_and_a_file_that_cannot_be_read_permits_nothing_and_stays(tmp_path: Path) -> None:
     tests = SelfTests(tmp_path)
-    for trouble in ("a restore hung", ""):
-        tests.add(SelfTest(driver=DRIVER, engine="0.32.0", cycles=10, at=0.0, trouble=trouble))
-    assert len(tests.read()) == 1
+    for result in (FAILED, PASSED):
+        add(tests, result)
+    assert tests.read() == (PASSED,)
     assert tests.refusal(DRIVER, "0.32.0") == ""
     for damage in (b"[{", b"\xff"):
         (tmp_path / FILE).write_bytes(damage)
-        assert tests.refusal(DRIVER, "0.32.0")
+        assert "repair it, or remove it" in tests.refusal(DRIVER, "0.32.0")
+        with pytest.raises(SelfTestsError, match="cannot be read"):
+            add(tests, PASSED)
+        assert (tmp_path / FILE).read_bytes() == damage
     assert SelfTests().refusal(DRIVER, "0.32.0")
+
+
+@pytest.mark.parametrize("before", [None, PASSED, FAILED], ids=["never tested", "passed", "failed"])
+def test_until_a_self_test_ends_the_result_before_counts(before: SelfTest | None, tmp_path: Path) -> None:
+    tests, mark = SelfTests(tmp_path), PASSED.model_copy(update={"trouble": "it did not end"})
+    if before is not None:
+        add(tests, before)
+    known = tests.refusal(DRIVER, "0.32.0")
+    with tests.recording(mark) as record:
+        assert tests.refusal(DRIVER, "0.32.0") == known
+        with pytest.raises(SelfTestsError, match="another self-test runs"):
+            add(tests, PASSED)
+        assert FILE in {path.name for path in tmp_path.iterdir()}
+        record(None)
+    assert tests.refusal(DRIVER, "0.32.0") == known, "nothing was learned"
+    with tests.recording(mark):
+        pass
+    assert "it did not end" in tests.refusal(DRIVER, "0.32.0"), "no process holds the lock any more"
+    with tests.recording(mark) as record:
+        record(None)
+    assert "it did not end" in tests.refusal(DRIVER, "0.32.0"), "another one without a result does not repair that"
+    add(tests, PASSED)
+    assert tests.refusal(DRIVER, "0.32.0") == ""
 
 
 async def test_what_the_driver_cannot_checkpoint_is_not_put_to_sleep() -> None:
@@ -271,12 +307,16 @@ async def engine(here: Node, *options: str, seat: str = "") -> AsyncIterator[tup
         await process.wait()
 
 
-async def doctor(here: Node, *arguments: str) -> tuple[int, str]:
-    """Exit code and output of ``kyb doctor gpu``."""
+async def started_doctor(here: Node, *arguments: str) -> asyncio.subprocess.Process:
     variables = environment(here, "nats://127.0.0.1:1") | {"PYTHONPATH": ":".join(sys.path)}
-    process = await asyncio.create_subprocess_exec(
+    return await asyncio.create_subprocess_exec(
         *KYB, *arguments, env=variables, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
+
+
+async def doctor(here: Node, *arguments: str) -> tuple[int, str]:
+    """Exit code and output of ``kyb doctor gpu``."""
+    process = await started_doctor(here, *arguments)
     out, _ = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode()
@@ -317,8 +357,67 @@ async def test_a_self_test_that_fails_is_on_record_and_ends_the_engine(
         settings = CheckpointerSettings.from_env(environment(here, "nats://127.0.0.1:1"))
         result = await self_test(settings, url, pid, 3)
         assert says in result.trouble
+        assert ("the engine was killed" in result.trouble) == (identify(pid) is None)
         assert SelfTests(here.folder / "state").read() == (result,)
         assert says in SelfTests(here.folder / "state").refusal("fake", "0.32.0")
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_a_self_test_after_its_cycle_and_leaves_the_engine_serving(signum: signal.Signals) -> None:
+    async with node() as here, engine(here) as (url, pid):
+        tests = SelfTests(here.folder / "state")
+        (here.folder / "state").mkdir()
+        process = await started_doctor(here, "--self-test", url, "--pid", str(pid), "--cycles", "1000")
+        root = identify(pid)
+        assert root is not None
+        await until(lambda: any(map(stopped, tree(root))), what="the engine is parked and stands still", timeout=60)
+        process.send_signal(signum)
+        out, _ = await process.communicate()
+        assert (process.returncode, "a signal ended it after" in out.decode()) == (2, True), out.decode()
+        assert (await here.used())[here.gpus[0]] == 20 * GIB
+        async with aiohttp.ClientSession() as http, http.get(f"{url}/is_sleeping") as answer:
+            assert await answer.json() == {"is_sleeping": False}
+        assert "until a self-test has passed" in tests.refusal("fake", "0.32.0"), "nothing was learned"
+
+
+@pytest.mark.timeout(180)
+async def test_what_is_not_the_drivers_fault_is_no_result() -> None:
+    async with node() as here, engine(here) as (url, pid):
+        tests = SelfTests(here.folder / "state")
+        (here.folder / "state").mkdir()
+        add(tests, PASSED.model_copy(update={"driver": "fake"}))
+        settings = CheckpointerSettings.from_env(environment(here, "nats://127.0.0.1:1"))
+        body = {"model": "m", "prompt": "hello", "max_tokens": 100_000}
+        async with aiohttp.ClientSession() as http:
+            busy = asyncio.create_task(http.post(f"{url}/v1/completions", json=body))
+            try:
+                with pytest.raises(UnfitError, match="still computes 1 requests; the engine serves"):
+                    await self_test(settings, url, pid, 3)
+                assert not busy.done()
+            finally:
+                busy.cancel()
+                await asyncio.wait([busy])
+        assert tests.refusal("fake", "0.32.0") == ""
+
+
+@pytest.mark.timeout(180)
+async def test_only_the_engine_at_the_address_is_tested_and_only_alone_on_its_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with node() as here, engine(here) as (url, pid), engine(here) as (other, beside):
+        (here.folder / "state").mkdir()
+        settings = CheckpointerSettings.from_env(environment(here, "nats://127.0.0.1:1"))
+        with monkeypatch.context() as hurry:
+            hurry.setattr("services.checkpointer.self_test.ACCEPT_SECONDS", 0.5)
+            with pytest.raises(UnfitError, match=f"is not served by pid {pid} or a child of it"):
+                await self_test(settings, other, pid, 1)
+        with pytest.raises(UnfitError, match=rf"pid {beside} \(.*\) has memory on {here.gpus[0]}, too"):
+            await self_test(settings, url, pid, 1)
+        with pytest.raises(UnfitError, match="started this self-test"):
+            await self_test(settings, url, os.getpid(), 1)
+        assert (await here.used())[here.gpus[0]] == 40 * GIB, "both serve"
+        assert not SelfTests(here.folder / "state").read()
 
 
 @pytest.mark.timeout(120)

@@ -369,7 +369,8 @@ async def checkpointer(
     journal.load()
     patience = {"floor_wall_seconds": PATIENT_SECONDS, "settle_floor_wall_seconds": PATIENT_SECONDS}
     tests = SelfTests(node.folder / "state")
-    tests.add(SelfTest(driver="fake", engine="0.32.0", cycles=1, at=0.0))
+    with tests.recording(passed := SelfTest(driver="fake", engine="0.32.0", cycles=1, at=0.0)) as record:
+        record(passed)
     waits = Timeouts(**{"speed": SPEED, **patience, **timeouts})
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(journal.close)
