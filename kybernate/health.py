@@ -64,13 +64,17 @@ class Health:
         reasons = {name: check() for name, check in self.conditions.items()}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
+    def remarks(self) -> dict[str, str]:
+        """What an operator should know although the service is ready."""
+        return {name: text for name, note in self.notes.items() if (text := note()) is not None}
+
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
     async def _readyz(self, _: web.Request) -> web.Response:
         unmet = self.unmet()
         body = {"status": "not ready" if unmet else "ok", "unmet": unmet}
-        notes = {name: text for name, note in self.notes.items() if (text := note()) is not None}
+        notes = self.remarks()
         return web.json_response(body | ({"notes": notes} if notes else {}), status=503 if unmet else 200)
 
     async def _metrics(self, _: web.Request) -> web.Response:

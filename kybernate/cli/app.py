@@ -15,7 +15,7 @@ from kybernate.cli.completion import SeatArgument
 from kybernate.cli.config import config_app
 from kybernate.cli.doctor import doctor_app
 from kybernate.cli.onboard import offboard, onboard
-from kybernate.cli.output import Output, OutputOption, UrlOption, answer
+from kybernate.cli.output import CliError, Output, OutputOption, UrlOption, answer
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.topology import topology
 from kybernate.cli.uninstall import uninstall_check
@@ -190,8 +190,10 @@ def why(
     from kybernate.cli.router import Router, find_url
     from kybernate.cli.show import select_why, why_lines
 
+    if (name == "request") != bool(request):
+        raise CliError("write kyb why request ID, or one group, seat or model: kyb why NAME", 2)
     router = Router(find_url(url))
-    if name == "request" and request:
+    if request:
         show_request(router, request, output)
         return
     if last_switch:

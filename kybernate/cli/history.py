@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,16 +12,19 @@ from kybernate.cli.router import Router, follow_events
 from kybernate.cli.show import event_line, open_console
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-KEPT_SECONDS = 7 * 86_400.0
-"""How long events are kept."""
+KEPT_DAYS, REQUESTS_KEPT_DAYS = 7, 1
+"""How long events, and records of requests, are kept."""
 
 
-def seconds_of(age: str) -> float:
-    """Parse ``90s``, ``10m``, ``24h`` or ``7d``. Raises CliError."""
+def seconds_of(age: str, most_days: int = KEPT_DAYS) -> float:
+    """Parse ``90s``, ``10m``, ``24h`` or ``7d``. Raises CliError, also for more than is kept."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", age.strip())
     if found is None:
         raise CliError(f"--since {age!r} is no age; write 90s, 10m, 24h or 7d", 2)
-    return float(found[1]) * _UNITS[found[2]]
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if seconds > most_days * _UNITS["d"]:
+        raise CliError(f"--since {age} is more than is kept; write {most_days * 24}h at most", 2)
+    return seconds
 
 
 def show_events(
@@ -36,7 +40,11 @@ def show_events(
         if not found["complete"]:
             raise CliError("only the newest 10000 are shown; ask for less time, one model or one kind")
         if not follow:
+            if not found["events"]:
+                sys.stderr.write(f"kyb: nothing of the last {since} fits\n")
             return
+    elif kind:
+        router.history(time.time(), kind=kind, limit=1)  # refuses a kind that does not exist
     follow_events(
         router, lambda event: show(event) if matches(event, model, kind) else None, again=follow, last_id=last_id
     )
@@ -55,7 +63,10 @@ def show_last_switch(router: Router, name: str | None, output: Output) -> None:
     last park. Raises CliError."""
     if not name:
         raise CliError("name a model or a group: kyb why MODEL --last-switch", 2)
-    plain, since = name.partition("/")[2] if name.startswith(("model/", "group/")) else name, time.time() - KEPT_SECONDS
+    plain, since = (
+        name.partition("/")[2] if name.startswith(("model/", "group/")) else name,
+        time.time() - KEPT_DAYS * _UNITS["d"],
+    )
     found: list[dict[str, Any]] = []
     for kind in ("switch", "park"):  # a seat that was only ever parked
         for wanted in ({"model": plain}, {"group": plain}):
@@ -91,7 +102,7 @@ def show_request(router: Router, name: str, output: Output) -> None:
 
 def show_slo(router: Router, since: str, output: Output) -> None:
     """Print which models missed their SLO, and what the longest wait of each was for. Raises CliError."""
-    body = router.slo(time.time() - seconds_of(since))
+    body = router.slo(time.time() - seconds_of(since, REQUESTS_KEPT_DAYS))
     if output is Output.JSON:
         print(json.dumps(body))
         return

@@ -102,7 +102,7 @@ class Router:
         """The router's clock, unix seconds, by the ``Date`` of an answer (whole seconds); None: it sends none."""
         connection = self._connection(ANSWER_SECONDS)
         try:
-            connection.request("GET", self._path("/healthz"))
+            connection.request("GET", self._path("/readyz"))
             answer = connection.getresponse()
             answer.read()
             return parsedate_to_datetime(answer.headers["Date"]).timestamp() if answer.headers["Date"] else None
@@ -214,7 +214,7 @@ class Router:
         try:
             error = json.loads(data)["error"]
             code = str(error.get("code"))
-            return CliError(str(error["message"]), 2 if code == "ambiguous_name" else 1, reason=code)
+            return CliError(str(error["message"]), 2 if code in ("ambiguous_name", "invalid_field") else 1, reason=code)
         except (ValueError, KeyError, TypeError):
             reason = data[:200].decode(errors="replace").strip() or "without a reason"
             return CliError(f"the router at {self.url} refused (HTTP {status}): {reason}")

@@ -159,7 +159,14 @@ def _groups(node: dict[str, Any]) -> Iterator[Finding]:
             if seat.get("unverified"):
                 text = f"answers of {seat.get('model')} are not compared after a park: {seat['unverified']}"
                 yield warn("verify", text, "let the checkpointer reach the engine's port: docs/checkpointer.md#answers")
+            if seat.get("demoted"):
+                text = f"{seat.get('model')} is parked by {seat.get('backend')}: {seat['demoted']}"
+                yield warn("backend", text, "see the engine's log and docs/backends.md")
         stages = {str((seat.get("stage") or {}).get("stage")): seat for seat in group.get("seats") or ()}
+        evidence = (stages.get("vram-evidence") or {}).get("stage") or {}
+        if (evidence.get("data") or {}).get("journaled") is False:
+            text = f"group {group['group']}: {evidence['text']}"
+            yield warn("checkpointer", text, "does it run? kyb logs checkpointer, or kubectl logs of the node pod")
         for stage in ("foreign-process", "invariant-broken", "refused"):
             if stage in stages:
                 text = f"group {group['group']}: {stages[stage]['stage']['text']}"

@@ -20,6 +20,8 @@ LONGEST_READ_SECONDS = 8.0
 MOST_EVENTS = 10_000
 DEFAULT_EVENTS = 1_000
 SINCE_SECONDS = 600.0
+KINDS = {*get_args(DecisionKind), *(last for family, _, last in Message.registry if family == "evt" and last)}
+"""What ``kind`` may be."""
 BEFORE_SECONDS = 120.0
 """A switch that served a request may have begun so long before it arrived."""
 
@@ -44,6 +46,8 @@ class History:
         limit = int(number(query, "limit", DEFAULT_EVENTS))
         if not 1 <= limit <= MOST_EVENTS:
             raise RouterError(400, "invalid_field", f"limit: {limit} is not between 1 and {MOST_EVENTS}")
+        if (kind := query.get("kind")) and kind not in KINDS:
+            raise RouterError(400, "invalid_field", f"kind: {kind[:100]!r} is none of {', '.join(sorted(KINDS))}")
         wanted = {name: query[name] for name in ("kind", "model", "group", "op") if query.get(name)}
         try:
             async with asyncio.timeout(LONGEST_READ_SECONDS), self._turn:

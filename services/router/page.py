@@ -9,7 +9,7 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -54,6 +54,7 @@ READER_BACKLOG = 8
 """Pieces that may wait for one page; a slower page is disconnected and loads everything again."""
 RECENT_EVENTS = 500
 CHAT_BYTES = 256 * 1024
+"""The longest body of a request of the page."""
 _SENT = ("authorization", "content-type", "x-kyb-key", "x-request-id")
 """Headers of the playground's request that go on to the router's port."""
 
@@ -75,6 +76,8 @@ class Page:
         self._guard, self._clock = guard, clock
         self.api_url = ""
         """The router's public port, for the playground."""
+        self.troubles: Callable[[], dict[str, str]] = dict
+        """What is wrong with this router, by condition; the router sets it."""
         self._timeline, self._lines, self._waits = Timeline(time.time()), WaitingLines(), Waits()
         self._events: deque[dict[str, Any]] = deque(maxlen=RECENT_EVENTS)
         self._new: list[dict[str, Any]] = []
@@ -155,6 +158,7 @@ class Page:
             "at": now,
             "keys": self._guard.required,
             "plans": self.plans.offered,
+            "troubles": self.troubles(),
             "seats": [_row(upstream.record, self._clock) for upstream in self._upstreams()],
             "gpus": [gpu.model_dump(mode="json") for gpu in self._inventory.gpus],
             "loads": self._load(),
@@ -229,6 +233,7 @@ class Page:
             "loads": self._load(),
             "waits": waits,
             "lanes": lanes,
+            "troubles": self.troubles(),
             "tokens": self._tokens.of_model,
         }
 
@@ -289,7 +294,7 @@ class Page:
         """Send the playground's request to the router's own port, as any client would, and stream its answer."""
         _check_origin(request)
         headers = {name: value for name, value in request.headers.items() if name.lower() in _SENT}
-        body = await request.content.read(CHAT_BYTES)
+        body = await request.read()
         url = f"{self.api_url}/v1/chat/completions"
         # This process' own port: its certificate names a public host.
         try:

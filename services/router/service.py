@@ -35,7 +35,7 @@ from services.router.level_publisher import LevelPublisher
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
 from services.router.operator_api import VERBS, Event, EventLog, OperatorApi
-from services.router.page import Page
+from services.router.page import CHAT_BYTES, Page
 from services.router.request_log import RequestLog
 from services.router.roster_sync import GpuInventory, RosterSync
 from services.router.settings import RouterSettings
@@ -101,10 +101,11 @@ class RunningRouter:
         gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected, tenants)
         operator = OperatorApi(bus, traffic, self.loads, self.inventory, http, tenants)
         self.page = Page(bus, traffic, self.loads, self.inventory, http, self.guard, clock)
+        self.page.troubles = lambda: health.unmet() | health.remarks()
         self.dispatcher.on_forward = self.page.forwarded
         self.requests.on_served = self.page.plans.served
         self.app = self._application(gateways, operator, tenants)
-        self.operations = web.Application(middlewares=[_errors])
+        self.operations = web.Application(middlewares=[_errors], client_max_size=CHAT_BYTES)
         """The application of the operations port."""
         self.operations.add_routes([*health.routes(), *self.page.routes(operator)])
         self.operations.on_shutdown.append(self._stop_page)

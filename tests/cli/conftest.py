@@ -16,6 +16,7 @@ from kybernate.messages import GroupDecided, SeatActivated, SeatEvent, SeatLoad,
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from services.router.core.reports import SeatNameError, resolve
+from services.router.history import KINDS
 
 
 def seat(number: int, model: str, state: SeatState, group: str = "G0", **more: Any) -> SeatRecord:
@@ -182,6 +183,8 @@ class SmallRouter:
         events = [{"type": event.kind(), **event.model_dump(mode="json", exclude_none=True)} for event in past]
         found = [event for event in events if request.query.get("model") in (None, event.get("model"))]
         if kind := request.query.get("kind"):
+            if kind not in KINDS:
+                return self._error(400, "invalid_field", f"kind: {kind!r} is none of …")
             found = [event for event in found if event.get("decision") == kind]
         return web.json_response({"events": found, "complete": True})
 

@@ -19,8 +19,24 @@ async def test_stored_events_and_decisions_of_a_model_are_shown(kyb: "Kyb", rout
         await kyb("events", "--since", "7d", "--kind", "switch", "-o", "json", "--url", router.url)
     ).out.splitlines()
     assert json.loads(line)["op"] == "G0-7"
-    wrong = await kyb("events", "--since", "yesterday", "--url", router.url)
-    assert (wrong.code, "10m" in wrong.err) == (2, True)
+    for argv, remedy in (
+        (("events", "--since", "yesterday"), "10m"),
+        (("events", "--since", "8d"), "168h at most"),
+        (("slo", "--since", "25h"), "24h at most"),
+        (("why", "request"), "why request ID"),
+        (("why", "G0", "qwen3-32b"), "one group"),
+    ):
+        wrong = await kyb(*argv, "--url", router.url)
+        assert (wrong.code, remedy in wrong.err) == (2, True), argv
+    none = await kyb("events", "--since", "10m", "--model", "gema", "--url", router.url)
+    assert (none.code, none.out, "nothing of the last 10m fits" in none.err) == (0, "", True)
+
+
+async def test_a_kind_that_does_not_exist_is_refused_before_anything_is_followed(
+    kyb: "Kyb", router: "SmallRouter"
+) -> None:
+    wrong = await kyb("events", "-f", "--kind", "swich", "--url", router.url)
+    assert (wrong.code, "kind: 'swich'" in wrong.err) == (2, True)
 
 
 async def test_following_goes_on_after_the_last_stored_event_that_was_shown(kyb: "Kyb", router: "SmallRouter") -> None:

@@ -60,6 +60,11 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
             {"group": "G0", "seats": [{"model": "qwen", "unverified": "GET /health: refused"}]}]},)),
         "verify", "answers of qwen are not compared", "reach the engine's port",
     ),
+    "a backend was demoted": (
+        lambda facts: replace(facts, managers=({"node": "n1", "policy": "p", "groups": [{"group": "G0", "seats": [
+            {"model": "qwen", "backend": "restart", "demoted": "vllm failed 2 times in a row: HTTP 500"}]}]},)),
+        "backend", "qwen is parked by restart: vllm failed 2 times", "docs/backends.md",
+    ),
     "no host memory": (
         lambda facts: replace(facts, available_bytes=2**28),
         "host memory", "0.2 GiB of host memory", "park fewer seats",
@@ -106,6 +111,12 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         lambda facts: replace(facts, managers=(node("foreign-process", "python3 (pid 7) belongs to no seat"),)),
         "foreign-process", "python3 (pid 7)", "kyb why",
     ),
+    "the checkpointer hangs": (
+        lambda facts: replace(facts, managers=(
+            node("vram-evidence", "the checkpointer has not confirmed the job", journaled=False),
+        )),
+        "checkpointer", "group G0: the checkpointer has not confirmed", "kyb logs checkpointer",
+    ),
     "a group is drained": (
         lambda facts: replace(facts, managers=(node("drained", "x", drained="drained by alice"),)),
         "drain", "drained by alice", "kyb resume group G0",
@@ -113,8 +124,8 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
 }  # fmt: skip
 
 
-def node(stage: str, text: str, drained: str = "") -> dict[str, Any]:
-    seats = [{"seat": "s0", "stage": {"stage": stage, "text": text}}]
+def node(stage: str, text: str, drained: str = "", **data: Any) -> dict[str, Any]:
+    seats = [{"seat": "s0", "stage": {"stage": stage, "text": text, "data": data}}]
     return {"node": "n1", "policy": "p", "groups": [{"group": "G0", "drained": drained, "seats": seats}]}
 
 

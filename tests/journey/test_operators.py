@@ -35,6 +35,13 @@ async def test_kyb_status_finds_the_stack_and_shows_the_truth(up: Up) -> None:
     json.loads(data.stdout)
 
 
+async def test_the_doctor_finds_nothing_wrong_and_knows_the_routers_clock(up: Up) -> None:
+    await calm(up.url)
+    done = await kyb(up, "doctor", "-o", "json")
+    found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert (done.returncode, found["clock"]["level"]) == (0, "OK"), found
+
+
 async def test_an_operator_activates_parks_pins_and_unpins(up: Up) -> None:
     found = await held(up.url, "G1")
     model, holder = parked(found, "G1"), active(found, "G1")

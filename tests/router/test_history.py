@@ -56,6 +56,8 @@ async def test_history_is_selected_by_kind_model_group_op_and_time():
         assert (newest["events"][0]["decision"], newest["complete"]) == ("stay", False)
         for query in ("?since=soon", "?since=nan", "?limit=0", "?limit=inf"):
             assert (await w.call("GET", f"/v1/history{query}")).status == 400
+        unknown = await w.call("GET", "/v1/history?kind=swich")
+        assert (unknown.status, "stay, switch" in unknown.json["error"]["message"]) == (400, True)
         w.bus.cut()
         assert (await w.call("GET", "/v1/history")).status == 503
 

@@ -14,7 +14,7 @@ from kybernate.api_keys import dump, make
 from kybernate.dev.nats_server import free_port
 from kybernate.messages import ParkSeat, SeatActivated
 from kybernate.seat import SeatState
-from services.router.page import RECENT_EVENTS
+from services.router.page import CHAT_BYTES, RECENT_EVENTS
 from tests.router.world import NODE, Answered, World, world
 from tests.until import until
 
@@ -66,6 +66,18 @@ async def test_the_first_paint_has_each_recent_event_once():
             w.router.page.add(SeatActivated.model_validate({"seq": seq} | fields))
         events = (await get(w, url + "state")).json["events"]
         assert [event["seq"] for event in events] == list(range(RECENT_EVENTS + 1, 2 * RECENT_EVENTS + 1))
+
+
+async def test_the_page_shows_when_nats_is_away():
+    async with page() as (w, url):
+        assert (await get(w, url + "state")).json["troubles"] == {}
+        w.bus.cut()
+        assert "not connected to NATS" in (await get(w, url + "state")).json["troubles"]["bus"]
+        async with w.http.get(url + "live") as live:
+            async for line in live.content:
+                if line.startswith(b"data: "):
+                    assert "not connected to NATS" in json.loads(line[6:])["troubles"]["bus"]
+                    break
 
 
 async def test_the_timeline_reaches_back_before_the_start_of_the_router():
@@ -207,6 +219,14 @@ async def test_the_playground_streams_an_answer():
         assert answer.headers["X-Kyb-Cause"] == "page-1"
         assert answer.headers["Content-Type"].startswith("text/event-stream")
         assert b"[DONE]" in answer.body
+
+
+async def test_the_playground_sends_a_long_message_whole_and_refuses_one_that_is_too_long():
+    async with page() as (w, url):
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        for length, status in ((CHAT_BYTES - 1000, 200), (CHAT_BYTES, 413)):
+            body = {"model": "llama", "messages": [{"role": "user", "content": "x" * length}]}
+            assert (await post(w, url + "chat", json=body)).status == status
 
 
 async def test_files_come_with_a_content_policy_and_nothing_else_is_served():
