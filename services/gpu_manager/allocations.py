@@ -269,19 +269,23 @@ def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now
     """Evidence tells the group of a seat of which the ledger does not: the GPUs that it names, or that no process has a
     context, which a new one gets at home.
 
-    (1) Others hold that group: the evidence contradicts itself. (2) A copy whose GPUs nothing names cannot be restored;
-    one that a kill could not end stays quarantined.
+    (1) It is a copy: what was reserved for it, perhaps on another group, is free. (2) Others hold that group: the
+    evidence contradicts itself. (3) A copy whose GPUs nothing names cannot be restored; one that a kill could not end
+    stays quarantined.
     """
     group = view.group_with_gpus(node, seat, progress.gpus) or (seat.home if progress.no_context else None)
     if group is not None:
         same, others = view.holders(node, group), view.in_the_way(node, group)
         others += same if len(same) >= group.slots else []
         seat.residence.group, seat.durable.unlocated = group, False
-        if seat.lease and others:  # (1)
+        if progress.outcome == "parked" and not seat.gate.ticket_open:  # (1)
+            seat.lease = False
+            seat.assume_residue()
+        if seat.lease and others:  # (2)
             seat.durable.conflict = True
         if seat.state is S.QUARANTINED and others:
             seat.reason = f"{', '.join(one.id for one in others)} and it seem to hold group {group.name}"
-    elif seat.state is S.QUARANTINED and progress.outcome == "parked" and seat.unkilled != progress.container_id:  # (2)
+    elif seat.state is S.QUARANTINED and progress.outcome == "parked" and seat.unkilled != progress.container_id:  # (3)
         node.transition(seat, T.UNRECOVERABLE, now, reason=PARKED_NOWHERE)
 
 

@@ -11,6 +11,7 @@ from services.gpu_manager.inputs import BusChanged, JobsReported, PodsSeen, Reco
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.managed_seat import REHEARSAL
 from services.gpu_manager.seat_pod import Owners
+from tests.manager.packed import make_packed
 from tests.manager.world import GIB, World, make_group, status
 
 UNKNOWN = "quarantined"
@@ -327,12 +328,15 @@ def test_a_copy_whose_gpus_are_named_stays(world: World) -> None:
     assert not world.managed(a).durable.unlocated
 
 
-def test_a_copy_that_is_found_late_keeps_as_much_memory_as_one_that_is_found_at_the_start(world: World) -> None:
+@pytest.mark.parametrize(("group", "gpus"), [(2, ("GPU-2",)), (4, ("GPU-3", "GPU-4"))], ids=["pool", "alone"])
+def test_a_copy_that_is_found_late_keeps_as_much_memory_as_one_that_is_found_at_the_start(
+    world: World, group: int, gpus: tuple[str, ...]
+) -> None:
     """Else a start beside it, on GPUs that seats share, finds no memory."""
-    (seat,) = world.fill("v", group=2, vram="40GiB")
+    (seat,) = world.fill("v", group=group, vram="40GiB")
     restarted(world, seen(world, seat, UNKNOWN))
 
-    answer(world, seen(world, seat, "parked", "GPU-2"))
+    answer(world, seen(world, seat, "parked", *gpus))
 
     assert world.state(seat) is S.PARKED
     assert world.managed(seat).durable.residue_bytes == 4 * GIB
@@ -419,6 +423,47 @@ def test_a_seat_that_is_ending_and_is_found_on_a_held_group_is_no_bug(world: Wor
 
     world.end_processes(a)
     assert not world.managed(a).durable.conflict or world.state(a) is S.RELEASING
+
+
+@pytest.mark.parametrize("ending", ["deleted", "lost"])
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_copy_that_ends_and_is_found_late_reserves_only_what_it_keeps(ending: str, measured: bool) -> None:
+    """a was being moved to G1, where its lease reserved 50 GiB, and is still on G0, where b has 50 of 80 GiB."""
+    packed = [make_packed(f"G{n}", [n], 2) for n in range(2)]
+    movable = [replace(one, profile=one.profile.model_copy(update={"rebalance": True})) for one in packed]
+    world = World(groups=tuple(movable))
+    world.boot()
+    a, b = world.fill("a", "b", vram="50GiB")
+    world.order(MigrateSeat, seat=a, to="G1")
+    world.managed(a).durable.measured = measured
+    ledger = recovery.ledger(world.node, "").model_copy(update={"lost": True})
+    jobs = (status(world.job(), "parked", "pending", done=False),) if ending == "lost" else ()
+    world.pods[a] = replace(world.pods[a], deleting=ending == "deleted")
+    restarted(world, seen(world, a, "started" if jobs else UNKNOWN), seen(world, b, UNKNOWN), ledger=ledger, jobs=jobs)
+    assert world.managed(a).lease
+    state = world.state(a)
+
+    answer(
+        world, seen(world, a, "parked", "GPU-0"), seen(world, b, "active", "GPU-0")
+    )  # the world asserts that it fits
+
+    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (state, "G0", False)
+    assert (world.state(b), world.managed(b).lease) == (S.ACTIVE, True)
+    assert world.managed(a).durable.residue_bytes == (0 if measured else 5 * GIB)
+
+
+def test_a_copy_with_an_open_ticket_keeps_its_lease_when_it_is_found(world: World) -> None:
+    """A container may come of the ticket, beside the copy of the one before."""
+    (seat,) = world.fill("v", group=2)
+    ledger = recovery.ledger(world.node, "").model_copy(update={"lost": True})
+    ticket = SeatTicket(seat, "call-9", world.pods[seat].uid, ledger.epoch + 1, 10.0)
+    world.pods[seat] = replace(world.pods[seat], running=False, deleting=True)
+    restarted(world, seen(world, seat, UNKNOWN), ledger=ledger, tickets=(ticket,))
+    assert world.managed(seat).durable.unlocated
+
+    answer(world, seen(world, seat, "parked", "GPU-2"))
+
+    assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
 
 
 def test_the_seats_of_an_adopted_switch_are_where_it_has_them(world: World) -> None:
