@@ -12,17 +12,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kybernate.annotations import BACKEND, MODEL, PORT, PREFIX
+from kybernate.annotations import BACKEND, ENGINE_KEY, MODEL, PORT, PREFIX
 
 RECORD = "kyb.ai/onboarded"
 """Annotation of the Deployment: its changes as JSON, for the way back."""
-GPU = "nvidia.com/gpu"
+VENDOR = "nvidia.com/"
+"""Of the resources that a seat replaces: whole GPUs, shared ones and MIG instances."""
+GPU = f"{VENDOR}gpu"
 ENGINE_LABEL = "kyb.ai/engine"
 _KUBERNETES = re.compile(r"\$(?:\$|\(([^)]+)\))")
 """``$(A)``, and ``$$`` for a dollar sign."""
 _SHELL = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?)-([^}]*))?\})")
 """``$A``, ``${A}``, ``${A-default}``, and ``${A:-default}``, which counts an empty value as none."""
 _SHELLS = re.compile(r"(.*/)?(ba|da|a|k|z)?sh")
+_KEYS = {"VLLM_API_KEY", "LLAMA_API_KEY"}
 _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 Json = dict[str, Any]
@@ -94,7 +97,7 @@ ENGINES = (
         env={"OLLAMA_KEEP_ALIVE": "-1", "OLLAMA_MAX_LOADED_MODELS": "1"},
         expect=(
             "Ollama unloads the model: an activation reads it from the page cache, or from disk",
-            "any request that bypasses the router loads it again: take its Service away from clients",
+            "a request past the router loads the model again",
         ),
     ),
     Engine(
@@ -163,7 +166,9 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
         raise OnboardError(f"{name}: its model is {served}, whose value is not in the manifest; give --model NAME")
     count = gpus_of(container)
     if not count and not resource:
-        raise OnboardError(f"{name}: container {container.get('name')} asks for no {GPU}; give --resource")
+        raise OnboardError(
+            f"{name}: container {container.get('name')} asks for no {GPU}; give --resource NAME of a seat"
+        )
     resource = resource or f"{PREFIX}gpu-{count}x-seat"
     backend, notes = _backend(engine, line)
     port = _option(line, ("--port", "-p")) or _declared_port(container) or str(engine.port)
@@ -175,8 +180,9 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
     for key, value in ((MODEL, served), (PORT, port), (BACKEND, backend)):
         draft.put(("spec", "template", "metadata", "annotations", key), value)
     for part in ("requests", "limits"):
-        if GPU in ((container.get("resources") or {}).get(part) or {}):
-            draft.put((*where, "resources", part, GPU), None)
+        for asked in (container.get("resources") or {}).get(part) or {}:
+            if asked.startswith(VENDOR):
+                draft.put((*where, "resources", part, asked), None)
     draft.put((*where, "resources", "limits", resource), "1")
     if backend == engine.backend:
         _switches(draft, where, container, engine)
@@ -187,6 +193,11 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
             notes.append(f"{probe}: an exec probe cannot run in a parked engine, HTTP can")
     if not any(probe in container for probe in _PROBES):
         draft.put((*where, "startupProbe"), _startup(engine, int(port)))
+    if others := [word for word in _values(line, engine.model[0]) if word != served]:
+        notes.append(f"clients find it as {served} only, and no longer as {', '.join(others)}")
+    if "--api-key" in line or _KEYS & {one.get("name") for one in container.get("env") or ()}:
+        notes.append(f"its API key: without {ENGINE_KEY} its answers are not compared after a park: docs/backends.md")
+    notes.append("clients ask the router; a request past it, by the engine's Service, hangs while the engine is parked")
     if "livenessProbe" in container:
         notes.append("livenessProbe: needs the webhook, whose kyb-probe answers for a parked engine; else remove it")
     if not ((container.get("resources") or {}).get("limits") or {}).get("memory"):
@@ -364,6 +375,12 @@ def _option(line: Sequence[str], names: Iterable[str]) -> str:
         if name in line[:-1]:
             return line[line.index(name) + 1]
     return ""
+
+
+def _values(line: Sequence[str], option: str) -> list[str]:
+    """All words behind an option that takes several."""
+    behind = line[line.index(option) + 1 :] if option in line else ()
+    return list(itertools.takewhile(lambda word: not word.startswith("-"), behind))
 
 
 def _model(engine: Engine, container: Mapping[str, Any]) -> str:

@@ -199,6 +199,25 @@ def test_what_cannot_be_a_seat_is_refused_with_the_remedy(manifest: Json, text: 
         onboard(manifest)
 
 
+def test_what_a_user_would_find_out_too_late_is_noted() -> None:
+    names = ("--served-model-name", "m", "big", "--api-key", "$(KEY)")
+    notes = onboard(deployment(VLLM, "org/m", *names)).notes
+    for text in ("as m only, and no longer as big", "kyb.ai/engine-key", "a request past it"):
+        assert any(text in note for note in notes), text
+    keyed = onboard(deployment(VLLM, "org/m", env=[{"name": "VLLM_API_KEY", "value": "k"}])).notes
+    assert any("kyb.ai/engine-key" in note for note in keyed)
+    assert not any("only, and no longer" in note or "engine-key" in note for note in onboard(example("vllm")).notes)
+
+
+def test_a_seat_takes_the_place_of_a_mig_instance() -> None:
+    mig = {"limits": {"nvidia.com/mig-3g.40gb": 1, "memory": "9Gi"}}
+    with pytest.raises(OnboardError, match="--resource NAME"):
+        onboard(deployment(VLLM, "m", resources=mig))
+    after = onboard(deployment(VLLM, "m", resources=mig), resource="kyb.ai/mig-seat").manifest
+    assert container(after)["resources"]["limits"] == {"memory": "9Gi", "kyb.ai/mig-seat": "1"}
+    assert offboard(after)[0] == deployment(VLLM, "m", resources=mig)
+
+
 def test_empty_keys_of_a_manifest_count_as_absent() -> None:
     manifest = deployment("vllm/vllm-openai", "--model", "m", resources=None)
     manifest["metadata"]["annotations"] = manifest["spec"]["template"]["metadata"]["annotations"] = None
