@@ -32,7 +32,7 @@ def test_only_an_activation_of_a_parked_seat_is_a_switch() -> None:
     watch = Watch()
     watch.take(event("s0", S.ACTIVE, S.STARTING))
     watch.take(event("s0", S.ACTIVE, S.DRAINING))
-    assert watch.switches == []
+    assert (watch.switches, watch.cold_starts) == ([], 1)
     watch.take(event("s1", S.ACTIVE, S.ACTIVATING, group="G0", model="m", seconds={"park": 0.1}))
     assert [(switch.group, switch.model, switch.seconds) for switch in watch.switches] == [("G0", "m", {"park": 0.1})]
 

@@ -109,6 +109,8 @@ def show(report: Report, console: Console) -> None:
     table.add_column(justify="right")
     for key in ("requests", "ok", "errors", "retryable", "held", "violations", "switches", "moves"):
         table.add_row(key, _text(report[key], "not seen" if key == "violations" else "–"))
+    if report.get("cold_starts"):
+        table.add_row("cold starts", _text(report["cold_starts"]))
     if "spills" in report:
         table.add_row("without a copy", _text(report["spills"]))
     by_group = ", ".join(f"{group} {count}" for group, count in report["switches_by_group"].items())

@@ -181,6 +181,7 @@ async def _measured(
     known = [count for count in counts if count is not None]
     violations = sum(known) if len(known) == len(counts) else None
     result = report.build(live.tally, live.watch.switches, violations, speed, seconds) | {"seed": demo.seed}
+    result |= {"cold_starts": live.watch.cold_starts}
     result |= {"spills": live.watch.spills} if demo.host_bytes else {}
     return result | ({"chaos": chaos.report()} if chaos else {})
 

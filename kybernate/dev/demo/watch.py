@@ -53,6 +53,8 @@ class Watch:
     steps: list["ObservedStep"] = field(default_factory=list)
     spills: int = 0
     """How often a seat went without a copy for lack of host memory."""
+    cold_starts: int = 0
+    """How often a container of a seat has started and serves."""
     began_at: float = field(default_factory=time.time)
     _spans: list[list[float]] = field(default_factory=list)
     _open: dict[tuple[str, str], list[float]] = field(default_factory=dict)
@@ -73,6 +75,7 @@ class Watch:
         self._entered[seat] = event.state, event.at
         self.states[seat] = event.state
         self.spills += event.state is SeatState.PARKED and "(hostMemory)" in event.reason
+        self.cold_starts += event.state is SeatState.ACTIVE and event.previous is SeatState.STARTING
         if event.state in IN_SWITCH:
             if seat not in self._open:
                 self._open[seat] = span = [event.at, float("inf")]
