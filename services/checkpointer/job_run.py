@@ -86,7 +86,7 @@ class JobRun:
             group=file.group,
             park=tuple(self._first.values()),
             activate=self._activate,
-            journaled_at=file.on_disk_at or file.records[0].at,
+            journaled_at=file.written_at or file.records[0].at,
         )
 
     async def run(self) -> JobStatus:

@@ -1,14 +1,14 @@
 """The durable state of the checkpointer: jobs and their steps, parked processes, the highest epochs.
 
-A step is written before it is executed, and fsynced beside it: on disk before the outcome of its half is written. A
-killed checkpointer loses nothing that it wrote; fsync protects against a crash of the machine, which ends the processes
-too.
+A job is written before it is accepted and a step before it is executed, and both are fsynced beside what follows: on
+disk before the outcome of a half is written. A killed checkpointer loses nothing that it wrote; fsync protects against
+a crash of the machine, which ends the processes too.
 
 Under ``<state_dir>``: ``journal/<epoch>-<op>.jsonl``, one file per job, one line per record, a torn last line ignored;
 ``journal/next``, made beforehand and on disk with its name, which the next job's file is renamed from;
 ``parked/<seat>.json``, the processes of a parked seat, which the driver's lists no longer show; ``epochs.json``, the
-highest epoch by GPU of jobs whose file is removed. One thread writes and another fsyncs steps, so that a slow disk
-blocks no event loop and no step.
+highest epoch by GPU of jobs whose file is removed. One thread writes and another fsyncs, so that a slow disk blocks
+no event loop and no step.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class Journal:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._syncer = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
         self._syncing: dict[str, list[asyncio.Future[None]]] = {}
-        """fsyncs under way beside the steps, by op."""
+        """fsyncs under way beside the job, by op."""
         self._open: dict[str, int] = {}
         self._next: int | None = None
         """The file made beforehand; only the writer uses it."""
@@ -97,7 +97,8 @@ class Journal:
         return max((self.epochs.get(gpu, 0) for gpu in gpus), default=0)
 
     async def begin(self, job: JobFile) -> None:
-        """Create a job's file; job and epoch are on disk when this returns."""
+        """Create a job's file; job and epoch survive a kill of the checkpointer when this returns, and are on disk
+        before the job has an outcome."""
         job.path = self._jobs / f"{job.epoch:020d}-{slug(job.op)}.jsonl"
         self._raise_epochs(job.gpus, job.epoch)
         self.jobs[job.op] = job
@@ -108,12 +109,12 @@ class Journal:
             if made is None:
                 return _create(job.path, line)
             _append(made, line)
-            self._sync(made)
             os.rename(self._jobs / NEXT, job.path)
             return made
 
-        self._open[job.op] = await self._in_thread(write)
-        job.on_disk_at = time.time()
+        handle = self._open[job.op] = await self._in_thread(write)
+        job.written_at = time.time()
+        self._sync_beside(job, handle)
 
     async def add(self, job: JobFile, record: Record, *, put_off: bool = False) -> None:
         """Append a record; it and all before it are on disk when this returns.
@@ -129,11 +130,14 @@ class Journal:
         the step. Raises OSError also for a step before it that could not be fsynced."""
         pending = self._syncing.setdefault(job.op, [])
         pending[:] = [one for one in pending if not one.done() or one.result() is not None]
-        handle = await self._record(job, record, sync=False)
-        pending.append(asyncio.get_running_loop().run_in_executor(self._syncer, self._sync, handle))
+        self._sync_beside(job, await self._record(job, record, sync=False))
+
+    def _sync_beside(self, job: JobFile, handle: int) -> None:
+        sync = asyncio.get_running_loop().run_in_executor(self._syncer, self._sync, handle)
+        self._syncing.setdefault(job.op, []).append(sync)
 
     async def _synced(self, job: JobFile) -> None:
-        """Wait until all steps of the job are on disk."""
+        """Wait until the job and all its steps are on disk."""
         for one in tuple(self._syncing.get(job.op, ())):
             await one
 

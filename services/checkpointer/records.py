@@ -53,8 +53,8 @@ class JobFile:
 
     records: list[Record]
     path: Path = field(default_factory=Path)
-    on_disk_at: float | None = None
-    """Unix seconds at which the first record was on disk; None when an earlier checkpointer wrote it."""
+    written_at: float | None = None
+    """Unix seconds at which the first record was written; None when an earlier checkpointer wrote it."""
 
     @property
     def command(self) -> SwitchJob | KillJob:

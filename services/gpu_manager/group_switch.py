@@ -78,7 +78,7 @@ class JobExchange:
     sent: WallTime | None = None
     """When it was last sent; None: send it now."""
     journaled: bool = False
-    """The checkpointer has it on disk: it finishes without the manager."""
+    """The checkpointer has it in its journal: it finishes without the manager."""
 
 
 @dataclass(slots=True)

@@ -343,7 +343,7 @@ def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
 
 
 def _journaled(switch: GroupSwitch, now: Now, jobs: Sequence[JobStatus]) -> None:
-    """The checkpointer has the job; it began when it was on disk, before this was received."""
+    """The checkpointer has the job; it began when it was journaled, before this was received."""
     if not switch.job.journaled:
         switch.job.journaled = True
         at = next((status.journaled_at for status in jobs if status.op == switch.op), 0.0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from services.checkpointer.core.answers import ModelAnswer
 from services.checkpointer.core.failures import SPENT, JobGoal
 from services.checkpointer.job_run import JobRun
 from services.checkpointer.journal import Journal
-from services.checkpointer.records import JobFile, Record
+from services.checkpointer.records import JobFile, Record, read_records
 from services.checkpointer.worker import CheckpointWorker
 from tests.until import until
 
@@ -194,7 +195,7 @@ async def test_a_job_that_goes_on_does_not_lower_the_fence(tmp_path: Path) -> No
         assert (await stand.worker.switch(switch(99, "v"))).code == "stale-epoch"
 
 
-async def test_a_fence_and_a_job_are_on_disk_with_their_names_when_they_are_answered(
+async def test_a_fence_and_the_first_job_are_on_disk_with_their_names_when_they_are_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[str] = []
@@ -212,28 +213,33 @@ async def test_a_fence_and_a_job_are_on_disk_with_their_names_when_they_are_answ
         assert synced == ["00000000000000000005-op-5.jsonl", "journal"]
 
 
-async def test_a_job_in_a_file_made_beforehand_survives_a_crash_of_the_machine(
+async def test_a_job_is_accepted_when_it_survives_a_kill_and_has_an_outcome_when_it_is_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its data are on disk when it is answered; its new name need not be."""
-    synced: list[str] = []
-    fdatasync = os.fdatasync
-    monkeypatch.setattr(
-        os, "fdatasync", lambda fd: (synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name), fdatasync(fd))
-    )
-    made = tmp_path / "journal" / "next"
+    made, disk, fdatasync = tmp_path / "journal" / "next", threading.Event(), os.fdatasync
+
+    def slow(handle: int) -> None:
+        disk.wait(60)
+        fdatasync(handle)
+
     async with running(tmp_path) as stand:
         await stand.worker.switch(switch(5, "v"))
         await stand.done("op-5")
         await until(made.exists, what="the next job's file is made")
-        stand.backend.hold("park w")
-        synced.clear()
-        await stand.worker.switch(switch(6, "w"))
-        assert synced[:1] == ["next"]
+        monkeypatch.setattr(os, "fdatasync", slow)
+
+        assert (await stand.worker.switch(switch(6, "w"))).accepted
+
+        path = tmp_path / "journal" / "00000000000000000006-op-6.jsonl"
+        assert read_records(path, path.read_text()).op == "op-6", "a kill loses nothing, though the disk is slow"
         assert not made.exists()
-        stand.backend.held["park w"].set()
+        await until(lambda: "discover w" in stand.backend.done, what="the job goes on beside the disk")
+        await asyncio.sleep(0.05)
+        written = [record.kind for record in stand.journal.jobs["op-6"].records]
+        disk.set()
+        assert written == ["switch"]
         await stand.done("op-6")
-    (tmp_path / "journal" / "00000000000000000006-op-6.jsonl").rename(made)  # the crash undid the renaming
+    path.rename(made)  # a crash of the machine undid the renaming
 
     async with running(tmp_path) as again:
         assert set(again.journal.jobs) == {"op-5", "op-6"}

@@ -166,6 +166,7 @@ async def test_a_put_off_record_is_written_at_once_and_fsynced_with_the_next_rec
     journal = opened(tmp_path)
     one = job(1)
     await journal.begin(one)
+    await journal._synced(one)
     synced: list[int] = []
     monkeypatch.setattr(os, "fdatasync", lambda handle: synced.append(os.fstat(handle).st_size))
     await journal.add(one, Record(kind="half", half="park", seat="s00"), put_off=True)
@@ -184,6 +185,7 @@ async def test_a_step_is_written_at_once_and_on_disk_before_its_half_has_an_outc
     journal, disk = opened(tmp_path), threading.Event()
     one = job(1)
     await journal.begin(one)
+    await journal._synced(one)
     synced: list[int] = []
 
     def sync(handle: int) -> None:
@@ -214,6 +216,7 @@ async def test_a_step_that_could_not_be_synced_ends_the_job_at_the_next_record(
     journal = opened(tmp_path)
     one = job(1)
     await journal.begin(one)
+    await journal._synced(one)
     monkeypatch.setattr(os, "fdatasync", broken)
     await journal.add_step(one, Record(kind="step", step="lock"))
     await until(lambda: journal._syncing[one.op][0].done(), what="the disk has answered")
