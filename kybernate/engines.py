@@ -3,6 +3,7 @@ tokens it has generated. Pure."""
 
 import re
 from math import isfinite
+from typing import NamedTuple
 
 from kybernate.extras import names
 
@@ -28,18 +29,29 @@ SIGNED = "trtllm"
 """Its key signs calls, and is therefore never sent, also not by a backend that the seat was demoted to."""
 METRICS_PATHS = ("/metrics", "/prometheus/metrics")
 """Where engines count their requests; the second is TensorRT-LLM's, whose first has none."""
-RUNNING = re.compile(
-    rb"^(?:vllm:num_requests_(?:running|waiting)|sglang:num_(?:running|queue)_reqs|trtllm_num_requests_(?:running|waiting)"
-    rb"|llamacpp:requests_(?:processing|deferred))(?:\{[^}]*\})?\s+([0-9.eE+]+)",
-    re.MULTILINE,
+_RUNNING = (
+    rb"vllm:num_requests_running|sglang:num_running_reqs|trtllm_num_requests_running|llamacpp:requests_processing"
 )
+_WAITING = rb"vllm:num_requests_waiting|sglang:num_queue_reqs|trtllm_num_requests_waiting|llamacpp:requests_deferred"
 """In the names of vLLM, SGLang, TensorRT-LLM and llama.cpp."""
-GENERATED = re.compile(
-    rb"^(?:vllm:generation_tokens_total|sglang:generation_tokens_total|llamacpp:tokens_predicted_total)"
-    rb"(?:\{[^}]*\})?\s+([0-9.eE+]+)",
-    re.MULTILINE,
-)
+_GENERATED = rb"vllm:generation_tokens_total|sglang:generation_tokens_total|llamacpp:tokens_predicted_total"
 """In the names of vLLM, SGLang and llama.cpp."""
+
+
+def _samples(names: bytes) -> re.Pattern[bytes]:
+    """Match the samples of these metrics; the group is the value."""
+    return re.compile(rb"^(?:%b)(?:\{[^}]*\})?\s+([0-9.eE+]+)" % names, re.MULTILINE)
+
+
+RUNNING, WAITING, GENERATED = _samples(_RUNNING), _samples(_WAITING), _samples(_GENERATED)
+BUSY = _samples(_RUNNING + b"|" + _WAITING)
+
+
+class EngineLoad(NamedTuple):
+    """Requests that an engine computes, and that wait in it."""
+
+    running: int
+    waiting: int
 
 
 def next_backend(backend: str, *, mig: bool = False) -> str:
@@ -53,8 +65,14 @@ def next_backend(backend: str, *, mig: bool = False) -> str:
 
 def requests_in(metrics: bytes) -> int | None:
     """The number of requests; None when there is no such metric, or it is no number."""
-    found = _sum(RUNNING, metrics)
+    found = _sum(BUSY, metrics)
     return None if found is None else int(found)
+
+
+def load_in(metrics: bytes) -> EngineLoad | None:
+    """The load; None when a metric of the two is missing, or is no number."""
+    running, waiting = _sum(RUNNING, metrics), _sum(WAITING, metrics)
+    return None if running is None or waiting is None else EngineLoad(int(running), int(waiting))
 
 
 def tokens_in(metrics: bytes) -> float | None:

@@ -35,6 +35,7 @@ from services.router.level_publisher import LevelPublisher
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
 from services.router.operator_api import VERBS, Event, EventLog, OperatorApi
+from services.router.outside_load import OutsideLoad
 from services.router.page import CHAT_BYTES, Page
 from services.router.request_log import RequestLog
 from services.router.roster_sync import GpuInventory, RosterSync
@@ -100,6 +101,8 @@ class RunningRouter:
         )
         gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected, tenants)
         operator = OperatorApi(bus, traffic, self.loads, self.inventory, http, tenants)
+        readings = self._metrics.readings
+        self.outside = OutsideLoad(settings, bus, http, self.dispatcher, self.loads, tenants.aliases, readings)
         self.page = Page(bus, traffic, self.loads, self.inventory, http, self.guard, clock)
         self.page.troubles = lambda: health.unmet() | health.remarks()
         self.dispatcher.on_forward = self.page.forwarded
@@ -129,6 +132,7 @@ class RunningRouter:
             "plans": self.page.plans.run(),
             "loads": self._forget_loads(),
             "requests": self.requests.run(),
+            **self.outside.jobs(),
             "keys": self.guard.watch(),
             **({"certificate": self.certificate.watch()} if self.certificate is not None else {}),
         }

@@ -67,6 +67,16 @@ class RouterSettings(Settings):
     """Validity of a permit of GET /v1/hold; parking waits until it expires."""
     keepalive_seconds: float = Field(0.0, ge=0)
     """Interval of SSE comments to a waiting stream, which commit a 200; 0: none."""
+    engine_metrics_seconds: float = Field(0.0, ge=0, le=60)
+    """Interval at which active engines are asked how many requests they compute and queue, so that callers beside the
+    routers count, too; 0: never."""
+    prometheus_url: str = ""
+    """Prometheus, such as http://prometheus:9090, for KYB_PROMETHEUS_QUERIES."""
+    prometheus_queries: str = ""
+    """Requests that wait for models elsewhere, as YAML: a pattern of models and a query with a sample per model, such
+    as "*": sum by (model) (queue_size); of samples without the label model or model_name the pattern is the model."""
+    prometheus_seconds: float = Field(15.0, gt=0, le=60)
+    """Interval of these queries."""
     signals_per_second: float = Field(1000.0, gt=0)
     """Most signals of POST /v1/signals per second and caller, on average; further ones get a 429."""
     signal_sources: int = Field(500, ge=1)

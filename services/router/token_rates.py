@@ -13,7 +13,7 @@ from kybernate.seat import SeatState
 ANSWER_SECONDS = 2.0
 AT_ONCE = 16
 MOST_BYTES = 4 * 1024 * 1024
-"""Of the metrics of one engine; of more, nothing counts."""
+"""Of one answer; of a longer one nothing counts."""
 
 
 class TokenRates:
@@ -42,14 +42,21 @@ class TokenRates:
         self._seen, self.of_model = seen, {model: round(rate, 1) for model, rate in rates.items()}
 
     async def _tokens(self, url: str, at_once: asyncio.Semaphore) -> float | None:
-        timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-        try:
-            async with at_once, self._http.get(url, timeout=timeout, allow_redirects=False) as answer:
-                text = bytearray()
-                async for piece in answer.content.iter_any():
-                    text += piece
-                    if len(text) > MOST_BYTES:
-                        return None
-                return tokens_in(bytes(text)) if answer.status == 200 else None
-        except (aiohttp.ClientError, TimeoutError, OSError):
-            return None
+        async with at_once:
+            metrics = await fetch(self._http, url)
+        return None if metrics is None else tokens_in(metrics)
+
+
+async def fetch(http: aiohttp.ClientSession, url: str, **query: str) -> bytes | None:
+    """Return the body of a 200 of at most MOST_BYTES; None if it does not come in time."""
+    timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+    try:
+        async with http.get(url, params=query, timeout=timeout, allow_redirects=False) as answer:
+            text = bytearray()
+            async for piece in answer.content.iter_any():
+                text += piece
+                if len(text) > MOST_BYTES:
+                    return None
+            return bytes(text) if answer.status == 200 else None
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return None

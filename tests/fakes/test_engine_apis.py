@@ -20,6 +20,7 @@ from kybernate.dev.fakes.engine.lies import Lie, Lies
 from kybernate.dev.fakes.engine.memory import Vram
 from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.fakes.gpu.client import DriverError
+from kybernate.engines import load_in, requests_in
 from services.checkpointer.backends.trtllm import HEADER, signed
 from tests.until import until
 
@@ -260,6 +261,28 @@ async def test_sglangs_key_protects_all_but_probes_and_metrics_need_a_flag():
     async with serving("sglang", key="secret") as it:
         assert (await it.get("/health"))[0] == 200
         assert 'sglang:num_running_reqs{model_name="m"} 0.0' in (await it.get("/metrics"))[1]
+
+
+@pytest.mark.parametrize(
+    ("api", "path"),
+    [
+        ("vllm", "/metrics"),
+        ("sglang", "/metrics"),
+        ("trtllm", "/prometheus/metrics"),
+        ("llamacpp", "/metrics?model=m&autoload=false"),
+    ],
+)
+async def test_the_load_of_an_engine_is_read_in_its_own_names(api, path):
+    async with serving(api) as it:
+        it.engine.running, it.engine.waiting = 3, 2
+        metrics = (await it.get(path))[1].encode()
+        assert (load_in(metrics), requests_in(metrics)) == ((3, 2), 5)
+
+
+def test_a_load_is_known_only_with_both_of_its_metrics():
+    assert load_in(b'vllm:num_requests_running{a="b"} 1\nvllm:num_requests_running{a="c"} 2\n') is None
+    assert load_in(b"sglang:num_running_reqs 1\nsglang:num_queue_reqs 1e999\n") is None
+    assert load_in(b"sglang:num_running_reqs 1\nsglang:num_queue_reqs 0\n") == (1, 0)
 
 
 # llama.cpp and Ollama

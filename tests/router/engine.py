@@ -31,6 +31,10 @@ class Engine:
         self.end = asyncio.Event()
         self.end.set()
         """Cleared: a stream does not end after its last event."""
+        self.metrics = ""
+        """At /metrics; empty: it has none."""
+        self.asked: list[str] = []
+        """Queries for its metrics."""
         self.running = 0
         self.aborted = 0
         self._runner: web.AppRunner | None = None
@@ -42,6 +46,7 @@ class Engine:
     async def start(self) -> None:
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/v1/{path:.+}", self._answer)
+        app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
@@ -52,6 +57,10 @@ class Engine:
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        self.asked.append(request.query_string)
+        return web.Response(text=self.metrics, status=200 if self.metrics else 404)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

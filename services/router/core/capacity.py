@@ -142,6 +142,20 @@ class Capacity:
         return max(self.limit, _most(step + 1)) if taken and step >= _step_of(self.limit) else self.limit  # (3), (1)
 
 
+def share(own: int, running: int, waiting: int) -> int:
+    """Return how many requests a router may have in flight at an engine where requests wait.
+
+    ``own``: those that it has; ``running``, ``waiting``: those that the engine computes and queues, of all callers. The
+    router's part of the places is that of its requests, but at least a quarter: callers beside it take no notice.
+    """
+    return max(1, math.ceil(running / 4), min(own, running + waiting) * running // (running + waiting))
+
+
+def larger(limit: int) -> int:
+    """Return the limit to try next where nothing waits in the engine any more."""
+    return max(limit + 1, int(limit * STEP))
+
+
 def _trusted(known: dict[int, _Step]) -> dict[int, _Step]:
     """Return the steps whose rate can be compared.
 

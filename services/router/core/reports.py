@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -163,15 +163,17 @@ class Loads:
                 if now < until and (load.waiting or load.in_flight):
                     yield model, seat, load
 
-    def of(self, model: str, seat: str | None, now: float, *, unassigned: bool = False) -> Load:
-        """Return the load of a seat of this model; seat None: of the model.
+    def of(
+        self, model: str, seat: str | None, now: float, *, unassigned: bool = False, besides: Collection[str] = ()
+    ) -> Load:
+        """Return the load of a seat of this model; seat None: of the model; ``besides`` that of these sources.
 
         ``unassigned`` adds the levels that name no seat, as the manager does for the seat that would serve them.
         """
         loads = [
             load
-            for (_, at, _), (_, until, load) in self._levels.get(model, {}).items()
-            if now < until and (seat in (None, at) or (unassigned and at is None))
+            for (source, at, _), (_, until, load) in self._levels.get(model, {}).items()
+            if now < until and source not in besides and (seat in (None, at) or (unassigned and at is None))
         ]
         return Load(sum(load.waiting for load in loads), sum(load.in_flight for load in loads))
 

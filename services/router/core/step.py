@@ -106,13 +106,22 @@ class ActivationAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineReported:
+    """The engine of a seat was asked what it computes and queues, of all callers; both 0 if it did not answer."""
+
+    key: str
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """An alarm may be due."""
 
 
 Input = (
     CallArrived | CallEnded | CallReturned | SeatRecord | SeatEvent | SeatMissing | RosterRead | PresenceConfirmed
-    | BusLost | ManagerAnswered | ActivationAnswered | TimePassed
+    | BusLost | ManagerAnswered | ActivationAnswered | EngineReported | TimePassed
 )  # fmt: skip
 
 

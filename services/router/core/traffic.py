@@ -55,6 +55,7 @@ class Traffic:
             step.BusLost: self._bus_lost,
             step.ManagerAnswered: self._manager_answered,
             step.ActivationAnswered: self._activation_answered,
+            step.EngineReported: self._engine_reported,
             step.TimePassed: self._time_passed,
         }
 
@@ -158,6 +159,15 @@ class Traffic:
         if upstream is not None:
             self._commands.activation_answered(upstream, m.reply)
         if upstream is not None and m.reply is not None:
+            self._reroute([upstream])
+
+    def _engine_reported(self, m: step.EngineReported) -> None:
+        upstream = self.table.upstreams.get(m.key)
+        if (
+            upstream is not None
+            and upstream.record.state is SeatState.ACTIVE
+            and upstream.reported(m.running, m.waiting)
+        ):
             self._reroute([upstream])
 
     def _manager_answered(self, m: step.ManagerAnswered) -> None:
