@@ -411,8 +411,9 @@ def _backend(engine: Engine, line: Sequence[str]) -> tuple[str, list[str]]:
     """How it is parked, and what to expect."""
     if engine.name == "llama.cpp" and {"-m", "--model", "-hf", "--hf-repo"} & {*line}:
         return "restart", ["one model without router mode cannot be unloaded: a park ends the container"]
-    if engine.name == "vLLM" and "--kv-offloading-backend" in line:
-        return "restart", ["--kv-offloading-backend and sleep end vLLM's engine: a park ends the container"]
+    offloads = {"--kv-offloading-size", "--kv-offloading-backend"} & {*line}
+    if engine.name == "vLLM" and offloads and "lmcache" not in line:
+        return "restart", ["native KV offload and sleep end vLLM's engine: a park ends the container"]
     notes = list(engine.expect)
     if engine.name == "vLLM" and "--enable-lora" in line:
         notes.append(

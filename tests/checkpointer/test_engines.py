@@ -109,7 +109,13 @@ async def test_what_would_lose_its_weights_is_refused_before_any_call(
     ("backend", "version", "command", "refused"),
     [
         ("vllm", "0.17.0", "vllm serve m --kv-offloading-backend native", True),
+        ("vllm", "0.32.0", "x\nvllm serve m --kv_offloading_size=32\ny", True),
+        ("vllm", "0.32.0", "vllm serve m --kv-offloading-backend lmcache --kv-offloading-size 32", False),
+        ("vllm", "0.32.0", "vllm serve m --kv-offloading-size 32 --kv-offloading-backend=lmcache", False),
+        ("vllm", "0.32.0", """vllm serve m --kv-transfer-config {"kv_connector":"OffloadingConnector"}""", True),
         ("vllm", "0.22.1", "vllm serve m --data-parallel-size=4", True),
+        ("vllm", "0.22.1", "vllm serve m -dp 16", True),
+        ("vllm", "0.22.1", "vllm serve m --data-parallel-size 1", False),
         ("vllm", "0.23.0", "vllm serve m --data-parallel-size=4", False),
         ("vllm", "unknown", "vllm serve m --data-parallel-size=4", True),
         ("vllm", "0.17.0", "vllm serve m --enable-lora", False),

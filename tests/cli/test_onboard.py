@@ -165,6 +165,7 @@ MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")
         (deployment(VLLM, "Qwen/Qwen3-8B", "--port", "9"), "vLLM", "vllm", "Qwen/Qwen3-8B", "9"),
         (deployment("x", "--model=m", command=MODULE), "vLLM", "vllm", "m", "8000"),
         (deployment(VLLM, "--model", "m", "--kv-offloading-backend", "native"), "vLLM", "restart", "m", "8000"),
+        (deployment(VLLM, "--model", "m", "--kv-offloading-size=32"), "vLLM", "restart", "m", "8000"),
         (deployment(LLAMA, "-m", "/m.gguf", "-a", "m"), "llama.cpp", "restart", "m", "8080"),
         (deployment(LLAMA, "--models-dir", "/m", "-a", "m"), "llama.cpp", "unload", "m", "8080"),
         (deployment(TRTLLM, command=("trtllm-serve", "m")), "TensorRT-LLM", "restart", "m", "8000"),

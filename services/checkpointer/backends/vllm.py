@@ -26,9 +26,14 @@ class KnownFault:
     levels: tuple[int, ...] = (1, 2)
 
 
+_OFFLOAD = (
+    r"--kv[-_]offloading[-_]backend[= ]native|Offload\w*Connector"
+    r"|(?m:^(?!.*--kv[-_]offloading[-_]backend[= ]lmcache).*--kv[-_]offloading[-_]size)"
+)
+"""The size switches it on, with the native backend unless another one is named; or a connector does."""
 KNOWN_FAULTS = (
-    KnownFault(r"--kv[-_]offloading[-_]backend[= ]native", ALWAYS, "native KV offload dies in its sleep (#45268)"),
-    KnownFault(r"--data[-_]parallel[-_]size[= ]([2-9]|1\d)|-dp[= ][2-9]", (0, 23), "data parallelism (#44395)"),
+    KnownFault(_OFFLOAD, ALWAYS, "native KV offload dies in its sleep (#45268)"),
+    KnownFault(r"(--data[-_]parallel[-_]size|-dp)[= ]([2-9]|1\d)", (0, 23), "data parallelism (#44395)"),
     KnownFault(r"--enable[-_]lora", ALWAYS, "LoRA at level 2 (#39934, #48337)", (2,)),
     KnownFault(r"--kv[-_]cache[-_]dtype[= ]fp8", (0, 12), "an FP8 KV cache at level 2 (#25800)", (2,)),
 )
