@@ -39,8 +39,8 @@ _GENERATED = rb"vllm:generation_tokens_total|sglang:generation_tokens_total|llam
 
 
 def _samples(names: bytes) -> re.Pattern[bytes]:
-    """Match the samples of these metrics; the group is the value."""
-    return re.compile(rb"^(?:%b)(?:\{[^}]*\})?\s+([0-9.eE+]+)" % names, re.MULTILINE)
+    """Match the samples of these metrics, each within its line: one pass over any text. The group is the value."""
+    return re.compile(rb"^(?:%b)(?:\{[^}\n]*\})?[ \t]+([0-9.eE+]+)" % names, re.MULTILINE)
 
 
 RUNNING, WAITING, GENERATED = _samples(_RUNNING), _samples(_WAITING), _samples(_GENERATED)
