@@ -79,7 +79,8 @@ class KillJob(Job):
 class AskJobs(Job):
     """Request the status of these operations and of these seats' processes. Moves nothing.
 
-    An epoch above 0 fences: on the GPUs of these seats no job with a lower one is taken after the answer.
+    An epoch above 0 fences: on the GPUs of these seats no job with a lower one is taken after the answer. It is refused
+    unless it is above all that these GPUs have seen.
     """
 
     subject_template: ClassVar[str] = "kyb.v1.job.{node}.status"

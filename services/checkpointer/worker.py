@@ -194,10 +194,13 @@ class CheckpointWorker:
         """Statuses of jobs, and the present states of seats by evidence.
 
         The epoch fences the GPUs that the request names: older jobs are refused from now on, so that jobs of the
-        previous manager cannot arrive late.
+        previous manager cannot arrive late. One that is not above all that they have seen would not, and is refused.
         """
         gpus = tuple(sorted({gpu for target in job.targets for gpu in target.gpus} | {*job.gpus}))
-        if gpus and job.epoch > self._journal.seen_epoch(gpus):
+        if gpus and job.epoch:
+            seen = self._journal.seen_epoch(gpus)
+            if job.epoch <= seen:
+                return self._refused("stale-epoch", f"epoch {job.epoch} fences nothing: these GPUs have seen {seen}")
             await self._guarded(self._journal.fence(gpus, job.epoch))
         known = [self._journal.jobs[op] for op in job.ops if op in self._journal.jobs]
         files = known if job.ops else [run.file for run in self.running.values() if run.file.switch is not None]

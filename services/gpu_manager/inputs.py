@@ -200,6 +200,8 @@ class RecoveryBegun:
     """Zeros if the roster could not be read."""
     tickets: tuple[SeatTicket, ...] = ()
     """The last ticket in each seat folder."""
+    seen: int = 0
+    """The highest epoch of the checkpointer, which refused a question for it; 0: it refused none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -393,7 +393,7 @@ class Manager:
 
     async def _recover(self, group: asyncio.TaskGroup) -> None:
         """Learn from kubelet, the ledger and the checkpointer before anything is granted; ask until they answer."""
-        ledger, timeout = self.ledger.read(), EVIDENCE_SECONDS
+        ledger, timeout, seen = self.ledger.read(), EVIDENCE_SECONDS, 0
         while True:
             began = self.clock.wall()
             try:
@@ -401,10 +401,13 @@ class Manager:
                 began = self.clock.wall()
                 tickets = self.gate.tickets(self.node.seats)
                 published = await self.roster.published()
-                effects = self.board.handle(RecoveryBegun(owners, ledger, published, tickets), self.now())
+                effects = self.board.handle(RecoveryBegun(owners, ledger, published, tickets, seen), self.now())
                 question = next(effect for effect in effects if isinstance(effect, AskJobs))
                 reply = await self.jobs.ask(question, timeout)
-                break
+                if reply.accepted:
+                    break
+                seen = reply.highest_epoch
+                log.info("manager.fences_again", epoch=question.epoch, reason=reply.reason)
             except (PodsError, BusError) as error:
                 if self.clock.wall() >= began + timeout:
                     timeout = min(timeout * 2, LONGEST_SECONDS)

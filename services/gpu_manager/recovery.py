@@ -163,11 +163,13 @@ def driver_evidence(seen: SeatProgress | None) -> DriverEvidence:
 def ask(node: NodeState, begun: RecoveryBegun, now: Now) -> None:
     """Ask the checkpointer for evidence. The epoch fences: it accepts no job of an earlier manager after this.
 
-    It fences all GPUs of the node: seats of others may be on their way there.
+    It fences all GPUs of the node: seats of others may be on their way there. Where more was done than the ledger has,
+    the epoch goes above what an earlier manager may just have sent, also with the clock set back.
     """
-    highest = max((begun.ledger.epoch, *(ticket.epoch for ticket in open_tickets(begun.ledger, begun.tickets))))
-    highest += _ROWS_LATE * begun.ledger.lost  # a job with a later epoch may be on its way, and the clock set back
-    node.epoch = max(node.epoch, highest, _above(highest, begun.published.epoch, _ROWS_LATE))
+    remembered = max((begun.ledger.epoch, *(ticket.epoch for ticket in open_tickets(begun.ledger, begun.tickets))))
+    highest = max(remembered, begun.published.epoch, begun.seen)
+    behind = begun.ledger.lost or highest > remembered
+    node.epoch = max(node.epoch, highest + _JOBS_LATE * behind)
     entries = {entry.seat: entry for entry in begun.ledger.seats}
     targets = []
     for seat, pod, entry in _owned(node, begun.owners, entries):
@@ -193,6 +195,8 @@ def _kept_on(gpu: str, entry: LedgerEntry) -> int:
     return -(-entry.durable.residue_bytes // len(gpus)) if gpu in gpus and entry.durable.measured else 0
 
 
+_JOBS_LATE = 3_600_000
+"""Epochs, about milliseconds: by how much a job on its way may lie above all that is remembered."""
 _ROWS_LATE = 60_000
 """Epochs, about milliseconds: by how much rows of the roster may lie behind the events, which routers have seen too.
 A seq is about a microsecond."""

@@ -172,8 +172,10 @@ async def running(
 
 async def test_epochs_below_the_highest_seen_are_refused_also_after_a_restart(tmp_path: Path) -> None:
     async with running(tmp_path) as stand:
-        await stand.worker.ask(AskJobs(cause="c", node="n1", epoch=100, gpus=(A,)))
-        await stand.worker.ask(AskJobs(cause="c", node="n1", epoch=50, gpus=(A,)))
+        assert (await stand.worker.ask(AskJobs(cause="c", node="n1", epoch=100, gpus=(A,)))).accepted
+        for late in (50, 100):
+            reply = await stand.worker.ask(AskJobs(cause="c", node="n1", epoch=late, gpus=(A,)))
+            assert (reply.accepted, reply.code, reply.highest_epoch) == (False, "stale-epoch", 100), "it fences nothing"
         assert (await stand.worker.switch(switch(99, "v"))).code == "stale-epoch"
         assert (await stand.worker.switch(switch(99, "w", gpu=B))).accepted, "its GPU was not asked about"
     async with running(tmp_path) as again:

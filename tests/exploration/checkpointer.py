@@ -213,6 +213,8 @@ class Checkpointer:
     def _ask(self, job: AskJobs, sender: int) -> JobReply:
         gpus = {gpu for target in job.targets for gpu in target.gpus} | set(job.gpus)
         if gpus and job.epoch:
+            if job.epoch <= max(self.disk.epochs.get(gpu, 0) for gpu in gpus):
+                return self._reply(code="stale-epoch")
             self._raise(gpus, job.epoch)
         if job.cause == "recovery":
             self.truth.fenced(sender)

@@ -239,20 +239,21 @@ class Manager:
             message = product.answered(question.job, reply)
             if message is not None:
                 self.receive(message)
-        elif reply is None:
-            self.recover()
+        elif reply is None or not reply.accepted:
+            self.recover(reply.highest_epoch if reply is not None else 0)
         else:
             effects = self.board.handle(product.recovered(question.known, reply), self.now)
             self._carry_out(list(effects), "")
             self.dirty.update(dict.fromkeys(self.board.node.seats))
 
-    def recover(self) -> None:
-        """Read the pods, the ledger and the seat folders, then ask the checkpointer for evidence."""
+    def recover(self, seen: int = 0) -> None:
+        """Read the pods, the ledger and the seat folders, then ask the checkpointer for evidence. ``seen``: the epoch
+        above which it wants the question."""
         if not self.kubelet.api_up:
             return
         self.kubelet.watch_opened()
         rows = [row.record for row in self.bus.rows.values() if row.record is not None] if self._reachable else []
-        known = product.read_for_recovery(self.ledger, self.kubelet.owners(), self.kubelet.tickets(), rows)
+        known = product.read_for_recovery(self.ledger, self.kubelet.owners(), self.kubelet.tickets(), rows, seen)
         effects = self.board.handle(product.recovery_begun(known), self.now)
         self.ask(next(effect for effect in effects if isinstance(effect, AskJobs)), known)
 

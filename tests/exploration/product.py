@@ -253,18 +253,20 @@ class RecoveryKnown:
     ledger: Ledger
     tickets: tuple[SeatTicket, ...]
     published: Published
+    seen: int
+    """Of the checkpointer that refused the question before."""
 
 
 def read_for_recovery(
-    ledger: Ledger, owners: Owners, tickets: tuple[SeatTicket, ...], rows: Iterable[SeatRecord]
+    ledger: Ledger, owners: Owners, tickets: tuple[SeatTicket, ...], rows: Iterable[SeatRecord], seen: int
 ) -> RecoveryKnown:
     found = tuple(rows)
     published = Published(max((row.epoch for row in found), default=0), max((row.seq for row in found), default=0))
-    return RecoveryKnown(owners, ledger, tickets, published)
+    return RecoveryKnown(owners, ledger, tickets, published, seen)
 
 
 def recovery_begun(known: RecoveryKnown) -> RecoveryBegun:
-    return RecoveryBegun(known.owners, known.ledger, known.published, known.tickets)
+    return RecoveryBegun(known.owners, known.ledger, known.published, known.tickets, known.seen)
 
 
 def recovered(known: RecoveryKnown, reply: JobReply) -> Recovered:

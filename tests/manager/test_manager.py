@@ -170,6 +170,26 @@ async def test_a_release_that_came_too_late_is_asked_for_again_with_a_higher_epo
         )
 
 
+async def test_a_manager_decides_nothing_before_its_question_has_fenced(tmp_path: Path) -> None:
+    world = World()
+    highest = 4_000_000_000_000
+    asked: list[int] = []
+
+    async def ask(job: Message) -> JobReply:
+        assert isinstance(job, AskJobs)
+        asked.append(job.epoch)
+        if job.epoch and job.epoch <= highest:
+            return JobReply(accepted=False, code="stale-epoch", reason="go above", highest_epoch=highest)
+        return look(job, "parked")
+
+    async with running(world, tmp_path, ask, taken) as manager:
+        await until(lambda: manager.node.recovered, what="the board is recovered")
+        fenced = next(epoch for epoch in asked if epoch > highest)
+
+    assert asked.index(fenced) == 1, "it goes above what the refusal says"
+    assert manager.node.epoch >= fenced
+
+
 async def test_a_manager_receives_the_levels_of_its_node_and_of_its_models_only(tmp_path: Path) -> None:
     world = World()
 

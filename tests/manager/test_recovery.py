@@ -457,20 +457,35 @@ def test_a_seat_that_is_as_an_older_ledger_has_it_is_published_again(world: Worl
 
 
 def test_without_its_last_record_a_manager_fences_above_what_that_may_have_held(world: World) -> None:
-    """The clock of the day was set back: epochs go on by ones. A job of the lost record may arrive later."""
+    """The clock of the day was set back. A job of the lost record may arrive later, also if it is much younger."""
     world.fill("a", "b")
-    kept, world.unix_offset = recovery.ledger(world.node, "boot"), -3600.0
-    world.tick(10)
+    kept = recovery.ledger(world.node, "boot")
+    world.tick(600)
+    world.beat()
     world.traffic(world.seat(0, 0), waiting=1)
     world.quiet(world.seat(0, 1))
     job = world.job()
-    assert job.epoch > kept.epoch
-    world.board = world.new_board()
+    assert job.epoch > kept.epoch + 500_000
+    world.board, world.unix_offset = world.new_board(), -3600.0
 
     begun = RecoveryBegun(world.owners(), kept.model_copy(update={"lost": True}))
     question = next(effect for effect in world.board.handle(begun, world.now) if isinstance(effect, AskJobs))
 
     assert question.epoch > job.epoch
+
+
+def test_a_manager_whose_question_is_not_above_all_jobs_goes_above_what_may_be_on_its_way(world: World) -> None:
+    """Two managers in a row start without their ledger and with the clock set back, and read the same roster."""
+    world.fill("a", "b")
+    published, world.unix_offset = Published(world.node.epoch, world.node.seq), -3600.0
+    asked, refused = [], world.node.epoch + 5_000_000
+    for seen in (0, 0, refused):
+        world.board = world.new_board()
+        begun = RecoveryBegun(world.owners(), Ledger(lost=True), published, seen=seen)
+        asked += [effect.epoch for effect in world.board.handle(begun, world.now) if isinstance(effect, AskJobs)]
+
+    assert asked[0] == asked[1], "the second one fences no job of the first one, and is refused"
+    assert asked[2] > refused + 3_000_000
 
 
 def test_every_seat_that_an_adopted_job_parks_is_leaving(world: World) -> None:
