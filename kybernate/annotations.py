@@ -245,11 +245,11 @@ def schema() -> dict[str, Any]:
 
 
 _SLOTS_OPTION = re.compile(
-    r"(?:^|\s)(?:--max-num-seqs|--max-running-requests|--max-concurrent-requests|--max_batch_size|--parallel|-np)"
+    r"(?:^|\s)(?:--max[-_]num[-_]seqs|--max-running-requests|--max-concurrent-requests|--max_batch_size|--parallel|-np)"
     r"[=\s]+([1-9]\d{0,5})(?=\s|$)"
 )
-"""Of vLLM, SGLang, TGI, TensorRT-LLM and llama.cpp."""
-_SEVERAL = re.compile(r"(?:^|\s)(?:--data-parallel-size|--dp-size|--dp|-dp)[=\s]")
+"""Of vLLM, which takes underscores, too, SGLang, TGI, TensorRT-LLM and llama.cpp."""
+_SEVERAL = re.compile(r"(?:^|\s)(?:--data[-_]parallel[-_]size|--dp-size|--dp|-dp)[=\s]")
 """With data parallelism the option counts per rank, so that it does not tell the number of the engine."""
 
 
@@ -276,7 +276,7 @@ def backend_option(container: Mapping[str, Any]) -> dict[str, str]:
     """Return the annotation ``kyb.ai/backend`` that a container's image, command line and environment imply: that of an
     engine which was started so that it can sleep or unload; empty for any other."""
     words = [str(word) for part in ("command", "args") for word in container.get(part) or ()]
-    options = {*" ".join(words).split()}  # a shell's line is one word
+    options = {word.replace("_", "-") for word in " ".join(words).split()}  # a shell's line is one word
     settings = {str(one.get("name")): one.get("value") for one in container.get("env") or ()}
     if "--enable-sleep-mode" in options and settings.get("VLLM_SERVER_DEV_MODE") == "1":
         return {BACKEND: "vllm"}
