@@ -23,7 +23,9 @@ import aiohttp
 
 from bench.gpu.harness import GROUP, NODE, TimedJournal
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.engines import VLLM_CUDA
 from kybernate.messages import SeatProgress, SeatTarget, SwitchJob
+from kybernate.self_tests import SelfTest, SelfTests
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import open_host
@@ -39,8 +41,11 @@ WARM = 1
 SPEED = 1e4
 """Model seconds per wall second of engines and driver. The checkpointer's own waits are real."""
 KEY = "key"
+_VLLM = ("--api", "vllm", "--enable-sleep-mode")
 OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "vllm": ("--api", "vllm", "--enable-sleep-mode"),
+    "vllm": _VLLM,
+    "vllm-2": _VLLM,
+    VLLM_CUDA: _VLLM,
     "sglang": ("--api", "sglang", "--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-metrics"),
     "trtllm": ("--api", "trtllm", "--enable_sleep_mode"),
     "unload": ("--api", "llamacpp", "--no-models-autoload", "--metrics"),
@@ -168,7 +173,10 @@ async def _stand() -> AsyncIterator[Stand]:
                 journal.load()
                 timeouts = Timeouts()
                 host = open_host(path, timeouts.settle(), fake_kubelet=True)
-                backends = open_backends(pool, timeouts, host, fake=True, http=http)
+                tests = SelfTests(folder / "state")
+                with tests.recording(passed := SelfTest(driver="fake", engine="0.32.0", cycles=1, at=0.0)) as record:
+                    record(passed)
+                backends = open_backends(pool, timeouts, host, fake=True, http=http, self_tests=tests)
                 try:
                     yield Stand(folder, gpu["uuid"], journal, backends, AnswerCheck(http), itertools.count(1))
                 finally:

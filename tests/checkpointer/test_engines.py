@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.checkpointer.backends.engine import verdict
-from services.checkpointer.backends.port import Ending, SeatProcesses
+from services.checkpointer.backends.engine import EngineRefusedError, verdict, well
+from services.checkpointer.backends.port import Ending, EngineReply, SeatProcesses
 from services.checkpointer.backends.vllm import Vllm
 from services.checkpointer.core.failures import ProcessState
 from tests.checkpointer.engine_cases import CASES, ENGINES, Case
@@ -103,6 +103,12 @@ async def test_what_would_lose_its_weights_is_refused_before_any_call(
         assert (ending.outcome, ending.refused, ending.failed) == ("active", True, False)
         assert says in ending.reason
         assert it.engine.calls == []
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_an_engine_that_wants_a_key_is_refused_with_the_remedy(status: int) -> None:
+    with pytest.raises(EngineRefusedError, match=r"kyb\.ai/engine-key"):
+        well(EngineReply(status, None, "Unauthorized"), "/release_memory_occupation")
 
 
 @pytest.mark.parametrize(

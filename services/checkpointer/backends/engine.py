@@ -55,6 +55,8 @@ class EngineRefusedError(Exception):
 
 def well(reply: EngineReply, path: str) -> EngineReply:
     """The reply, if its status is 200. Raises EngineRefusedError."""
+    if reply.status in (401, 403):
+        raise EngineRefusedError(f"{path} answers {reply.status}: name the engine's API key in kyb.ai/engine-key")
     if reply.status != 200:
         raise EngineRefusedError(f"{path} answers {reply.status}: {reply.text[:200]}")
     return reply
