@@ -1,6 +1,7 @@
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,9 @@ def rows(count: int, model: str = "a", gap: float = 1.0) -> list[Arrival]:
     return [Arrival(number * gap, model, 20, 30) for number in range(count)]
 
 
-async def replayed(router: FakeRouter, arrivals: list[Arrival], *, down: bool = False, repeat: bool = False) -> Player:
+async def replayed(
+    router: FakeRouter, arrivals: Iterable[Arrival], *, down: bool = False, repeat: bool = False
+) -> Player:
     async with client_session() as session:
         player = Player([router.url], 100.0, right_text, session, repeat=repeat)
         if down:
@@ -54,6 +57,21 @@ async def test_arrivals_keep_their_times_divided_by_the_speed(router: FakeRouter
     began = loop.time()
     await replayed(router, rows(3, gap=10.0))
     assert 0.2 <= loop.time() - began < 20.0
+
+
+async def test_reading_a_trace_up_to_its_first_arrival_makes_no_request_late(
+    router: FakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+
+    def part() -> Iterator[Arrival]:
+        nonlocal now
+        now += 5.0  # the hours before it are read
+        yield from rows(2, gap=0.0)
+
+    monkeypatch.setattr("kybernate.dev.demo.replay.time", SimpleNamespace(monotonic=lambda: now))
+    player = await replayed(router, part())
+    assert [sample.late_seconds for sample in player.tally.samples] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])

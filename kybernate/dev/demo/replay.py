@@ -75,10 +75,14 @@ class Player:
         return max(LEAST_TIMEOUT_SECONDS, MODEL_TIMEOUT_SECONDS / self.speed)
 
     async def play(self, arrivals: Iterable[Arrival], stop: asyncio.Event | None = None) -> None:
-        """Send each arrival at its time and wait for all answers. ``stop`` ends the sending early."""
-        begin = time.monotonic()
+        """Send each arrival at its time and wait for all answers. ``stop`` ends the sending early.
+
+        The time counts from when the first arrival is known: a part of a trace is found by reading what precedes it.
+        """
+        begin: float | None = None
         async with asyncio.TaskGroup() as group:
             for number, arrival in enumerate(arrivals):
+                begin = time.monotonic() if begin is None else begin
                 due = begin + arrival.at_seconds / self.speed
                 if await _until(due, stop):
                     break
