@@ -42,6 +42,7 @@ LONG = (
     "live",
     "bounds",
     "regimes",
+    "plan",
     "pooling",
     "family",
     "family_live",

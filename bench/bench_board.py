@@ -15,7 +15,7 @@ from kybernate.messages import (
     SwitchJob,
     TrafficSignal,
 )
-from kybernate.policy import Exhaustive
+from kybernate.policy.rules import Exhaustive
 from kybernate.seat import SeatState
 from kybernate.topology import Group, group_key, seat_id
 from services.gpu_manager.board import Board

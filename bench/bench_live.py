@@ -37,6 +37,7 @@ class Live:
     errors: int
     late_seconds: float
     """95 % of the requests were sent later than they should have been by less than this, model seconds."""
+    switches: int
 
 
 async def run() -> dict[str, float]:
@@ -48,7 +49,7 @@ async def run() -> dict[str, float]:
         found = await _live(seed)
         played, waits = found.played, found.waits
         policy = load(LAPTOP / "config.yaml").policy.build()
-        outcome = simulated(played, policy, seed=seed)
+        (outcome,) = simulated(played, policy)
         live.append(sum(waits) / len(waits))
         expected.append(sum(outcome.wait) / len(outcome.wait))
         figures |= {
@@ -61,7 +62,7 @@ async def run() -> dict[str, float]:
             f"seed {seed}: simulated p95 wait s": percentile(outcome.wait, 0.95) or 0.0,
             f"seed {seed}: client late p95 s": found.late_seconds,
             f"seed {seed}: in flight longer than computed, times": stretch(played),
-            f"seed {seed}: live switches": float(len(played.switches)),
+            f"seed {seed}: live switches": float(found.switches),
             f"seed {seed}: simulated switches": float(outcome.counters["switches"]),
         }
     ratio = sum(live) / sum(expected)
@@ -86,11 +87,13 @@ async def _measured(stack: Stack, seed: int) -> Live:
         ready = asyncio.Event()
         following = asyncio.create_task(watch.follow(session, stack.url, ready))
         await ready.wait()
+        before = await seats_by_group(session, stack.url)
         await player.play(arrivals)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        groups = await seats_by_group(session, stack.url)
+        after = await seats_by_group(session, stack.url)
     good = [sample for sample in player.tally.samples if sample.verdict is Verdict.OK]
     late = percentile([sample.late_seconds * SPEED for sample in good], 0.95) or 0.0
     waits = tuple(sample.wait_seconds or 0.0 for sample in good)
-    return Live(Played(arrivals, groups, tuple(watch.switches), SPEED), waits, len(arrivals) - len(good), late)
+    played = Played(arrivals, before, after, tuple(watch.steps), SPEED)
+    return Live(played, waits, len(arrivals) - len(good), late, len(watch.switches))

@@ -34,6 +34,7 @@ MINUTES = {
     "overload",
     "peers",
     "peers_waits",
+    "plan",
     "regimes",
     "release",
     "soak",

@@ -13,6 +13,7 @@ from kybernate.dev.demo.session import Demo
 from kybernate.dev.demo.simulated import Played, simulated, stretch
 from kybernate.dev.demo.watch import ObservedStep, ObservedSwitch
 from kybernate.lab.traces import Arrival
+from kybernate.policy import Decision, GroupView
 from kybernate.policy.kyb import KybBalanced
 from kybernate.seat import SeatState as S
 from tests.demo.test_command import run
@@ -64,6 +65,7 @@ def test_a_comparison_shows_both_runs_and_what_the_simulator_expected() -> None:
         "simulated_wait_mean_s": 4.5,
         "simulated_wait_range_s": [4.0, 5.0],
         "simulated_wait_fall": 0.5,
+        "simulated_wait_fall_range": [0.4, 0.6],
         "simulated_moves": 3,
     }
     console = Console(width=120, file=io.StringIO())
@@ -74,7 +76,7 @@ def test_a_comparison_shows_both_runs_and_what_the_simulator_expected() -> None:
     assert [cell.strip() for cell in live.split("│")[2:5]] == ["10.00", "4.00", "-60.0%"]
     assert [cell.strip() for cell in simulated.split("│")[2:5]] == ["9.00", "4.50", "-50.0%"]
     (ranges,) = (row for row in rows if "of single simulations" in row)
-    assert [cell.strip() for cell in ranges.split("│")[2:4]] == ["8.00 … 10.00", "4.00 … 5.00"]
+    assert [cell.strip() for cell in ranges.split("│")[2:5]] == ["8.00 … 10.00", "4.00 … 5.00", "-60.0% … -40.0%"]
 
 
 def groups(*peers: str, active: str = "") -> list[dict[str, Any]]:
@@ -119,6 +121,25 @@ def test_the_simulator_begins_with_the_seats_that_were_active() -> None:
     (parked,) = simulated(Played(ARRIVALS, groups(), groups(), STEPS, 10.0), KybBalanced())
     (active,) = simulated(Played(ARRIVALS, groups(active="a"), groups(), STEPS, 10.0), KybBalanced())
     assert (parked.wait[0], active.wait[0]) == (pytest.approx(5.0), 0.0)
+
+
+def test_the_simulator_begins_with_what_the_manager_had_learned() -> None:
+    class Watching(KybBalanced):
+        def decide(self, view: GroupView) -> Decision:
+            seen.append(view)
+            return super().decide(view)
+
+    known = {"park_seconds": 4.0, "activate_seconds": 3.0, "rate_fast": 0.1, "rate_slow": 0.2}
+    before = [group | {"seats": [seat | known for seat in group["seats"]]} for group in groups()]
+    run, first = Played(ARRIVALS, before, groups(), STEPS, 10.0), []
+    for one in (run, replace(run, asked=6, observed_seconds=60.0)):
+        seen: list[GroupView] = []
+        simulated(one, Watching())
+        first.append(seen[0].seats[0])
+    unasked, asked = first
+    assert (unasked.park_seconds, unasked.activate_seconds, unasked.rate_fast) == (pytest.approx(5.0), 5.0, 0.0)
+    assert (asked.park_seconds, asked.activate_seconds, asked.service_seconds) == (4.0, 3.0, 2.0)
+    assert (asked.rate_fast, asked.rate_slow) == pytest.approx((0.1, 0.2))
 
 
 def test_the_simulated_costs_spread_as_those_that_were_seen() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from kybernate.lab.simulate import engine
 from kybernate.lab.simulate.engine import RunOptions, SimulationError, run
-from kybernate.lab.simulate.model import Scenario, SimGroup
+from kybernate.lab.simulate.model import Learned, Scenario, SimGroup
 from kybernate.policy import POLICIES, Decision, GroupView, KybBalanced, Stay, Switch
 from kybernate.seat import SeatState
 from tests.simulate.cases import Exhaustive, Impatient, ParksWhenIdle, scenario, seat
@@ -39,6 +39,21 @@ def test_a_drain_closes_admission_until_the_seat_comes_back():
     # service, but a waits, so b drains at once: 19, 21; a is back at 24.
     assert outcome.wait == pytest.approx((3.0, 13.0, 18.0))
     assert [visit.seat for visit in outcome.visits] == [0, 1, 0]
+
+
+def test_a_run_begins_with_what_was_learned_before_it():
+    seen: list[GroupView] = []
+    known = Learned(9.0, 7.0, 4.0, rate_fast=0.5, rate_slow=0.25, count=3)
+    requests = [(0.0, 0, 5.0), (20.0, 1, 1.0)]
+    run(
+        scenario(requests, [seat("a", learned=known), seat("b")], observed_seconds=90.0),
+        Exhaustive(seen.append),
+    )
+    first, last = seen[0].seats[0], seen[-1].seats[0]
+    assert (first.park_seconds, first.activate_seconds, first.service_seconds) == (9.0, 7.0, 4.0)
+    assert (first.rate_fast, first.rate_slow) == pytest.approx((0.5, 0.25))
+    # The fourth value weighs 0.3 in a cost (a fourth would be less) and a fourth in the service time.
+    assert (last.park_seconds, last.activate_seconds, last.service_seconds) == pytest.approx((6.9, 5.8, 4.25))
 
 
 class PrefersB:

@@ -141,7 +141,9 @@ def _show_comparison(report: Report, console: Console) -> None:
         change = f"{-(report['simulated_wait_fall'] or 0.0):+.1%}"
         table.add_row("simulated mean wait s", _text(before), _text(after), change)
         ranges = (report[f"simulated_wait_range{which}_s"] for which in ("_without", ""))
-        table.add_row("of single simulations", *(f"{_text(low)} … {_text(high)}" for low, high in ranges), "")
+        single = [f"{_text(low)} … {_text(high)}" for low, high in ranges]
+        falls = report["simulated_wait_fall_range"]
+        table.add_row("of single simulations", *single, f"{-falls[1]:+.1%} … {-falls[0]:+.1%}" if falls else "–")
     for key in ("switches", "moves", "errors", "retryable", "violations"):
         table.add_row(key, _text(first[key]), _text(report[key]), "")
     console.print(table)

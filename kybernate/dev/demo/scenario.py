@@ -150,12 +150,14 @@ def _expected(policy: Policy, played: Sequence[Played]) -> dict[str, Any]:
     before, after = (simulated(one, policy, SEEDS) for one in played)
     first, second = ([sum(one.wait) / max(1, len(one.wait)) for one in outcomes] for outcomes in (before, after))
     waits = [round(fmean(first), 6), round(fmean(second), 6)]
+    falls = [1.0 - pooled / bound for bound, pooled in zip(first, second, strict=True) if bound]
     return {
         "simulated_wait_mean_without_s": waits[0],
         "simulated_wait_range_without_s": [round(min(first), 6), round(max(first), 6)],
         "simulated_wait_mean_s": waits[1],
         "simulated_wait_range_s": [round(min(second), 6), round(max(second), 6)],
         "simulated_wait_fall": _fall(*waits),
+        "simulated_wait_fall_range": [round(min(falls), 4), round(max(falls), 4)] if falls else None,
         "simulated_moves": round(fmean(one.counters["moves"] for one in after)),
     }
 

@@ -18,7 +18,7 @@ import yaml
 from kybernate.cli.router import find_stack
 from kybernate.dev.demo import report, workload
 from kybernate.dev.demo.chaos import Chaos, Promise, StackTarget, keep_logs, plan, seats_in_order
-from kybernate.dev.demo.client import Expect
+from kybernate.dev.demo.client import Expect, Verdict
 from kybernate.dev.demo.replay import Player, Tally, again_and_again, client_session
 from kybernate.dev.demo.simulated import Played
 from kybernate.dev.demo.watch import Watch
@@ -33,6 +33,10 @@ COLD_SPEED = 4.0
 GPUS = 4
 HOLD_MODEL_SECONDS = 1800.0
 """The private router holds as long as the client asks: a long wait is a number in the report, not a refusal."""
+WARM_UPS = 6
+"""Requests to each model before a comparison: a stack that has just started switches more slowly."""
+WARM_UP_TOKENS = 200
+"""5 s in flight, about as the requests of traces."""
 READY_SECONDS = 60.0
 SETTLE_SECONDS = 60.0
 
@@ -161,9 +165,13 @@ async def _measured(
     """Replay against running routers."""
     drivers = [str(node.driver_socket) for node in stack.layout.nodes] if stack else [_driver_of(urls[0])]
     before = [await violations_of(driver) for driver in drivers]
-    live.stage, live.watch = "replaying", Watch()
-    async with client_session() as session, _following(live.watch, session, urls[0]):
+    async with client_session() as session, contextlib.AsyncExitStack() as following:
         player = Player(urls, speed, expect, session, repeat=demo.chaos, tally=live.tally)
+        asked_at = time.monotonic()
+        if live.keep and stack is not None:
+            await _warm_up(stack, replace(player, tally=Tally()), live)
+        live.stage, live.watch = "replaying", Watch()
+        await following.enter_async_context(_following(live.watch, session, urls[0]))
         before_replay = await seats_by_group(session, urls[0]) if live.keep else []
         began = time.monotonic()
         chaos: Chaos | None = None
@@ -174,7 +182,8 @@ async def _measured(
         seconds = (time.monotonic() - began) * speed
         if live.keep:
             after_replay = await seats_by_group(session, urls[0])
-            live.played = Played(tuple(read()), before_replay, after_replay, tuple(live.watch.steps), speed)
+            steps, observed = tuple(live.watch.steps), (began - asked_at) * speed
+            live.played = Played(tuple(read()), before_replay, after_replay, steps, speed, WARM_UPS, observed)
         live.stage = "counting"
         after = [await violations_of(driver) for driver in drivers]
     counts = [None if one is None or two is None else two - one for one, two in zip(before, after, strict=True)]
@@ -184,6 +193,20 @@ async def _measured(
     result |= {"cold_starts": live.watch.cold_starts}
     result |= {"spills": live.watch.spills} if demo.host_bytes else {}
     return result | ({"chaos": chaos.report()} if chaos else {})
+
+
+async def _warm_up(stack: Stack, player: Player, live: Live) -> None:
+    """Ask every model ``WARM_UPS`` times, so that every seat has been parked and activated and its costs are known, and
+    wait until no seat is in a switch.
+
+    Raises DemoError where a model does not answer, and StackError.
+    """
+    live.stage, asked = "warming up", [Arrival(0.0, model, 16, WARM_UP_TOKENS) for model in dict.fromkeys(stack.models)]
+    for _ in range(WARM_UPS):
+        await player.play(asked)
+    await stack.ready(READY_SECONDS)
+    if player.tally.count(Verdict.OK) < player.tally.sent:
+        raise DemoError(f"a model did not answer before the replay: {dict(player.tally.reasons)}; see the stack's logs")
 
 
 async def _with_chaos(

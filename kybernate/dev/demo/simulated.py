@@ -14,7 +14,7 @@ from kybernate.dev.demo.watch import ObservedStep
 from kybernate.dev.fakes.engine.engine import EngineOptions
 from kybernate.dev.fakes.gpu.spec import MOVE_SECONDS
 from kybernate.lab.simulate.engine import run
-from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat
+from kybernate.lab.simulate.model import Learned, Outcome, Scenario, SimGroup, SimSeat
 from kybernate.lab.simulate.world import RunOptions
 from kybernate.lab.traces import Arrival
 from kybernate.policy import Policy
@@ -23,6 +23,8 @@ from kybernate.seat import SeatState as S
 
 ASSUMED_SECONDS = 2.0
 """To park or to activate where it was not seen, model seconds."""
+
+_LEARNED = ("park_seconds", "activate_seconds", "service_seconds", "rate_fast", "rate_slow")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Played:
     """And at the end."""
     steps: tuple[ObservedStep, ...]
     speed: float
+    asked: int = 0
+    """Requests that each model had been asked before it began."""
+    observed_seconds: float = 0.0
+    """Model seconds since the first of these."""
 
 
 def simulated(played: Played, policy: Policy, seeds: int = 1) -> list[Outcome]:
@@ -54,6 +60,7 @@ def simulated(played: Played, policy: Policy, seeds: int = 1) -> list[Outcome]:
         duration=played.arrivals[-1].at_seconds,
         cap=EngineOptions("").max_running,
         move_seconds=costs.move_seconds if any(group["peers"] for group in played.before) else None,
+        observed_seconds=played.observed_seconds,
     )
     return [run(scenario, policy, RunOptions(seed=seed, jitter=costs.jitter)) for seed in range(seeds)]
 
@@ -94,7 +101,13 @@ class _Costs:
             weight=seat["weight"],
             slo_seconds=seat["slo_seconds"],
             active=seat["state"] == S.ACTIVE,
+            learned=self._learned(seat) if self.played.asked else None,
         )
+
+    def _learned(self, seat: Mapping[str, Any]) -> Learned:
+        """What the manager knew of a seat at the beginning."""
+        figures = {key: float(seat[key]) for key in _LEARNED}
+        return Learned(**figures, count=self.played.asked)
 
     def _took(self, left: S, entered: S) -> list[float]:
         steps = self.played.steps

@@ -11,6 +11,20 @@ from math import inf
 
 
 @dataclass(frozen=True, slots=True)
+class Learned:
+    """What the policy has learned of a seat before the run begins; what its switches take may differ."""
+
+    park_seconds: float
+    activate_seconds: float
+    service_seconds: float
+    rate_fast: float
+    """Arrivals per second, as are ``rate_slow``."""
+    rate_slow: float
+    count: int
+    """Values that each mean was made of."""
+
+
+@dataclass(frozen=True, slots=True)
 class SimSeat:
     """One seat: what it costs to move it and how it is valued."""
 
@@ -30,6 +44,8 @@ class SimSeat:
     stall_budget_seconds: float = 0.0
     active: bool = False
     """It holds its home when the run begins, idle for long; else it is parked."""
+    learned: Learned | None = None
+    """None: its costs are known and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +81,8 @@ class Scenario:
     """Extra cost of activating a seat on another group than the one it was parked on; None: groups are not soft."""
     host_bytes: int = 0
     """Host memory for parked seats, over the node; 0: no limit."""
+    observed_seconds: float = 0.0
+    """How long arrivals had been counted when the run begins."""
     source: str = ""
     """Where the arrivals come from, as text."""
 

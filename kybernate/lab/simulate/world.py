@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heappush
 from math import log, sqrt
 
-from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, SimSeat, Visit, check
+from kybernate.lab.simulate.model import Learned, Outcome, Scenario, SimGroup, SimSeat, Visit, check
 from kybernate.policy import SeatView
 from kybernate.policy.estimators import COST_WEIGHT, SERVICE_WEIGHT, Arrivals, Ewma, Hits
 from kybernate.policy.turns import LEAVING
@@ -67,7 +67,7 @@ class SimulatedSeat:
         """Of the park or activation under way: known to the simulator, not to the policy."""
         self.claim: SimulatedGroup | None = None
         """The group whose switch is for this seat."""
-        self.rates = Arrivals()
+        self.rates = Arrivals(-world.scenario.observed_seconds)
         self.seen: SeatView | None = None
         """Its last view while it rests; None: something changed since."""
         self.seen_at = 0.0
@@ -80,6 +80,21 @@ class SimulatedSeat:
         self._slowdown = 1.0
         self._computes = False
         """It had requests in flight when the seats beside it were last slowed down."""
+        if spec.learned is not None:
+            self._begin_with(spec.learned)
+
+    def _begin_with(self, learned: Learned) -> None:
+        """What its estimators know at the beginning."""
+        means = (
+            (self.park_cost, learned.park_seconds),
+            (self.activate_cost, learned.activate_seconds),
+            (self.service, learned.service_seconds),
+        )
+        for mean, value in means:
+            mean.value, mean.count = value, learned.count
+        for rate, per_second in ((self.rates.fast, learned.rate_fast), (self.rates.slow, learned.rate_slow)):
+            rate.add(0.0)
+            rate.add(0.0, per_second / rate.at(0.0) - 1.0)
 
     @property
     def waiting(self) -> int:

@@ -1,0 +1,85 @@
+"""``kyb plan`` on a fleet of 25 models: how long it takes, and whether the plan of a day holds on the next one.
+
+``python -m bench plan``: ``KYB_SERVEGEN_WINDOWS`` is the path of ServeGen's windows (docs/demo.md, Workloads); of them
+``MODELS`` clients that send every day are chosen, with all rates scaled so that a day has ``REQUESTS`` in the mean.
+Some minutes on one core; but for the seconds, figures do not depend on the machine.
+"""
+
+import asyncio
+import csv
+import gzip
+import json
+import os
+import random
+import resource
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from kybernate.lab.traces.windows import WINDOW_SECONDS
+
+MODELS = 25
+REQUESTS = 2700
+DAYS = 14
+PLANNED = tuple(range(0, 12, 2))
+"""Days that are planned, from 0; each plan is played on the day after it."""
+SLO = "20:0.95"
+DAY = 86_400
+
+
+async def run() -> dict[str, float]:
+    """Prints a row for each planned day; returns points between planned and unseen attainment, and CPU seconds."""
+    path = os.environ.get("KYB_SERVEGEN_WINDOWS")
+    if path is None:
+        Console(stderr=True).print("KYB_SERVEGEN_WINDOWS is not set: nothing is planned")
+        return {}
+    table = Table("day: requests", "groups", "llama-swap's", "planned % (worst)", "the day after % (worst)", "CPU s")
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder) / "fleet.csv.gz"
+        write(trace, Path(path))
+        for day in PLANNED:
+            plan, seconds = await planned(trace, day)
+            rows = {row["name"]: row for row in plan["layouts"]}
+            seats, after = rows["seats"], plan["verified"]
+            shown = [f"{row['slo_attainment']:.1%} ({row['worst_attainment']:.1%})" for row in (seats, after)]
+            groups = [str(rows[name]["groups"]) for name in ("seats", "llama-swap")]
+            table.add_row(f"{day + 1}: {plan['requests']:,}", *groups, *shown, f"{seconds:.1f}")
+            figures[f"day {day + 1}: points on the day after"] = 100 * (
+                after["slo_attainment"] - seats["slo_attainment"]
+            )
+            figures[f"day {day + 1}: CPU s"] = seconds
+    Console().print(table)
+    return figures
+
+
+def write(path: Path, source: Path) -> None:
+    """The windows of so many clients, with their rates scaled."""
+    with gzip.open(source, "rt", newline="") as file:
+        rows = list(csv.DictReader(file))
+    days: dict[tuple[str, str], set[float]] = {}
+    for row in rows:
+        days.setdefault((row["model"], row["client"]), set()).add(float(row["window_start_s"]) // DAY)
+    chosen = {*random.Random(1).sample(sorted(name for name in days if len(days[name]) == DAYS), MODELS)}
+    kept = [row for row in rows if (row["model"], row["client"]) in chosen]
+    factor = REQUESTS * DAYS / (WINDOW_SECONDS * sum(float(row["rate_rps"]) for row in kept))
+    with gzip.open(path, "wt", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(row | {"rate_rps": float(row["rate_rps"]) * factor} for row in kept)
+
+
+async def planned(trace: Path, day: int) -> tuple[dict[str, Any], float]:
+    """The answer of the command for one day, checked on the next, and its CPU seconds."""
+    hours = ("--start", day * DAY, "--duration", DAY, "--verify", (day + 1) * DAY)
+    words = [Path(sys.executable).with_name("kyb"), "plan", trace, "--slo", SLO, *hours, "-o", "json"]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    process = await asyncio.create_subprocess_exec(
+        *map(str, words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    answer, _ = await process.communicate()
+    return json.loads(answer), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
