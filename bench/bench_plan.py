@@ -1,4 +1,5 @@
-"""``kyb plan`` on a fleet of 25 models: how long it takes, and whether the plan of a day holds on the next one.
+"""``kyb plan`` on a fleet of 25 models: how long it takes, whether the plan of a day holds on the next one, and how far
+its forecasts miss.
 
 ``python -m bench plan``: ``KYB_SERVEGEN_WINDOWS`` is the path of ServeGen's windows (docs/demo.md, Workloads); of them
 ``MODELS`` clients that send every day are chosen, with all rates scaled so that a day has ``REQUESTS`` in the mean.
@@ -20,6 +21,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kybernate.lab.forecast import backtest, hourly
+from kybernate.lab.traces import load
 from kybernate.lab.traces.windows import WINDOW_SECONDS
 
 MODELS = 25
@@ -29,6 +32,7 @@ PLANNED = tuple(range(0, 12, 2))
 """Days that are planned, from 0; each plan is played on the day after it."""
 SLO = "20:0.95"
 DAY = 86_400
+FORECASTS = ("naive week", "naive day", "level", "trend")
 
 
 async def run() -> dict[str, float]:
@@ -53,14 +57,48 @@ async def run() -> dict[str, float]:
                 after["slo_attainment"] - seats["slo_attainment"]
             )
             figures[f"day {day + 1}: CPU s"] = seconds
+        figures |= backtests(Path(path), trace)
     Console().print(table)
     return figures
 
 
+def backtests(source: Path, trace: Path) -> dict[str, float]:
+    """Prints how far forecasts of 1 and 4 days miss the expected requests per hour, and the drawn ones of the fleet;
+    returns the weighted errors of hours, in percent."""
+    hours: dict[str, list[float]] = {}
+    for row in windows(source):
+        hour, count = int(float(row["window_start_s"]) // 3600), float(row["rate_rps"]) * WINDOW_SECONDS
+        for name in ("all clients", row["model"]):
+            hours.setdefault(name, [0.0] * DAYS * 24)[hour] += count
+    series = {name: hours[name] for name in ("all clients", "m-large", "m-small", "m-mid")}
+    series[f"{MODELS} clients, drawn"] = hourly((one.at_seconds for one in load(trace)), DAYS * 24)
+    table = Table(
+        "", "days, forecasts", *FORECASTS, title="MAPE of hours (weighted; of whole days; in the band of 80 %)"
+    )
+    figures: dict[str, float] = {}
+    for name, requests in series.items():
+        for days in (1, 4):
+            tested, horizon, count = backtest(requests, days)
+            cells = [
+                f"{one.mape:.0%} ({one.wape:.0%}; {one.days_wape:.0%}"
+                + (")" if one.coverage is None else f"; {one.coverage:.0%})")
+                for one in tested
+            ]
+            table.add_row(name, f"{horizon}, {count}", *cells)
+            figures |= {f"{name}, {days} d: {one.method}, weighted %": 100 * one.wape for one in tested}
+    Console().print(table)
+    return figures
+
+
+def windows(source: Path) -> list[dict[str, str]]:
+    """The rows of ServeGen's windows in the first ``DAYS`` days."""
+    with gzip.open(source, "rt", newline="") as file:
+        return [row for row in csv.DictReader(file) if float(row["window_start_s"]) < DAYS * DAY]
+
+
 def write(path: Path, source: Path) -> None:
     """The windows of so many clients, with their rates scaled."""
-    with gzip.open(source, "rt", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = windows(source)
     days: dict[tuple[str, str], set[float]] = {}
     for row in rows:
         days.setdefault((row["model"], row["client"]), set()).add(float(row["window_start_s"]) // DAY)

@@ -3,7 +3,7 @@ from rich.console import Console
 
 from kybernate.dev.demo.client import Verdict
 from kybernate.dev.demo.replay import Sample, Tally
-from kybernate.dev.demo.report import build, passed, percentile, phases, show
+from kybernate.dev.demo.report import build, control_seconds, passed, percentile, phases, show
 from kybernate.dev.demo.watch import ObservedSwitch
 
 STABLE = {
@@ -45,6 +45,13 @@ def test_counts_and_waits() -> None:
     assert (report["wait_mean_s"], report["wait_p50_s"]) == (1.5, 1.0)
     assert report["switches_by_group"] == {"G0": 1, "G1": 2}
     assert report["overhead_p50_s"] is None
+
+
+def test_control_that_no_phase_of_a_switch_contains() -> None:
+    samples = [sample(overhead=seconds) for seconds in (0.010, None, 0.014)]
+    switches = [switch(control=0.006), switch(park=1.0), switch(control=0.008)]
+    assert control_seconds(samples, switches) == pytest.approx(0.012 - 0.007)
+    assert control_seconds(samples, []) == control_seconds([sample()], switches) == 0.0
 
 
 def test_phases_are_in_model_seconds_and_unknown_ones_come_last() -> None:

@@ -113,6 +113,8 @@ def test_the_simulator_plays_the_arrivals_with_the_costs_that_were_seen() -> Non
     (bound,) = simulated(run, KybBalanced())
     assert bound.wait[0] == pytest.approx(5.0)  # activating: 0.5 · 10
     assert max(bound.wait) == pytest.approx(10.0)  # and closing and parking: (0.1 + 0.4) · 10
+    (slower,) = simulated(replace(run, control_seconds=0.2), KybBalanced())
+    assert slower.wait[0] == pytest.approx(5.2)  # and until the decision, and after the activation
     (pooled,) = simulated(replace(run, before=groups("G0", "G1")), KybBalanced())
     assert (bound.counters["moves"], pooled.counters["moves"]) == (0, 1)  # b goes to G1, where nothing is asked
 

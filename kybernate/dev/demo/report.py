@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -61,6 +62,13 @@ def build(
         "models": _by_model(tally.samples),
         "reasons": dict(tally.reasons.most_common(20)),
     }
+
+
+def control_seconds(samples: Iterable[Sample], switches: Iterable[ObservedSwitch]) -> float:
+    """Wall seconds of control overhead that no phase of a switch contains: its mean without that of ``control``."""
+    overhead = [one.overhead_seconds for one in samples if one.overhead_seconds is not None]
+    journal = [one.seconds["control"] for one in switches if "control" in one.seconds]
+    return max(0.0, fmean(overhead) - fmean(journal)) if overhead and journal else 0.0
 
 
 def phases(switches: Sequence[ObservedSwitch], speed: float) -> dict[str, dict[str, float | None]]:

@@ -182,8 +182,16 @@ async def _measured(
         seconds = (time.monotonic() - began) * speed
         if live.keep:
             after_replay = await seats_by_group(session, urls[0])
-            steps, observed = tuple(live.watch.steps), (began - asked_at) * speed
-            live.played = Played(tuple(read()), before_replay, after_replay, steps, speed, WARM_UPS, observed)
+            live.played = Played(
+                tuple(read()),
+                before_replay,
+                after_replay,
+                tuple(live.watch.steps),
+                speed,
+                asked=WARM_UPS,
+                observed_seconds=(began - asked_at) * speed,
+                control_seconds=report.control_seconds(live.tally.samples, live.watch.switches) * speed,
+            )
         live.stage = "counting"
         after = [await violations_of(driver) for driver in drivers]
     counts = [None if one is None or two is None else two - one for one, two in zip(before, after, strict=True)]

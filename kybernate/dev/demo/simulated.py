@@ -1,7 +1,7 @@
 """The simulator on what a stack has played: the same arrivals, policy, groups, costs, and seats active at first.
 
-From the replay it gets what closing, parking, activating and moving took, by its events, with their spread, and how
-much longer than the fake engine's constants requests were in flight.
+From the replay it gets what closing, parking, activating and moving took, by its events, with their spread, what the
+decision and the release took, and how much longer than the fake engine's constants requests were in flight.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,6 +42,8 @@ class Played:
     """Requests that each model had been asked before it began."""
     observed_seconds: float = 0.0
     """Model seconds since the first of these."""
+    control_seconds: float = 0.0
+    """Model seconds from an arrival to the decision, and from the end of an activation to its requests."""
 
 
 def simulated(played: Played, policy: Policy, seeds: int = 1) -> list[Outcome]:
@@ -86,6 +88,7 @@ class _Costs:
         self.park_seconds = closing + fmean(parking) if parking else ASSUMED_SECONDS
         self.activate_seconds = fmean(activating) if activating else ASSUMED_SECONDS
         self.move_seconds = max(0.0, fmean(moving) - self.activate_seconds) if moving else MOVE_SECONDS
+        self.activate_seconds += played.control_seconds
         spread = [pstdev(took) / fmean(took) for took in (parking, activating) if took]
         self.jitter = fmean(spread) if spread else 0.0
 
