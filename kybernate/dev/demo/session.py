@@ -33,8 +33,8 @@ COLD_SPEED = 4.0
 GPUS = 4
 HOLD_MODEL_SECONDS = 1800.0
 """The private router holds as long as the client asks: a long wait is a number in the report, not a refusal."""
-WARM_UPS = 6
-"""Requests to each model before a comparison: a stack that has just started switches more slowly."""
+WARM_UPS = 3
+"""Activations of each seat before a comparison: a stack that has just started switches more slowly."""
 WARM_UP_TOKENS = 200
 """5 s in flight, about as the requests of traces."""
 READY_SECONDS = 60.0
@@ -204,14 +204,23 @@ async def _measured(
 
 
 async def _warm_up(stack: Stack, player: Player, live: Live) -> None:
-    """Ask every model ``WARM_UPS`` times, so that every seat has been parked and activated and its costs are known, and
-    wait until no seat is in a switch.
+    """Let every group activate its seats in turn, each ``WARM_UPS`` times, and wait until no seat is in a switch. All
+    groups are busy meanwhile, so that seats stay where they are.
 
     Raises DemoError where a model does not answer, and StackError.
     """
-    live.stage, asked = "warming up", [Arrival(0.0, model, 16, WARM_UP_TOKENS) for model in dict.fromkeys(stack.models)]
-    for _ in range(WARM_UPS):
-        await player.play(asked)
+    live.stage = "warming up"
+    found = await seats_by_group(player.session, player.urls[0])
+    groups = [[str(seat["model"]) for seat in group["seats"]] for group in found]
+    steps = WARM_UPS * max(map(len, groups))
+
+    async def in_turn(models: Sequence[str]) -> None:
+        for step in range(steps):
+            await player.play([Arrival(0.0, models[step % len(models)], 16, WARM_UP_TOKENS)])
+
+    async with asyncio.TaskGroup() as tasks:
+        for models in groups:
+            tasks.create_task(in_turn(models))
     await stack.ready(READY_SECONDS)
     if player.tally.count(Verdict.OK) < player.tally.sent:
         raise DemoError(f"a model did not answer before the replay: {dict(player.tally.reasons)}; see the stack's logs")
