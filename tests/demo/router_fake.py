@@ -37,6 +37,8 @@ class FakeRouter:
     stored: list[SeatEvent] = field(default_factory=list)
     listeners: list[asyncio.Queue[SeatEvent | None]] = field(default_factory=list)
     seats: list[dict[str, Any]] = field(default_factory=list)
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    """Of the only node, as the manager explains them."""
     url: str = ""
 
     @contextlib.asynccontextmanager
@@ -48,6 +50,7 @@ class FakeRouter:
                 web.post("/v1/completions", self._completion),
                 web.get("/v1/models", self._models),
                 web.get("/v1/seats", self._seats),
+                web.get("/v1/why", self._why),
                 web.get("/v1/events", self._events),
                 web.get("/healthz", self._seats),
             ]
@@ -70,6 +73,9 @@ class FakeRouter:
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": model} for model in self.models]})
+
+    async def _why(self, _: web.Request) -> web.Response:
+        return web.json_response({"nodes": [{"node": "n", "groups": self.groups}]})
 
     async def _seats(self, _: web.Request) -> web.Response:
         return web.json_response({"seats": self.seats})

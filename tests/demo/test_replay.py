@@ -2,11 +2,14 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kybernate.dev.demo.client import MOST_PROMPT_WORDS, Verdict, question
 from kybernate.dev.demo.replay import Player, again_and_again, client_session
+from kybernate.dev.demo.session import WARM_UPS, DemoError, Live, warm_up
+from kybernate.dev.stack import Stack
 from kybernate.lab.traces import Arrival
 from tests.demo.router_fake import FakeRouter, right_text
 
@@ -145,6 +148,28 @@ async def test_sending_ends_on_request_and_open_answers_are_awaited(router: Fake
         stop.set()
         await playing
     assert player.tally.sent == len(player.tally.samples) == player.tally.count(Verdict.OK) >= 8
+
+
+class ReadyStack(Stack):
+    def __init__(self) -> None:
+        pass
+
+    async def ready(self, *_: object, **__: object) -> list[dict[str, Any]]:
+        return []
+
+
+async def test_before_a_comparison_each_group_activates_its_seats_in_turn(router: FakeRouter) -> None:
+    router.groups = [
+        {"group": name, "seats": [{"model": model} for model in models]} for name, models in (("G0", "ab"), ("G1", "c"))
+    ]
+    async with client_session() as session:
+        await warm_up(ReadyStack(), Player([router.url], 1000.0, right_text, session), Live())
+        asked = [body["model"] for body in router.asked]
+        assert [model for model in asked if model != "c"] == ["a", "b"] * WARM_UPS
+        assert asked.count("c") == 2 * WARM_UPS
+        router.faults["c"] = ["status 500"]
+        with pytest.raises(DemoError, match="did not answer"):
+            await warm_up(ReadyStack(), Player([router.url], 1000.0, right_text, session), Live())
 
 
 def test_arrivals_go_on_after_the_last_one() -> None:

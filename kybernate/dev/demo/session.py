@@ -169,7 +169,7 @@ async def _measured(
         player = Player(urls, speed, expect, session, repeat=demo.chaos, tally=live.tally)
         asked_at = time.monotonic()
         if live.keep and stack is not None:
-            await _warm_up(stack, replace(player, tally=Tally()), live)
+            await warm_up(stack, replace(player, tally=Tally()), live)
         live.stage, live.watch = "replaying", Watch()
         await following.enter_async_context(_following(live.watch, session, urls[0]))
         before_replay = await seats_by_group(session, urls[0]) if live.keep else []
@@ -203,7 +203,7 @@ async def _measured(
     return result | ({"chaos": chaos.report()} if chaos else {})
 
 
-async def _warm_up(stack: Stack, player: Player, live: Live) -> None:
+async def warm_up(stack: Stack, player: Player, live: Live) -> None:
     """Let every group activate its seats in turn, each ``WARM_UPS`` times, and wait until no seat is in a switch. All
     groups are busy meanwhile, so that seats stay where they are.
 
