@@ -36,7 +36,7 @@ SLOW := test_auth.py test_cluster.py test_coexistence.py test_contract.py test_c
 test-fast: setup
 	@$(PY) -m pytest -q -n 3 --dist loadfile $(addprefix --ignore-glob=*/,$(SLOW)) $(FAST) $(ARGS)
 
-# The page in a real Chromium, which it installs. KYB_IMAGES=docs/images writes the screenshots of the docs.
+# The page in a real Chromium, which it installs.
 ui-test: setup
 	@sh scripts/ui_test.sh $(ARGS)
 

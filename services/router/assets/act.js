@@ -5,6 +5,7 @@ import { say } from "./feedback.js";
 import { command } from "./store.js";
 
 async function send(kind, name, verb) {
+  if (verb === "drain" && !confirm(`Drain ${name}? All its seats are parked, and none is activated there until it is resumed.`)) return;
   say(`${verb} ${name} …`);
   try {
     const reply = await command(kind, name, verb);

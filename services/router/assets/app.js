@@ -23,7 +23,8 @@ let shown = "";
 let planned = false;
 
 const offered = (name) => name in VIEWS && (name !== "plan" || store.plans);
-const chosen = () => (offered(location.hash.slice(1)) ? location.hash.slice(1) : "timeline");
+// The link to the content, #main, keeps the view.
+const chosen = () => (offered(location.hash.slice(1)) ? location.hash.slice(1) : shown || "timeline");
 
 // Draws everything once per frame at most, however much changes.
 function draw() {
@@ -38,6 +39,7 @@ function draw() {
     }
     render(nav(view), byId("nav"));
     render(tools(), byId("tools"));
+    render(troubles(), byId("troubles"));
     render(VIEWS[view][1](draw), byId("main"));
     if (view === "timeline") drawTimeline();
   });
@@ -53,8 +55,17 @@ const tools = () => html`
     : nothing}
   <span class=${store.connected ? "good" : "bad"}>${store.connected ? "● live" : "○ not connected"}</span>`;
 
+const troubles = () => Object.values(store.troubles).map(
+  (text) => html`<p class="banner">${text[0].toUpperCase()}${text.slice(1)}. What is shown may be old.</p>`,
+);
+
 async function setKey(event) {
-  sessionStorage.setItem("key", event.target.value.trim());
+  const typed = event.target.value.trim();
+  if (!/^[!-~]*$/.test(typed)) {
+    say("This is no key: it has characters that no key has.");
+    return;
+  }
+  sessionStorage.setItem("key", typed);
   try {
     await json("allowed");
     say("This key may send commands.");

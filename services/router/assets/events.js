@@ -3,7 +3,7 @@
 import { html } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import { showDetails } from "./feedback.js";
-import { clock, kind, seconds } from "./format.js";
+import { clock, fits, kind, seconds } from "./format.js";
 import { store } from "./store.js";
 
 const MOST_ROWS = 300;
@@ -16,7 +16,7 @@ export function eventsView(draw) {
   const kinds = [...new Set(events.map(kind))].sort();
   const shown = [];
   for (let at = events.length - 1; at >= 0 && shown.length < MOST_ROWS; at -= 1) {
-    if (fits(events[at])) shown.push(events[at]);
+    if (wantedNow(events[at])) shown.push(events[at]);
   }
   return html`<h1>Events</h1>
     <div class="bar">
@@ -29,19 +29,19 @@ export function eventsView(draw) {
         @change=${(event) => { held = event.target.checked ? [...store.events] : null; draw(); }}> Pause</label>
     </div>
     <div class="scroll" tabindex="0" role="region" aria-label="Table of events"><table>
-      <caption>The last ${shown.length} that fit</caption>
+      <caption>${shown.length ? `The last ${shown.length} that fit` : "No event fits"}</caption>
       <thead><tr><th scope="col">Time</th><th scope="col">Event</th><th scope="col">Where</th><th scope="col">Model</th>
         <th scope="col">Reason</th><th scope="col">Details</th></tr></thead>
       <tbody>${repeat(shown, (event) => event.id, row)}</tbody></table></div>`;
 }
 
-const text = (event) => [event.node, event.group, event.seat, event.model, event.reason, event.cause, event.op].join(" ");
+const text = (event) => [event.node, event.group, event.seat, event.model, event.victim_model, event.reason, event.cause, event.op].join(" ");
 
-const fits = (event) => (!wanted || kind(event) === wanted) && (!filter || text(event).includes(filter));
+const wantedNow = (event) => (!wanted || kind(event) === wanted) && (!filter || fits(text(event), filter));
 
 const row = (event) => html`<tr><td class="number">${clock(event.at)}</td><td>${kind(event)}</td>
-  <td>${[event.node, event.group, event.seat || event.gpu].filter(Boolean).join(" / ")}</td><td>${event.model || ""}</td>
-  <td>${event.reason || ""} ${event.seconds && event.seconds.total ? seconds(event.seconds.total) : ""}</td>
+  <td class="name">${[event.node, event.group, event.seat || event.gpu].filter(Boolean).join(" / ")}</td><td class="name">${event.model || ""}</td>
+  <td class="text">${event.victim_model && event.model ? `in the place of ${event.victim_model}; ` : ""}${event.reason || ""} ${event.seconds && event.seconds.total ? seconds(event.seconds.total) : ""}</td>
   <td><button type="button" aria-label="Details of ${kind(event)} at ${clock(event.at)}"
     @click=${() => showDetails(eventDetails(event))}>…</button></td></tr>`;
 

@@ -16,16 +16,26 @@ export function seconds(value) {
 
 export function bytes(value) {
   if (!value) return "–";
+  if (value >= 2 ** 40) return `${(value / 2 ** 40).toFixed(1)} TiB`;
   return value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GiB` : `${Math.round(value / 2 ** 20)} MiB`;
 }
 
-export const kind = (event) => event.type.replace("ai.kyb.v1.", "");
+// A decision is called by what was decided, as `kyb events` does.
+export const kind = (event) => event.decision || event.type.replace("ai.kyb.v1.", "");
 
-const HUES = [212, 24, 150, 330, 268, 190, 2, 100, 40, 236, 300, 172];
+export const fits = (text, filter) => text.toLowerCase().includes(filter.toLowerCase());
 
-// The colour of a model: always the same one.
+// Names in the order that people expect: G2 before G10.
+export const byName = new Intl.Collator(undefined, { numeric: true }).compare;
+
+const HUES = [212, 24, 150, 330, 268, 100, 2, 190, 40, 300, 236, 172];
+const places = new Map();
+
+// The colour of a model. The first twelve, by name, have hues of their own; the next ones have them darker.
 export function colour(model) {
-  let sum = 0;
-  for (const letter of model) sum = (sum * 31 + letter.codePointAt(0)) >>> 0;
-  return `hsl(${HUES[sum % HUES.length]} 58% ${sum % 24 < 12 ? 33 : 27}%)`;
+  if (!places.has(model)) places.set(model, places.size);
+  const place = places.get(model) % (2 * HUES.length);
+  return `hsl(${HUES[place % HUES.length]} 58% ${place < HUES.length ? 33 : 24}%)`;
 }
+
+export const colourAll = (models) => [...models].sort(byName).forEach(colour);

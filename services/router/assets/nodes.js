@@ -3,14 +3,16 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import { button, seatButtons } from "./act.js";
-import { bytes } from "./format.js";
+import { byName, bytes, fits } from "./format.js";
 import { json, now, store } from "./store.js";
 
 const WHY_SECONDS = 5;
+const QUIET = new Set(["active", "idle"]);
 const HOLDING = new Set(["starting", "active", "draining", "parking", "activating", "migrating", "quarantined"]);
 let filter = "";
 let asked = 0;
 let stages = new Map();
+let memory = new Map();
 
 export function nodesView(draw) {
   if (now() - asked > WHY_SECONDS) {
@@ -21,17 +23,18 @@ export function nodesView(draw) {
   const of = (name) => nodes.get(name) || nodes.set(name, { name, seats: [], gpus: [] }).get(name);
   for (const seat of store.seats.values()) of(seat.node).seats.push(seat);
   for (const gpu of store.gpus) of(gpu.node).gpus.push(gpu);
-  const shown = [...nodes.values()].filter((node) => node.name.includes(filter));
-  shown.sort((a, b) => a.name.localeCompare(b.name));
+  const shown = [...nodes.values()].filter((node) => fits(node.name, filter));
+  shown.sort((a, b) => byName(a.name, b.name));
   return html`<h1>Nodes</h1>
     <div class="bar"><label>Filter <input type="search" .value=${filter}
       @input=${(event) => { filter = event.target.value; draw(); }}></label><span>${nodes.size} ${nodes.size === 1 ? "node" : "nodes"}</span></div>
-    ${repeat(shown, (node) => node.name, nodeSection)}`;
+    ${shown.length ? repeat(shown, (node) => node.name, nodeSection) : html`<p>No node ${filter ? "has this in its name" : "has a seat or a GPU yet"}.</p>`}`;
 }
 
 async function askWhy() {
   const answer = await json("why");
   const found = new Map();
+  memory = new Map(answer.nodes.map((node) => [node.node, (node.host_memory || {}).available_bytes]));
   for (const node of answer.nodes) {
     for (const group of node.groups || []) {
       for (const seat of group.seats) found.set(`${node.node} ${seat.seat}`, seat.stage);
@@ -41,10 +44,10 @@ async function askWhy() {
 }
 
 function nodeSection(node) {
-  node.seats.sort((a, b) => a.group.localeCompare(b.group) || a.seat.localeCompare(b.seat));
+  node.seats.sort((a, b) => byName(a.group, b.group) || byName(a.seat, b.seat));
   const host = node.seats.reduce((total, seat) => total + (seat.state === "parked" ? seat.host || 0 : 0), 0);
   return html`<section class="node" aria-label="Node ${node.name}">
-    <h2>${node.name} <span class="soft">host RAM in parked copies: ${bytes(host)}</span>
+    <h2>${node.name} <span class="soft">host RAM: ${host ? bytes(host) : 0} in parked copies${memory.get(node.name) ? `, ${bytes(memory.get(node.name))} free` : ""}</span>
       ${button("nodes", node.name, "drain")} ${button("nodes", node.name, "resume")}</h2>
     ${node.gpus.length ? gpuTable(node) : nothing}
     <div class="scroll" tabindex="0" role="region" aria-label="Seats of ${node.name}"><table>
@@ -63,8 +66,8 @@ const gpuTable = (node) => html`<div class="scroll" tabindex="0" role="region" a
   <tbody>${node.gpus.map((gpu) => {
     const used = usedOn(node, gpu);
     return html`<tr><th scope="row">${gpu.index}</th><td>${gpu.name}</td><td>${gpu.groups.join(", ")}</td>
-      <td><meter aria-label="VRAM of seats on GPU ${gpu.index}" min="0" max=${gpu.memory_bytes || 1} value=${used}></meter>
-        ${bytes(used)} of ${bytes(gpu.memory_bytes)}</td>
+      <td class="name"><meter aria-label="VRAM of seats on GPU ${gpu.index}" min="0" max=${gpu.memory_bytes || 1} value=${used}></meter>
+        ${used ? bytes(used) : 0} of ${bytes(gpu.memory_bytes)}</td>
       <td class=${gpu.healthy ? "good" : "bad"}>${gpu.healthy ? "healthy" : gpu.reason || "faulty"}</td></tr>`;
   })}</tbody></table></div>`;
 
@@ -75,11 +78,11 @@ const usedOn = (node, gpu) => node.seats
 
 function seatRow(seat) {
   const stage = stages.get(`${seat.node} ${seat.seat}`);
-  const text = stage && stage.text ? `${stage.stage}: ${stage.text}` : stage ? stage.stage : seat.reason || "";
-  return html`<tr><th scope="row">${seat.seat}</th><td>${seat.model || "–"}</td><td>${seat.group}</td>
+  const text = stage && stage.text ? `${stage.stage}: ${stage.text}` : !stage ? seat.reason || "" : QUIET.has(stage.stage) ? "–" : stage.stage;
+  return html`<tr><th scope="row" class="name">${seat.seat}</th><td class="name">${seat.model || "–"}</td><td>${seat.group}</td>
     <td>${seat.state}${seat.pinned ? ", pinned" : ""}</td>
     <td class="number">${HOLDING.has(seat.state) ? bytes(seat.vram) : "–"}</td>
     <td class="number">${seat.state === "parked" ? bytes(seat.host) : "–"}</td>
-    <td>${seat.blocked || seat.drained || text}</td>
+    <td class="text">${seat.blocked || seat.drained || text}</td>
     <td class="acts">${seat.model ? seatButtons(seat) : nothing}</td></tr>`;
 }

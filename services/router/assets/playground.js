@@ -29,6 +29,7 @@ export function playgroundView(draw) {
       <textarea id="prompt" name="prompt" rows="3">Hello</textarea>
     </form>
     <h2>Phases</h2>
+    ${run.cause ? "" : html`<p class="soft">Of the next request: held, the switch that it waits for, the first token.</p>`}
     <ol aria-live="polite">${steps().map((step) => html`<li>${seconds(step.at)} – ${step.text}</li>`)}</ol>
     <h2>Answer</h2>
     <pre aria-live="off" tabindex="0" role="region" aria-label="Answer">${run.text}</pre>`;

@@ -1,11 +1,13 @@
 // What the page knows: the router's state, kept up to date by its stream of changes. Times are unix seconds.
 
+import { byName, colourAll } from "./format.js";
+
 const HOLDING = new Set(["starting", "active", "draining", "parking", "activating", "migrating", "lost", "quarantined"]);
 const MOST_EVENTS = 5000;
 const MOST_BLOCKS = 20000;
 
 export const store = {
-  connected: false, keys: false, plans: false, skew: 0,
+  connected: false, keys: false, plans: false, skew: 0, troubles: {},
   seats: new Map(), gpus: [], loads: {}, waits: {}, switches: {}, tokens: {},
   events: [], since: 0,
   lanes: new Map(),  // "node/group" -> [block]
@@ -21,11 +23,13 @@ export async function load() {
   store.skew = state.at - Date.now() / 1000;
   store.keys = state.keys;
   store.plans = state.plans;
+  store.troubles = state.troubles;
   store.seats = new Map(state.seats.map((seat) => [seat.key, seat]));
   store.gpus = state.gpus;
   store.loads = state.loads;
   store.waits = state.waits;
   store.events = state.events;
+  colourAll(new Set(state.seats.map((seat) => seat.model || seat.seat)));
   takeWindow(state);
 }
 
@@ -58,6 +62,7 @@ export function take(change) {
   for (const key of change.gone) store.seats.delete(key);
   store.loads = change.loads;
   store.tokens = change.tokens;
+  store.troubles = change.troubles;
   Object.assign(store.waits, change.waits);
   for (const [lane, count] of Object.entries(change.lanes)) {
     if (!store.lines.has(lane)) store.lines.set(lane, []);
@@ -140,7 +145,7 @@ export function models() {
     found.set(seat.model, row);
   }
   for (const row of found.values()) {
-    row.seats.sort((a, b) => a.seat.localeCompare(b.seat));
+    row.seats.sort((a, b) => byName(a.seat, b.seat));
     const ranks = row.seats.map((seat) => RANK.indexOf(seat.state)).filter((rank) => rank >= 0);
     row.state = ranks.length ? RANK[Math.min(...ranks)] : row.seats[0].state;
     [row.waiting, row.inFlight, row.oldest] = store.loads[row.model] || [0, 0, 0];

@@ -4,7 +4,7 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import { eventDetails } from "./events.js";
 import { say, showDetails } from "./feedback.js";
-import { clock, colour, kind, seconds } from "./format.js";
+import { byName, clock, colour, fits, kind, seconds } from "./format.js";
 import { loadPast, now, store } from "./store.js";
 
 const WINDOWS = [["10 min", 600], ["1 h", 3600], ["6 h", 21600], ["24 h", 86400]];
@@ -29,7 +29,7 @@ const range = () => {
 
 export function timelineView(draw) {
   drawPage = draw;
-  const lanes = laneNames().filter((name) => name.includes(view.filter));
+  const lanes = laneNames().filter((name) => fits(name, view.filter));
   return html`<h1>Timeline</h1>
     <div class="bar" role="group" aria-label="Window">
       ${WINDOWS.map(([text, length]) => html`<button type="button" aria-pressed=${String(view.seconds === length)}
@@ -45,13 +45,13 @@ export function timelineView(draw) {
     <p class="soft">Hatched: starting, activating or parking. Lighter: draining. Arrow keys select a block of a lane,
       Enter opens it; drag to pan, Ctrl and the wheel to zoom.</p>
     <canvas class="axis" id="axis" aria-hidden="true"></canvas>
-    ${lanes.length ? repeat(lanes, (name) => name, lane) : html`<p>No seat holds a group yet.</p>`}`;
+    ${lanes.length ? repeat(lanes, (name) => name, lane) : html`<p>${view.filter ? "No group has this in its name." : "No seat holds a group yet."}</p>`}`;
 }
 
 function laneNames() {
   const names = new Set(store.lanes.keys());
   for (const seat of store.seats.values()) names.add(`${seat.node}/${seat.group}`);
-  return [...names].sort();
+  return [...names].sort(byName);
 }
 
 function lane(name) {
@@ -61,7 +61,7 @@ function lane(name) {
   const waiting = line.length ? line[line.length - 1][1] : 0;
   const text = holders.map((block) => `${block.model} ${block.state}`).join(", ") || "free";
   return html`<section class="lane" aria-label="Group ${name}">
-    <h2>${name} <span>${text}</span> ${waiting ? html`<span class="warn">${waiting} waiting</span>` : nothing}</h2>
+    <h2>${name} <span title=${text}>${text}</span> ${waiting ? html`<span class="warn">${waiting} waiting</span>` : nothing}</h2>
     <button type="button" class="plot" data-lane=${name} aria-label="Timeline of ${name}: ${text}, ${waiting} waiting"
       @keydown=${(event) => keydown(event, name)} @click=${(event) => click(event, name)}
       @pointerdown=${drag} @wheel=${wheel}><canvas data-lane=${name} aria-hidden="true"></canvas></button></section>`;
@@ -314,6 +314,6 @@ function drawAxis(canvas, ink) {
   for (let at = Math.ceil(from / step) * step; at < until; at += step) {
     const x = ((at - from) / (until - from)) * width;
     pen.fillRect(x, 14, 1, 6);
-    pen.fillText(clock(at), x + 3, 9);
+    if (x + 58 < width) pen.fillText(clock(at), x + 3, 9);
   }
 }
