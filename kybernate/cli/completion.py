@@ -20,6 +20,11 @@ def groups(incomplete: str) -> list[str]:
     return _names(incomplete, "home_group")
 
 
+def groups_and_nodes(incomplete: str) -> list[str]:
+    """What ``kyb drain`` and ``kyb resume`` take."""
+    return [*groups(incomplete), *_names(incomplete, "node")]
+
+
 def groups_and_models(incomplete: str) -> list[str]:
     """What ``kyb why`` can be asked about."""
     return [*groups(incomplete), *models(incomplete)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kybernate.cli.completion import SeatArgument, groups
+from kybernate.cli.completion import SeatArgument, groups, groups_and_nodes
 from kybernate.cli.output import CliError, Output, OutputOption, UrlOption
 
 POLL_SECONDS = 0.5
@@ -32,7 +32,9 @@ class Scope(StrEnum):
 
 
 ScopeArgument = Annotated[Scope, typer.Argument(metavar="group|node", show_default=False)]
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A group (G0, or NODE/G0), or a node.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="A group (G0, or NODE/G0), or a node.", autocompletion=groups_and_nodes)
+]
 
 
 class DrainPurpose(StrEnum):

@@ -11,14 +11,25 @@ import pytest
 import typer
 
 from kybernate import __version__
+from kybernate.cli import completion
 from kybernate.cli.app import app
 from kybernate.cli.router import Router, follow_events
 from kybernate.dev.stack.stack_file import StackFile
+from kybernate.lab.cli.simulate_input import complete_policies
 
 if TYPE_CHECKING:
     from conftest import Kyb, SmallRouter
 
 ENOUGH = 2
+
+
+async def test_the_shell_completes_models_groups_nodes_and_policies(
+    router: "SmallRouter", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KYB_URL", router.url)
+    assert await asyncio.to_thread(completion.models, "q") == ["qwen3-32b"]
+    assert await asyncio.to_thread(completion.groups_and_nodes, "") == ["G0", "G1", "laptop"]
+    assert complete_policies("fifo,kyb-b") == ["fifo,kyb-balanced", "fifo,kyb-bounded"]
 
 
 async def test_status_is_a_tree_of_node_groups_and_seats(kyb: "Kyb", router: "SmallRouter") -> None:

@@ -149,6 +149,18 @@ BAD = {
 }
 
 
+def test_all_mistakes_of_a_pod_are_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    wrong = (
+        POD.replace("1x-seat", "9x-seat").replace("60GiB", '"40"').replace("kyb.ai/model: qwen3-32b", "kyb.ai/port: 8")
+    )
+    path.write_text(wrong.replace("backend: fake", "backend: cuda"))
+    with pytest.raises(ConfigError) as caught:
+        load_pods(path, CONFIG)
+    places = [line.split(": ")[1].rpartition("kyb.ai/")[2] for line in str(caught.value).splitlines()]
+    assert places == ["gpu-9x-seat", "port", "vram", "backend"]
+
+
 @pytest.mark.parametrize("kind", BAD)
 def test_a_mistake_in_pods_gives_one_message(kind: str, tmp_path: Path) -> None:
     text, expected = BAD[kind]

@@ -103,28 +103,35 @@ def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, ba
     name = metadata.get("name")
     if not isinstance(name, str) or not name:
         raise source.error((*place, "metadata", "name"), name, "is no name", "give the pod a name (text)")
-    container, resource = _seat(document, manifest, place, config)
+    errors: list[ConfigError] = []
+    container = resource = ""
+    try:
+        container, resource = _seat(document, manifest, place, config)
+    except ConfigError as error:
+        errors.append(error)
     notes = (*place, "metadata", "annotations")
     annotations = metadata.get("annotations") or {}
     if not isinstance(annotations, dict):
-        raise source.error(notes, None, "is not a mapping", "write key: value lines below it")
-    refuse(
+        refuse([*errors, source.error(notes, None, "is not a mapping", "write key: value lines below it")])
+    errors += (
         source.error((*notes, key), value, "annotations are text", "put the value in quotes")
         for key, value in annotations.items()
         if not isinstance(value, str)
     )
-    parsed = parse(annotations)
-    of_config = tier_problem(parsed.tier, config.all_tiers), group_problem(parsed.prefer_group, resource, [config])
-    refuse(
+    parsed = parse({key: value for key, value in annotations.items() if isinstance(value, str)})
+    in_config = group_problem(parsed.prefer_group, resource, [config]) if resource else None
+    errors += (
         source.error((*notes, problem.name), problem.value, problem.what, problem.remedy)
-        for problem in (*of_config, *parsed.problems)
+        for problem in (tier_problem(parsed.tier, config.all_tiers), in_config, *parsed.problems)
         if problem is not None
     )
-    if backend != "any" and parsed.backend not in (backend, RESTART, *ENGINE_BACKENDS):
+    wrong = any(problem.name == BACKEND for problem in parsed.problems)
+    if not wrong and backend != "any" and parsed.backend not in (backend, RESTART, *ENGINE_BACKENDS):
         value = annotations.get(BACKEND)
         cannot = "cannot park on fake GPUs" if backend == "fake" else "cannot park with --driver stub"
         what = "is missing (the default is cuda)" if value is None else cannot
-        raise source.error((*notes, BACKEND), value, what, f"write {BACKEND}: {backend}")
+        errors.append(source.error((*notes, BACKEND), value, what, f"write {BACKEND}: {backend}"))
+    refuse(errors)
     return StackPod(
         namespace=str(metadata.get("namespace", "default")),
         name=name,

@@ -11,7 +11,7 @@ import typer
 from kybernate.cli.output import CliError, Output, OutputOption
 from kybernate.lab.cli import simulate_options as given
 from kybernate.lab.cli.plan_report import PlanReport, count, plot_library, show, write_page
-from kybernate.lab.cli.simulate_input import Inputs, arrivals_of, chosen_policies, read_scenario
+from kybernate.lab.cli.simulate_input import Inputs, arrivals_of, chosen_policies, complete_policies, read_scenario
 from kybernate.lab.cli.simulate_reference import writable, write
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def plan(
     host_memory: given.HostMemory = 0.0,
     move_seconds: given.MoveSeconds = 3.0,
     fixed: Annotated[bool, typer.Option("--fixed", help="Seats never leave their group.")] = False,
-    policy: Annotated[str, typer.Option(help="The name of a policy.")] = "kyb-balanced",
+    policy: Annotated[
+        str, typer.Option(help="The name of a policy.", autocompletion=complete_policies)
+    ] = "kyb-balanced",
     only: given.Only = None,
     seats: given.Seats = 64,
     cost: given.Cost = "stock",

@@ -9,7 +9,7 @@ import typer
 
 from kybernate.cli.output import CliError, Output, OutputOption
 from kybernate.lab.cli import simulate_options as given
-from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, read_scenario, slowdown_points
+from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, complete_policies, read_scenario, slowdown_points
 from kybernate.lab.cli.simulate_reference import reference as play_reference
 from kybernate.lab.cli.simulate_reference import writable
 from kybernate.lab.cli.simulate_report import certified, incomparable, show, write_json
@@ -25,7 +25,9 @@ def simulate(
         str | None, typer.Option(help="Instead of traces: poisson, bursty, servegen or gentd26 (the last with TRACE).")
     ] = None,
     window: Annotated[int, typer.Option(min=0, help="Which hour of the scenario.")] = 0,
-    policy: Annotated[str, typer.Option(help="Comma-separated policy names, or `all`.")] = "kyb-balanced,exhaustive",
+    policy: Annotated[
+        str, typer.Option(help="Comma-separated policy names, or `all`.", autocompletion=complete_policies)
+    ] = "kyb-balanced,exhaustive",
     only: given.Only = None,
     groups: given.Groups = 1,
     slots: given.Slots = 1,

@@ -211,6 +211,14 @@ def chosen_policies(text: str) -> list[str]:
     return names
 
 
+def complete_policies(incomplete: str) -> list[str]:
+    """What the shell may write for ``--policy``, also after a comma."""
+    from kybernate.lab.baselines import POLICIES
+
+    before, comma, begun = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in sorted(POLICIES) if name.startswith(begun)]
+
+
 def slowdown_points(text: str) -> tuple[tuple[float, float], ...]:
     """``1:1,32:1.8`` as points of the curve."""
     points = []

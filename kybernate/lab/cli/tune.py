@@ -8,7 +8,7 @@ import typer
 
 from kybernate.cli.output import CliError, Output, OutputOption
 from kybernate.lab.cli import simulate_options as given
-from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, read_scenario
+from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, complete_policies, read_scenario
 from kybernate.lab.cli.simulate_reference import writable, write
 
 if TYPE_CHECKING:
@@ -26,7 +26,11 @@ def tune(
         Path | None, typer.Option(metavar="FILE", help="Write the policy: section (YAML), if it is recommended.")
     ] = None,
     policy: Annotated[
-        str, typer.Option(help="Comma-separated modes to choose from; the first is the one to compare with.")
+        str,
+        typer.Option(
+            help="Comma-separated modes to choose from; the first is the one to compare with.",
+            autocompletion=complete_policies,
+        ),
     ] = "kyb-balanced,kyb-bounded,kyb-slo",
     only: given.Only = None,
     groups: given.Groups = 1,
