@@ -4,6 +4,7 @@ An engine is addressed by pod IP and port, as the manager knows them from the no
 answer counts only if the container that the job names lives before and after it: its address may be another pod's then.
 """
 
+import asyncio
 import contextlib
 import json
 import re
@@ -166,22 +167,31 @@ class AnswerCheck:
         if not self._applies(seat):
             return ""
         seconds = self._wall(self.seconds)
-        deadline = time.monotonic() + seconds
+        changes = asyncio.create_task(self._changed(seat, time.monotonic() + seconds))
         try:
             health = (await self.engines.call(seat, "GET", "/health", seconds=seconds)).status
             if worse_health(seat.health, health):
                 return f"its health answers {health}"
-            for before in seat.answers:
-                now = await self._ask(seat, before.model, before.kind, deadline)
-                if changed := difference(before, now, self.tolerance):
-                    return changed
+            if changed := await changes:
+                return changed
         except EngineSilentError as error:
             return str(error) if error.ended or seat.answers or seat.health is not None else ""
         except ValueError as error:
             return str(error)
+        finally:
+            changes.cancel()
+            await asyncio.gather(changes, return_exceptions=True)
         if seat.health is not None:
             listing = known.listing if (known := self._known.get(seat.target.seat)) is not None else ""
             self._known[seat.target.seat] = _Known(seat.target.container_id, seat.health, seat.answers, listing)
+        return ""
+
+    async def _changed(self, seat: SeatProcesses, deadline: float) -> str:
+        """How an answer differs from the one before the first park; empty if none does. Raises like ``_ask``."""
+        for before in seat.answers:
+            now = await self._ask(seat, before.model, before.kind, deadline)
+            if changed := difference(before, now, self.tolerance):
+                return changed
         return ""
 
     async def _models(self, seat: SeatProcesses, known: _Known, deadline: float) -> list[str]:
