@@ -52,7 +52,7 @@ class Kyb:
     """Without demand, an idle holder is parked no earlier."""
     keep_ratio: float = 1.0
     """Times the break-even share of requests below which an idle holder is parked; 0: it always stays."""
-    guest_ratio: float = 1.5
+    guest_ratio: float = 2.0
     """A seat of another group goes before those of this one only if its index is this many times as high."""
     freeze_ratio: float = 0.0
     """Freeze requests in flight when the waiting saved exceeds this times their stall; 0: never. 2 is sensible."""
