@@ -125,7 +125,7 @@ class AnswerCheck:
     seconds: float = 60.0
     """Model seconds for health and all answers of a seat."""
     tolerance: float = 0.1
-    """Log probability, or component of an embedding."""
+    """Of a log probability; of an embedding the share of its length."""
     speed: float = 1.0
     _known: dict[str, _Known] = field(default_factory=dict)
     """By seat."""

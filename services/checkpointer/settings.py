@@ -36,7 +36,7 @@ class CheckpointerSettings(NodeSettings):
     """Model seconds in which an engine must be healthy and answer as before its first park, once it is activated or a
     park of it is undone; else it is killed and starts cold. Each pod may switch it off: kyb.ai/verify: "off"."""
     verify_tolerance: float = Field(0.1, ge=0)
-    """By how much log probabilities and embeddings may differ then."""
+    """By how much log probabilities may differ then, and embeddings, as a share of their length."""
     engine_keys_dir: OptionalFile = None
     """Folder of API keys of engines: a file per key, which pods name by kyb.ai/engine-key."""
     fake_kubelet: bool = False

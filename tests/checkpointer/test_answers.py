@@ -41,6 +41,9 @@ def answer(*tokens: str, logprobs: tuple[float, ...] = (), **rest: Any) -> Model
         (answer(vector=(0.5, 0.25)), answer(vector=(0.5, -0.25)), False),
         (answer(vector=(0.5, 0.25)), answer(vector=(0.5, math.nan)), False),
         (answer(vector=(0.5, 0.25)), answer(), False),
+        (answer(vector=(2**-5,) * 1024), answer(vector=(2**-5 + 1e-4,) * 1024), True),
+        (answer(vector=(2**-5,) * 1024), answer(vector=(2**-5, -(2**-5)) * 512), False),
+        (answer(vector=(2**-5,) * 1024), answer(vector=(0.0,) * 1024), False),
     ],
 )
 def test_answers_are_the_same_within_the_tolerance(before: ModelAnswer, now: ModelAnswer, same: bool) -> None:

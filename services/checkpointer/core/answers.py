@@ -90,13 +90,13 @@ def _illness(status: int) -> int:
 def difference(before: ModelAnswer, now: ModelAnswer, tolerance: float) -> str:
     """How ``now`` differs from ``before`` by more than ``tolerance``; empty if it does not.
 
-    (1) Vectors are compared by component. (2) Log probabilities are compared token by token. (3) Where the token itself
-    differs, it may only be one that was as likely before: greedy decoding takes either, and what follows is another
-    answer.
+    (1) Vectors are compared by their distance as a share of their length: of a thousand components each is small.
+    (2) Log probabilities are compared token by token. (3) Where the token itself differs, it may only be one that was
+    as likely before: greedy decoding takes either, and what follows is another answer.
     """
     if len(before.vector) != len(now.vector):  # (1)
         return f"{before.model} answers {len(now.vector)} numbers and not {len(before.vector)}"
-    if not all(abs(old - new) <= tolerance for old, new in zip(before.vector, now.vector, strict=True)):
+    if not math.dist(before.vector, now.vector) <= tolerance * math.hypot(*before.vector):
         return f"the embedding of {before.model} is another one"
     for place, (old, new) in enumerate(zip(before.tokens, now.tokens, strict=False)):
         if old != new:  # (3)
