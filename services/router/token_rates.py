@@ -58,5 +58,5 @@ async def fetch(http: aiohttp.ClientSession, url: str, **query: str) -> bytes | 
                 if len(text) > MOST_BYTES:
                     return None
             return bytes(text) if answer.status == 200 else None
-    except (aiohttp.ClientError, TimeoutError, OSError):
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):  # a host's name can be none
         return None

@@ -3,13 +3,14 @@
 from itertools import count
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from kybernate.engines import tokens_in
 from kybernate.health import HttpServer
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
-from services.router.token_rates import MOST_BYTES, TokenRates
+from services.router.token_rates import MOST_BYTES, TokenRates, fetch
 
 
 def record(seat: str, model: str, endpoint: str, state: SeatState = SeatState.ACTIVE) -> SeatRecord:
@@ -68,3 +69,11 @@ async def test_metrics_without_end_and_redirects_are_no_metrics():
             await rates.read(seats)
             assert rates.of_model == {}
             assert asked == paths * 2
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a..b:90", "http://" + "a" * 64 + ".b", "http://:90", "http://127.0.0.1:99999", "x"]
+)
+async def test_an_address_that_is_none_has_no_answer(url: str):
+    async with aiohttp.ClientSession() as http:
+        assert await fetch(http, url, query="q") is None
