@@ -35,6 +35,7 @@ KNOWN_FAULTS = (
     KnownFault(_OFFLOAD, ALWAYS, "native KV offload dies in its sleep (#45268)"),
     KnownFault(r"(--data[-_]parallel[-_]size|-dp)[= ]([2-9]|1\d)", (0, 23), "data parallelism (#44395)"),
     KnownFault(r"--enable[-_]lora", ALWAYS, "LoRA at level 2 (#39934, #48337)", (2,)),
+    KnownFault(r"--spec(ulative)?[-_]|-sc[= ]", ALWAYS, "speculative decoding at level 2 (#52479, #55013)", (2,)),
     KnownFault(r"--kv[-_]cache[-_]dtype[= ]fp8", (0, 12), "an FP8 KV cache at level 2 (#25800)", (2,)),
 )
 
