@@ -357,3 +357,24 @@ class Names:
 
     def decide(self, view: GroupView) -> Decision:
         return Switch(self.name, None, "")
+
+
+def test_a_seat_asked_for_while_its_group_parks_another_one_comes_back_there_and_nowhere_else():
+    seats = [seat("a"), seat("b"), seat("c", "B")]
+    # a: active 3, done 4, parked ahead 4..6. b is asked for at 5: G A has no slot for it until 6, and B is free.
+    requests = [(0.0, 0, 1.0), (5.0, 1, 1.0)]
+    groups = (SimGroup("A"), SimGroup("B"))
+    outcome = run(scenario(requests, seats, groups, move_seconds=1.0), PullsAndParks(0.0))
+    assert outcome.wait == pytest.approx((3.0, 4.0))
+    assert outcome.counters["moves"] == 0
+
+
+@dataclass(frozen=True)
+class PullsAndParks(ParksWhenIdle):
+    """Also takes seats of other groups into a free slot."""
+
+    def decide(self, view: GroupView) -> Decision:
+        guests = [one.seat for one in view.elsewhere if one.waiting]
+        if guests and not view.holders():
+            return Switch(guests[0], None, "pulled")
+        return super().decide(view)

@@ -88,8 +88,7 @@ class _Run:
         if seat.arrives(world.now):
             return
         for group in world.asked_for(seat):
-            if group.operation is None:
-                self._ask((group,))
+            self._ask((group,) if group.operation is None else self.switching.offer(group, self.policy))
 
     def _event(self) -> None:
         world = self.world

@@ -175,6 +175,23 @@ class Switching:
         fits = incoming.state is S.PARKED and group.has_room(incoming, victim)
         return incoming if fits and (incoming.group is group or self.world.moves(incoming, group)) else planned
 
+    def offer(self, group: SimulatedGroup, policy: Policy) -> tuple[SimulatedGroup, ...]:
+        """While the victim is being parked: the seat that the policy would activate now becomes the incoming one, and no
+        other group takes it; as in the GPU manager (``late_binding.offer``). Returns groups that may want the one
+        before it."""
+        operation = group.operation
+        if not (self.world.soft and self.world.options.late_binding) or operation is None:
+            return ()
+        if operation.phase != "parking" or operation.victim is None:
+            return ()
+        before, seat = operation.incoming, self._newest(group, operation, operation.victim, policy)
+        if seat is before or seat is None:
+            return ()
+        if before is not None and before.claim is group:
+            before.claim = None
+        operation.incoming, seat.claim = seat, group
+        return self._others(group, before)
+
     def _free(self, group: SimulatedGroup, operation: SimulatedSwitch) -> None:
         group.operation = None
         if operation.incoming is not None and operation.incoming.claim is group:

@@ -359,12 +359,14 @@ class RunState:
         return bool(self.demanded if self.soft else group.demanded)
 
     def asked_for(self, seat: SimulatedSeat) -> list[SimulatedGroup]:
-        """Which groups a new request of a seat that is not served concerns, best first: free ones, then its home."""
+        """Which groups a new request of a seat that is not served concerns, best first: its home while a park there
+        ends, which its activation can follow, free ones, and else its home."""
         if not self.soft or seat.state is not SeatState.PARKED:
             return [seat.group]
         home = seat.group
         pool = [group for group in self.groups if self.moves(seat, group) or group is home]
-        return sorted(pool, key=lambda group: (not group.has_room(seat, None), group is not home))
+        parks = home.operation is not None and home.operation.phase == "parking"
+        return sorted(pool, key=lambda one: (not (parks and one is home), not one.has_room(seat, None), one is not home))
 
     def moves(self, seat: SimulatedSeat, group: SimulatedGroup) -> bool:
         """Whether a seat may be activated in this group, which it does not belong to."""
