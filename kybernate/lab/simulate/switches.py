@@ -176,9 +176,10 @@ class Switching:
         return incoming if fits and (incoming.group is group or self.world.moves(incoming, group)) else planned
 
     def offer(self, group: SimulatedGroup, policy: Policy) -> tuple[SimulatedGroup, ...]:
-        """While the victim is being parked: the seat that the policy would activate now becomes the incoming one, and no
-        other group takes it; as in the GPU manager (``late_binding.offer``). Returns groups that may want the one
-        before it."""
+        """While the victim is being parked, make the seat that the policy would activate now the incoming one, which no
+        other group takes; as in the GPU manager (``late_binding.offer``). Return the groups that may want the one
+        before it.
+        """
         operation = group.operation
         if not (self.world.soft and self.world.options.late_binding) or operation is None:
             return ()

@@ -366,7 +366,9 @@ class RunState:
         home = seat.group
         pool = [group for group in self.groups if self.moves(seat, group) or group is home]
         parks = home.operation is not None and home.operation.phase == "parking"
-        return sorted(pool, key=lambda one: (not (parks and one is home), not one.has_room(seat, None), one is not home))
+        return sorted(
+            pool, key=lambda one: (not (parks and one is home), not one.has_room(seat, None), one is not home)
+        )
 
     def moves(self, seat: SimulatedSeat, group: SimulatedGroup) -> bool:
         """Whether a seat may be activated in this group, which it does not belong to."""
