@@ -19,7 +19,7 @@ from aiohttp import web
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.logs import get_logger
-from kybernate.messages import SeatEvent
+from kybernate.messages import GroupDecided, SeatEvent
 from kybernate.roster import SeatRecord
 from services.router.api import RouterError, number
 from services.router.auth import ApiKeyGuard
@@ -81,7 +81,7 @@ class Page:
         self._timeline, self._lines, self._waits = Timeline(time.time()), WaitingLines(), Waits()
         self._events: deque[dict[str, Any]] = deque(maxlen=RECENT_EVENTS)
         self._new: list[dict[str, Any]] = []
-        self._while_reading: list[SeatEvent] | None = None
+        self._while_reading: list[SeatEvent | GroupDecided] | None = None
         self._rows: dict[str, SeatRecord] = {}
         self._readers: set[asyncio.Queue[bytes | None]] = set()
         self._tokens = TokenRates(http)
@@ -115,7 +115,7 @@ class Page:
         self._events.append(row)
         if self._readers:
             self._new.append(row)
-        if isinstance(event, SeatEvent):
+        if isinstance(event, SeatEvent | GroupDecided):
             self._timeline.add(event)
             if self._while_reading is not None:
                 self._while_reading.append(event)
@@ -192,7 +192,7 @@ class Page:
         timeline, self._while_reading = Timeline(since), []
         try:
             async for event in self._bus.replay(since=since):
-                if isinstance(event, SeatEvent):
+                if isinstance(event, SeatEvent | GroupDecided):
                     timeline.add(event)
             for event in self._while_reading:
                 timeline.add(event)

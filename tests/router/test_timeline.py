@@ -3,7 +3,7 @@
 import itertools
 from typing import Any
 
-from kybernate.messages import EVENT_OF_STATE, SeatEvent, SeatPinned
+from kybernate.messages import EVENT_OF_STATE, GroupDecided, SeatEvent, SeatPinned
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState as S
 from services.router.core import timeline
@@ -39,6 +39,13 @@ def test_a_switch_is_four_blocks_with_the_reason_of_its_operation():
     last = list(line.blocks(0.0))[-1].as_json()
     assert (last["reason"], last["seconds"], "until" in last) == ("b waits", {"park": 2.0, "total": 5.0}, False)
     assert (line.switches["model-b"].seconds, line.switches["model-b"].reason) == (5.0, "b waits")
+
+
+def test_a_seat_that_displaces_none_has_the_reason_of_the_decision():
+    line = Timeline(0.0)
+    line.add(GroupDecided(cause="c", node="n1", group="G0", decision="switch", op="op1", reason="the slot is free"))
+    line.add(event("b", S.ACTIVATING, 23.0, op="op1"))
+    assert next(line.blocks(0.0)).reason == "the slot is free"
 
 
 def test_an_event_that_comes_twice_or_late_changes_nothing():

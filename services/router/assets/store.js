@@ -74,8 +74,8 @@ export function take(change) {
 
 function takeEvent(event) {
   store.events.push(event);
-  if (!event.seat || !event.state) return;
   if (event.op && event.reason) reasons.set(event.op, event.reason);
+  if (!event.seat || !event.state) return;
   if (reasons.size > 1000) reasons.delete(reasons.keys().next().value);
   event.reason = event.reason || reasons.get(event.op);
   const id = seatId(event.node, event.seat), lane = `${event.node}/${event.group || ""}`, block = open.get(id);

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from kybernate.messages import SeatActivated, SeatEvent
+from kybernate.messages import GroupDecided, SeatActivated, SeatEvent
 from kybernate.roster import SeatRecord, seat_key
 from kybernate.seat import COMING, HOLDING, SeatState
 
@@ -61,20 +61,22 @@ class Timeline:
         self.switches: dict[str, LastSwitch] = {}
         """By model."""
         self._reasons: dict[str, str] = {}
-        """By operation: why it was begun, as the first event of it with a reason says."""
+        """By operation: why it was begun, as its decision, or the first event of it with a reason, says."""
         self._open: dict[str, Block | None] = {}
         """By seat key; None: it holds no GPU."""
         self._seen: dict[str, tuple[int, int]] = {}
         self._ended: deque[Block] = deque(maxlen=MOST_BLOCKS)
 
-    def add(self, event: SeatEvent) -> None:
-        """Take the next event of a seat."""
+    def add(self, event: SeatEvent | GroupDecided) -> None:
+        """Take the next event of a seat, or the decision that its operation follows."""
+        reason = self._reason(event)
+        if isinstance(event, GroupDecided):
+            return
         key = seat_key(event.node, event.seat)
         if (event.epoch, event.seq) <= self._seen.get(key, (-1, -1)):
             return
         self._seen[key] = event.epoch, event.seq
         block, lane = self._open.get(key), f"{event.node}/{event.group}"
-        reason = self._reason(event)
         if isinstance(event, SeatActivated) and event.previous in COMING:
             total = event.seconds.get("total", 0.0)
             self.switches[event.model] = LastSwitch(event.at, total, reason, event.cause)
@@ -105,7 +107,7 @@ class Timeline:
         yield from (block for block in self._ended if (block.until or 0.0) >= since)
         yield from (block for block in self._open.values() if block is not None)
 
-    def _reason(self, event: SeatEvent) -> str:
+    def _reason(self, event: SeatEvent | GroupDecided) -> str:
         """The event's reason, else that of its operation."""
         if event.op and event.reason:
             self._reasons.setdefault(event.op, event.reason)
