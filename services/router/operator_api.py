@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from kybernate.bus.port import Bus, BusDownError, BusError
+from kybernate.bus.port import Bus, BusDownError, BusError, NoAnswerError
 from kybernate.logs import get_logger
 from kybernate.messages import (
     ActivateSeat,
@@ -196,6 +196,10 @@ class OperatorApi:
         try:
             reply = await self._bus.request(command, CommandReply, timeout=COMMAND_TIMEOUT_SECONDS)
         except BusError as error:
+            nodes = {record.node for record in self._records()} | {gpu.node for gpu in self._inventory.gpus}
+            if isinstance(error, NoAnswerError) and command.node not in nodes:
+                text = f"no node is called {command.node!r}; known: {', '.join(sorted(nodes)) or 'none'}"
+                raise RouterError(404, "node_not_found", text) from error
             await self._audit(command, verb, seat, False, str(error), request)
             code = "bus_down" if isinstance(error, BusDownError) else "manager_unanswered"
             text = (

@@ -297,7 +297,7 @@ async def test_an_operation_is_sent_to_the_manager_of_its_node_and_its_repetitio
         ("nodes/n1/drain", {"force": True}, "invalid_field"),
         ("nodes/n1/resume", {"purpose": "upgrade"}, "invalid_field"),
         ("nodes/n1/resume", {"op": ""}, "invalid_field"),
-        ("nodes/nowhere/drain", {}, "manager_unanswered"),
+        ("nodes/nowhere/drain", {}, "node_not_found"),
     ],
 )
 async def test_an_operation_that_cannot_be_sent_is_refused(path: str, body: dict[str, Any], code: str):
