@@ -3,13 +3,12 @@
 import sys
 
 from kybernate import lifecycle
-from kybernate.bus import open_bus
 from kybernate.config_errors import ConfigError
-from kybernate.logs import configure, get_logger
+from kybernate.logs import configure
 from services.router.auth import open_auth
-from services.router.garbage import exempt_all
-from services.router.service import open_router
 from services.router.settings import RouterSettings
+from services.router.supervisor import supervise
+from services.router.worker import serve
 
 
 def main() -> None:
@@ -21,23 +20,7 @@ def main() -> None:
     except ConfigError as error:
         sys.stderr.write(f"kyb-router: {error}\n")
         raise SystemExit(2) from None
-    lifecycle.main(lambda: serve(settings))
-
-
-async def serve(settings: RouterSettings) -> None:
-    """Open the bus and the port, then run the jobs."""
-    async with (
-        open_bus(
-            settings.nats_url,
-            source=f"kyb/router/{settings.instance}",
-            name=settings.instance,
-            credentials=settings.credentials("router"),
-        ) as bus,
-        open_router(settings, bus) as router,
-    ):
-        exempt_all()
-        get_logger().info("router.listening", url=router.url)
-        await lifecycle.run(bus=bus.closed(), **router.jobs())
+    lifecycle.main(lambda: supervise(settings) if settings.workers else serve(settings))
 
 
 if __name__ == "__main__":

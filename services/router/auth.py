@@ -45,11 +45,11 @@ _CALLER = web.RequestKey("kyb.caller", Caller)
 class ApiKeyGuard:
     """Admits callers by the API keys of a file; without a file, all callers."""
 
-    def __init__(self, path: Path | None, most_requests: int = 4096) -> None:
+    def __init__(self, path: Path | None, most_requests: int = 4096, workers: int = 1) -> None:
         self._path, self._most_requests = path, most_requests
         self._requests: Counter[str] = Counter()
         self._file = load(path) if path is not None else KeyFile()
-        self.tenants = Tenants()
+        self.tenants = Tenants(workers=workers)
         self.tenants.apply(self._file.tenants, time.monotonic())
 
     @property
@@ -168,6 +168,5 @@ def open_auth(settings: RouterSettings) -> tuple[ApiKeyGuard, ServerCertificate 
     cert, key = settings.tls_cert_file, settings.tls_key_file
     if cert is None and key is not None:
         raise ConfigError(f"KYB_TLS_KEY_FILE={key}: KYB_TLS_CERT_FILE is not set; set both, or none")
-    return ApiKeyGuard(settings.api_keys_file, settings.caller_requests), ServerCertificate(
-        cert, key
-    ) if cert is not None else None
+    guard = ApiKeyGuard(settings.api_keys_file, settings.caller_requests, max(1, settings.workers))
+    return guard, ServerCertificate(cert, key) if cert is not None else None

@@ -361,7 +361,7 @@ class Call(Ticket):
     def _closes(self) -> bool:
         """Whether the caller's connection ends with this answer."""
         head = self._head
-        return not head.keep_alive or head.version == "1.0" or self._calls.dispatcher.stopping
+        return not head.keep_alive or head.version == "1.0" or self._calls.dispatcher.closing
 
     def _complete(self) -> None:
         """The answer is complete."""

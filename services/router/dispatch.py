@@ -91,6 +91,8 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self.stopping = False
         """True once ``stop`` was called."""
+        self.closing = False
+        """True once connections end with their answers: this router stops, or another process takes its port."""
 
     def arrive(
         self,
@@ -151,7 +153,7 @@ class Dispatcher:
 
     def stop(self) -> None:
         """Reject all waiting calls, because the router stops; their callers can retry at another router."""
-        self.stopping = True
+        self.stopping = self.closing = True
         for ticket in list(self._tickets.values()):
             self._reject_stopping(ticket)
 

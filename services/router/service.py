@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -65,6 +66,7 @@ class RunningRouter:
             queue_seconds=settings.queue_seconds,
             permit_seconds=settings.permit_seconds,
             speed=settings.speed,
+            workers=max(1, settings.workers),
         )
         self.traffic = traffic = Traffic(limits, self._identity)
         self.pools = EnginePools()
@@ -112,6 +114,10 @@ class RunningRouter:
         """The application of the operations port."""
         self.operations.add_routes([*health.routes(), *self.page.routes(operator)])
         self.operations.on_shutdown.append(self._stop_page)
+        tls = self.certificate.context if self.certificate is not None else None
+        self.front = Front(self.app, self.calls, settings, self.connections, tls)
+        self.server: HttpServer | None = None
+        """Of the operations port, if there is one."""
 
     def _slo_seconds(self) -> dict[str, float]:
         upstreams = self.traffic.table.upstreams.values()
@@ -144,6 +150,17 @@ class RunningRouter:
         while True:
             await asyncio.sleep(FORGET_SECONDS)
             self.loads.forget(time.monotonic())
+
+    async def drain(self) -> None:
+        """Answer the requests that are here or on their way, for at most KYB_DRAIN_SECONDS; another process takes the
+        port's further connections."""
+        self.dispatcher.closing = True
+        self.events.stop()
+        if self.server is not None:
+            await self.server.stop_listening()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_seconds):
+                await self.front.drain()
 
     async def leave(self) -> None:
         """Announce that this router forwards nothing any more, once it is closed: no drain then waits until its
@@ -237,7 +254,7 @@ class RunningRouter:
     async def _finish(self, _: web.Request, response: web.StreamResponse) -> None:
         """Tell callers to leave while the router stops, and not which software answers."""
         response.headers.popall("Server", None)
-        if self.dispatcher.stopping:
+        if self.dispatcher.closing:
             response.headers["Connection"] = "close"
             response.force_close()
 
@@ -250,19 +267,24 @@ class RunningRouter:
 
 
 @asynccontextmanager
-async def open_router(settings: RouterSettings, bus: Bus) -> AsyncIterator[RunningRouter]:
-    """Listen on the settings' address; close everything at the end. Raises ConfigError."""
+async def open_router(
+    settings: RouterSettings,
+    bus: Bus,
+    api: socket.socket | None = None,
+    operations: socket.socket | None = None,
+) -> AsyncIterator[RunningRouter]:
+    """Listen on the settings' addresses, or on these sockets; close everything at the end. Raises ConfigError."""
     async with aiohttp.ClientSession() as http:
         router = RunningRouter(settings, bus, http)
-        tls = router.certificate.context if router.certificate is not None else None
         try:
             async with AsyncExitStack() as ports:
-                front = Front(router.app, router.calls, settings, router.connections, tls)
-                router.url = (await ports.enter_async_context(front)).url
+                router.front.sock = api
+                router.url = (await ports.enter_async_context(router.front)).url
                 router.page.api_url = router.url
                 if settings.health_port:
-                    operations = HttpServer(router.operations, settings.health_host, settings.health_port)
-                    await ports.enter_async_context(operations)
+                    address = settings.health_host, settings.health_port
+                    router.server = HttpServer(router.operations, *address, sock=operations)
+                    await ports.enter_async_context(router.server)
                 yield router
         finally:
             await router.dispatcher.close()

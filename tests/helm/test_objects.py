@@ -268,6 +268,22 @@ def test_monitors_scrape_ports_that_pods_have() -> None:
         assert {one["port"] for one in monitor["spec"]["podMetricsEndpoints"]} <= ports
 
 
+def test_each_worker_of_a_router_is_scraped_and_drained() -> None:
+    found = render("monitoring")
+    deployment = found.one("Deployment", "-router")
+    (router,) = deployment["spec"]["template"]["spec"]["containers"]
+    names = {f"health{suffix}": 9474 + number for number, suffix in enumerate(("", "-1", "-2"))}
+    assert {port["name"]: port["containerPort"] for port in router["ports"]} == {"http": 8780} | names
+    monitor = next(one for one in found.kind("PodMonitor") if one["metadata"]["name"].endswith("-router"))
+    assert [one["port"] for one in monitor["spec"]["podMetricsEndpoints"]] == list(names)
+    hook = router["lifecycle"]["preStop"]["exec"]["command"]
+    assert [part for part in hook if part.startswith("--url")] == [
+        f"--url=http://127.0.0.1:{port}" for port in names.values()
+    ]
+    policy = found.one("NetworkPolicy", "-router")["spec"]["ingress"]
+    assert [port["port"] for port in policy[1]["ports"]] == list(names)
+
+
 def test_the_versions_of_chart_and_package_are_one() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
     assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text()

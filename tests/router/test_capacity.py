@@ -161,6 +161,14 @@ def full(*, limits: Limits | None = None, **fields: object) -> Traffic:
     return traffic
 
 
+def test_workers_share_the_places_that_a_pod_declares() -> None:
+    """Each has at least one, so that a pod with fewer places than workers is overcommitted, and not starved."""
+    for declared, each in ((12, 3), (15, 3), (2, 1), (0, MOST_LIMIT)):
+        traffic = full(limits=Limits(workers=4), max_requests=declared)
+        (upstream,) = traffic.table.upstreams.values()
+        assert upstream.limit == each
+
+
 def test_a_call_waits_for_a_place_and_gets_the_next_one() -> None:
     traffic = full()
     assert not kinds(arrive(traffic, 2, now=1.0), step.Forward, step.Reject)

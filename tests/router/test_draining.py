@@ -68,6 +68,13 @@ def test_it_waits_until_nothing_is_left(router: Fake, monkeypatch: pytest.Monkey
     assert router.in_flight == 0
 
 
+def test_it_waits_for_all_workers(router: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "POLL_SECONDS", 0.01)
+    router.in_flight = 4
+    main(["--url", "http://127.0.0.1:9", "--url", url(router), "--first", "0", "--seconds", "30"])
+    assert router.in_flight == 0
+
+
 def test_it_reports_how_many_requests_are_cut(router: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     router.held = 2
     main(["--url", url(router), "--first", "0", "--seconds", "0"])

@@ -28,6 +28,8 @@ class Limits:
     queue_seconds: float = 3.0
     permit_seconds: float = 2.0
     speed: float = 1.0
+    workers: int = 1
+    """Routers of one machine that share what pods declare."""
 
 
 class HoldQueue:
@@ -54,7 +56,7 @@ class HoldQueue:
         served = upstream.place_seconds(now, ahead + 1 + upstream.limit)
         if seconds is None or served is None:  # nothing was answered yet
             return text if ahead >= max(upstream.limit, FEW_WAITING) else None
-        soon = seconds <= self._limits.queue_seconds or ahead < min(upstream.record.max_requests, FEW_WAITING)
+        soon = seconds <= self._limits.queue_seconds or ahead < min(upstream.declared, FEW_WAITING)
         if soon and (patience is None or served <= patience):
             return None
         if not soon:

@@ -149,6 +149,8 @@ class Upstream:
     """When its row was first older than what is known; inf: it is not, or something newer has come since."""
     activation: SeatActivated | None = None
     """The last one received."""
+    workers: int = 1
+    """Routers of one machine that share what its pod declares."""
     weight: int = 0
     """Rendezvous hash of model and seat; the same in every router."""
 
@@ -161,9 +163,14 @@ class Upstream:
         self.weight = int.from_bytes(hashlib.blake2b(f"{model}|{self.record.seat}".encode(), digest_size=8).digest())
 
     @property
+    def declared(self) -> int:
+        """This router's share of the requests that its pod declares; 0 if it declares none."""
+        return self.record.max_requests and max(1, self.record.max_requests // self.workers)
+
+    @property
     def limit(self) -> int:
         """Most requests in flight: what its pod declares, else what was learned, and at most the share."""
-        limit = self.record.max_requests or self.capacity.limit
+        limit = self.declared or self.capacity.limit
         return min(limit, self.share) if self.share else limit
 
     def reported(self, running: int, waiting: int) -> bool:
@@ -400,7 +407,8 @@ def some(names: Sequence[str], where: str = "GET /v1/models") -> str:
 class UpstreamTable:
     """Upstreams by key of the roster, models by name. Each upstream is in the model that it is assigned to."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int = 1) -> None:
+        self._workers = workers
         self.upstreams: dict[str, Upstream] = {}
         self.models: dict[str, Model] = {}
 
@@ -470,6 +478,7 @@ class UpstreamTable:
 
     def _change(self, upstream: Upstream, before: SeatRecord | None) -> Change:
         self.upstreams[upstream.key] = upstream
+        upstream.workers = self._workers
         old, new = upstream.model, "" if upstream.record.state is SeatState.FREE else upstream.record.model
         if old == new:
             return Change(upstream, before, "")
