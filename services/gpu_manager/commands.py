@@ -35,8 +35,9 @@ def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
         return operations.answer(node, command, now)
     if not isinstance(command, SeatCommand):
         return _no("unsupported", f"this manager does not know {type(command).__name__}")
-    if (refused := operations.seat_refused(node, command.seat)) is not None:
-        return refused
+    refused = operations.seat_refused(node, command.seat)
+    if refused is not None and not (refused.code == "quarantined" and isinstance(command, UnpinSeat)):
+        return refused  # a pin would outlast the quarantine: it may be taken away
     seat = node.seats[command.seat]
     if command.if_epoch is not None and command.if_epoch != seat.epoch:
         return _no("stale-epoch", f"seat {seat.id} is at epoch {seat.epoch} now", epoch=seat.epoch)

@@ -541,6 +541,18 @@ class TestPastTheGate:
 
         assert world.state(a) is S.ACTIVE
 
+    def test_the_pin_of_a_quarantined_seat_can_be_taken_away(self, world: World) -> None:
+        """It would outlast the quarantine, and keep the group."""
+        a, _ = world.fill("a", "b")
+        assert world.command(PinSeat, a).accepted
+        self.restart(world, a)
+        assert world.state(a) is S.QUARANTINED
+
+        assert world.command(PinSeat, a).code == "quarantined"
+        assert world.command(UnpinSeat, a).accepted
+
+        assert not world.managed(a).pinned
+
     @pytest.mark.parametrize(("outcome", "state"), [("started", S.QUARANTINED), ("parked", S.PARKED)])
     def test_one_whose_rival_ended_is_what_the_driver_reports(self, world: World, outcome: str, state: S) -> None:
         """It may be about to be restored by the job of a manager before this one: no request must reach it."""
