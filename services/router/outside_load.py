@@ -144,11 +144,13 @@ class OutsideLoad:
         return None if load is None else min(MOST_REQUESTS, max(0, running + waiting - known))
 
     async def _load(self, seat: Upstream) -> EngineLoad | None:
-        """Return the requests of all callers; None: its metrics do not tell."""
+        """Return the requests of all callers; None: its metrics do not tell, or not in time."""
         for path in METRICS_PATHS:
             # llama.cpp with several models needs the name, and must not load it for that; others ignore both
             metrics = await fetch(self._http, f"{seat.record.endpoint}{path}", model=seat.model, autoload="false")
-            if metrics is not None and (load := load_in(metrics)) is not None:
+            if metrics is None:
+                break
+            if (load := load_in(metrics)) is not None:
                 return load
         return None
 

@@ -48,7 +48,7 @@ class TokenRates:
 
 
 async def fetch(http: aiohttp.ClientSession, url: str, **query: str) -> bytes | None:
-    """Return the body of a 200 of at most MOST_BYTES; None if it does not come in time."""
+    """Return the body of a 200, empty for another status; None if it is longer than MOST_BYTES or not there in time."""
     timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
     try:
         async with http.get(url, params=query, timeout=timeout, allow_redirects=False) as answer:
@@ -57,6 +57,6 @@ async def fetch(http: aiohttp.ClientSession, url: str, **query: str) -> bytes | 
                 text += piece
                 if len(text) > MOST_BYTES:
                     return None
-            return bytes(text) if answer.status == 200 else None
+            return bytes(text) if answer.status == 200 else b""
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):  # a host's name can be none
         return None

@@ -1,5 +1,6 @@
 """Load of callers that do not come through a router: engines' metrics and Prometheus, over real HTTP."""
 
+import asyncio
 import json
 import math
 from collections.abc import AsyncIterator
@@ -85,6 +86,23 @@ async def test_requests_that_another_source_tells_are_not_reported_twice():
         published = partial(levels, w, "engines/n1")
         await until(lambda: published() != [], what="the two that no other source reports", saw=published)
         assert {level[-1] for level in published()} == {2}
+
+
+async def test_an_engine_that_sends_nothing_is_asked_once_in_a_round(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("services.router.token_rates.ANSWER_SECONDS", 0.1)
+    asked: list[str] = []
+
+    async def hang(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        await asyncio.Event().wait()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/{path:.+}", hang)
+    async with HttpServer(app, "127.0.0.1", 0) as server, world(engine_metrics_seconds=0.02) as w:
+        await w.manager.put("s0", SeatState.ACTIVE, model="llama", endpoint=server.url)
+        await until(lambda: readings(w, "engine", "failed") >= 2, what="two readings that failed")
+    assert set(asked) == {"/metrics"}
 
 
 async def test_without_the_setting_no_engine_is_asked():
