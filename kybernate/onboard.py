@@ -82,6 +82,7 @@ ENGINES = (
         "sglang",
         model=("--served-model-name", "--model-path", "--model"),
         flags=("--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-metrics"),
+        env={"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false"},
         expect=(
             "SGLang releases its memory: a copy of its weights is kept in the pod's memory while it is parked",
             "1 to 3 GiB of VRAM stay in use per GPU: lower --mem-fraction-static by as much",
@@ -191,6 +192,9 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
             after = {key: value for key, value in container[probe].items() if key != "exec"}
             draft.put((*where, probe), after | {"httpGet": {"path": engine.health, "port": int(port)}})
             notes.append(f"{probe}: an exec probe cannot run in a parked engine, HTTP can")
+        if ((container.get(probe) or {}).get("httpGet") or {}).get("path") == "/health_generate":
+            draft.put((*where, probe, "httpGet", "path"), engine.health)
+            notes.append(f"{probe}: /health_generate computes, which ends an engine that sleeps")
     if not any(probe in container for probe in _PROBES):
         draft.put((*where, "startupProbe"), _startup(engine, int(port)))
     if others := [word for word in _values(line, engine.model[0]) if word != served]:

@@ -77,8 +77,11 @@ class ManagerClient:
     _request: "asyncio.Task[SeatStatus] | None" = None
 
     async def seat(self, timeout: float, *, fresh: float = FRESH_SECONDS) -> SeatStatus:
-        """Return the seat's status, at most ``fresh`` seconds old; an empty one if it is not known in time."""
-        if time.monotonic() - self._at < fresh:
+        """Return the seat's status, at most ``fresh`` seconds old; an empty one if it is not known in time.
+
+        One that lets the engine answer is requested each time: a probe that computes ends an engine that sleeps.
+        """
+        if not self.last.runs and time.monotonic() - self._at < fresh:
             return self.last
         if not self.port:
             return SeatStatus()

@@ -144,6 +144,16 @@ def test_sglang_on_two_gpus_gets_a_seat_of_two_and_no_exec_probe() -> None:
     assert annotations(done.manifest)["kyb.ai/backend"] == "sglang"
 
 
+def test_no_probe_of_sglang_computes() -> None:
+    probe = {"httpGet": {"path": "/health_generate", "port": 30000}, "periodSeconds": 10}
+    before = deployment("lmsysorg/sglang", "--model-path", "m", readinessProbe=probe)
+    done = onboard(before)
+    assert container(done.manifest)["readinessProbe"] == {**probe, "httpGet": {"path": "/health", "port": 30000}}
+    assert {"name": "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "value": "false"} in container(done.manifest)["env"]
+    assert any("/health_generate" in note for note in done.notes)
+    assert offboard(done.manifest) == (before, ())
+
+
 def test_ollama_keeps_its_model_until_it_is_unloaded() -> None:
     with pytest.raises(OnboardError, match="--model NAME"):
         onboard(example("ollama"))

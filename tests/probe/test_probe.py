@@ -112,6 +112,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "ASK_SHARE", 0.9)
 
 
+async def test_no_probe_reaches_an_engine_that_was_parked_since_the_one_before(stand: Stand) -> None:
+    stand.node.states = ["active", "parked"]
+    probe = await stand.probe(ProbeTarget(0, stand.engine_port, "liveness", "HTTP", TIMEOUT))
+    assert [await stand.get(probe.ports[1]) for _ in range(3)] == [200, 200, 200]
+    assert len(stand.engine.requests) == 1
+
+
 @pytest.mark.parametrize("state", ["active", "starting", "draining"])
 @pytest.mark.parametrize("status", [200, 503])
 @pytest.mark.parametrize("kind", ["startup", "liveness", "readiness"])
