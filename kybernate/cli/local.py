@@ -11,6 +11,8 @@ from kybernate.cli.output import CliError
 from kybernate.cli.router import Router, find_stack
 
 FOLLOW_SECONDS = 0.2
+ENGINE_LOGS = "**/run/pods"
+"""Where the kubelets of a stack write the logs of containers, a folder per pod, as a pattern below its folder."""
 
 
 def local_stack() -> dict[str, Any]:
@@ -40,7 +42,7 @@ def log_of(stack: dict[str, Any], name: str) -> Path:
     for seat in seats:
         if plain in (seat["model"], seat["seat"]):
             pod = f"{seat['pod'].replace('/', '_')}_{seat['pod_uid']}"
-            found = sorted(folder.glob(f"kubelet/**/{pod}/*.log"), key=lambda path: path.stat().st_mtime)
+            found = sorted(folder.glob(f"{ENGINE_LOGS}/{pod}/*.log"), key=lambda path: path.stat().st_mtime)
             if found:
                 return found[-1]
     known = ", ".join([*processes(stack), *sorted({seat["model"] for seat in seats})])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from kybernate.cli.local import log_lines, processes
+from kybernate.cli.local import ENGINE_LOGS, log_lines, processes
 from kybernate.cli.output import CliError
 from kybernate.cli.router import Router, find_stack, find_url, stack_file
 from kybernate.doctor import Finding
@@ -39,7 +39,7 @@ def read_facts(given: str | None) -> StackFacts:
         router = Router(url)
         overview, ready = router.seats(), router.readiness()
     except CliError as error:
-        return StackFacts(refusal=str(error), refusal_code=error.reason, **local)
+        return StackFacts(refusal=" ".join(str(error).split()), refusal_code=error.reason, **local)
     managers: list[dict[str, Any]] = []
     with contextlib.suppress(CliError):
         managers = list(router.why().get("nodes") or ())
@@ -91,7 +91,7 @@ def write_bundle(file: Path, findings: list[Finding], given: str | None) -> list
     stack = find_stack() if given is None else None
     if stack is not None:
         folder = Path(stack["folder"])
-        files = [*folder.glob("logs/*.log"), *folder.glob("kubelet/**/*.log"), *folder.glob("*.yaml")]
+        files = [*folder.glob("logs/*.log"), *folder.glob(f"{ENGINE_LOGS}/*/*.log"), *folder.glob("*.yaml")]
         for path in sorted(files):
             with contextlib.suppress(OSError):
                 texts[str(path.relative_to(folder))] = "\n".join(log_lines(path, last=LOG_LINES, follow=False))

@@ -23,7 +23,7 @@ def stack(kyb: "Kyb", router: "SmallRouter", tmp_path: Path) -> Iterator[Path]:
     (folder / "logs").mkdir(parents=True)
     (folder / "logs" / "router.log").write_text("".join(f"line {number}\n" for number in range(300)))
     (folder / "logs" / "gpu_manager.log").write_text("the ledger is broken, password=hunter2\n")
-    engine = folder / "kubelet" / "logs" / "demo_gemma_uid-7" / "engine.log"
+    engine = folder / "run" / "pods" / "demo_gemma_uid-7" / "engine.log"
     engine.parent.mkdir(parents=True)
     engine.write_text("loading weights\n")
     file = StackFile()
@@ -70,6 +70,7 @@ async def test_the_doctor_reads_the_stack_and_packs_what_a_report_needs(
     assert "http://x does not answer" in found["manager"]["finding"]
     listed = subprocess.run(["tar", "-tzf", str(file)], capture_output=True, text=True, check=True).stdout.split()
     names = {"doctor.json", "seats.json", "why.json", "events.jsonl", "logs/gpu_manager.log"}
+    names |= {"run/pods/demo_gemma_uid-7/engine.log"}
     assert {f"kybernate/{name}" for name in names} <= set(listed)
     logged = ["tar", "-xzOf", str(file), "kybernate/logs/gpu_manager.log"]
     text = subprocess.run(logged, capture_output=True, text=True, check=True).stdout
@@ -83,6 +84,7 @@ async def test_without_a_stack_the_commands_name_the_remedy(kyb: "Kyb") -> None:
     done = await kyb("doctor")
     assert done.code == 1
     assert done.out.startswith("FAIL router")
+    assert len(done.out.splitlines()) == 1
 
 
 async def test_version_and_help_have_their_usual_names(kyb: "Kyb") -> None:

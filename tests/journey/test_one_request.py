@@ -81,4 +81,5 @@ async def test_one_request_can_be_followed_by_its_cause_through_every_message(up
     logged = [json.loads(line) for line in lines if line.startswith("{")]  # the supervisor adds lines
     logged_events = [line["event"] for line in logged if line.get("cause") == "journey"]
     assert logged_events.index("group.decided") < logged_events.index("seat.activated"), logged_events
+    assert "engine.ready" in await kyb(up, "logs", model)
     assert [step for step in mine if step[0] == "sig"], "the traffic signal of the held request has the same cause"
