@@ -40,6 +40,7 @@ MINUTES = {
     "soak",
     "starved",
     "switch",
+    "workers",
 }
 """Too long even so, or a whole stack: they are imported."""
 
