@@ -7,9 +7,11 @@ import { byName, bytes, fits } from "./format.js";
 import { json, now, store } from "./store.js";
 
 const WHY_SECONDS = 5;
+const MOST_ROWS = 100;
 const QUIET = new Set(["active", "idle"]);
 const HOLDING = new Set(["starting", "active", "draining", "parking", "activating", "migrating", "quarantined"]);
 let filter = "";
+let all = false;
 let asked = 0;
 let stages = new Map();
 let memory = new Map();
@@ -28,7 +30,7 @@ export function nodesView(draw) {
   return html`<h1>Nodes</h1>
     <div class="bar"><label>Filter <input type="search" .value=${filter}
       @input=${(event) => { filter = event.target.value; draw(); }}></label><span>${nodes.size} ${nodes.size === 1 ? "node" : "nodes"}</span></div>
-    ${shown.length ? repeat(shown, (node) => node.name, nodeSection) : html`<p>No node ${filter ? "has this in its name" : "has a seat or a GPU yet"}.</p>`}`;
+    ${shown.length ? repeat(shown, (node) => node.name, (node) => nodeSection(node, draw)) : html`<p>No node ${filter ? "has this in its name" : "has a seat or a GPU yet"}.</p>`}`;
 }
 
 async function askWhy() {
@@ -43,7 +45,7 @@ async function askWhy() {
   stages = found;
 }
 
-function nodeSection(node) {
+function nodeSection(node, draw) {
   node.seats.sort((a, b) => byName(a.group, b.group) || byName(a.seat, b.seat));
   const host = node.seats.reduce((total, seat) => total + (seat.state === "parked" ? seat.host || 0 : 0), 0);
   return html`<section class="node" aria-label="Node ${node.name}">
@@ -55,7 +57,10 @@ function nodeSection(node) {
       <thead><tr><th scope="col">Seat</th><th scope="col">Model</th><th scope="col">Group</th><th scope="col">State</th>
         <th scope="col" class="number">VRAM</th><th scope="col" class="number">Host RAM</th>
         <th scope="col">Waits for</th><th scope="col">Commands</th></tr></thead>
-      <tbody>${repeat(node.seats, (seat) => seat.key, seatRow)}</tbody></table></div>
+      <tbody>${repeat(all ? node.seats : node.seats.slice(0, MOST_ROWS), (seat) => seat.key, seatRow)}</tbody></table></div>
+    ${all || node.seats.length <= MOST_ROWS
+      ? nothing
+      : html`<p><button type="button" @click=${() => { all = true; draw(); }}>Show all ${node.seats.length} seats</button></p>`}
   </section>`;
 }
 
