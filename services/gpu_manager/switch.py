@@ -276,6 +276,9 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
         late_binding.bind(node, switch, now)
     group = node.groups[switch.group].group
     untouched = switch.incoming is not None and node.seats[switch.incoming].state not in COMING
+    if switch.victim is None and untouched and switch.job.sent is None:
+        end(node, switch, SwitchTrigger.REFUSED)  # the checkpointer lost the job, and its only seat comes no more
+        return
     victim = node.seats[switch.victim] if switch.victim else None
     if victim is not None and not _is_parked_by(victim, switch):
         victim = None

@@ -30,6 +30,7 @@ FOUND = {
     20840091: 0.5,  # a router that knew higher epochs than anything that was left
     20840158: 0.5,  # a copy that kept the lease of its move
     20850168: 0.5,  # a pin that outlasted a quarantine
+    20850336: 0.5,  # a job without a seat
 }
 """Seeds whose runs have found a broken promise, and the share of runs with seats that have moved in their time."""
 

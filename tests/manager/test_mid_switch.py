@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import JobProgress, JobReply, JobStatus, KillJob, ReleaseJob, SeatProgress, SwitchJob
+from kybernate.messages import JobProgress, JobReply, JobStatus, KillJob, ParkSeat, ReleaseJob, SeatProgress, SwitchJob
 from kybernate.seat import SeatState as S
 from services.gpu_manager.inputs import EndingAnswered, InputRefused, JobAnswered, JobsReported, StartTicket
 from tests.manager.world import World, status
@@ -107,6 +107,26 @@ def test_a_job_that_the_checkpointer_lost_is_sent_again(world: World) -> None:
     assert [(e.op, e.epoch) for e in effects if isinstance(e, SwitchJob)] == [(job.op, job.epoch)]
     world.progress(job)
     assert (world.state(b), world.state(a)) == (S.PARKED, S.ACTIVE)
+
+
+def test_a_lost_job_whose_only_seat_was_deleted_is_over(world: World) -> None:
+    """Sent again, it would move no seat."""
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.command(ParkSeat, b)
+    world.finish()
+    assert world.state(b) is S.PARKED
+    world.wish(a)
+    job = world.job()
+    assert (job.park, job.activate and job.activate.seat) == ((), a)
+    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    delete(world, a)
+
+    effects = world.receive(JobsReported(JobReply(accepted=True), asked=(job.op,)))
+
+    assert not [e for e in effects if isinstance(e, SwitchJob)]
+    assert not world.node.switches
+    assert (world.state(a), world.managed(a).lease) == (S.RELEASING, True)
 
 
 def test_a_seat_that_cannot_be_killed_is_quarantined_until_its_processes_are_gone(world: World) -> None:
