@@ -169,6 +169,35 @@ async def test_an_engine_that_recovered_since_its_first_park_must_stay_healthy()
         assert "health answers 503" in await check.wrong(parked)
 
 
+async def test_health_is_asked_beside_the_answers_and_counts_before_they_come() -> None:
+    class Slow(Engine):
+        """Completions wait for ``serves``, and health for a completion that was asked for."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.serves, self.asked = asyncio.Event(), asyncio.Event()
+            self.serves.set()
+
+        async def answer(self, request: web.Request) -> web.Response:
+            if request.path == "/v1/completions":
+                self.asked.set()
+                await self.serves.wait()
+            elif request.path == "/health" and not self.serves.is_set():
+                await self.asked.wait()
+            return await super().answer(request)
+
+    engine = Slow()
+    async with asked(engine) as (check, here):
+        check.seconds = 20.0
+        parked = await check.recorded(here)
+        engine.serves.clear()
+        engine.asked.clear()
+        engine.health = 503
+        wrong = await check.wrong(parked)
+        engine.serves.set()
+        assert "health answers 503" in wrong
+
+
 async def test_a_list_that_fails_once_is_asked_for_again() -> None:
     """Ollama's /v1/models has also those that are not in memory: to ask one would load it."""
     engine = Engine("ollama", m="six")
