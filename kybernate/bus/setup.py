@@ -25,6 +25,7 @@ _OF_THE_SERVER = ("metadata", "consumer_limits")
 """Settings that the server fills in by itself."""
 _UNSET: tuple[object, ...] = (None, -1, 0, False, "", [], "limits", "none")
 """What the server returns for a setting that was not given: limits is a retention, none a compression."""
+COMPLETE = "all streams and buckets are there"
 NOWHERE = "kyb-check"
 """Name of a node that does not exist, so that no service subscribes to its subjects."""
 _HARMLESS = ("kyb.v1.cmd.", "kyb.v1.job.", "$JS.API.", "_INBOX")
@@ -109,14 +110,14 @@ async def keep(
     timeout: float = 5.0,
     report: Callable[[str], None],
     tried: Callable[[bool], None] = lambda _: None,
+    last: str = "",
 ) -> NoReturn:
     """Run ``init`` every ``every`` wall seconds until cancelled: NATS may lose its disk, and services create nothing.
 
-    ``report`` gets each result and error that differs from the last one; ``tried`` is called after each try, with True
-    when all streams and buckets exist as configured.
+    ``report`` gets each result and error that differs from the last one, at first from ``last``; ``tried`` is called
+    after each try, with True when all streams and buckets exist as configured.
     Raises CredentialsError.
     """
-    last = ""
     while True:
         try:
             changed = await _init(url, replicas, credentials, timeout)
@@ -126,7 +127,7 @@ async def keep(
             complete, now = False, f"{error}; trying again every {every:g} s"
         else:
             complete = True
-            now = f"changed: {', '.join(changed)}" if changed else "all streams and buckets are there"
+            now = f"changed: {', '.join(changed)}" if changed else COMPLETE
         if now != last:
             report(now)
             last = now

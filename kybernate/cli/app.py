@@ -287,12 +287,13 @@ def _print_services(output: Output) -> None:
     stack = local_stack()
     found, pids = processes(stack), stack.get("pids") or {}
     if output is Output.JSON:
-        rows = [{"name": name, "running": runs, "pid": pids.get(name)} for name, runs in found.items()]
+        rows = [{"name": name, "running": state == "running", "pid": pids.get(name)} for name, state in found.items()]
         print(json.dumps({"url": stack["url"], "folder": stack["folder"], "services": rows}))
         return
     print(f"router at {stack['url']}, files in {stack['folder']}")
-    for name, runs in found.items():
-        print(f"  {name:14} {f'pid {pids[name]}' if runs else 'does not run: kyb logs ' + name}")
+    for name, state in found.items():
+        row = {"running": f"pid {pids.get(name)}", "stopped": f"is stopped: kill -CONT {pids.get(name)}"}
+        print(f"  {name:14} {row.get(state, f'does not run: kyb logs {name}')}")
 
 
 def _seats(router: "Router", watch: bool) -> "Iterator[dict[str, Any]]":

@@ -1,6 +1,5 @@
 """The stack of ``kyb up`` on this machine, from its stack file: processes and logs."""
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -24,11 +23,11 @@ def local_stack() -> dict[str, Any]:
     return found
 
 
-def processes(stack: dict[str, Any]) -> dict[str, bool]:
-    """Every process of the stack that has a log, and whether it runs."""
+def processes(stack: dict[str, Any]) -> dict[str, str]:
+    """Every process of the stack that has a log: ``running``, ``stopped`` (by a signal) or ``dead``."""
     logs = Path(stack["folder"]) / "logs"
     pids = stack.get("pids") or {}
-    return {path.stem: _runs(pids.get(path.stem)) for path in sorted(logs.glob("*.log"))}
+    return {path.stem: _state(pids.get(path.stem)) for path in sorted(logs.glob("*.log"))}
 
 
 def log_of(stack: dict[str, Any], name: str) -> Path:
@@ -63,13 +62,9 @@ def log_lines(file: Path, *, last: int, follow: bool) -> Iterator[str]:
                 time.sleep(FOLLOW_SECONDS)
 
 
-def _runs(pid: object) -> bool:
-    if not isinstance(pid, int):
-        return False
+def _state(pid: object) -> str:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        letter = Path(f"/proc/{int(str(pid))}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ValueError):
+        return "dead"
+    return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(letter, "running")

@@ -49,6 +49,8 @@ def add(
 @keys_app.command("list", epilog="Example: kyb router keys list --file keys.yaml -o json")
 def show(file: File, output: OutputOption = Output.TEXT) -> None:
     """Show names, scopes and tenants."""
+    if not file.exists():
+        raise CliError(f"{file}: there is no such file; name another with --file, or make it: kyb router keys add")
     keys = _read(file).keys
     if output is Output.JSON:
         print(

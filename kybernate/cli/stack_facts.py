@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import io
 import json
+import os
 import re
 import shutil
 import tarfile
@@ -16,12 +17,15 @@ from urllib.parse import urlsplit
 from kybernate.cli.local import ENGINE_LOGS, log_lines, processes
 from kybernate.cli.output import CliError
 from kybernate.cli.router import Router, find_stack, find_url, stack_file
+from kybernate.config import ConfigError, load
 from kybernate.doctor import Finding
 from kybernate.doctor.stack import StackFacts
 from kybernate.files import replace
 
 ENGINE_SECONDS = 2.0
 LOG_LINES = 5_000
+OLD_CALL_SECONDS = 60.0
+"""Age of a call at the start gate that a working plugin has removed: it waits for 28 s at most."""
 BUNDLE_SECONDS = 86_400.0
 """Age of the oldest events in a bundle."""
 _SECRET = re.compile(
@@ -64,6 +68,7 @@ def read_facts(given: str | None) -> StackFacts:
         history=history,
         skew_seconds=skew(seats, router.date(), time.time()),
         engines=engines,
+        now=time.time(),
         **local,
     )
 
@@ -122,11 +127,34 @@ def _local(stack: dict[str, Any] | None) -> dict[str, Any]:
     facts: dict[str, Any] = {"processes": processes(stack)}
     with contextlib.suppress(OSError):
         facts["disk"] = (str(folder), shutil.disk_usage(folder).free)
+    facts["gate_folders"] = {str(seats): why for seats in _seat_folders(folder) if (why := _unusable(seats))}
+    with contextlib.suppress(ConfigError):
+        facts["configured"] = frozenset(group.name for group in load(folder / "config.yaml").gpu_topology.groups)
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         line = next(line for line in lines if line.startswith("MemAvailable:"))
         facts["available_bytes"] = int(line.split()[1]) * 1024
     return facts
+
+
+def _seat_folders(stack: Path) -> list[Path]:
+    """Of each node of a local stack."""
+    return [run / "seats" for pattern in ("run", "*/run") for run in stack.glob(pattern)]
+
+
+def _unusable(seats: Path) -> str:
+    """Why the start gate does not work in this folder of seat folders; empty: it does."""
+    try:
+        folders = sorted(seats.iterdir())
+        closed = [one.name for one in (seats, *folders) if not os.access(one, os.R_OK | os.W_OK | os.X_OK)]
+        before = time.time() - OLD_CALL_SECONDS
+        calls = [one / "call.json" for one in folders]
+        old = [call.parent.name for call in calls if call.exists() and call.stat().st_mtime < before]
+    except OSError as error:
+        return f"{error.strerror}: calls and tickets do not pass"
+    if closed:
+        return f"no access to {', '.join(closed)}: calls and tickets do not pass"
+    return f"the call of {', '.join(old)} is over and still there: the plugin does not run or hangs" if old else ""
 
 
 def _silence(seat: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Checks of a whole stack from what its router, and on the same machine its processes, report. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,8 @@ from kybernate.doctor.model import Finding, fail, ok, warn
 MOST_SKEW_SECONDS = 2.0
 LEAST_DISK_BYTES = 256 * 2**20
 LEAST_HOST_BYTES = 2**30
+MOST_GATE_SECONDS = 60.0
+"""Kubelet calls the start gate within seconds; who waits longer waits for a reason."""
 _TROUBLED = ("lost", "quarantined")
 
 
@@ -34,8 +36,14 @@ class StackFacts:
     """By which the clock of a manager or router is ahead of this one; None: not known."""
     stale_file: str = ""
     """A stack file that no live stack holds."""
-    processes: dict[str, bool] = field(default_factory=dict)
-    """Processes of the local stack: running or not."""
+    processes: dict[str, str] = field(default_factory=dict)
+    """Processes of the local stack: ``running``, ``stopped`` or ``dead``."""
+    gate_folders: dict[str, str] = field(default_factory=dict)
+    """Folders of the local stack's start gate that do not work, and why."""
+    configured: frozenset[str] = frozenset()
+    """Groups that the local stack's configuration lists; empty: it leaves them to the machine."""
+    now: float = 0.0
+    """Unix seconds of this reading."""
     engines: dict[str, str] = field(default_factory=dict)
     """Active models of the local stack whose engine does not answer, and why."""
     disk: tuple[str, int] | None = None
@@ -55,7 +63,9 @@ def check_stack(facts: StackFacts) -> Iterator[Finding]:
     yield from _bus(facts)
     yield _clock(facts)
     yield from _managers(facts)
+    yield from _drift(facts)
     yield from _gpus(facts)
+    yield from _gate(facts)
     yield from _seats(facts)
     yield from _engines(facts)
 
@@ -83,11 +93,15 @@ def _memory(available: int) -> Finding:
 
 
 def _processes(facts: StackFacts) -> Iterator[Finding]:
-    down = sorted(name for name, runs in facts.processes.items() if not runs)
-    for name in down:
-        text = f"{name} does not run; the supervisor starts it again and again, or it refused its configuration"
-        yield fail("processes", text, f"kyb logs {name}")
-    if facts.processes and not down:
+    troubled = {name: state for name, state in sorted(facts.processes.items()) if state != "running"}
+    for name, state in troubled.items():
+        if state == "stopped":
+            remedy = "continue it: kill -CONT PID; kyb status --services shows the PID"
+            yield fail("processes", f"{name} is stopped by a signal and does not answer", remedy)
+        else:
+            text = f"{name} does not run; the supervisor starts it again and again, or it refused its configuration"
+            yield fail("processes", text, f"kyb logs {name}")
+    if facts.processes and not troubled:
         yield ok("processes", ", ".join(sorted(facts.processes)))
 
 
@@ -173,6 +187,54 @@ def _groups(node: dict[str, Any]) -> Iterator[Finding]:
                 yield fail(stage, text, "kyb why names it; docs/operate.md#what-a-seat-waits-for")
 
 
+def _drift(facts: StackFacts) -> Iterator[Finding]:
+    """Do plugin, manager and configuration file of a node mean the same groups?"""
+    agreed = bool(facts.managers)
+    for node in facts.managers:
+        name = str(node.get("node"))
+        used = {str(group["group"]) for group in node.get("groups") or ()}
+        offered, missing = set[str](), set[str]()
+        for gpu in facts.gpus:
+            if gpu.get("node") == name:
+                (offered if gpu.get("memory_bytes") else missing).update(gpu.get("groups") or ())
+        for whose, groups in (("its plugin offers", offered), ("the configuration lists", facts.configured - missing)):
+            if used and (unknown := groups - used):
+                agreed = False
+                text = f"{name}: {whose} group {_names(unknown)}, its manager knows only {_names(used)}"
+                remedy = "after a change both follow in seconds; else one refused it: kyb logs plugin, gpu_manager"
+                yield fail("configuration", text, remedy)
+    if agreed:
+        yield ok("configuration", "plugins and managers mean the same groups")
+
+
+def _gate(facts: StackFacts) -> Iterator[Finding]:
+    """Containers that do not start."""
+    for folder, why in facts.gate_folders.items():
+        remedy = (
+            "kyb logs plugin; the folder belongs to the user of plugin and manager, the plugin makes it at its start"
+        )
+        yield fail("start gate", f"{folder}: {why}", remedy)
+    stages = {
+        seat["seat"]: seat.get("stage") or {}
+        for node in facts.managers
+        for group in node.get("groups") or ()
+        for seat in group.get("seats") or ()
+        if "seat" in seat
+    }
+    waiting = [seat for seat in facts.seats if seat.get("state") == "waiting"]
+    late = [seat for seat in waiting if facts.now - float(seat.get("since") or facts.now) > MOST_GATE_SECONDS]
+    for seat in late:
+        stage = stages.get(seat.get("seat"), {})
+        why = stage.get("text") or stage.get("stage") or "its manager gives no reason"
+        text = f"{seat.get('seat')} ({seat.get('model')}) waits since {facts.now - float(seat['since']):.0f} s: {why}"
+        remedy = f"kyb why {seat.get('model')}"
+        if stage.get("stage") == "start-gate":
+            remedy = f"do kubelet and plugin run on {seat.get('node')}? kyb logs plugin; kubectl describe pod"
+        yield warn("start gate", text, remedy)
+    if not facts.gate_folders and not late:
+        yield ok("start gate", f"{len(waiting)} wait there, none for more than {MOST_GATE_SECONDS:.0f} s")
+
+
 def _gpus(facts: StackFacts) -> Iterator[Finding]:
     sick = [gpu for gpu in facts.gpus if not gpu.get("healthy", True)]
     for gpu in sick:
@@ -207,6 +269,10 @@ def _engines(facts: StackFacts) -> Iterator[Finding]:
     for model, why in facts.engines.items():
         text = f"the engine of {model} is active and does not answer: {why}"
         yield fail("engine", text, f"kyb logs {model}; its container is started again when it exits")
+
+
+def _names(groups: Iterable[str]) -> str:
+    return ", ".join(sorted(groups))
 
 
 def _gib(count: int) -> str:

@@ -9,7 +9,7 @@ import nats
 import pytest
 
 from kybernate.bus.port import BusError
-from kybernate.bus.setup import init, keep, streams
+from kybernate.bus.setup import COMPLETE, init, keep, streams
 from kybernate.dev.nats_server import NatsServer
 from tests.until import until
 
@@ -31,6 +31,12 @@ async def test_streams_are_made_again_when_nats_has_lost_its_disk(tmp_path: Path
         )
         assert reports[0] == made
         assert set(tries) == {True}
+        news, checks = list[str](), list[bool]()
+        quiet = keep(server.url, every=0.05, timeout=2, report=news.append, tried=checks.append, last=COMPLETE)
+        checking = asyncio.create_task(quiet)
+        await until(lambda: len(checks) > 1, what="setup has looked twice", saw=lambda: checks)
+        checking.cancel()
+        assert news == [], "a caller that knows it already gets no report"
         await server.stop()
         shutil.rmtree(tmp_path / "nats")
         before = len(tries)

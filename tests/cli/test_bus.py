@@ -91,6 +91,8 @@ async def test_keys_of_callers_are_made_shown_once_and_removed(tmp_path: Path, k
     made = await kyb("router", "keys", "add", "litellm", "--scope", "infer", "--scope", "signals", "--file", file)
     token = made.out.strip()
     assert (made.code, token[:4]) == (0, "kyb_")
+    absent = await kyb("router", "keys", "list", "--file", str(tmp_path / "other.yaml"))
+    assert (absent.code, "other.yaml: there is no such file" in absent.err) == (1, True)
     assert token not in Path(file).read_text()
     found = find(load(Path(file)).keys, token)
     assert found is not None

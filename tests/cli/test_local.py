@@ -50,6 +50,22 @@ async def test_services_that_do_not_run_are_named(kyb: "Kyb", stack: Path) -> No
     assert {row["name"]: row["running"] for row in body["services"]} == {"gpu_manager": False, "router": True}, stack
 
 
+async def test_the_doctor_names_what_keeps_the_start_gate_of_this_machine_shut(kyb: "Kyb", stack: Path) -> None:
+    async def gate() -> list[str]:
+        found = json.loads((await kyb("doctor", "-o", "json")).out)["findings"]
+        return [finding["finding"] for finding in found if finding["check"] == "start gate"]
+
+    (stack / "run").mkdir(exist_ok=True)
+    folder = f"{stack}/run/seats"
+    assert (await gate())[0] == f"{folder}: No such file or directory: calls and tickets do not pass"
+    call = Path(folder) / "s1" / "call.json"
+    call.parent.mkdir(parents=True)
+    assert not any(folder in text for text in await gate())
+    call.write_text("{}")
+    os.utime(call, (1.0, 1.0))
+    assert "the call of s1 is over and still there" in (await gate())[0]
+
+
 async def test_the_model_that_waits_longest_against_its_slo_comes_first(kyb: "Kyb", router: "SmallRouter") -> None:
     lines = (await kyb("top", "--once", "--url", router.url)).out.splitlines()
     assert lines[0].split()[:4] == ["model", "group", "state", "waiting"]

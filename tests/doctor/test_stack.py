@@ -20,10 +20,15 @@ SEAT = {"seat": "s0", "model": "qwen", "node": "n1", "pod": "demo/qwen", "vram_b
 SOUND = StackFacts(
     url="http://r:8780",
     seats=({**SEAT, "state": "active"}, {**SEAT, "seat": "s1", "state": "parked"}, {"state": "free"}),
-    gpus=({"node": "n1", "index": 0, "healthy": True},),
-    managers=({"node": "n1", "policy": "kyb-balanced", "groups": []},),
+    gpus=(
+        {"node": "n1", "index": 0, "healthy": True, "memory_bytes": 2**36, "groups": ["G0"]},
+        {"node": "n1", "index": 1, "healthy": True, "memory_bytes": 0, "groups": ["G1"]},
+    ),
+    managers=({"node": "n1", "policy": "kyb-balanced", "groups": [{"group": "G0"}]},),
+    configured=frozenset({"G0", "G1"}),
+    now=10_000.0,
     skew_seconds=-0.4,
-    processes={"nats": True, "plugin": True, "router": True},
+    processes={"nats": "running", "plugin": "running", "router": "running"},
     disk=("/tmp/kyb-1", 10 * 2**30),
     available_bytes=64 * 2**30,
 )
@@ -48,8 +53,32 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         "streams", "not on the NATS server", "kyb bus init",
     ),
     "the plugin is dead": (
-        lambda facts: replace(facts, processes={**facts.processes, "plugin": False}),
+        lambda facts: replace(facts, processes={**facts.processes, "plugin": "dead"}),
         "processes", "plugin does not run", "kyb logs plugin",
+    ),
+    "the plugin is stopped": (
+        lambda facts: replace(facts, processes={**facts.processes, "plugin": "stopped"}),
+        "processes", "plugin is stopped by a signal", "kill -CONT",
+    ),
+    "the start gate's folder is gone": (
+        lambda facts: replace(facts, gate_folders={"/run/seats": "No such file: calls and tickets do not pass"}),
+        "start gate", "/run/seats: No such file", "kyb logs plugin",
+    ),
+    "kubelet does not call the start gate": (
+        lambda facts: replace(waits(facts), managers=(node("start-gate", "kubelet has not called the start gate"),)),
+        "start gate", "s0 (qwen) waits since 100 s: kubelet has not called", "do kubelet and plugin run on n1",
+    ),
+    "a start waits for a pinned neighbour": (
+        lambda facts: replace(waits(facts), managers=(node("pinned-neighbour", "G0 is kept by pinned s1"),)),
+        "start gate", "s0 (qwen) waits since 100 s: G0 is kept by pinned s1", "kyb why qwen",
+    ),
+    "the plugin offers another configuration's groups": (
+        lambda facts: replace(facts, gpus=({**facts.gpus[0], "groups": ["G0", "G2"]},), configured=frozenset()),
+        "configuration", "n1: its plugin offers group G2, its manager knows only G0", "kyb logs plugin",
+    ),
+    "the configuration lists a group that is not used": (
+        lambda facts: replace(facts, configured=frozenset({"G0", "G7"})),
+        "configuration", "n1: the configuration lists group G7, its manager knows only G0", "kyb logs plugin",
     ),
     "the manager is dead": (
         lambda facts: replace(facts, managers=({"node": "n1", "unanswered": "its manager does not answer"},)),
@@ -122,6 +151,11 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         "drain", "drained by alice", "kyb resume group G0",
     ),
 }  # fmt: skip
+
+
+def waits(facts: StackFacts) -> StackFacts:
+    """A seat has waited at the start gate for 100 s."""
+    return replace(facts, seats=({**SEAT, "state": "waiting", "since": facts.now - 100.0},))
 
 
 def node(stage: str, text: str, drained: str = "", **data: Any) -> dict[str, Any]:

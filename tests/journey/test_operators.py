@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import aiohttp
 
 from tests.journey.conftest import Up
 from tests.journey.seats import active, calm, complete, held, parked, seats, until_seats
+from tests.until import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +42,33 @@ async def test_the_doctor_finds_nothing_wrong_and_knows_the_routers_clock(up: Up
     done = await kyb(up, "doctor", "-o", "json")
     found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert (done.returncode, found["clock"]["level"]) == (0, "OK"), found
+    assert [found[check]["level"] for check in ("processes", "configuration", "start gate")] == ["OK"] * 3, found
+
+
+async def test_the_doctor_names_a_plugin_and_a_checkpointer_that_are_stopped(up: Up) -> None:
+    model = parked(await held(up.url, "G1"), "G1")
+    pids = json.loads((Path(up.env["XDG_RUNTIME_DIR"]) / "kybernate" / "stack.json").read_text())["pids"]
+    stopped = [pids["plugin"], pids["checkpointer"]]
+
+    async def unconfirmed() -> bool:
+        found[:] = json.loads((await kyb(up, "doctor", "-o", "json")).stdout)["findings"]
+        return any(finding["check"] == "checkpointer" for finding in found)
+
+    found: list[dict[str, str]] = []
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    asking = asyncio.create_task(complete(up.url, model))
+    try:
+        await until(unconfirmed, what="the doctor names the job that is not confirmed", saw=lambda: found)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    failed = [finding["finding"] for finding in found if finding["check"] == "processes"]
+    assert failed == [f"{name} is stopped by a signal and does not answer" for name in ("checkpointer", "plugin")], (
+        found
+    )
+    assert (await asking)[0] == 200
+    await calm(up.url)
 
 
 async def test_an_operator_activates_parks_pins_and_unpins(up: Up) -> None:

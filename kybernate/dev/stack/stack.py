@@ -282,6 +282,7 @@ class Stack:
             every=BUS_CHECK_SECONDS,
             credentials=self.options.init_credentials,
             report=lambda text: nats.say(f"bus init: {text}") if nats is not None else None,
+            last=setup.COMPLETE,  # as it was at the start
         )
 
     async def _start_guard(self) -> None:
