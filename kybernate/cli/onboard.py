@@ -2,7 +2,6 @@
 
 import difflib
 import json
-import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kybernate.cli.kubectl import kubectl
 from kybernate.cli.output import CliError, Output, OutputOption
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _run(target: str, namespace: str, make: Callable[[Json], tuple[Json, Json]],
             print(f"- {note}")
     if apply:
         verb = "replace" if target.startswith("deploy/") else "apply"
-        text = _kubectl([verb, "-f", "-", *_in(namespace)], json.dumps(after))
+        text = kubectl([verb, "-f", "-", *_in(namespace)], json.dumps(after))
         if output is Output.TEXT:
             print(text.strip())
 
@@ -86,7 +86,7 @@ def _read(target: str, namespace: str) -> Json:
     import yaml
 
     if target.startswith("deploy/"):
-        manifest: Json = json.loads(_kubectl(["get", "-o", "json", target, *_in(namespace)]))
+        manifest: Json = json.loads(kubectl(["get", "-o", "json", target, *_in(namespace)]))
         manifest.pop("status", None)
         manifest["metadata"].pop("managedFields", None)
         return manifest
@@ -112,11 +112,11 @@ def _measured(target: str, namespace: str, manifest: Json, backend: str) -> "tup
     containers = spec["template"]["spec"]["containers"]
     container = containers[engine_of(target, containers)[0]]
     try:
-        pods = json.loads(_kubectl(["get", "pods", "-o", "json", "-l", labels, *_in(namespace)]))["items"]
+        pods = json.loads(kubectl(["get", "pods", "-o", "json", "-l", labels, *_in(namespace)]))["items"]
         if (running := running_pod(pods, container["name"])) is None:
             return None, ["no pod of it is ready: its footprint was not measured"]
         name, took = running
-        answer = _kubectl(["exec", name, "-c", container["name"], *_in(namespace), "--", "sh", "-c", QUESTION])
+        answer = kubectl(["exec", name, "-c", container["name"], *_in(namespace), "--", "sh", "-c", QUESTION])
         found = footprint(answer, took)
         limits = (container.get("resources") or {}).get("limits") or {}
         return found, expected(found, backend, str(limits.get("memory", "")))
@@ -126,14 +126,3 @@ def _measured(target: str, namespace: str, manifest: Json, backend: str) -> "tup
 
 def _in(namespace: str) -> list[str]:
     return ["-n", namespace] if namespace else []
-
-
-def _kubectl(arguments: list[str], given: str | None = None) -> str:
-    """What kubectl prints. Raises CliError."""
-    try:
-        done = subprocess.run(["kubectl", *arguments], input=given, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        raise CliError("kubectl is not on PATH; install it, or give a file and apply the result yourself") from None
-    if done.returncode:
-        raise CliError(f"kubectl {' '.join(arguments[:2])}: {done.stderr.strip()}")
-    return done.stdout

@@ -9,21 +9,26 @@ import re
 import shutil
 import tarfile
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from kybernate.cli.kubectl import kubectl
 from kybernate.cli.local import ENGINE_LOGS, log_lines, processes
 from kybernate.cli.output import CliError
 from kybernate.cli.router import Router, find_stack, find_url, stack_file
 from kybernate.config import ConfigError, load
 from kybernate.doctor import Finding
+from kybernate.doctor.cluster import ClusterFacts, configured_groups
 from kybernate.doctor.stack import StackFacts
 from kybernate.files import replace
 
 ENGINE_SECONDS = 2.0
 LOG_LINES = 5_000
+CHART = "app.kubernetes.io/part-of=kybernate"
+KUBE_SECONDS = 5
 OLD_CALL_SECONDS = 60.0
 """Age of a call at the start gate that a working plugin has removed: it waits for 28 s at most."""
 BUNDLE_SECONDS = 86_400.0
@@ -43,7 +48,8 @@ def read_facts(given: str | None) -> StackFacts:
         router = Router(url)
         overview, ready = router.seats(), router.readiness()
     except CliError as error:
-        return StackFacts(refusal=" ".join(str(error).split()), refusal_code=error.reason, **local)
+        cluster = read_cluster({}) if stack is None else None
+        return StackFacts(refusal=" ".join(str(error).split()), refusal_code=error.reason, cluster=cluster, **local)
     managers: list[dict[str, Any]] = []
     with contextlib.suppress(CliError):
         managers = list(router.why().get("nodes") or ())
@@ -59,6 +65,12 @@ def read_facts(given: str | None) -> StackFacts:
     if stack is not None:
         silent = ((seat, _silence(seat)) for seat in seats if seat.get("state") == "active" and seat.get("endpoint"))
         engines = {str(seat["model"]): why for seat, why in silent if why}
+    if stack is None:
+        resources = {str(node["node"]): set[str]() for node in nodes}
+        for seat in seats:
+            resources.setdefault(str(seat["node"]), set()).update(filter(None, [seat.get("resource")]))
+        local["cluster"] = read_cluster(resources)
+        local["configured"] = configured_groups(local["cluster"])
     return StackFacts(
         url=url,
         unmet={**ready.get("unmet", {}), **ready.get("notes", {})},
@@ -71,6 +83,24 @@ def read_facts(given: str | None) -> StackFacts:
         now=time.time(),
         **local,
     )
+
+
+def read_cluster(resources: Mapping[str, Collection[str]]) -> ClusterFacts:
+    """What kubectl shows of the chart and its nodes; ``resources`` of the seats by node, as the router knows them."""
+    chart = ["pods,daemonsets,deployments,statefulsets,configmaps", "--all-namespaces", "-l", CHART]
+    try:
+        objects, nodes = (
+            json.loads(kubectl(["get", *what, "-o", "json", f"--request-timeout={KUBE_SECONDS}s"]))["items"]
+            for what in (chart, ["nodes"])
+        )
+    except (CliError, ValueError, KeyError) as error:
+        return ClusterFacts(unread=str(error).strip().splitlines()[-1])
+    used = {(one.get("spec") or {}).get("nodeName") for one in objects if one["kind"] == "Pod"} | resources.keys()
+    found = tuple(node for node in nodes if node["metadata"]["name"] in used)
+    names = {node["metadata"]["name"] for node in found}
+    if not objects or (resources and names.isdisjoint(resources)):
+        return ClusterFacts(unread="the cluster of kubectl's context has no node of this stack")
+    return ClusterFacts(found, tuple(objects), {name: frozenset(some) for name, some in resources.items()})
 
 
 def skew(seats: tuple[dict[str, Any], ...], router: float | None, now: float) -> float | None:
@@ -129,7 +159,8 @@ def _local(stack: dict[str, Any] | None) -> dict[str, Any]:
         facts["disk"] = (str(folder), shutil.disk_usage(folder).free)
     facts["gate_folders"] = {str(seats): why for seats in _seat_folders(folder) if (why := _unusable(seats))}
     with contextlib.suppress(ConfigError):
-        facts["configured"] = frozenset(group.name for group in load(folder / "config.yaml").gpu_topology.groups)
+        listed = frozenset(group.name for group in load(folder / "config.yaml").gpu_topology.groups)
+        facts["configured"] = {"": listed}
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         line = next(line for line in lines if line.startswith("MemAvailable:"))

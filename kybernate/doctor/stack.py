@@ -1,9 +1,10 @@
 """Checks of a whole stack from what its router, and on the same machine its processes, report. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kybernate.doctor.cluster import ClusterFacts, check_cluster
 from kybernate.doctor.model import Finding, fail, ok, warn
 
 MOST_SKEW_SECONDS = 2.0
@@ -40,8 +41,10 @@ class StackFacts:
     """Processes of the local stack: ``running``, ``stopped`` or ``dead``."""
     gate_folders: dict[str, str] = field(default_factory=dict)
     """Folders of the local stack's start gate that do not work, and why."""
-    configured: frozenset[str] = frozenset()
-    """Groups that the local stack's configuration lists; empty: it leaves them to the machine."""
+    configured: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By node (empty: every node): groups that the configuration lists; none: it leaves them to the machine."""
+    cluster: ClusterFacts | None = None
+    """None: of a stack on this machine."""
     now: float = 0.0
     """Unix seconds of this reading."""
     engines: dict[str, str] = field(default_factory=dict)
@@ -58,10 +61,14 @@ def check_stack(facts: StackFacts) -> Iterator[Finding]:
     yield from _processes(facts)
     if facts.refusal:
         yield _unreachable(facts)
+        if facts.cluster is not None and not facts.cluster.unread:
+            yield from check_cluster(facts.cluster)
         return
     yield ok("router", facts.url)
     yield from _bus(facts)
     yield _clock(facts)
+    if facts.cluster is not None:
+        yield from check_cluster(facts.cluster)
     yield from _managers(facts)
     yield from _drift(facts)
     yield from _gpus(facts)
@@ -197,7 +204,8 @@ def _drift(facts: StackFacts) -> Iterator[Finding]:
         for gpu in facts.gpus:
             if gpu.get("node") == name:
                 (offered if gpu.get("memory_bytes") else missing).update(gpu.get("groups") or ())
-        for whose, groups in (("its plugin offers", offered), ("the configuration lists", facts.configured - missing)):
+        listed = facts.configured.get(name, facts.configured.get("", frozenset())) - missing
+        for whose, groups in (("its plugin offers", offered), ("the configuration lists", listed)):
             if used and (unknown := groups - used):
                 agreed = False
                 text = f"{name}: {whose} group {_names(unknown)}, its manager knows only {_names(used)}"

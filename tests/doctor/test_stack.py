@@ -25,7 +25,7 @@ SOUND = StackFacts(
         {"node": "n1", "index": 1, "healthy": True, "memory_bytes": 0, "groups": ["G1"]},
     ),
     managers=({"node": "n1", "policy": "kyb-balanced", "groups": [{"group": "G0"}]},),
-    configured=frozenset({"G0", "G1"}),
+    configured={"": frozenset({"G0", "G1"})},
     now=10_000.0,
     skew_seconds=-0.4,
     processes={"nats": "running", "plugin": "running", "router": "running"},
@@ -73,11 +73,11 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         "start gate", "s0 (qwen) waits since 100 s: G0 is kept by pinned s1", "kyb why qwen",
     ),
     "the plugin offers another configuration's groups": (
-        lambda facts: replace(facts, gpus=({**facts.gpus[0], "groups": ["G0", "G2"]},), configured=frozenset()),
+        lambda facts: replace(facts, gpus=({**facts.gpus[0], "groups": ["G0", "G2"]},), configured={}),
         "configuration", "n1: its plugin offers group G2, its manager knows only G0", "kyb logs plugin",
     ),
     "the configuration lists a group that is not used": (
-        lambda facts: replace(facts, configured=frozenset({"G0", "G7"})),
+        lambda facts: replace(facts, configured={"": frozenset({"G0", "G7"})}),
         "configuration", "n1: the configuration lists group G7, its manager knows only G0", "kyb logs plugin",
     ),
     "the manager is dead": (
