@@ -103,6 +103,13 @@ class EngineHttp:
             raise EngineSilentError(f"key {target.engine_key!r} cannot be read: {error}") from error
 
 
+_BUSY = (429, 503)
+
+
+class _BusyError(ValueError):
+    """The engine refused a request as busy."""
+
+
 @dataclass(slots=True)
 class _Known:
     """What one container has answered before its first park."""
@@ -145,7 +152,7 @@ class AnswerCheck:
         try:
             if time.monotonic() >= known.ask_after:
                 if known.health is None or not well(known.health):
-                    health = (await self.engines.call(seat, "GET", "/health", seconds=_left(deadline))).status
+                    health = await self._health(seat, deadline)
                     if known.health is None or not worse_health(known.health, health):
                         known.health = health
                 known.unverified = ""
@@ -166,13 +173,21 @@ class AnswerCheck:
         that answered nothing then, and nothing now, is out of reach: that proves nothing."""
         if not self._applies(seat):
             return ""
-        seconds = self._wall(self.seconds)
-        changes = asyncio.create_task(self._changed(seat, time.monotonic() + seconds))
+        deadline = time.monotonic() + self._wall(self.seconds)
+        changes = asyncio.create_task(self._changed(seat, deadline))
         try:
-            health = (await self.engines.call(seat, "GET", "/health", seconds=seconds)).status
+            health = await self._health(seat, deadline)
+            if health in _BUSY:  # it may serve one request at a time: each that it refused is asked again alone
+                with contextlib.suppress(_BusyError):
+                    await changes
+                health = await self._health(seat, deadline)
             if worse_health(seat.health, health):
                 return f"its health answers {health}"
-            if changed := await changes:
+            try:
+                changed = await changes
+            except _BusyError:
+                changed = await self._changed(seat, deadline)
+            if changed:
                 return changed
         except EngineSilentError as error:
             return str(error) if error.ended or seat.answers or seat.health is not None else ""
@@ -185,6 +200,10 @@ class AnswerCheck:
             listing = known.listing if (known := self._known.get(seat.target.seat)) is not None else ""
             self._known[seat.target.seat] = _Known(seat.target.container_id, seat.health, seat.answers, listing)
         return ""
+
+    async def _health(self, seat: SeatProcesses, deadline: float) -> int:
+        """The status of its health. Raises EngineSilentError."""
+        return (await self.engines.call(seat, "GET", "/health", seconds=_left(deadline))).status
 
     async def _changed(self, seat: SeatProcesses, deadline: float) -> str:
         """How an answer differs from the one before the first park; empty if none does. Raises like ``_ask``."""
@@ -221,7 +240,8 @@ class AnswerCheck:
         path, body = REQUESTS[kind]
         reply = await self.engines.call(seat, "POST", path, seconds=_left(deadline), body={**body, "model": model})
         if reply.status != 200:
-            raise ValueError(f"{path} answers {reply.status} for {model}: {reply.text[:200]}")
+            refused = _BusyError if reply.status in _BUSY else ValueError
+            raise refused(f"{path} answers {reply.status} for {model}: {reply.text[:200]}")
         return read_answer(model, kind, reply.body)
 
     def _applies(self, seat: SeatProcesses) -> bool:

@@ -192,10 +192,57 @@ async def test_health_is_asked_beside_the_answers_and_counts_before_they_come() 
         parked = await check.recorded(here)
         engine.serves.clear()
         engine.asked.clear()
-        engine.health = 503
+        engine.health = 500
         wrong = await check.wrong(parked)
         engine.serves.set()
-        assert "health answers 503" in wrong
+        assert "health answers 500" in wrong
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("late", ["/health", "/v1/completions"])
+async def test_an_engine_that_serves_one_request_at_a_time_is_asked_again_alone(late: str, status: int) -> None:
+    class OneAtATime(Engine):
+        """Of the first two requests it refuses ``late``, while the other one is served."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.served: set[str] | None = None
+            self.refused = asyncio.Event()
+
+        async def answer(self, request: web.Request) -> web.Response:
+            if self.served is not None and request.path != late and request.path not in self.served:
+                self.served.add(request.path)
+                await self.refused.wait()
+            elif self.served is not None and not self.refused.is_set():
+                self.refused.set()
+                return web.Response(status=status)
+            return await super().answer(request)
+
+    engine = OneAtATime()
+    async with asked(engine) as (check, here):
+        check.seconds = 20.0
+        parked = await check.recorded(here)
+        engine.served = set()
+        assert await check.wrong(parked) == ""
+        assert engine.refused.is_set()
+        engine.broken = {late}
+        assert "503" in await check.wrong(parked), "refused alone too"
+
+
+async def test_health_is_not_asked_again_beside_an_answer_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.checkpointer.engine_http.FLOOR_WALL_SECONDS", 2.0)
+
+    class Silent(Engine):
+        async def answer(self, request: web.Request) -> web.Response:
+            if request.path == "/v1/completions" and self.health != 200:
+                await asyncio.Event().wait()
+            return await super().answer(request)
+
+    engine = Silent()
+    async with asked(engine) as (check, here):
+        parked = await check.recorded(here)
+        engine.health, check.speed = 503, 1000.0
+        assert "/v1/completions was not answered" in await check.wrong(parked)
 
 
 async def test_a_list_that_fails_once_is_asked_for_again() -> None:
