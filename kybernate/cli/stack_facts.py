@@ -158,9 +158,11 @@ def _local(stack: dict[str, Any] | None) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         facts["disk"] = (str(folder), shutil.disk_usage(folder).free)
     facts["gate_folders"] = {str(seats): why for seats in _seat_folders(folder) if (why := _unusable(seats))}
-    with contextlib.suppress(ConfigError):
+    try:
         listed = frozenset(group.name for group in load(folder / "config.yaml").gpu_topology.groups)
         facts["configured"] = {"": listed}
+    except ConfigError as error:
+        facts["refused"] = " ".join(str(error).split())
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         line = next(line for line in lines if line.startswith("MemAvailable:"))

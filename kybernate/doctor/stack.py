@@ -43,6 +43,8 @@ class StackFacts:
     """Folders of the local stack's start gate that do not work, and why."""
     configured: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By node (empty: every node): groups that the configuration lists; none: it leaves them to the machine."""
+    refused: str = ""
+    """Why the local stack's configuration cannot be used."""
     cluster: ClusterFacts | None = None
     """None: of a stack on this machine."""
     now: float = 0.0
@@ -196,7 +198,10 @@ def _groups(node: dict[str, Any]) -> Iterator[Finding]:
 
 def _drift(facts: StackFacts) -> Iterator[Finding]:
     """Do plugin, manager and configuration file of a node mean the same groups?"""
-    agreed = bool(facts.managers)
+    agreed = bool(facts.managers) and not facts.refused
+    if facts.refused:
+        text = f"services refuse the changed file and go on with the one before: {facts.refused}"
+        yield fail("configuration", text, "repair it; kyb config check FILE")
     for node in facts.managers:
         name = str(node.get("node"))
         used = {str(group["group"]) for group in node.get("groups") or ()}
@@ -236,7 +241,7 @@ def _gate(facts: StackFacts) -> Iterator[Finding]:
         why = stage.get("text") or stage.get("stage") or "its manager gives no reason"
         text = f"{seat.get('seat')} ({seat.get('model')}) waits since {facts.now - float(seat['since']):.0f} s: {why}"
         remedy = f"kyb why {seat.get('model')}"
-        if stage.get("stage") == "start-gate":
+        if (stage.get("data") or {}).get("called") is False:
             remedy = f"do kubelet and plugin run on {seat.get('node')}? kyb logs plugin; kubectl describe pod"
         yield warn("start gate", text, remedy)
     if not facts.gate_folders and not late:

@@ -201,7 +201,7 @@ def _unwanted(node: NodeState, seat: ManagedSeat) -> SeatStage:
     if seat.state is S.PARKED:
         return SeatStage("idle")
     if seat.gate.called is None:
-        return SeatStage("start-gate", "kubelet has not called the start gate for it yet")
+        return SeatStage("start-gate", "kubelet has not called the start gate for it yet", {"called": False})
     text = f"without requests it starts {node.setup.start_within_seconds:.0f} s after the first call (warmup is off)"
     return SeatStage("start-gate", text)
 

@@ -65,7 +65,7 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         "start gate", "/run/seats: No such file", "kyb logs plugin",
     ),
     "kubelet does not call the start gate": (
-        lambda facts: replace(waits(facts), managers=(node("start-gate", "kubelet has not called the start gate"),)),
+        lambda facts: replace(waits(facts), managers=(node("start-gate", "kubelet has not called", called=False),)),
         "start gate", "s0 (qwen) waits since 100 s: kubelet has not called", "do kubelet and plugin run on n1",
     ),
     "a start waits for a pinned neighbour": (
@@ -75,6 +75,10 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
     "the plugin offers another configuration's groups": (
         lambda facts: replace(facts, gpus=({**facts.gpus[0], "groups": ["G0", "G2"]},), configured={}),
         "configuration", "n1: its plugin offers group G2, its manager knows only G0", "kyb logs plugin",
+    ),
+    "the changed configuration is wrong": (
+        lambda facts: replace(facts, refused="config.yaml, line 3: groupSize 7"),
+        "configuration", "go on with the one before: config.yaml, line 3: groupSize 7", "kyb config check",
     ),
     "the configuration lists a group that is not used": (
         lambda facts: replace(facts, configured={"": frozenset({"G0", "G7"})}),
