@@ -33,10 +33,22 @@ OLD_CALL_SECONDS = 60.0
 """Age of a call at the start gate that a working plugin has removed: it waits for 28 s at most."""
 BUNDLE_SECONDS = 86_400.0
 """Age of the oldest events in a bundle."""
+_NAME = r"(?:authorization|api[_-]?key|token|password|secret|seed)"
+_QUOTE = r"(?:\\?[\"'])"
+_ITEMS = r"(?:\s*\n\s*-[ \t]+(?!-)[^\n]+)+"
+_SCALAR = r"(?:\\?\"[^\"\n]*|\\?'[^'\n]*|[^\s\"',}]+)"
 _SECRET = re.compile(
-    r"(?i)((?:authorization|api[_-]?key|token|password|secret|seed)[\"']?\s*[:=]\s*[\"']?)(?:bearer\s+)?[^\s\"',}]+"
-    r"|(://)[^/\s:@]+:[^/\s@]+(@)|\bS[UANOCX][A-Z2-7]{56}\b"
+    rf"""(?ix)
+      (?P<name> {_NAME} {_QUOTE}?\s*[:=]
+        | \b name {_QUOTE}?\s*[:=]\s* {_QUOTE}? [\w-]* {_NAME} {_QUOTE}? \s*,?\s* {_QUOTE}? value {_QUOTE}?\s*[:=])
+      (?P<values> {_ITEMS} | [ \t]*\[ [^\]]{{0,4000}} | (?:[ \t]*[|>][+-]?\s+)? [ \t]*
+        (?:(?:bearer|basic)\s+)? {_SCALAR})
+    | (?P<option> (?<![\w-])--[\w-]{{0,40}}? (?:api[_-]?key|token|password|secret) (?![\w-]))
+      (?P<words> {_ITEMS} | (?:{_QUOTE}?\s*,\s*(?!{_QUOTE}?-){_SCALAR})+ | (?:[ \t]+(?!-){_SCALAR}{_QUOTE}?)+)
+    | (?P<scheme>://)[^/\s:@]+:[^/\s@]+(?=@)
+    | \bS[UANOCX][A-Z2-7]{{56}}\b"""
 )
+_WORD = re.compile(r"(?i)(?:(?:bearer|basic)\s+)?(?!-\s)(?:[^\s\"',\[\]|>\\]|\\(?![\"']|$))+")
 
 
 def read_facts(given: str | None) -> StackFacts:
@@ -146,7 +158,13 @@ def write_bundle(file: Path, findings: list[Finding], given: str | None) -> list
 
 def without_secrets(text: str) -> str:
     """Blank out passwords, tokens, API keys and NATS seeds."""
-    return _SECRET.sub(lambda found: f"{found[1] or found[2] or ''}REDACTED{found[3] or ''}", text)
+
+    def blank(found: re.Match[str]) -> str:
+        values = found["values"] or found["words"]
+        kept = found["name"] or found["option"] or found["scheme"] or ""
+        return kept + (_WORD.sub("REDACTED", values) if values else "REDACTED")
+
+    return _SECRET.sub(blank, text)
 
 
 def _local(stack: dict[str, Any] | None) -> dict[str, Any]:

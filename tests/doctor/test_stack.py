@@ -210,7 +210,37 @@ def test_a_bundle_contains_the_findings_and_no_secrets(tmp_path: Path, monkeypat
         ('{"api_key": "abc", "max_tokens": 7}', '{"api_key": "REDACTED", "max_tokens": 7}'),
         ("seed SUAM" + "A" * 54 + " here", "seed REDACTED here"),
         ("password=hunter2, user=me", "password=REDACTED, user=me"),
+        ("{'api_key': ['KEY', 'K2'], 'port': 80}", "{'api_key': ['REDACTED', 'REDACTED'], 'port': 80}"),
+        ("Namespace(api_key=['KEY'], port=80)", "Namespace(api_key=['REDACTED'], port=80)"),
+        ('"api_key": [\n  "KEY"\n],', '"api_key": [\n  "REDACTED"\n],'),
+        ("api_key:\n  - KEY\nport: 80", "api_key:\n  - REDACTED\nport: 80"),
+        ("serve m --api-key KEY K2 --port 80", "serve m --api-key REDACTED REDACTED --port 80"),
+        ("serve m --api-key 'KEY' --port 80", "serve m --api-key 'REDACTED' --port 80"),
+        ("serve m --api-key=KEY --port 80", "serve m --api-key=REDACTED --port 80"),
+        ("- --api-key\n  - KEY\n  - --port\n", "- --api-key\n  - REDACTED\n  - --port\n"),
+        ('["--api-key","KEY","--port"]', '["--api-key","REDACTED","--port"]'),
+        ("['--hf-token', 'KEY', '--port']", "['--hf-token', 'REDACTED', '--port']"),
+        ('"[\\"--api-key\\", \\"KEY\\"]"', '"[\\"--api-key\\", \\"REDACTED\\"]"'),
+        ('"{\\"api_key\\": \\"KEY\\"}"', '"{\\"api_key\\": \\"REDACTED\\"}"'),
+        ("- name: VLLM_API_KEY\n  value: KEY\n- name: A", "- name: VLLM_API_KEY\n  value: REDACTED\n- name: A"),
+        ('{"name": "HF_TOKEN", "value": "KEY"}', '{"name": "HF_TOKEN", "value": "REDACTED"}'),
+        ('password: "two words"', 'password: "REDACTED REDACTED"'),
+        ("Authorization: Basic dXNlcg==", "Authorization: REDACTED"),
     ],
 )
 def test_secrets_are_blanked_out(text: str, clean: str) -> None:
     assert without_secrets(text) == clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "--max-tokens 7 --api-key-file /etc/key --port 80",
+        "the token of n1 is over; 7 tokens (max_tokens=7), name: token-bucket, value 5",
+        "- name: VLLM_PORT\n  value: 80\n- name: VLLM_API_KEY\n  valueFrom:\n    secretKeyRef: {name: a, key: b}",
+        "password:\nuser: me",
+        "-" * 3000,
+    ],
+)
+def test_a_bundle_stays_readable(text: str) -> None:
+    assert without_secrets(text) == text
