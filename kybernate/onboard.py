@@ -175,7 +175,7 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
     port = _option(line, ("--port", "-p")) or _declared_port(container) or str(engine.port)
     if not port.isdecimal():
         raise OnboardError(f"{name}: its port is {port!r}; write a number, which the pod's annotation needs, too")
-    draft = _Draft(manifest)
+    draft = Draft(manifest)
     draft.put(("spec", "strategy"), {"type": "Recreate"})
     draft.put(("spec", "template", "metadata", "labels", ENGINE_LABEL), "true")
     for key, value in ((MODEL, served), (PORT, port), (BACKEND, backend)):
@@ -201,43 +201,47 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
         notes.append(f"clients find it as {served} only, and no longer as {', '.join(others)}")
     if "--api-key" in line or _KEYS & {one.get("name") for one in container.get("env") or ()}:
         notes.append(f"its API key: without {ENGINE_KEY} its answers are not compared after a park: docs/backends.md")
-    notes.append("clients ask the router; a request past it, by the engine's Service, hangs while the engine is parked")
+    notes.append("clients ask the router; a request past it, by the engine's Service, hangs while parked: kyb adopt")
     if "livenessProbe" in container:
         notes.append("livenessProbe: needs the webhook, whose kyb-probe answers for a parked engine; else remove it")
     if not ((container.get("resources") or {}).get("limits") or {}).get("memory"):
         notes.append("no memory limit: set one that holds the parked copy, 1.1 × the VRAM for backend cuda")
-    record = [[list(one.path), one.before, one.after] for one in draft.changes]
-    draft.put(("metadata", "annotations", RECORD), json.dumps(record, separators=(",", ":")))
+    draft.record(RECORD)
     return Onboarding(engine.name, backend, draft.manifest, (*notes,))
 
 
 def offboard(manifest: Mapping[str, Any]) -> tuple[Json, tuple[str, ...]]:
     """The manifest as it was, and the places that were changed since and stay as they are. Raises OnboardError."""
-    text = (manifest.get("metadata", {}).get("annotations") or {}).get(RECORD)
+    return undone(manifest, RECORD, _name(manifest), "kyb onboard")
+
+
+def undone(manifest: Mapping[str, Any], record: str, name: str, command: str) -> tuple[Json, tuple[str, ...]]:
+    """The manifest before the changes in an annotation, and the places that were changed since. Raises OnboardError."""
+    text = (manifest.get("metadata", {}).get("annotations") or {}).get(record)
     if text is None:
-        raise OnboardError(f"{_name(manifest)} has no annotation {RECORD}: it was not made a seat by kyb onboard")
+        raise OnboardError(f"{name} has no annotation {record}: it was not changed by {command}")
     try:
         changes = [Change(tuple(path), before, after) for path, before, after in json.loads(text)]
     except (ValueError, TypeError):
-        raise OnboardError(f"{_name(manifest)}: annotation {RECORD} is damaged; restore the manifest by hand") from None
-    draft, kept = _Draft(manifest), []
+        raise OnboardError(f"{name}: annotation {record} is damaged; restore the manifest by hand") from None
+    draft, kept = Draft(manifest), []
     for change in reversed(changes):
         if _covers(draft.get(change.path), change.after):
             draft.put(change.path, change.before)
         else:
             kept.append(".".join(map(str, change.path)))
-    draft.put(("metadata", "annotations", RECORD), None)
+    draft.put(("metadata", "annotations", record), None)
     return draft.manifest, tuple(kept)
 
 
-def without_record(manifest: Mapping[str, Any]) -> Json:
+def without_record(manifest: Mapping[str, Any], record: str = RECORD) -> Json:
     """The manifest as people read it."""
-    draft = _Draft(manifest)
-    draft.put(("metadata", "annotations", RECORD), None)
+    draft = Draft(manifest)
+    draft.put(("metadata", "annotations", record), None)
     return draft.manifest
 
 
-class _Draft:
+class Draft:
     """A copy of a manifest that remembers its changes."""
 
     def __init__(self, manifest: Mapping[str, Any]) -> None:
@@ -261,6 +265,11 @@ class _Draft:
             return
         self.changes.append(Change(path, before, value))
         self._set(path, value)
+
+    def record(self, annotation: str) -> None:
+        """Keep the changes in an annotation, for ``undone``."""
+        record = [[list(one.path), one.before, one.after] for one in self.changes]
+        self.put(("metadata", "annotations", annotation), json.dumps(record, separators=(",", ":")))
 
     def _set(self, path: Path, value: Any) -> None:
         *way, last = path
@@ -426,7 +435,7 @@ def _backend(engine: Engine, line: Sequence[str]) -> tuple[str, list[str]]:
     return engine.backend, notes
 
 
-def _switches(draft: _Draft, where: Path, container: Mapping[str, Any], engine: Engine) -> None:
+def _switches(draft: Draft, where: Path, container: Mapping[str, Any], engine: Engine) -> None:
     """Flags and variables that its sleep needs. Raises OnboardError."""
     missing = [flag for flag in engine.flags if flag not in _line(container)]
     if missing and (script := _script(container)):

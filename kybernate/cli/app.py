@@ -14,7 +14,7 @@ from kybernate.cli.bus import bus
 from kybernate.cli.completion import SeatArgument
 from kybernate.cli.config import config_app
 from kybernate.cli.doctor import doctor_app
-from kybernate.cli.onboard import offboard, onboard
+from kybernate.cli.onboard import adopt, offboard, onboard
 from kybernate.cli.output import CliError, Output, OutputOption, UrlOption, answer
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.topology import topology
@@ -228,6 +228,10 @@ _add_seat_command("unpin", "Let the policy park a seat again.", "model/qwen3-32b
 
 app.command(epilog="Examples: kyb onboard vllm.yaml · kyb onboard deploy/qwen -n llm --apply")(onboard)
 app.command(epilog="Example: kyb offboard deploy/qwen -n llm --apply")(offboard)
+app.command(
+    epilog="Examples: kyb adopt service/vllm -n llm · kyb adopt service/vllm -n llm --apply · "
+    "kyb adopt --undo service/vllm -n llm --apply"
+)(adopt)
 app.command(epilog="Example: kyb migrate qwen3-32b --to G1 --wait")(operations.migrate)
 app.command(epilog="Examples: kyb drain group G0 --dry-run · kyb drain node gpu-7 --for upgrade --wait")(
     operations.drain

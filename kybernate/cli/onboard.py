@@ -1,8 +1,8 @@
-"""``kyb onboard`` and ``kyb offboard``: a Deployment becomes a seat, and back; a file, or through kubectl."""
+"""``kyb onboard``, ``offboard``, ``adopt``: a Deployment becomes a seat, its Service leads to routers, and back."""
 
 import difflib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from kybernate.footprint import Footprint
 
 Json = dict[str, Any]
+LIVE = ("deploy/", "service/")
+"""Targets of the cluster; others are files."""
 Target = Annotated[str, typer.Argument(metavar="FILE|deploy/NAME", help="A manifest, or a Deployment of the cluster.")]
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Of the Deployment; default: kubectl's.")]
 Apply = Annotated[bool, typer.Option("--apply", help="Change it in the cluster with kubectl, else only show.")]
@@ -49,15 +51,54 @@ def offboard(
 
     def make(manifest: Json) -> tuple[Json, Json]:
         after, kept = change(manifest)
-        return after, {"notes": [f"{place} was changed since and stays as it is" for place in kept]}
+        return after, _kept(kept)
 
     _run(target, namespace, make, apply, output)
 
 
-def _run(target: str, namespace: str, make: Callable[[Json], tuple[Json, Json]], apply: bool, output: Output) -> None:
+def adopt(
+    target: Annotated[str, typer.Argument(metavar="service/NAME", help="A Service of the cluster.")],
+    undo: Annotated[bool, typer.Option("--undo", help="The way back.")] = False,
+    router: Annotated[str, typer.Option(help="The routers' Service there; default: by the chart's labels.")] = "",
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Of the Service; default: kubectl's.")] = "",
+    apply: Apply = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show how an engine's Service leads to the routers of its namespace, so that its clients cannot hang at a parked
+    engine; --apply changes it."""
+    from kybernate.adopt import RECORD
+    from kybernate.adopt import adopt as change
+    from kybernate.adopt import undo as change_back
+
+    if not target.startswith("service/"):
+        raise CliError(f"{target}: give service/NAME", code=2)
+
+    def make(manifest: Json) -> tuple[Json, Json]:
+        if undo:
+            after, kept = change_back(manifest)
+            return after, _kept(kept)
+        others = json.loads(kubectl(["get", "services,pods", "-o", "json", *_in(namespace)]))["items"]
+        done = change(manifest, others, router)
+        return done.manifest, {"notes": done.notes}
+
+    _run(target, namespace, make, apply, output, RECORD)
+
+
+def _kept(places: Iterable[str]) -> Json:
+    return {"notes": [f"{place} was changed since and stays as it is" for place in places]}
+
+
+def _run(
+    target: str,
+    namespace: str,
+    make: Callable[[Json], tuple[Json, Json]],
+    apply: bool,
+    output: Output,
+    record: str = "",
+) -> None:
     import yaml
 
-    from kybernate.onboard import OnboardError, without_record
+    from kybernate.onboard import RECORD, OnboardError, without_record
 
     before = _read(target, namespace)
     try:
@@ -67,7 +108,8 @@ def _run(target: str, namespace: str, make: Callable[[Json], tuple[Json, Json]],
     if output is Output.JSON:
         print(json.dumps({**facts, "manifest": after}))
     else:
-        old, new = (yaml.safe_dump(without_record(one), sort_keys=False).splitlines() for one in (before, after))
+        shown = (without_record(one, record or RECORD) for one in (before, after))
+        old, new = (yaml.safe_dump(one, sort_keys=False).splitlines() for one in shown)
         print("\n".join(difflib.unified_diff(old, new, "now", "then", lineterm="")))
         for name in ("engine", "backend"):
             if name in facts:
@@ -75,17 +117,17 @@ def _run(target: str, namespace: str, make: Callable[[Json], tuple[Json, Json]],
         for note in facts["notes"]:
             print(f"- {note}")
     if apply:
-        verb = "replace" if target.startswith("deploy/") else "apply"
+        verb = "replace" if target.startswith(LIVE) else "apply"
         text = kubectl([verb, "-f", "-", *_in(namespace)], json.dumps(after))
         if output is Output.TEXT:
             print(text.strip())
 
 
 def _read(target: str, namespace: str) -> Json:
-    """The Deployment. Raises CliError."""
+    """The object. Raises CliError."""
     import yaml
 
-    if target.startswith("deploy/"):
+    if target.startswith(LIVE):
         manifest: Json = json.loads(kubectl(["get", "-o", "json", target, *_in(namespace)]))
         manifest.pop("status", None)
         manifest["metadata"].pop("managedFields", None)

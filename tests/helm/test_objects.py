@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kybernate.adopt import ROUTER
 from kybernate.bus.keys import write
 from kybernate.bus.rights import Place
 from kybernate.config import load
@@ -19,6 +20,7 @@ MADE_LATER = ("kybernate-bus-keys", "kybernate-node-keys", "kybernate-webhook-tl
 """By Jobs of this chart, or by Kubernetes."""
 GIVEN = {
     "agents": {"bus-keys"},
+    "routers": {"bus-keys"},
     "external-nats": {"bus-keys", "bus-ca"},
     "tls": {"nats-tls", "nats-client-tls"},
     "cert-manager": {"kybernate-nats-tls", "kybernate-nats-client-tls"},
@@ -165,13 +167,28 @@ def test_an_admission_policy_that_cannot_be_evaluated_refuses_no_pod() -> None:
     assert len(policy["validations"]) == 3
 
 
-def test_agents_in_a_namespace_of_their_own_reach_the_bus_of_another_release() -> None:
+def test_agents_and_routers_in_a_namespace_of_their_own_reach_the_bus_of_another_release() -> None:
     policy = render("restricted").one("NetworkPolicy", "-nats")["spec"]
     (others,) = (peer for peer in policy["ingress"][0]["from"] if "namespaceSelector" in peer)
     assert others["namespaceSelector"] == {}
-    for name in ("-plugin", "-node"):
-        pod = render("agents", release="kyb-nodes").one("DaemonSet", name)["spec"]["template"]["metadata"]
+    for kind, name, values in (
+        ("DaemonSet", "-plugin", "agents"),
+        ("DaemonSet", "-node", "agents"),
+        ("Deployment", "-router", "routers"),
+    ):
+        pod = render(values, release="kyb-other").one(kind, name)["spec"]["template"]["metadata"]
         assert others["podSelector"]["matchLabels"].items() <= pod["labels"].items()
+
+
+def test_the_service_of_routers_is_found_by_adopt_and_selects_them() -> None:
+    chart = render("routers", release="kyb-llms")
+    service, routers = chart.one("Service", "-router"), chart.one("Deployment", "-router")["spec"]["template"]
+    assert ROUTER.items() <= service["metadata"]["labels"].items()
+    assert service["spec"]["selector"].items() <= routers["metadata"]["labels"].items()
+    (container,) = routers["spec"]["containers"]
+    assert service["spec"]["ports"][0]["targetPort"] in {port["name"] for port in container["ports"]}
+    found = [one for one in render("default").kind("Service") if ROUTER.items() <= one["metadata"]["labels"].items()]
+    assert len(found) == 1
 
 
 def test_engines_are_reached_by_routers_and_managers_only() -> None:

@@ -5,8 +5,10 @@ Runs where ``scripts/kube_apiserver.sh DIR`` has built them and KYB_KUBE_APISERV
 
 import asyncio
 import contextlib
+import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -20,10 +22,13 @@ import pytest
 import yaml
 
 from kybernate import kube as client
+from kybernate.adopt import RECORD
+from kybernate.cli import main
 from kybernate.kube import ConflictError, Kube, KubeError, Mirror, Object
 from kybernate.seat import SeatState
 from kybernate.tls import trusting
 from services.gpu_manager.pod_conditions import CONDITION, ConditionQueue, PodCondition
+from tests.cli.test_adopt import ROUTERS, pod, routers, service
 from tests.kube.test_mirror import HERE, PODS, names
 from tests.manager.test_pod_events import row
 from tests.until import until
@@ -375,3 +380,52 @@ async def test_the_condition_of_a_pod_is_merged_into_its_status_and_never_into_a
             await kube.patch(heir.path(), heir.patch())
     finally:
         await kube.close()
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on PATH")
+def test_a_service_is_adopted_by_kubectl_and_is_what_it_was_again(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after its own manifest was applied again, which leads it back to the engine."""
+    ca = cluster.folder / "certificates" / "apiserver.crt"
+    server = {"server": f"https://127.0.0.1:{cluster.port}", "certificate-authority": str(ca)}
+    config = {
+        "clusters": [{"name": "c", "cluster": server}],
+        "users": [{"name": "u", "user": {"token": "administrator"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+
+    def kubectl(*arguments: str, given: Object | None = None) -> Any:
+        command, text = ["kubectl", *arguments, "-o", "json"], json.dumps(given) if given else None
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def kyb(*arguments: str) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        assert not ended.value.code
+
+    def live() -> Any:
+        return kubectl("get", "service/vllm")
+
+    manifest = service() | {"spec": {key: value for key, value in service()["spec"].items() if key != "clusterIP"}}
+    before = kubectl("apply", "-f", "-", given=manifest)["spec"]
+    kubectl(
+        "apply", "-f", "-", given=routers() | {"spec": {key: routers()["spec"][key] for key in ("selector", "ports")}}
+    )
+    ready = pod("router-1", ROUTERS)
+    ready["spec"] = {"nodeName": "n1", "containers": [{"name": "one", "image": "none"}]}
+    kubectl("create", "-f", "-", given={"apiVersion": "v1", **ready})
+    kubectl("patch", "pod", "router-1", "--subresource=status", "-p", json.dumps({"status": ready["status"]}))
+
+    kyb("adopt", "service/vllm", "--apply")
+    assert live()["spec"] == before | {"selector": ROUTERS, "ports": [before["ports"][0] | {"targetPort": "http"}]}
+    assert kubectl("apply", "-f", "-", given=manifest)["spec"] == before, "a note warns of this"
+    kyb("adopt", "service/vllm", "--apply")
+    kyb("adopt", "--undo", "service/vllm", "--apply")
+    found = live()
+    assert (found["spec"], RECORD in found["metadata"]["annotations"]) == (before, False)
