@@ -83,6 +83,7 @@ def checkpointer_series(folder: Path) -> Series:
     pool.hangs += 1
     text = generate_latest(registry).decode()
     assert 'kybernate_journal_fsync_seconds_count{node="n1"} 1.0' in text
+    assert 'kybernate_journal_waiting_seconds{node="n1"} 0.0' in text
     assert 'kybernate_helper_hangs_total{node="n1"} 1.0' in text
     assert 'kybernate_host_memory_available_bytes{node="n1"} 1.073741824e+09' in text
     journal.close()

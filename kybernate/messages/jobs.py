@@ -163,7 +163,7 @@ class JobProgress(Message):
 
 
 class JobReply(BaseModel):
-    """The checkpointer's answer to a job: journaled (fsync) or refused."""
+    """The checkpointer's answer to a job: journaled, so that a kill of it loses nothing, or refused."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 

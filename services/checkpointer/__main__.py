@@ -55,6 +55,7 @@ async def serve(
         metrics = CheckpointerMetrics(health.registry, settings.node, journal, pool, host.headroom)
         health.conditions["bus"] = lambda: None if bus.connected else f"no connection to NATS at {url.rsplit('@')[-1]}"
         health.conditions["driver"] = lambda: driver_problem[0] or None
+        health.conditions["journal"] = journal.stalled
         health.conditions["replay"] = lambda: (
             f"finishing what a restart interrupted: {', '.join(sorted(worker.replaying))}" if worker.replaying else None
         )

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -33,6 +33,8 @@ from services.checkpointer.records import History, JobFile, Record, hung_recentl
 R = TypeVar("R")
 
 NEXT = "next"
+STALLED_SECONDS = 5.0
+"""Wall seconds after which a disk that does not answer is named."""
 KEPT_JOBS = 200
 """Finished jobs kept on disk for AskJobs; jobs in which a call hung are kept for a day."""
 
@@ -48,6 +50,8 @@ class Journal:
         self._syncer = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
         self._syncing: dict[str, list[asyncio.Future[None]]] = {}
         """fsyncs under way beside the job, by op."""
+        self._under_way: dict[asyncio.Future[Any], float] = {}
+        """When each write and fsync under way was begun; monotonic seconds."""
         self._open: dict[str, int] = {}
         self._next: int | None = None
         """The file made beforehand; only the writer uses it."""
@@ -61,6 +65,18 @@ class Journal:
         """Hangs and failures by seat, derived from the records."""
         self.observe_fsync: Callable[[float], None] = lambda _: None
         """Called in the writer's thread with the wall seconds of each fsync of a record."""
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Wall seconds for which the oldest write or fsync under way has waited for the disk; 0: there is none."""
+        return time.monotonic() - min(self._under_way.values()) if self._under_way else 0.0
+
+    def stalled(self) -> str | None:
+        """Why jobs get no outcome; None while the disk answers."""
+        seconds = self.waiting_seconds
+        if seconds < STALLED_SECONDS:
+            return None
+        return f"the journal waits for its disk for {seconds:.0f} s, and no job gets an outcome: is the disk broken?"
 
     def load(self) -> None:
         """Read all files. An unreadable one is renamed and logged, never fatal."""
@@ -133,8 +149,7 @@ class Journal:
         self._sync_beside(job, await self._record(job, record, sync=False))
 
     def _sync_beside(self, job: JobFile, handle: int) -> None:
-        sync = asyncio.get_running_loop().run_in_executor(self._syncer, self._sync, handle)
-        self._syncing.setdefault(job.op, []).append(sync)
+        self._syncing.setdefault(job.op, []).append(self._begun(self._syncer, lambda: self._sync(handle)))
 
     async def _synced(self, job: JobFile) -> None:
         """Wait until the job and all its steps are on disk."""
@@ -225,7 +240,13 @@ class Journal:
             self.epochs[gpu] = max(epoch, self.epochs.get(gpu, 0))
 
     async def _in_thread(self, write: Callable[[], R]) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._writer, write)
+        return await self._begun(self._writer, write)
+
+    def _begun(self, thread: ThreadPoolExecutor, work: Callable[[], R]) -> asyncio.Future[R]:
+        done = asyncio.get_running_loop().run_in_executor(thread, work)
+        self._under_way[done] = time.monotonic()
+        done.add_done_callback(self._under_way.pop)
+        return done
 
 
 def _parse(path: Path, read: Callable[[str], R]) -> R | None:

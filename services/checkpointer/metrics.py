@@ -22,7 +22,7 @@ class CheckpointerMetrics(Collector):
     def __init__(
         self, registry: CollectorRegistry, node: str, journal: Journal, pool: HelperPool, headroom: Headroom
     ) -> None:
-        self._node, self._pool, self._headroom = node, pool, headroom
+        self._node, self._journal, self._pool, self._headroom = node, journal, pool, headroom
         self.available_bytes: int | None = None
         """Free host memory; None while it cannot be read."""
         text = "Wall seconds that a record of the journal waited for its disk"
@@ -42,6 +42,10 @@ class CheckpointerMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield what is read at scrape time."""
         labels = ["node"]
+        text = "Wall seconds for which the journal has waited for its disk; 0: it does not"
+        waiting = GaugeMetricFamily("kybernate_journal_waiting_seconds", text, labels=labels)
+        waiting.add_metric([self._node], self._journal.waiting_seconds)
+        yield waiting
         text = "Driver calls that overran their deadline, so that their helper was killed"
         hangs = CounterMetricFamily("kybernate_helper_hangs", text, labels=labels)
         hangs.add_metric([self._node], self._pool.hangs)

@@ -371,7 +371,7 @@ class CheckpointWorker:
     # --- tasks --------------------------------------------------------------------------------------------------
 
     async def _guarded(self, work: Awaitable[bool | None]) -> bool | None:
-        """Await a journal write. If it fails the process ends: no step may run that is not on disk."""
+        """Await a journal write. If it fails the process ends: nothing may go on that was not written."""
         try:
             return await work
         except OSError as error:
