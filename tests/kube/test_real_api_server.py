@@ -372,12 +372,12 @@ async def test_the_condition_of_a_pod_is_merged_into_its_status_and_never_into_a
             queue.take(row(state, pod="default/a", pod_uid=uid))
             condition = queue.next(0.0)
             assert isinstance(condition, PodCondition)
-            await kube.patch(condition.path(), condition.patch())
+            await kube.patch(f"{condition.path()}/status", condition.patch())
             found = (await cluster.call("GET", path))["status"]["conditions"]
             assert sorted((one["type"], one["status"]) for one in found) == [("Ready", "True"), (CONDITION, status)]
         heir = replace(condition, uid="00000000-0000-0000-0000-000000000000")
         with pytest.raises(ConflictError):
-            await kube.patch(heir.path(), heir.patch())
+            await kube.patch(f"{heir.path()}/status", heir.patch())
     finally:
         await kube.close()
 
