@@ -5,7 +5,7 @@ import sys
 from kybernate import lifecycle
 from kybernate.config_errors import ConfigError
 from kybernate.logs import configure
-from services.router.auth import open_auth
+from services.router.service import check
 from services.router.settings import RouterSettings
 from services.router.supervisor import supervise
 from services.router.worker import serve
@@ -16,7 +16,7 @@ def main() -> None:
     settings = RouterSettings.from_env_or_exit("kyb-router")
     configure("router", form=settings.log_format, level=settings.log_level, instance=settings.instance)
     try:
-        open_auth(settings)
+        check(settings)
     except ConfigError as error:
         sys.stderr.write(f"kyb-router: {error}\n")
         raise SystemExit(2) from None

@@ -36,7 +36,7 @@ from services.router.level_publisher import LevelPublisher
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
 from services.router.operator_api import VERBS, Event, EventLog, OperatorApi
-from services.router.outside_load import OutsideLoad
+from services.router.outside_load import OutsideLoad, queries_of
 from services.router.page import CHAT_BYTES, Page
 from services.router.request_log import RequestLog
 from services.router.roster_sync import GpuInventory, RosterSync
@@ -264,6 +264,14 @@ class RunningRouter:
 
     async def _stop_page(self, _: web.Application) -> None:
         self.page.stop()
+
+
+def check(settings: RouterSettings) -> None:
+    """Read what a router reads when it starts. Raises ConfigError."""
+    open_auth(settings)
+    engine_paths(settings.api_families, settings.engine_paths)
+    aliases_of(settings.aliases)
+    queries_of(settings)
 
 
 @asynccontextmanager

@@ -18,6 +18,8 @@ from services.router.settings import RouterSettings
 
 BEAT_SECONDS = 0.5
 """How often a worker reports."""
+REFUSED = 2
+"""The exit code of a worker that refuses its configuration."""
 LIVE, READY, DRAIN = b".", b"r", b"d"
 """What a worker reports: that its loop runs, or also that it is ready; what its supervisor orders."""
 
@@ -70,15 +72,20 @@ async def _obey(router: RunningRouter, reader: asyncio.StreamReader) -> NoReturn
 
 def main(argv: list[str]) -> None:
     """Run a worker: its number, its name, and the descriptors of its sockets."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a supervisor's, but a terminal or systemd may send it to all
     number, name, *descriptors = argv
     settings = RouterSettings.from_env().of_worker(int(number), name)
     configure("router", form=settings.log_format, level=settings.log_level, instance=settings.instance)
     inherited = Inherited(*(socket.socket(fileno=int(descriptor)) for descriptor in descriptors))
+    lifecycle.main(lambda: _serve_or_exit(settings, inherited))
+
+
+async def _serve_or_exit(settings: RouterSettings, inherited: Inherited) -> None:
     try:
-        lifecycle.main(lambda: serve(settings, inherited))
-    except ConfigError as error:
+        await serve(settings, inherited)
+    except ConfigError as error:  # of a file that changed since the supervisor checked it
         sys.stderr.write(f"kyb-router: {error}\n")
-        raise SystemExit(2) from None
+        raise SystemExit(REFUSED) from None
 
 
 if __name__ == "__main__":

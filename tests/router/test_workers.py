@@ -1,9 +1,12 @@
 """Workers of one router: several processes on one port, replaced without a refused connection."""
 
 import asyncio
+import gc
 import json
 import os
+import re
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,11 +18,14 @@ import pytest
 
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.setup import init
+from kybernate.config_errors import ConfigError
 from kybernate.dev.nats_server import NatsServer, free_port
 from kybernate.messages import Presence
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
 from kybernate.settings import SettingsError
+from services.router import worker
+from services.router.service import check
 from services.router.settings import RouterSettings
 from tests.router.engine import Engine
 from tests.router.test_process import router, until_status
@@ -131,10 +137,13 @@ async def test_a_restart_refuses_and_resets_no_connection_and_ends_no_answer(tmp
         clients = [asyncio.create_task(client()) for _ in range(8)]
         stack.process.send_signal(signal.SIGHUP)
         await until(lambda: len(stack.lines("worker.draining")) == 2, what="the predecessors drain")
-        assert not stack.lines("workers.replaced"), "one of them has the stream"
+        await until(lambda: stack.lines("workers.replaced"), what="the workers are replaced")
         stack.engine.end.set()
         assert b"[DONE]" in await stream.read()
-        await until(lambda: stack.lines("workers.replaced"), what="the workers are replaced")
+        await until(
+            lambda: {name for name, presence in stack.present.items() if presence.leaving} == {"r-0a", "r-1a"},
+            what="the predecessors have left",
+        )
         seen = len(answers)
         await until(lambda: len(answers) > seen + 20, what="calls are answered")
         assert stack.lines("workers.replaced")[0]["replaced"] == 2
@@ -185,3 +194,39 @@ def test_limits_that_cannot_be_divided_are_named(more: dict[str, str], text: str
     enough = {"KYB_CALLER_BYTES": str(2**30), "KYB_HELD_BYTES": str(2**30)}
     with pytest.raises(SettingsError, match=text):
         RouterSettings.from_env({"KYB_HEALTH_PORT": "9474", **enough, **more, "KYB_WORKERS": "8"})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"KYB_API_FAMILIES": "openapi"},
+        {"KYB_ALIASES": "a"},
+        {"KYB_ENGINE_PATHS": "/x"},
+        {"KYB_PROMETHEUS_QUERIES": "'*"},
+        {"KYB_API_KEYS_FILE": "/nonexistent"},
+    ],
+)
+def test_a_wrong_configuration_is_named_before_workers_are_started(wrong: dict[str, str]) -> None:
+    settings = RouterSettings.from_env({"KYB_WORKERS": "1", "KYB_HEALTH_PORT": "9474", **wrong})
+    with pytest.raises(ConfigError, match=re.escape(*wrong.values())):
+        check(settings)
+
+
+def test_a_worker_that_refuses_its_configuration_says_why_and_ends_with_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise ConfigError("keys.yaml: is empty")
+
+    settings = ("KYB_WORKERS", "1"), ("KYB_HEALTH_PORT", "9474")
+    for name, value in settings:
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(worker, "serve", refuse)
+    monkeypatch.setattr(worker, "configure", lambda *_, **__: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    descriptors = [str(socket.socket().detach()) for _ in range(3)]
+    with pytest.raises(SystemExit) as ended:
+        worker.main(["0", "r-0a", *descriptors])
+    assert ended.value.code == 2
+    assert "keys.yaml: is empty" in capsys.readouterr().err
