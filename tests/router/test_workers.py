@@ -215,7 +215,9 @@ def test_a_wrong_configuration_is_named_before_workers_are_started(wrong: dict[s
 def test_a_worker_that_refuses_its_configuration_says_why_and_ends_with_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def refuse(*_: object) -> None:
+    async def refuse(_: RouterSettings, inherited: worker.Inherited) -> None:
+        for sock in (inherited.api, inherited.operations, inherited.supervisor):
+            sock.close()
         raise ConfigError("keys.yaml: is empty")
 
     settings = ("KYB_WORKERS", "1"), ("KYB_HEALTH_PORT", "9474")
