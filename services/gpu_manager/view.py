@@ -238,13 +238,20 @@ def ordered_out(node: NodeState, group: Group, now: Now) -> tuple[ManagedSeat, s
 def _home_busy(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
     """True when the group that a parked seat is on has no slot for it now."""
     group = seat.group
-    if node.groups[group.name].backoff.active(now) or group.name in node.switches or node.foreign_on(group):
+    switch = node.switches.get(group.name)
+    if switch is not None and not _leaves_empty(node, switch):
         return True
-    if node.drain_on(group) is not None:
+    if node.groups[group.name].backoff.active(now) or node.foreign_on(group) or node.drain_on(group) is not None:
         return True
     if not group.seat_ids:  # GPUs that are no group of this configuration any more: it is there until it leaves
         return True
     return not room(node, seat) or claimed_for(node, group, now) is not None
+
+
+def _leaves_empty(node: NodeState, switch: GroupSwitch) -> bool:
+    """True when the victim is parked and no seat comes: only the report that the job is over is on its way."""
+    victim = node.seats.get(switch.victim or "")
+    return switch.incoming is None and victim is not None and victim.state is S.PARKED
 
 
 # --- room -------------------------------------------------------------------------------------------------------------

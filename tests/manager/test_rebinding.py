@@ -132,6 +132,21 @@ def test_a_free_group_takes_it_at_once(world: World, a: str, b: str, c: str) -> 
     assert world.job().park == ()
 
 
+def test_a_seat_that_is_asked_for_while_it_is_parked_comes_back_at_home(world: World, b: str, c: str) -> None:
+    world.command(ParkSeat, b)
+    world.quiet(b)
+    world.finish()
+    world.command(ParkSeat, c)
+    world.quiet(c)
+    job = world.job()
+    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    world.traffic(c, waiting=1)
+    world.progress(job, done=False)  # it is off the GPUs; that the job is over is reported a moment later
+    assert (world.state(c), world.managed(c).group.name) == (S.PARKED, "G1")
+    world.progress(job)
+    assert (world.state(c), world.managed(c).group.name) == (S.ACTIVATING, "G1")
+
+
 def test_a_faulty_gpu_draws_no_seats_from_elsewhere(world: World, a: str, b: str, c: str) -> None:
     world.command(ParkSeat, c)
     world.quiet(c)
