@@ -8,6 +8,7 @@ lock did not end: it was killed, or the machine went down.
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,9 +60,11 @@ class SelfTests:
 
     def read(self) -> tuple[SelfTest, ...]:
         """The result of each pair, with one that did not end as a failure. Blocking. Raises SelfTestsError."""
-        records = self._load()
-        if any(one.running for one in records) and self._under_way():
-            return tuple(one for one in records if not one.running)
+        records, before = self._load(), None
+        while any(one.running for one in records) and records != before:  # the test may end between both looks
+            if self._under_way():
+                return tuple(one for one in records if not one.running)
+            records, before = self._load(), records
         return _ended(records)
 
     @contextlib.contextmanager
@@ -72,7 +75,7 @@ class SelfTests:
         handle = os.open(self._lock, os.O_CREAT | os.O_RDWR, 0o644)
         try:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _take(handle)
             except BlockingIOError:
                 text = f"another self-test runs on this node ({self._lock}); wait until it ends"
                 raise SelfTestsError(text) from None
@@ -131,6 +134,19 @@ class SelfTests:
         except OSError:
             pass
         return False
+
+
+def _take(handle: int) -> None:
+    """Lock it; a reader has its lock for a moment only. Raises BlockingIOError."""
+    deadline = time.monotonic() + 0.5
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _others(records: tuple[SelfTest, ...], than: SelfTest) -> tuple[SelfTest, ...]:

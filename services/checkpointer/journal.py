@@ -96,6 +96,10 @@ class Journal:
             else:
                 next_file.unlink()
         for path in sorted(self._jobs.glob("*.jsonl")):
+            if b"\n" not in path.read_bytes():  # the machine crashed before the job was on disk
+                path.unlink()
+                get_logger().info("journal.never_on_disk", file=str(path))
+                continue
             job = _parse(path, lambda text, path=path: read_records(path, text))  # type: ignore[misc]
             if job is not None:
                 self.jobs[job.op] = job

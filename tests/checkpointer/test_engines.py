@@ -107,8 +107,9 @@ async def test_what_would_lose_its_weights_is_refused_before_any_call(
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_an_engine_that_wants_a_key_is_refused_with_the_remedy(status: int) -> None:
-    with pytest.raises(EngineRefusedError, match=r"kyb\.ai/engine-key"):
-        well(EngineReply(status, None, "Unauthorized"), "/release_memory_occupation")
+    for key, says in (("", r"name .* in kyb\.ai/engine-key"), ("qwen", r"refuses key 'qwen' of kyb\.ai/engine-key")):
+        with pytest.raises(EngineRefusedError, match=says):
+            well(EngineReply(status, None, "Unauthorized"), "/release_memory_occupation", key)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import structlog
 
 from kybernate.messages import JobStatus, SeatTarget, SwitchJob
 from services.checkpointer import journal as journal_module
@@ -83,6 +84,18 @@ async def test_a_torn_line_is_cut_off_before_the_next_is_written(tmp_path: Path)
     await again.add(again.jobs["op-1"], Record(kind="step", step="lock"))
     again.close()
     assert [record.kind for record in opened(tmp_path).jobs["op-1"].records] == ["switch", "step"]
+
+
+@pytest.mark.parametrize("left", [b"", b'{"kind":"sw', bytes(4096)], ids=["empty", "torn", "zeros"])
+def test_a_job_that_was_never_on_disk_is_removed_after_a_crash_of_the_machine(tmp_path: Path, left: bytes) -> None:
+    opened(tmp_path).close()
+    (tmp_path / "journal" / "00000000000000000007-x.jsonl").write_bytes(left)
+    with structlog.testing.capture_logs() as logs:
+        journal = opened(tmp_path)
+    journal.close()
+    assert [(line["event"], line["log_level"]) for line in logs] == [("journal.never_on_disk", "info")]
+    assert not list((tmp_path / "journal").iterdir())
+    assert not journal.jobs
 
 
 async def test_a_job_is_known_by_its_op_from_the_moment_it_is_on_disk(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ With a played engine and driver; the self-test with processes, through the stub 
 """
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from kybernate import self_tests
 from kybernate.self_tests import FILE, SelfTest, SelfTests, SelfTestsError
 from services.checkpointer.backends.port import Member, SeatProcesses
 from services.checkpointer.backends.reservations import Headroom
@@ -131,6 +133,34 @@ def test_until_a_self_test_ends_the_result_before_counts(before: SelfTest | None
     assert "it did not end" in tests.refusal(DRIVER, "0.32.0"), "another one without a result does not repair that"
     add(tests, PASSED)
     assert tests.refusal(DRIVER, "0.32.0") == ""
+
+
+def test_a_self_test_that_ends_while_it_is_read_counts_by_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tests, mark = SelfTests(tmp_path), PASSED.model_copy(update={"trouble": "it did not end"})
+    running = tests.recording(mark)
+    record, looks = running.__enter__(), []
+
+    def free_by_now(_: SelfTests) -> bool:
+        if not looks:
+            record(PASSED)
+            running.__exit__(None, None, None)
+        looks.append(False)
+        return False
+
+    monkeypatch.setattr(SelfTests, "_under_way", free_by_now)
+    assert tests.read() == (PASSED,)
+    assert looks
+
+
+def test_a_reader_does_not_keep_a_self_test_from_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = (tmp_path / f".{FILE}.lock").open("w")
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    monkeypatch.setattr(self_tests.time, "sleep", lambda _: reader.close())
+    add(SelfTests(tmp_path), PASSED)
+    assert reader.closed
+    assert SelfTests(tmp_path).read() == (PASSED,)
 
 
 async def test_what_the_driver_cannot_checkpoint_is_not_put_to_sleep() -> None:

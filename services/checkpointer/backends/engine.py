@@ -53,10 +53,12 @@ class EngineRefusedError(Exception):
     """The engine answered, and not as its API promises; the text names the call and the remedy."""
 
 
-def well(reply: EngineReply, path: str) -> EngineReply:
-    """The reply, if its status is 200. Raises EngineRefusedError."""
+def well(reply: EngineReply, path: str, key: str) -> EngineReply:
+    """The reply, if its status is 200; ``key``: the name of the seat's engine key. Raises EngineRefusedError."""
     if reply.status in (401, 403):
-        raise EngineRefusedError(f"{path} answers {reply.status}: name the engine's API key in kyb.ai/engine-key")
+        remedy = f"the engine refuses key {key!r} of kyb.ai/engine-key: put its API key into the file of that name"
+        remedy = remedy if key else "name the engine's API key in kyb.ai/engine-key"
+        raise EngineRefusedError(f"{path} answers {reply.status}: {remedy}")
     if reply.status != 200:
         raise EngineRefusedError(f"{path} answers {reply.status}: {reply.text[:200]}")
     return reply

@@ -55,4 +55,5 @@ class Sglang:
         return {}
 
     async def _post(self, seat: SeatProcesses, path: str, seconds: float) -> None:
-        well(await self.http.call(seat, "POST", path, seconds=seconds, body={}), path)  # without a body: 422
+        reply = await self.http.call(seat, "POST", path, seconds=seconds, body={})  # without a body: 422
+        well(reply, path, seat.target.engine_key)

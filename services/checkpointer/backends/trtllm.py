@@ -73,4 +73,4 @@ class Trtllm:
         reply = await self.http.call(seat, method, path, seconds=seconds, sign=signed)
         if remedy := _REMEDIES.get(reply.status):
             raise EngineRefusedError(f"{path} answers {reply.status}: {remedy}")
-        return well(reply, path)
+        return well(reply, path, seat.target.engine_key)

@@ -71,7 +71,7 @@ class Vllm:
             raise EngineRefusedError(
                 "it has no sleep mode: start vLLM with --enable-sleep-mode, VLLM_SERVER_DEV_MODE=1"
             )
-        word = well(reply, "/is_sleeping").body
+        word = well(reply, "/is_sleeping", seat.target.engine_key).body
         found = word.get("is_sleeping") if isinstance(word, dict) else None
         return found if isinstance(found, bool) else None
 
@@ -96,7 +96,8 @@ class Vllm:
         return word if isinstance(word, str) and VERSION.fullmatch(word) else ""
 
     async def _post(self, seat: SeatProcesses, path: str, seconds: float, body: object = None) -> None:
-        well(await self.http.call(seat, "POST", path, seconds=seconds, body=body), path)
+        reply = await self.http.call(seat, "POST", path, seconds=seconds, body=body)
+        well(reply, path, seat.target.engine_key)
 
 
 def _numbers(version: str) -> Version:
