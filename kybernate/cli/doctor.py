@@ -36,7 +36,7 @@ def stack(
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Check the whole stack: machine, processes, router, bus, clocks, managers, GPUs, seats, engines.
+    """Check the whole stack: machine, processes, cluster, router, bus, clocks, configuration, gate, seats, engines.
 
     Exit code 1: at least one check fails.
     """

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kybernate.cli.router import stack_file
 from kybernate.dev.stack.stack_file import StackFile
 
 if TYPE_CHECKING:
@@ -48,6 +50,18 @@ async def test_services_that_do_not_run_are_named(kyb: "Kyb", stack: Path) -> No
     assert f"router         pid {os.getpid()}" in text
     body = json.loads((await kyb("status", "--services", "-o", "json")).out)
     assert {row["name"]: row["running"] for row in body["services"]} == {"gpu_manager": False, "router": True}, stack
+    sleeper = subprocess.Popen(["sleep", "600"])
+    try:
+        sleeper.send_signal(signal.SIGSTOP)
+        os.waitpid(sleeper.pid, os.WUNTRACED)  # returns when it is stopped
+        content = json.loads(stack_file().read_text())
+        content["pids"]["gpu_manager"] = sleeper.pid
+        stack_file().write_text(json.dumps(content))
+        text = (await kyb("status", "--services")).out
+        assert f"gpu_manager    is stopped: kill -CONT {sleeper.pid}" in text
+    finally:
+        sleeper.kill()
+        sleeper.wait()
 
 
 async def test_the_doctor_names_what_keeps_the_start_gate_of_this_machine_shut(kyb: "Kyb", stack: Path) -> None:
