@@ -107,7 +107,7 @@ class Manager:
     """Invariants that the board has found broken."""
 
     def __post_init__(self) -> None:
-        self.board = product.new_board(self.groups, self.policy)
+        self.board = product.new_board(self.groups, self.policy, self.url)
         self.ledger = self.file.last
         self.receive(BusChanged(self.bus.up.get(self.name, False)))
         self.messages, self.handled = 0, self.clock.wall
@@ -116,6 +116,11 @@ class Manager:
     @property
     def name(self) -> str:
         return f"manager-{self.number}"
+
+    @property
+    def url(self) -> str:
+        """Its pod has a separate address."""
+        return f"http://{self.name}"
 
     @property
     def now(self) -> Now:

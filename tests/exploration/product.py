@@ -144,7 +144,6 @@ GPU_BYTES = 80 * GIB
 RESERVE_BYTES = 2 * GIB
 """Of each GPU whose seats share memory."""
 DRAIN_SECONDS = 60.0
-MANAGER_URL = "http://manager"
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
@@ -190,9 +189,9 @@ def policy_named(name: str) -> Policy:
     return KybBalanced() if name == "balanced" else Quantum(quantum_seconds=5.0, idle_seconds=1.0)
 
 
-def new_board(groups: tuple[Group, ...], policy: str) -> Board:
+def new_board(groups: tuple[Group, ...], policy: str, url: str) -> Board:
     board = Board(NodeSetup(NODE, groups, policy_named(policy), warmup=True, drain_seconds=DRAIN_SECONDS))
-    board.node.manager_url = MANAGER_URL
+    board.node.manager_url = url
     return board
 
 

@@ -35,8 +35,8 @@ class Router:
     served: list[str] = field(default_factory=list)
     """Models whose calls were answered."""
     outcomes: dict[int, str] = field(default_factory=dict)
-    querying: list[tuple[str, float]] = field(default_factory=list)
-    """Questions to managers over HTTP: (node, sent at)."""
+    querying: list[tuple[str, str, float]] = field(default_factory=list)
+    """Questions to managers over HTTP: (node, address, sent at)."""
     commands: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Commands that are not answered: seat → (key, sent at)."""
     reads: float | None = None
@@ -193,7 +193,7 @@ class Router:
                 self.commands[effect.command.seat] = (effect.key, self.clock.wall)
                 self._to_manager(manager, effect.command)
             case routing.QueryManager():
-                self.querying.append((effect.node, self.clock.wall))
+                self.querying.append((effect.node, effect.url, self.clock.wall))
             case routing.LevelChanged():
                 self.levels.add((effect.model, effect.key))
                 self.signal(effect.model, effect.key, manager)

@@ -274,9 +274,9 @@ class World:
                 del router.commands[seat]
                 router.feed(routing.ActivationAnswered(key, None), manager)
         asked, router.querying = router.querying, []
-        for node, sent in asked:
-            reachable = self.manager is not None and wall >= self.stalled_until
-            records = self.manager.over_http() if self.manager is not None and reachable else None
+        for node, url, sent in asked:
+            asks = self.manager if wall >= self.stalled_until else None
+            records = asks.over_http() if asks is not None and asks.url == url else None
             router.manager_answered(node, sent, records, manager)
 
     def _manager_duties(self, manager: Manager) -> None:

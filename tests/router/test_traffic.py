@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -357,6 +358,29 @@ def test_the_manager_decides_whether_a_row_that_is_older_than_what_is_known_is_a
     assert [f.epoch for f in kinds(arrive(traffic, 2, now=22.2), step.Forward)] == [20]
     traffic.handle(event(state=S.DRAINING, epoch=30, at=23.0), 23.0)
     assert [ack.epoch for ack in kinds(traffic.handle(step.TimePassed(), 24.0), DrainAck)] == [30]
+
+
+def test_a_doubted_row_names_the_address_where_the_living_manager_is_asked():
+    traffic = router(record(state=S.ACTIVE, epoch=90))
+    arrive(traffic, 1)
+    traffic.handle(record(state=S.ACTIVE, epoch=10, manager_url="http://other"), 1.0)
+    traffic.handle(record(state=S.ACTIVE, epoch=20, manager_url="http://moved"), 2.0)
+    traffic.handle(step.PresenceConfirmed(7.0), 7.0)
+    out = traffic.handle(step.TimePassed(), 11.0)
+    assert kinds(out, step.QueryManager) == [step.QueryManager("n", "http://moved")]
+    answer = record(state=S.ACTIVE, epoch=20, manager_url="http://moved")
+    traffic.handle(step.ManagerAnswered("n", 11.0, (answer,)), 11.1)
+    (query,) = kinds(arrive(traffic, 2, now=30.0), step.QueryManager)
+    assert query.url == "http://moved", "and later, too"
+
+
+@pytest.mark.parametrize("records", [(), (record(state=S.ACTIVE).model_copy(update={"node": "other"}),)])
+def test_an_answer_without_rows_of_the_node_confirms_nothing(records: tuple[SeatRecord, ...]):
+    """The address may be another node's manager's by now."""
+    traffic = router(record(state=S.ACTIVE))
+    arrive(traffic, 1, now=20.0)
+    assert not traffic.handle(step.ManagerAnswered("n", 20.0, records), 20.1)
+    assert kinds(traffic.handle(step.TimePassed(), 21.2), step.QueryManager), "it is asked again"
 
 
 def test_an_answer_of_the_manager_from_before_a_newer_event_changes_nothing():

@@ -111,7 +111,7 @@ class PendingCommands:
 
     def query_manager(self, upstream: Upstream) -> None:
         """Query the seat's manager over HTTP for the state of its seats, unless a query is pending."""
-        node, url = upstream.record.node, upstream.record.manager_url
+        node, url = upstream.record.node, upstream.manager_url
         if url and node not in self._querying:
             self._querying.add(node)
             self._step.emit(QueryManager(node, url))

@@ -97,7 +97,10 @@ class Traffic:
     def _record_changed(self, record: SeatRecord, *, complete: bool = False) -> None:
         self._changed(self.table.apply_record(record, complete=complete))
         upstream = self.table.upstreams[record.key]
-        if record.epoch < upstream.record.epoch and upstream.doubted == inf:
+        if record.epoch >= upstream.record.epoch:
+            return
+        upstream.doubted_url = record.manager_url
+        if upstream.doubted == inf:
             upstream.doubted = self._step.now
             self._step.alarms.clear(("doubted", record.key))
             self._step.set_alarm(("doubted", record.key), MISSING_SECONDS)
@@ -171,10 +174,12 @@ class Traffic:
             self._reroute([upstream])
 
     def _manager_answered(self, m: step.ManagerAnswered) -> None:
-        self._commands.manager_answered(m.node, answered=m.records is not None)
-        if m.records is None:
+        records = m.records or ()
+        answered = bool(records) and all(record.node == m.node for record in records)
+        self._commands.manager_answered(m.node, answered=answered)
+        if not answered:  # or by another node's manager, which has the address by now
             return
-        for record in m.records:
+        for record in records:
             self._changed(self.table.apply_record(record, asked=m.at))
         self.trust.verify(m.node, m.at)
         self._reroute_node(m.node)

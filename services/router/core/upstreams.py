@@ -147,6 +147,8 @@ class Upstream:
     """The roster has no row for it, so what is known here may be stale."""
     doubted: float = inf
     """When its row was first older than what is known; inf: it is not, or something newer has come since."""
+    doubted_url: str = ""
+    """Address of the manager that wrote the last row of a lower epoch: its pod may have moved."""
     activation: SeatActivated | None = None
     """The last one received."""
     workers: int = 1
@@ -161,6 +163,11 @@ class Upstream:
         """Assign the seat to this model (empty: to none)."""
         self.model = model
         self.weight = int.from_bytes(hashlib.blake2b(f"{model}|{self.record.seat}".encode(), digest_size=8).digest())
+
+    @property
+    def manager_url(self) -> str:
+        """Where its manager is asked."""
+        return (self.doubted_url if self.doubted < inf else "") or self.record.manager_url
 
     @property
     def declared(self) -> int:
