@@ -8,7 +8,7 @@ import pytest
 
 from kybernate.dev.demo.client import MOST_PROMPT_WORDS, Verdict, question
 from kybernate.dev.demo.replay import Player, again_and_again, client_session
-from kybernate.dev.demo.session import WARM_UPS, DemoError, Live, warm_up
+from kybernate.dev.demo.session import WARM_UPS, Demo, DemoError, Live, _measured, warm_up
 from kybernate.dev.stack import Stack
 from kybernate.lab.traces import Arrival
 from tests.demo.router_fake import FakeRouter, right_text
@@ -75,6 +75,21 @@ async def test_reading_a_trace_up_to_its_first_arrival_makes_no_request_late(
     monkeypatch.setattr("kybernate.dev.demo.replay.time", SimpleNamespace(monotonic=lambda: now))
     player = await replayed(router, part())
     assert [sample.late_seconds for sample in player.tally.samples] == [0.0, 0.0]
+
+
+async def test_reading_a_trace_up_to_its_first_arrival_is_no_time_of_the_replay(
+    router: FakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+
+    def part() -> Iterator[Arrival]:
+        nonlocal now
+        now += 5.0  # the hours before it are read
+        yield from rows(2, gap=0.0)
+
+    monkeypatch.setattr("kybernate.dev.demo.session.time", SimpleNamespace(monotonic=lambda: now))
+    report = await _measured(Demo(), [router.url], 60.0, part, right_text, Live(), print, None)
+    assert (report["ok"], report["model_seconds"]) == (2, 0.0)
 
 
 @pytest.mark.parametrize("number", [0, 1, 3])

@@ -1,6 +1,7 @@
 """Playing arrivals against a router at their times, and keeping what came of each."""
 
 import asyncio
+import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -137,6 +138,12 @@ async def client_session() -> AsyncIterator[aiohttp.ClientSession]:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         yield session
+
+
+def begun(arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+    """The same arrivals with the first one read: what precedes it in a trace takes no time of the replay then."""
+    rest = iter(arrivals)
+    return itertools.chain(tuple(itertools.islice(rest, 1)), rest)
 
 
 def again_and_again(arrivals: Callable[[], Iterable[Arrival]]) -> Iterator[Arrival]:

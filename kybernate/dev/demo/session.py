@@ -19,7 +19,7 @@ from kybernate.cli.router import find_stack
 from kybernate.dev.demo import report, workload
 from kybernate.dev.demo.chaos import Chaos, Promise, StackTarget, keep_logs, plan, seats_in_order
 from kybernate.dev.demo.client import Expect, Verdict
-from kybernate.dev.demo.replay import Player, Tally, again_and_again, client_session
+from kybernate.dev.demo.replay import Player, Tally, again_and_again, begun, client_session
 from kybernate.dev.demo.simulated import Played
 from kybernate.dev.demo.watch import Watch
 from kybernate.dev.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
@@ -173,12 +173,13 @@ async def _measured(
         live.stage, live.watch = "replaying", Watch()
         await following.enter_async_context(_following(live.watch, session, urls[0]))
         before_replay = await seats_by_group(session, urls[0]) if live.keep else []
+        asked = begun(again_and_again(read) if demo.chaos else read())
         began = time.monotonic()
         chaos: Chaos | None = None
         if stack is not None and demo.chaos:
-            chaos = await _with_chaos(demo, stack, player, read, live, say)
+            chaos = await _with_chaos(demo, stack, player, asked, live, say)
         else:
-            await player.play(read())
+            await player.play(asked)
         seconds = (time.monotonic() - began) * speed
         if live.keep:
             after_replay = await seats_by_group(session, urls[0])
@@ -230,7 +231,7 @@ async def _with_chaos(
     demo: Demo,
     stack: Stack,
     player: Player,
-    read: Callable[[], Iterable[Arrival]],
+    asked: Iterable[Arrival],
     live: Live,
     say: Callable[[str], None],
 ) -> Chaos:
@@ -241,7 +242,7 @@ async def _with_chaos(
     say(f"chaos with seed {demo.seed}")
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(player.play(again_and_again(read), stop))
+        group.create_task(player.play(asked, stop))
         await chaos.run(plan(demo.seed, promised))
         stop.set()
     live.stage = "waiting for order"
