@@ -436,7 +436,7 @@ class OwnMemory(BodyMemory):
 
 
 class Front:
-    """The router's port; ``async with`` serves it."""
+    """The router's port; ``async with`` binds it, and ``listen`` serves it."""
 
     def __init__(
         self,
@@ -471,11 +471,16 @@ class Front:
             ssl=self._tls,
             ssl_handshake_timeout=settings.head_seconds if self._tls else None,
             backlog=1024,
+            start_serving=False,
         )
         port = self._server.sockets[0].getsockname()[1]
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.url = f"{'https' if self._tls else 'http'}://{host}:{port}"
         return self
+
+    async def listen(self) -> None:
+        """Take connections."""
+        await self._server.start_serving()
 
     async def __aexit__(self, *_: object) -> None:
         """Take no further requests, let those under way end, for a moment, and close all connections."""

@@ -116,6 +116,7 @@ class RunningRouter:
         self.operations.on_shutdown.append(self._stop_page)
         tls = self.certificate.context if self.certificate is not None else None
         self.front = Front(self.app, self.calls, settings, self.connections, tls)
+        self.ports = AsyncExitStack()
         self.server: HttpServer | None = None
         """Of the operations port, if there is one."""
 
@@ -150,6 +151,13 @@ class RunningRouter:
         while True:
             await asyncio.sleep(FORGET_SECONDS)
             self.loads.forget(time.monotonic())
+
+    async def listen(self) -> None:
+        """Take connections, unless another process already does so instead."""
+        if not self.dispatcher.closing:
+            await self.front.listen()
+            if self.server is not None:
+                await self.ports.enter_async_context(self.server)
 
     async def drain(self) -> None:
         """Answer the requests that are here or on their way, for at most KYB_DRAIN_SECONDS; another process takes the
@@ -281,18 +289,22 @@ async def open_router(
     api: socket.socket | None = None,
     operations: socket.socket | None = None,
 ) -> AsyncIterator[RunningRouter]:
-    """Listen on the settings' addresses, or on these sockets; close everything at the end. Raises ConfigError."""
+    """Listen on the settings' addresses; close everything at the end. Raises ConfigError.
+
+    Connections of sockets that are given wait in their queues until ``listen``.
+    """
     async with aiohttp.ClientSession() as http:
         router = RunningRouter(settings, bus, http)
         try:
-            async with AsyncExitStack() as ports:
+            async with router.ports:
                 router.front.sock = api
-                router.url = (await ports.enter_async_context(router.front)).url
+                router.url = (await router.ports.enter_async_context(router.front)).url
                 router.page.api_url = router.url
                 if settings.health_port:
                     address = settings.health_host, settings.health_port
                     router.server = HttpServer(router.operations, *address, sock=operations)
-                    await ports.enter_async_context(router.server)
+                if api is None:
+                    await router.listen()
                 yield router
         finally:
             await router.dispatcher.close()

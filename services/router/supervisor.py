@@ -7,6 +7,7 @@ moves them to another socket of the port (``net.ipv4.tcp_migrate_req``, off by d
 
 import asyncio
 import contextlib
+import math
 import signal
 import socket
 import sys
@@ -29,6 +30,8 @@ READY_SECONDS = 60.0
 """How long a successor may take until it is ready; then its predecessor stays."""
 STOP_SECONDS = 20.0
 """How long workers may take to stop; then they are killed."""
+PATIENCE_SECONDS = 3.0
+"""After it a worker without a predecessor takes connections though it is not ready, so that its health can be asked."""
 NAMES = "abcdefgh"
 """The last letters of the names of one worker's processes: it has one, and others that still end."""
 COMMAND = (sys.executable, "-m", "services.router.worker")
@@ -170,7 +173,9 @@ class Slot:
         name = f"{self._settings.instance}-{self._number}{letter}"
         ours, theirs = socket.socketpair()
         descriptors = [sock.fileno() for sock in (*self._sockets, theirs)]
-        command = (*COMMAND, str(self._number), name, *map(str, descriptors))
+        alone = self._worker is None or self._worker.ended.done()
+        patience = PATIENCE_SECONDS if alone else math.inf
+        command = (*COMMAND, str(self._number), name, str(patience), *map(str, descriptors))
         try:
             process = await asyncio.create_subprocess_exec(*command, pass_fds=descriptors)
         except BaseException:

@@ -18,6 +18,8 @@ from services.router.settings import RouterSettings
 
 BEAT_SECONDS = 0.5
 """How often a worker reports."""
+WAIT_SECONDS = 0.05
+"""How often it looks whether it is ready to listen."""
 REFUSED = 2
 """The exit code of a worker that refuses its configuration."""
 LIVE, READY, DRAIN = b".", b"r", b"d"
@@ -28,6 +30,8 @@ LIVE, READY, DRAIN = b".", b"r", b"d"
 class Inherited:
     """The sockets of a worker. The first two listen; their queues outlive it."""
 
+    patience: float
+    """Seconds until it takes connections though it is not ready: health can be asked then."""
     api: socket.socket
     operations: socket.socket
     supervisor: socket.socket
@@ -46,15 +50,24 @@ async def serve(settings: RouterSettings, inherited: Inherited | None = None) ->
         open_router(settings, bus, api, operations) as router,
     ):
         exempt_all()
-        get_logger().info("router.listening", url=router.url)
         jobs = router.jobs()
-        if inherited is not None:
+        if inherited is None:
+            get_logger().info("router.listening", url=router.url)
+        else:
             reader, writer = await asyncio.open_connection(sock=inherited.supervisor)
-            jobs |= {"report": _report(router, writer), "obey": _obey(router, reader)}
+            jobs |= {"report": _report(router, writer, inherited.patience), "obey": _obey(router, reader)}
         await lifecycle.run(bus=bus.closed(), **jobs)
 
 
-async def _report(router: RunningRouter, writer: asyncio.StreamWriter) -> NoReturn:
+async def _report(router: RunningRouter, writer: asyncio.StreamWriter, patience: float) -> NoReturn:
+    """Listen when the router is ready, or has no patience left; report."""
+    clock = asyncio.get_running_loop().time
+    until = clock() + patience
+    while router.health.unmet() and clock() < until:
+        writer.write(LIVE)
+        await asyncio.sleep(WAIT_SECONDS)
+    await router.listen()
+    get_logger().info("router.listening", url=router.url)
     while True:
         writer.write(LIVE if router.health.unmet() else READY)
         await asyncio.sleep(BEAT_SECONDS)
@@ -71,12 +84,12 @@ async def _obey(router: RunningRouter, reader: asyncio.StreamReader) -> NoReturn
 
 
 def main(argv: list[str]) -> None:
-    """Run a worker: its number, its name, and the descriptors of its sockets."""
+    """Run a worker: its number, its name, its patience, and the descriptors of its sockets."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a supervisor's, but a terminal or systemd may send it to all
-    number, name, *descriptors = argv
+    number, name, patience, *descriptors = argv
     settings = RouterSettings.from_env().of_worker(int(number), name)
     configure("router", form=settings.log_format, level=settings.log_level, instance=settings.instance)
-    inherited = Inherited(*(socket.socket(fileno=int(descriptor)) for descriptor in descriptors))
+    inherited = Inherited(float(patience), *(socket.socket(fileno=int(descriptor)) for descriptor in descriptors))
     lifecycle.main(lambda: _serve_or_exit(settings, inherited))
 
 

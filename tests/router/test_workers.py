@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import math
 import os
 import re
 import signal
@@ -34,6 +35,8 @@ from tests.until import until
 BODY = json.dumps({"model": "m"}).encode()
 REQUEST = b"POST /v1/completions HTTP/1.1\r\nHost: r\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 
+GET_MODEL = b"GET /v1/models/m HTTP/1.1\r\nHost: r\r\n\r\n"
+
 
 @dataclass
 class Stack:
@@ -53,11 +56,11 @@ class Stack:
     def pids(self) -> list[int]:
         return [row["worker_pid"] for row in self.lines("worker.started")]
 
-    async def ask(self) -> bytes:
+    async def ask(self, request: bytes = REQUEST) -> bytes:
         """One call on a new connection; errors of the connection are raised."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
-            writer.write(REQUEST)
+            writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
             return head.split(b"\r\n", 1)[0]
         finally:
@@ -129,7 +132,7 @@ async def test_a_restart_refuses_and_resets_no_connection_and_ends_no_answer(tmp
 
         async def client() -> None:
             while True:
-                answers.append(await stack.ask())
+                answers.extend([await stack.ask(), await stack.ask(GET_MODEL)])
 
         stack.engine.end.clear()
         url = f"http://127.0.0.1:{stack.port}/v1/completions"
@@ -229,6 +232,42 @@ def test_a_worker_that_refuses_its_configuration_says_why_and_ends_with_2(
     monkeypatch.setattr(gc, "freeze", lambda: None)
     descriptors = [str(socket.socket().detach()) for _ in range(3)]
     with pytest.raises(SystemExit) as ended:
-        worker.main(["0", "r-0a", *descriptors])
+        worker.main(["0", "r-0a", "inf", *descriptors])
     assert ended.value.code == 2
     assert "keys.yaml: is empty" in capsys.readouterr().err
+
+
+class Unready:
+    """What a worker's report needs of a router."""
+
+    def __init__(self) -> None:
+        self.health, self.url, self.listens, self.reported = self, "", False, b""
+        self.missing = {"roster": "the roster was not read yet"}
+
+    def unmet(self) -> dict[str, str]:
+        return self.missing
+
+    async def listen(self) -> None:
+        self.listens = True
+
+    def write(self, data: bytes) -> None:
+        self.reported += data
+
+
+async def test_a_successor_takes_connections_once_it_is_ready() -> None:
+    router = Unready()
+    report = asyncio.create_task(worker._report(router, router, math.inf))  # type: ignore[arg-type]
+    await until(lambda: len(router.reported) > 3, what="it reports")
+    assert not router.listens, "its predecessor still answers"
+    router.missing = {}
+    await until(lambda: worker.READY in router.reported, what="it reports that it is ready")
+    assert router.listens
+    report.cancel()
+
+
+async def test_a_worker_alone_takes_connections_soon_so_that_its_health_can_be_asked() -> None:
+    router = Unready()
+    report = asyncio.create_task(worker._report(router, router, 0.2))  # type: ignore[arg-type]
+    await until(lambda: router.listens, what="it listens")
+    assert set(router.reported) <= set(worker.LIVE), "it is not ready"
+    report.cancel()
