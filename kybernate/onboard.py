@@ -7,7 +7,6 @@ import copy
 import itertools
 import json
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +21,17 @@ GPU = f"{VENDOR}gpu"
 ENGINE_LABEL = "kyb.ai/engine"
 _KUBERNETES = re.compile(r"\$(?:\$|\(([^)]+)\))")
 """``$(A)``, and ``$$`` for a dollar sign."""
-_SHELL = re.compile(r"\$(?:(\w+)|\{(\w+)(?:(:?)-([^}]*))?\})")
-"""``$A``, ``${A}``, ``${A-default}``, and ``${A:-default}``, which counts an empty value as none."""
+_SHELL = re.compile(r"\\([$`\"\\\n])|\$(?:(\w+)|\{(\w+)(?:(:?)-([^}]*))?\})")
+"""``$A``, ``${A}``, ``${A-default}``, and ``${A:-default}``, which counts an empty value as none; what a backslash
+escapes between double quotes."""
+_TOKENS = re.compile(
+    r"(?P<blank>(?:[ \t\r]|\\\n)+)|(?P<comment>(?<![^\s;|&()])#[^\n]*)|(?P<redirect>(?:\d+|&)?[<>]{1,3}[&|]?)"
+    r"|(?P<end>[;|&()\n]+)|'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\"|\\(?P<escaped>.)"
+    r"|(?P<output>\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`)|(?P<variable>\$(?:\w+|\{[^}]*\}))"
+    r"|(?P<plain>[^\s;|&()<>'\"\\$`]+|.)",
+    re.DOTALL,
+)
+"""The parts of a shell's script."""
 _SHELLS = re.compile(r"(.*/)?(ba|da|a|k|z)?sh")
 _KEYS = {"VLLM_API_KEY", "LLAMA_API_KEY"}
 _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
@@ -159,7 +167,7 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
         raise OnboardError(f"{name} has no spec.template.spec.containers; give a whole manifest") from None
     index, engine = engine_of(name, containers)
     container, where = containers[index], ("spec", "template", "spec", "containers", index)
-    line = _line(container)
+    line = _line(container, engine)
     served = model or _model(engine, container)
     if not served:
         raise OnboardError(f"{name}: no argument names the model that {engine.name} serves; give --model NAME")
@@ -172,9 +180,12 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
         )
     resource = resource or f"{PREFIX}gpu-{count}x-seat"
     backend, notes = _backend(engine, line)
-    port = _option(line, ("--port", "-p")) or _declared_port(container) or str(engine.port)
+    given = _option(line, ("--port", "-p"))
+    port = given or _declared_port(container) or str(engine.port)
     if not port.isdecimal():
         raise OnboardError(f"{name}: its port is {port!r}; write a number, which the pod's annotation needs, too")
+    if unknown := [word for word in line if word.startswith("$") and not given]:
+        notes.append(f"the value of {', '.join(unknown)} is not in the manifest: is its port {port}?")
     draft = Draft(manifest)
     draft.put(("spec", "strategy"), {"type": "Recreate"})
     draft.put(("spec", "template", "metadata", "labels", ENGINE_LABEL), "true")
@@ -192,7 +203,8 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
             after = {key: value for key, value in container[probe].items() if key != "exec"}
             draft.put((*where, probe), after | {"httpGet": {"path": engine.health, "port": int(port)}})
             notes.append(f"{probe}: an exec probe cannot run in a parked engine, HTTP can")
-        if ((container.get(probe) or {}).get("httpGet") or {}).get("path") == "/health_generate":
+        path = str(((container.get(probe) or {}).get("httpGet") or {}).get("path"))
+        if path.partition("?")[0] == "/health_generate":
             draft.put((*where, probe, "httpGet", "path"), engine.health)
             notes.append(f"{probe}: /health_generate computes, which ends an engine that sleeps")
     if not any(probe in container for probe in _PROBES):
@@ -313,17 +325,33 @@ def engine_of(name: str, containers: Sequence[Mapping[str, Any]]) -> tuple[int, 
     raise OnboardError(f"{name}: no container is one of {known}, by image or command; write the seat by hand")
 
 
-def _line(container: Mapping[str, Any]) -> list[str]:
-    """The words of its command line as its engine gets them, ``--a_b=c`` as ``--a-b c``."""
-    environment = _environment(container)
-    script = _script(container)
-    line = []
-    for part, index, text in _given(container):
-        text = _kubernetes(text, environment)
-        is_script, others = (part, index) == script, bool(container.get("envFrom"))
-        line += _words(text, environment, others=others) if is_script else [text]
+def _line(container: Mapping[str, Any], engine: Engine | None = None) -> list[str]:
+    """The words of its command line as its engine gets them, ``--a_b=c`` as ``--a-b c``.
+
+    Of a shell's script with several commands those of the engine's; without an engine, or its command, of all.
+    """
+    environment, script = _environment(container), _script(container)
+    given = [(part, index, _kubernetes(text, environment)) for part, index, text in _given(container)]
+    line = [text for _, _, text in given]
+    if script is not None:
+        at = [(part, index) for part, index, _ in given].index(script)
+        commands = _commands(container, line[at])
+        if engine is not None:
+            named = [one for one in commands if re.search(engine.commands, " ".join(one))]
+            commands = [one for one in named if _runs(engine, one)][-1:] or named[-1:] or commands
+        line_words = itertools.chain.from_iterable(commands)
+        line = [one for word in line_words for one in (line[at + 2 :] if word in ("$@", "$*") else [word])]
     pieces = [piece for word in line for piece in (word.split("=", 1) if word.startswith("-") else [word])]
     return [piece.replace("_", "-") if piece.startswith("--") else piece for piece in pieces]
+
+
+def _runs(engine: Engine, command: Sequence[str]) -> bool:
+    """Whether a shell's command is the engine's own: it gets all words behind."""
+    words = list(itertools.dropwhile(lambda word: word in ("exec", "env") or re.match(r"\w+=", word), command))
+    program = words[0].rpartition("/")[2] if words else ""
+    if re.fullmatch(r"python[\d.]*", program):
+        program = _option(words, ("-m",))
+    return bool(re.match(engine.commands, program))
 
 
 def _given(container: Mapping[str, Any]) -> list[tuple[str, int, str]]:
@@ -363,24 +391,49 @@ def _kubernetes(text: str, known: Mapping[str, str | None]) -> str:
     return _KUBERNETES.sub(value, text)
 
 
-def _words(line: str, known: Mapping[str, str | None], *, others: bool) -> list[str]:
-    """Of a shell's line, without its quotes and the ends of its lines; variables that are not known stay.
+def _commands(container: Mapping[str, Any], script: str) -> list[list[str]]:
+    """The words of each command of a shell's script, without quotes, comments and redirections.
 
-    ``others``: the container may have variables that the manifest does not name.
+    The last one is empty where the script ends with a comment, or with an operator. Variables that are not known stay.
     """
+    known, others = _environment(container), bool(container.get("envFrom"))
 
     def value(found: re.Match[str]) -> str:
-        name, colon, default = found[1] or found[2], found[3], found[4]
+        escaped, name, colon, default = found[1], found[2] or found[3], found[4], found[5]
+        if escaped:
+            return escaped.strip("\n")
         here = known.get(name)
         if default is not None and (here == "" if colon and here is not None else name not in known and not others):
             return default
         return found[0] if here is None else here
 
-    try:
-        pieces = shlex.split(line.replace("\\\n", " "))
-    except ValueError:  # a quote without its end, as in an apostrophe
-        pieces = line.split()
-    return [_SHELL.sub(value, piece) for piece in pieces]
+    commands: list[list[str]] = [[]]
+    word: str | None = None
+    is_target = False  # of a redirection
+
+    def end() -> None:
+        nonlocal word, is_target
+        if word is not None:
+            commands[-1] += [] if is_target else [word]
+            word, is_target = None, False
+
+    for found in _TOKENS.finditer(script):
+        kind, text = str(found.lastgroup), found[str(found.lastgroup)]
+        if kind in ("blank", "end", "comment", "redirect"):
+            end()
+            if kind in ("end", "comment"):
+                commands.append([])
+            is_target = kind == "redirect" or (is_target and kind == "blank")
+            continue
+        replaced = _SHELL.sub(value, text) if kind in ("variable", "double") else text
+        first, *more = re.split(r"\s+", replaced) if kind == "variable" and replaced != text else [replaced]
+        if first or kind != "variable":
+            word = (word or "") + first
+        for part in more:  # the shell splits a value that is not quoted
+            end()
+            word = part or None
+    end()
+    return commands
 
 
 def _option(line: Sequence[str], names: Iterable[str]) -> str:
@@ -397,7 +450,7 @@ def _values(line: Sequence[str], option: str) -> list[str]:
 
 
 def _model(engine: Engine, container: Mapping[str, Any]) -> str:
-    line = _line(container)
+    line = _line(container, engine)
     given = _option(line, (engine.verb,)) if engine.verb else ""
     if given == "serve":  # trtllm-serve serve MODEL
         given = _option(line, ("serve",))
@@ -437,13 +490,12 @@ def _backend(engine: Engine, line: Sequence[str]) -> tuple[str, list[str]]:
 
 def _switches(draft: Draft, where: Path, container: Mapping[str, Any], engine: Engine) -> None:
     """Flags and variables that its sleep needs. Raises OnboardError."""
-    missing = [flag for flag in engine.flags if flag not in _line(container)]
+    missing = [flag for flag in engine.flags if flag not in _line(container, engine)]
     if missing and (script := _script(container)):
         part, index = script
         line = list(container[part])
         text = str(line[index]).rstrip(" \n\\")
-        last = re.split(r"&&|;|(?<!\\)\n", text)[-1]
-        if not re.search(engine.commands, last) or re.search(r"[|&<>]", last):
+        if not _runs(engine, _commands(container, _kubernetes(text, _environment(container)))[-1]):
             raise OnboardError(
                 f"the shell's line in {part} does not end with the options of {engine.name}: "
                 f"give it {' '.join(missing)} by hand, and try again"

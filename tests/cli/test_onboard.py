@@ -67,6 +67,9 @@ def test_vllm_sleeps_in_dev_mode() -> None:
     assert any("livenessProbe" in note for note in done.notes)
 
 
+SH = ("sh", "-c")
+
+
 @pytest.mark.parametrize(
     ("command", "args", "env"),
     [
@@ -76,6 +79,15 @@ def test_vllm_sleeps_in_dev_mode() -> None:
         (("/bin/bash", "-e", "-lc"), ('vllm serve ${MODEL:-org/m} --port "${PORT-9000}"',), {}),
         (("sh", "-c"), ("vllm serve ${MODEL:-x} --port ${PORT:-9000}",), {"MODEL": "org/m", "PORT": ""}),
         (("sh", "-c"), ("pip list && vllm serve $$MODEL --port $(PORT) \\\n",), {"MODEL": "org/m", "PORT": "9000"}),
+        (SH, ("vllm serve org/m $EXTRA",), {"EXTRA": " --port 9000 "}),
+        (
+            SH,
+            ("curl --port 80; vllm serve org/m >/log --port 9000 --enable-sleep-mode; echo vllm serve y --port 7",),
+            {},
+        ),
+        (SH, ("vllm serve 'org/m' --port \"${PORT}\" --enable-sleep-mode; true # it's over",), {"PORT": "9000"}),
+        (SH, ('vllm serve "$@"', "sh", "org/m", "--port", "$(PORT)"), {"PORT": "9000"}),
+        (SH, ("python -m vllm.entrypoints.openai.api_server --model org/m --x ';' \"\\$A\" --port 9000",), {}),
         ((), ("--model=$(MODEL)", "--port", "$(PORT)"), {"ORG": "org", "MODEL": "$(ORG)/m", "PORT": "9000"}),
         ((), ("org/m", "--port=9000", "--hf_overrides", '{"a": 1, "b": "it\'s"}'), {}),
     ],
@@ -89,7 +101,6 @@ def test_variables_quotes_and_line_ends_of_a_command_line_are_read_as_its_engine
 
 
 SECRET = {"name": "MODEL", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "model"}}}
-SH = ("sh", "-c")
 
 
 @pytest.mark.parametrize(
@@ -128,11 +139,39 @@ def test_switches_follow_the_options_of_the_engine(command: tuple[str, ...], arg
     assert offboard(after) == (before, ())
 
 
-@pytest.mark.parametrize("script", ["vllm serve m 2>&1 | tee /log", "vllm serve m & wait", "vllm serve m\necho ended"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "vllm serve m 2>&1 | tee /log",
+        "vllm serve m & wait",
+        "vllm serve m\necho ended",
+        "vllm serve m --port 9000 # ok",
+        "vllm serve m; echo vllm ended --enable-sleep-mode",
+        "vllm serve m;",
+        "(vllm serve m)",
+    ],
+)
 def test_a_shells_line_that_goes_on_after_the_engine_is_not_changed(script: str) -> None:
     with pytest.raises(OnboardError, match="give it --enable-sleep-mode by hand"):
         onboard(deployment(VLLM, script, command=SH))
-    assert onboard(deployment(VLLM, f"vllm serve m --enable-sleep-mode {script[12:]}", command=SH)).backend == "vllm"
+    changed = script.replace("serve m", "serve m --enable-sleep-mode")
+    after = onboard(deployment(VLLM, changed, command=SH)).manifest
+    assert container(after)["args"] == [changed]
+
+
+@pytest.mark.parametrize(
+    "script", ["# a server\nA=1 exec vllm serve m", "python3 -m vllm.x --model m >/log", "id | vllm serve m#"]
+)
+def test_switches_come_last_in_the_engines_own_command(script: str) -> None:
+    after = onboard(deployment(VLLM, script, command=SH)).manifest
+    assert container(after)["args"] == [f"{script} --enable-sleep-mode"]
+
+
+def test_a_port_that_may_be_in_an_unknown_variable_is_noted() -> None:
+    notes = onboard(deployment(VLLM, "vllm serve m $EXTRA", command=SH)).notes
+    assert "the value of $EXTRA is not in the manifest: is its port 8000?" in notes
+    known = onboard(deployment(VLLM, "vllm serve m --port 9000 $EXTRA", command=SH)).notes
+    assert not any("$EXTRA" in note for note in known)
 
 
 def test_sglang_on_two_gpus_gets_a_seat_of_two_and_no_exec_probe() -> None:
@@ -145,7 +184,7 @@ def test_sglang_on_two_gpus_gets_a_seat_of_two_and_no_exec_probe() -> None:
 
 
 def test_no_probe_of_sglang_computes() -> None:
-    probe = {"httpGet": {"path": "/health_generate", "port": 30000}, "periodSeconds": 10}
+    probe = {"httpGet": {"path": "/health_generate?a=1", "port": 30000}, "periodSeconds": 10}
     before = deployment("lmsysorg/sglang", "--model-path", "m", readinessProbe=probe)
     done = onboard(before)
     assert container(done.manifest)["readinessProbe"] == {**probe, "httpGet": {"path": "/health", "port": 30000}}
