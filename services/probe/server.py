@@ -36,8 +36,8 @@ FRESH_SECONDS = 1.0
 """How long an answer, or a missing answer, is valid."""
 STOP_SECONDS = 10.0
 STOP_POLL_SECONDS = 0.2
-_RUNS = frozenset({"starting", "active", "draining"})
-_FROZEN = frozenset({"parking", "parked", "activating", "migrating"})
+_RUNS = frozenset({"starting", "active"})
+_FROZEN = frozenset({"draining", "parking", "parked", "activating", "migrating"})
 
 
 # --- the manager ------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ class SeatStatus:
 
     @property
     def frozen(self) -> bool:
-        """True if the engine is or may be frozen; it has been active before."""
+        """True if the engine is frozen, or may be in a moment; it has been active before."""
         return self.state in _FROZEN
 
 
