@@ -140,7 +140,9 @@ class OutsideLoad:
             known = max(known, self._known(seat))
         self._readings.labels("engine", "failed" if load is None else "ok").inc()
         running, waiting = (min(MOST_REQUESTS, count) for count in load or (0, 0))
-        self._dispatcher.feed(EngineReported(seat.key, running, waiting))
+        besides = self._settings.instance, _source(seat)
+        others = self._loads.sources(seat.model, seat.record.seat, time.monotonic(), besides=besides)
+        self._dispatcher.feed(EngineReported(seat.key, running, waiting, 1 + len(others)))
         return None if load is None else min(MOST_REQUESTS, max(0, running + waiting - known))
 
     async def _load(self, seat: Upstream) -> EngineLoad | None:

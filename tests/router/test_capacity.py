@@ -25,6 +25,17 @@ def test_a_router_has_the_part_of_the_places_that_its_requests_are_and_a_quarter
     assert share(60, running=32, waiting=16) == 32, "some are answered already"
     assert share(2, running=32, waiting=70) == 8
     assert share(0, running=1, waiting=1) == 1
+    assert share(2, running=32, waiting=70, sources=3) == 8
+
+
+def test_the_least_parts_of_many_routers_do_not_overfill_an_engine():
+    assert share(0, running=32, waiting=32, sources=8) == 4
+    assert 9 * share(0, running=32, waiting=32, sources=9) <= 32
+    traffic = router(record(state=S.ACTIVE, max_requests=256), workers=8)
+    traffic.handle(step.EngineReported(K0, 32, 32), 1.0)
+    assert traffic.table.upstreams[K0].share == 4, "each of its eight workers has a part"
+    traffic.handle(step.EngineReported(K0, 32, 32, sources=16), 2.0)
+    assert traffic.table.upstreams[K0].share == 2
 
 
 def test_a_seat_whose_engine_others_fill_gets_fewer_calls_until_nothing_waits_there():

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -59,6 +60,26 @@ async def test_requests_of_callers_beside_the_router_are_in_flight_at_their_seat
         )
         engine.metrics = ""
         await until(lambda: readings(w, "engine", "failed") > 0, what="a reading that failed is counted")
+
+
+async def test_routers_with_requests_at_a_seat_each_have_a_part_of_its_places():
+    async with world(engine_metrics_seconds=0.05) as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        for number in range(9):
+            one = TrafficSignal(
+                cause="c",
+                source=f"router-{number}",
+                model="llama",
+                seat="s0",
+                waiting=0,
+                in_flight=1,
+                seq=1,
+                ttl_seconds=600,
+            )
+            w.router.loads.add(one, time.monotonic())
+        engine.metrics = metrics(30, 20)
+        await until(lambda: w.upstream("s0").share > 0, what="the engine was asked")
+        assert w.upstream("s0").share == 3, "ten routers, thirty places"
 
 
 async def test_a_router_alone_tells_no_load_of_others():

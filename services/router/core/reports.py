@@ -163,6 +163,12 @@ class Loads:
                 if now < until and (load.waiting or load.in_flight):
                     yield model, seat, load
 
+    def sources(self, model: str, seat: str, now: float, *, besides: Collection[str]) -> set[str]:
+        """Return who has requests in flight at this seat, ``besides`` these sources."""
+        levels = self._levels.get(model, {}).items()
+        busy = {source for (source, at, _), (_, until, load) in levels if at == seat and now < until and load.in_flight}
+        return busy.difference(besides)
+
     def of(
         self, model: str, seat: str | None, now: float, *, unassigned: bool = False, besides: Collection[str] = ()
     ) -> Load:

@@ -112,6 +112,8 @@ class EngineReported:
     key: str
     running: int
     waiting: int
+    sources: int = 1
+    """Routers and gateways with requests there, this router included."""
 
 
 @dataclass(frozen=True, slots=True)

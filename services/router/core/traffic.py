@@ -169,7 +169,7 @@ class Traffic:
         if (
             upstream is not None
             and upstream.record.state is SeatState.ACTIVE
-            and upstream.reported(m.running, m.waiting)
+            and upstream.reported(m.running, m.waiting, m.sources)
         ):
             self._reroute([upstream])
 

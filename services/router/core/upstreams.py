@@ -180,11 +180,12 @@ class Upstream:
         limit = self.declared or self.capacity.limit
         return min(limit, self.share) if self.share else limit
 
-    def reported(self, running: int, waiting: int) -> bool:
-        """Take in what the engine of the active seat computes and queues, of all callers; True: the limit rose."""
+    def reported(self, running: int, waiting: int, sources: int) -> bool:
+        """Take in what the engine of the active seat computes and queues, of all callers, and how many routers and
+        gateways have requests there; True: the limit rose."""
         before = self.limit
         if running and waiting:
-            self.share = share(len(self.in_flight), running, waiting)
+            self.share = share(len(self.in_flight), running, waiting, max(sources, self.workers))
         elif self.share and self.full:
             self.share = larger(self.share)
             if self.limit < self.share:
