@@ -44,7 +44,11 @@ def show_events(
                 sys.stderr.write(f"kyb: nothing of the last {since} fits\n")
             return
     elif kind:
-        router.history(time.time(), kind=kind, limit=1)  # refuses a kind that does not exist
+        try:
+            router.history(time.time(), kind=kind, limit=1)
+        except CliError as error:
+            if error.reason == "invalid_field":  # of a kind that does not exist; live events need no history
+                raise
     follow_events(
         router, lambda event: show(event) if matches(event, model, kind) else None, again=follow, last_id=last_id
     )

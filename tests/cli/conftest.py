@@ -126,6 +126,7 @@ class SmallRouter:
     """What stood in Authorization."""
     refuse: str = ""
     """Reason with which commands are refused."""
+    history_unavailable: bool = False
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -179,6 +180,8 @@ class SmallRouter:
 
     async def _history(self, request: web.Request) -> web.Response:
         self.asked.append(f"history {request.query_string}")
+        if self.history_unavailable:
+            return self._error(503, "bus_unavailable", "the history cannot be read")
         past = [*EVENTS, DECIDED]
         events = [{"type": event.kind(), **event.model_dump(mode="json", exclude_none=True)} for event in past]
         found = [event for event in events if request.query.get("model") in (None, event.get("model"))]

@@ -39,6 +39,12 @@ async def test_a_kind_that_does_not_exist_is_refused_before_anything_is_followed
     assert (wrong.code, "kind: 'swich'" in wrong.err) == (2, True)
 
 
+async def test_live_events_of_a_kind_need_no_history(kyb: "Kyb", router: "SmallRouter") -> None:
+    router.history_unavailable = True
+    live = await kyb("events", "--kind", "parked", "-o", "json", "--url", router.url)
+    assert json.loads(live.out)["state"] == "parked", live.err
+
+
 async def test_following_goes_on_after_the_last_stored_event_that_was_shown(kyb: "Kyb", router: "SmallRouter") -> None:
     shown = await kyb("events", "--since", "10m", "--kind", "parked", "-o", "json", "--url", router.url)
     assert shown.out == ""
