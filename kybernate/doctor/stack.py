@@ -12,6 +12,8 @@ LEAST_DISK_BYTES = 256 * 2**20
 LEAST_HOST_BYTES = 2**30
 MOST_GATE_SECONDS = 60.0
 """Kubelet calls the start gate within seconds; who waits longer waits for a reason."""
+MOST_JOB_SECONDS = 5.0
+"""A checkpointer that runs confirms a job within milliseconds after its victim has drained."""
 _TROUBLED = ("lost", "quarantined")
 
 
@@ -186,10 +188,13 @@ def _groups(node: dict[str, Any]) -> Iterator[Finding]:
                 text = f"{seat.get('model')} is parked by {seat.get('backend')}: {seat['demoted']}"
                 yield warn("backend", text, "see the engine's log and docs/backends.md")
         stages = {str((seat.get("stage") or {}).get("stage")): seat for seat in group.get("seats") or ()}
-        evidence = (stages.get("vram-evidence") or {}).get("stage") or {}
-        if (evidence.get("data") or {}).get("journaled") is False:
-            text = f"group {group['group']}: {evidence['text']}"
-            yield warn("checkpointer", text, "does it run? kyb logs checkpointer, or kubectl logs of the node pod")
+        for seat in group.get("seats") or ():
+            stage = seat.get("stage") or {}
+            data = stage.get("data") or {}
+            if data.get("journaled") is False and float(data.get("drained_seconds") or 0.0) > MOST_JOB_SECONDS:
+                text = f"group {group['group']}: {stage['text']}"
+                yield warn("checkpointer", text, "does it run? kyb logs checkpointer, or kubectl logs of the node pod")
+                break  # both seats of a switch name it
         for stage in ("foreign-process", "invariant-broken", "refused"):
             if stage in stages:
                 text = f"group {group['group']}: {stages[stage]['stage']['text']}"

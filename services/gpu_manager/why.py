@@ -150,7 +150,8 @@ def _of(node: NodeState, switch: GroupSwitch, now: Now) -> SeatStage:
     if victim is not None and victim.state in (S.PARKING, *_LEAVING_UNPROVEN) and victim.group.name == switch.group:
         taken = "parks it" if switch.job.journaled else "has not confirmed the job"
         text = f"{victim.id} is being parked; its VRAM counts as free on evidence only; the checkpointer {taken}"
-        return SeatStage("vram-evidence", text, {**data, "journaled": switch.job.journaled})
+        since = now.wall - switch.times.drained
+        return SeatStage("vram-evidence", text, {**data, "journaled": switch.job.journaled, "drained_seconds": since})
     incoming = node.seats[switch.incoming] if switch.incoming is not None else None
     if incoming is not None and incoming.state in COMING:
         return SeatStage("activating", f"the checkpointer activates {incoming.id} on group {switch.group}", data)

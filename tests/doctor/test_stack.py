@@ -146,7 +146,7 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
     ),
     "the checkpointer hangs": (
         lambda facts: replace(facts, managers=(
-            node("vram-evidence", "the checkpointer has not confirmed the job", journaled=False),
+            node("vram-evidence", "the checkpointer has not confirmed the job", journaled=False, drained_seconds=9.0),
         )),
         "checkpointer", "group G0: the checkpointer has not confirmed", "kyb logs checkpointer",
     ),
@@ -165,6 +165,15 @@ def waits(facts: StackFacts) -> StackFacts:
 def node(stage: str, text: str, drained: str = "", **data: Any) -> dict[str, Any]:
     seats = [{"seat": "s0", "stage": {"stage": stage, "text": text, "data": data}}]
     return {"node": "n1", "policy": "p", "groups": [{"group": "G0", "drained": drained, "seats": seats}]}
+
+
+def test_a_job_that_was_just_sent_is_no_trouble_and_one_that_waits_is_found_beside_a_deleted_seat() -> None:
+    new = node("vram-evidence", "not confirmed", journaled=False, drained_seconds=0.01)
+    assert troubles(replace(SOUND, managers=(new,))) == troubles(SOUND)
+    old = node("vram-evidence", "not confirmed", journaled=False, drained_seconds=9.0)
+    deleted = node("vram-evidence", "its pod is deleted", processes_gone=False)
+    old["groups"][0]["seats"] += deleted["groups"][0]["seats"]
+    assert "checkpointer" in {finding.check for finding in troubles(replace(SOUND, managers=(old,)))}
 
 
 @pytest.mark.parametrize("broken", BROKEN)

@@ -69,7 +69,11 @@ def test_a_park_waits_for_the_evidence_that_its_vram_is_free(world: World) -> No
     a, b = world.drained_switch()
     text, data = waits(world, a, "vram-evidence")
     assert f"{b} is being parked; its VRAM counts as free on evidence only" in text
+    since = data["drained_seconds"]
     assert data["journaled"] is False
+    world.tick(7)
+    later = waits(world, a, "vram-evidence")[1]
+    assert (later["journaled"], later["drained_seconds"]) == (False, pytest.approx(float(str(since)) + 7))
     world.receive(JobAnswered(world.job().op, JobReply(accepted=True)))
     assert waits(world, b, "vram-evidence")[1]["journaled"] is True
 
