@@ -501,13 +501,14 @@ class Front:
     async def drain(self) -> None:
         """Take no further connections and return when each one that is open waits for another request, or is closed.
 
-        A connection that was taken a moment ago has a moment, until its request or the end of its TLS handshake is
-        here. Only where another process has the same listening socket is nothing refused: the kernel resets connections
-        that wait in the queue of a socket when the last process closes it.
+        A connection that was taken a moment ago has a moment, until its request is here. One in its TLS handshake is
+        not known yet, so all have the time for it. Only where another process has the same listening socket is nothing
+        refused: the kernel resets connections that wait in the queue of a socket when the last process closes it.
         """
         await self._stop_listening()
-        engaged = True
-        while engaged:
+        engaged, clock = True, asyncio.get_running_loop().time
+        handshaken = clock() + (self.settings.head_seconds if self._tls else 0)
+        while engaged or clock() < handshaken:
             await asyncio.sleep(DRAIN_SECONDS)
             engaged = any(connection.engaged for connection in self.connections)
 
