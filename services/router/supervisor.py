@@ -89,7 +89,7 @@ class Worker:
         self._writer.write(DRAIN)
 
     async def stop(self) -> int:
-        """Stop the worker; return its exit code."""
+        """Stop the worker; return its exit code, 0 where SIGTERM found it before or after it handles signals."""
         if not self.ended.done():
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
@@ -97,7 +97,8 @@ class Worker:
         if not self.ended.done():
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-        return await self.ended
+        code = await self.ended
+        return 0 if code == -signal.SIGTERM else code
 
 
 class Slot:

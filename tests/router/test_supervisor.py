@@ -135,6 +135,15 @@ async def test_a_worker_that_refuses_its_configuration_later_is_tried_again(runs
         assert not task.done()
 
 
+async def test_a_worker_that_sigterm_ends_was_stopped_cleanly(runs: Callable[[str], None]) -> None:
+    """A drained worker that leaves has the default action back when its loop is closed."""
+    runs(UNTIL_DRAINED)
+    async with kept() as (slot, task):
+        await ready(slot)
+        task.cancel()
+        assert await slot.stop() == [0]
+
+
 async def test_silence_counts_while_the_supervisor_runs(runs: Callable[[str], None]) -> None:
     runs(UNTIL_DRAINED)
     async with kept() as (slot, _):
