@@ -46,7 +46,7 @@ def seat_stage(node: NodeState, seat: ManagedSeat, now: Now) -> SeatStage:
         case S.BACKOFF:
             return SeatStage("container", f"kubelet starts its container again: {seat.reason}")
         case S.STARTING:
-            return _starts(seat)
+            return _starts(node, seat)
         case S.DRAINING | S.PARKING | S.ACTIVATING | S.MIGRATING:
             switch = node.switches.get(seat.group.name)
             return SeatStage("switch", "its switch is over in a moment") if switch is None else _of(node, switch, now)
@@ -113,7 +113,7 @@ def _group_stage(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> 
         text = f"group {group.name} is kept by pinned {names}; kyb unpin it"
         return SeatStage("pinned-neighbour", text, {"seats": [other.id for other in pinned]})
     for other in (*own, *others):  # (4)
-        if found := _held(other, now):
+        if found := _held(node, other, now):
             return found
     if state.settles and state.wake is not None:  # (5)
         left = max(0.0, (state.wake - now.model) / now.pace)
@@ -123,7 +123,7 @@ def _group_stage(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> 
     return SeatStage("policy", state.why)  # (6)
 
 
-def _held(holder: ManagedSeat, now: Now) -> SeatStage | None:
+def _held(node: NodeState, holder: ManagedSeat, now: Now) -> SeatStage | None:
     """Why a holder cannot leave now; None: it could."""
     if holder.state in _LEAVING_UNPROVEN:
         return _unproven(holder)
@@ -131,7 +131,7 @@ def _held(holder: ManagedSeat, now: Now) -> SeatStage | None:
         text = f"{holder.id} holds group {holder.group.name} and is quarantined: {holder.reason}"
         return SeatStage("quarantined", text, {"seat": holder.id})
     if holder.state is S.STARTING:
-        return _starts(holder)
+        return _starts(node, holder)
     if holder.backoff.park.active(now):
         text = f"{holder.id} of group {holder.group.name} could not be parked"
         return _backoff("park", holder.id, holder.backoff.park, text, now)
@@ -193,8 +193,12 @@ def _unproven(seat: ManagedSeat) -> SeatStage:
     return SeatStage("vram-evidence", text, {"seat": seat.id, "processes_gone": seat.processes_gone})
 
 
-def _starts(seat: ManagedSeat) -> SeatStage:
+def _starts(node: NodeState, seat: ManagedSeat) -> SeatStage:
     what = "its engine loads and is not healthy yet" if seat.durable.seen_running else "no process came yet"
+    if not seat.durable.seen_running and not view.room(node, seat):
+        beside = (*view.holders(node, seat.group), *view.in_the_way(node, seat.group))
+        names = ", ".join(f"{other.id} ({other.state.value})" for other in beside if other is not seat) or "a switch"
+        what += f"; it gets no other ticket: {node.broken_on(seat.group) or f'no room beside {names}'}"
     return SeatStage("starting", f"{seat.id} starts on group {seat.group.name}: {what}", {"seat": seat.id})
 
 

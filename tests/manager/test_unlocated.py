@@ -220,6 +220,9 @@ def test_a_ticket_that_outlived_the_ledger_is_not_given_again_beside_a_seat_that
     world.look()
 
     assert not any(isinstance(effect, StartTicket) and effect.seat == b for effect in world.effects)
+    assert world.stage(b).text.endswith(
+        f"no process came yet; it gets no other ticket: no room beside {a} (quarantined)"
+    )
     world.tick(300)
     world.look()
     for _ in range(2):
