@@ -53,7 +53,7 @@ async def test_what_cannot_be_done_is_named(up: Up) -> None:
         (("migrate", model, "--to", "G1"), "has rebalance: false"),
         (("migrate", model, "--to", "G77"), "has no group G77"),
         (("drain", "group", "G77"), "has no group G77"),
-        (("drain", "node", "nowhere"), "the manager of node nowhere did not answer"),
+        (("drain", "node", "nowhere"), "no node is called 'nowhere'; known: laptop"),
     ):
         refused = await kyb(up, *words)
         assert refused.returncode == 1, refused.stdout
