@@ -1,6 +1,6 @@
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,17 +62,22 @@ async def test_arrivals_keep_their_times_divided_by_the_speed(router: FakeRouter
     assert 0.2 <= loop.time() - began < 20.0
 
 
+def long_before() -> tuple[SimpleNamespace, Callable[[], Iterator[Arrival]]]:
+    """A clock, and a part of a trace: the hours before it take 5 s to read."""
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+
+    def part() -> Iterator[Arrival]:
+        clock.now += 5.0
+        yield from rows(2, gap=0.0)
+
+    return clock, part
+
+
 async def test_reading_a_trace_up_to_its_first_arrival_makes_no_request_late(
     router: FakeRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 100.0
-
-    def part() -> Iterator[Arrival]:
-        nonlocal now
-        now += 5.0  # the hours before it are read
-        yield from rows(2, gap=0.0)
-
-    monkeypatch.setattr("kybernate.dev.demo.replay.time", SimpleNamespace(monotonic=lambda: now))
+    clock, part = long_before()
+    monkeypatch.setattr("kybernate.dev.demo.replay.time", clock)
     player = await replayed(router, part())
     assert [sample.late_seconds for sample in player.tally.samples] == [0.0, 0.0]
 
@@ -80,14 +85,8 @@ async def test_reading_a_trace_up_to_its_first_arrival_makes_no_request_late(
 async def test_reading_a_trace_up_to_its_first_arrival_is_no_time_of_the_replay(
     router: FakeRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 100.0
-
-    def part() -> Iterator[Arrival]:
-        nonlocal now
-        now += 5.0  # the hours before it are read
-        yield from rows(2, gap=0.0)
-
-    monkeypatch.setattr("kybernate.dev.demo.session.time", SimpleNamespace(monotonic=lambda: now))
+    clock, part = long_before()
+    monkeypatch.setattr("kybernate.dev.demo.session.time", clock)
     report = await _measured(Demo(), [router.url], 60.0, part, right_text, Live(), print, None)
     assert (report["ok"], report["model_seconds"]) == (2, 0.0)
 
