@@ -26,11 +26,10 @@ def adopt(service: Mapping[str, Any], others: Sequence[Mapping[str, Any]], route
     """The Service as one that selects the routers. ``others``: Services and Pods of its namespace; ``router``: the
     name of the routers' Service, else the one with the chart's labels. Raises OnboardError."""
     name = f"service/{service['metadata']['name']}"
-    if RECORD in (service["metadata"].get("annotations") or {}):
-        before, _ = undo(service)
-        if before["spec"]["selector"] != service["spec"]["selector"]:
+    if is_adopted(service):
+        if not was_taken_back(service):
             raise OnboardError(f"{name} leads to routers already; kyb adopt --undo {name} undoes it")
-        service = before  # its own manifest was applied again
+        service, _ = undo(service)
     spec = service["spec"]
     _refuse_unfit(name, spec)
     target = _router_service(name, service, others, router)
@@ -64,6 +63,17 @@ def adopt(service: Mapping[str, Any], others: Sequence[Mapping[str, Any]], route
 def undo(service: Mapping[str, Any]) -> tuple[Json, tuple[str, ...]]:
     """The Service as it was, and the places that were changed since and stay as they are. Raises OnboardError."""
     return undone(service, RECORD, f"service/{service['metadata']['name']}", "kyb adopt")
+
+
+def is_adopted(service: Mapping[str, Any]) -> bool:
+    """Whether ``adopt`` changed the Service, and that was not undone."""
+    return RECORD in (service["metadata"].get("annotations") or {})
+
+
+def was_taken_back(service: Mapping[str, Any]) -> bool:
+    """Whether an adopted Service leads to its engines again: its own manifest was applied. Raises OnboardError."""
+    before, _ = undo(service)
+    return bool(before["spec"]["selector"] == service["spec"]["selector"])
 
 
 def _refuse_unfit(name: str, spec: Mapping[str, Any]) -> None:

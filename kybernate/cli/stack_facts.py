@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from kybernate.adopt import is_adopted
 from kybernate.cli.kubectl import kubectl
 from kybernate.cli.local import ENGINE_LOGS, log_lines, processes
 from kybernate.cli.output import CliError
@@ -101,9 +102,9 @@ def read_cluster(resources: Mapping[str, Collection[str]]) -> ClusterFacts:
     """What kubectl shows of the chart and its nodes; ``resources`` of the seats by node, as the router knows them."""
     chart = ["pods,daemonsets,deployments,statefulsets,configmaps", "--all-namespaces", "-l", CHART]
     try:
-        objects, nodes = (
+        objects, nodes, services = (
             json.loads(kubectl(["get", *what, "-o", "json", f"--request-timeout={KUBE_SECONDS}s"]))["items"]
-            for what in (chart, ["nodes"])
+            for what in (chart, ["nodes"], ["services", "--all-namespaces"])
         )
     except (CliError, ValueError, KeyError) as error:
         return ClusterFacts(unread=str(error).strip().splitlines()[-1])
@@ -112,7 +113,8 @@ def read_cluster(resources: Mapping[str, Collection[str]]) -> ClusterFacts:
     names = {node["metadata"]["name"] for node in found}
     if not objects or (resources and names.isdisjoint(resources)):
         return ClusterFacts(unread="the cluster of kubectl's context has no node of this stack")
-    return ClusterFacts(found, tuple(objects), {name: frozenset(some) for name, some in resources.items()})
+    adopted = tuple(service for service in services if is_adopted(service))
+    return ClusterFacts(found, tuple(objects), adopted, {name: frozenset(some) for name, some in resources.items()})
 
 
 def skew(seats: tuple[dict[str, Any], ...], router: float | None, now: float) -> float | None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import yaml
 
+from kybernate.adopt import was_taken_back
 from kybernate.config import CONFIG_LABEL
 from kybernate.doctor.model import Finding, fail, ok, warn
+from kybernate.onboard import OnboardError
 
 Object = Mapping[str, Any]
 _AGENTS = ("plugin", "node")
@@ -23,6 +25,8 @@ class ClusterFacts:
     """Those that have a seat or a GPU of this stack."""
     objects: tuple[Object, ...] = ()
     """Pods, workloads and ConfigMaps of the chart."""
+    adopted: tuple[Object, ...] = ()
+    """Services of engines that kyb adopt led to the routers."""
     resources: Mapping[str, frozenset[str]] | None = None
     """By node: the extended resources of its seats."""
     unread: str = ""
@@ -44,6 +48,9 @@ def check_cluster(facts: ClusterFacts) -> Iterator[Finding]:
     yield from pods or [ok("cluster", f"{len(facts.of_kind('Pod'))} pods of the chart are ready")]
     values = [found for one in facts.of_kind("DaemonSet", "Deployment", "StatefulSet") for found in _values(one)]
     yield from values or [ok("chart", "every pod runs the values of the last helm upgrade")]
+    if facts.adopted:
+        services = [finding for one in facts.adopted for finding in _service(one)]
+        yield from services or [ok("adopted", f"{len(facts.adopted)} Services of engines lead to the routers")]
 
 
 def configured_groups(facts: ClusterFacts) -> dict[str, frozenset[str]]:
@@ -108,6 +115,16 @@ def _values(workload: Object) -> Iterator[Finding]:
         by_hand = (spec.get("updateStrategy") or {}).get("type") == "OnDelete"
         remedy = f"kubectl -n {namespace} rollout status {name}"
         yield warn("chart", text, "delete these pods, a node at a time: docs/operate.md" if by_hand else remedy)
+
+
+def _service(service: Object) -> Iterator[Finding]:
+    where = f"service/{_name(service)} -n {service['metadata'].get('namespace')}"
+    try:
+        if was_taken_back(service):
+            text = f"{where} leads to its engines again, past the routers: its own manifest was applied"
+            yield warn("adopted", text, f"kyb adopt {where}, and change selector and targetPort in the manifest too")
+    except OnboardError as error:
+        yield warn("adopted", str(error), f"kubectl edit {where}")
 
 
 def _condition(status: Object, kind: str) -> Object:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kybernate.adopt import RECORD, ROUTER, adopt
 from kybernate.cli.stack_facts import read_cluster
 from kybernate.doctor import Severity
 from kybernate.doctor.cluster import ClusterFacts, check_cluster, configured_groups
@@ -51,7 +52,24 @@ CONFIG = {
     "metadata": {"name": "kyb-config", "labels": {"app.kubernetes.io/component": "config"}},
     "data": {"default.yaml": "profiles: []", "big.yaml": "gpuTopology: {groups: [{name: G0}, {name: G1}]}"},
 }
-SOUND = ClusterFacts((NODE,), (POD, DAEMONS, ROUTERS, BUS, CONFIG), {"n1": frozenset({SEAT})})
+SERVICE = {
+    "kind": "Service",
+    "metadata": {"name": "qwen", "namespace": "apps"},
+    "spec": {"selector": {"app": "qwen"}, "ports": [{"port": 80, "targetPort": 8000}]},
+}
+ROUTER_SERVICE = {
+    "kind": "Service",
+    "metadata": {"name": "kyb-router", "namespace": "apps", "labels": ROUTER},
+    "spec": {"selector": ROUTER, "ports": [{"port": 80, "targetPort": "http"}]},
+}
+ROUTER_POD = {
+    "kind": "Pod",
+    "metadata": {"name": "r", "labels": ROUTER},
+    "spec": {"containers": []},
+    "status": {"conditions": [READY]},
+}
+ADOPTED = adopt(SERVICE, [ROUTER_SERVICE, ROUTER_POD]).manifest
+SOUND = ClusterFacts((NODE,), (POD, DAEMONS, ROUTERS, BUS, CONFIG), (ADOPTED,), {"n1": frozenset({SEAT})})
 
 
 def with_status(one: dict[str, Any], **status: Any) -> dict[str, Any]:
@@ -91,12 +109,22 @@ BROKEN: dict[str, tuple[Callable[[ClusterFacts], ClusterFacts], tuple[str, str, 
         with_object(with_status(BUS, updateRevision="b")),
         ("WARN", "chart", "3 of 3 pods of statefulset/kyb-nats", "rollout status"),
     ),
+    "an adopted Service's own manifest was applied": (
+        lambda facts: replace(facts, adopted=({**ADOPTED, "spec": SERVICE["spec"]},)),
+        ("WARN", "adopted", "service/qwen -n apps leads to its engines again", "kyb adopt service/qwen -n apps"),
+    ),
+    "what an adoption recorded is damaged": (
+        lambda facts: replace(
+            facts, adopted=({**ADOPTED, "metadata": {**ADOPTED["metadata"], "annotations": {RECORD: "["}}},)
+        ),
+        ("WARN", "adopted", f"service/qwen: annotation {RECORD} is damaged", "kubectl edit service/qwen -n apps"),
+    ),
 }
 
 
 def test_a_sound_cluster_has_one_line_per_check() -> None:
     found = [(finding.check, finding.level) for finding in check_cluster(SOUND)]
-    assert found == [(check, Severity.OK) for check in ("kubelet", "cluster", "chart")]
+    assert found == [(check, Severity.OK) for check in ("kubelet", "cluster", "chart", "adopted")]
 
 
 @pytest.mark.parametrize("broken", BROKEN)
@@ -125,11 +153,14 @@ def test_kubectl_is_asked_and_another_cluster_is_not_taken_for_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "kubectl"
-    program.write_text(f'#!/bin/sh\ncase "$2" in nodes) cat {tmp_path}/nodes ;; *) cat {tmp_path}/chart ;; esac\n')
+    program.write_text(
+        f'#!/bin/sh\ncase "$2" in nodes|services) cat {tmp_path}/$2 ;; *) cat {tmp_path}/chart ;; esac\n'
+    )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     other = {**NODE, "metadata": {"name": "without-seats"}}
     (tmp_path / "nodes").write_text(json.dumps({"items": [NODE, other]}))
+    (tmp_path / "services").write_text(json.dumps({"items": [ADOPTED, ROUTER_SERVICE]}))
     (tmp_path / "chart").write_text(json.dumps({"items": list(SOUND.objects)}))
     assert read_cluster({"n1": {SEAT}}) == SOUND
     assert "has no node of this stack" in read_cluster({"laptop": {SEAT}}).unread
