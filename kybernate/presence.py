@@ -53,7 +53,7 @@ class NodePresence:
 
     async def keep(self) -> NoReturn:
         """Publish the presence every ``PRESENCE_SECONDS``. Raises AnotherServesError."""
-        pattern = Presence.pattern(component=self._component)
+        pattern = Presence.pattern(component=self._component, instance=self._node)
         async with self._bus.subscribe(pattern) as messages, asyncio.TaskGroup() as group:
             group.create_task(self._publish_regularly(), name="publish presence")
             async for message in messages:

@@ -113,6 +113,17 @@ async def test_processes_of_other_nodes_are_no_others(node: Node) -> None:
     assert (first.end, second.end) == ("", "")
 
 
+async def test_no_process_receives_the_presence_of_another_node(node: Node) -> None:
+    """With a thousand nodes each manager would receive 500 a second, and the bus would deliver half a million."""
+    await node.serving("first")
+    elsewhere = Presence(cause="p", component="checkpointer", instance="second", incarnation="x", node="n2")
+
+    subscribed = [pattern for _, patterns, _ in node.server.inboxes for pattern in patterns]
+
+    assert subscribed
+    assert not any(pattern.matches(elsewhere.subject) for pattern in subscribed)
+
+
 async def test_a_presence_of_the_process_that_held_this_lock_before_is_no_objection(node: Node) -> None:
     """It has ended, or this process would not hold the lock: what comes of it was sent before."""
     first = await node.serving("first", lock="boot:1:2")

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from kybernate.envelope import Message
+from kybernate.envelope import Message, slug
 
 MOST_REQUESTS = 100_000
 """Requests of one level."""
@@ -76,7 +76,10 @@ class NodeTrafficSignal(TrafficSignal):
 
 
 class Presence(Message):
-    """An instance is alive. Sent every 2 s; dead after 10 s by the receiver's clock."""
+    """An instance is alive. Sent every 2 s; dead after 10 s by the receiver's clock.
+
+    Managers and checkpointers, of which a node has one each, have their node in the subject in place of the instance.
+    """
 
     subject_template: ClassVar[str] = "kyb.v1.hb.{component}.{instance}"
     cloud_event: ClassVar[bool] = False
@@ -95,6 +98,13 @@ class Presence(Message):
     """Identity of the lock file that it holds; empty: it has none, or does not tell."""
     leaving: bool = False
     """The last one of this incarnation: it stops and forwards nothing any more, so no drain waits for it."""
+
+    @property
+    def subject(self) -> str:
+        """By node where only processes of the same node concern each other, so that no other node receives it."""
+        if self.component in ("gpu-manager", "checkpointer") and self.node:
+            return f"kyb.v1.hb.{self.component}.{slug(self.node)}"
+        return super().subject
 
 
 class DrainAck(Message):

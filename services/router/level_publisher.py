@@ -6,6 +6,7 @@ last zero. A lost level is replaced by the next one, and a receiver drops it ``t
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 from kybernate.bus.port import Bus, BusError
@@ -29,6 +30,8 @@ class LevelPublisher:
     def __init__(self, bus: Bus, traffic: Traffic, clock: Clock, source: str, incarnation: str = "") -> None:
         self._bus, self._traffic, self._clock, self._source = bus, traffic, clock, source
         self._incarnation = incarnation
+        self.on_signal: Callable[[TrafficSignal], None] = lambda _: None
+        """Called with each level, whether it can be published or not."""
         self._due: dict[Key, float] = {}
         self._published: dict[Key, tuple[int, float]] = {}
         """Arrivals at the last publication, and its time."""
@@ -86,6 +89,7 @@ class LevelPublisher:
             seq=self._seq,
             ttl_seconds=TTL_SECONDS,
         )
+        self.on_signal(signal)
         quiet = not level.waiting and not level.in_flight
         table = self._traffic.table
         upstream = table.upstreams.get(seat_key or "")

@@ -85,6 +85,11 @@ SCHEMAS: dict[str, Json] = {
         seats={"type": "array", "items": _OBJECT},
         models={"type": "array", "items": _OBJECT},
         nodes={"type": "array", "items": _OBJECT},
+        levels_since={
+            "type": ["number", "null"],
+            "description": "Unix seconds: since when this router receives the levels of all sources; null: it does "
+            "not, and `waiting` and `in_flight` count its own requests.",
+        },
         next={"type": "string", "description": "The `after` of the next page, if there is one."},
     ),
     "Why": _fields(["nodes"], nodes={"type": "array", "items": _OBJECT}),

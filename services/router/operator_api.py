@@ -38,7 +38,6 @@ from kybernate.roster import SeatRecord
 from services.router.api import RouterError, body_of, cause_of, json_of, printable
 from services.router.auth import caller_of, sender_of
 from services.router.core.reports import (
-    Loads,
     SeatNameError,
     SeatQuery,
     by_model,
@@ -49,6 +48,7 @@ from services.router.core.reports import (
     resolve_group,
 )
 from services.router.core.traffic import Traffic
+from services.router.level_watch import LevelWatch
 from services.router.limits import TenantLimits
 from services.router.roster_sync import GpuInventory
 
@@ -78,12 +78,12 @@ class OperatorApi:
         self,
         bus: Bus,
         traffic: Traffic,
-        loads: Loads,
+        levels: LevelWatch,
         inventory: GpuInventory,
         http: aiohttp.ClientSession,
         limits: TenantLimits,
     ) -> None:
-        self._bus, self._traffic, self._loads, self._inventory, self._http = bus, traffic, loads, inventory, http
+        self._bus, self._traffic, self._levels, self._inventory, self._http = bus, traffic, levels, inventory, http
         self._limits = limits
 
     async def seats(self, request: web.Request) -> web.StreamResponse:
@@ -97,8 +97,9 @@ class OperatorApi:
         if not limit.isdecimal() or not 1 <= int(limit) <= 1000:
             raise RouterError(400, "invalid_query", f"limit={limit!r}: write a number from 1 to 1000")
         query = SeatQuery(**given, limit=int(limit))
-        body = overview(self._records(), self._loads, time.monotonic(), self._inventory.gpus, query)
-        return web.json_response(body)
+        loads = await self._levels.read()
+        body = overview(self._records(), loads, time.monotonic(), self._inventory.gpus, query)
+        return web.json_response(body | {"levels_since": self._levels.since})
 
     async def why(self, _: web.Request) -> web.StreamResponse:
         """Return each manager's explanation of its decisions, or why it is missing."""

@@ -23,10 +23,10 @@ from kybernate.messages import GroupDecided, SeatEvent
 from kybernate.roster import SeatRecord
 from services.router.api import RouterError, number
 from services.router.auth import ApiKeyGuard
-from services.router.core.reports import Loads
 from services.router.core.step import Forward
 from services.router.core.timeline import Timeline, WaitingLines, Waits
 from services.router.core.traffic import Traffic
+from services.router.level_watch import LevelWatch
 from services.router.operator_api import VERBS, Event, OperatorApi
 from services.router.plan_view import PlanView
 from services.router.roster_sync import GpuInventory
@@ -66,13 +66,13 @@ class Page:
         self,
         bus: Bus,
         traffic: Traffic,
-        loads: Loads,
+        levels: LevelWatch,
         inventory: GpuInventory,
         http: aiohttp.ClientSession,
         guard: ApiKeyGuard,
         clock: Clock,
     ) -> None:
-        self._bus, self._traffic, self._loads, self._inventory, self._http = bus, traffic, loads, inventory, http
+        self._bus, self._traffic, self._levels, self._inventory, self._http = bus, traffic, levels, inventory, http
         self._guard, self._clock = guard, clock
         self.api_url = ""
         """The router's public port, for the playground."""
@@ -133,6 +133,7 @@ class Page:
             now = time.time()
             lanes = self._lines.sample(self._waiting(), now)
             if self._readers:
+                self._levels.keep()
                 piece = b"data: " + _json(self._changes(now, lanes)) + b"\n\n"
                 for reader in list(self._readers):
                     self._send(reader, piece)
@@ -153,6 +154,7 @@ class Page:
 
     async def _state(self, _: web.Request) -> web.StreamResponse:
         """Everything for the first paint."""
+        await self._levels.read()
         now = time.time()
         body = {
             "at": now,
@@ -240,7 +242,7 @@ class Page:
     def _load(self) -> dict[str, list[float]]:
         """By model: waiting, in flight, and how long the oldest has waited in wall seconds."""
         found: dict[str, list[float]] = {}
-        for model, _, load in self._loads.busy(time.monotonic()):
+        for model, _, load in self._levels.loads.busy(time.monotonic()):
             row = found.setdefault(model, [0, 0, 0.0])
             row[0] += load.waiting
             row[1] += load.in_flight
@@ -250,7 +252,7 @@ class Page:
     def _waiting(self) -> dict[str, int]:
         """Waiting requests by lane; those of no seat count for the lane of a seat of their model."""
         found: dict[str, int] = {}
-        busy = [each for each in self._loads.busy(time.monotonic()) if each[2].waiting]
+        busy = [each for each in self._levels.loads.busy(time.monotonic()) if each[2].waiting]
         if not busy:
             return found
         records = [upstream.record for upstream in self._upstreams()]

@@ -19,11 +19,9 @@ from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import (
     GpuHealthChanged,
     GroupDecided,
-    NodeTrafficSignal,
     OrderChanged,
     Presence,
     SeatEvent,
-    TrafficSignal,
 )
 from kybernate.presence import PRESENCE_SECONDS
 from kybernate.roster import BUCKET, INVENTORY_BUCKET, GpuRecord, SeatRecord
@@ -79,7 +77,6 @@ class RosterSync:
         self._listening = asyncio.Event()
         self._revisions: dict[str, int] = {}
         self.on_event: Callable[[SeatEvent | GpuHealthChanged | OrderChanged | GroupDecided], None] = lambda _: None
-        self.on_signal: Callable[[TrafficSignal], None] = lambda _: None
         self.on_loss: Callable[[], None] = lambda: None
         bus.on_change(self._connection_changed)
         dispatcher.on_resync = self._wanted.set
@@ -117,8 +114,8 @@ class RosterSync:
         await _follow(self._bus, BUCKET, self._take, failed, retry_seconds=RETRY_SECONDS)
 
     async def listen(self) -> None:
-        """Take events, which arrive before the roster's rows, and the traffic levels of all sources."""
-        kinds = SeatEvent, GpuHealthChanged, OrderChanged, GroupDecided, TrafficSignal, NodeTrafficSignal
+        """Take events, which arrive before the roster's rows."""
+        kinds = SeatEvent, GpuHealthChanged, OrderChanged, GroupDecided
         async with self._bus.subscribe(*(kind.pattern() for kind in kinds)) as messages:
             self._listening.set()
             async for message in messages:
@@ -127,8 +124,6 @@ class RosterSync:
                     self.on_event(message)
                 elif isinstance(message, GpuHealthChanged | OrderChanged | GroupDecided):
                     self.on_event(message)
-                elif isinstance(message, TrafficSignal):
-                    self.on_signal(message)
         raise BusError("the bus was closed")
 
     async def _publish_presence(self) -> None:

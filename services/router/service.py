@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -33,6 +33,7 @@ from services.router.gateways import GatewayApi, for_auth_request
 from services.router.history import History
 from services.router.intake import Intake
 from services.router.level_publisher import LevelPublisher
+from services.router.level_watch import LevelWatch
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
 from services.router.operator_api import VERBS, Event, EventLog, OperatorApi
@@ -41,9 +42,6 @@ from services.router.page import CHAT_BYTES, Page
 from services.router.request_log import RequestLog
 from services.router.roster_sync import GpuInventory, RosterSync
 from services.router.settings import RouterSettings
-
-FORGET_SECONDS = 10.0
-"""Interval at which expired levels are forgotten."""
 
 LEAVE_SECONDS = 0.5
 """Wall: how long a router that stops waits for the end of calls that it has cancelled."""
@@ -74,6 +72,8 @@ class RunningRouter:
         self.levels = LevelPublisher(bus, traffic, clock, settings.instance, self._identity.incarnation)
         self.dispatcher.on_level = self.levels.touch
         self.inventory, self.events, self.loads = GpuInventory(bus), EventLog(bus), Loads()
+        self.level_watch = watch = LevelWatch(bus, self.loads, always=settings.engine_metrics_seconds > 0)
+        self.levels.on_signal = lambda signal: self.loads.add(signal, time.monotonic())
         self.health = health = self._health()
         memory = BodyMemory(settings.held_bytes, settings.caller_bytes)
         self.connections = ConnectionLimits(settings.connections, settings.address_connections, self._rejected)
@@ -91,7 +91,6 @@ class RunningRouter:
         )
         self.sync = RosterSync(bus, self.dispatcher, self._presence)
         self.sync.on_event = self._on_event
-        self.sync.on_signal = lambda signal: self.loads.add(signal, time.monotonic())
         self.sync.on_loss = self._metrics.disconnects.inc
         intake = Intake(memory, settings.body_seconds, self._rejected)
         paths = engine_paths(settings.api_families, settings.engine_paths)
@@ -102,10 +101,10 @@ class RunningRouter:
             settings, clock, self.dispatcher, self.pools, self._metrics, intake, log, self.guard, paths, tenants
         )
         gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected, tenants)
-        operator = OperatorApi(bus, traffic, self.loads, self.inventory, http, tenants)
+        operator = OperatorApi(bus, traffic, watch, self.inventory, http, tenants)
         readings = self._metrics.readings
         self.outside = OutsideLoad(settings, bus, http, self.dispatcher, self.loads, tenants.aliases, readings)
-        self.page = Page(bus, traffic, self.loads, self.inventory, http, self.guard, clock)
+        self.page = Page(bus, traffic, watch, self.inventory, http, self.guard, clock)
         self.page.troubles = lambda: health.unmet() | health.remarks()
         self.dispatcher.on_forward = self.page.forwarded
         self.requests.on_served = self.page.plans.served
@@ -137,7 +136,8 @@ class RunningRouter:
             "page": self.page.run(),
             "tokens": self.page.read_tokens(),
             "plans": self.page.plans.run(),
-            "loads": self._forget_loads(),
+            "loads": self.level_watch.run(),
+            "forget": self.level_watch.forget(),
             "requests": self.requests.run(),
             **self.outside.jobs(),
             "keys": self.guard.watch(),
@@ -146,11 +146,6 @@ class RunningRouter:
 
     def _rejected(self, reason: str) -> None:
         self._metrics.rejections.labels(reason).inc()
-
-    async def _forget_loads(self) -> NoReturn:
-        while True:
-            await asyncio.sleep(FORGET_SECONDS)
-            self.loads.forget(time.monotonic())
 
     async def listen(self) -> None:
         """Take connections, unless another process already does so instead."""
