@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from kybernate.envelope import Message
+from kybernate.tracing import Traceparent
 
 Purpose = Literal["maintenance", "upgrade"]
 """Of a drain. Only ``upgrade`` also parks pinned seats."""
@@ -43,6 +44,9 @@ class ActivateSeat(SeatCommand):
     """Bring this seat to VRAM. A router sends it beside its signal; an operator's is demand by itself."""
 
     subject_template: ClassVar[str] = "kyb.v1.cmd.{node}.{seat}.activate"
+
+    traceparent: Traceparent = None
+    """The span of the request that is its cause, where that is traced. It decides nothing."""
 
 
 class ParkSeat(SeatCommand):

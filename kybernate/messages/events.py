@@ -1,12 +1,13 @@
 """Events: past tense, for all subscribers."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from kybernate.envelope import Message
 from kybernate.messages.commands import OrderStatus
 from kybernate.seat import SeatState
+from kybernate.tracing import Traceparent
 
 
 class SeatEvent(Message):
@@ -61,6 +62,9 @@ class SeatActivated(SeatEvent):
     """It holds VRAM and serves."""
 
     subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.activated"
+
+    traceparent: Traceparent = None
+    """The span of its switch, where that is traced."""
 
 
 class SeatClosed(SeatEvent):
@@ -254,6 +258,8 @@ class RequestEnded(Message):
 
     request: str
     """The caller's ``X-Request-Id``, else the id in ``X-Kyb-Cause``."""
+    trace_id: Annotated[str, Field(max_length=32)] | None = None
+    """Of its trace, where the caller or the router has one."""
     router: str
     model: str
     node: str = ""

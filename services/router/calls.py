@@ -5,7 +5,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from kybernate.clock import Clock
 from kybernate.logs import get_logger
@@ -30,7 +30,11 @@ from services.router.intake import Intake, RequestBody
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
 from services.router.request_log import WAITED_IN_VAIN, CallRecord, RequestLog
+from services.router.request_spans import TRACE_HEADERS, begin_span, end_span, trace_lines
 from services.router.settings import RouterSettings
+
+if TYPE_CHECKING:
+    from kybernate.otel import Span, Tracer
 
 P = ParamSpec("P")
 MOST_BREAKS = 3
@@ -61,6 +65,7 @@ class Calls:
     paths: frozenset[bytes]
     """Of engines, that are forwarded."""
     limits: TenantLimits
+    tracer: "Tracer | None" = None
 
     def __post_init__(self) -> None:
         self.log = get_logger().bind()
@@ -97,7 +102,7 @@ class Call(Ticket):
     __slots__ = (
         "_answer", "_body", "_breaks", "_caller", "_calls", "_comments", "_connection", "_engine", "_evictions",
         "_fields", "_head", "_over", "_patience", "_priority", "_record", "_request_bytes", "_retried", "_silent",
-        "_task", "_to", "_tokens", "body", "sent_at",
+        "_span", "_task", "_to", "_tokens", "body", "sent_at",
     )  # fmt: skip
 
     def __init__(
@@ -105,7 +110,7 @@ class Call(Ticket):
     ) -> None:
         super().__init__(cause_of(fields))
         self._calls, self._connection, self._head, self._caller = calls, connection, head, caller
-        self._record = CallRecord(time.time(), self.cause)
+        self._record = CallRecord(time.time(), self.cause, traceparent=fields.get("traceparent"))
         self._priority, self._patience = priority_of(fields, caller.highest_priority), patience_of(fields)
         self.body = RequestBody(
             calls.intake, head, fields, caller.name or f"address {connection.address}", calls.settings.body_bytes
@@ -127,6 +132,10 @@ class Call(Ticket):
         """Of the answer; None before the tenant's limits have admitted the call, and without keys."""
         self._request_bytes = 0
         """Of text, for the estimate of its tokens."""
+        self._span: Span | None = None
+        if calls.tracer is not None:
+            self._span = begin_span(calls.tracer, self._record, head, calls.guard.withheld(head.pairs), caller.tenant)
+            self.traceparent = self._record.traceparent = self._span.traceparent
 
     # --- the request --------------------------------------------------------------------------------------------------
 
@@ -265,7 +274,10 @@ class Call(Ticket):
         pool = connection.pool
         without = _NOT_SENT | self._calls.guard.withheld(self._head.pairs)
         lines = [b"POST ", pool.prefix, self._head.target, b" HTTP/1.1\r\nHost: ", pool.authority, b"\r\n"]
-        lines += self._head.passed(without)
+        if self._span is None:
+            lines += self._head.passed(without)
+        else:
+            lines += self._head.passed(without | TRACE_HEADERS) + trace_lines(self._span)
         cause = self.cause.encode("utf-8", "surrogateescape")
         lines.append(b"X-Request-Id: %b\r\nContent-Length: %d\r\n\r\n" % (cause, len(self._body)))
         connection.clock.set(self._calls.settings.first_byte_seconds)
@@ -428,6 +440,8 @@ class Call(Ticket):
         known = calls.dispatcher.traffic.serves(record.model)
         calls.metrics.answered(record.model if known else "unknown", code)
         calls.records.note(record, int(code), known=known)
+        if self._span is not None:
+            end_span(self._span, record, int(code), self.sent_at, calls.dispatcher.traffic)
         if known:
             calls.metrics.slo.labels(record.model, "", "missed").inc(record.reason in WAITED_IN_VAIN)
 

@@ -26,7 +26,7 @@ MOST_REJECTS = 64
 class Ticket:
     """Connects a call to the dispatcher, which numbers it and tells it the decisions, within ``feed``."""
 
-    __slots__ = ("accepted_at", "cause", "request", "waiting")
+    __slots__ = ("accepted_at", "cause", "request", "traceparent", "waiting")
 
     def __init__(self, cause: str) -> None:
         self.request = 0
@@ -35,6 +35,8 @@ class Ticket:
         """False once it was decided, until the call waits again."""
         self.accepted_at: float | None = None
         """Unix seconds at which the manager accepted the activation that this call requested."""
+        self.traceparent: str | None = None
+        """Of the call's span, if there is one."""
 
     def decide(self, outcome: step.Forward | step.Reject) -> None:
         """Set the decision."""
@@ -217,8 +219,11 @@ class Dispatcher:
 
     async def _request_activation(self, effect: step.RequestActivation) -> None:
         reply: CommandReply | None = None
+        command, ticket = effect.command, self._tickets.get(effect.request)
+        if ticket is not None and ticket.traceparent is not None:
+            command = command.model_copy(update={"traceparent": ticket.traceparent})
         try:
-            reply = await self._bus.request(effect.command, CommandReply, timeout=ACTIVATE_TIMEOUT_SECONDS)
+            reply = await self._bus.request(command, CommandReply, timeout=ACTIVATE_TIMEOUT_SECONDS)
         except BusError as error:
             get_logger().info("activation.unanswered", seat=effect.command.seat, error=str(error))
         ticket = self._tickets.get(effect.request)

@@ -9,6 +9,7 @@ from typing import NoReturn
 from kybernate.bus.port import Bus, BusError
 from kybernate.logs import get_logger
 from kybernate.messages import RequestEnded
+from kybernate.tracing import trace_id_of
 from services.router.core.step import Forward
 
 MOST_WAITING = 1_000
@@ -35,6 +36,8 @@ class CallRecord:
     """Unix seconds."""
     reason: str = ""
     """Code of the error, if it failed."""
+    traceparent: str | None = None
+    """Of the router's span, else of the caller's, which may be invalid."""
 
 
 class RequestLog:
@@ -61,6 +64,7 @@ class RequestLog:
         record = RequestEnded(
             cause=call.cause,
             request=call.cause,
+            trace_id=trace_id_of(call.traceparent),
             router=self._router,
             model=call.model,
             node=call.to.key.partition(".")[0] if call.to is not None else "",
@@ -74,7 +78,8 @@ class RequestLog:
             reason=call.reason,
         )
         if self._access_log:
-            get_logger().info("request.ended", **record.model_dump(include=ACCESS_FIELDS))
+            trace = {} if record.trace_id is None else {"trace_id": record.trace_id}
+            get_logger().info("request.ended", **record.model_dump(include=ACCESS_FIELDS), **trace)
         if not kept:
             return
         try:

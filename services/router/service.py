@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp import web
@@ -42,6 +42,9 @@ from services.router.page import CHAT_BYTES, Page
 from services.router.request_log import RequestLog
 from services.router.roster_sync import GpuInventory, RosterSync
 from services.router.settings import RouterSettings
+
+if TYPE_CHECKING:
+    from kybernate.otel import Tracer
 
 LEAVE_SECONDS = 0.5
 """Wall: how long a router that stops waits for the end of calls that it has cancelled."""
@@ -283,6 +286,7 @@ async def open_router(
     bus: Bus,
     api: socket.socket | None = None,
     operations: socket.socket | None = None,
+    tracer: "Tracer | None" = None,
 ) -> AsyncIterator[RunningRouter]:
     """Listen on the settings' addresses; close everything at the end. Raises ConfigError.
 
@@ -290,6 +294,9 @@ async def open_router(
     """
     async with aiohttp.ClientSession() as http:
         router = RunningRouter(settings, bus, http)
+        if tracer is not None:
+            router.calls.tracer = tracer
+            router.health.registry.register(tracer)
         try:
             async with router.ports:
                 router.front.sock = api

@@ -12,6 +12,7 @@ from kybernate import lifecycle
 from kybernate.bus import open_bus
 from kybernate.config_errors import ConfigError
 from kybernate.logs import configure, get_logger
+from kybernate.tracing import open_tracer
 from services.router.garbage import exempt_all
 from services.router.service import RunningRouter, open_router
 from services.router.settings import RouterSettings
@@ -40,23 +41,24 @@ class Inherited:
 async def serve(settings: RouterSettings, inherited: Inherited | None = None) -> None:
     """Open the bus and the ports, then run the jobs. Raises ConfigError."""
     api, operations = (inherited.api, inherited.operations) if inherited is not None else (None, None)
-    async with (
-        open_bus(
-            settings.nats_url,
-            source=f"kyb/router/{settings.instance}",
-            name=settings.instance,
-            credentials=settings.credentials("router"),
-        ) as bus,
-        open_router(settings, bus, api, operations) as router,
-    ):
-        exempt_all()
-        jobs = router.jobs()
-        if inherited is None:
-            get_logger().info("router.listening", url=router.url)
-        else:
-            reader, writer = await asyncio.open_connection(sock=inherited.supervisor)
-            jobs |= {"report": _report(router, writer, inherited.patience), "obey": _obey(router, reader)}
-        await lifecycle.run(bus=bus.closed(), **jobs)
+    with open_tracer("router", settings.instance, settings.node) as tracer:
+        async with (
+            open_bus(
+                settings.nats_url,
+                source=f"kyb/router/{settings.instance}",
+                name=settings.instance,
+                credentials=settings.credentials("router"),
+            ) as bus,
+            open_router(settings, bus, api, operations, tracer) as router,
+        ):
+            exempt_all()
+            jobs = router.jobs()
+            if inherited is None:
+                get_logger().info("router.listening", url=router.url)
+            else:
+                reader, writer = await asyncio.open_connection(sock=inherited.supervisor)
+                jobs |= {"report": _report(router, writer, inherited.patience), "obey": _obey(router, reader)}
+            await lifecycle.run(bus=bus.closed(), **jobs)
 
 
 async def _report(router: RunningRouter, writer: asyncio.StreamWriter, patience: float) -> NoReturn:

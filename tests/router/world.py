@@ -190,7 +190,7 @@ class Answered:
 
 
 @asynccontextmanager
-async def world(*, connected: bool = True, **settings: Any) -> AsyncIterator[World]:
+async def world(*, connected: bool = True, tracer: Any = None, **settings: Any) -> AsyncIterator[World]:
     """Run a router. Settings are those of RouterSettings."""
     async with AsyncExitStack() as stack:
         server = MemoryServer()
@@ -205,7 +205,7 @@ async def world(*, connected: bool = True, **settings: Any) -> AsyncIterator[Wor
         for kind in (ActivateSeat, ParkSeat, PinSeat, UnpinSeat, MigrateSeat, DrainNode, ResumeNode):
             await stack.enter_async_context(other.serve(kind.pattern(node=NODE), manager.answer))
         values = {"host": "127.0.0.1", "port": 0, "instance": "router-0", **settings}
-        router = await stack.enter_async_context(open_router(RouterSettings.model_validate(values), bus))
+        router = await stack.enter_async_context(open_router(RouterSettings.model_validate(values), bus, tracer=tracer))
         jobs = [manager.listen(), *router.jobs().values()]
         tasks = [asyncio.create_task(job) for job in jobs]
         stack.push_async_callback(_end, tasks)
