@@ -48,7 +48,8 @@ def follow_demand(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     if seat.pod is None:
         return
     found, usage = view.demand(node, seat), seat.usage
-    if found.waiting or found.in_flight:
+    had, usage.has_requests = usage.has_requests, bool(found.waiting or found.in_flight)
+    if had or usage.has_requests:  # the last one ended with this message
         usage.busy = now.model
         usage.unclaimed = False
     if found.cause:

@@ -68,7 +68,8 @@ def on_answer(node: NodeState, answer: RetargetAnswered, now: Now) -> None:
     """The checkpointer's answer to an offer.
 
     (1) About no open question. (2) None: it may have accepted; the job's status will show. (3) Refused: any other offer
-    would be refused as well. (4) Accepted, for a seat at the gate or for the seat that the job now names.
+    would be refused as well. (4) Accepted, for a seat at the gate or for the seat that the job now names. With (3) and
+    (4) seats of earlier offers are free for other groups, unless an offer was not answered.
     """
     switch, reply = node.switch_of_op(answer.op), answer.reply
     if switch is None or switch.retarget.asking is None:  # (1)
@@ -83,6 +84,7 @@ def on_answer(node: NodeState, answer: RetargetAnswered, now: Now) -> None:
         retarget.offered &= retarget.unanswered
     elif seat.state is S.WAITING or _names(reply, switch.op, seat.id):  # (4)
         _replace_incoming(node, switch, seat, now)
+        retarget.offered &= retarget.unanswered
 
 
 def follow(node: NodeState, switch: GroupSwitch, status: JobStatus, now: Now) -> None:

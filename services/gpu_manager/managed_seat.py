@@ -157,6 +157,8 @@ class Usage:
     active_since: ModelTime = ModelTime(0.0)
     busy: ModelTime = ModelTime(0.0)
     """The last time that any request waited or was in flight."""
+    has_requests: bool = False
+    """Some waited or were in flight after the last message about the seat."""
     unclaimed: bool = False
     """It was started only to have been started once, and has had no request since."""
     wanted_since: ModelTime | None = None

@@ -180,6 +180,17 @@ def test_how_often_the_next_request_was_guessed_reaches_the_policy(world: World)
     assert share == pytest.approx(19 / 20), "the first has nothing to guess by, the last is another seat"
 
 
+def test_a_seat_is_idle_since_its_last_request_ended(world: World) -> None:
+    """Not since the last message while that was in flight."""
+    (a,) = world.fill("a")
+    world.traffic(a, in_flight=1)
+    world.wall += 30.0
+    world.traffic(a)
+    assert view.seat_view(world.node, world.managed(a), world.now).idle_seconds == 0.0
+    world.tick(3.0)
+    assert view.seat_view(world.node, world.managed(a), world.now).idle_seconds == 3.0
+
+
 def test_annotations_that_cannot_be_used_count_as_not_written(world: World) -> None:
     seat = world.seat(0, 0)
     world.pod(seat, "a", tier="god", slo="-3", **{"stall-budget": "2m"})

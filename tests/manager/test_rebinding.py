@@ -542,6 +542,22 @@ def test_who_was_named_to_the_checkpointer_and_refused_is_free_for_others(
     assert (world.state(b), world.managed(b).group.name) == (S.ACTIVATING, "G0")
 
 
+def test_who_was_offered_and_then_replaced_is_free_for_others(world: World, a: str, b: str) -> None:
+    x, job, asked = asked_for_another(world, a, b)
+    instead = job.model_copy(update={"activate": asked.activate})
+    world.receive(RetargetAnswered(job.op, JobReply(accepted=True, jobs=(status(instead, "started", done=False),))))
+    world.traffic(a, waiting=9, oldest=900.0)
+    asked_again = world.last(RetargetJob)
+    assert isinstance(asked_again, RetargetJob)
+    assert asked_again.activate is not None
+    assert asked_again.activate.seat == a
+    world.receive(RetargetAnswered(job.op, JobReply(accepted=True, jobs=(status(job, "started", done=False),))))
+    world.exit(x)  # G0 is free, and the checkpointer brings a
+    assert (world.state(b), world.managed(b).group.name) == (S.ACTIVATING, "G0")
+    world.progress(job)
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G1")
+
+
 def spilled_guest_starts_at_home(world: World, a: str, b: str, c: str, *, journaled: bool = True) -> SwitchJob:
     """The guest a leaves G1 by a restart, for c, and starts at home as the next container. Returns the job of G1."""
     world.progress(move(world, a, b))
