@@ -98,7 +98,7 @@ def groups(*peers: str, active: str = "") -> list[dict[str, Any]]:
 ARRIVALS = tuple(Arrival(30.0 * number, "ab"[number % 2], 10, 60) for number in range(20))
 STEPS = (
     ObservedStep("a", S.ACTIVE, S.DRAINING, 9.0),
-    *[ObservedStep("a", S.DRAINING, S.PARKING, 0.1)] * 2,  # nothing was in flight
+    *[ObservedStep("a", S.DRAINING, S.PARKING, seconds) for seconds in (0.05, 0.05, 0.2)],  # nothing was in flight
     *[ObservedStep("b", S.DRAINING, S.PARKING, 3.0)] * 9,
     ObservedStep("a", S.DRAINING, S.ACTIVE, 7.0),  # called off
     ObservedStep("a", S.PARKING, S.PARKED, 0.4),
@@ -107,14 +107,27 @@ STEPS = (
 )
 
 
+def watching(seen: list[GroupView]) -> KybBalanced:
+    """A policy that keeps what it is shown."""
+
+    class Watching(KybBalanced):
+        def decide(self, view: GroupView) -> Decision:
+            seen.append(view)
+            return super().decide(view)
+
+    return Watching()
+
+
 def test_the_simulator_plays_the_arrivals_with_the_costs_that_were_seen() -> None:
     run = Played(ARRIVALS, groups(), groups(), STEPS, 10.0)
     assert stretch(run) == pytest.approx(2.0 / (60 / 60 + 10 / 8000))
     (bound,) = simulated(run, KybBalanced())
     assert bound.wait[0] == pytest.approx(5.0)  # activating: 0.5 · 10
     assert max(bound.wait) == pytest.approx(10.0)  # and closing and parking: (0.1 + 0.4) · 10
-    (slower,) = simulated(replace(run, control_seconds=0.2), KybBalanced())
+    seen: list[GroupView] = []
+    (slower,) = simulated(replace(run, control_seconds=0.2), watching(seen))
     assert slower.wait[0] == pytest.approx(5.2)  # and until the decision, and after the activation
+    assert {seat.activate_seconds for view in seen for seat in view.seats} == {5.0}  # which no manager learns
     (pooled,) = simulated(replace(run, before=groups("G0", "G1")), KybBalanced())
     assert (bound.counters["moves"], pooled.counters["moves"]) == (0, 1)  # b goes to G1, where nothing is asked
 
@@ -126,17 +139,12 @@ def test_the_simulator_begins_with_the_seats_that_were_active() -> None:
 
 
 def test_the_simulator_begins_with_what_the_manager_had_learned() -> None:
-    class Watching(KybBalanced):
-        def decide(self, view: GroupView) -> Decision:
-            seen.append(view)
-            return super().decide(view)
-
     known = {"park_seconds": 4.0, "activate_seconds": 3.0, "rate_fast": 0.1, "rate_slow": 0.2}
     before = [group | {"seats": [seat | known for seat in group["seats"]]} for group in groups()]
     run, first = Played(ARRIVALS, before, groups(), STEPS, 10.0), []
     for one in (run, replace(run, asked=6, observed_seconds=60.0)):
         seen: list[GroupView] = []
-        simulated(one, Watching())
+        simulated(one, watching(seen))
         first.append(seen[0].seats[0])
     unasked, asked = first
     assert (unasked.park_seconds, unasked.activate_seconds, unasked.rate_fast) == (pytest.approx(5.0), 5.0, 0.0)

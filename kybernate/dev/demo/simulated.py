@@ -24,6 +24,8 @@ from kybernate.seat import SeatState as S
 ASSUMED_SECONDS = 2.0
 """To park or to activate where it was not seen, model seconds."""
 
+_IDLE = 4.0
+"""Closings up to so many times the shortest tenth are of seats with nothing in flight."""
 _LEARNED = ("park_seconds", "activate_seconds", "service_seconds", "rate_fast", "rate_slow")
 
 
@@ -62,6 +64,7 @@ def simulated(played: Played, policy: Policy, seeds: int = 1) -> list[Outcome]:
         duration=played.arrivals[-1].at_seconds,
         cap=EngineOptions("").max_running,
         move_seconds=costs.move_seconds if any(group["peers"] for group in played.before) else None,
+        control_seconds=played.control_seconds,
         observed_seconds=played.observed_seconds,
     )
     return [run(scenario, policy, RunOptions(seed=seed, jitter=costs.jitter)) for seed in range(seeds)]
@@ -82,13 +85,14 @@ class _Costs:
 
     def __init__(self, played: Played) -> None:
         self.played = played
-        closing = percentile(self._took(S.DRAINING, S.PARKING), 0.1) or 0.0  # of a seat with nothing in flight
+        closing = self._took(S.DRAINING, S.PARKING)
+        shortest = percentile(closing, 0.1) or 0.0
+        idle = [one for one in closing if one <= _IDLE * shortest] or [0.0]
         parking, activating = self._took(S.PARKING, S.PARKED), self._took(S.ACTIVATING, S.ACTIVE)
         moving = self._took(S.MIGRATING, S.ACTIVE)
-        self.park_seconds = closing + fmean(parking) if parking else ASSUMED_SECONDS
+        self.park_seconds = fmean(idle) + fmean(parking) if parking else ASSUMED_SECONDS
         self.activate_seconds = fmean(activating) if activating else ASSUMED_SECONDS
         self.move_seconds = max(0.0, fmean(moving) - self.activate_seconds) if moving else MOVE_SECONDS
-        self.activate_seconds += played.control_seconds
         spread = [pstdev(took) / fmean(took) for took in (parking, activating) if took]
         self.jitter = fmean(spread) if spread else 0.0
 

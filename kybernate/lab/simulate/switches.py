@@ -244,7 +244,7 @@ class Switching:
             extra += options.cold_start_seconds if incoming.failed else 0.0
             world.counters["restore_failures"] += incoming.failed
         world.counters["cold_starts"] += extra >= options.cold_start_seconds > 0
-        self._takes(group, incoming.took + extra)
+        self._takes(group, incoming.took + extra + world.scenario.control_seconds)
 
     def _serves(self, group: SimulatedGroup, incoming: SimulatedSeat) -> SimulatedGroup:
         world = self.world
