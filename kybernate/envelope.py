@@ -7,8 +7,8 @@ Unknown fields in a body are ignored, so that a newer sender can talk to an olde
 import functools
 import hashlib
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -51,7 +51,7 @@ class Message(BaseModel):
 
     registry: ClassVar[dict[tuple[str, int, str | None], type["Message"]]] = {}
 
-    id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    id: str = Field(default_factory=functools.partial(secrets.token_hex, 16))
     """Unique per message; for events also the Nats-Msg-Id that deduplicates them."""
     cause: str
     """The id of the request or operator action that set this chain of messages in motion."""
@@ -71,9 +71,11 @@ class Message(BaseModel):
     @property
     def subject(self) -> str:
         """The NATS subject of this message; names become slugs."""
-        return _TOKEN.sub(lambda m: slug(str(getattr(self, m[1]))), self.subject_template)
+        tokens, fields = _subject_parts(self.subject_template)
+        return tokens % tuple(slug(str(getattr(self, field))) for field in fields)
 
     @classmethod
+    @functools.cache
     def kind(cls) -> str:
         """The CloudEvents type: ``ai.kyb.v1.`` and the class name in kebab case."""
         return "ai.kyb.v1." + re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower()
@@ -124,10 +126,7 @@ class Pattern(Generic[M]):
 
     def matches(self, subject: str) -> bool:
         """Whether a concrete subject falls under this pattern."""
-        want, have = self.subject.split("."), subject.split(".")
-        if len(want) != len(have) or not all(w in ("*", h) for w, h in zip(want, have, strict=True)):
-            return False
-        return self.last is None or self.last(have[-1])
+        return _falls_under(self.subject, subject) and (self.last is None or self.last(subject.rpartition(".")[2]))
 
 
 def decode(subject: str, data: bytes) -> Message:
@@ -143,6 +142,18 @@ def decode(subject: str, data: bytes) -> Message:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "body"
         raise MessageError(f"{subject}: {kind.__name__}.{place}: {first['msg']}") from error
+
+
+@functools.lru_cache(maxsize=8192)
+def _falls_under(pattern: str, subject: str) -> bool:
+    want, have = pattern.split("."), subject.split(".")
+    return len(want) == len(have) and all(w in ("*", h) for w, h in zip(want, have, strict=True))
+
+
+@functools.cache
+def _subject_parts(template: str) -> tuple[str, tuple[str, ...]]:
+    """A template as a format with ``%s`` for each field, and these fields."""
+    return _TOKEN.sub("%s", template), tuple(_TOKEN.findall(template))
 
 
 def _registry_key(template: str) -> tuple[str, int, str | None]:

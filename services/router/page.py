@@ -79,8 +79,8 @@ class Page:
         self.troubles: Callable[[], dict[str, str]] = dict
         """What is wrong with this router, by condition; the router sets it."""
         self._timeline, self._lines, self._waits = Timeline(time.time()), WaitingLines(), Waits()
-        self._events: deque[dict[str, Any]] = deque(maxlen=RECENT_EVENTS)
-        self._new: list[dict[str, Any]] = []
+        self._events: deque[Event] = deque(maxlen=RECENT_EVENTS)
+        self._new: list[Event] = []
         self._while_reading: list[SeatEvent | GroupDecided] | None = None
         self._rows: dict[str, SeatRecord] = {}
         self._readers: set[asyncio.Queue[bytes | None]] = set()
@@ -111,10 +111,9 @@ class Page:
 
     def add(self, event: Event) -> None:
         """Take a new event of the cluster."""
-        row = {"type": event.kind(), **event.model_dump(mode="json", exclude_defaults=True)}
-        self._events.append(row)
+        self._events.append(event)
         if self._readers:
-            self._new.append(row)
+            self._new.append(event)
         if isinstance(event, SeatEvent | GroupDecided):
             self._timeline.add(event)
             if self._while_reading is not None:
@@ -165,7 +164,7 @@ class Page:
             "gpus": [gpu.model_dump(mode="json") for gpu in self._inventory.gpus],
             "loads": self._load(),
             "waits": {model: waits for model in self._models() if (waits := self._waits.of(model))},
-            "events": list(self._events),
+            "events": [_event(event) for event in self._events],
             **await self._window(FIRST_SECONDS, now),
         }
         return _compressed(body)
@@ -227,7 +226,7 @@ class Page:
         rows = {upstream.key: upstream.record for upstream in self._upstreams()}
         changed = [row for key, row in rows.items() if self._rows.get(key) is not row]
         gone = [key for key in self._rows if key not in rows]
-        events, self._new, self._rows = self._new, [], rows
+        events, self._new, self._rows = [_event(event) for event in self._new], [], rows
         waits = {model: self._waits.of(model) for model in self._waits.changed}
         self._waits.changed.clear()
         seats = [_row(row, self._clock) for row in changed]
@@ -319,6 +318,11 @@ async def _chunks(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     with contextlib.suppress(aiohttp.ClientPayloadError):
         async for chunk in answer.content.iter_any():
             yield chunk
+
+
+def _event(event: Event) -> dict[str, Any]:
+    """What the page shows of an event."""
+    return {"type": event.kind(), **event.model_dump(mode="json", exclude_defaults=True)}
 
 
 def _row(record: SeatRecord, clock: Clock) -> dict[str, Any]:

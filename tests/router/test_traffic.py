@@ -169,6 +169,14 @@ def test_a_closing_seat_gets_no_calls_and_is_acknowledged_until_empty():
     assert not kinds(traffic.handle(record(state=S.DRAINING, epoch=11, since=2.0), 3.2), DrainAck)
 
 
+def test_a_park_is_not_acknowledged_again_but_in_time_and_a_drain_of_another_epoch_is():
+    traffic = router(record(state=S.ACTIVE))
+    assert kinds(traffic.handle(event(state=S.DRAINING, epoch=11), 2.0), DrainAck)
+    assert not kinds(traffic.handle(event(state=S.PARKING, epoch=11, at=2.5), 2.5), DrainAck)
+    assert kinds(traffic.handle(step.TimePassed(), 3.1), DrainAck)
+    assert [a.epoch for a in kinds(traffic.handle(event(state=S.DRAINING, epoch=12, at=3.2), 3.2), DrainAck)] == [12]
+
+
 def test_a_seat_that_is_closing_at_a_reading_is_acknowledged():
     assert [
         a.epoch

@@ -130,7 +130,8 @@ class Traffic:
         self._freeze(upstream)
         if state in EVICTED and upstream.frozen_since is None:
             self._cut(upstream)
-        self._commands.acknowledge_drain(upstream)
+        if change.closed:
+            self._commands.acknowledge_drain(upstream)
         if upstream.model:
             self._dirty[upstream.model] = upstream if change.opened else self._dirty.get(upstream.model)
 

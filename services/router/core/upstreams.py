@@ -398,6 +398,12 @@ class Change(NamedTuple):
         return self.upstream.record.state is SeatState.ACTIVE and not was
 
     @property
+    def closed(self) -> bool:
+        """True if it began to close. That the park begins is no news: the drain of this epoch was acknowledged."""
+        was, now = self.before, self.upstream.record
+        return now.state in CLOSING and not (was is not None and was.state in CLOSING and was.epoch == now.epoch)
+
+    @property
     def moved(self) -> bool:
         """True if open connections to it must be closed: the endpoint changed, or the seat is not active."""
         record = self.upstream.record
