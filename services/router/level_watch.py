@@ -37,6 +37,7 @@ class LevelWatch:
         self._since: float | None = None
         self._read_until = float("inf") if always else 0.0
         self._wanted, self._complete = asyncio.Event(), asyncio.Event()
+        self._complete.set()  # a router that starts lets no reader wait
 
     @property
     def since(self) -> float | None:
@@ -59,10 +60,8 @@ class LevelWatch:
 
     async def run(self) -> NoReturn:
         """Receive levels until cancelled."""
-        complete_after = 0.0  # a router that starts lets no reader wait
         while True:
-            await self._follow(complete_after)
-            complete_after = COMPLETE_SECONDS
+            await self._follow()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._wanted.wait()
@@ -73,11 +72,11 @@ class LevelWatch:
             await asyncio.sleep(FORGET_SECONDS)
             self.loads.forget(time.monotonic())
 
-    async def _follow(self, complete_after: float) -> None:
+    async def _follow(self) -> None:
         """Receive levels until they are many and not read."""
         async with self._bus.subscribe(TrafficSignal.pattern(), NodeTrafficSignal.pattern()) as messages:
             self._since = time.time()
-            complete = asyncio.get_running_loop().call_later(complete_after, self._complete.set)
+            complete = asyncio.get_running_loop().call_later(COMPLETE_SECONDS, self._complete.set)
             began, count = time.monotonic(), 0
             try:
                 async for message in messages:

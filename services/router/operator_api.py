@@ -40,7 +40,6 @@ from services.router.auth import caller_of, sender_of
 from services.router.core.reports import (
     SeatNameError,
     SeatQuery,
-    by_model,
     model_state,
     node_of,
     overview,
@@ -50,7 +49,7 @@ from services.router.core.reports import (
 from services.router.core.traffic import Traffic
 from services.router.level_watch import LevelWatch
 from services.router.limits import TenantLimits
-from services.router.roster_sync import GpuInventory
+from services.router.roster_sync import GpuInventory, Slices
 
 VERBS: Mapping[str, type[SeatCommand]] = {
     "activate": ActivateSeat,
@@ -98,7 +97,7 @@ class OperatorApi:
             raise RouterError(400, "invalid_query", f"limit={limit!r}: write a number from 1 to 1000")
         query = SeatQuery(**given, limit=int(limit))
         loads = await self._levels.read()
-        body = overview(self._records(), loads, time.monotonic(), self._inventory.gpus, query)
+        body = overview(self._traffic.table, loads, time.monotonic(), self._inventory.gpus, query)
         return web.json_response(body | {"levels_since": self._levels.since})
 
     async def why(self, _: web.Request) -> web.StreamResponse:
@@ -118,10 +117,14 @@ class OperatorApi:
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """Return all models that the caller may use in OpenAI's list shape, each with its state."""
-        models = self._models(request)
-        aliases = {alias: model for alias, model in sorted(self._limits.aliases.items()) if model in models}
-        rows = [_row(name, of, name) for name, of in models.items() if name not in aliases]
-        rows += [_row(alias, models[model], model) for alias, model in aliases.items()]
+        table, sender, slices = self._traffic.table, sender_of(request), Slices()
+        models = {name for name, of in table.models.items() if of.upstreams and self._limits.sees(sender, name)}
+        aliases = {alias: model for alias, model in self._limits.aliases.items() if model in models}
+        rows = []
+        for name, model in [*((name, name) for name in sorted(models - aliases.keys())), *sorted(aliases.items())]:
+            if records := table.records_of(model):  # else its seats have gone meanwhile
+                rows.append(_row(name, records, model))
+            await slices.pause()
         return web.json_response({"object": "list", "data": rows})
 
     async def model(self, request: web.Request) -> web.StreamResponse:
@@ -132,10 +135,6 @@ class OperatorApi:
         if not records:
             raise self._limits.not_found(sender, name)
         return web.json_response(_row(name, records, model))
-
-    def _models(self, request: web.Request) -> dict[str, list[SeatRecord]]:
-        sender = sender_of(request)
-        return {name: of for name, of in by_model(self._records()).items() if self._limits.sees(sender, name)}
 
     async def command(self, request: web.Request) -> web.StreamResponse:
         """Send activate, park, pin or unpin to the seat's manager: 202; 409 refused; 503 no answer, or not ready."""

@@ -163,7 +163,7 @@ class Page:
             "seats": [_row(upstream.record, self._clock) for upstream in self._upstreams()],
             "gpus": [gpu.model_dump(mode="json") for gpu in self._inventory.gpus],
             "loads": self._load(),
-            "waits": {model: waits for model in self._models() if (waits := self._waits.of(model))},
+            "waits": {model: waits for model in self._traffic.table.models if (waits := self._waits.of(model))},
             "events": [_event(event) for event in self._events],
             **await self._window(FIRST_SECONDS, now),
         }
@@ -251,24 +251,18 @@ class Page:
     def _waiting(self) -> dict[str, int]:
         """Waiting requests by lane; those of no seat count for the lane of a seat of their model."""
         found: dict[str, int] = {}
-        busy = [each for each in self._levels.loads.busy(time.monotonic()) if each[2].waiting]
-        if not busy:
-            return found
-        records = [upstream.record for upstream in self._upstreams()]
-        seats = {record.seat: record for record in records}
-        models = {record.model: record for record in records}
-        for model, seat, load in busy:
-            record = seats.get(seat or "") or models.get(model)
-            if record is not None:
+        for model, seat, load in self._levels.loads.busy(time.monotonic()):
+            if not load.waiting:
+                continue
+            records = self._traffic.table.records_of(model)
+            if records:
+                record = next((record for record in records if record.seat == seat), records[-1])
                 lane = f"{record.node}/{record.group or record.home_group}"
                 found[lane] = found.get(lane, 0) + load.waiting
         return found
 
     def _upstreams(self) -> "list[Upstream]":
         return list(self._traffic.table.upstreams.values())
-
-    def _models(self) -> set[str]:
-        return {upstream.model for upstream in self._upstreams()}
 
     def _send(self, reader: "asyncio.Queue[bytes | None]", piece: bytes) -> None:
         try:

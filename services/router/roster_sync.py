@@ -36,7 +36,7 @@ ROWS = 200
 """Rows of a reading that are applied in one step."""
 
 
-class _Slices:
+class Slices:
     """Divides long work of the event loop into slices."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ async def _follow(
     bus: Bus, bucket: str, take: Callable[[Entry], None], failed: OnceLogger, *, retry_seconds: float
 ) -> NoReturn:
     """Watch a bucket until cancelled, across losses of the bus."""
-    pause = _Slices().pause
+    pause = Slices().pause
     while True:
         try:
             async with (await bus.bucket(bucket)).watch() as entries:
@@ -135,7 +135,7 @@ class RosterSync:
         at = time.monotonic()
         await self._publish_presence()
         entries = await (await self._bus.bucket(BUCKET)).entries()
-        slices, records = _Slices(), list[SeatRecord]()
+        slices, records = Slices(), list[SeatRecord]()
         for entry in entries:
             if (record := self._newer(entry)) is not None:
                 records.append(record)

@@ -10,6 +10,7 @@ from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.messages import GpuHealthChanged, SeatEvent
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from services.router.core.reports import Loads, overview
+from services.router.core.upstreams import UpstreamTable
 from services.router.operator_api import as_sse
 from services.router.roster_sync import GpuInventory
 from tests.plugin.processes import PATIENCE
@@ -21,7 +22,7 @@ WELL = GpuRecord(node="n1", gpu="GPU-2", index=2, groups=("G23",))
 
 def shown(*gpus: GpuRecord) -> str:
     out = io.StringIO()
-    body = overview([], Loads(), 0.0, gpus)
+    body = overview(UpstreamTable(), Loads(), 0.0, gpus)
     Console(file=out, width=200).print(seat_tree(body["seats"], nodes=body["nodes"], now=160.0))
     return out.getvalue()
 

@@ -8,6 +8,7 @@ from kybernate.cli.router import Router
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from services.router.core.reports import Loads, SeatNameError, SeatQuery, overview, resolve
+from services.router.core.upstreams import UpstreamTable
 
 ROWS = [
     SeatRecord(node=f"n{node:02}", seat=f"s{node:02}-{number}", state=state, model=f"m{number}", group="G0")
@@ -16,8 +17,15 @@ ROWS = [
 ]
 
 
+def all_rows() -> UpstreamTable:
+    table = UpstreamTable()
+    for row in ROWS:
+        table.apply_record(row)
+    return table
+
+
 def page(**query: Any) -> dict[str, Any]:
-    return overview(ROWS, Loads(), 0.0, (), SeatQuery(**query))
+    return overview(all_rows(), Loads(), 0.0, (), SeatQuery(**query))
 
 
 def test_pages_have_whole_nodes_and_name_the_next_one() -> None:
@@ -35,6 +43,15 @@ def test_filters_select_seats_on_all_pages() -> None:
     assert (len(found["seats"]), found["next"]) == (20, "n19")
     assert [seat["seat"] for seat in page(node="n07")["seats"]] == ["s07-0", "s07-1"]
     assert page(state="lost")["nodes"] == []
+
+
+def test_a_node_whose_last_seat_is_dropped_is_on_no_page() -> None:
+    table = all_rows()
+    first, second = (seat for seat in table.upstreams.values() if seat.record.node == "n07")
+    table.drop(first)
+    assert [seat["seat"] for seat in overview(table, Loads(), 0.0)["seats"] if seat["node"] == "n07"] == ["s07-1"]
+    table.drop(second)
+    assert "n07" not in [node["node"] for node in overview(table, Loads(), 0.0)["nodes"]]
 
 
 def test_the_command_line_reads_all_pages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """What a router reports: its own traffic levels, the load of all sources, and the state of the cluster. Pure."""
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -287,7 +286,7 @@ def model_state(records: Iterable[SeatRecord]) -> str:
     return next((name for name, of in _MODEL_STATES if states & of), "lost")
 
 
-def by_model(records: Iterable[SeatRecord]) -> dict[str, list[SeatRecord]]:
+def _by_model(records: Iterable[SeatRecord]) -> dict[str, list[SeatRecord]]:
     """Return the allocated seats by model, both sorted."""
     models: dict[str, list[SeatRecord]] = {}
     for record in sorted(records, key=lambda record: record.seat):
@@ -308,16 +307,14 @@ class SeatQuery:
     limit: int = 1000
     """Whole nodes, until there are so many seats."""
 
-    def select(self, records: Iterable[SeatRecord]) -> Iterable[SeatRecord]:
-        """The seats that the query asks for, on whatever page."""
-        for name in ("node", "model", "state"):
-            if wanted := getattr(self, name):
-                records = [record for record in records if getattr(record, name) == wanted]
-        return records
+    def selects(self, record: SeatRecord) -> bool:
+        """Whether the query asks for this seat, on whatever page."""
+        model, state = self.model or record.model, self.state or record.state
+        return record.model == model and record.state == state
 
 
 def overview(
-    records: Sequence[SeatRecord],
+    table: UpstreamTable,
     loads: Loads,
     now: float,
     gpus: Iterable[GpuRecord] = (),
@@ -325,35 +322,36 @@ def overview(
 ) -> dict[str, Any]:
     """Return the body of ``GET /v1/seats``: seats with their load, models, nodes with their GPUs, groups and seats.
 
-    ``next``, if there is more: the ``after`` of the next page.
+    ``next``, if there is more: the ``after`` of the next page. Only nodes of the page are looked at.
     """
     query = query or SeatQuery()
-    nodes: dict[str, list[SeatRecord]] = {}
-    for record in query.select(records):
-        nodes.setdefault(record.node, []).append(record)
     machines: dict[str, list[GpuRecord]] = {}
     for gpu in gpus:
         if query.node in ("", gpu.node) and not query.model and not query.state:
             machines.setdefault(gpu.node, []).append(gpu)
+    known = {record.node for record in table.records_of(query.model)} if query.model else table.nodes.keys()
+    names = sorted(name for name in {*known, *machines} if name > query.after and query.node in ("", name))
+    shown: dict[str, list[SeatRecord]] = {}
     rows: list[SeatRecord] = []
-    shown: list[str] = []
-    left = sorted(name for name in nodes.keys() | machines.keys() if name > query.after)
-    for name in left:
-        if len(rows) >= query.limit:
+    more = False
+    for name in names:
+        of = [seat.record for seat in table.nodes.get(name, {}).values() if query.selects(seat.record)]
+        if not of and name not in machines:
+            continue
+        if more := len(rows) >= query.limit:
             break
-        shown.append(name)
-        rows += sorted(nodes.get(name, ()), key=lambda record: (record.group or record.home_group, record.seat))
-    known = {row.model for row in rows}
-    replicas = Counter(row.model for row in records if row.model in known and row.state is not _S.FREE)
+        shown[name] = of
+        rows += sorted(of, key=lambda record: (record.group or record.home_group, record.seat))
     seats = []
     for row in rows:
-        load = loads.of(row.model, row.seat, now, unassigned=replicas[row.model] == 1)
+        replicas = table.models[row.model].upstreams if row.model in table.models else ()
+        load = loads.of(row.model, row.seat, now, unassigned=len(replicas) == 1)
         seats.append({**row.model_dump(mode="json"), "waiting": load.waiting, "in_flight": load.in_flight})
     return {
         "seats": seats,
-        "models": [_model(name, of, loads, now) for name, of in by_model(rows).items()],
-        "nodes": [_node(name, nodes.get(name, []), machines.get(name, [])) for name in shown],
-        **({"next": shown[-1]} if len(shown) < len(left) else {}),
+        "models": [_model(name, of, loads, now) for name, of in _by_model(rows).items()],
+        "nodes": [_node(name, of, machines.get(name, [])) for name, of in shown.items()],
+        **({"next": max(shown)} if more else {}),
     }
 
 
