@@ -8,7 +8,7 @@ from services.router.core.framing import LAST_CHUNK, Body, EndlessBody, chunk
 from services.router.core.head import STATUS_LINES, Head
 
 _STREAM = b"text/event-stream"
-_STREAM_LINES = b"Content-Type: text/event-stream\r\n", b"Cache-Control: no-cache\r\n"
+_STREAM_LINES = b"Content-Type: text/event-stream\r\nCache-Control: no-cache\r\n"
 _EVENT_ENDS = b"\n\n", b"\r\n\r\n"
 _LAST_EVENTS = b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n"
 _TAIL_BYTES = max(len(event) for event in _LAST_EVENTS)
@@ -77,14 +77,14 @@ class Answer:
         """Send a comment to a caller that waits for a stream. Commits the status 200."""
         if not self.began:
             self._sse = True
-            self._begin(200, [*_STREAM_LINES], None, closes=closes)
+            self._begin(200, _STREAM_LINES, None, closes=closes)
         self._send(b": waiting for the model\n\n")
 
     def fits(self, head: Head) -> bool:
         """Return whether the pieces of an answer can follow what was sent: after comments, only those of events."""
         return not self.began or _is_stream(head)
 
-    def whole(self, head: Head, lines: list[bytes], body: bytes, *, closes: bool) -> None:
+    def whole(self, head: Head, lines: bytes, body: bytes, *, closes: bool) -> None:
         """Send an answer that has arrived completely; if comments have made it a stream, as one event."""
         self.first_byte, self.status = True, head.status
         if self.began:
@@ -94,7 +94,7 @@ class Answer:
             self._begin(head.status, lines, None if head.status in (204, 304) else len(body), closes=closes, whole=True)
             self._write(body)
 
-    def begin(self, head: Head, framing: Body, lines: list[bytes], *, closes: bool) -> None:
+    def begin(self, head: Head, framing: Body, lines: bytes, *, closes: bool) -> None:
         """Begin a streamed answer: pieces follow."""
         self.first_byte, self.status, self._framing = True, head.status, framing
         if not self.began:
@@ -135,18 +135,17 @@ class Answer:
         between = not self._exact and (self._framing is None or self._framing.boundary)
         return between and (not self._tail or self._tail.endswith(_EVENT_ENDS))
 
-    def _begin(self, status: int, lines: list[bytes], length: int | None, *, closes: bool, whole: bool = False) -> None:
+    def _begin(self, status: int, lines: bytes, length: int | None, *, closes: bool, whole: bool = False) -> None:
         """Prepare the status line and headers; they are sent with the first piece."""
         self._exact = length is not None
         self._chunks = not (self._exact or whole or self._http10)
         if length is not None:
-            lines.append(b"Content-Length: %d\r\n" % length)
+            lines += b"Content-Length: %d\r\n" % length
         elif self._chunks:
-            lines.append(b"Transfer-Encoding: chunked\r\n")
+            lines += b"Transfer-Encoding: chunked\r\n"
         if closes:
-            lines.append(b"Connection: close\r\n")
-        status_line = STATUS_LINES.get(status) or b"HTTP/1.1 %d\r\n" % status
-        self._unsent = b"".join([status_line, *lines, b"\r\n"])
+            lines += b"Connection: close\r\n"
+        self._unsent = (STATUS_LINES.get(status) or b"HTTP/1.1 %d\r\n" % status) + lines + b"\r\n"
         self.began = True
 
     def _send(self, payload: bytes) -> None:

@@ -13,11 +13,10 @@ def count_served(metrics: Metrics, call: CallRecord, to: Forward, seat: SeatReco
     tier, slo = (seat.tier, seat.slo_seconds) if seat is not None else ("", 0.0)
     if to.held_seconds > 0:
         metrics.hold_seconds.labels(call.model, tier).observe(to.held_seconds)
+    served = metrics.served(call.model, tier)
     if call.first_byte_at is not None:
-        metrics.first_byte_seconds.labels(call.model, tier).observe(call.first_byte_at - call.arrived_at)
-    missed = 0 < slo < clock.to_model(to.held_seconds)
-    metrics.slo.labels(call.model, tier, "missed").inc(missed)  # both: a series that begins at 1 has no increase
-    metrics.slo.labels(call.model, tier, "met").inc(not missed)
+        served.first_byte_seconds.observe(call.first_byte_at - call.arrived_at)
+    (served.missed if 0 < slo < clock.to_model(to.held_seconds) else served.met).inc()
 
 
 def activation_seconds(

@@ -271,17 +271,19 @@ class Call(Ticket):
     def connected(self, connection: EngineConnection) -> None:
         """Send the request."""
         self._task, self._engine = None, connection
-        pool = connection.pool
-        without = _NOT_SENT | self._calls.guard.withheld(self._head.pairs)
-        lines = [b"POST ", pool.prefix, self._head.target, b" HTTP/1.1\r\nHost: ", pool.authority, b"\r\n"]
-        if self._span is None:
-            lines += self._head.passed(without)
-        else:
-            lines += self._head.passed(without | TRACE_HEADERS) + trace_lines(self._span)
+        head, pool = self._head, connection.pool
+        without = _NOT_SENT | self._calls.guard.withheld(head.pairs)
+        lines = head.passed(without if self._span is None else without | TRACE_HEADERS)
+        if self._span is not None:
+            lines += b"".join(trace_lines(self._span))
         cause = self.cause.encode("utf-8", "surrogateescape")
-        lines.append(b"X-Request-Id: %b\r\nContent-Length: %d\r\n\r\n" % (cause, len(self._body)))
         connection.clock.set(self._calls.settings.first_byte_seconds)
-        connection.send(self, b"".join(lines), self._body)
+        connection.send(
+            self,
+            b"POST %b%b HTTP/1.1\r\nHost: %b\r\n%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n"
+            % (pool.prefix, head.target, pool.authority, lines, cause, len(self._body)),
+            self._body,
+        )
 
     @_alone
     def silent(self, connection: EngineConnection) -> None:
@@ -442,8 +444,8 @@ class Call(Ticket):
         calls.records.note(record, int(code), known=known)
         if self._span is not None:
             end_span(self._span, record, int(code), self.sent_at, calls.dispatcher.traffic)
-        if known:
-            calls.metrics.slo.labels(record.model, "", "missed").inc(record.reason in WAITED_IN_VAIN)
+        if known and record.reason in WAITED_IN_VAIN:
+            calls.metrics.slo.labels(record.model, "", "missed").inc()
 
     def _count_served(self) -> None:
         to, calls = self._to, self._calls
@@ -451,18 +453,16 @@ class Call(Ticket):
             known = calls.dispatcher.traffic.table.upstreams.get(to.key)
             count_served(calls.metrics, self._record, to, known.record if known is not None else None, calls.clock)
 
-    def _lines(self, head: Head) -> list[bytes]:
+    def _lines(self, head: Head) -> bytes:
         """Return the header lines of an answer that begins now: those of the engine, and Kybernate's own."""
         to = self._to
         assert to is not None
         self._record.first_byte_at = time.time()
         held, cause = self._calls.clock.to_model(to.held_seconds), self.cause.encode("utf-8", "surrogateescape")
-        lines = head.passed(_NOT_RETURNED)
-        lines.append(
-            b"X-Kyb-Seat: %b\r\nX-Kyb-Held-Seconds: %.3f\r\nX-Kyb-Cause: %b\r\n" % (to.seat.encode(), held, cause)
-        )
+        own = b"X-Kyb-Seat: %b\r\nX-Kyb-Held-Seconds: %.3f\r\nX-Kyb-Cause: %b\r\n" % (to.seat.encode(), held, cause)
+        lines = head.passed(_NOT_RETURNED) + own
         event = self._calls.dispatcher.traffic.activation(to.key, to.epoch) if to.opened else None
         if event is not None:
             times = activation_seconds(self._calls.metrics, self._record, event, self.accepted_at, self.sent_at)
-            lines += [b"X-Kyb-%b-Seconds: %.6f\r\n" % (name, seconds) for name, seconds in times.items()]
+            lines += b"".join(b"X-Kyb-%b-Seconds: %.6f\r\n" % (name, seconds) for name, seconds in times.items())
         return lines

@@ -69,7 +69,9 @@ class EngineConnection(asyncio.Protocol):
         self.pool = pool
         self._exchange: Exchange | None = None
         self._transport: asyncio.Transport | None = None
+        self._heads = HeadParser(request=False)
         self._parser: HeadParser | None = None
+        """Until the caller has the head of the answer."""
         self._head: Head | None = None
         self._body: Body | None = None
         self._pieces: list[bytes] | None = None
@@ -91,7 +93,7 @@ class EngineConnection(asyncio.Protocol):
     def send(self, exchange: Exchange, head: bytes, body: bytes) -> None:
         """Send a request; its answer goes to the exchange."""
         assert self._transport is not None
-        self._exchange, self._parser = exchange, HeadParser(request=False)
+        self._exchange, self._parser = exchange, self._heads
         if len(body) <= WRITE_BYTES:
             self._transport.write(head + body)
             exchange.sent_at = time.time()
@@ -176,10 +178,8 @@ class EngineConnection(asyncio.Protocol):
             if found is None:
                 return
             head, data = found
-            if head.status in (100, 102, 103):
-                self._parser = HeadParser(request=False)
-                continue
-            break
+            if head.status not in (100, 102, 103):
+                break
         if not 200 <= head.status < 600 or head.version not in ("1.1", "1.0"):
             self._break("its answer is not valid HTTP")
             return

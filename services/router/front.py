@@ -91,7 +91,9 @@ class CallerConnection(asyncio.Protocol):
         self._deadline = Deadline(self._loop, self._late)
         self.address = ""
         self._refused = self._ending = False
-        self._parser: HeadParser | None = HeadParser(request=True)
+        self._heads = HeadParser(request=True)
+        self._parser: HeadParser | None = self._heads
+        """None while a request is answered."""
         self._head: Head | None = None
         self._body: RequestBody | None = None
         """Of the request that arrives."""
@@ -299,7 +301,7 @@ class CallerConnection(asyncio.Protocol):
         if close or not complete or self._front.stopping:
             self._end(sending=not complete)
             return
-        self._parser = HeadParser(request=True)
+        self._parser = self._heads
         self._deadline.set(self._front.settings.idle_seconds)
         if (self._rest or not self._reading) and not self.slow:
             self._loop.call_soon(self._next)

@@ -1,6 +1,7 @@
 """Metrics of a router, ``kybernate_router_*``. Seconds are wall seconds."""
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -8,6 +9,15 @@ from prometheus_client.registry import Collector
 
 _SWITCH = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 120)
 _CONTROL = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1)
+
+
+class ServedMetrics(NamedTuple):
+    """Of the requests of one model and tier that were served. To find a metric by its labels takes longer than to
+    count."""
+
+    first_byte_seconds: Histogram
+    missed: Counter
+    met: Counter
 
 
 class Metrics(Collector):
@@ -30,6 +40,7 @@ class Metrics(Collector):
         self._held, self._in_flight, self._connected = held, in_flight, connected
         self._body_bytes, self._connections, self._records_dropped = body_bytes, connections, records_dropped
         self._answered: dict[tuple[str, str], Counter] = {}
+        self._served: dict[tuple[str, str], ServedMetrics] = {}
         self._used = used
         registry.register(self)
 
@@ -72,6 +83,14 @@ class Metrics(Collector):
         if child is None:
             child = self._answered[model, code] = self.requests.labels(model, code)
         child.inc()
+
+    def served(self, model: str, tier: str) -> ServedMetrics:
+        """Return what counts served requests."""
+        found = self._served.get((model, tier))
+        if found is None:
+            outcomes = (self.slo.labels(model, tier, outcome) for outcome in ("missed", "met"))
+            found = self._served[model, tier] = ServedMetrics(self.first_byte_seconds.labels(model, tier), *outcomes)
+        return found
 
     def collect(self) -> Iterable[Metric]:
         """Yield the gauges. The counters of misses begin at 0 for each model: one that begins at 1 has no increase."""

@@ -310,7 +310,7 @@ def test_only_calls_that_waited_in_vain_take_places_away(answered: bool | None, 
         arrive(traffic, number, now=1.0)
     for number in range(100, 160):  # all are in flight; those of the upper half fail, or their callers leave
         done = True if number < 130 else answered
-        traffic.handle(step.CallEnded(number, done), 2.0)
+        traffic.handle(step.CallEnded(number, done), 1.0 + number / 100)
     assert (upstream.capacity.limit < MOST_LIMIT) is lowered
 
 

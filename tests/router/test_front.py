@@ -242,7 +242,7 @@ def after_a_comment(status_line: bytes) -> tuple[Recorder, Answer, Head]:
 )
 def test_a_complete_answer_after_comments_is_an_event(head: bytes, body: bytes, expected: str):
     caller, answer, found = after_a_comment(head)
-    answer.whole(found, [], body, closes=False)
+    answer.whole(found, b"", body, closes=False)
     answer.end(close=False)
     event, rest = caller.sent.partition(b"\r\n")[2].split(b"\n\n", 1)
     assert expected in event.removeprefix(b"data: ").decode()
@@ -252,7 +252,7 @@ def test_a_complete_answer_after_comments_is_an_event(head: bytes, body: bytes, 
 
 def test_an_empty_stream_after_comments_ends_the_answer_once():
     caller, answer, found = after_a_comment(b"200 OK\r\n" + SSE)
-    answer.whole(found, [], b"", closes=False)
+    answer.whole(found, b"", b"", closes=False)
     answer.end(close=False)
     assert caller.sent == LAST_CHUNK
 

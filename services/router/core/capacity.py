@@ -26,6 +26,8 @@ ERRORS = 1.5
 """A rate may be better than it seems by so many standard errors of the difference."""
 MOSTLY = 0.75
 """Share of the requests of a step that are answered where its rate can be trusted."""
+PAUSE_SECONDS = 0.05
+"""The limit is learned at most so often: it takes 15 µs, and a router may get thousands of answers per second."""
 VALID_SECONDS = 120.0
 """Time without answers at a step after which its rate is measured anew."""
 _LEAST_VARIANCE = 0.02
@@ -91,12 +93,13 @@ class _Step:
 class Capacity:
     """The learned capacity of one seat. Times are wall seconds of CLOCK_MONOTONIC."""
 
-    __slots__ = ("_steps", "limit")
+    __slots__ = ("_learned_at", "_steps", "limit")
 
     def __init__(self) -> None:
         self.limit = MOST_LIMIT
         """Most requests in flight."""
         self._steps: dict[int, _Step] = {}
+        self._learned_at = -math.inf
 
     def ended(self, found: int, seconds: float, now: float, *, answered: bool, taken: bool) -> None:
         """Learn from a request that ended after ``seconds``.
@@ -114,7 +117,9 @@ class Capacity:
             step.gone += 1
         if step.requests >= MANY:
             step.halve()
-        self.limit = min(MOST_LIMIT, max(LEAST_LIMIT, self._learned(now, taken=taken)))
+        if now >= self._learned_at + PAUSE_SECONDS:
+            self._learned_at = now
+            self.limit = min(MOST_LIMIT, max(LEAST_LIMIT, self._learned(now, taken=taken)))
 
     def rate(self, now: float) -> float | None:
         """Return useful answers per second with all places taken; None: not known."""

@@ -1,7 +1,7 @@
 """Heads of HTTP/1.1 messages: parsed by llhttp in its strict mode, and written from the fields that pass on. Pure."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -13,6 +13,8 @@ MOST_HEAD_BYTES = 64 * 1024
 """Of the head of a request or of an answer."""
 MOST_FIELDS = 128
 """Header fields of a request or of an answer."""
+MOST_KNOWN_BYTES = 4 * 1024
+"""Of a head that is kept to recognize the next one of its connection."""
 HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection",
     b"te", b"trailer", b"trailers", b"transfer-encoding", b"upgrade",
@@ -21,6 +23,9 @@ OWN = b"x-kyb-"
 """Headers with this prefix are Kybernate's: they pass in neither direction."""
 
 _ABSOLUTE = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)\r\n", re.IGNORECASE)
+MOST_DIGITS = 15
+"""Of a length in a head that is recognized."""
 STATUS_LINES = {status.value: b"HTTP/1.1 %d %s\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
 
 Pair = tuple[bytes, bytes, bytes]
@@ -29,9 +34,10 @@ Pair = tuple[bytes, bytes, bytes]
 
 @dataclass(slots=True)
 class Head:
-    """The head of a request, or of an answer."""
+    """The head of a request, or of an answer. It is not changed: the next head of its connection may be the same."""
 
     pairs: list[Pair]
+    """All but Content-Length."""
     length: int | None
     """Content-Length; None: it has none."""
     chunked: bool
@@ -42,20 +48,35 @@ class Head:
     target: bytes = b""
     """Of the request, without scheme and host."""
     status: int = 0
+    _fields: Mapping[str, str] | None = None
+    _passed: tuple[frozenset[bytes], bytes] | None = None
+    """What ``passed`` returned last, and for what."""
 
-    def fields(self) -> dict[str, str]:
+    def of_length(self, length: int) -> "Head":
+        """Return the same head with another length."""
+        framing = self.chunked, self.keep_alive, self.version
+        return Head(self.pairs, length, *framing, self.method, self.target, self.status, self._fields, self._passed)
+
+    def fields(self) -> Mapping[str, str]:
         """Return the header fields by name in lower case; of fields with the same name, the first."""
-        found: dict[str, str] = {}
-        for lower, _, value in self.pairs:
-            found.setdefault(lower.decode("latin-1"), value.decode("utf-8", "surrogateescape"))
-        return found
+        if self._fields is None:
+            found: dict[str, str] = {}
+            for lower, _, value in self.pairs:
+                found.setdefault(lower.decode("latin-1"), value.decode("utf-8", "surrogateescape"))
+            self._fields = found
+        return self._fields
 
     def get(self, name: bytes) -> bytes:
         """Return the value of the first field of this name (lower case); empty if there is none."""
         return next((value for lower, _, value in self.pairs if lower == name), b"")
 
-    def passed(self, without: frozenset[bytes]) -> list[bytes]:
+    def passed(self, without: frozenset[bytes]) -> bytes:
         """Return the lines to pass on: all except ``without``, those of this connection, and Kybernate's own."""
+        if self._passed is None or self._passed[0] != without:
+            self._passed = without, b"".join(self._lines(without))
+        return self._passed[1]
+
+    def _lines(self, without: frozenset[bytes]) -> list[bytes]:
         listed = [value.lower() for lower, _, value in self.pairs if lower == b"connection"]
         if any(value not in (b"close", b"keep-alive") for value in listed):
             without = without.union(name.strip() for value in listed for name in value.split(b","))
@@ -86,25 +107,59 @@ class _Collector:
         self.complete = True
 
 
-class HeadParser:
-    """Parses one head that arrives in pieces. Raises HttpError as soon as the bytes are no head."""
+@dataclass(slots=True)
+class _KnownHead:
+    """A head as it was sent, to recognize the next one of its connection: most repeat it but for the length."""
 
-    __slots__ = ("_collector", "_data", "_parser", "started")
+    head: Head
+    before: bytes
+    """Until the digits of Content-Length; all of it, if it has none."""
+    after: bytes
+    """From the end of its line on."""
+
+    def again(self, data: bytes) -> tuple[Head, bytes] | None:
+        """Return the head that the bytes begin with and the bytes after it; None if it must be parsed."""
+        if not data.startswith(self.before):
+            return None
+        at = len(self.before)
+        if self.head.length is None:
+            return self.head, data[at:]
+        end = data.find(b"\r\n", at, at + MOST_DIGITS + 2)
+        digits = data[at:end]
+        if end < 0 or not digits.isdigit() or not data.startswith(self.after, end):
+            return None
+        length = int(digits)
+        if length != self.head.length:
+            self.head = self.head.of_length(length)
+        return self.head, data[end + len(self.after) :]
+
+
+class HeadParser:
+    """Parses the heads of one connection, which arrive in pieces, one after another.
+
+    Raises HttpError as soon as the bytes are no head; nothing else can be parsed after it.
+    """
+
+    __slots__ = ("_collector", "_data", "_known", "_parser", "_request", "started")
 
     def __init__(self, *, request: bool) -> None:
-        self._collector = _Collector()
-        self._parser: httptools.HttpRequestParser | httptools.HttpResponseParser
-        if request:
-            self._parser = httptools.HttpRequestParser(self._collector)
-        else:
-            self._parser = httptools.HttpResponseParser(self._collector)
+        self._request = request
+        self._known: _KnownHead | None = None
+        """The last head, if all but its length must be the same in the next one."""
+        self._parser: httptools.HttpRequestParser | httptools.HttpResponseParser | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._collector, self._parser = _Collector(), None
         self._data = b""
         self.started = False
-        """True once it got a byte."""
+        """True once it got a byte of a head that is not complete."""
 
     def feed(self, data: bytes) -> tuple[Head, bytes] | None:
         """Take bytes; return the head and the bytes after it, or None while it is incomplete."""
         if not self.started:
+            if self._known is not None and (found := self._known.again(data)) is not None:
+                return found
             data = data.lstrip(b"\r\n")
             self.started = bool(data)
         before = len(self._data)
@@ -112,6 +167,9 @@ class HeadParser:
         end = whole.find(b"\r\n\r\n", max(0, before - 3)) + 4
         if (end if end > 3 else len(whole)) > MOST_HEAD_BYTES:
             raise HttpError("the head is too long", too_large=True)
+        if self._parser is None:
+            make = httptools.HttpRequestParser if self._request else httptools.HttpResponseParser
+            self._parser = make(self._collector)
         try:
             self._parser.feed_data(whole[before:end] if end > 3 else data)
         except httptools.HttpParserUpgrade:
@@ -123,13 +181,17 @@ class HeadParser:
         if end < 4:
             self._data = whole
             return None
-        return self._head(), whole[end:]
+        head = self._head(self._parser)
+        self._known = _known(head, whole[:end])
+        self._begin()
+        return head, whole[end:]
 
-    def _head(self) -> Head:
-        found, parser = self._collector, self._parser
+    def _head(self, parser: httptools.HttpRequestParser | httptools.HttpResponseParser) -> Head:
+        found = self._collector
         length, chunked = _framing(found.pairs)
         version = parser.get_http_version()
-        head = Head(found.pairs, length, chunked, _keeps_alive(found.pairs, version), version)
+        pairs = [pair for pair in found.pairs if pair[0] != b"content-length"]
+        head = Head(pairs, length, chunked, _keeps_alive(pairs, version), version)
         if head.version in ("1.1", "1.0") and not found.complete:
             raise HttpError("the head has no end")
         if isinstance(parser, httptools.HttpResponseParser):
@@ -139,6 +201,16 @@ class HeadParser:
         if not found.target.startswith(b"/"):
             head.target = _ABSOLUTE.sub(b"", found.target, count=1)
         return head
+
+
+def _known(head: Head, data: bytes) -> _KnownHead | None:
+    """Return what is needed to recognize a head that is sent again; ``data``: its bytes."""
+    if len(data) > MOST_KNOWN_BYTES:
+        return None
+    if head.length is None:
+        return _KnownHead(head, data, b"")
+    digits = _LENGTH.search(data)
+    return None if digits is None else _KnownHead(head, data[: digits.start(1)], data[digits.end(1) :])
 
 
 def _keeps_alive(pairs: Iterable[Pair], version: str) -> bool:
