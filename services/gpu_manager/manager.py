@@ -413,6 +413,7 @@ class Manager:
                     timeout = min(timeout * 2, LONGEST_SECONDS)
                 log.info("manager.waits", error=str(error) or repr(error))
                 await asyncio.sleep(0.25)
+        self.board.handle(FaultyGpusSeen(self.gate.faulty_gpus({})), self.now())
         recovered = Recovered(owners, ledger, reply, tickets, published)
         await self._carry_out(self.board.handle(recovered, self.now()), None, group)
         self.roster.all_changed()

@@ -14,6 +14,7 @@ from kybernate.clock import Clock
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.envelope import Message
 from kybernate.messages import AskJobs, JobReply, NodeTrafficSignal, ReleaseJob, SeatProgress, TrafficSignal
+from kybernate.node import run_files
 from kybernate.seat import SeatState as S
 from services.gpu_manager import jobs
 from services.gpu_manager import manager as shell
@@ -118,6 +119,23 @@ async def test_a_checkpointer_that_takes_long_to_look_is_given_longer(
 
     async with running(World(), tmp_path, ask, taken) as manager:
         await until(lambda: manager.node.recovered, what="the board is recovered")
+
+
+async def test_a_manager_knows_the_faulty_gpus_before_it_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its first decisions move seats to a GPU that is not there."""
+    monkeypatch.setattr(shell, "FOREIGN_SECONDS", 3600.0)
+    run_files.write_gpu_faults(tmp_path, {"GPU-1": "XID 79"})
+
+    async def ask(job: Message) -> JobReply:
+        assert isinstance(job, AskJobs)
+        return look(job, "parked")
+
+    async with running(World(), tmp_path, ask, taken) as manager:
+        await until(lambda: manager.node.recovered, what="the board is recovered")
+
+        assert manager.node.faulty == {"GPU-1": "XID 79"}
 
 
 async def test_a_seat_that_cannot_be_looked_at_does_not_hide_the_others(
