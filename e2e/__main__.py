@@ -26,6 +26,8 @@ def main() -> None:
     parser.add_argument("--from-ref", default="HEAD~1", help="commit whose chart is installed first [HEAD~1]")
     parser.add_argument("--namespace", default="kyb-e2e", help="made, and removed at the end [kyb-e2e]")
     parser.add_argument("--down", type=float, default=60.0, help="seconds without a manager [60]")
+    parser.add_argument("--nodes", type=int, default=1, help="nodes that must offer seats, each with engines [1]")
+    parser.add_argument("--policies", action="store_true", help="fail where the network enforces no NetworkPolicies")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="further values of the chart")
     parser.add_argument("--keep", action="store_true", help="leave everything there when a step fails")
     options = parser.parse_args()
@@ -50,6 +52,8 @@ async def play(options: argparse.Namespace) -> int:
                 old_chart=before / "helm" / "kybernate",
                 values=tuple(options.set),
                 down_seconds=options.down,
+                nodes=options.nodes,
+                enforced=options.policies,
             )
             if (await cluster.kubectl("get", "namespace", options.namespace, check=False)).startswith("exit 0"):
                 raise FailedError(f"namespace {options.namespace} exists; delete it, or name another: --namespace")

@@ -11,12 +11,16 @@ import aiohttp
 import openai
 
 from e2e.cluster import Cluster, FailedError, is_ready, lives, run, until
+from e2e.inside import ASK_ALL, TRY_CONNECTIONS, Program
 
 RELEASE = "kyb"
 ROUTER = "svc/kybernate-router"
 ENGINES = "app.kubernetes.io/component=sample"
 NODE_AGENT = "app.kubernetes.io/component=node"
 RESOURCE = "kyb.ai/gpu-1x-seat"
+AGENTS = {"node", "plugin", "fake-gpu"}
+LOAD = 90
+"""Requests while pods are deleted."""
 VALUES = ("fakeGpu.enabled=true", "uninstallCheck.enabled=true")
 
 
@@ -31,6 +35,10 @@ class Run:
     old_chart: Path
     values: tuple[str, ...]
     down_seconds: float
+    nodes: int = 1
+    """With seats, at least."""
+    enforced: bool = False
+    """Whether the network must enforce NetworkPolicies."""
     engines: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Their containers, which no step may restart."""
 
@@ -39,14 +47,26 @@ def _values(here: Run, image: str) -> list[str]:
     repository, _, tag = image.rpartition(":")
     engines, _, engine_tag = here.old_image.rpartition(":")  # an upgrade of the product replaces no engine
     samples = (f"fakeGpu.samples.image.repository={engines}", f"fakeGpu.samples.image.tag={engine_tag}")
-    given = (*VALUES, f"image.repository={repository}", f"image.tag={tag}", *samples, *here.values)
+    given = (*VALUES, f"image.repository={repository}", f"image.tag={tag}", *samples, *_models_of(here), *here.values)
     return [word for value in given for word in ("--set", value)]
 
 
+def _models_of(here: Run) -> list[str]:
+    """Values by which some model is always parked: groups are one pool, so each node has fewer groups than models."""
+    if here.nodes == 1:
+        return ["fakeGpu.gpus=2"]
+    models = [
+        f"fakeGpu.samples.models[{i}].{key}" for i in range(3 * here.nodes) for key in (f"name=model-{i}", "vram=48GiB")
+    ]
+    return ["fakeGpu.gpus=1", *models]
+
+
 async def install(here: Run) -> str:
-    """The chart of the release before."""
+    """The chart of the release before, in a namespace whose level of Pod Security lets node agents in."""
+    await run("kubectl", "create", "namespace", here.cluster.namespace)
+    await run("kubectl", "label", "namespace", here.cluster.namespace, "pod-security.kubernetes.io/enforce=privileged")
     await here.cluster.helm(
-        *("install", RELEASE, str(here.old_chart), "--create-namespace", "--timeout", "3m"),
+        *("install", RELEASE, str(here.old_chart), "--timeout", "3m"),
         *_values(here, here.old_image),
     )
     seconds = await here.cluster.until_ready()
@@ -65,9 +85,104 @@ async def capacity(here: Run) -> str:
     """Kubelet sells the seats."""
     nodes = (await here.cluster.get("nodes"))["items"]
     seats = {node["metadata"]["name"]: int(node["status"]["allocatable"].get(RESOURCE, "0")) for node in nodes}
-    if not any(seats.values()):
-        raise FailedError(f"no node offers {RESOURCE}: {seats}")
+    if sum(map(bool, seats.values())) < here.nodes:
+        raise FailedError(f"fewer than {here.nodes} nodes offer {RESOURCE}: {seats}")
     return f"allocatable {RESOURCE}: {seats}"
+
+
+async def pod_security(here: Run) -> str:
+    """Only node agents need more than level restricted; the API server says whose pods would be refused."""
+    warnings = await run(
+        *("kubectl", "label", "--dry-run=server", "--overwrite", "namespace", here.cluster.namespace),
+        "pod-security.kubernetes.io/enforce=restricted",
+        check=False,
+    )
+    if not warnings.startswith("exit 0"):
+        raise FailedError(warnings)
+    refused = {
+        pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        for name, pod in (await here.cluster.pods()).items()
+        if re.search(rf"\b{re.escape(name)}\b", warnings)
+    }
+    if not refused:
+        return "this API server does not apply Pod Security"
+    if refused - AGENTS:
+        raise FailedError(f"not of level restricted: {sorted(refused - AGENTS)}: {warnings}")
+    return f"of level restricted: all pods but those of {', '.join(sorted(refused))}"
+
+
+async def policies(here: Run) -> str:
+    """A pod that has nothing to do with the release calls everything; then one with the label of clients of the bus."""
+    closed = [
+        *await _addresses(here, ENGINES, "http"),
+        *(nats := await _addresses(here, "app.kubernetes.io/component=nats", "nats")),
+    ]
+    opened = await _addresses(here, "app.kubernetes.io/component=router", "http")
+    seen = await _try(here, "e2e-stranger", [*closed, *opened])
+    if any(seen[target] != "open" for target in opened):
+        raise FailedError(f"a router cannot be reached: {seen}")
+    if all(seen[target] == "open" for target in closed):
+        if here.enforced:
+            raise FailedError(f"engines and NATS are open to every pod: {seen}")
+        return "this network enforces no NetworkPolicies: engines and NATS are open to every pod"
+    if any(seen[target] == "open" for target in closed):
+        raise FailedError(f"open to a stranger: {seen}")
+    # A network learns of a pod's labels soon after its start.
+    client = await _try(here, "e2e-bus-client", nats, {"kyb.ai/bus-client": "true"}, seconds=30)
+    if any(answer != "open" for answer in client.values()):
+        raise FailedError(f"NATS is closed to a pod that is labelled as its client: {client}")
+    return (
+        f"closed to a stranger: {len(closed)} engines and NATS; open: {len(opened)} routers, and NATS for its clients"
+    )
+
+
+async def _addresses(here: Run, selector: str, port: str) -> list[str]:
+    """host:port of a named port of each pod."""
+    return [
+        f"{pod['status']['podIP']}:{found['containerPort']}"
+        for pod in (await here.cluster.pods(selector)).values()
+        for container in pod["spec"]["containers"]
+        for found in container.get("ports", ())
+        if found.get("name") == port
+    ]
+
+
+async def _try(
+    here: Run, name: str, targets: list[str], labels: dict[str, str] | None = None, seconds: int = 0
+) -> dict[str, str]:
+    program = Program(here.cluster, name)
+    await program.start(here.image, TRY_CONNECTIONS, str(seconds), *targets, labels=labels)
+    seen = await program.result()
+    assert isinstance(seen, dict)
+    return seen
+
+
+async def under_load(here: Run) -> str:
+    """Requests to all models in turn, while on each node its node pod, and then a router, is deleted: none is lost."""
+    engines = (await here.cluster.pods(ENGINES)).values()
+    models = sorted(pod["metadata"]["annotations"]["kyb.ai/model"] for pod in engines)
+    nodes = {pod["spec"]["nodeName"] for pod in engines}
+    if len(nodes) < here.nodes:
+        raise FailedError(f"engines run on {nodes} only")
+    program = Program(here.cluster, "e2e-client")
+    url = f"http://kybernate-router.{here.cluster.namespace}.svc"
+    await program.start(here.image, ASK_ALL, url, str(LOAD), *models)
+    deleted = [
+        *await here.cluster.pods(NODE_AGENT),
+        *sorted(await here.cluster.pods("app.kubernetes.io/component=router"))[:1],
+    ]
+    for name in deleted:
+        await here.cluster.kubectl("delete", "pod", name, "--wait=true", "--ignore-not-found")
+        await here.cluster.until_ready()
+    seen = await program.result(seconds=600)
+    assert isinstance(seen, dict)
+    if seen["lost"]:
+        raise FailedError(
+            f"{len(seen['lost'])} of {LOAD} requests were lost while {deleted} were deleted: {seen['lost'][:5]}"
+        )
+    await _same_engines(here, "the load")
+    answered = f"{seen['answered']} of {LOAD} answered by {len(models)} models on {len(nodes)} node(s)"
+    return f"{answered} while {deleted} were deleted"
 
 
 async def _models(url: str) -> dict[str, str]:
@@ -143,7 +258,7 @@ async def without_manager(here: Run) -> str:
     """The node pod is away for a while: engines run on, the active one serves."""
     await _patch_node_agents(here, {"kyb.ai/e2e-nowhere": "true"})
     for name in await here.cluster.pods(NODE_AGENT):
-        await here.cluster.kubectl("delete", "pod", name, "--wait=true")
+        await here.cluster.kubectl("delete", "pod", name, "--wait=true", "--ignore-not-found")
     seen = 0
 
     async def over() -> bool:
@@ -198,7 +313,7 @@ async def _rolled(here: Run, during: str) -> str:
     await _same_engines(here, f"{during} of routers and plugin")
     before = await _serve_parked(here)
     for name in await here.cluster.pods(NODE_AGENT):
-        await here.cluster.kubectl("delete", "pod", name, "--wait=true")
+        await here.cluster.kubectl("delete", "pod", name, "--wait=true", "--ignore-not-found")
     await here.cluster.until_ready()
     after = await _serve_parked(here)
     await _same_engines(here, during)
@@ -246,8 +361,11 @@ async def uninstall(here: Run) -> str:
 STEPS: dict[str, Callable[[Run], Awaitable[str]]] = {
     "install": install,
     "capacity": capacity,
+    "pod security": pod_security,
     "switch": switch,
+    "network policies": policies,
     "helm test": helm_test,
+    "load": under_load,
     "no manager": without_manager,
     "no NATS volume": without_nats_volume,
     "upgrade": upgrade,
