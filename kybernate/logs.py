@@ -4,7 +4,12 @@ import logging
 import sys
 from typing import Literal
 
-import structlog
+if _hidden := "rich" not in sys.modules:
+    sys.modules["rich"] = None  # type: ignore[assignment]
+import structlog  # imports rich where that is installed: 3 MB in each service, for tracebacks on a terminal
+
+if _hidden:
+    del sys.modules["rich"]
 
 
 def configure(

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import structlog
 
 from kybernate.logs import OnceLogger
@@ -23,3 +26,8 @@ def test_the_level_is_that_of_the_logger() -> None:
     with structlog.testing.capture_logs() as logs:
         OnceLogger("watch.restarted", level="info").log(bucket="kyb_seats")
     assert logs == [{"event": "watch.restarted", "log_level": "info", "bucket": "kyb_seats"}]
+
+
+def test_a_service_that_logs_does_not_load_rich_and_a_command_still_can() -> None:
+    code = "import sys, kybernate.logs; assert 'rich' not in sys.modules; import rich.table"
+    subprocess.run([sys.executable, "-c", code], check=True)

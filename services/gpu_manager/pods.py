@@ -5,6 +5,8 @@ watch, and from kubelet by polling where there is no cluster (``docs/decisions/0
 """
 
 import asyncio
+import contextlib
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +28,7 @@ POLL_SECONDS, POLL_SOON_SECONDS = 1.0, 0.2
 SETTLE_SECONDS = 5.0
 """Wall: for so long after a change of the pods, an allocation or a start call something is expected to change."""
 SETTLED_SECONDS = 10.0
-"""Wall: between two observations of watched pods otherwise. Only PodResources, on this node, is read then."""
+"""Wall: between two observations otherwise. Of watched pods only PodResources, on this node, is read then."""
 EVENTS_SECONDS = 0.2
 """Wall: changes of pods cause an observation at most so often: kubelet limits PodResources for the whole node."""
 PODS, NAMESPACES = "/api/v1/pods", "/api/v1/namespaces"
@@ -81,27 +83,36 @@ class Pace:
 
 
 class KubeletPods:
-    """Pods from kubelet's ``/pods``, which can only be polled."""
+    """Pods from kubelet's ``/pods``, which can only be polled: once a second, and another answer is a change."""
 
-    settled_seconds = 0.0
+    settled_seconds = SETTLED_SECONDS
 
     def __init__(self, kubelet_url: str, pod_resources_socket: Path) -> None:
         self._url = kubelet_url.rstrip("/") + "/pods"
         self._resources = PodResources(pod_resources_socket)
         self._session: aiohttp.ClientSession | None = None
+        self._notify: Callable[[], None] = lambda: None
 
     def on_change(self, notify: Callable[[], None]) -> None:
-        """Kubelet reports no changes."""
+        """Call ``notify`` when ``/pods`` answers something else than before."""
+        self._notify = notify
 
     async def seats(self, prove: Collection[str] = ()) -> Owners:  # noqa: ARG002  (each answer is current)
         """One observation. Raises PodsError."""
         resources = await _list(self._resources)
-        return joined(resources, await self._pods())
+        return joined(resources, _items(await self._read(), self._url))
 
     async def run(self) -> NoReturn:
-        """Nothing to follow."""
-        await asyncio.Event().wait()
-        raise AssertionError("this event is never set")
+        """Poll until cancelled. Equal answers are not parsed."""
+        known: bytes | None = None
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            found: bytes | None = None
+            with contextlib.suppress(PodsError):  # an observation reports it
+                found = await self._read()
+            if found != known:
+                known = found
+                self._notify()
 
     async def close(self) -> None:
         """Close the connections."""
@@ -109,20 +120,27 @@ class KubeletPods:
             await self._session.close()
         await self._resources.close()
 
-    async def _pods(self) -> list[Any]:
+    async def _read(self) -> bytes:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
         try:
             async with self._session.get(self._url) as answer:
                 answer.raise_for_status()
-                found = await answer.json()
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                return await answer.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
             text = f"{self._url}: {type(error).__name__}: {error}; check that it can be reached from here"
             raise PodsError(text) from error
-        items = found.get("items", []) if isinstance(found, dict) else None
-        if not isinstance(items, list):
-            raise PodsError(f"{self._url}: the answer is no PodList")
-        return items
+
+
+def _items(text: bytes, url: str) -> list[Any]:
+    """The pods of a PodList. Raises PodsError."""
+    try:
+        items = json.loads(text)["items"]
+    except (ValueError, KeyError, TypeError):
+        items = None
+    if not isinstance(items, list):
+        raise PodsError(f"{url}: the answer is no PodList")
+    return items
 
 
 class ApiServerPods:

@@ -41,6 +41,11 @@ class Allocations:
         self._misses.pop(seat.id, None)
         self.seats[seat.id] = seat
 
+    @property
+    def settled(self) -> bool:
+        """True if the last PodResources list had every allocated seat."""
+        return not self._misses
+
     def add_listed(self, listed: Mapping[str, str]) -> None:
         """Add the seats of a PodResources list (resource by seat ID); forgets none, as kubelet may be starting."""
         for seat, resource in listed.items():

@@ -35,8 +35,9 @@ from services.plugin.registration import Registration, Registrations
 from services.plugin.servicer import NodeSeats
 from services.plugin.settings import PluginSettings
 
-POD_RESOURCES_SECONDS, AFTER_ALLOCATE_SECONDS = 2.0, 0.5
-"""Interval of PodResources lists; delay of the one after an Allocate, since an admitted pod is listed with a delay."""
+POD_RESOURCES_SECONDS, SETTLED_SECONDS, AFTER_ALLOCATE_SECONDS = 2.0, 10.0, 0.5
+"""Interval of PodResources lists, and while they show what is known; delay of the one after an Allocate, since an
+admitted pod is listed with a delay."""
 WISHES_SECONDS = 0.5
 SAVE_BATCH_SECONDS, SAVE_RETRY_SECONDS = 0.25, 1.0
 
@@ -275,7 +276,8 @@ class NodePlugin:
         failed = OnceLogger("pod_resources.list_failed")
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POD_RESOURCES_SECONDS):
+                settled = self.node.allocations.settled
+                async with asyncio.timeout(SETTLED_SECONDS if settled else POD_RESOURCES_SECONDS):
                     await self._allocated.wait()
                     await asyncio.sleep(AFTER_ALLOCATE_SECONDS)
             self._allocated.clear()

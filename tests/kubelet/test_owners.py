@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from kybernate import kube
 from kybernate.dev.fakes.kubelet.http import application
@@ -171,6 +172,40 @@ async def test_kubelet_away_is_an_error_that_names_it_and_its_return_is_seen() -
         finally:
             await source.close()
             await nowhere.close()
+
+
+async def test_an_equal_answer_of_kubelet_causes_no_observation_and_another_one_or_none_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.gpu_manager.pods.POLL_SECONDS", 0.001)
+    answers, asked, changes = ['{"items": []}'], 0, 0
+
+    async def pod_list(_: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(text=answers[-1], status=200 if answers[-1] else 503)
+
+    def changed() -> None:
+        nonlocal changes
+        changes += 1
+
+    app = web.Application()
+    app.router.add_get("/pods", pod_list)
+    async with HttpServer(app, "127.0.0.1", 0) as http:
+        source = KubeletPods(http.url, Path("/nowhere"))
+        source.on_change(changed)
+        polling = asyncio.create_task(source.run())
+        try:
+            for number, answer in enumerate((*answers, '{"items": [{}]}', "", '{"items": [{}]}'), start=1):
+                answers.append(answer)
+                await until(lambda: changes == number, what=f"change {number} is noticed")  # noqa: B023
+                polls = asked
+                await until(lambda: asked >= polls + 5, what="some more polls")  # noqa: B023
+                assert changes == number
+        finally:
+            polling.cancel()
+            await asyncio.wait([polling])
+            await source.close()
 
 
 def test_outside_of_a_cluster_the_api_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,9 @@ def test_a_seat_is_forgotten_after_several_lists_without_it() -> None:
     known.allocate(AllocatedSeat("s1", ONE, ("GPU-0",)))
     for _ in range(FORGET_AFTER - 1):
         assert not known.observe({})
+        assert not known.settled
     assert not known.observe({"s1": ONE})
+    assert known.settled
     assert [known.observe({"s2": TWO}) for _ in range(FORGET_AFTER)] == [True, False, True]
     assert known.seats.keys() == {"s2"}
 
