@@ -8,7 +8,11 @@ import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from kybernate.path_watch import PathWatch
+
 LOOK_SECONDS = 1.0
+WATCHED = 10
+"""How many times longer the interval is where the kernel reports changes."""
 
 Fingerprint = tuple[tuple[str, int, int, int, int], ...]
 
@@ -73,22 +77,20 @@ def fingerprint(path: Path) -> Fingerprint:
 async def changes(path: Path, poke: asyncio.Event, *, seconds: float = LOOK_SECONDS) -> AsyncIterator[None]:
     """One item after each change, and after each ``poke`` (SIGHUP) whether anything changed or not.
 
-    And one at the beginning: what was read before may have changed before anybody looked here.
+    And one at the beginning: what was read before may have changed before anybody looked here. ``seconds``: interval of
+    the looks; far longer where the kernel reports changes.
     """
-    known = await asyncio.to_thread(_fingerprint, path)
-    yield
-    while True:
-        try:
-            async with asyncio.timeout(seconds):
-                await poke.wait()
-        except TimeoutError:
-            pass
-        poked = poke.is_set()
-        poke.clear()
-        found = await asyncio.to_thread(_fingerprint, path)
-        if poked or (found and found != known):  # a file that is being replaced may not be there for a moment
-            known = found or known
-            yield
+    with PathWatch(path) as watch:
+        known = await asyncio.to_thread(_fingerprint, path)
+        yield
+        while True:
+            await watch.wait(seconds * WATCHED, seconds, poke)
+            poked = poke.is_set()
+            poke.clear()
+            found = await asyncio.to_thread(_fingerprint, path)
+            if poked or (found and found != known):  # a file that is being replaced may not be there for a moment
+                known = found or known
+                yield
 
 
 def _fingerprint(path: Path) -> Fingerprint:

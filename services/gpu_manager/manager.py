@@ -39,6 +39,7 @@ from kybernate.messages import (
     TrafficSignal,
 )
 from kybernate.node.run_files import Wish
+from kybernate.path_watch import PathWatch
 from kybernate.seat import SeatState
 from services.gpu_manager import publish, recovery, view
 from services.gpu_manager.allocations import HAS_PROCESS
@@ -75,9 +76,11 @@ from services.gpu_manager.state import Effect, NodeState
 
 log = get_logger()
 
-GATE_SECONDS, QUIET_GATE_SECONDS, TEXT_SECONDS = 0.05, 0.25, 0.5
-"""Wall: how often calls are looked for while one waits and while none does, and how often what they wait for is
-written."""
+GATE_SECONDS, QUIET_GATE_SECONDS = 0.05, 0.25
+"""Wall: how often calls are looked for while one waits and while none does, where the kernel does not report changes of
+their folders."""
+TEXT_SECONDS, WATCHED_GATE_SECONDS = 0.5, 1.0
+"""Wall: how often it is written what calls wait for; how often none are looked for where the kernel reports changes."""
 FOREIGN_SECONDS = 2.0
 WISH_SECONDS = 10.0
 """Wall: how long a pending pod's wish for a group outlives the last read of the pod."""
@@ -361,17 +364,21 @@ class Manager:
     async def _watch_gate(self) -> None:
         known: StartCalls | None = None
         due = self.now().wall
-        while True:
-            found = StartCalls(self.gate.calls(self.node.seats))
-            self.calling = found.calls
-            if found != known:
-                known = found
-                self.look_now.set()
-                await self.receive(found)
-            if (now := self.now()).wall >= due:
-                due = now.wall + TEXT_SECONDS
-                self.gate.write_texts(publish.gate_texts(self.node, now))
-            await asyncio.sleep(GATE_SECONDS if found.calls else QUIET_GATE_SECONDS)
+        with PathWatch(*self.gate.folders(self.node.seats)) as watch:
+            while True:
+                found = StartCalls(self.gate.calls(self.node.seats))
+                self.calling = found.calls
+                if found != known:
+                    known = found
+                    self.look_now.set()
+                    await self.receive(found)
+                if (now := self.now()).wall >= due:
+                    due = now.wall + TEXT_SECONDS
+                    self.gate.write_texts(publish.gate_texts(self.node, now))
+                if found.calls:
+                    await watch.wait(TEXT_SECONDS, GATE_SECONDS)
+                else:
+                    await watch.wait(WATCHED_GATE_SECONDS, QUIET_GATE_SECONDS)
 
     async def _watch_gpu_processes(self) -> None:
         known = ForeignProcessesSeen(())

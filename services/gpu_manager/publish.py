@@ -188,6 +188,10 @@ class GateFiles:
         """By seat: what its folder showed, and the folder's time of change."""
         self._wishes: tuple[Wish, ...] = ()
 
+    def folders(self, seats: Iterable[str]) -> list[Path]:
+        """Where the calls of these seats are; the plugin makes the folders."""
+        return [self.seats / seat for seat in seats]
+
     def calls(self, seats: Iterable[str]) -> dict[str, StartCall]:
         """Calls that wait now. One whose ticket is already taken is over, also if its file was left behind."""
         found = {seat: self._call(seat) for seat in seats}
