@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from kybernate.envelope import Message
+from kybernate.tracing import Traceparent
 
 
 class SeatTarget(BaseModel):
@@ -49,6 +50,8 @@ class SwitchJob(Job):
     group: str
     park: tuple[SeatTarget, ...] = ()
     activate: SeatTarget | None = None
+    traceparent: Traceparent = None
+    """The span of the switch, where it is traced. It is not journaled, and decides nothing."""
 
 
 class RetargetJob(Job):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kybernate import lifecycle, logs
 from kybernate.bus import open_bus
@@ -12,6 +13,7 @@ from kybernate.health import BusMetrics, Health
 from kybernate.lifecycle import alone
 from kybernate.presence import NodePresence
 from kybernate.self_tests import SelfTests
+from kybernate.tracing import open_tracer
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import Host, open_host
@@ -23,11 +25,19 @@ from services.checkpointer.metrics import CheckpointerMetrics
 from services.checkpointer.settings import CheckpointerSettings, helper_command
 from services.checkpointer.worker import CheckpointWorker
 
+if TYPE_CHECKING:
+    from kybernate.otel import Tracer
+
 PROBE_SECONDS = 5.0
 
 
 async def serve(
-    settings: CheckpointerSettings, timeouts: Timeouts, command: Sequence[str], host: Host, lock: str
+    settings: CheckpointerSettings,
+    timeouts: Timeouts,
+    command: Sequence[str],
+    host: Host,
+    lock: str,
+    tracer: "Tracer | None" = None,
 ) -> None:
     """Run until SIGTERM. ``command`` starts a helper; ``lock``: identity of the lock file."""
     journal = Journal(settings.state_dir)
@@ -47,11 +57,13 @@ async def serve(
         fake = settings.driver == "fake"
         backends = open_backends(pool, timeouts, host, margin_bytes, fake=fake, http=http, self_tests=proven)
         check = AnswerCheck(http, settings.verify_seconds, settings.verify_tolerance, settings.speed)
-        worker = CheckpointWorker(settings.node, bus, journal, pool, backends, check)
+        worker = CheckpointWorker(settings.node, bus, journal, pool, backends, check, tracer)
         presence = NodePresence(bus, "checkpointer", instance=settings.instance, node=settings.node, lock=lock)
         driver_problem: list[str] = ["not probed yet"]
         health = Health()
         health.registry.register(BusMetrics(node=bus))
+        if tracer is not None:
+            health.registry.register(tracer)
         metrics = CheckpointerMetrics(health.registry, settings.node, journal, pool, host.headroom)
         health.conditions["bus"] = lambda: None if bus.connected else f"no connection to NATS at {url.rsplit('@')[-1]}"
         health.conditions["driver"] = lambda: driver_problem[0] or None
@@ -90,8 +102,11 @@ def main() -> None:
     except (ValueError, ExtraMissingError) as error:
         sys.stderr.write(f"kyb-checkpointer: {error}\n")
         raise SystemExit(2) from None
-    with alone(settings.run_dir, "checkpointer") as lock:
-        lifecycle.main(lambda: serve(settings, timeouts, command, host, lock))
+    with (
+        alone(settings.run_dir, "checkpointer") as lock,
+        open_tracer("checkpointer", settings.instance, settings.node) as tracer,
+    ):
+        lifecycle.main(lambda: serve(settings, timeouts, command, host, lock, tracer))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from services.checkpointer.backends.port import (
     Verification,
 )
 from services.checkpointer.core.failures import SPENT, JobGoal
+from services.checkpointer.job_spans import JobSpans
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import HalfName, JobFile, Record
 
@@ -42,8 +43,10 @@ class JobRun:
         backends: Mapping[str, Backend],
         report: Callable[[JobStatus], None],
         verification: Verification | None = None,
+        spans: JobSpans | None = None,
     ) -> None:
         """``verification``: None where no engine serves, as in the GPU bench."""
+        self._spans = spans or JobSpans(None, file.op, None)
         self.file = file
         self._journal, self._backends, self._report, self._verification = journal, backends, report, verification
         self._recording: dict[str, float] = {}
@@ -174,6 +177,7 @@ class JobRun:
         self, half: HalfName, backend: Backend, target: SeatTarget, key: str
     ) -> tuple[SeatProcesses | Ending, bool]:
         """(the processes of a half, journaled; without any, the ending; True if a crash interrupted the half)."""
+        self._spans.begin(half, target)
         begun = self._begun(half, target)
         if begun is not None:
             return begun, True
@@ -182,7 +186,8 @@ class JobRun:
             if half == "park":
                 began = time.monotonic()
                 if self._verification is not None and backend.keeps_processes:
-                    found = await self._verification.recorded(found)
+                    with self._spans.within(half, target.seat, "record answers"):
+                        found = await self._verification.recorded(found)
                 self._recording[target.seat] = time.monotonic() - began
                 found = await backend.prepare(found)
             record = Record(kind="half", half=half, seat=target.seat, unit=found)
@@ -195,7 +200,8 @@ class JobRun:
         if self._verification is None or ending.outcome != "active" or not self.file.touched(half, seat.target.seat):
             return ending
         began = time.monotonic()
-        wrong = await self._verification.wrong(seat)
+        with self._spans.within(half, seat.target.seat, "verify"):
+            wrong = await self._verification.wrong(seat)
         _add(ending, "verify", time.monotonic() - began)
         if not wrong:
             ending.last_call_at = time.time()
@@ -252,6 +258,7 @@ class JobRun:
 
     def _note(self, half: HalfName, seat: str) -> Note:
         async def note(step: str, pid: int | None, detail: str = "") -> None:
+            self._spans.step(half, seat, step)
             record = Record(kind="step", half=half, seat=seat, step=step, pid=pid, detail=detail or None)
             await self._journal.add_step(self.file, record)
 
@@ -259,6 +266,7 @@ class JobRun:
 
     async def _close(self, half: HalfName, progress: SeatProgress, processes: SeatProcesses | None) -> None:
         """Keep or forget the seat's processes, and journal how the half ended."""
+        self._spans.end(half, progress)
         if progress.outcome == "parked" and processes is not None and self._keeps(progress.seat):
             kept = {"residue_bytes": progress.residue_bytes}
             await self._journal.remember(processes.model_copy(update=kept))

@@ -55,6 +55,8 @@ class JobFile:
     path: Path = field(default_factory=Path)
     written_at: float | None = None
     """Unix seconds at which the first record was written; None when an earlier checkpointer wrote it."""
+    traceparent: str | None = None
+    """The span that the job belongs to; in no record."""
 
     @property
     def command(self) -> SwitchJob | KillJob:

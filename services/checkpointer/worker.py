@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -34,8 +34,12 @@ from services.checkpointer.backends.port import (
 )
 from services.checkpointer.helper_pool import HelperDiedError, HelperPool
 from services.checkpointer.job_run import JobRun, find_processes, progress_of
+from services.checkpointer.job_spans import JobSpans
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record, kill_op
+
+if TYPE_CHECKING:
+    from kybernate.otel import Tracer
 
 J = TypeVar("J", bound=Message)
 
@@ -100,7 +104,9 @@ class CheckpointWorker:
         pool: HelperPool,
         backends: Mapping[str, Backend],
         verification: Verification,
+        tracer: "Tracer | None" = None,
     ) -> None:
+        self._tracer = tracer
         self._node, self._bus, self._journal, self._pool, self._backends = node, bus, journal, pool, backends
         self._verification = verification
         self.reporter = Reporter(bus, node)
@@ -147,7 +153,8 @@ class CheckpointWorker:
         known = self._journal.jobs.get(job.op)
         if known is not None:
             return self._taken(self._status(known))
-        file = JobFile([Record(kind="switch", switch=job)])
+        order = job if job.traceparent is None else job.model_copy(update={"traceparent": None})
+        file = JobFile([Record(kind="switch", switch=order)], traceparent=job.traceparent)
         if not file.targets:
             return self._refused("empty", "the job names no seat")
         return self._refusal(file.targets, file.gpus, job.epoch) or await self._take(file)
@@ -264,6 +271,7 @@ class CheckpointWorker:
             self._backends,
             lambda status: self.reporter.report(status, cause),
             self._verification,
+            JobSpans(self._tracer, file.op, file.traceparent),
         )
 
     async def _run(self, run: JobRun) -> None:

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import aiohttp
 
@@ -28,6 +28,7 @@ from kybernate.node.known_gpus import KnownGpus
 from kybernate.policy import UNUSABLE
 from kybernate.presence import NodePresence
 from kybernate.topology import Group, Topology, plan
+from kybernate.tracing import open_tracer
 from services.gpu_manager import host_memory
 from services.gpu_manager.board import Board
 from services.gpu_manager.engines import EngineProbes
@@ -44,6 +45,10 @@ from services.gpu_manager.publish import GateFiles
 from services.gpu_manager.seat_pod import with_owned
 from services.gpu_manager.settings import ManagerSettings
 from services.gpu_manager.state import NodeSetup
+from services.gpu_manager.switch_spans import SwitchSpans
+
+if TYPE_CHECKING:
+    from kybernate.otel import Tracer
 
 BUS_SECONDS = 1.0
 """Wall: how long a manager that starts waits for the cluster bus, on which another one of its node could object."""
@@ -59,7 +64,7 @@ class GroupSources:
     """The GPUs; None: read them."""
 
 
-async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> None:
+async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tracer: "Tracer | None" = None) -> None:
     """Run until cancelled. Raises ChangedError when it is to be called again. ``lock``: identity of the lock file."""
     clock = Clock(settings.speed)
     async with contextlib.AsyncExitStack() as stack:
@@ -102,7 +107,10 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
             clock=clock,
             engines=EngineProbes(session),
             gpu_processes=GpuProcesses(gpus, settings.helpers_dir),
+            spans=SwitchSpans(tracer) if tracer is not None else None,
         )
+        if tracer is not None:
+            health.registry.register(tracer)
         health.conditions["bus"] = lambda: (
             None if bus.connected else f"no connection to NATS at {settings.nats_url.rsplit('@')[-1]}"
         )
@@ -243,7 +251,7 @@ def main() -> None:
         while task is not None and not task.cancelling():  # a stop that arrived together with a change counts
             try:
                 # A separate task: a TaskGroup of Python 3.11 that failed leaves its task marked as cancelled.
-                await asyncio.create_task(serve(settings, sources, lock))
+                await asyncio.create_task(serve(settings, sources, lock, tracer))
             except* (ConfigError, GpuError) as group:
                 for error in group.exceptions:
                     logs.get_logger().error("manager.cannot_start", reason=str(error))
@@ -252,7 +260,10 @@ def main() -> None:
                 get_logger().debug("manager.restarting", changes=len(group.exceptions))
         raise asyncio.CancelledError
 
-    with alone(settings.run_dir, "gpu-manager") as lock:
+    with (
+        alone(settings.run_dir, "gpu-manager") as lock,
+        open_tracer("gpu-manager", settings.instance, settings.node) as tracer,
+    ):
         # Signals are handled all the time, also between the end of one run and the beginning of the next.
         lifecycle.main(lambda: lifecycle.run(manager=run()))
 

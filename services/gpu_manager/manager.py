@@ -73,6 +73,7 @@ from services.gpu_manager.pods import POLL_SECONDS, POLL_SOON_SECONDS, Pace, Pod
 from services.gpu_manager.publish import GateFiles, RosterWriter
 from services.gpu_manager.seat_pod import Owners
 from services.gpu_manager.state import Effect, NodeState
+from services.gpu_manager.switch_spans import SwitchSpans
 
 log = get_logger()
 
@@ -127,6 +128,8 @@ class Manager:
     """Called with every effect that was carried out."""
     observe_write: Callable[[float], None] = lambda _: None
     """Called with the wall seconds of every write of the ledger."""
+    spans: SwitchSpans | None = None
+    """None: traces are off."""
     problems: set[str] = field(default_factory=set)
     """Logged problems of pods' annotations."""
 
@@ -183,6 +186,9 @@ class Manager:
         self, effects: list[Effect], reply: asyncio.Future[CommandReply] | None, group: asyncio.TaskGroup
     ) -> None:
         """Everything only after the ledger knows, the reply first. A ledger that cannot be written ends the manager."""
+        if self.spans is not None:
+            under_way = {switch.op for switch in self.node.switches.values()}
+            effects = self.spans.follow(effects, under_way, time.time())
         others = [effect for effect in effects if not isinstance(effect, CommandReply)]
         if others:
             await self._record(durable=any(isinstance(effect, DURABLE) for effect in others))
@@ -291,6 +297,8 @@ class Manager:
         if not self.node.recovered:
             text = "the manager has just started"
             return CommandReply(accepted=False, code="not-ready", reason=text, retry_after_seconds=1.0)
+        if self.spans is not None:
+            self.spans.asked(message, time.time())
         key = self.inbox.put(message, future)
         await asyncio.wait([future], timeout=BUSY_SECONDS)
         if not future.done() and self.inbox.withdraw(key):

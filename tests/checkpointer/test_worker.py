@@ -15,6 +15,7 @@ from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record
 from tests.checkpointer.world import GIB, NODE, SPEED, Checkpointer, Kind, checkpointer, node
+from tests.spans import Spans, parent, span_id, trace_id
 from tests.until import until
 
 
@@ -58,6 +59,33 @@ async def test_a_switch_parks_one_seat_and_activates_the_other() -> None:
             ("parked", "active"),
             ("parked", "active"),
         ]
+
+
+async def test_the_halves_of_a_traced_job_are_spans_of_its_switch_and_the_journal_has_nothing_of_it() -> None:
+    trace, switch = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    with Spans("checkpointer") as spans:
+        async with node() as here, checkpointer(here) as it:
+            it.worker._tracer = spans.tracer
+            first, second = await here.engine("s00"), await here.engine("s01", gib=30)
+            untraced = await it.do(park=(first.target,))
+            job = it.switch(park=(second.target,), activate=first.target)
+            traced = job.model_copy(update={"traceparent": f"00-{trace}-{switch}-01"})
+            assert (await it.ask(traced)).accepted
+            await until(lambda: it.journal.jobs[job.op].done, what="the job is done")
+            begun = it.journal.jobs[job.op].records[0].switch
+        (park,), (activate,), (verify,) = spans.of("park"), spans.of("activate"), spans.of("verify")
+    assert untraced.park[0].outcome == "parked"
+    assert begun == job
+    for span, seat, outcome in ((park, "s01", "parked"), (activate, "s00", "active")):
+        assert (trace_id(span), parent(span)) == (trace, switch)
+        facts = {name: span.attributes[f"kybernate.{name}"] for name in ("op", "seat", "outcome")}
+        assert facts == {"op": job.op, "seat": seat, "outcome": outcome}
+        assert span.status.is_ok
+    assert parent(verify) == span_id(activate)
+    assert park.end_time <= activate.start_time
+    assert {"lock", "checkpoint"} <= {event.name for event in park.events}
+    assert {"restore", "unlock"} <= {event.name for event in activate.events}
+    assert activate.attributes["kybernate.seconds.restore"] > 0
 
 
 async def test_a_seat_of_several_processes_and_gpus_is_parked_and_activated_as_one() -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kybernate.dev.stack import LAPTOP
+from tests.otlp import Collector, collecting
 from tests.until import until_blocking
 
 SPEED = 8.0
@@ -48,18 +49,27 @@ def announced(process: subprocess.Popen[str], path: Path, log: Path) -> dict[str
 
 
 @pytest.fixture(scope="session")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    with running(tmp_path_factory.mktemp("up"), SPEED, BOUND) as up:
+def collector() -> Iterator[Collector]:
+    """Takes the traces of the stack."""
+    with collecting() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="session")
+def up(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Up]:
+    traces = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "200"}
+    with running(tmp_path_factory.mktemp("up"), SPEED, BOUND, traces) as up:
         yield up
 
 
 @contextmanager
-def running(folder: Path, speed: float, settings: str) -> Iterator[Up]:
-    """`kyb up` at so many times the pace with this configuration, its files in the folder, until the context ends."""
+def running(folder: Path, speed: float, settings: str, more: Mapping[str, str] | None = None) -> Iterator[Up]:
+    """`kyb up` at so many times the pace with this configuration, its files in the folder, until the context ends.
+    ``more``: further environment."""
     runtime = folder / "runtime"
     runtime.mkdir()
     env = {key: value for key, value in os.environ.items() if not key.startswith("KYB_")}
-    env["XDG_RUNTIME_DIR"] = str(runtime)
+    env |= {"XDG_RUNTIME_DIR": str(runtime), **(more or {})}
     log, config = folder / "up.log", folder / "config.yaml"
     config.write_text(settings)
     command = [sys.executable, "-c", "from kybernate.cli import main; main()", "up", "--speed", str(speed)]

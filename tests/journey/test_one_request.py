@@ -2,15 +2,21 @@
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import nats
+import pytest
 from nats.aio.msg import Msg
 
 from tests.journey.conftest import Up
 from tests.journey.seats import calm, complete, kyb, until_seats
+from tests.otlp import Collector
+from tests.until import until
 
+pytestmark = pytest.mark.timeout(180)
+"""The stack starts within the first of them."""
 BUSY_TOKENS = 2000
 """Four seconds of computing at the speed of this stack."""
 
@@ -28,7 +34,7 @@ async def busy(up: Up, model: str) -> AsyncIterator[None]:
     assert (await long)[0] == 200
 
 
-async def followed(up: Up, model: str, cause: str) -> list[tuple[str, str]]:
+async def followed(up: Up, model: str, cause: str, **headers: str) -> list[tuple[str, str]]:
     """Kind and last word of the subject of every message with this cause, in order, for one request to the model."""
     received: list[tuple[str, dict[str, object]]] = []
 
@@ -40,7 +46,7 @@ async def followed(up: Up, model: str, cause: str) -> list[tuple[str, str]]:
     try:
         await connection.subscribe("kyb.v1.>", cb=receive)
         await connection.flush()
-        status, _, _ = await complete(up.url, model, **{"x-request-id": cause})
+        status, _, _ = await complete(up.url, model, **{"x-request-id": cause}, **headers)
         await asyncio.sleep(0)
         await connection.flush()
     finally:
@@ -83,3 +89,35 @@ async def test_one_request_can_be_followed_by_its_cause_through_every_message(up
     assert logged_events.index("group.decided") < logged_events.index("seat.activated"), logged_events
     assert "engine.ready" in await kyb(up, "logs", model)
     assert [step for step in mine if step[0] == "sig"], "the traffic signal of the held request has the same cause"
+
+
+async def test_one_request_is_one_trace_through_router_manager_and_checkpointer(up: Up, collector: Collector) -> None:
+    pytest.importorskip("opentelemetry.proto.collector", reason="tests/test_tracing.py asserts that it is installed")
+    holder, model, *_ = sorted(name for name, seat in (await calm(up.url)).items() if seat["group"] == "G0")
+    trace, caller = uuid.uuid4().hex, "b7ad6b7169203331"
+    async with busy(up, holder):
+        mine = await followed(up, model, "traced", traceparent=f"00-{trace}-{caller}-01")
+    wanted = {"hold", "first byte", "switch", "drain", "park", "activate", "verify"}
+    await until(
+        lambda: wanted <= {span.name for span in collector.trace(trace)},
+        what="all spans of the trace were exported",
+        saw=lambda: collector.trace(trace),
+        interval=0.1,
+    )
+    spans = {span.name: span for span in collector.trace(trace)}
+    request, switch = spans.pop("POST /v1/chat/completions"), spans["switch"]
+    owners = {"hold": request, "first byte": request, "switch": request, "drain": switch, "park": switch}
+    owners |= {"activate": switch, "record answers": spans["park"], "verify": spans["activate"]}
+    assert {name: span.parent for name, span in spans.items()} == {name: owners[name].span for name in spans}
+    assert request.parent == caller
+    services = {name: span.service.removeprefix("kybernate-") for name, span in spans.items()}
+    assert (
+        services | {"hold": "router", "switch": "gpu-manager", "drain": "gpu-manager", "park": "checkpointer"}
+        == services
+    )
+    assert "restore" in spans["activate"].events
+    order = [spans[name].begin for name in ("hold", "drain", "park", "activate", "verify", "first byte")]
+    assert order == sorted(order)
+    assert ("evt", "activated") in mine
+    story = json.loads(await kyb(up, "why", "request", "traced", "-o", "json"))
+    assert story["request"]["trace_id"] == trace
