@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from kybernate.dev.demo import scenario
-from kybernate.dev.demo.report import build, show
+from kybernate.dev.demo.report import agreement, build, show
 from kybernate.dev.demo.session import Demo
 from kybernate.dev.demo.simulated import Played, simulated, stretch
 from kybernate.dev.demo.watch import ObservedStep, ObservedSwitch
@@ -75,8 +75,48 @@ def test_a_comparison_shows_both_runs_and_what_the_simulator_expected() -> None:
     (simulated,) = (row for row in rows if "simulated mean wait s" in row)
     assert [cell.strip() for cell in live.split("│")[2:5]] == ["10.00", "4.00", "-60.0%"]
     assert [cell.strip() for cell in simulated.split("│")[2:5]] == ["9.00", "4.50", "-50.0%"]
-    (ranges,) = (row for row in rows if "of single simulations" in row)
+    (ranges,) = (row for row in rows if "│ of single simulations" in row)
     assert [cell.strip() for cell in ranges.split("│")[2:5]] == ["8.00 … 10.00", "4.00 … 5.00", "-60.0% … -40.0%"]
+
+
+def compared(bound: float, pooled: float, *single: tuple[float, float], requests: int = 1) -> dict[str, Any]:
+    """A comparison with single simulations of (bound, pooled)."""
+    first, second = ([pair[which] for pair in single] for which in (0, 1))
+    result = scenario.compared(played(bound, moves=0), played(pooled, moves=3), None)
+    expected = {"simulated_waits_without_s": first, "simulated_waits_s": second, "run": "seed 1"}
+    return result | expected | scenario.spread(first, second) | {"requests": requests, "ok": requests}
+
+
+def test_several_comparisons_are_one_over_all_their_requests() -> None:
+    runs = [compared(10.0, 4.0, (9.0, 4.0), (11.0, 4.0)), compared(2.0, 1.0, (2.0, 1.5), (2.0, 0.5), requests=3)]
+    found = scenario.total(runs)
+    assert (found["requests"], found["moves"], found["runs"]) == (4, 6, runs)
+    assert (found["wait_mean_without_s"], found["wait_mean_s"], found["wait_fall"]) == (4.0, 1.75, 0.5625)
+    assert (found["simulated_wait_mean_without_s"], found["simulated_wait_mean_s"]) == (4.0, 1.75)
+    assert found["simulated_wait_fall_range"] == [round(1 - 8.5 / 15, 4), round(1 - 5.5 / 17, 4)]
+    assert scenario.failures(found) == []
+    lost = scenario.total([runs[0], runs[1] | {"errors": 1}])
+    assert scenario.failures(lost) == ["run 2: 1 errors"]
+    console = Console(width=120, file=io.StringIO())
+    show(found, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    (row,) = (line for line in text.splitlines() if "│ all" in line)
+    assert [cell.strip() for cell in row.split("│")[2:7]] == ["4", "4.00", "1.75", "-56.2%", "-56.2%"]
+    assert text.count("│ seed 1") == 2
+    assert agreement(found) in text
+
+
+@pytest.mark.parametrize(
+    ("pooled", "says"),
+    [
+        (5.4, "0.92 times the simulated one: within 10% of it, and inside"),
+        (4.4, "1.12 times the simulated one: not within 10% of it, and inside"),
+        (6.5, "0.70 times the simulated one: not within 10% of it, and outside"),
+    ],
+)
+def test_whether_the_live_gain_is_the_simulated_one(pooled: float, says: str) -> None:
+    assert says in agreement(compared(10.0, pooled, (10.0, 4.0), (10.0, 6.0)))
+    assert agreement(scenario.compared(played(10.0, moves=0), played(4.0, moves=0))) == ""
 
 
 def groups(*peers: str, active: str = "") -> list[dict[str, Any]]:
@@ -178,6 +218,8 @@ def test_packing_is_compared_with_one_slot() -> None:
         (("--compare-bound", "--chaos"), "--compare-bound starts its own two stacks"),
         (("--compare-bound", "--routers", "2"), "are for a demo without --scenario and --compare-bound"),
         (("--scenario", "hot-group", "--chaos"), "brings its own stack and workload"),
+        (("--runs", "2"), "--runs is for --scenario and --compare-bound"),
+        (("--compare-bound", "--runs", "2", "--trace", "x.csv"), "say how long each is with --duration"),
     ],
 )
 def test_what_does_not_go_together_ends_with_2(arguments: tuple[str, ...], message: str) -> None:

@@ -13,6 +13,9 @@ from kybernate.dev.demo.replay import Sample, Tally
 from kybernate.dev.demo.watch import ObservedSwitch
 
 PHASES = ("drain", "park", "activate", "verify", "release")
+NEAR = 0.1
+"""Of the simulated gain: a live one that differs by no more agrees with it."""
+_FALLS = ("wait_fall", "simulated_wait_fall", "simulated_wait_fall_range")
 Report = dict[str, Any]
 
 
@@ -110,6 +113,9 @@ def passed(report: Report, *, chaos: bool) -> list[str]:
 
 def show(report: Report, console: Console) -> None:
     """Print the report as tables."""
+    if "runs" in report:
+        _show_runs(report, console)
+        return
     speed = report["speed"]
     console.print(f"\nkyb demo: {report['model_seconds']:.0f} model seconds at {speed:g} ×", style="bold")
     table = Table(show_header=False)
@@ -146,15 +152,48 @@ def _show_comparison(report: Report, console: Console) -> None:
         table.add_row(name, _text(before), _text(after), change)
     if "simulated_wait_fall" in report:
         before, after = report["simulated_wait_mean_without_s"], report["simulated_wait_mean_s"]
-        change = f"{-(report['simulated_wait_fall'] or 0.0):+.1%}"
-        table.add_row("simulated mean wait s", _text(before), _text(after), change)
+        table.add_row("simulated mean wait s", _text(before), _text(after), _change(report["simulated_wait_fall"]))
         ranges = (report[f"simulated_wait_range{which}_s"] for which in ("_without", ""))
         single = [f"{_text(low)} … {_text(high)}" for low, high in ranges]
-        falls = report["simulated_wait_fall_range"]
-        table.add_row("of single simulations", *single, f"{-falls[1]:+.1%} … {-falls[0]:+.1%}" if falls else "–")
+        table.add_row("of single simulations", *single, _changes(report["simulated_wait_fall_range"]))
     for key in ("switches", "moves", "errors", "retryable", "violations"):
         table.add_row(key, _text(first[key]), _text(report[key]), "")
     console.print(table)
+    console.print(agreement(report), highlight=False)
+
+
+def _show_runs(report: Report, console: Console) -> None:
+    """A row for each comparison, and one for all together."""
+    table = Table("", "requests", "without s", "with s", "change", "simulated", "single simulations")
+    for one in (*report["runs"], report):
+        row = [one.get("run", "all"), _text(one["requests"])]
+        row += [_text(one["wait_mean_without_s"]), _text(one["wait_mean_s"]), _change(one["wait_fall"])]
+        if "simulated_wait_fall" in one:
+            row += [_change(one["simulated_wait_fall"]), _changes(one["simulated_wait_fall_range"])]
+        table.add_row(*row)
+    console.print(table)
+    console.print(agreement(report), highlight=False)
+
+
+def agreement(report: Report) -> str:
+    """Whether the live gain is the simulated one, in a sentence; empty where nothing was simulated or gained."""
+    fall, expected, single = (report.get(key) for key in _FALLS)
+    if fall is None or not expected or not single:
+        return ""
+    near = "within" if abs(fall / expected - 1.0) <= NEAR else "not within"
+    inside = "inside" if single[0] <= fall <= single[1] else "outside"
+    return (
+        f"The live gain is {fall / expected:.2f} times the simulated one: {near} {NEAR:.0%} of it, "
+        f"and {inside} the range of single simulations."
+    )
+
+
+def _change(fall: float | None) -> str:
+    return "–" if fall is None else f"{-fall:+.1%}"
+
+
+def _changes(falls: Sequence[float] | None) -> str:
+    return f"{_change(falls[1])} … {_change(falls[0])}" if falls else "–"
 
 
 def _times(report: Report) -> Table:

@@ -100,6 +100,40 @@ async def play(
     return compared(before, after, which) | expected
 
 
+async def play_runs(
+    which: DemoScenario | None, demo: Demo, runs: int, expect: Expect, live: Live, say: Callable[[str], None]
+) -> report.Report:
+    """Play so many comparisons: of traces consecutive parts, else with consecutive seeds. One says little where the
+    gain is small: which seat is where follows from milliseconds.
+
+    Raises DemoError and what a stack raises.
+    """
+    if runs == 1:
+        return await play(which, demo, expect, live, say)
+    length = demo.duration or 0.0
+    if demo.traces and not length:
+        raise DemoError("--runs plays consecutive parts of a trace; say how long each is with --duration")
+    parts = [_part(demo, number) for number in range(runs)]
+    for one in parts if demo.traces else ():
+        if next(arrivals(one)(), None) is None:
+            raise DemoError(f"no request of the trace is between seconds {one.start:g} and {one.start + length:g}")
+    found = []
+    for number, one in enumerate(parts, 1):
+        say(f"run {number} of {runs}")
+        found.append(
+            await play(which, one, expect, live, say)
+            | {"run": f"from {one.start:g} s" if demo.traces else f"seed {one.seed}"}
+        )
+    return total(found)
+
+
+def _part(demo: Demo, number: int) -> Demo:
+    logs = demo.logs and demo.logs / f"run-{number + 1}"
+    if demo.traces:
+        return dataclasses.replace(demo, start=demo.start + number * (demo.duration or 0.0), logs=logs)
+    return dataclasses.replace(demo, seed=demo.seed + number, logs=logs)
+
+
 def own_arrivals(demo: Demo, which: DemoScenario = DemoScenario.HOT_GROUP) -> tuple[Arrival, ...]:
     """The requests of both runs of a scenario."""
     models, requests = (HOT, REQUESTS) if which is DemoScenario.HOT_GROUP else (tuple(SIZES), PACKED_REQUESTS)
@@ -127,12 +161,29 @@ def compared(
     )
 
 
+def total(runs: Sequence[report.Report]) -> report.Report:
+    """Several comparisons as one: sums of counts, means over all requests."""
+    sums = {
+        key: sum(one[key] for one in runs) for key in ("requests", "ok", "errors", "retryable", "switches", "moves")
+    }
+    means = [_over_all(runs, key) for key in ("wait_mean_without_s", "wait_mean_s")]
+    result = {"runs": list(runs)} | sums | dict(zip(("wait_mean_without_s", "wait_mean_s"), means, strict=True))
+    result["wait_fall"] = _fall(*means)
+    if all("simulated_waits_s" in one for one in runs):
+        counts = [one["requests"] for one in runs]
+        single = [[one[key] for one in runs] for key in ("simulated_waits_without_s", "simulated_waits_s")]
+        result |= spread(*([fmean(each, counts) for each in zip(*waits, strict=True)] for waits in single))
+    return result
+
+
 def failures(result: report.Report) -> list[str]:
-    """Why a comparison did not show what it is for; empty when it did."""
+    """Why a comparison, or one of several, did not show what it is for; empty when all did."""
+    if "runs" in result:
+        return [f"run {number}: {why}" for number, one in enumerate(result["runs"], 1) for why in failures(one)]
     packed = "without_packing" in result
     first = result["without_packing" if packed else "without_pooled"]
     without = "with one slot" if packed else "with bound seats"
-    why = [f"{without}: {one}" for one in report.passed(first, chaos=False)]
+    why = report.passed(result, chaos=False) + [f"{without}: {one}" for one in report.passed(first, chaos=False)]
     if first["moves"]:
         why.append("bound seats moved")
     if "scenario" not in result:
@@ -145,10 +196,20 @@ def failures(result: report.Report) -> list[str]:
 
 
 def _expected(policy: Policy, played: Sequence[Played]) -> dict[str, Any]:
-    """What the simulator says about both runs, each from its own costs and beginning: means over ``SEEDS`` runs, and
-    the least and the longest mean wait of one."""
+    """What the simulator says about both runs, each from its own costs and beginning, in ``SEEDS`` runs."""
     before, after = (simulated(one, policy, SEEDS) for one in played)
-    first, second = ([sum(one.wait) / max(1, len(one.wait)) for one in outcomes] for outcomes in (before, after))
+    first, second = (
+        [round(sum(one.wait) / max(1, len(one.wait)), 6) for one in outcomes] for outcomes in (before, after)
+    )
+    return spread(first, second) | {
+        "simulated_waits_without_s": first,
+        "simulated_waits_s": second,
+        "simulated_moves": round(fmean(one.counters["moves"] for one in after)),
+    }
+
+
+def spread(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
+    """Means over simulations of both runs, by their mean waits, and the least and the most of a single one."""
     waits = [round(fmean(first), 6), round(fmean(second), 6)]
     falls = [1.0 - pooled / bound for bound, pooled in zip(first, second, strict=True) if bound]
     return {
@@ -158,8 +219,11 @@ def _expected(policy: Policy, played: Sequence[Played]) -> dict[str, Any]:
         "simulated_wait_range_s": [round(min(second), 6), round(max(second), 6)],
         "simulated_wait_fall": _fall(*waits),
         "simulated_wait_fall_range": [round(min(falls), 4), round(max(falls), 4)] if falls else None,
-        "simulated_moves": round(fmean(one.counters["moves"] for one in after)),
     }
+
+
+def _over_all(runs: Sequence[report.Report], key: str) -> float:
+    return round(fmean([one[key] or 0.0 for one in runs], [one["requests"] for one in runs]), 6)
 
 
 def _fall(before: float | None, after: float | None) -> float | None:
