@@ -143,7 +143,7 @@ def number(query: Mapping[str, str], name: str, default: float) -> float:
 def cause_of(headers: Mapping[str, str]) -> str:
     """Return the caller's X-Request-Id if it is printable, else a new id: the cause of all messages that follow."""
     given = headers.get("x-request-id", "")
-    return given if printable(given) else random_id()
+    return given if given and printable(given) else random_id()
 
 
 def random_id() -> str:
@@ -181,7 +181,10 @@ PRIORITIES = {"low": -1, "normal": 0, "high": 1}
 
 def priority_of(headers: Mapping[str, str], most: int) -> int:
     """Return the priority that X-Kyb-Priority asks for, at most ``most``. Raises RouterError 400."""
-    name = headers.get("x-kyb-priority", "normal").strip().lower()
+    asked = headers.get("x-kyb-priority")
+    if asked is None:
+        return min(0, most)
+    name = asked.strip().lower()
     if name not in PRIORITIES:
         raise RouterError(400, "invalid_priority", f"X-Kyb-Priority: {name[:40]!r}: send low, normal or high")
     return min(PRIORITIES[name], most)
@@ -193,9 +196,11 @@ _PATIENCE = (("x-kyb-timeout", 1.0), ("x-stainless-read-timeout", 1.0), ("x-envo
 
 def patience_of(headers: Mapping[str, str]) -> float | None:
     """Return after how many wall seconds without an answer the caller gives up; None: it does not say."""
-    found = []
+    least: float | None = None
     for name, unit in _PATIENCE:
         if name in headers:
             with contextlib.suppress(ValueError):
-                found.append(float(headers[name]) * unit)
-    return min((seconds for seconds in found if 0 < seconds < math.inf), default=None)
+                seconds = float(headers[name]) * unit
+                if 0 < seconds < (math.inf if least is None else least):
+                    least = seconds
+    return least

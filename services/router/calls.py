@@ -84,7 +84,8 @@ class Calls:
 
 
 def _alone(method: Callable[Concatenate["Call", P], None]) -> Callable[Concatenate["Call", P], None]:
-    """An unexpected error ends the call; the router and its other calls go on."""
+    """An unexpected error ends the call; the router and its other calls go on. (What gets an answer needs no such
+    wrapper: the engine's connection reports its errors to ``failed``.)"""
 
     @functools.wraps(method)
     def run(call: "Call", /, *args: P.args, **more: P.kwargs) -> None:
@@ -250,7 +251,7 @@ class Call(Ticket):
         pool = pools.pool(to.key, to.endpoint)
         connection = pools.take(pool)
         if connection is not None:
-            self.connected(connection)
+            self._send(connection)
         else:
             self._task = pools.connect(pool, self)
 
@@ -270,6 +271,9 @@ class Call(Ticket):
     @_alone
     def connected(self, connection: EngineConnection) -> None:
         """Send the request."""
+        self._send(connection)
+
+    def _send(self, connection: EngineConnection) -> None:
         self._task, self._engine = None, connection
         head, pool = self._head, connection.pool
         without = _NOT_SENT | self._calls.guard.withheld(head.pairs)
@@ -332,7 +336,6 @@ class Call(Ticket):
         text = f"the engine of model {self._record.model} broke off: {what}; try again"
         self.fail(RouterError(503, "upstream_failed", text, 1))
 
-    @_alone
     def whole(self, head: Head, body: bytes) -> None:
         """Send a complete answer."""
         self._engine = None
@@ -342,7 +345,6 @@ class Call(Ticket):
         self._answer.whole(head, self._lines(head), body, closes=self._closes)
         self._complete()
 
-    @_alone
     def began(self, head: Head, body: Body) -> None:
         """Begin a streamed answer."""
         if not self._answer.fits(head):
@@ -354,7 +356,6 @@ class Call(Ticket):
             self.pause()
         self._answer.begin(head, body, self._lines(head), closes=self._closes)
 
-    @_alone
     def piece(self, raw: bytes, payload: bytes, *, last: bool) -> None:
         """Relay a piece of the answer."""
         if self._over:

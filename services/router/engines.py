@@ -61,6 +61,9 @@ class Exchange(Protocol):
     def broke(self, error: EngineError) -> None:
         """There is no further answer."""
 
+    def failed(self, error: Exception) -> None:
+        """An error of the router's own, in what it did with the answer."""
+
 
 class EngineConnection(asyncio.Protocol):
     """One connection to an engine."""
@@ -118,7 +121,7 @@ class EngineConnection(asyncio.Protocol):
 
     def resume(self) -> None:
         """Read on."""
-        if self.open and self._transport is not None and not self.reading:
+        if not self.reading and self.open and self._transport is not None:
             self.reading = True
             self._transport.resume_reading()
 
@@ -133,10 +136,14 @@ class EngineConnection(asyncio.Protocol):
         self.pool.lost(self)
         self._transport = None
         self.clock.end()
-        if self._exchange is None:
+        exchange, body = self._exchange, self._body
+        if exchange is None:
             return
-        if exc is None and isinstance(self._body, EndlessBody):
-            self._finish(b"", b"")
+        if exc is None and isinstance(body, EndlessBody):
+            try:
+                self._finish(exchange, body, b"", b"")
+            except Exception as error:
+                exchange.failed(error)
         elif self._head is not None:
             self._break("it ended in the middle of its answer")
         else:
@@ -154,16 +161,19 @@ class EngineConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take a part of the answer."""
-        if self._exchange is None:
+        exchange = self._exchange
+        if exchange is None:
             self.drop()  # nothing was asked: no later caller gets this as its answer
             return
         try:
             if self._body is None:
-                self._receive_head(data)
+                self._receive_head(exchange, data)
             else:
-                self._receive(data)
+                self._receive(exchange, self._body, data)
         except HttpError:
             self._break("its answer is not valid HTTP")
+        except Exception as error:
+            exchange.failed(error)
 
     def _ring(self) -> None:
         if self._exchange is not None:
@@ -171,7 +181,7 @@ class EngineConnection(asyncio.Protocol):
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def _receive_head(self, data: bytes) -> None:
+    def _receive_head(self, exchange: Exchange, data: bytes) -> None:
         while True:
             assert self._parser is not None
             found = self._parser.feed(data)
@@ -185,6 +195,10 @@ class EngineConnection(asyncio.Protocol):
             return
         self._head = head
         length = 0 if head.status in (204, 304) else head.length
+        if length == len(data) <= WHOLE_BYTES:  # as most answers come that are no streams
+            self._done(again=head.keep_alive)
+            exchange.whole(head, data)
+            return
         if head.chunked and length is None:
             self._body = ChunkedBody()
         else:
@@ -192,12 +206,9 @@ class EngineConnection(asyncio.Protocol):
             if length is not None and length <= WHOLE_BYTES:
                 self._pieces = []
         if data or length == 0:
-            self._receive(data)
+            self._receive(exchange, self._body, data)
 
-    def _receive(self, data: bytes) -> None:
-        exchange, body = self._exchange, self._body
-        assert exchange is not None
-        assert body is not None
+    def _receive(self, exchange: Exchange, body: Body, data: bytes) -> None:
         end = body.walk(data)
         payload = body.payload(data, end)
         rest = 0 <= end < len(data)
@@ -206,10 +217,8 @@ class EngineConnection(asyncio.Protocol):
             self._pieces.append(payload)
         elif self._parser is not None:
             raw, self._unbegun = self._unbegun + raw, b""
-            if (
-                not payload and end < 0
-            ):  # the caller gets the head with the first payload: until then it can be repeated
-                self._unbegun = raw
+            if not payload and end < 0:
+                self._unbegun = raw  # the caller gets the head with the first payload: until then it can be repeated
                 return
             self._parser = None
             assert self._head is not None
@@ -217,26 +226,27 @@ class EngineConnection(asyncio.Protocol):
             if self._exchange is None:
                 return  # the exchange wants no such answer
         if end >= 0:
-            self._finish(raw, payload, rest=rest)
+            self._finish(exchange, body, raw, payload, rest=rest)
         elif self._pieces is None:
             exchange.piece(raw, payload, last=False)
 
-    def _finish(self, raw: bytes, payload: bytes, *, rest: bool = False) -> None:
-        exchange, head, pieces, body = self._exchange, self._head, self._pieces, self._body
-        assert exchange is not None
+    def _finish(self, exchange: Exchange, body: Body, raw: bytes, payload: bytes, *, rest: bool = False) -> None:
+        head, pieces, begins = self._head, self._pieces, self._parser is not None
         assert head is not None
-        assert body is not None
-        again = head.keep_alive and not rest and not self._unsent and self.open and not isinstance(body, EndlessBody)
-        begins = self._parser is not None
-        self._exchange = self._parser = self._head = self._body = self._pieces = None
-        self.clock.clear()
-        self.pool.done(self, again=again)
+        self._done(again=head.keep_alive and not rest and not isinstance(body, EndlessBody))
         if pieces is not None:
             exchange.whole(head, pieces[0] if len(pieces) == 1 else b"".join(pieces))
             return
         if begins and isinstance(body, EndlessBody):
             exchange.began(head, body)
         exchange.piece(raw, payload, last=True)
+
+    def _done(self, *, again: bool) -> None:
+        """End the exchange."""
+        again = again and not self._unsent and self.open
+        self._exchange = self._parser = self._head = self._body = self._pieces = None
+        self.clock.clear()
+        self.pool.done(self, again=again)
 
     def _break(self, text: str, *, stale: bool = False) -> None:
         exchange = self._exchange

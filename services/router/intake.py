@@ -62,7 +62,7 @@ class RequestBody:
         if self._encoding:
             self._unpacker()
         self._check(head.length or 0)
-        self.expected = head.version == "1.1" and self._expected(fields.get("expect", ""))
+        self.expected = "expect" in fields and head.version == "1.1" and self._expected(fields["expect"])
         """Whether the caller waits for ``100 Continue``."""
 
     def feed(self, data: bytes) -> int:

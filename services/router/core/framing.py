@@ -7,6 +7,7 @@ LONGEST_LINE = 256
 MOST_TRAILER_BYTES = 8 * 1024
 LAST_CHUNK = b"0\r\n\r\n"
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
+_FIRST = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
 _SIZE_LINE, _END_LINE, _TRAILER_LINE = "size", "end", "trailer"
 
 
@@ -66,6 +67,11 @@ class ChunkedBody(Body):
 
     def walk(self, data: bytes, /) -> int:
         """Take bytes; return where the body ends in them, or -1 if it goes on."""
+        if self.boundary and (first := _FIRST.match(data)) is not None:
+            begin, size = first.end(), int(first[1], 16)
+            if size and len(data) == begin + size + 2 and data.endswith(b"\r\n"):
+                self._found = data[begin:-2]
+                return -1  # exactly one chunk, as most pieces of a stream are
         before = len(self._line)
         if before:
             data, self._line = self._line + data, b""

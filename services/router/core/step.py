@@ -2,7 +2,8 @@
 
 Wire messages (SeatEvent, SeatRecord, DrainAck …) are inputs and effects as they are; all others are defined here.
 ``now`` and all durations are wall seconds of CLOCK_MONOTONIC; ``request`` numbers the calls of one router in order of
-arrival.
+arrival. Those that each call brings are not frozen, because Python needs five times as long to make a frozen one; but
+nothing changes them.
 """
 
 import heapq
@@ -19,7 +20,7 @@ Kind = Literal["call", "permit", "wake"]
 # --- inputs -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallArrived:
     """A caller requests a model."""
 
@@ -35,7 +36,7 @@ class CallArrived:
     """Tenants whose calls wait for a model with the same priority take turns."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallEnded:
     """The call was answered, or it failed, or its caller disconnected."""
 
@@ -130,7 +131,7 @@ Input = (
 # --- effects ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Forward:
     """Send this call to the engine at ``endpoint`` (a permit: report it to the gateway; a wake: the seat is active)."""
 
@@ -199,7 +200,7 @@ class Prepare:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LevelChanged:
     """The level of (model, seat) changed; ``edge``: from or to zero."""
 
