@@ -58,9 +58,15 @@ async def _follow(
         try:
             async with (await bus.bucket(bucket)).watch() as entries:
                 failed.clear()
+                rows, complete = 0, False
                 async for entry in entries:
-                    if entry is not None:
+                    if entry is None:
+                        complete = True
+                    else:
                         take(entry)
+                        rows += 1
+                        if not complete and rows % ROWS == 0:
+                            gc.freeze()  # as in RosterSync.read
                     await pause()
         except BusError as error:
             failed.log(error=str(error))
@@ -135,8 +141,9 @@ class RosterSync:
         at = time.monotonic()
         await self._publish_presence()
         entries = await (await self._bus.bucket(BUCKET)).entries()
-        slices, records = Slices(), list[SeatRecord]()
+        slices, records, present = Slices(), list[SeatRecord](), set[str]()
         for entry in entries:
+            present.add(entry.key)
             if (record := self._newer(entry)) is not None:
                 records.append(record)
             if len(records) >= ROWS:
@@ -144,7 +151,7 @@ class RosterSync:
                 records.clear()
                 gc.freeze()  # rows live long; the collector would walk all of them again and again
             await slices.pause()
-        self._dispatcher.feed(RosterRead(at, tuple(records), frozenset(entry.key for entry in entries)))
+        self._dispatcher.feed(RosterRead(at, tuple(records), present))
 
     def _take(self, entry: Entry) -> None:
         if entry.value is None:

@@ -119,10 +119,10 @@ async def test_a_wrong_method_gets_the_allowed_ones():
 
 async def test_an_internal_error_has_the_openai_shape():
     async with world() as w:
-        w.router.traffic.table.upstreams["broken"] = None  # type: ignore[assignment]
+        w.router.traffic.table.models["broken"] = None  # type: ignore[assignment]
         answer = await w.call("GET", "/v1/models")
         assert (answer.status, answer.code) == (500, "internal_error")
-        del w.router.traffic.table.upstreams["broken"]
+        del w.router.traffic.table.models["broken"]
 
 
 async def test_a_request_that_engines_drop_repeatedly_is_not_forwarded_again():

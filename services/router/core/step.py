@@ -7,6 +7,7 @@ nothing changes them.
 """
 
 import heapq
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -73,7 +74,7 @@ class RosterRead:
 
     at: float | None
     records: tuple[SeatRecord, ...]
-    present: frozenset[str]
+    present: AbstractSet[str]
     """Keys of all rows, including unchanged ones that are not in ``records``."""
 
 

@@ -193,7 +193,7 @@ class Traffic:
             return
         self.trust.sync(m.at)
         upstreams = self.table.upstreams
-        for key in upstreams.keys() - m.present:
+        for key in [key for key in upstreams if key not in m.present]:
             self._missing(step.SeatMissing(key))
         for upstream in upstreams.values():  # tens of thousands: nothing here may take long
             upstream.activation_request.sent_at = None
