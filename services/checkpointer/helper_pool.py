@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from kybernate.logs import get_logger
 from services.checkpointer.processes import ProcessIdentity, alive, identify, send
@@ -24,8 +24,21 @@ MOST_STUCK = 3
 """Maximum number of stuck helpers per key; then calls of that key fail at once."""
 
 
+class HelperCall(NamedTuple):
+    """One call. ``deadline``: wall seconds from the answer to the one before it."""
+
+    verb: str
+    deadline: float
+    arguments: dict[str, Any]
+
+
 class HelperHungError(Exception):
     """A call overran its deadline; the helper was killed and the next call gets a new one."""
+
+    def __init__(self, text: str, verb: str = "") -> None:
+        """``verb``: of the call; empty if no helper could be had."""
+        super().__init__(text)
+        self.verb = verb
 
 
 class HelperDiedError(Exception):
@@ -95,14 +108,21 @@ class HelperProcess:
         """True if its exit was observed."""
         return self.process.returncode is not None
 
-    async def call(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """One call, without a deadline. Raises HelperDiedError."""
+    def send(self, calls: Sequence[HelperCall]) -> None:
+        """Write calls, which are answered in this order. A pipe takes far more than all calls of a step."""
+        assert self.process.stdin is not None
+        lines = [
+            json.dumps({"id": number, "verb": call.verb, **call.arguments})
+            for number, call in enumerate(calls, self.last_id + 1)
+        ]
+        self.process.stdin.write("".join(f"{line}\n" for line in lines).encode())
+
+    async def answer(self, verb: str) -> dict[str, Any]:
+        """The answer to the next call that was sent, without a deadline. Raises HelperDiedError."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.last_id += 1
-        line = json.dumps({"id": self.last_id, "verb": verb, **arguments}).encode() + b"\n"
         try:
-            self.process.stdin.write(line)
             await self.process.stdin.drain()
             answer = await self.process.stdout.readline()
         except ConnectionError as error:
@@ -117,7 +137,7 @@ class HelperProcess:
         return reply
 
     def _reply(self, answer: bytes) -> dict[str, Any] | None:
-        """The parsed reply; None if it does not belong to the last call."""
+        """The parsed reply; None if it does not belong to the call."""
         try:
             reply = json.loads(answer)
         except ValueError:
@@ -205,17 +225,27 @@ class HelperPool:
 
         ``deadline``: wall seconds for this call alone. Raises HelperHungError or HelperDiedError.
         """
+        return (await self.calls(key, [HelperCall(verb, deadline, arguments)]))[0]
+
+    async def calls(self, key: str, calls: Sequence[HelperCall]) -> list[dict[str, Any]]:
+        """Readings that belong together, sent at once; each has its own deadline. The answers in their order. Raises
+        HelperHungError or HelperDiedError for the first that fails, and then none of them counts."""
         line = self._lines.setdefault(key, _Line())
         async with line.lock:
             helper = line.helper = line.helper or await self._take(key)
+            replies: list[dict[str, Any]] = []
             try:
-                async with asyncio.timeout(deadline):
-                    return await helper.call(verb, arguments)
+                helper.send(calls)
+                for call in calls:
+                    async with asyncio.timeout(call.deadline):
+                        replies.append(await helper.answer(call.verb))
+                return replies
             except TimeoutError:
                 line.helper = None
                 self.hangs += 1
                 ending = await self._end(helper, key)
-                raise HelperHungError(f"{verb} did not end within {deadline:.1f} s; {ending}") from None
+                verb, deadline, _ = calls[len(replies)]
+                raise HelperHungError(f"{verb} did not end within {deadline:.1f} s; {ending}", verb) from None
             except BaseException:  # death or cancellation: replies would no longer match calls
                 line.helper = None
                 await self._end(helper, key)
@@ -273,7 +303,8 @@ class HelperPool:
         helper = await HelperProcess.start(self.command, self.folder)
         try:
             async with asyncio.timeout(self.start_seconds):
-                await helper.call("init", {})
+                helper.send([HelperCall("init", self.start_seconds, {})])
+                await helper.answer("init")
         except TimeoutError:
             self.hangs += 1
             ending = await self._end(helper, "")

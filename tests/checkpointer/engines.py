@@ -5,7 +5,7 @@ The container is a real process, so that a kill is a kill; what the driver would
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from kybernate.messages import SeatTarget
 from kybernate.node.host_memory import HostMemory
 from kybernate.self_tests import SelfTest, SelfTests
 from services.checkpointer.backends import open_backends
-from services.checkpointer.backends.driver_calls import StepFailedError, Timeouts, Use
+from services.checkpointer.backends.driver_calls import StepFailedError, Timeouts, Usage, Use
 from services.checkpointer.backends.engine import EngineBackend
 from services.checkpointer.backends.host import open_host
 from services.checkpointer.backends.port import Member, SeatProcesses
@@ -27,7 +27,7 @@ from services.checkpointer.backends.restart import RestartBackend
 from services.checkpointer.core.failures import ProcessState, StepTrouble, Verb
 from services.checkpointer.core.refusals import DriverInfo
 from services.checkpointer.engine_http import AnswerCheck, open_engines
-from services.checkpointer.processes import identify
+from services.checkpointer.processes import ProcessIdentity, identify
 from tests.checkpointer.sim import NEEDS
 
 KEYS = Path(__file__)
@@ -241,8 +241,14 @@ class Readings:
     async def memory(self, *_: Any) -> dict[str, tuple[int, int]]:
         return {GPU: (self.unlisted + sum(use.size or 0 for use in self._uses), 80 * GIB)}
 
-    async def usage(self, *_: Any) -> tuple[list[Use], dict[str, tuple[int, int]]]:
-        return await self.processes(), await self.memory()
+    async def usage(self, *_: Any) -> Usage:
+        return Usage(await self.processes(), await self.memory())
+
+    async def survey(self, _: str, processes: Sequence[ProcessIdentity]) -> tuple[Usage, dict[ProcessIdentity, bool]]:
+        return await self.usage(), dict.fromkeys(processes, self.context)
+
+    async def states_and_usage(self, key: str, members: Sequence[Member], *_: Any) -> tuple[list[ProcessState], Usage]:
+        return [await self.state(key, member) for member in members], await self.usage()
 
     async def knows(self, *_: Any, **__: Any) -> bool:
         return self.context

@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +19,8 @@ from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedE
 from services.checkpointer.backends.evidence import Discovery, Evidence, room_needed
 from services.checkpointer.backends.host import open_host
 from services.checkpointer.backends.port import DriverUnreadableError, Member, NoMemberError, SeatProcesses
-from services.checkpointer.core.failures import ProcessState
+from services.checkpointer.core.failures import ProcessState, StepTrouble
+from services.checkpointer.helper_pool import HelperCall, HelperHungError
 from services.checkpointer.processes import ProcessIdentity, alive, identify
 from tests.until import until
 
@@ -40,9 +41,17 @@ class Driver:
     drops_at_the_kill: bool = False
     """A process that has ended is not listed, and its memory stays in use."""
     pids: frozenset[int] = frozenset()
+    hangs: str = ""
+    """The verb that gets no answer."""
+    exchanges: int = 0
 
-    async def call(self, key: str, verb: str, *, deadline: float, **arguments: Any) -> dict[str, Any]:
-        pid = arguments.get("pid", 0)
+    async def calls(self, _: str, calls: Sequence[HelperCall]) -> list[dict[str, Any]]:
+        self.exchanges += 1
+        if self.hangs in [call.verb for call in calls]:
+            raise HelperHungError(f"{self.hangs} did not end", self.hangs)
+        return [self.answer(verb, arguments.get("pid", 0)) for verb, _, arguments in calls]
+
+    def answer(self, verb: str, pid: int) -> dict[str, Any]:
         self.asked.append((verb, pid))
         ok = {"code": 0, "name": "SUCCESS"}
         if self.drops_at_the_kill:
@@ -123,6 +132,33 @@ async def test_members_are_those_with_a_restore_thread_also_without_memory() -> 
         unit = await it.find()
         assert [member.who for member in unit.members] == [it.child]
         assert unit.vram_bytes == 0
+
+
+async def test_a_park_reads_the_driver_once_before_it_and_once_after_it() -> None:
+    async with stand() as it:
+        it.driver.cuda, it.driver.used = {it.child.pid}, 800
+        it.driver.uses_gpu(it.child.pid, 500)
+        it.driver.uses_gpu(1, 200)
+        unit = await it.find()
+        assert it.driver.exchanges == 1
+        assert unit.baseline == {GPU: 600}, "its 500, and 100 that no process accounts for"
+        assert unit.neighbours == {it.child.pid, 1}
+        assert SeatProcesses.model_validate_json(unit.model_dump_json()).neighbours is None, "of this moment only"
+        it.driver.uses, it.driver.used, it.driver.state = it.driver.uses[1:], 310, "CHECKPOINTED"
+        assert await it.evidence.prove(unit) == 10
+        assert it.driver.exchanges == 2
+
+
+@pytest.mark.parametrize(("verb", "trouble"), [("state", StepTrouble.HUNG), ("usage", StepTrouble.SLOW)])
+async def test_only_a_call_about_a_process_counts_as_a_hang_of_its_seat(verb: str, trouble: StepTrouble) -> None:
+    async with stand() as it:
+        it.driver.cuda = {it.child.pid}
+        it.driver.uses_gpu(it.child.pid, 500)
+        unit = await it.find()
+        it.driver.hangs = verb
+        with pytest.raises(StepFailedError) as error:
+            await it.evidence.prove(unit)
+        assert error.value.trouble is trouble
 
 
 async def test_a_process_without_memory_in_the_drivers_list_is_no_evidence_against_a_park() -> None:

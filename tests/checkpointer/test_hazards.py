@@ -7,7 +7,7 @@ show has the same number in ``tests/gpu/test_hazards.py``.
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kybernate.messages import KillJob, SeatProgress
+from services.checkpointer.helper_pool import HelperCall
 from tests.checkpointer.world import GIB, NODE, Checkpointer, Engine, Kind, Node, checkpointer, node
 
 STUBS: tuple[Kind, ...] = ("ctypes", "bindings")
@@ -343,13 +344,13 @@ async def test_h6_a_kill_copies_nothing_that_does_not_fit_into_host_memory(memor
     """Without memory for the copy the kernel kills a process, possibly of another pod."""
     async with stand(machine=("--host-memory", memory)) as (here, it):
         engine = await here.engine("s00", gib=40)
-        call, called = it.pool.call, []
+        make, called = it.pool.calls, []
 
-        async def recorded(key: str, verb: str, **arguments: Any) -> dict[str, Any]:
-            called.append(verb)
-            return await call(key, verb, **arguments)
+        async def recorded(key: str, calls: Sequence[HelperCall]) -> list[dict[str, Any]]:
+            called.extend(call.verb for call in calls)
+            return await make(key, calls)
 
-        it.pool.call = recorded  # type: ignore[method-assign]
+        it.pool.calls = recorded  # type: ignore[method-assign]
         assert (await kill(it, engine)).outcome == "gone"
         assert steps(it)[-1] == "kill"
         assert ("checkpoint" in called) == (memory == "44GiB"), called

@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from kybernate.bus import BusError, open_bus
 from kybernate.bus.port import Bus
 from kybernate.dev.nats_server import NatsServer
 from kybernate.messages import AskJobs, Job, JobReply, JobStatus, SeatTarget, SwitchJob
+from services.checkpointer.helper_pool import HelperCall
 from services.checkpointer.processes import ProcessIdentity, alive
 from tests.checkpointer.world import NODE, Checkpointer, Engine, Kind, Node, checkpointer, environment, node
 from tests.until import until
@@ -156,7 +157,7 @@ async def test_killed_at_any_step_it_converges_without_an_operator_and_twice_giv
         await until(lambda: not any(alive(helper) for helper in left), what="no helper is left")
 
 
-PARK_CALLS = ["describe", "processes", "restore_tid", "usage", "state", "lock", "checkpoint"]
+PARK_CALLS = ["describe", "restore_tid", "usage", "state", "lock", "checkpoint"]
 ACTIVATE_CALLS = ["memory", "state", "restore", "unlock", "processes"]
 
 
@@ -164,15 +165,15 @@ ACTIVATE_CALLS = ["memory", "state", "restore", "unlock", "processes"]
 async def test_a_helper_killed_before_any_call_is_replaced_and_the_half_goes_on(kind: Kind) -> None:
     async with node(kind) as here, checkpointer(here) as it:
         engine = await here.engine("s00")
-        call, doomed = it.pool.call, [""]
+        make, doomed = it.pool.calls, [""]
 
-        async def killing(key: str, verb: str, **arguments: Any) -> dict[str, Any]:
-            if verb == doomed[0]:
+        async def killing(key: str, calls: Sequence[HelperCall]) -> list[dict[str, Any]]:
+            if doomed[0] in [call.verb for call in calls]:
                 doomed[0] = ""
                 await kill_helper(it, key)
-            return await call(key, verb, **arguments)
+            return await make(key, calls)
 
-        it.pool.call = killing  # type: ignore[method-assign]
+        it.pool.calls = killing  # type: ignore[method-assign]
         for park, activate in itertools.zip_longest(PARK_CALLS, ACTIVATE_CALLS, fillvalue=""):
             doomed[0] = park
             end = (await it.do(park=(engine.target,))).park[0]

@@ -6,7 +6,7 @@ The real backend with a driver in memory whose answers come in any order, while 
 import asyncio
 import random
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from services.checkpointer.backends.port import Ending, Member, SeatProcesses
 from services.checkpointer.backends.reservations import GpuReservations, Headroom
 from services.checkpointer.containers import Containers
 from services.checkpointer.freezer import Freezer
+from services.checkpointer.helper_pool import HelperCall
 from services.checkpointer.processes import ProcessIdentity, identify
 
 GPUS = ("GPU-a", "GPU-b")
@@ -66,7 +67,10 @@ class Model:
     restores: int = 0
     pids: frozenset[int] = frozenset()
 
-    async def call(self, key: str, verb: str, *, deadline: float, **arguments: Any) -> dict[str, Any]:
+    async def calls(self, key: str, calls: Sequence[HelperCall]) -> list[dict[str, Any]]:
+        return [await self.answer(key, verb, arguments) for verb, _, arguments in calls]
+
+    async def answer(self, key: str, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
         turn = asyncio.Event()
         self.waiting.append(turn)
         await turn.wait()

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from kybernate.bus.port import NoAnswerError
 from kybernate.messages import AskJobs, JobReply, KillJob, ReleaseJob, RetargetJob, SwitchJob
 from services.checkpointer.backends.driver_calls import Timeouts
+from services.checkpointer.helper_pool import HelperCall
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record
 from tests.checkpointer.world import GIB, NODE, SPEED, Checkpointer, Kind, checkpointer, node
@@ -470,15 +472,16 @@ async def test_a_parked_seat_can_be_parked_again_while_other_memory_is_in_use() 
     async with node() as here, checkpointer(here, settle_floor_wall_seconds=0.3) as it:
         engine = await here.engine("s00", gib=10)
         assert (await it.do(park=(engine.target,))).park[0].outcome == "parked"
-        call = it.pool.call
+        make = it.pool.calls
 
-        async def more(key: str, verb: str, **arguments: Any) -> dict[str, Any]:
-            reply = await call(key, verb, **arguments)
-            for gpu in reply.get("memory", ()):
-                reply["memory"][gpu][0] += 20 * GIB
-            return reply
+        async def more(key: str, calls: Sequence[HelperCall]) -> list[dict[str, Any]]:
+            replies = await make(key, calls)
+            for reply in replies:
+                for gpu in reply.get("memory", ()):
+                    reply["memory"][gpu][0] += 20 * GIB
+            return replies
 
-        it.pool.call = more  # type: ignore[method-assign]
+        it.pool.calls = more  # type: ignore[method-assign]
         op = await it.begin(park=(engine.target,))
         end = (await it.done(op)).park[0]
         assert (end.outcome, end.reason) == ("parked", "")
@@ -489,18 +492,20 @@ async def test_a_driver_that_does_not_answer_leaves_a_parked_seat_frozen() -> No
     async with node() as here, checkpointer(here, settle_floor_wall_seconds=0.3) as it:
         engine = await here.engine("s00")
         await it.do(park=(engine.target,))
-        call = it.pool.call
+        make = it.pool.calls
 
-        async def silent(key: str, verb: str, **arguments: Any) -> dict[str, Any]:
-            return {"code": -1, "name": "UNREACHABLE", "text": "cuInit answered OPERATING_SYSTEM (304)"}
+        async def silent(_: str, calls: Sequence[HelperCall]) -> list[dict[str, Any]]:
+            return [
+                {"code": -1, "name": "UNREACHABLE", "text": "cuInit answered OPERATING_SYSTEM (304)"} for _ in calls
+            ]
 
-        it.pool.call = silent  # type: ignore[method-assign]
+        it.pool.calls = silent  # type: ignore[method-assign]
         op = await it.begin(activate=engine.target)
         end = (await it.done(op)).activate
         assert end is not None
         assert (end.outcome, "cannot be called" in end.reason) == ("quarantined", True)
         assert here.frozen(engine)
-        it.pool.call = call  # type: ignore[method-assign]
+        it.pool.calls = make  # type: ignore[method-assign]
         assert await it.outcome(engine) == "parked"
 
 

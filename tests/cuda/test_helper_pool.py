@@ -10,6 +10,7 @@ import pytest
 
 from services.checkpointer.helper_pool import (
     MOST_STUCK,
+    HelperCall,
     HelperDiedError,
     HelperHungError,
     HelperPool,
@@ -76,6 +77,17 @@ async def test_a_helper_that_survives_its_simulated_kill_is_left_behind_and_says
         await until(lambda: not pool.stuck, what="it ended after all")
         assert not stuck.note.exists()
     assert not list(tmp_path.iterdir())
+
+
+async def test_of_calls_that_are_sent_together_the_one_that_hangs_is_named(tmp_path: Path) -> None:
+    calls = [HelperCall("state", DEADLINE, {"pid": 1}), HelperCall("hang", 0.2, {}), HelperCall("usage", DEADLINE, {})]
+    async with pool_of(tmp_path, NoKill()) as pool:
+        with pytest.raises(HelperHungError, match=r"hang did not end within 0\.2 s; its helper was killed") as error:
+            await pool.calls("G0", calls)
+        assert error.value.verb == "hang"
+        calls[1] = HelperCall("memory", DEADLINE, {})
+        replies = await pool.calls("G0", calls)
+        assert [reply["id"] for reply in replies] == [2, 3, 4], "a new helper (1 was init), answers in their order"
 
 
 async def test_a_key_does_not_collect_stuck_helpers_without_end(tmp_path: Path) -> None:

@@ -61,8 +61,11 @@ class DriverBackend:
         return SeatProcesses(target=target, group=group, epoch=epoch, root=root, members=())
 
     async def prepare(self, seat: SeatProcesses) -> SeatProcesses:
-        """Read the memory in use before the park, so that its release can be proven. The baseline stays empty if the
-        driver does not answer, and for a seat that is parked already: its park releases nothing."""
+        """Read the memory in use before the park, so that its release can be proven; of a seat that was just discovered
+        it is known. The baseline stays empty if the driver does not answer, and for a seat that is parked already: its
+        park releases nothing."""
+        if seat.baseline:
+            return seat
         if seat.parked_on and any(self.host.freezer.stopped(member.who) for member in seat.members):
             return seat
         try:
@@ -134,6 +137,9 @@ class DriverBackend:
 
 class _WholeContainer(Discovery):
     """Takes every process of the container as a member, whether the driver knows it or not."""
+
+    def _asked(self, *_: object) -> bool:
+        return False
 
     async def _uses_gpu(self, *_: object) -> bool:
         return True

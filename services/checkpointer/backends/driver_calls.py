@@ -1,7 +1,7 @@
 """Driver calls through a helper: deadlines, result codes as errors, the identity of a process checked before each."""
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from services.checkpointer.backends.port import Member
 from services.checkpointer.core.failures import ProcessState, StepTrouble, Verb
 from services.checkpointer.core.refusals import DriverInfo, driver_from
 from services.checkpointer.helper.serving import UNREACHABLE
-from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, HelperPool
+from services.checkpointer.helper_pool import HelperCall, HelperDiedError, HelperHungError, HelperPool
 from services.checkpointer.processes import ProcessIdentity, alive
 
 DESCRIBED_SECONDS = 30.0
@@ -95,6 +95,14 @@ class Use(NamedTuple):
         return self.size is None or self.size > 0
 
 
+class Usage(NamedTuple):
+    """Who uses the GPUs, and how much of their memory is in use, read together."""
+
+    uses: list[Use]
+    memory: dict[str, tuple[int, int]]
+    """(bytes in use, total bytes) by GPU."""
+
+
 class StepFailedError(Exception):
     """A step failed; ``trouble`` is the kind, ``text`` the reason for the operator."""
 
@@ -116,8 +124,22 @@ class DriverCalls:
         """State of a process. Blocks during a checkpoint or restore of it; ``quick`` sets a short deadline instead."""
         if not alive(member.who):
             return ProcessState.GONE
-        deadline = self._short() if quick else self.timeouts.transfer(member.total)
-        reply = await self._call(key, "state", deadline, pid=member.who.pid)
+        return self._state_in(await self._call(key, self._state_of(member, quick=quick)), member)
+
+    async def states_and_usage(
+        self, key: str, members: Sequence[Member], gpus: Iterable[str] | None
+    ) -> tuple[list[ProcessState], Usage]:
+        """The state of each process and then ``usage``, in one exchange with the helper."""
+        living = [member for member in members if alive(member.who)]
+        *states, last = await self._calls(key, [*map(self._state_of, living), self._reading("usage", gpus)])
+        known = {member.who: self._state_in(reply, member) for member, reply in zip(living, states, strict=True)}
+        return [known.get(member.who, ProcessState.GONE) for member in members], self._usage(last)
+
+    def _state_of(self, member: Member, *, quick: bool = False) -> HelperCall:
+        wall = self.timeouts.wall(self.timeouts.slack_seconds) if quick else self.timeouts.transfer(member.total)
+        return HelperCall("state", wall, {"pid": member.who.pid})
+
+    def _state_in(self, reply: dict[str, Any], member: Member) -> ProcessState:
         if reply["code"] == CudaResult.NOT_INITIALIZED or not alive(member.who):
             return ProcessState.GONE
         self._check(reply, "state", member.who)
@@ -147,7 +169,7 @@ class DriverCalls:
                 deadline = self.timeouts.wall(self.timeouts.lock_seconds)
             case _:
                 deadline = self.timeouts.transfer(member.total)
-        reply = await self._call(key, str(verb), deadline, **arguments)
+        reply = await self._call(key, HelperCall(str(verb), deadline, arguments))
         if reply["code"] != CudaResult.SUCCESS and not alive(member.who):
             raise StepFailedError(StepTrouble.GONE, f"pid {member.who.pid} ended during {verb}")
         if reply["code"] == CudaResult.NOT_INITIALIZED and not member.holds:
@@ -160,7 +182,7 @@ class DriverCalls:
         Reading takes several NVML calls per GPU, and a GPU in use does not change its MIG mode.
         """
         if self._driver is None or fresh or time.monotonic() - self._described_at > DESCRIBED_SECONDS:
-            reply = await self._call(key, "describe", self._reading())
+            reply = await self._call(key, self._reading("describe"))
             self._check(reply, "describe", None)
             self._driver, self._described_at = driver_from(reply), time.monotonic()
         return self._driver
@@ -175,7 +197,20 @@ class DriverCalls:
 
         ``surely``: the driver's process list has it, so every other result raises.
         """
-        reply = await self._call(key, "restore_tid", self._reading(), pid=process.pid)
+        return self._knows(await self._call(key, self._tid_of(process)), process, surely)
+
+    async def survey(self, key: str, processes: Sequence[ProcessIdentity]) -> tuple[Usage, dict[ProcessIdentity, bool]]:
+        """``usage`` of all GPUs, and ``knows`` of each process, in one exchange with the helper."""
+        first, *tids = await self._calls(key, [self._reading("usage"), *map(self._tid_of, processes)])
+        usage = self._usage(first)
+        listed = {use.pid for use in usage.uses if use.holds}
+        answers = zip(processes, tids, strict=True)
+        return usage, {one: self._knows(reply, one, one.pid in listed) for one, reply in answers}
+
+    def _tid_of(self, process: ProcessIdentity) -> HelperCall:
+        return HelperCall("restore_tid", self.timeouts.wall(self.timeouts.read_seconds), {"pid": process.pid})
+
+    def _knows(self, reply: dict[str, Any], process: ProcessIdentity, surely: bool) -> bool:
         if reply["code"] == UNREACHABLE or (surely and reply["code"] != CudaResult.NOT_INITIALIZED and alive(process)):
             self._check(reply, "restore_tid", process)
         return bool(reply["code"] == CudaResult.SUCCESS) and alive(process)
@@ -188,10 +223,13 @@ class DriverCalls:
         """(bytes in use, total bytes) by GPU, for these GPUs or all."""
         return _sizes(await self._read("memory", key, gpus))
 
-    async def usage(self, key: str, gpus: Iterable[str] | None = None) -> tuple[list[Use], dict[str, tuple[int, int]]]:
+    async def usage(self, key: str, gpus: Iterable[str] | None = None) -> Usage:
         """``processes`` and ``memory`` in one call of the helper."""
-        reply = await self._read("usage", key, gpus)
-        return self._uses(reply), _sizes(reply)
+        return self._usage(await self._read("usage", key, gpus))
+
+    def _usage(self, reply: dict[str, Any]) -> Usage:
+        self._check(reply, "usage", None)
+        return Usage(self._uses(reply), _sizes(reply))
 
     def _uses(self, reply: Mapping[str, Any]) -> list[Use]:
         """Processes of a reply, without the helpers, which open every GPU."""
@@ -203,21 +241,23 @@ class DriverCalls:
         ]
 
     async def _read(self, verb: str, key: str, gpus: Iterable[str] | None) -> dict[str, Any]:
-        reply = await self._call(key, verb, self._reading(), **({} if gpus is None else {"gpus": sorted(gpus)}))
+        reply = await self._call(key, self._reading(verb, gpus))
         self._check(reply, verb, None)
         return reply
 
-    def _short(self) -> float:
-        return self.timeouts.wall(self.timeouts.slack_seconds)
+    def _reading(self, verb: str, gpus: Iterable[str] | None = None) -> HelperCall:
+        arguments = {} if gpus is None else {"gpus": sorted(gpus)}
+        return HelperCall(verb, self.timeouts.wall(self.timeouts.read_seconds), arguments)
 
-    def _reading(self) -> float:
-        return self.timeouts.wall(self.timeouts.read_seconds)
+    async def _call(self, key: str, call: HelperCall) -> dict[str, Any]:
+        return (await self._calls(key, [call]))[0]
 
-    async def _call(self, key: str, verb: str, deadline: float, **arguments: Any) -> dict[str, Any]:
+    async def _calls(self, key: str, calls: Sequence[HelperCall]) -> list[dict[str, Any]]:
         try:
-            return await self.pool.call(key, verb, deadline=deadline, **arguments)
+            return await self.pool.calls(key, calls)
         except HelperHungError as error:
-            trouble = StepTrouble.HUNG if verb in _ABOUT_A_PROCESS else StepTrouble.SLOW
+            about = (error.verb or calls[0].verb) in _ABOUT_A_PROCESS
+            trouble = StepTrouble.HUNG if about else StepTrouble.SLOW
             raise StepFailedError(trouble, str(error)) from error
         except HelperDiedError as error:
             raise StepFailedError(StepTrouble.HELPER_DIED, str(error)) from error

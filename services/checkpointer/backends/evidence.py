@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from kybernate.cgroups import HiddenProcessesError
 from kybernate.cuda import FREED_SHARE
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
-from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Use, unaccounted
+from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Usage, Use, unaccounted
 from services.checkpointer.backends.host import Host
 from services.checkpointer.backends.port import (
     DriverUnreadableError,
@@ -72,14 +72,15 @@ class Discovery:
         return states, frozen
 
     async def _find(self, target: SeatTarget, group: str, epoch: int, container: SeatContainer) -> SeatProcesses:
-        uses = await self.calls.processes(group)
+        found = self.host.containers.processes(target, container.root)
+        usage, known = await self.calls.survey(group, [one for one in found if self._asked(one)])
+        uses = usage.uses
         # A pid of the container may have been reused by a process that the driver lists under another seat.
         strangers = {use.pid for use in uses if use.seat not in ("", target.seat, f"process/{use.pid}")}
-        found = self.host.containers.processes(target, container.root)
         listed = [use.pid for use in uses if use.pid not in {process.pid for process in found}]
         found += self.host.containers.own(container, listed) if listed else []
         members = _classified(
-            [one for one in found if one.pid not in strangers and await self._uses_gpu(one, group, uses)], uses
+            [one for one in found if one.pid not in strangers and await self._uses_gpu(one, group, uses, known)], uses
         )
         if not members and any(self.host.freezer.stopped(process) for process in found):
             raise DriverUnreadableError(f"{_unrecorded(target)}; delete its pod")
@@ -90,7 +91,9 @@ class Discovery:
             return await self._parked_without_record(target, group, epoch, container, members, uses)
         target = _with_observed_gpus(target, members, uses)
         seat = SeatProcesses(target=target, group=group, epoch=epoch, root=container.root, members=tuple(members))
-        return seat if seat.vram_bytes else await self._estimated(seat, uses)
+        seat = seat if seat.vram_bytes else await self._estimated(seat, uses)
+        neighbours = frozenset(use.pid for use in uses if use.gpu in seat.at)
+        return seat.model_copy(update={"baseline": baseline(seat, usage), "neighbours": neighbours})
 
     async def _parked_without_record(
         self,
@@ -128,8 +131,16 @@ class Discovery:
             residue_bytes=round(target.vram_bytes * (1 - FREED_SHARE)),  # not known: as much as a proof admits
         )
 
-    async def _uses_gpu(self, process: ProcessIdentity, group: str, uses: list[Use]) -> bool:
-        """True if the driver reports it; a stopped process is judged by its threads, as a driver call may hang."""
+    def _asked(self, process: ProcessIdentity) -> bool:
+        """Whether the driver is asked about it: not of a stopped process, as the call may hang."""
+        return not self.host.freezer.stopped(process)
+
+    async def _uses_gpu(
+        self, process: ProcessIdentity, group: str, uses: list[Use], known: Mapping[ProcessIdentity, bool]
+    ) -> bool:
+        """True if the driver reports it (``known``: it was asked); a stopped process is judged by its threads."""
+        if process in known:
+            return known[process]
         if self.host.freezer.stopped(process):
             return self.host.inspection.uses_cuda(process)
         surely = any(use.pid == process.pid and use.holds for use in uses)
@@ -162,13 +173,12 @@ class Evidence:
 
     async def baseline(self, seat: SeatProcesses) -> dict[str, int]:
         """Bytes in use by GPU before a park, without other seats' processes; at least the seat's own footprint."""
-        now = _not_others(seat, *await self.calls.usage(seat.group, seat.at))
-        return {gpu: max(size, now.get(gpu, 0)) for gpu, size in seat.footprint.items()}
+        return baseline(seat, await self.calls.usage(seat.group, seat.at))
 
     async def verify(self, seat: SeatProcesses) -> None:
         """Every process is RUNNING. Attached ones are read too: one that stays locked blocks its engine."""
         for member in seat.members:
-            await self._require(seat, member, ProcessState.RUNNING)
+            _require(member, await self.calls.state(seat.group, member), ProcessState.RUNNING)
 
     async def prove(self, seat: SeatProcesses) -> int:
         """Park evidence: all holders CHECKPOINTED, none listed, memory fell. Waits up to ``settle``: drivers report it
@@ -176,17 +186,18 @@ class Evidence:
 
         No state call is made for a stopped process (it hangs): only checkpointed ones are stopped.
         """
-        for member in seat.holders:
-            if not self.freezer.stopped(member.who):
-                await self._require(seat, member, ProcessState.CHECKPOINTED)
+        asked = [member for member in seat.holders if not self.freezer.stopped(member.who)]
+        states, first = await self.calls.states_and_usage(seat.group, asked, seat.reach)
+        for member, state in zip(asked, states, strict=True):
+            _require(member, state, ProcessState.CHECKPOINTED)
         left: dict[str, int] = {}
-        await self._wait_until_none(lambda: self._missing_evidence(seat, left))
-        return sum(left.values()) if seat.baseline else seat.residue_bytes
 
-    async def _require(self, seat: SeatProcesses, member: Member, wanted: ProcessState) -> None:
-        state = await self.calls.state(seat.group, member)
-        if state is not wanted and (member.holds or state is not ProcessState.GONE):
-            raise StepFailedError(StepTrouble.REFUSED, f"pid {member.who.pid} is {state} and not {wanted}")
+        async def missing() -> str:
+            return _missing_evidence(seat, await self.calls.usage(seat.group, seat.reach), left)
+
+        if _missing_evidence(seat, first, left):
+            await self._wait_until_none(missing)
+        return sum(left.values()) if seat.baseline else seat.residue_bytes
 
     async def _wait_until_none(self, missing: Callable[[], Awaitable[str]]) -> None:
         """Wait up to ``settle`` until nothing is ``missing`` any more."""
@@ -195,23 +206,6 @@ class Evidence:
             if time.monotonic() > deadline:
                 raise StepFailedError(StepTrouble.REFUSED, text)
             await asyncio.sleep(POLL_SECONDS)
-
-    async def _missing_evidence(self, seat: SeatProcesses, left: dict[str, int]) -> str:
-        """The condition of the park evidence that does not hold yet; empty if all hold. Fills in the bytes ``left``."""
-        uses, memory = await self.calls.usage(seat.group, seat.reach)
-        listed = {use.pid for use in uses if use.holds}
-        still = sorted(listed & {member.who.pid for member in seat.members})
-        if still:
-            return f"the driver still lists {still} as using GPU memory"
-        if not seat.baseline:
-            return ""
-        now = _not_others(seat, uses, memory)
-        for gpu, size in seat.footprint.items():
-            fell = seat.baseline.get(gpu, 0) - now.get(gpu, 0)
-            left[gpu] = max(0, size - fell)
-            if fell < FREED_SHARE * size:
-                return f"memory in use on {gpu} fell by {fell} of {size} bytes"
-        return ""
 
     async def wait_for_room(self, seat: SeatProcesses, states: list[ProcessState]) -> None:
         """Wait until each GPU has room for all that is checkpointed: a restore without room destroys the process."""
@@ -240,9 +234,37 @@ class Evidence:
         return ""
 
 
-def _not_others(seat: SeatProcesses, uses: list[Use], memory: dict[str, tuple[int, int]]) -> dict[str, int]:
+def _require(member: Member, state: ProcessState, wanted: ProcessState) -> None:
+    if state is not wanted and (member.holds or state is not ProcessState.GONE):
+        raise StepFailedError(StepTrouble.REFUSED, f"pid {member.who.pid} is {state} and not {wanted}")
+
+
+def _missing_evidence(seat: SeatProcesses, usage: Usage, left: dict[str, int]) -> str:
+    """The condition of the park evidence that does not hold yet; empty if all hold. Fills in the bytes ``left``."""
+    listed = {use.pid for use in usage.uses if use.holds}
+    still = sorted(listed & {member.who.pid for member in seat.members})
+    if still:
+        return f"the driver still lists {still} as using GPU memory"
+    if not seat.baseline:
+        return ""
+    now = _not_others(seat, usage)
+    for gpu, size in seat.footprint.items():
+        fell = seat.baseline.get(gpu, 0) - now[gpu]
+        left[gpu] = max(0, size - fell)
+        if fell < FREED_SHARE * size:
+            return f"memory in use on {gpu} fell by {fell} of {size} bytes"
+    return ""
+
+
+def baseline(seat: SeatProcesses, usage: Usage) -> dict[str, int]:
+    """Bytes in use by GPU before a park, without other seats' processes; at least the seat's own footprint."""
+    now = _not_others(seat, usage)
+    return {gpu: max(size, now[gpu]) for gpu, size in seat.footprint.items()}
+
+
+def _not_others(seat: SeatProcesses, usage: Usage) -> dict[str, int]:
     """Bytes in use on each GPU of the seat, without those of other processes."""
-    left = unaccounted(uses, memory, {member.who.pid for member in seat.members})
+    left = unaccounted(usage.uses, usage.memory, {member.who.pid for member in seat.members})
     return {gpu: left.get(gpu, 0) for gpu in seat.footprint}
 
 

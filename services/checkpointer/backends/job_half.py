@@ -260,12 +260,14 @@ class JobHalf:
 async def check_park(seat: SeatProcesses, calls: DriverCalls, host: Host) -> None:
     """Apply the rules of the driver's checkpoint; changes nothing. Raises StepFailedError."""
     driver = await calls.describe(seat.group)
-    uses = await calls.processes(seat.group, seat.at)
+    pids = seat.neighbours
+    if pids is None:
+        pids = frozenset(use.pid for use in await calls.processes(seat.group, seat.at))
     allowed = host.allowed
     for member in seat.holders:
         allowed = host.inspection.allowed(member.who, allowed)
     processes = [host.inspection.process(member.who) for member in seat.holders]
-    neighbours = {host.inspection.name(pid) for pid in {use.pid for use in uses}}
+    neighbours = {host.inspection.name(pid) for pid in pids}
     gpus = tuple(dict.fromkeys((*seat.at, *(gpu for gpu, size in seat.footprint.items() if size))))
     why = park_refusal(gpus, driver, processes, neighbours, allowed, host.machine)
     if why is not None:

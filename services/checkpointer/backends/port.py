@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from kybernate.messages import Outcome, SeatTarget
 from services.checkpointer.core.answers import ModelAnswer
@@ -43,6 +43,8 @@ class SeatProcesses(BaseModel):
     members: tuple[Member, ...]
     baseline: dict[str, int] = {}
     """Bytes by GPU before the park that no other process accounts for; the park must free them."""
+    neighbours: frozenset[int] | None = Field(default=None, exclude=True)
+    """Pids that the driver listed on its GPUs when it was discovered, its own too; None: it was not, just now."""
     parked_on: tuple[str, ...] = ()
     """GPUs that held its memory when it was parked; empty: those of the target."""
     residue_bytes: int = 0
