@@ -11,13 +11,20 @@ picks one of them or none (``docs/decisions/014-moves-are-pulled.md``).
 
 from dataclasses import replace
 
-from kybernate.messages import JobProgress, Presence, TrafficSignal
+from kybernate.messages import DrainAck, JobProgress, Presence, TrafficSignal
 from kybernate.policy import Decision, GroupView, Park, Stay, Switch
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group
 from services.gpu_manager import decisions, host_memory, view
 from services.gpu_manager import switch as switches
-from services.gpu_manager.inputs import ForeignProcessesSeen, JobAnswered, Now, RetargetAnswered, StartTicket
+from services.gpu_manager.inputs import (
+    DrainAnnounced,
+    ForeignProcessesSeen,
+    JobAnswered,
+    Now,
+    RetargetAnswered,
+    StartTicket,
+)
 from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.state import GpuClaim, NodeState
 
@@ -108,6 +115,8 @@ def _concerned(node: NodeState, message: object, *, repeated: bool) -> tuple[Gro
     match message:
         case Presence():
             groups = tuple(group for group in groups if group.name in node.switches)
+        case DrainAck(seat=name) | DrainAnnounced(seat=name) if name in node.seats:
+            return (node.seats[name].group,)  # only the switch in which it leaves reads them
         case JobProgress(status=status):
             groups = tuple(group for group in groups if group.name == status.group)
         case JobAnswered(op=op) | RetargetAnswered(op=op):

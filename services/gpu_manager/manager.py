@@ -224,11 +224,8 @@ class Manager:
             await self.recorded.wait()
 
     async def _next(self) -> tuple[object, asyncio.Future[CommandReply] | None, float]:
-        if len(self.inbox):
-            return await self.inbox.get()
         try:
-            async with asyncio.timeout(view.next_wake(self.node, self.now())):
-                return await self.inbox.get()
+            return await self.inbox.get(None if len(self.inbox) else view.next_wake(self.node, self.now()))
         except TimeoutError:
             return Tick(), None, self.clock.wall()
 

@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from math import inf
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -25,7 +26,7 @@ from kybernate.logs import OnceLogger, get_logger
 from kybernate.node import run_files
 from kybernate.node.run_files import Wish
 from kybernate.roster import BUCKET, SeatRecord, seat_key
-from kybernate.seat import SeatState
+from kybernate.seat import COMING, SeatState
 from services.gpu_manager import view, why
 from services.gpu_manager.inputs import DrainAnnounced, Now, Published, SeatTicket, StartCall, StartTicket, UnixTime
 from services.gpu_manager.state import NodeState
@@ -35,6 +36,11 @@ log = get_logger()
 CHANGE_NS = 100_000_000
 """Age from which the time of a folder's change is trusted: the file system's clock has steps of some milliseconds."""
 RETRY_SECONDS = 0.25
+PASSING = COMING | {SeatState.PARKING}
+"""States on the way to another one. Routers get them as events; their rows tell a router nothing that the row of the
+drain, or of the parked seat, does not."""
+PASSING_SECONDS = 0.25
+"""Wall: such a state is written to the roster once it has lasted as long."""
 COMPARE_SECONDS = 60.0
 _NONE = ("", "")
 
@@ -57,7 +63,8 @@ class RosterWriter:
     ) -> None:
         self._bus, self._now, self._node, self._receive = bus, now, node, receive
         self._until_recorded, self._compare_seconds = until_recorded, compare_seconds
-        self._dirty: dict[str, None] = {}
+        self._dirty: dict[str, float] = {}
+        """Seats whose rows are out of date, and when each is written at the latest (CLOCK_MONOTONIC)."""
         self._written: dict[str, bytes | None] = {}
         """What each key of this node should hold, as far as it was written; None: nothing."""
         self._blocked: dict[str, tuple[str, str]] = {}
@@ -69,7 +76,8 @@ class RosterWriter:
 
     def changed(self, seat: str) -> None:
         """This seat's row is out of date."""
-        self._dirty[seat] = None
+        due = time.monotonic() + PASSING_SECONDS if self._node.seats[seat].state in PASSING else 0.0
+        self._dirty[seat] = min(due, self._dirty.get(seat, inf))
         self._wake.set()
 
     def all_changed(self) -> None:
@@ -106,18 +114,24 @@ class RosterWriter:
     async def _write_changes(self) -> None:
         bucket: Bucket | None = None
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            await self._until_due()
             try:
                 bucket = bucket or await self._bus.bucket(BUCKET)  # asks the server; once is enough
-                while self._dirty:
-                    await self._write(bucket, next(iter(self._dirty)))
+                while due := [seat for seat, at in self._dirty.items() if at <= time.monotonic()]:
+                    await self._write(bucket, due[0])
                 self._failed.clear()
             except BusError as error:
                 bucket = None
                 self._failed.log(error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
-                self._wake.set()
+
+    async def _until_due(self) -> None:
+        """Wait until a row is to be written."""
+        while (at := min(self._dirty.values(), default=inf)) > time.monotonic():
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(None if at == inf else at):
+                    await self._wake.wait()
 
     async def _write(self, bucket: Bucket, seat: str) -> None:
         """Write one row, as the ledger has it. A time-out may mean that it was written: it is written again, with what
@@ -137,7 +151,7 @@ class RosterWriter:
             for take in self.on_record:
                 take(record)
         except BusError:
-            self._dirty[seat] = None
+            self._dirty[seat] = 0.0
             raise
         if state is SeatState.DRAINING:
             await self._receive(DrainAnnounced(seat, record.epoch))

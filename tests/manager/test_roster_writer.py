@@ -268,3 +268,48 @@ async def test_a_manager_that_starts_reads_the_epochs_that_routers_have_seen() -
         assert await writer.published() == Published(77, 5)
         bus.cut()
         assert await writer.published() == Published()
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+async def test_only_a_state_on_the_way_to_another_one_waits_before_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, lasting: bool
+) -> None:
+    monkeypatch.setattr(publish, "PASSING_SECONDS", 0.0 if lasting else 1e6)
+    world = World()
+    world.boot()
+    written: list[tuple[str, SeatState]] = []
+
+    async def receive(_: object) -> None:
+        return None
+
+    async with MemoryBus.connect(MemoryServer()) as bus:
+        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
+        writer.on_record.append(lambda row: written.append((row.seat, row.state)))
+        task = asyncio.create_task(writer.run())
+
+        async def shows(*seats: str) -> None:
+            for seat in seats:
+                writer.changed(seat)
+            expected = [
+                (seat, world.state(seat)) for seat in seats if world.state(seat) not in publish.PASSING or lasting
+            ]
+            await until(lambda: set(expected) <= set(written), what=f"{expected} are written")
+
+        try:
+            incoming, victim = world.fill("a", "b")
+            world.tick(10)
+            world.traffic(incoming, waiting=1)
+            await shows(victim, incoming)
+            world.quiet(victim)
+            await shows(victim)
+            world.progress(world.job(), activate="started", done=False)
+            assert (world.state(victim), world.state(incoming)) == (SeatState.PARKED, SeatState.ACTIVATING)
+            await shows(incoming, victim)
+            world.progress(world.job())
+            await shows(incoming)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+    assert lasting == bool({state for _, state in written} & publish.PASSING)
+    assert written[0] == (victim, SeatState.DRAINING)
+    assert written[-1] == (incoming, SeatState.ACTIVE)
