@@ -157,7 +157,7 @@ class JobStatus(BaseModel):
 
 
 class JobProgress(Message):
-    """The checkpointer reports a step of a job, as the job's whole present status."""
+    """The checkpointer reports that one seat of a job has ended its half, or the job, as its whole present status."""
 
     subject_template: ClassVar[str] = "kyb.v1.rpt.{node}.progress"
 

@@ -129,7 +129,7 @@ class JobRun:
         if isinstance(found, Ending):
             ending = found
         else:
-            self._report_first(_started(target))
+            self._first[target.seat] = _started(target)  # for who asks; no report, since nothing follows from it
             if half == "kill":
                 ending = await backend.kill(found, note)
             elif begun:
@@ -161,7 +161,7 @@ class JobRun:
         if isinstance(found, Ending):
             ending = found
         else:
-            self._report_second(_started(target))
+            self._activate = _started(target)
             if begun:
                 ending = await backend.replay(found, self._intent("activate", target, JobGoal.ACTIVE), note)
             else:

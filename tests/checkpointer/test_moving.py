@@ -51,7 +51,7 @@ async def test_a_seat_in_an_unfinished_half_is_in_no_other_job_also_on_other_gpu
         there = engine.target.model_copy(update={"gpus": (here.gpus[1],)})
         await here.inject("slow", factor=20.0)
         op = await it.begin(park=(engine.target,))
-        await until(lambda: it.reports, what="under way")
+        await until(lambda: len(it.journal.jobs[op].records) > 1, what="under way: its first step is journaled")
         assert (await it.ask(it.switch(activate=there, group="G1"))).code == "busy"
         assert (await it.done(op)).park[0].outcome == "parked"
 
