@@ -97,6 +97,12 @@ RULES: dict[str, Json] = {
     "image.pullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},
     "log.level": {"enum": ["debug", "info", "warning", "error"]},
     "log.format": {"enum": ["json", "pretty"]},
+    "tracing.endpoint": {"type": "string", "pattern": "^(https?://.+)?$"},
+    "tracing.sampler": {
+        "enum": [
+            f"{base}{kind}" for base in ("parentbased_", "") for kind in ("always_on", "always_off", "traceidratio")
+        ]
+    },
     "config.configs": CONFIGS,
     "fakeGpu.gpus": {"type": "integer", "minimum": 1, "maximum": 64},
     "fakeGpu.memory": SIZE,

@@ -10,6 +10,7 @@ from typing import Any
 from kybernate.cli.output import CliError, Output, answer
 from kybernate.cli.router import Router, follow_events
 from kybernate.cli.show import event_line, open_console
+from kybernate.tracing import trace_id_of
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 KEPT_DAYS, REQUESTS_KEPT_DAYS = 7, 1
@@ -92,6 +93,8 @@ def show_last_switch(router: Router, name: str | None, output: Output) -> None:
         print(f"  seen: {load['model']} ({load['state']}): {waits}; SLO {load['slo_seconds']:g} s")
     if seconds:
         print("  took: " + ", ".join(f"{phase} {float(value):.3f} s" for phase, value in seconds.items()))
+    if trace := trace_id_of(done.get("traceparent")):
+        print(f"  trace {trace}")
 
 
 def show_request(router: Router, name: str, output: Output) -> None:
@@ -144,7 +147,8 @@ def _decided(step: dict[str, Any]) -> str:
 def story_lines(story: dict[str, Any]) -> Iterator[str]:
     """Each step with the seconds since the request arrived, then the seconds of each phase."""
     request = story["request"]
-    yield f"request {request['request']} for {request['model']}, by router {request['router']}"
+    trace = f", trace {request['trace_id']}" if request.get("trace_id") else ""
+    yield f"request {request['request']} for {request['model']}, by router {request['router']}{trace}"
     for step in story["steps"]:
         text = str(step["step"])
         if text == "decided":

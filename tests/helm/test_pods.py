@@ -114,6 +114,20 @@ def test_programs_know_every_setting_that_they_get(values: str) -> None:
             assert program in ("kyb", "python", "sh", "nats-server", "kyb-webhook"), one.where
 
 
+def test_traces_are_on_where_they_are_made_and_off_by_default() -> None:
+    def traced(values: str) -> dict[str, list[str]]:
+        pods = render(values).containers()
+        found = {one.where: [one.env[name] for name in sorted(one.env) if name.startswith("OTEL_")] for one in pods}
+        return {where: settings for where, settings in found.items() if settings}
+
+    assert traced("default") == {}
+    found = traced("monitoring")
+    assert {where.rpartition("/")[2] for where in found} == {"router", "manager", "checkpointer"}
+    assert {tuple(values) for values in found.values()} == {
+        ("http://collector.monitoring:4318", "parentbased_traceidratio", "0.1")
+    }
+
+
 def test_more_workers_than_the_defaults_allow_start_with_room_for_a_request_each() -> None:
     chart = render("--set=router.workers=8,router.callerBytes=268435456")
     (env,) = (one.env for one in chart.containers() if one.spec["command"][0] == "kyb-router")

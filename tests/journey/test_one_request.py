@@ -119,5 +119,4 @@ async def test_one_request_is_one_trace_through_router_manager_and_checkpointer(
     order = [spans[name].begin for name in ("hold", "drain", "park", "activate", "verify", "first byte")]
     assert order == sorted(order)
     assert ("evt", "activated") in mine
-    story = json.loads(await kyb(up, "why", "request", "traced", "-o", "json"))
-    assert story["request"]["trace_id"] == trace
+    assert f"trace {trace}" in (await kyb(up, "why", "request", "traced")).splitlines()[0]

@@ -197,6 +197,17 @@ capabilities:
 {{- end }}
 {{- end -}}
 
+{{/* Traces, of the services that make them. */}}
+{{- define "kybernate.tracingEnv" -}}
+{{- with .Values.tracing }}{{ if .endpoint -}}
+- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ .endpoint | quote }}}
+- {name: OTEL_TRACES_SAMPLER, value: {{ .sampler }}}
+{{- if .samplerArg }}
+- {name: OTEL_TRACES_SAMPLER_ARG, value: {{ .samplerArg | quote }}}
+{{- end }}
+{{- end }}{{ end -}}
+{{- end -}}
+
 {{- define "kybernate.busEnv" -}}
 - name: KYB_NATS_URL
   value: {{ include "kybernate.natsUrl" .root | quote }}

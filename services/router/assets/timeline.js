@@ -165,7 +165,8 @@ function details(block) {
         (${seconds((block.until || now()) - block.since)})</dd>
       <dt>Reason</dt><dd>${block.reason || "–"}</dd>
       <dt>Cause</dt><dd>${block.cause || "–"}</dd>
-      <dt>Operation</dt><dd>${block.op || "–"}</dd></dl>
+      <dt>Operation</dt><dd>${block.op || "–"}</dd>
+      ${block.trace_id ? html`<dt>Trace</dt><dd>${block.trace_id}</dd>` : nothing}</dl>
     ${phases.length
       ? html`<table><caption>Phases of the switch</caption><thead><tr><th scope="col">Phase</th>
           <th scope="col" class="number">Time</th></tr></thead>
