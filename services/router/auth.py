@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -15,7 +15,7 @@ from kybernate.files import changes
 from kybernate.logs import get_logger
 from kybernate.tls import ServerCertificate
 from services.router.api import PRIORITIES, RouterError
-from services.router.core.head import Pair
+from services.router.core.head import Head, Pair
 from services.router.core.tenants import Tenants
 from services.router.settings import RouterSettings
 
@@ -108,19 +108,19 @@ class ApiKeyGuard:
         if caller.name is not None:
             self._requests[caller.name] -= 1
 
-    def withheld(self, pairs: Iterable[Pair]) -> frozenset[bytes]:
+    def withheld(self, head: Head) -> frozenset[bytes]:
         """Return the headers that must not reach an engine, because they carry a key for the router, of any caller."""
-        digests = {key.sha256 for key in self._file.keys}
-        if not digests:
-            return frozenset()
-        return frozenset(
-            lower
-            for lower, _, value in pairs
-            if not digests.isdisjoint(
-                digest_of(part.decode("utf-8", "surrogateescape"))
-                for part in {value.strip(b" \t"), value.split(b" ")[-1].strip(b" \t")}
-            )
-        )
+        if head.withheld is None or head.withheld[0] is not self._file:
+            head.withheld = self._file, frozenset(self._withheld(head.pairs))
+        return head.withheld[1]
+
+    def _withheld(self, pairs: Iterable[Pair]) -> Iterator[bytes]:
+        if not (digests := {key.sha256 for key in self._file.keys}):
+            return
+        for lower, _, value in pairs:
+            parts = {value.strip(b" \t"), value.split(b" ")[-1].strip(b" \t")}
+            if not digests.isdisjoint(digest_of(part.decode("utf-8", "surrogateescape")) for part in parts):
+                yield lower
 
     async def watch(self) -> NoReturn:
         """Apply each change of the file until cancelled. An invalid file is logged and changes nothing."""

@@ -135,7 +135,7 @@ class Call(Ticket):
         """Of text, for the estimate of its tokens."""
         self._span: Span | None = None
         if calls.tracer is not None:
-            self._span = begin_span(calls.tracer, self._record, head, calls.guard.withheld(head.pairs), caller.tenant)
+            self._span = begin_span(calls.tracer, self._record, head, calls.guard.withheld(head), caller.tenant)
             self.traceparent = self._record.traceparent = self._span.traceparent
 
     # --- the request --------------------------------------------------------------------------------------------------
@@ -276,10 +276,13 @@ class Call(Ticket):
     def _send(self, connection: EngineConnection) -> None:
         self._task, self._engine = None, connection
         head, pool = self._head, connection.pool
-        without = _NOT_SENT | self._calls.guard.withheld(head.pairs)
-        lines = head.passed(without if self._span is None else without | TRACE_HEADERS)
-        if self._span is not None:
-            lines += b"".join(trace_lines(self._span))
+        without, withheld = _NOT_SENT, self._calls.guard.withheld(head)
+        if withheld:
+            without |= withheld
+        if self._span is None:
+            lines = head.passed(without)
+        else:
+            lines = head.passed(without | TRACE_HEADERS) + b"".join(trace_lines(self._span))
         cause = self.cause.encode("utf-8", "surrogateescape")
         connection.clock.set(self._calls.settings.first_byte_seconds)
         connection.send(

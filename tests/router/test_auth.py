@@ -17,6 +17,7 @@ from kybernate.tls import ServerCertificate
 from services.router import front
 from services.router.api import RouterError
 from services.router.auth import ApiKeyGuard, open_auth
+from services.router.core.head import Head
 from services.router.settings import RouterSettings
 from tests.bus.guarded import certificates
 from tests.router.world import World, world
@@ -339,4 +340,11 @@ def test_a_key_that_is_admitted_is_withheld_from_engines(
         except RouterError:
             assert space in value
         else:
-            assert guard.withheld([raw]) == {header.encode()}
+            assert guard.withheld(Head([raw], None, False, True, "1.1")) == {header.encode()}
+
+
+def test_a_head_is_looked_at_again_for_the_keys_of_a_new_file(keys: dict[str, str], tmp_path: Path) -> None:
+    head = Head([(b"x-other", b"X-Other", keys["app"].encode())], None, False, True, "1.1")
+    before, guard = ApiKeyGuard(None), ApiKeyGuard(tmp_path / "keys.yaml")
+    assert (before.withheld(head), guard.withheld(head), before.withheld(head)) == (set(), {b"x-other"}, set())
+    assert guard.withheld(head.of_length(5)) == {b"x-other"}

@@ -24,6 +24,7 @@ class Received:
         self.connection: asyncio.Future[EngineConnection] = asyncio.get_running_loop().create_future()
         self.answers: list[bytes] = []
         self.errors: list[EngineError] = []
+        self.failures: list[Exception] = []
         self.done = asyncio.Event()
 
     def connected(self, connection: EngineConnection) -> None:
@@ -54,6 +55,10 @@ class Received:
         self.errors.append(error)
         self.done.set()
 
+    def failed(self, error: Exception) -> None:
+        self.failures.append(error)
+        self.done.set()
+
 
 @asynccontextmanager
 async def engine(answer: Callable[[], bytes]) -> AsyncIterator[tuple[EnginePools, str]]:
@@ -77,8 +82,8 @@ async def engine(answer: Callable[[], bytes]) -> AsyncIterator[tuple[EnginePools
             writer.close()
 
 
-async def ask(pools: EnginePools, endpoint: str) -> Received:
-    received = Received()
+async def ask(pools: EnginePools, endpoint: str, received: Received | None = None) -> Received:
+    received = received or Received()
     pool = pools.pool("n1.s0", endpoint)
     connection = pools.take(pool)
     if connection is None:
@@ -105,6 +110,29 @@ async def test_a_connection_is_used_again_only_after_exactly_one_answer(answer: 
         received = await ask(pools, endpoint)
         assert (b"".join(received.answers), received.errors) == (b"hi", [])
         assert len(pools.pool("n1.s0", endpoint).idle) == kept
+
+
+class Failing(Received):
+    def whole(self, head: Head, body: bytes) -> None:
+        raise KeyError("whole")
+
+    def piece(self, raw: bytes, payload: bytes, *, last: bool) -> None:
+        raise KeyError("piece")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        OK,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n",
+    ],
+)
+async def test_an_error_of_the_routers_own_reaches_the_call_whose_answer_it_concerns(answer: bytes) -> None:
+    async with engine(lambda: answer) as (pools, endpoint):
+        failing = await ask(pools, endpoint, Failing())
+        assert isinstance(failing.failures[0], KeyError)
+        assert not failing.errors
 
 
 async def test_unexpected_bytes_end_an_idle_connection() -> None:

@@ -51,11 +51,14 @@ class Head:
     _fields: Mapping[str, str] | None = None
     _passed: tuple[frozenset[bytes], bytes] | None = None
     """What ``passed`` returned last, and for what."""
+    withheld: tuple[object, frozenset[bytes]] | None = None
+    """Names of the fields that carry a key, and the keys that were looked for."""
 
     def of_length(self, length: int) -> "Head":
         """Return the same head with another length."""
         framing = self.chunked, self.keep_alive, self.version
-        return Head(self.pairs, length, *framing, self.method, self.target, self.status, self._fields, self._passed)
+        known = self._fields, self._passed, self.withheld
+        return Head(self.pairs, length, *framing, self.method, self.target, self.status, *known)
 
     def fields(self) -> Mapping[str, str]:
         """Return the header fields by name in lower case; of fields with the same name, the first."""
@@ -72,9 +75,10 @@ class Head:
 
     def passed(self, without: frozenset[bytes]) -> bytes:
         """Return the lines to pass on: all except ``without``, those of this connection, and Kybernate's own."""
-        if self._passed is None or self._passed[0] != without:
-            self._passed = without, b"".join(self._lines(without))
-        return self._passed[1]
+        known = self._passed
+        if known is None or (known[0] is not without and known[0] != without):
+            known = self._passed = without, b"".join(self._lines(without))
+        return known[1]
 
     def _lines(self, without: frozenset[bytes]) -> list[bytes]:
         listed = [value.lower() for lower, _, value in self.pairs if lower == b"connection"]

@@ -165,7 +165,10 @@ class Waits:
 
     def add(self, model: str, seconds: float) -> None:
         """Store one wait."""
-        self._waits.setdefault(model, deque(maxlen=MOST_SAMPLES)).append(seconds)
+        waits = self._waits.get(model)
+        if waits is None:
+            waits = self._waits[model] = deque(maxlen=MOST_SAMPLES)
+        waits.append(seconds)
         self.changed.add(model)
 
     def of(self, model: str) -> dict[str, float]:
