@@ -15,6 +15,7 @@ from kybernate.dev.demo.watch import ObservedSwitch
 PHASES = ("drain", "park", "activate", "verify", "release")
 NEAR = 0.1
 """Of the simulated gain: a live one that differs by no more agrees with it."""
+WRONG = ("errors", "retryable", "violations")
 _FALLS = ("wait_fall", "simulated_wait_fall", "simulated_wait_fall_range")
 Report = dict[str, Any]
 
@@ -172,6 +173,9 @@ def _show_runs(report: Report, console: Console) -> None:
             row += [_change(one["simulated_wait_fall"]), _changes(one["simulated_wait_fall_range"])]
         table.add_row(*row)
     console.print(table)
+    console.print(
+        "On all stacks together: " + ", ".join(f"{report[key]} {key}" for key in WRONG) + ".", highlight=False
+    )
     console.print(agreement(report), highlight=False)
 
 

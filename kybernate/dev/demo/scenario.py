@@ -162,10 +162,10 @@ def compared(
 
 
 def total(runs: Sequence[report.Report]) -> report.Report:
-    """Several comparisons as one: sums of counts, means over all requests."""
-    sums = {
-        key: sum(one[key] for one in runs) for key in ("requests", "ok", "errors", "retryable", "switches", "moves")
-    }
+    """Several comparisons as one: sums of counts, of what went wrong over both stacks, and means over all requests."""
+    sums = {key: sum(one[key] for one in runs) for key in ("requests", "ok", "switches", "moves")}
+    stacks = [stack for one in runs for stack in (one, _first(one))]
+    sums |= {key: sum(stack[key] or 0 for stack in stacks) for key in report.WRONG}
     means = [_over_all(runs, key) for key in ("wait_mean_without_s", "wait_mean_s")]
     result = {"runs": list(runs)} | sums | dict(zip(("wait_mean_without_s", "wait_mean_s"), means, strict=True))
     result["wait_fall"] = _fall(*means)
@@ -180,8 +180,7 @@ def failures(result: report.Report) -> list[str]:
     """Why a comparison, or one of several, did not show what it is for; empty when all did."""
     if "runs" in result:
         return [f"run {number}: {why}" for number, one in enumerate(result["runs"], 1) for why in failures(one)]
-    packed = "without_packing" in result
-    first = result["without_packing" if packed else "without_pooled"]
+    packed, first = "without_packing" in result, _first(result)
     without = "with one slot" if packed else "with bound seats"
     why = report.passed(result, chaos=False) + [f"{without}: {one}" for one in report.passed(first, chaos=False)]
     if first["moves"]:
@@ -220,6 +219,12 @@ def spread(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
         "simulated_wait_fall": _fall(*waits),
         "simulated_wait_fall_range": [round(min(falls), 4), round(max(falls), 4)] if falls else None,
     }
+
+
+def _first(result: report.Report) -> report.Report:
+    """The run without the feature."""
+    found: report.Report = result.get("without_packing") or result["without_pooled"]
+    return found
 
 
 def _over_all(runs: Sequence[report.Report], key: str) -> float:
