@@ -1,86 +1,165 @@
-"""What the size of the roster costs a router that has nothing to do: a real router process, a real nats-server.
+"""What a large cluster costs a real router, a real manager and nats-server when nothing is asked of them.
 
-Rows are those of ``SEATS_PER_NODE`` parked seats on each node. A stall is how late ``/healthz`` answers: as long all
-streams of this router stand still.
+A stack with fake GPUs is one node. The messages of all others are played (``bench.cluster``): their rows, presence,
+switches, and 20 signals a second and node from ten routers. The largest size has three nats-servers. The longest step
+of the router's event loop is CPU time (``bench.loop_steps``); a stall is how late ``/healthz`` answers, waits for a
+core included.
 """
 
 import asyncio
+import os
+import signal
+import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import aiohttp
 
-from bench.bench_router import cpu_seconds, running_router
+from bench.bench_router import cpu_seconds
+from bench.cluster import SIGNALS_PER_NODE, SimulatedCluster, level
 from kybernate.bus.nats import NatsBus
-from kybernate.roster import BUCKET, SeatRecord
-from kybernate.seat import SeatState
+from kybernate.dev.stack import Stack, StackOptions
+from kybernate.dev.stack.options import NODE
 
 SIZES = (64, 1024, 16_384, 65_536)
-SEATS_PER_NODE = 64
-MODELS = 2_000
 SETTLE_SECONDS = 5.0
+SETTLED = 0.05
+"""Share of a core below which the router has read all."""
 SECONDS = 65.0
 """Longer than the minute after which a watch compares itself."""
+SHORT_SECONDS = 15.0
 
 
-async def run() -> dict[str, float]:
-    """Figures by number of seats."""
-    return {name: value for seats in SIZES for name, value in (await _idle(seats)).items()}
+async def run(seats: int = 0) -> dict[str, float]:
+    """Figures by number of seats; ``seats``: of this number only."""
+    sizes = (seats,) if seats else SIZES
+    return {f"{size} seats: {name}": value for size in sizes for name, value in (await _measured(size)).items()}
 
 
-async def _idle(seats: int) -> dict[str, float]:
-    async with (
-        running_router(lambda bus: _fill(bus, seats), patience=120.0) as (url, pid),
-        aiohttp.ClientSession() as http,
-    ):
-        figures = {"CPU s until ready": cpu_seconds(pid)}
-        await _stalls(http, url, SETTLE_SECONDS)  # the watch has read, too
-        before, began = cpu_seconds(pid), time.monotonic()
-        figures["longest stall ms"] = await _stalls(http, url, SECONDS)
-        figures["idle, % of a core"] = (cpu_seconds(pid) - before) / (time.monotonic() - began) * 100
+async def _measured(seats: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="kyb-bench-") as folder:
+        steps = Path(folder) / "steps"
+        options = StackOptions(
+            port=0,
+            announce=False,
+            servers=3 if seats == SIZES[-1] else 1,
+            settings={"router": {"PYTHONPATH": str(Path(__file__).parents[1])}},
+            replace={"router": (sys.executable, "-m", "bench.loop_steps", str(steps), "services.router")},
+        )
+        async with Stack(options) as stack, aiohttp.ClientSession() as http:
+            own = await stack.ready(300.0)
+            url = stack.layout.nats_url
+            async with NatsBus(url, source="kyb/bench", name="bench").opened() as bus:
+                await bus.until_connected()
+                cluster = SimulatedCluster(bus, seats)
+                await cluster.fill()
+                return await _Scene(stack, http, cluster, steps).measure(url.split(",")[0], own)
+
+
+class _Scene:
+    def __init__(self, stack: Stack, http: aiohttp.ClientSession, cluster: SimulatedCluster, steps: Path) -> None:
+        self._stack, self._http, self._cluster, self._steps = stack, http, cluster, steps
+        self.figures: dict[str, float] = {"signals per second": float(cluster.signals)}
+
+    async def measure(self, nats_url: str, own: Sequence[dict[str, Any]]) -> dict[str, float]:
+        await self._start_again()
+        await self._connect_again()
+        active = [seat for seat in own if seat["state"] == "active"]
+        extra = [
+            level(NODE, seat["seat"], seat["model"], f"simulated-{number}")
+            for number in range(SIGNALS_PER_NODE // len(active))
+            for seat in active
+        ]
+        async with self._cluster.alive(nats_url, extra):
+            await self._settle()
+            await self._phase("", SECONDS)
+            async with self._cluster.switching():
+                await self._phase("switching: ", SHORT_SECONDS)
+            await self._read("first read ms")
+            await self._phase("read: ", SHORT_SECONDS, read=True)
+        return self.figures
+
+    async def _start_again(self) -> None:
+        """The router reads the whole roster."""
+        before, first = self._stack.pids["router"], True
+        self._stack.kill("router")
+        async with asyncio.timeout(300.0):
+            while first or self._stack.pids.get("router", before) == before or not await self._ready():
+                await asyncio.sleep(0.05)
+                first = False
+        self.figures["start: CPU s"] = cpu_seconds(self._stack.pids["router"])
+        await self._settle()
+        self.figures["start: longest step, CPU ms"] = self._longest()
+
+    async def _connect_again(self) -> None:
+        """All nats-servers end and are started again: the router, which goes on, reads the whole roster."""
+        os.kill(self._stack.pids["router"], signal.SIGUSR1)
+        before = self._cpu()["router"]
+        for name in self._stack.of_kind("nats"):
+            self._stack.kill(name, signal.SIGTERM)
+        await asyncio.sleep(SETTLE_SECONDS)
+        await self._settle()
+        self.figures["reconnect: CPU s"] = self._cpu()["router"] - before
+        self.figures["reconnect: longest step, CPU ms"] = self._longest()
+
+    async def _settle(self) -> None:
+        """Return when the router has read what it reads at once."""
+        async with asyncio.timeout(300.0):
+            while True:
+                before = self._cpu()["router"]
+                await asyncio.sleep(SETTLE_SECONDS)
+                if self._cpu()["router"] - before < SETTLE_SECONDS * SETTLED:
+                    return
+
+    async def _phase(self, name: str, seconds: float, *, read: bool = False) -> None:
+        os.kill(self._stack.pids["router"], signal.SIGUSR1)
+        before, began = self._cpu(), time.monotonic()
+        stall = await self._stalls(seconds, read=read)
+        share = 100 / (time.monotonic() - began)
+        for process, cpu in self._cpu().items():
+            self.figures[f"{name}{process}, % of a core"] = (cpu - before[process]) * share
+        self.figures[f"{name}longest step, CPU ms"] = self._longest()
+        self.figures[f"{name}longest stall, wall ms"] = stall
+
+    def _cpu(self) -> dict[str, float]:
+        """CPU seconds so far; all nats-servers together."""
+        pids = self._stack.pids
+        found = {name: cpu_seconds(pids[name]) for name in ("router", "gpu_manager")}
+        return found | {"nats": sum(cpu_seconds(pids[name]) for name in self._stack.of_kind("nats"))}
+
+    def _longest(self) -> float:
+        step = self._steps.read_text()
+        sys.stderr.write(f"longest step: {step}\n")
+        return float(step.partition(" ")[0])
+
+    async def _stalls(self, seconds: float, *, read: bool) -> float:
+        """Milliseconds of the slowest answer of ``/healthz``; ``read``: with ``GET /v1/seats`` each second."""
+        slowest, until, page_at = 0.0, time.monotonic() + seconds, 0.0
+        while (began := time.monotonic()) < until:
+            if read and began >= page_at:
+                page_at = began + 1.0
+                await self._read("page ms")
+                began = time.monotonic()
+            async with self._http.get(f"{self._stack.url}/healthz") as answer:
+                await answer.read()
+            slowest = max(slowest, time.monotonic() - began)
+            await asyncio.sleep(0.1)
+        return slowest * 1e3
+
+    async def _read(self, name: str) -> None:
+        """Read a page, and check that the levels of the simulated routers are in it."""
         began = time.monotonic()
-        async with http.get(f"{url}/v1/seats") as answer:
-            figures["/v1/seats kB"] = len(await answer.read()) / 1e3
-        figures["/v1/seats ms"] = (time.monotonic() - began) * 1e3
-    return {f"{seats} seats: {name}": value for name, value in figures.items()}
+        async with self._http.get(f"{self._stack.url}/v1/seats", params={"node": self._cluster.nodes[-1]}) as answer:
+            body = await answer.json()
+        self.figures[name] = (time.monotonic() - began) * 1e3
+        self.figures[f"{name}: in flight"] = sum(seat["in_flight"] for seat in body["seats"])
 
-
-async def _fill(bus: NatsBus, seats: int) -> None:
-    """Write the rows without waiting for each acknowledgement."""
-    for number in range(seats):
-        record = _row(number)
-        await bus.link.client.publish(f"$KV.{BUCKET}.{record.key}", record.model_dump_json().encode())
-    await bus.flush(60.0)
-
-
-def _row(number: int) -> SeatRecord:
-    node, seat = divmod(number, SEATS_PER_NODE)
-    model = f"org/model-{number % MODELS}"
-    return SeatRecord(
-        node=f"node-{node:04}",
-        seat=f"1x-{number:06x}.s{seat:02}",
-        state=SeatState.PARKED,
-        epoch=number + 1,
-        model=model,
-        endpoint="http://10.0.0.1:8000",
-        group=f"G{seat // 8}",
-        home_group=f"G{seat // 8}",
-        gpus=(seat // 8,),
-        resource="kyb.ai/gpu-1x-seat",
-        pod=f"models/{number}",
-        pod_uid=f"uid-{number}",
-        vram_bytes=60 << 30,
-        since=1.0,
-        manager_url=f"http://node-{node:04}:9471",
-        reported_at=time.time(),
-    )
-
-
-async def _stalls(http: aiohttp.ClientSession, url: str, seconds: float) -> float:
-    """Milliseconds of the slowest answer of ``/healthz``."""
-    slowest, until = 0.0, time.monotonic() + seconds
-    while (began := time.monotonic()) < until:
-        async with http.get(f"{url}/healthz") as answer:
-            await answer.read()
-        slowest = max(slowest, time.monotonic() - began)
-        await asyncio.sleep(0.025)
-    return slowest * 1e3
+    async def _ready(self) -> bool:
+        try:
+            async with self._http.get(f"{self._stack.url}/readyz") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False

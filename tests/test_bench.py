@@ -23,7 +23,6 @@ SMALL: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "policy": ({}, {"DECISIONS": 1}),
     "pooling": ({}, {"SCENARIOS": ("bursty",), "PAIRS": 1}),
     "router": ({"requests": 1, "streams": 1}, {"SEQUENTIAL": 2}),
-    "scale": ({}, {"SIZES": (1,), "SECONDS": 0.1, "SETTLE_SECONDS": 0.1}),
     "simulate": ({}, {"NODES": (1,), "FEW": 20, "MANY": 40}),
 }
 """By name: arguments of ``run``, and constants of the module."""
@@ -37,6 +36,7 @@ MINUTES = {
     "plan",
     "regimes",
     "release",
+    "scale",
     "soak",
     "starved",
     "switch",

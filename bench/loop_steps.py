@@ -1,0 +1,41 @@
+"""``python -m bench.loop_steps FILE MODULE [ARGUMENT …]``: runs a module, and writes its longest step to FILE.
+
+A step is what an event loop does between two looks at its sockets and timers for one handle, in CPU time of its
+thread: a machine that is busy with other work does not lengthen it. SIGUSR1 begins anew.
+"""
+
+import asyncio
+import runpy
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    path, module = Path(sys.argv[1]), sys.argv[2]
+    sys.argv = [module, *sys.argv[3:]]
+    run, longest = asyncio.Handle._run, 0.0
+
+    def begin(*_: object) -> None:
+        nonlocal longest
+        longest = 0.0
+        path.write_text("0")
+
+    def measured(handle: asyncio.Handle) -> None:
+        nonlocal longest
+        began = time.thread_time()
+        run(handle)
+        took = time.thread_time() - began
+        if took > longest:
+            longest = took
+            task = getattr(getattr(handle, "_callback", None), "__self__", None)
+            path.write_text(f"{took * 1e3:.2f} {task.get_coro() if isinstance(task, asyncio.Task) else handle!r}")
+
+    asyncio.Handle._run = measured  # type: ignore[method-assign]
+    signal.signal(signal.SIGUSR1, begin)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
