@@ -120,7 +120,7 @@ class Load:
     """Model seconds that the oldest waiting request had waited when its source reported it."""
 
 
-MOST_LEVELS = 20_000
+MOST_LEVELS = 50_000
 """Levels that are kept at a time; those of further sources do not count until some have expired."""
 
 
