@@ -29,7 +29,7 @@ from services.router.core.traffic import Traffic
 from services.router.level_watch import LevelWatch
 from services.router.operator_api import VERBS, Event, OperatorApi
 from services.router.plan_view import PlanView
-from services.router.roster_sync import GpuInventory
+from services.router.roster_sync import GpuInventory, Slices
 from services.router.token_rates import TokenRates
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ MOST_SECONDS = 86_400.0
 READER_BACKLOG = 8
 """Pieces that may wait for one page; a slower page is disconnected and loads everything again."""
 RECENT_EVENTS = 500
+LARGE_BYTES = 256 * 1024
+"""A longer answer is compressed in a thread."""
 CHAT_BYTES = 256 * 1024
 """The longest body of a request of the page."""
 _SENT = ("authorization", "content-type", "x-kyb-key", "x-request-id")
@@ -160,19 +162,22 @@ class Page:
             "keys": self._guard.required,
             "plans": self.plans.offered,
             "troubles": self.troubles(),
-            "seats": [_row(upstream.record, self._clock) for upstream in self._upstreams()],
             "gpus": [gpu.model_dump(mode="json") for gpu in self._inventory.gpus],
             "loads": self._load(),
             "waits": {model: waits for model in self._traffic.table.models if (waits := self._waits.of(model))},
             "events": [_event(event) for event in self._events],
             **await self._window(FIRST_SECONDS, now),
         }
-        return _compressed(body)
+        slices, seats = Slices(), list[bytes]()
+        for record in [upstream.record for upstream in self._upstreams()]:  # as they are at one moment
+            seats.append(_json(_row(record, self._clock)))
+            await slices.pause()
+        return _compressed(_json(body)[:-1] + b',"seats":[' + b",".join(seats) + b"]}")
 
     async def _past(self, request: web.Request) -> web.StreamResponse:
         """A longer part of the past: ``?seconds=``."""
         seconds = max(0.0, min(MOST_SECONDS, number(request.query, "seconds", FIRST_SECONDS)))
-        return _compressed(await self._window(seconds, time.time()))
+        return _compressed(_json(await self._window(seconds, time.time())))
 
     async def _window(self, seconds: float, now: float) -> dict[str, Any]:
         since = now - seconds
@@ -349,8 +354,9 @@ def _json(body: object) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def _compressed(body: object) -> web.Response:
-    response = web.Response(body=_json(body), content_type="application/json", headers=HEADERS)
+def _compressed(body: bytes) -> web.Response:
+    headers, kind = HEADERS, "application/json"
+    response = web.Response(body=body, content_type=kind, headers=headers, zlib_executor_size=LARGE_BYTES)
     response.enable_compression()
     return response
 

@@ -95,7 +95,7 @@ class Timeline:
     def adopt(self, records: Iterable[SeatRecord]) -> None:
         """Take what the roster reports of seats without any event."""
         for record in records:
-            if record.key not in self._open and record.state in HOLDING:
+            if record.state in HOLDING and record.key not in self._open:
                 lane = f"{record.node}/{record.group or record.home_group}"
                 self._open[record.key] = Block(
                     lane, record.seat, record.model, record.state, record.since, None, record.reason
