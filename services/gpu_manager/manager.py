@@ -80,7 +80,7 @@ log = get_logger()
 GATE_SECONDS, QUIET_GATE_SECONDS = 0.05, 0.25
 """Wall: how often calls are looked for while one waits and while none does, where the kernel does not report changes of
 their folders."""
-TEXT_SECONDS, WATCHED_GATE_SECONDS = 0.5, 1.0
+TEXT_SECONDS, WATCHED_GATE_SECONDS = 0.5, 5.0
 """Wall: how often it is written what calls wait for; how often none are looked for where the kernel reports changes."""
 FOREIGN_SECONDS = 2.0
 WISH_SECONDS = 10.0
@@ -114,6 +114,8 @@ class Manager:
     inbox: BoardInbox = field(default_factory=BoardInbox)
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while all that the board has decided is in the ledger: only then its state may leave the node."""
+    _recorded_routers: frozenset[tuple[str, str]] = frozenset()
+    """The routers in the ledger."""
     recording_since: WallTime | None = None
     """The ledger is being written since then."""
     look_now: asyncio.Event = field(default_factory=asyncio.Event)
@@ -178,7 +180,7 @@ class Manager:
                 await self._carry_out(self.board.handle(Paused(), self.now(arrived)), None, group)
             handled = arrived
             await self._carry_out(self.board.handle(message, self.now(arrived)), reply, group)
-            if isinstance(message, Presence):
+            if isinstance(message, Presence) and self.node.routers.present.keys() != self._recorded_routers:
                 await self._record(durable=False)
             self.engines.follow(view.engine_probes(self.node), group, self.receive)
 
@@ -207,6 +209,7 @@ class Manager:
         """Write the ledger in a thread: a disk that hangs stops the board, and not presence, health and the buses."""
         began = self.recording_since = self.now().wall
         entry = recovery.ledger(self.node, self.boot_id)
+        self._recorded_routers = frozenset(self.node.routers.present)
         writing = self._writer.submit(lambda: self.ledger.write(entry, durable=durable))
         try:
             writing.result(BRIEF_SECONDS)

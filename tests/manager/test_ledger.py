@@ -345,6 +345,17 @@ async def test_a_router_that_appears_is_in_the_ledger(tmp_path: Path) -> None:
         assert LedgerFile(tmp_path / "ledger").read().routers.get("router-1") == "x", "and so does the next one"
 
 
+async def test_a_router_that_is_still_there_is_not_written_again(tmp_path: Path) -> None:
+    writes: list[float] = []
+    async with with_a_pod(tmp_path) as (manager, _):
+        manager.observe_write = writes.append
+        for instance in [*["router-1"] * 100, "router-2"]:
+            await manager.receive(Presence(cause="p", component="router", instance=instance, incarnation="x"))
+        await until(lambda: ("router-2", "x") in manager.node.routers.present, what="the manager knows the last one")
+        assert len(writes) < 100
+        assert LedgerFile(tmp_path / "ledger").read().routers == {"router-1": "x", "router-2": "x"}
+
+
 async def test_a_manager_without_its_ledger_reads_the_tickets_in_the_seat_folders(tmp_path: Path) -> None:
     world = World()
     seat = world.seat(0, 2)
