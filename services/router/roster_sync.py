@@ -34,6 +34,8 @@ SLICE_SECONDS = 0.005
 """How long rows of a bucket are taken without a pause for the calls of this router."""
 ROWS = 200
 """Rows of a reading that are applied in one step."""
+BULK_SECONDS = 0.5
+"""``ROWS`` changes in less time are the whole bucket, which a watch delivers after each connection."""
 
 
 class Slices:
@@ -58,15 +60,15 @@ async def _follow(
         try:
             async with (await bus.bucket(bucket)).watch() as entries:
                 failed.clear()
-                rows, complete = 0, False
+                rows, since = 0, time.monotonic()
                 async for entry in entries:
-                    if entry is None:
-                        complete = True
-                    else:
+                    if entry is not None:
                         take(entry)
                         rows += 1
-                        if not complete and rows % ROWS == 0:
+                    if rows == ROWS:
+                        if time.monotonic() - since < BULK_SECONDS:
                             gc.freeze()  # as in RosterSync.read
+                        rows, since = 0, time.monotonic()
                     await pause()
         except BusError as error:
             failed.log(error=str(error))
