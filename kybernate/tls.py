@@ -23,7 +23,7 @@ class ServerCertificate:
         self._loading = asyncio.Lock()
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
-            self._load()
+            _load(self.context, *self._checked())
         except (OSError, ssl.SSLError) as error:
             from kybernate.config_errors import ConfigError  # needs PyYAML, which the GPU bench does without
 
@@ -40,17 +40,17 @@ class ServerCertificate:
         async for _ in changes(path, asyncio.Event()):
             try:
                 async with self._loading:
-                    await asyncio.to_thread(self._load)
+                    _load(self.context, *await asyncio.to_thread(self._checked))
             except (OSError, ssl.SSLError) as error:
                 reason = _unusable(self._cert, self._key, error)
                 get_logger().error("certificate.refused", reason=reason, meaning="the previous one stays in force")
 
-    def _load(self) -> None:
-        # Into another context first: one that got a certificate with a wrong key can serve no connection any more. Both
+    def _checked(self) -> tuple[bytes, bytes]:
+        # In another context first: one that got a certificate with a wrong key can serve no connection any more. Both
         # contexts get the same bytes: the files may be replaced meanwhile.
-        with _in_memory(self._cert) as cert, _in_memory(self._key or self._cert) as key:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
-            self.context.load_cert_chain(cert, key)
+        found = self._cert.read_bytes(), (self._key or self._cert).read_bytes()
+        _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *found)
+        return found
 
 
 def trusting(ca_file: Path | str | None) -> ssl.SSLContext:
@@ -65,13 +65,19 @@ def trusting(ca_file: Path | str | None) -> ssl.SSLContext:
     return context
 
 
+def _load(context: ssl.SSLContext, cert: bytes, key: bytes) -> None:
+    """Load into a context, in the thread of its handshakes: OpenSSL does not allow another one to change it."""
+    with _in_memory(cert) as cert_path, _in_memory(key) as key_path:
+        context.load_cert_chain(cert_path, key_path)
+
+
 @contextlib.contextmanager
-def _in_memory(path: Path) -> Iterator[str]:
-    """A copy of the file in memory, while the context is open."""
+def _in_memory(data: bytes) -> Iterator[str]:
+    """A file in memory, while the context is open."""
     copy = os.memfd_create("tls")
     try:
         with os.fdopen(os.dup(copy), "wb") as file:
-            file.write(path.read_bytes())
+            file.write(data)
         yield f"/proc/self/fd/{copy}"
     finally:
         os.close(copy)

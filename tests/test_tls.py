@@ -4,11 +4,14 @@ import asyncio
 import shutil
 import ssl
 import subprocess
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kybernate.tls import trusting
+from kybernate.tls import ServerCertificate, trusting
+from tests.until import until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
 
@@ -48,3 +51,29 @@ async def test_an_authority_without_key_usage_is_trusted_and_another_one_is_not(
     await shake_hands(tmp_path, server="own", trusted="own")
     with pytest.raises(ssl.SSLCertVerificationError):
         await shake_hands(tmp_path, server="foreign", trusted="own")
+
+
+class Recorded:
+    """A context that only notes which threads load certificates into it."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def load_cert_chain(self, *_: str) -> None:
+        self.threads.append(threading.get_ident())
+
+
+async def test_a_renewed_certificate_is_loaded_in_the_thread_of_the_handshakes(tmp_path: Path) -> None:
+    # OpenSSL crashes, or a handshake fails, where another thread changes the context of a handshake meanwhile.
+    make(tmp_path, ca="own")
+    cert, key = tmp_path / "own-server.crt", tmp_path / "own-server.key"
+    certificate = ServerCertificate(cert, key)
+    recorded: Any = Recorded()
+    certificate.context = recorded
+    watching = asyncio.create_task(certificate.watch())
+    try:
+        await until(lambda: recorded.threads, what="the certificate is loaded", timeout=60)
+    finally:
+        watching.cancel()
+        await asyncio.wait([watching])
+    assert set(recorded.threads) == {threading.get_ident()}
