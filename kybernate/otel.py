@@ -6,6 +6,7 @@ Of the environment the SDK reads the resource, the sampler, the batches and the 
 import contextvars
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -91,6 +92,7 @@ class Tracer(Collector):
         self._tracer = self._provider.get_tracer("kybernate", kybernate.__version__)
         if warnings.last:
             get_logger().warning("traces.misconfigured", reason=warnings.last, meaning="the default is used")
+            warnings.kept.clear()
 
     def begin(
         self,
@@ -154,7 +156,7 @@ class _Exporter(SpanExporter):
         if result is not SpanExportResult.SUCCESS:
             self._failed = failed + len(spans)
             if not failed:
-                meaning = "spans are lost until it answers; kybernate_trace_spans_total counts them"
+                meaning = "spans are lost until OTEL_EXPORTER_OTLP_ENDPOINT answers; kybernate_trace_spans_total counts"
                 self._fields.run(
                     get_logger().warning, "traces.export_failed", reason=self._warnings.last, meaning=meaning
                 )
@@ -170,15 +172,21 @@ class _Exporter(SpanExporter):
 
 
 class _Warnings(logging.Handler):
-    """Keeps the last of the SDK's warnings: it has one for each failure, and some that callers can provoke."""
+    """Keeps the last two of the SDK's warnings: it has one for each failure, and some that callers can provoke."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.last = ""
+        self.kept: deque[str] = deque(maxlen=2)
+
+    @property
+    def last(self) -> str:
+        """The last two: the exporter logs why, and then that it gives up."""
+        return "; ".join(self.kept)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep it."""
-        self.last = record.getMessage()[:300]
+        """Keep it, unless it is that the queue is full."""
+        if not record.name.startswith("opentelemetry.sdk._shared_internal"):
+            self.kept.append(record.getMessage()[:300])
 
 
 def _begin(
