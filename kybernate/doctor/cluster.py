@@ -43,7 +43,8 @@ def check_cluster(facts: ClusterFacts) -> Iterator[Finding]:
         yield ok("cluster", f"not read: {facts.unread}")
         return
     kubelets = [finding for node in facts.nodes for finding in _kubelet(node, facts.resources or {})]
-    yield from kubelets or [ok("kubelet", f"{len(facts.nodes)} nodes are ready and offer their seats")]
+    sold = sum(bool(some) for some in (facts.resources or {}).values())
+    yield from kubelets or [ok("kubelet", f"nodes: {len(facts.nodes)} are ready, {sold} offer seats")]
     pods = [finding for pod in facts.of_kind("Pod") for finding in _pod(pod)]
     yield from pods or [ok("cluster", f"{len(facts.of_kind('Pod'))} pods of the chart are ready")]
     values = [found for one in facts.of_kind("DaemonSet", "Deployment", "StatefulSet") for found in _values(one)]

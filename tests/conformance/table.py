@@ -28,9 +28,10 @@ python -m pytest tests/conformance --kubelet-dir /var/lib/kubelet/device-plugins
 
 On a real kubelet run it as root on the node; the GPUs are fake there as well. It offers `kyb.ai/conformance-*` and
 `kyb.ai/probe-*`, which stay in the node's status with 0. Without `--conformance-kubectl` no pods are made, and what
-needs them is skipped; the same for restarts of kubelet. Uninstall Kybernate from the node first: kubelet knows one
-plugin per resource. Tests marked ¹ inject faults or look into kubelet and run on the fake only. Results are written
-with `--conformance-report docs/conformance.json`. "In part": other tests of the rule were skipped.
+needs them is skipped; the same for restarts of kubelet. Uninstall Kybernate first: kubelet knows one plugin per
+resource, and the chart's admission policy and webhook refuse or change pods of the suite. Tests marked ¹ inject faults
+or look into kubelet and run on the fake only. Results are written with `--conformance-report docs/conformance.json`.
+"In part": other tests of the rule were skipped.
 """
 
 

@@ -127,6 +127,12 @@ def test_a_sound_cluster_has_one_line_per_check() -> None:
     assert found == [(check, Severity.OK) for check in ("kubelet", "cluster", "chart", "adopted")]
 
 
+def test_a_node_that_has_routers_only_offers_no_seats() -> None:
+    other = {**NODE, "metadata": {**NODE["metadata"], "name": "n2"}}
+    found = next(iter(check_cluster(replace(SOUND, nodes=(NODE, other)))))
+    assert found.finding == "nodes: 2 are ready, 1 offer seats"
+
+
 @pytest.mark.parametrize("broken", BROKEN)
 def test_what_is_wrong_in_a_cluster_is_named_with_its_remedy(broken: str) -> None:
     breaks, (level, check, text, remedy) = BROKEN[broken]
