@@ -256,12 +256,14 @@ class Page:
     def _waiting(self) -> dict[str, int]:
         """Waiting requests by lane; those of no seat count for the lane of a seat of their model."""
         found: dict[str, int] = {}
+        seats: dict[str, dict[str, SeatRecord]] = {}
         for model, seat, load in self._levels.loads.busy(time.monotonic()):
             if not load.waiting:
                 continue
-            records = self._traffic.table.records_of(model)
-            if records:
-                record = next((record for record in records if record.seat == seat), records[-1])
+            if model not in seats:
+                seats[model] = {record.seat: record for record in self._traffic.table.records_of(model)}
+            if of := seats[model]:
+                record = of.get(seat or "") or next(reversed(of.values()))
                 lane = f"{record.node}/{record.group or record.home_group}"
                 found[lane] = found.get(lane, 0) + load.waiting
         return found

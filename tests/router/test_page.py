@@ -12,7 +12,7 @@ import pytest
 
 from kybernate.api_keys import dump, make
 from kybernate.dev.nats_server import free_port
-from kybernate.messages import ParkSeat, SeatActivated
+from kybernate.messages import ParkSeat, SeatActivated, TrafficSignal
 from kybernate.seat import SeatState
 from services.router.page import CHAT_BYTES, RECENT_EVENTS
 from tests.router.world import NODE, Answered, World, world
@@ -108,6 +108,24 @@ async def test_changes_come_as_a_stream():
                     seats += change["seats"]
                     events += change["events"]
             assert seats[-1]["key"] == f"{NODE}.s0"
+
+
+async def test_waiting_requests_count_for_the_lane_of_their_seat_and_each_model_is_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async with world() as w:
+        for number in range(4):
+            await w.manager.put(f"s{number}", model="llama", home_group=f"G{number}")
+        table, read = w.router.traffic.table, list[str]()
+        await until(lambda: len(table.records_of("llama")) == 4, what="the router knows the seats")
+        for seat in ("s0", "s1", "s2", None):
+            level = TrafficSignal(cause="c", source="r", model="llama", seat=seat, waiting=3, ttl_seconds=600)
+            w.router.loads.add(level, time.monotonic())
+        w.router.loads.add(level.model_copy(update={"model": "gone"}), time.monotonic())
+        records_of = table.records_of
+        monkeypatch.setattr(table, "records_of", lambda model: read.append(model) or records_of(model))
+        assert w.router.page._waiting() == {f"{NODE}/G{number}": 3 for number in range(4)}
+        assert sorted(read) == ["gone", "llama"]
 
 
 async def test_reading_needs_no_key_and_commands_need_an_operators(tmp_path: Path):
