@@ -71,9 +71,17 @@ def is_adopted(service: Mapping[str, Any]) -> bool:
 
 
 def was_taken_back(service: Mapping[str, Any]) -> bool:
-    """Whether an adopted Service leads to its engines again: its own manifest was applied. Raises OnboardError."""
+    """Whether an adopted Service leads to its engines again, because its own manifest was applied, or selects no pods
+    any more. Raises OnboardError."""
     before, _ = undo(service)
-    return bool(before["spec"]["selector"] == service["spec"]["selector"])
+    return bool(without_pods(service)) or before["spec"].get("selector") == service["spec"]["selector"]
+
+
+def without_pods(service: Mapping[str, Any]) -> str:
+    """Why a Service selects no pods; empty: it does."""
+    if service["spec"].get("type") == "ExternalName":
+        return "it is an ExternalName, a name in DNS only"
+    return "" if service["spec"].get("selector") else "it has no selector"
 
 
 def _refuse_unfit(name: str, spec: Mapping[str, Any]) -> None:

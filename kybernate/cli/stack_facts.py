@@ -102,19 +102,31 @@ def read_cluster(resources: Mapping[str, Collection[str]]) -> ClusterFacts:
     """What kubectl shows of the chart and its nodes; ``resources`` of the seats by node, as the router knows them."""
     chart = ["pods,daemonsets,deployments,statefulsets,configmaps", "--all-namespaces", "-l", CHART]
     try:
-        objects, nodes, services = (
-            json.loads(kubectl(["get", *what, "-o", "json", f"--request-timeout={KUBE_SECONDS}s"]))["items"]
-            for what in (chart, ["nodes"], ["services", "--all-namespaces"])
-        )
-    except (CliError, ValueError, KeyError) as error:
-        return ClusterFacts(unread=str(error).strip().splitlines()[-1])
+        objects, nodes = _listed(*chart), _listed("nodes")
+    except CliError as error:
+        return ClusterFacts(unread=str(error))
     used = {(one.get("spec") or {}).get("nodeName") for one in objects if one["kind"] == "Pod"} | resources.keys()
     found = tuple(node for node in nodes if node["metadata"]["name"] in used)
     names = {node["metadata"]["name"] for node in found}
     if not objects or (resources and names.isdisjoint(resources)):
         return ClusterFacts(unread="the cluster of kubectl's context has no node of this stack")
-    adopted = tuple(service for service in services if is_adopted(service))
-    return ClusterFacts(found, tuple(objects), adopted, {name: frozenset(some) for name, some in resources.items()})
+    sold = {name: frozenset(some) for name, some in resources.items()}
+    services: list[dict[str, Any]] = []
+    unread = ""
+    try:
+        services = _listed("services", "--all-namespaces")
+    except CliError as error:  # not everybody may list them
+        unread = str(error)
+    return ClusterFacts(found, tuple(objects), tuple(filter(is_adopted, services)), sold, unread_services=unread)
+
+
+def _listed(*what: str) -> list[dict[str, Any]]:
+    """The objects that kubectl gets. Raises CliError of one line."""
+    try:
+        answer = json.loads(kubectl(["get", *what, "-o", "json", f"--request-timeout={KUBE_SECONDS}s"]))
+        return list(answer["items"])
+    except (CliError, ValueError, KeyError) as error:
+        raise CliError(str(error).strip().splitlines()[-1]) from error
 
 
 def skew(seats: tuple[dict[str, Any], ...], router: float | None, now: float) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from kybernate.adopt import was_taken_back
+from kybernate.adopt import RECORD, was_taken_back, without_pods
 from kybernate.config import CONFIG_LABEL
 from kybernate.doctor.model import Finding, fail, ok, warn
 from kybernate.onboard import OnboardError
@@ -31,6 +31,8 @@ class ClusterFacts:
     """By node: the extended resources of its seats."""
     unread: str = ""
     """Why the cluster could not be read."""
+    unread_services: str = ""
+    """Why Services could not be read."""
 
     def of_kind(self, *kinds: str) -> list[Object]:
         """The chart's objects of these kinds."""
@@ -49,6 +51,8 @@ def check_cluster(facts: ClusterFacts) -> Iterator[Finding]:
     yield from pods or [ok("cluster", f"{len(facts.of_kind('Pod'))} pods of the chart are ready")]
     values = [found for one in facts.of_kind("DaemonSet", "Deployment", "StatefulSet") for found in _values(one)]
     yield from values or [ok("chart", "every pod runs the values of the last helm upgrade")]
+    if facts.unread_services:
+        yield ok("adopted", f"Services were not read: {facts.unread_services}")
     if facts.adopted:
         services = [finding for one in facts.adopted for finding in _service(one)]
         yield from services or [ok("adopted", f"{len(facts.adopted)} Services of engines lead to the routers")]
@@ -121,7 +125,11 @@ def _values(workload: Object) -> Iterator[Finding]:
 def _service(service: Object) -> Iterator[Finding]:
     where = f"service/{_name(service)} -n {service['metadata'].get('namespace')}"
     try:
-        if was_taken_back(service):
+        if why := without_pods(service):
+            text = f"{where} does not lead to the routers any more: {why}"
+            remedy = f"give it the selector of the routers' Service, or remove its annotation {RECORD}"
+            yield warn("adopted", text, remedy)
+        elif was_taken_back(service):
             text = f"{where} leads to its engines again, past the routers: its own manifest was applied"
             yield warn("adopted", text, f"kyb adopt {where}, and change selector and targetPort in the manifest too")
     except OnboardError as error:

@@ -64,6 +64,18 @@ def test_a_service_whose_own_manifest_was_applied_again_is_adopted_again() -> No
         adopt(adopted, OTHERS)
 
 
+@pytest.mark.parametrize(
+    ("changes", "why"), [({"selector": None}, "has no selector"), ({"type": "ExternalName"}, "is an ExternalName")]
+)
+def test_an_adopted_service_that_selects_no_pods_any_more_is_refused_and_can_be_undone(changes: Json, why: str) -> None:
+    adopted = adopt(service(), OTHERS).manifest
+    given = {name: value for name, value in (adopted["spec"] | changes).items() if value is not None}
+    with pytest.raises(OnboardError, match=why):
+        adopt(adopted | {"spec": given}, OTHERS)
+    back, _ = undo(adopted | {"spec": given})
+    assert RECORD not in json.dumps(back)
+
+
 def test_what_was_changed_since_stays_and_is_named() -> None:
     changed = adopt(service(), OTHERS).manifest
     changed["spec"]["selector"] = {"app": "new"}

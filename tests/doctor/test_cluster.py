@@ -113,6 +113,14 @@ BROKEN: dict[str, tuple[Callable[[ClusterFacts], ClusterFacts], tuple[str, str, 
         lambda facts: replace(facts, adopted=({**ADOPTED, "spec": SERVICE["spec"]},)),
         ("WARN", "adopted", "service/qwen -n apps leads to its engines again", "kyb adopt service/qwen -n apps"),
     ),
+    "an adopted Service lost its selector": (
+        lambda facts: replace(facts, adopted=({**ADOPTED, "spec": {"ports": [{"port": 80}]}},)),
+        ("WARN", "adopted", "service/qwen -n apps does not lead to the routers any more: it has no selector", RECORD),
+    ),
+    "an adopted Service became a name in DNS": (
+        lambda facts: replace(facts, adopted=({**ADOPTED, "spec": {**ADOPTED["spec"], "type": "ExternalName"}},)),
+        ("WARN", "adopted", "service/qwen -n apps does not lead to the routers any more: it is an Ext", RECORD),
+    ),
     "what an adoption recorded is damaged": (
         lambda facts: replace(
             facts, adopted=({**ADOPTED, "metadata": {**ADOPTED["metadata"], "annotations": {RECORD: "["}}},)
@@ -170,6 +178,11 @@ def test_kubectl_is_asked_and_another_cluster_is_not_taken_for_this_one(
     (tmp_path / "chart").write_text(json.dumps({"items": list(SOUND.objects)}))
     assert read_cluster({"n1": {SEAT}}) == SOUND
     assert "has no node of this stack" in read_cluster({"laptop": {SEAT}}).unread
+    (tmp_path / "services").unlink()
+    refused = read_cluster({"n1": {SEAT}})
+    assert replace(refused, adopted=SOUND.adopted, unread_services="") == SOUND, "the rest is read all the same"
+    (*_, last) = check_cluster(refused)
+    assert (last.level, last.check, last.finding[:23]) == ("OK", "adopted", "Services were not read:")
     (tmp_path / "nodes").write_text("no JSON")
     (found,) = check_cluster(read_cluster({}))
     assert (found.level, found.finding[:9]) == ("OK", "not read:")
