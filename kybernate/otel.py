@@ -151,7 +151,11 @@ class _Exporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Export a batch; one that fails is lost."""
-        result = self._exporter.export(spans)
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:
+            self._warnings.kept.append(f"{type(error).__name__}: {error}"[:300])
+            result = SpanExportResult.FAILURE
         failed, self._failed = self._failed, 0
         if result is not SpanExportResult.SUCCESS:
             self._failed = failed + len(spans)

@@ -64,7 +64,7 @@ def open_tracer(service: str, instance: str, node: str) -> Iterator["Tracer | No
     """Open the tracer of this process, None where traces are off; at the end export what waits, for a short time."""
     try:
         tracer = _tracer(service, instance, node) if wanted(os.environ) else None
-    except (TracingError, OSError, ValueError) as error:
+    except Exception as error:  # also whatever the SDK raises
         get_logger().warning("traces.unavailable", reason=str(error), meaning="this service goes on without traces")
         tracer = None
     try:

@@ -75,6 +75,33 @@ def test_without_the_extra_a_service_goes_on_and_says_so_once(monkeypatch: pytes
     assert "kybernate[otel]" in line["reason"]
 
 
+def test_a_fault_in_the_set_up_stops_no_service(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER", "foo")
+    with capture_logs() as logs, open_tracer("router", "router-0", "n1") as tracer:
+        assert tracer is None
+    [line] = logs
+    assert (line["event"], "foo" in line["reason"]) == ("traces.unavailable", True)
+
+
+@pytest.mark.parametrize("sampler", ["parentbased_always_on", "traceidratio"])
+def test_an_empty_variable_of_the_sampler_or_the_exporter_counts_as_none(monkeypatch: pytest.MonkeyPatch, sampler: str):
+    pytest.importorskip("opentelemetry.sdk")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
+
+    def opened() -> list[Any]:
+        with capture_logs() as logs, open_tracer("router", "router-0", "n1") as tracer:
+            assert tracer is not None
+            assert int(tracer.begin("x", 1.0).traceparent[-2:], 16) & 1, "it is sampled"
+        return logs
+
+    without = opened()
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "")
+    assert opened() == without
+
+
 def test_off_imports_nothing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "kybernate.otel", None)
     with capture_logs() as logs, open_tracer("router", "router-0", "n1") as tracer:
@@ -140,25 +167,28 @@ def test_a_message_with_something_else_in_its_place_is_read_without_it(given: ob
 
 
 class _Broken:
-    """Fails as long as it is ``down``."""
+    """Fails as long as it is ``down``; ``raises``: by an exception."""
 
-    def __init__(self) -> None:
-        self.down = True
+    def __init__(self, *, raises: bool = False) -> None:
+        self.down, self.raises = True, raises
 
     def export(self, _: Any) -> Any:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
+        if self.down and self.raises:
+            raise RuntimeError("the exporter is broken")
         return SpanExportResult.FAILURE if self.down else SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
         pass
 
 
-def test_an_exporter_that_fails_is_one_line_and_two_counts():
+@pytest.mark.parametrize("raises", [False, True])
+def test_an_exporter_that_fails_is_one_line_and_two_counts(raises: bool):
     pytest.importorskip("opentelemetry.sdk")
     from kybernate.otel import Tracer
 
-    exporter: Any = _Broken()
+    exporter: Any = _Broken(raises=raises)
     tracer, registry = Tracer("router", "router-0", "n1", lambda: exporter), CollectorRegistry()
     registry.register(tracer)
 
@@ -182,3 +212,4 @@ def test_an_exporter_that_fails_is_one_line_and_two_counts():
         ("traces.export_failed", None),
         ("traces.exported_again", 5),
     ]
+    assert logs[0]["reason"] == ("RuntimeError: the exporter is broken" if raises else "")
