@@ -50,7 +50,11 @@ class LevelWatch:
         self._wanted.set()
 
     async def read(self) -> Loads:
-        """Return the levels, once they are those of all sources; without the bus they are this router's."""
+        """Return the levels, once they are those of all routers; without the bus they are this router's.
+
+        What another router published before for a source that is silent since (a gateway's signal is valid for up to
+        an hour) may be missing.
+        """
         self.keep()
         if self._bus.connected:
             with contextlib.suppress(TimeoutError):

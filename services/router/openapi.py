@@ -88,7 +88,8 @@ SCHEMAS: dict[str, Json] = {
         levels_since={
             "type": ["number", "null"],
             "description": "Unix seconds: since when this router receives the levels of all sources; null: it does "
-            "not, and `waiting` and `in_flight` count its own requests.",
+            "not, and `waiting` and `in_flight` count its own requests and the signals sent to it. Routers repeat "
+            "their levels within 1.5 s; what gateways and Prometheus reported to other routers before may be missing.",
         },
         next={"type": "string", "description": "The `after` of the next page, if there is one."},
     ),

@@ -112,6 +112,7 @@ class OutsideLoad:
                 await self._bus.publish(one)
         except BusError:
             return  # the next reading is published again, and receivers drop this level
+        self._loads.add(signal, time.monotonic())
 
     # --- engines ------------------------------------------------------------------------------------------------------
 

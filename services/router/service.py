@@ -103,7 +103,7 @@ class RunningRouter:
         self.calls = Calls(
             settings, clock, self.dispatcher, self.pools, self._metrics, intake, log, self.guard, paths, tenants
         )
-        gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected, tenants)
+        gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected, tenants, self.loads)
         operator = OperatorApi(bus, traffic, watch, self.inventory, http, tenants)
         readings = self._metrics.readings
         self.outside = OutsideLoad(settings, bus, http, self.dispatcher, self.loads, tenants.aliases, readings)

@@ -12,6 +12,7 @@ from kybernate.messages import NodeTrafficSignal
 from services.router import level_watch
 from services.router.core.reports import Loads
 from services.router.level_watch import FEW, LevelWatch
+from services.router.outside_load import Place
 from tests.router.world import world
 from tests.until import until
 
@@ -108,6 +109,20 @@ async def test_without_the_bus_a_reader_does_not_wait(cluster: Cluster) -> None:
     cluster.server.stop()
     await cluster.watch.read()
     assert cluster.watch.since is None
+
+
+async def test_levels_that_a_router_publishes_for_others_are_its_own_knowledge(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def many(_: LevelWatch) -> None:
+        await asyncio.Event().wait()  # it is not subscribed
+
+    monkeypatch.setattr(LevelWatch, "run", many)
+    async with world() as w:
+        await w.seat("s1", "gemma")
+        event = {"specversion": "1.0", "id": "e", "source": "gateway", "data": {"model": "gemma", "waiting": 4}}
+        assert (await w.call("POST", "/v1/signals", json=event)).status == 202
+        assert w.router.loads.of("gemma", "s1", time.monotonic()).waiting == 4
+        await w.router.outside._publish(Place("prometheus/*", "gemma"), 5, 60.0)
+        assert w.router.loads.of("gemma", None, time.monotonic()).waiting == 9
 
 
 async def test_seats_show_what_waits_at_another_router_while_signals_are_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -322,7 +322,8 @@ def overview(
 ) -> dict[str, Any]:
     """Return the body of ``GET /v1/seats``: seats with their load, models, nodes with their GPUs, groups and seats.
 
-    ``next``, if there is more: the ``after`` of the next page. Only nodes of the page are looked at.
+    ``next``, if there is more: the ``after`` of the next page. Only nodes of the page are looked at, with
+    ``state`` also all before them that have no such seat.
     """
     query = query or SeatQuery()
     machines: dict[str, list[GpuRecord]] = {}
