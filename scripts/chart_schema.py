@@ -103,6 +103,7 @@ RULES: dict[str, Json] = {
             f"{base}{kind}" for base in ("parentbased_", "") for kind in ("always_on", "always_off", "traceidratio")
         ]
     },
+    "tracing.samplerArg": {"type": ["string", "number"]},
     "config.configs": CONFIGS,
     "fakeGpu.gpus": {"type": "integer", "minimum": 1, "maximum": 64},
     "fakeGpu.memory": SIZE,

@@ -134,6 +134,18 @@ def test_memory_may_be_written_as_kubernetes_takes_it(memory: str) -> None:
     render("default", f"--set=router.resources.limits.memory={memory}")
 
 
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [("--set-json=0.1", "0.1"), ("--set-json=0", "0"), ("--set-string=0.1", "0.1"), ("--set-json=null", None)],
+)
+def test_the_share_of_traces_may_be_a_number(given: str, passed: str | None) -> None:
+    option, value = given.split("=")
+    chart = render("--set", "tracing.endpoint=http://c:4318", option, f"tracing.samplerArg={value}")
+    routers = next(iter(chart.one("Deployment", "-router")["spec"]["template"]["spec"]["containers"]))
+    env = {one["name"]: one.get("value") for one in routers["env"]}
+    assert (env["OTEL_TRACES_SAMPLER"], env.get("OTEL_TRACES_SAMPLER_ARG")) == ("parentbased_always_on", passed)
+
+
 def test_all_errors_are_reported_at_once() -> None:
     done = template("--set", "nats.replicas=2", "--set", "plugin.enabled=false", "--set", "image.digest=x")
     assert [text in done.stderr for text in ("nats.replicas=2", "plugin.enabled", "image.digest=x")] == [True] * 3

@@ -202,7 +202,7 @@ capabilities:
 {{- with .Values.tracing }}{{ if .endpoint -}}
 - {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ .endpoint | quote }}}
 - {name: OTEL_TRACES_SAMPLER, value: {{ .sampler }}}
-{{- if .samplerArg }}
+{{- if not (has .samplerArg (list "" nil)) }}
 - {name: OTEL_TRACES_SAMPLER_ARG, value: {{ .samplerArg | quote }}}
 {{- end }}
 {{- end }}{{ end -}}
