@@ -67,7 +67,7 @@ from services.gpu_manager.inputs import (
     WallTime,
 )
 from services.gpu_manager.jobs import LONGEST_SECONDS, CheckpointerClient
-from services.gpu_manager.ledger import LedgerFile
+from services.gpu_manager.ledger import Ledger, LedgerFile
 from services.gpu_manager.managed_seat import PodTerms
 from services.gpu_manager.pods import POLL_SECONDS, POLL_SOON_SECONDS, Pace, Pods, PodsError
 from services.gpu_manager.publish import GateFiles, RosterWriter
@@ -114,8 +114,8 @@ class Manager:
     inbox: BoardInbox = field(default_factory=BoardInbox)
     recorded: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while all that the board has decided is in the ledger: only then its state may leave the node."""
-    _recorded_routers: frozenset[tuple[str, str]] = frozenset()
-    """The routers in the ledger."""
+    _recorded: Ledger | None = None
+    """The last record of the ledger."""
     recording_since: WallTime | None = None
     """The ledger is being written since then."""
     look_now: asyncio.Event = field(default_factory=asyncio.Event)
@@ -180,8 +180,8 @@ class Manager:
                 await self._carry_out(self.board.handle(Paused(), self.now(arrived)), None, group)
             handled = arrived
             await self._carry_out(self.board.handle(message, self.now(arrived)), reply, group)
-            if isinstance(message, Presence) and self.node.routers.present.keys() != self._recorded_routers:
-                await self._record(durable=False)
+            if not isinstance(message, TrafficSignal):  # the many; what one changes silently, the next message records
+                await self._record_silent()
             self.engines.follow(view.engine_probes(self.node), group, self.receive)
 
     async def _carry_out(
@@ -205,11 +205,16 @@ class Manager:
             _log(effect)
             self.observe(effect)
 
+    async def _record_silent(self) -> None:
+        """Record what changed without any effect: a container that runs, a peak of VRAM, a router. An idle node writes
+        nothing."""
+        if recovery.ledger(self.node, self.boot_id) != self._recorded:
+            await self._record(durable=False)
+
     async def _record(self, *, durable: bool) -> None:
         """Write the ledger in a thread: a disk that hangs stops the board, and not presence, health and the buses."""
         began = self.recording_since = self.now().wall
-        entry = recovery.ledger(self.node, self.boot_id)
-        self._recorded_routers = frozenset(self.node.routers.present)
+        entry = self._recorded = recovery.ledger(self.node, self.boot_id)
         writing = self._writer.submit(lambda: self.ledger.write(entry, durable=durable))
         try:
             writing.result(BRIEF_SECONDS)

@@ -26,7 +26,6 @@ from tests.exploration.product import (
     Now,
     Paused,
     PodsSeen,
-    Presence,
     ProcessState,
     ReleaseJob,
     RetargetJob,
@@ -38,6 +37,7 @@ from tests.exploration.product import (
     StartTicket,
     SwitchJob,
     Tick,
+    TrafficSignal,
 )
 
 RPC_SECONDS = 2.0
@@ -163,7 +163,7 @@ class Manager:
         effects = self.board.handle(message, now)
         if effects:
             self._carry_out(effects, asker)
-        if isinstance(message, Presence):
+        if not isinstance(message, TrafficSignal):
             self._write()
 
     def _carry_out(self, effects: list[object], asker: str) -> None:
