@@ -14,7 +14,7 @@ from kybernate.config_errors import ConfigError
 from kybernate.files import changes
 from kybernate.logs import get_logger
 from kybernate.tls import ServerCertificate
-from services.router.api import PRIORITIES, RouterError
+from services.router.api import PRIORITIES, RouterError, cause_of, random_id
 from services.router.core.head import Head, Pair
 from services.router.core.tenants import Tenants
 from services.router.settings import RouterSettings
@@ -40,6 +40,7 @@ class Caller(NamedTuple):
 
 ANYBODY = Caller()
 _CALLER = web.RequestKey("kyb.caller", Caller)
+_CAUSE = web.RequestKey("kyb.cause", str)
 
 
 class ApiKeyGuard:
@@ -63,7 +64,7 @@ class ApiKeyGuard:
         def guard(handler: Handler) -> Handler:
             async def guarded(request: web.Request) -> web.StreamResponse:
                 caller = self.admit(request.headers, scopes, request.method, request.path)
-                request[_CALLER] = caller
+                request[_CALLER], request[_CAUSE] = caller, self._cause(request.headers)
                 try:
                     return await handler(request)
                 finally:
@@ -122,6 +123,14 @@ class ApiKeyGuard:
             if not digests.isdisjoint(digest_of(part.decode("utf-8", "surrogateescape")) for part in parts):
                 yield lower
 
+    def _cause(self, headers: Mapping[str, str]) -> str:
+        given = cause_of(headers)
+        return (
+            random_id()
+            if any(self._withheld([(b"x-request-id", b"", given.encode("utf-8", "surrogateescape"))]))
+            else given
+        )
+
     async def watch(self) -> NoReturn:
         """Apply each change of the file until cancelled. An invalid file is logged and changes nothing."""
         if self._path is None:
@@ -149,6 +158,11 @@ def sender_of(request: web.Request) -> Caller:
 def caller_of(request: web.Request) -> str | None:
     """Return the name of the caller's key; None if the router needs no keys."""
     return sender_of(request).name
+
+
+def request_cause(request: web.Request) -> str:
+    """Return the cause of what a request to the router itself begins: its X-Request-Id unless that is a key."""
+    return request.get(_CAUSE) or cause_of(request.headers)
 
 
 def _token(headers: Mapping[str, str]) -> str:

@@ -16,6 +16,7 @@ from services.router.api import (
     model_of,
     patience_of,
     priority_of,
+    random_id,
 )
 from services.router.auth import ApiKeyGuard, Caller
 from services.router.call_times import activation_seconds, count_served
@@ -109,7 +110,8 @@ class Call(Ticket):
     def __init__(
         self, calls: Calls, connection: Connection, head: Head, fields: Mapping[str, str], caller: Caller
     ) -> None:
-        super().__init__(cause_of(fields))
+        secret = b"x-request-id" in calls.guard.withheld(head)
+        super().__init__(random_id() if secret else cause_of(fields))
         self._calls, self._connection, self._head, self._caller = calls, connection, head, caller
         self._record = CallRecord(time.time(), self.cause, traceparent=fields.get("traceparent"))
         self._priority, self._patience = priority_of(fields, caller.highest_priority), patience_of(fields)

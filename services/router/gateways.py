@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
-from services.router.api import RouterError, body_of, cause_of, json_of, model_of, printable
-from services.router.auth import Caller, Handler, sender_of
+from services.router.api import RouterError, body_of, json_of, model_of, printable
+from services.router.auth import Caller, Handler, request_cause, sender_of
 from services.router.core.reports import Loads, SignalQuota, addressed
 from services.router.core.step import Reject
 from services.router.core.tenants import Tokens
@@ -83,7 +83,7 @@ class GatewayApi:
         """Wait until the model is active: 200 with its endpoint, valid for ``valid_ms``; else 404, 429 or 503."""
         model = model_of(request.query.get("model"), "name the model: GET /v1/hold?model=…&timeout=30s")
         timeout = _duration(request.query.get("timeout"))
-        ticket, sender = WaitingTicket(cause_of(request.headers)), sender_of(request)
+        ticket, sender = WaitingTicket(request_cause(request)), sender_of(request)
         model = self._limits.begin(sender, model)
         priority = min(0, sender.highest_priority)
         self._dispatcher.arrive(
@@ -116,7 +116,7 @@ class GatewayApi:
         """Request the activation of a model: 202, or 200 if it is active already."""
         parsed: Any = json_of(await body_of(request, WAKE_BYTES))
         model = model_of(parsed.get("model") if isinstance(parsed, dict) else None)
-        cause, sender = cause_of(request.headers), sender_of(request)
+        cause, sender = request_cause(request), sender_of(request)
         model = self._limits.begin(sender, model)
         if sender.tenant:
             self._limits.end(sender, model, Tokens())  # it waits for nothing

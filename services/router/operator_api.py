@@ -35,8 +35,8 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.roster import SeatRecord
-from services.router.api import RouterError, body_of, cause_of, json_of, printable
-from services.router.auth import caller_of, sender_of
+from services.router.api import RouterError, body_of, json_of, printable
+from services.router.auth import caller_of, request_cause, sender_of
 from services.router.core.reports import (
     SeatNameError,
     SeatQuery,
@@ -252,7 +252,7 @@ class OperatorApi:
 
 
 def _caller(request: web.Request) -> dict[str, Any]:
-    return {"cause": cause_of(request.headers), "actor": caller_of(request) or "operator"}
+    return {"cause": request_cause(request), "actor": caller_of(request) or "operator"}
 
 
 def _unresolved(error: SeatNameError, missing: str) -> RouterError:

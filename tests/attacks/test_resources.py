@@ -243,10 +243,12 @@ def test_no_header_with_a_known_key_reaches_an_engine(folder: Path) -> None:
         assert stack.post(PATH, call(), b"X-Kyb-Key: " + mine, b"Authorization: Bearer " + mine).status == 200
         assert stack.post(PATH, call(), b"X-Kyb-Key: " + mine, b"X-Other: " + admin, b"X-Fine: 1").status == 200
         theirs = (b"X-Kyb-Key: " + mine, b"Authorization: Bearer of-the-engine")
+        own_id = stack.post(PATH, call(), b"X-Kyb-Key: " + mine, b"X-Request-Id: " + mine)
+        assert (own_id.status, mine in own_id.raw) == (200, False)
         assert stack.post(PATH, call(), *theirs).status == 200
         assert mine not in engine.raw
         assert admin not in engine.raw
-        assert b"X-Fine: 1" in engine.heads[-2]
+        assert b"X-Fine: 1" in engine.heads[-3]
         assert b"Bearer of-the-engine" in engine.heads[-1]
 
 

@@ -13,6 +13,7 @@ from kybernate.api_keys import ApiKey, ConfigError, Tenant, dump, find, load, ma
 from kybernate.cli.output import CliError
 from kybernate.cli.router_keys import add
 from kybernate.messages import AuditRecord, ParkSeat
+from kybernate.seat import SeatState
 from kybernate.tls import ServerCertificate
 from services.router import front
 from services.router.api import RouterError
@@ -341,6 +342,24 @@ def test_a_key_that_is_admitted_is_withheld_from_engines(
             assert space in value
         else:
             assert guard.withheld(Head([raw], None, False, True, "1.1")) == {header.encode()}
+
+
+@pytest.mark.parametrize("form", ["{}", "Bearer {}"])
+async def test_a_key_in_x_request_id_is_no_cause(guarded: World, keys: dict[str, str], form: str) -> None:
+    engine, seen = await guarded.seat("s0", "llama", SeatState.ACTIVE), list[str]()
+    for name, status, method, path, data in (
+        ("app", 200, "POST", "/v1/completions", b'{"model": "llama"}'),
+        ("app", 200, "GET", "/v1/hold?model=llama&timeout=9s", None),
+        ("app", 202, "POST", "/v1/wake", b'{"model": "m"}'),
+        ("ops", 202, "POST", "/v1/seats/s0/park", None),
+    ):
+        headers = bearer(keys[name]) | {"X-Request-Id": form.format(keys[name])}
+        answer = await guarded.call(method, path, data=data, headers=headers)
+        assert answer.status == status, answer.body
+        seen.append(f"{answer.headers} {answer.body!r}")
+    await until(lambda: guarded.manager.of(AuditRecord), what="an audit record")
+    seen += [str(guarded.manager.received), str([dict(head) for head in engine.headers])]
+    assert [name for name, token in keys.items() if token in "".join(seen)] == []
 
 
 def test_a_head_is_looked_at_again_for_the_keys_of_a_new_file(keys: dict[str, str], tmp_path: Path) -> None:
