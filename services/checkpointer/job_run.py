@@ -304,7 +304,7 @@ async def find_processes(journal: Journal, backend: Backend, target: SeatTarget,
     """
     known = journal.parked.get(target.seat)
     if known is not None and known.target.container_id == target.container_id:
-        now = {"target": target, "group": key, "epoch": epoch, "baseline": {}, "parked_on": known.at}
+        now = {"target": target, "group": key, "epoch": epoch, "baseline": {}, "reading": None, "parked_on": known.at}
         return known.model_copy(update=now)
     return await backend.discover(target, key, epoch)
 

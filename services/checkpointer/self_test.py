@@ -207,7 +207,7 @@ async def _alone(backend: VllmCuda, seat: SeatProcesses, processes: list[Process
 
 async def _cycle(backend: VllmCuda, check: AnswerCheck, seat: SeatProcesses) -> _Turn:
     """Park and activate it once."""
-    ending = await backend.park(await backend.prepare(seat), _not_journaled)
+    ending = await backend.park(await backend.prepare(seat.model_copy(update={"reading": None})), _not_journaled)
     if ending.outcome == "active" and ending.reason.startswith(_NOT_BY_DRIVER):
         return _Turn(ending.reason, by_driver=False, serves=True)
     if ending.outcome != "parked" or ending.reason:

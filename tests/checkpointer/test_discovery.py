@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from services.checkpointer.backends.driver import DriverBackend
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Timeouts
 from services.checkpointer.backends.evidence import Discovery, Evidence, room_needed
 from services.checkpointer.backends.host import open_host
+from services.checkpointer.backends.job_half import check_park
 from services.checkpointer.backends.port import DriverUnreadableError, Member, NoMemberError, SeatProcesses
 from services.checkpointer.core.failures import ProcessState, StepTrouble
 from services.checkpointer.helper_pool import HelperCall, HelperHungError
+from services.checkpointer.job_run import find_processes
 from services.checkpointer.processes import ProcessIdentity, alive, identify
 from tests.until import until
 
@@ -44,12 +47,20 @@ class Driver:
     hangs: str = ""
     """The verb that gets no answer."""
     exchanges: int = 0
+    lost: str = ""
+    """A GPU that does not answer: a reading of all GPUs leaves it out."""
 
     async def calls(self, _: str, calls: Sequence[HelperCall]) -> list[dict[str, Any]]:
         self.exchanges += 1
         if self.hangs in [call.verb for call in calls]:
             raise HelperHungError(f"{self.hangs} did not end", self.hangs)
-        return [self.answer(verb, arguments.get("pid", 0)) for verb, _, arguments in calls]
+        failed = {"code": 999, "name": "GPU_IS_LOST"}
+        return [
+            failed
+            if self.lost and self.lost in arguments.get("gpus", ())
+            else self.answer(verb, arguments.get("pid", 0))
+            for verb, _, arguments in calls
+        ]
 
     def answer(self, verb: str, pid: int) -> dict[str, Any]:
         self.asked.append((verb, pid))
@@ -63,6 +74,8 @@ class Driver:
                 return {**ok, "memory": {GPU: (self.used, 1000)}, "processes": self.uses}
             case "state":
                 return {**ok, "state": self.state}
+            case "describe":
+                return {**ok, "driver": "590.48.01", "capabilities": {"checkpoint": True}}
         return {**ok, "tid": pid} if pid in self.cuda else {"code": self.tid_code, "name": "NO"}
 
     def uses_gpu(self, pid: int, size: int | None) -> None:
@@ -141,12 +154,45 @@ async def test_a_park_reads_the_driver_once_before_it_and_once_after_it() -> Non
         it.driver.uses_gpu(1, 200)
         unit = await it.find()
         assert it.driver.exchanges == 1
+        assert SeatProcesses.model_validate_json(unit.model_dump_json()).reading is None, "of this moment only"
+        unit = await DriverBackend(it.calls, it.host, it.evidence).prepare(unit)
+        await check_park(unit, it.calls, it.host)
+        assert it.driver.exchanges == 2, "what the driver is"
         assert unit.baseline == {GPU: 600}, "its 500, and 100 that no process accounts for"
-        assert unit.neighbours == {it.child.pid, 1}
-        assert SeatProcesses.model_validate_json(unit.model_dump_json()).neighbours is None, "of this moment only"
         it.driver.uses, it.driver.used, it.driver.state = it.driver.uses[1:], 310, "CHECKPOINTED"
         assert await it.evidence.prove(unit) == 10
-        assert it.driver.exchanges == 2
+        assert it.driver.exchanges == 3
+
+
+async def test_a_park_is_refused_where_one_of_its_gpus_does_not_answer() -> None:
+    """An MPS server on that GPU would not be seen."""
+    async with stand() as it:
+        it.driver.cuda, it.driver.used, it.driver.lost = {it.child.pid}, 500, "GPU-b"
+        it.driver.uses_gpu(it.child.pid, 500)
+        both = it.target.model_copy(update={"gpus": (GPU, "GPU-b")})
+        unit = await Discovery(it.calls, it.host).find(both, "G0", 1)
+        unit = await DriverBackend(it.calls, it.host, it.evidence).prepare(unit)
+        with pytest.raises(StepFailedError, match="GPU_IS_LOST"):
+            await check_park(unit, it.calls, it.host)
+
+
+async def test_a_seat_on_record_is_read_again_for_its_next_park() -> None:
+    async with stand() as it:
+        it.driver.cuda = {it.child.pid}
+        it.driver.uses_gpu(it.child.pid, 500)
+        journal = SimpleNamespace(parked={"s00": await it.find()})
+        backend = DriverBackend(it.calls, it.host, it.evidence)
+        found = await find_processes(journal, backend, it.target, "G0", 2)  # type: ignore[arg-type]
+        assert found.reading is None
+
+
+async def test_a_discovered_seat_that_is_not_to_be_parked_has_no_baseline() -> None:
+    """Its memory was free before it was discovered (the state folder was lost): nothing is left to fall."""
+    async with stand() as it:
+        it.driver.cuda, it.driver.used, it.driver.state = {it.child.pid}, 300, "CHECKPOINTED"
+        unit = await it.find()
+        assert unit.vram_bytes == 300, "which no process accounts for"
+        assert await it.evidence.prove(unit) == 0
 
 
 @pytest.mark.parametrize(("verb", "trouble"), [("state", StepTrouble.HUNG), ("usage", StepTrouble.SLOW)])

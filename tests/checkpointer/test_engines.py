@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.checkpointer.backends.driver_calls import Use
 from services.checkpointer.backends.engine import EngineRefusedError, verdict, well
 from services.checkpointer.backends.port import Ending, EngineReply, SeatProcesses
 from services.checkpointer.backends.vllm import Vllm
@@ -199,6 +200,20 @@ async def test_a_sleeping_engine_whose_record_is_lost_is_known_by_its_word() -> 
         learned = await it.backend.discover(it.target, "G0", 1)
         assert (learned.parked_on, learned.vram_bytes) == (seat.at, FULL)
         assert (await it.backend.state(learned)).outcome == "parked"
+
+
+async def test_memory_that_the_driver_does_not_attribute_may_be_that_of_an_engine_without_a_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with played(PlayedEngine("vllm")) as it:
+        await it.backend.park(await it.found(), it.note)
+        it.readings.unlisted = FULL
+
+        async def no_sizes(*_: object) -> list[Use]:
+            return [Use(it.readings.pid, GPU, 0, "")]
+
+        monkeypatch.setattr(it.readings, "processes", no_sizes)
+        assert (await it.backend.state(await it.backend.discover(it.target, "G0", 1))).outcome == "lost"
 
 
 @pytest.mark.parametrize("kind", ["ollama", "llamacpp"])

@@ -61,11 +61,8 @@ class DriverBackend:
         return SeatProcesses(target=target, group=group, epoch=epoch, root=root, members=())
 
     async def prepare(self, seat: SeatProcesses) -> SeatProcesses:
-        """Read the memory in use before the park, so that its release can be proven; of a seat that was just discovered
-        it is known. The baseline stays empty if the driver does not answer, and for a seat that is parked already: its
-        park releases nothing."""
-        if seat.baseline:
-            return seat
+        """Read the memory in use before the park, so that its release can be proven. The baseline stays empty if the
+        driver does not answer, and for a seat that is parked already: its park releases nothing."""
         if seat.parked_on and any(self.host.freezer.stopped(member.who) for member in seat.members):
             return seat
         try:

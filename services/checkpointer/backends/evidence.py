@@ -16,6 +16,7 @@ from services.checkpointer.backends.port import (
     Member,
     NoMemberError,
     NoProcessError,
+    Reading,
     SeatProcesses,
 )
 from services.checkpointer.containers import SeatContainer, UnknownContainerError
@@ -92,8 +93,10 @@ class Discovery:
         target = _with_observed_gpus(target, members, uses)
         seat = SeatProcesses(target=target, group=group, epoch=epoch, root=container.root, members=tuple(members))
         seat = seat if seat.vram_bytes else await self._estimated(seat, uses)
-        neighbours = frozenset(use.pid for use in uses if use.gpu in seat.at)
-        return seat.model_copy(update={"baseline": baseline(seat, usage), "neighbours": neighbours})
+        if not set(seat.at) <= usage.memory.keys():  # a reading of all GPUs leaves out those that fail
+            return seat
+        pids = frozenset(use.pid for use in uses if use.gpu in seat.at)
+        return seat.model_copy(update={"reading": Reading(_baseline(seat, usage), pids)})
 
     async def _parked_without_record(
         self,
@@ -172,8 +175,11 @@ class Evidence:
     """Free VRAM required beyond the footprint before a restore beside other processes."""
 
     async def baseline(self, seat: SeatProcesses) -> dict[str, int]:
-        """Bytes in use by GPU before a park, without other seats' processes; at least the seat's own footprint."""
-        return baseline(seat, await self.calls.usage(seat.group, seat.at))
+        """Bytes in use by GPU before a park, without other seats' processes; at least the seat's own footprint. Of a
+        seat that was just discovered they are known."""
+        if seat.reading is not None:
+            return seat.reading.baseline
+        return _baseline(seat, await self.calls.usage(seat.group, seat.at))
 
     async def verify(self, seat: SeatProcesses) -> None:
         """Every process is RUNNING. Attached ones are read too: one that stays locked blocks its engine."""
@@ -256,8 +262,7 @@ def _missing_evidence(seat: SeatProcesses, usage: Usage, left: dict[str, int]) -
     return ""
 
 
-def baseline(seat: SeatProcesses, usage: Usage) -> dict[str, int]:
-    """Bytes in use by GPU before a park, without other seats' processes; at least the seat's own footprint."""
+def _baseline(seat: SeatProcesses, usage: Usage) -> dict[str, int]:
     now = _not_others(seat, usage)
     return {gpu: max(size, now[gpu]) for gpu, size in seat.footprint.items()}
 

@@ -260,8 +260,9 @@ class JobHalf:
 async def check_park(seat: SeatProcesses, calls: DriverCalls, host: Host) -> None:
     """Apply the rules of the driver's checkpoint; changes nothing. Raises StepFailedError."""
     driver = await calls.describe(seat.group)
-    pids = seat.neighbours
-    if pids is None:
+    if seat.reading is not None:
+        pids = seat.reading.pids
+    else:
         pids = frozenset(use.pid for use in await calls.processes(seat.group, seat.at))
     allowed = host.allowed
     for member in seat.holders:

@@ -1,7 +1,7 @@
 """The interface of a backend, and the records that it shares with jobs and journal."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,6 +29,15 @@ class Member(BaseModel):
         return sum(self.gpu_bytes.values())
 
 
+class Reading(NamedTuple):
+    """What the driver reported of all GPUs of a seat at one moment."""
+
+    baseline: dict[str, int]
+    """Bytes by GPU that no other process accounts for."""
+    pids: frozenset[int]
+    """The processes that it listed, the seat's own too."""
+
+
 class SeatProcesses(BaseModel):
     """All GPU processes of one seat's container, parked and activated together. Journaled for replay after a crash."""
 
@@ -43,8 +52,8 @@ class SeatProcesses(BaseModel):
     members: tuple[Member, ...]
     baseline: dict[str, int] = {}
     """Bytes by GPU before the park that no other process accounts for; the park must free them."""
-    neighbours: frozenset[int] | None = Field(default=None, exclude=True)
-    """Pids that the driver listed on its GPUs when it was discovered, its own too; None: it was not, just now."""
+    reading: Reading | None = Field(default=None, exclude=True)
+    """Of its GPUs when it was discovered, for the park that follows; None: it was not, just now, or a GPU failed."""
     parked_on: tuple[str, ...] = ()
     """GPUs that held its memory when it was parked; empty: those of the target."""
     residue_bytes: int = 0
