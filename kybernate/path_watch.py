@@ -56,6 +56,7 @@ class PathWatch:
             for wait in waits:
                 wait.cancel()
         self.changed.clear()
+        self._add()  # another link or parent folder: no change was reported, and a path may be another file now
 
     def wake(self) -> None:
         """Something may have changed, and a path may be another file now."""

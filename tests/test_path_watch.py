@@ -61,6 +61,29 @@ async def test_a_folder_that_is_made_later_is_looked_at_as_before_and_then_watch
         await woken(watch, (folder / "call.json").touch)
 
 
+async def test_another_file_behind_a_link_and_a_folder_made_again_are_watched_from_the_next_look_on(
+    tmp_path: Path,
+) -> None:
+    """As certbot retargets ``live/*.pem``: the kernel reports no change of what was watched."""
+    first, second, link = tmp_path / "first/file", tmp_path / "second/file", tmp_path / "link"
+    for file in (first, second):
+        file.parent.mkdir()
+        file.touch()
+    link.symlink_to(first)
+    with PathWatch(link) as watch:
+        await settled(watch)
+        (tmp_path / "new").symlink_to(second)
+        (tmp_path / "new").replace(link)
+        await watch.wait(0.001, 0.001)
+        await woken(watch, lambda: second.write_text("by the link"))
+        await settled(watch)
+        second.parent.rename(tmp_path / "old")
+        second.parent.mkdir()
+        second.touch()
+        await watch.wait(0.001, 0.001)
+        await woken(watch, lambda: second.write_text("in the new folder"))
+
+
 async def test_without_inotify_a_poll_looks_at_its_usual_interval(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
