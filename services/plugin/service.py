@@ -275,14 +275,14 @@ class NodePlugin:
 
     async def _watch_pod_resources(self) -> NoReturn:
         """Follow the allocated seats by PodResources."""
-        failed = OnceLogger("pod_resources.list_failed")
+        failed, settled = OnceLogger("pod_resources.list_failed"), False
         while True:
             with contextlib.suppress(TimeoutError):
-                settled = self.node.allocations.settled
                 async with asyncio.timeout(SETTLED_SECONDS if settled else POD_RESOURCES_SECONDS):
                     await self._allocated.wait()
                     await asyncio.sleep(AFTER_ALLOCATE_SECONDS)
             self._allocated.clear()
+            settled = False
             try:
                 listed = await self._listed()
             except PodResourcesError as error:
@@ -291,6 +291,7 @@ class NodePlugin:
             failed.clear()
             if self.node.allocations.observe(listed):
                 self._unsaved.set()
+            settled = self.node.allocations.settled
             await self.update_orphans()
 
     async def _listed(self) -> dict[str, str]:

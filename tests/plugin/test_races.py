@@ -15,13 +15,15 @@ from kybernate.gpus import GpuError
 from kybernate.health import Health
 from kybernate.machine import Gpu, GpuEvent, GpuProcess, GpuSensors, Link
 from kybernate.node.known_gpus import KnownGpus
-from services.plugin import gpu_watch, offers
+from kybernate.node.pod_resources import PodResourcesError
+from services.plugin import gpu_watch, offers, service
 from services.plugin.coexistence import Neighbours
 from services.plugin.gpu_watch import GpuReading
 from services.plugin.service import NodePlugin
 from services.plugin.settings import PluginSettings
 from tests.kubelet.stand import short_folder
 from tests.plugin.stand import GPUS, ONE, TWO, config
+from tests.until import until
 
 
 class ConstantGpus:
@@ -141,6 +143,24 @@ async def test_an_allocated_seat_that_pod_resources_shows_late_is_listed() -> No
         offer = plugin.node.offer
         await plugin.update_orphans()
         assert plugin.node.offer is offer  # a seat of unknown GPUs does not cause an offer each time
+
+
+async def test_a_list_that_failed_is_repeated_soon_also_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as (plugin, _):
+        monkeypatch.setattr(service, "POD_RESOURCES_SECONDS", 0.01)
+        monkeypatch.setattr(service, "SETTLED_SECONDS", 3600.0)
+        answers: list[dict[str, str] | None] = [None, None, {}]
+        seat = next(iter(plugin.node.offer.seats))
+
+        async def listed() -> dict[str, str]:
+            if (answer := answers.pop(0)) is None:
+                raise PodResourcesError("kubelet starts")
+            return answer | {seat: ONE}
+
+        monkeypatch.setattr(plugin, "_listed", listed)
+        following = asyncio.create_task(plugin._watch_pod_resources())
+        await until(lambda: seat in plugin.node.allocations.seats, what="the list after two that failed is applied")
+        following.cancel()
 
 
 async def test_a_disk_that_is_full_refuses_a_change_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
