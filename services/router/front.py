@@ -47,6 +47,8 @@ HEALTHY = (
 )
 HEALTHY_LAST = HEALTHY.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 """``GET /healthz``, in one turn of the loop: a router that releases thousands of requests is alive."""
+KNOWN_SECONDS = 10.0
+"""A connection that is idle for longer forgets its last head."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -104,6 +106,8 @@ class CallerConnection(asyncio.Protocol):
         self._rest = b""
         """Bytes after a request that is not answered yet."""
         self._first = True
+        self._idle = False
+        """Whether it has been without a request for ``KNOWN_SECONDS``."""
         self._reading = True
         self.slow = False
         """The caller reads more slowly than it is answered: nothing further is begun for it."""
@@ -229,6 +233,7 @@ class CallerConnection(asyncio.Protocol):
             self._call = calls.begin(self, head)
             self._body = self._call.body
         else:
+            self._heads.forget()
             fields = head.fields()
             if head.chunked or head.length:
                 calls.guard.check(fields)
@@ -301,8 +306,8 @@ class CallerConnection(asyncio.Protocol):
         if close or not complete or self._front.stopping:
             self._end(sending=not complete)
             return
-        self._parser = self._heads
-        self._deadline.set(self._front.settings.idle_seconds)
+        self._parser, self._idle = self._heads, False
+        self._deadline.set(min(KNOWN_SECONDS, self._front.settings.idle_seconds))
         if (self._rest or not self._reading) and not self.slow:
             self._loop.call_soon(self._next)
 
@@ -414,6 +419,10 @@ class CallerConnection(asyncio.Protocol):
             seconds = self._front.settings.head_seconds
             text = f"the head of the request did not arrive within {seconds:g} s (KYB_HEAD_SECONDS)"
             self._refuse(RouterError(408, "request_timeout", text))
+        elif not self._idle:
+            self._idle = True
+            self._heads.forget()
+            self._deadline.set(max(0.0, self._front.settings.idle_seconds - KNOWN_SECONDS))
         else:
             self._end()
 

@@ -362,6 +362,28 @@ async def test_a_key_in_x_request_id_is_no_cause(guarded: World, keys: dict[str,
     assert [name for name, token in keys.items() if token in "".join(seen)] == []
 
 
+async def test_an_idle_connection_keeps_the_head_of_a_call_only_and_for_a_while(
+    guarded: World, keys: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await guarded.seat("s0", "llama", SeatState.ACTIVE)
+    front, call = guarded.router.front, ("POST", "/v1/completions")
+
+    async def kept(method: str, path: str, token: str) -> bool:
+        data = b'{"model": "llama"}' if method == "POST" else None
+        await guarded.call(method, path, data=data, headers=bearer(token))
+        [connection] = front.connections
+        await until(lambda: connection._parser is not None, what="the connection is idle")
+        return connection._heads._known is not None
+
+    assert await kept(*call, keys["app"])
+    assert not await kept("GET", "/v1/models", keys["app"])
+    monkeypatch.setattr("services.router.front.KNOWN_SECONDS", 0.01)
+    await kept(*call, keys["app"])
+    [connection] = front.connections
+    await until(lambda: connection._heads._known is None, what="the head is forgotten")
+    assert not connection._ending
+
+
 def test_a_head_is_looked_at_again_for_the_keys_of_a_new_file(keys: dict[str, str], tmp_path: Path) -> None:
     head = Head([(b"x-other", b"X-Other", keys["app"].encode())], None, False, True, "1.1")
     before, guard = ApiKeyGuard(None), ApiKeyGuard(tmp_path / "keys.yaml")

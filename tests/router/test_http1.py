@@ -117,6 +117,14 @@ def test_a_damaged_head_after_another_of_the_same_connection_is_read_as_a_first_
     assert recognized > 1000, "many differ in nothing but the length"
 
 
+@pytest.mark.parametrize(("line", "most"), [(b"X: 1\r\n", 31), (b"X: " + b"x" * 95 + b"\r\n", 9)])
+def test_only_a_small_head_is_kept(line: bytes, most: int) -> None:
+    for count in (most, most + 1):
+        parser = HeadParser(request=True)
+        assert parser.feed(b"GET / HTTP/1.1\r\nHost: x\r\n" + line * count + b"\r\n") is not None
+        assert (parser._known is not None) is (count == most)
+
+
 def test_a_head_without_end_is_too_large() -> None:
     parser = HeadParser(request=True)
     parser.feed(b"GET / HTTP/1.1\r\n" + (b"X-A: " + b"x" * 1000 + b"\r\n") * 60)

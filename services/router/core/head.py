@@ -13,8 +13,9 @@ MOST_HEAD_BYTES = 64 * 1024
 """Of the head of a request or of an answer."""
 MOST_FIELDS = 128
 """Header fields of a request or of an answer."""
-MOST_KNOWN_BYTES = 4 * 1024
-"""Of a head that is kept to recognize the next one of its connection."""
+MOST_KNOWN_BYTES = 1024
+MOST_KNOWN_FIELDS = 32
+"""Of a head that is kept to recognize the next one of its connection: parsed, it takes several times its bytes."""
 HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection",
     b"te", b"trailer", b"trailers", b"transfer-encoding", b"upgrade",
@@ -190,6 +191,10 @@ class HeadParser:
         self._begin()
         return head, whole[end:]
 
+    def forget(self) -> None:
+        """Forget the last head: the next one is parsed."""
+        self._known = None
+
     def _head(self, parser: httptools.HttpRequestParser | httptools.HttpResponseParser) -> Head:
         found = self._collector
         length, chunked = _framing(found.pairs)
@@ -209,7 +214,7 @@ class HeadParser:
 
 def _known(head: Head, data: bytes) -> _KnownHead | None:
     """Return what is needed to recognize a head that is sent again; ``data``: its bytes."""
-    if len(data) > MOST_KNOWN_BYTES:
+    if len(data) > MOST_KNOWN_BYTES or len(head.pairs) > MOST_KNOWN_FIELDS:
         return None
     if head.length is None:
         return _KnownHead(head, data, b"")
