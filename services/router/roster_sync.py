@@ -34,8 +34,6 @@ SLICE_SECONDS = 0.005
 """How long rows of a bucket are taken without a pause for the calls of this router."""
 ROWS = 200
 """Rows of a reading that are applied in one step."""
-BULK_SECONDS = 0.5
-"""``ROWS`` changes in less time are the whole bucket, which a watch delivers after each connection."""
 
 
 class Slices:
@@ -55,20 +53,27 @@ async def _follow(
     bus: Bus, bucket: str, take: Callable[[Entry], None], failed: OnceLogger, *, retry_seconds: float
 ) -> NoReturn:
     """Watch a bucket until cancelled, across losses of the bus."""
-    pause = Slices().pause
+    pause, complete = Slices().pause, False
+
+    def connection_changed(_: bool) -> None:
+        nonlocal complete
+        complete = False  # the watch delivers the whole bucket again
+
+    bus.on_change(connection_changed)
     while True:
         try:
             async with (await bus.bucket(bucket)).watch() as entries:
                 failed.clear()
-                rows, since = 0, time.monotonic()
+                rows, complete = 0, False
                 async for entry in entries:
-                    if entry is not None:
-                        take(entry)
-                        rows += 1
+                    if entry is None:
+                        rows, complete = 0, True
+                        continue
+                    take(entry)
+                    rows += not complete
                     if rows == ROWS:
-                        if time.monotonic() - since < BULK_SECONDS:
-                            gc.freeze()  # as in RosterSync.read
-                        rows, since = 0, time.monotonic()
+                        rows = 0
+                        gc.freeze()  # as in RosterSync.read; never later: it would keep transports that have closed
                     await pause()
         except BusError as error:
             failed.log(error=str(error))

@@ -3,13 +3,17 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 
 import pytest
 
+from kybernate.bus.port import Entry
+from kybernate.logs import OnceLogger
 from services.router import garbage
 from services.router.front import CallerConnection, ConnectionLimits
 from services.router.garbage import MANY
+from services.router.roster_sync import ROWS, _follow
 from tests.router.world import world
 from tests.until import until
 
@@ -77,3 +81,48 @@ async def test_transports_that_closed_are_freed_while_many_connections_stay_open
         limits.leave("a")
     assert gc.get_threshold()[2] > 1000 * thresholds[2], "they stay off otherwise"
     await until(lambda: freed() is None, what="the closed transport is freed")
+
+
+class Bucket:
+    """A bus whose only bucket delivers what ``queue`` holds."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[Entry | None] = asyncio.Queue()
+        self.changed: list[Callable[[bool], None]] = []
+        self.on_change = self.changed.append
+
+    async def bucket(self, _: str) -> "Bucket":
+        return self
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[AsyncIterator[Entry | None]]:
+        async def entries() -> AsyncIterator[Entry | None]:
+            while True:
+                yield await self.queue.get()
+
+        yield entries()
+
+
+async def test_only_rows_of_the_whole_bucket_are_exempt_from_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen, taken, bus = list[int](), list[Entry](), Bucket()
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(len(taken)))
+    failed = OnceLogger("roster.watch_failed")
+    following = asyncio.create_task(_follow(bus, "b", taken.append, failed, retry_seconds=1.0))  # type: ignore[arg-type]
+    row, count = Entry("k", b"", 1), 0
+
+    async def deliver(*entries: Entry | None) -> None:
+        nonlocal count
+        count += sum(entry is not None for entry in entries)
+        for entry in entries:
+            bus.queue.put_nowait(entry)
+        await until(lambda: len(taken) == count, what="all rows are taken")
+
+    try:
+        await deliver(*[row] * ROWS, None, *[row] * (3 * ROWS))
+        assert frozen == [ROWS]
+        bus.changed[0](False)
+        bus.changed[0](True)
+        await deliver(*[row] * ROWS, None, *[row] * ROWS)
+        assert frozen == [ROWS, 5 * ROWS]
+    finally:
+        following.cancel()
