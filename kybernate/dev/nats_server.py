@@ -49,16 +49,18 @@ def find_server() -> Path:
     return Path(found)
 
 
-def free_port() -> int:
-    """A free port of loopback below the range from which the kernel takes ports for outgoing connections.
+def free_port(count: int = 1) -> int:
+    """A free port of loopback, the first of ``count`` that follow each other, below the range from which the kernel
+    takes ports for outgoing connections.
 
     A client whose outgoing port is from that range may get the port of a stopped server, and connect to itself.
     """
     for _ in range(200):
         port = random.randint(20_000, 32_000)
-        with socket.socket() as probe:
+        with contextlib.ExitStack() as opened:
             try:
-                probe.bind(("127.0.0.1", port))
+                for number in range(count):
+                    opened.enter_context(socket.socket()).bind(("127.0.0.1", port + number))
             except OSError:
                 continue
             return port

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import os
+import random
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -102,3 +104,13 @@ def test_one_on_path_must_be_new_enough(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_free_port_lies_below_those_of_outgoing_connections() -> None:
     assert all(20_000 <= free_port() <= 32_000 for _ in range(20))
+
+
+def test_ports_that_follow_each_other_are_all_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = free_port(2)
+    elsewhere = 20_000 + (first - 20_000 + 6_000) % 12_000
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", first + 1))
+        tried = iter([first, elsewhere])
+        monkeypatch.setattr(random, "randint", lambda *_: next(tried))
+        assert free_port(2) == elsewhere

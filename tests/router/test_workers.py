@@ -69,7 +69,7 @@ class Stack:
 
 @asynccontextmanager
 async def workers(tmp_path: Path, count: int = 2, **more: str) -> AsyncIterator[Stack]:
-    engine, port, health = Engine(), free_port(), free_port()
+    engine, port, health = Engine(), free_port(), free_port(count)  # a worker each
     await engine.start()
     log = tmp_path / "router.log"
     settings = {"KYB_WORKERS": str(count), "KYB_PORT": str(port), "KYB_HEALTH_PORT": str(health), **more}
