@@ -63,7 +63,7 @@ def main() -> None:
         help=f"which ones: {', '.join((*BENCHES, *LONG))}; none: all but {', '.join(LONG)}",
     )
     parser.add_argument("--json", type=Path, help="where the figures go (default: bench/results/<time>.json)")
-    parser.add_argument("--requests", type=int, help="how many, of the benchmarks router, peers and soak")
+    parser.add_argument("--requests", type=int, help="how many, of the benchmarks router, peers, soak and switch")
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in (*BENCHES, *LONG)]
     if unknown:
