@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from kybernate import __version__
 from kybernate.bus.port import Bus
+from kybernate.lifecycle import listening
 from kybernate.settings import Settings
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -84,11 +85,16 @@ class Health:
 
 @dataclass
 class HttpServer:
-    """One aiohttp application on one address; ``async with`` serves it. Port 0 takes a free one."""
+    """One aiohttp application on one address; ``async with`` serves it. Port 0 takes a free one.
+
+    Raises CannotListenError.
+    """
 
     app: web.Application
     host: str
     port: int
+    prefix: str = "KYB_HEALTH"
+    """Of the settings that hold the address."""
     tls: ssl.SSLContext | None = None
     """If set, the server speaks HTTPS only."""
     sock: socket.socket | None = None
@@ -101,7 +107,8 @@ class HttpServer:
         site: web.BaseSite = web.TCPSite(self.runner, self.host, self.port, backlog=1024, ssl_context=self.tls)
         if self.sock is not None:
             site = web.SockSite(self.runner, self.sock, backlog=1024, ssl_context=self.tls)
-        await site.start()
+        with listening(self.host, self.port, self.prefix):
+            await site.start()
         self.port = self.runner.addresses[0][1]
         return self
 

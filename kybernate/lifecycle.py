@@ -6,6 +6,7 @@ that its supervisor restarts it from a known state. SIGTERM and SIGINT cancel al
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import gc
 import os
@@ -24,6 +25,22 @@ PREDECESSOR_SECONDS = 5.0
 
 class JobReturnedError(Exception):
     """A job ended by itself; jobs run until they are cancelled."""
+
+
+class CannotListenError(Exception):
+    """An address is in use, or not one of this machine; the text names it, its settings and the remedy."""
+
+
+@contextlib.contextmanager
+def listening(host: str, port: int, prefix: str) -> Iterator[None]:
+    """Wrap what binds the address of the settings ``<prefix>_HOST`` and ``<prefix>_PORT``. Raises CannotListenError."""
+    try:
+        yield
+    except OSError as error:
+        why, remedy = str(error), f"correct {prefix}_HOST or {prefix}_PORT"
+        if error.errno == errno.EADDRINUSE:
+            why, remedy = "another process has this port", f"stop it (ss -ltnp lists it), or set {prefix}_PORT"
+        raise CannotListenError(f"cannot listen on {host} port {port}: {why}; {remedy}") from error
 
 
 async def run(**jobs: Coroutine[Any, Any, object]) -> None:
@@ -60,7 +77,10 @@ def main(serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
         asyncio.run(serve())
     except* Exception as group:
         for error in _each(group):
-            get_logger().error("process.failed", error=repr(error), exc_info=error)
+            if isinstance(error, CannotListenError):
+                get_logger().error("process.cannot_listen", reason=str(error))
+            else:
+                get_logger().error("process.failed", error=repr(error), exc_info=error)
         sys.exit(1)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Self, cast
 
 from aiohttp import web
 
+from kybernate.lifecycle import listening
 from kybernate.logs import get_logger
 from services.router.aiohttp_bridge import AiohttpHandler
 from services.router.api import RouterError
@@ -476,14 +477,15 @@ class Front:
         at: dict[str, Any] = (
             {"host": settings.host, "port": settings.port} if self.sock is None else {"sock": self.sock}
         )
-        self._server = await loop.create_server(
-            lambda: CallerConnection(self),
-            **at,
-            ssl=self._tls,
-            ssl_handshake_timeout=settings.head_seconds if self._tls else None,
-            backlog=1024,
-            start_serving=False,
-        )
+        with listening(settings.host, settings.port, "KYB"):
+            self._server = await loop.create_server(
+                lambda: CallerConnection(self),
+                **at,
+                ssl=self._tls,
+                ssl_handshake_timeout=settings.head_seconds if self._tls else None,
+                backlog=1024,
+                start_serving=False,
+            )
         port = self._server.sockets[0].getsockname()[1]
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.url = f"{'https' if self._tls else 'http'}://{host}:{port}"

@@ -192,7 +192,7 @@ class Slot:
 
 
 async def supervise(settings: RouterSettings) -> None:
-    """Run the workers until SIGTERM or SIGINT. Raises OSError when a port is taken, WorkerFailedError."""
+    """Run the workers until SIGTERM or SIGINT. Raises CannotListenError, WorkerFailedError."""
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
     with contextlib.ExitStack() as sockets:
@@ -202,7 +202,7 @@ async def supervise(settings: RouterSettings) -> None:
                 settings,
                 number,
                 sock,
-                sockets.enter_context(_listen(settings.health_host, settings.health_port + number)),
+                sockets.enter_context(_listen(settings.health_host, settings.health_port + number, "KYB_HEALTH")),
             )
             for number, sock in enumerate(api)
         ]
@@ -227,15 +227,17 @@ async def _replace(slots: list[Slot], asked: asyncio.Event) -> NoReturn:
 
 def _listening(settings: RouterSettings) -> list[socket.socket]:
     """Return a socket of the API's port for each worker; the kernel spreads connections over them."""
-    with socket.socket(_family(settings.host)) as probe:  # sockets that share a port do not notice another router
+    with socket.socket(_family(settings.host)) as probe, lifecycle.listening(settings.host, settings.port, "KYB"):
+        # Sockets that share a port do not notice another router.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((settings.host, settings.port))
         port = probe.getsockname()[1]
-    return [_listen(settings.host, port, shared=True) for _ in range(settings.workers)]
+    return [_listen(settings.host, port, "KYB", shared=True) for _ in range(settings.workers)]
 
 
-def _listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    return socket.create_server((host, port), family=_family(host), backlog=BACKLOG, reuse_port=shared)
+def _listen(host: str, port: int, prefix: str, *, shared: bool = False) -> socket.socket:
+    with lifecycle.listening(host, port, prefix):
+        return socket.create_server((host, port), family=_family(host), backlog=BACKLOG, reuse_port=shared)
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -61,9 +61,10 @@ def application(settings: WebhookSettings, health: Health) -> web.Application:
 
 
 async def serve(settings: WebhookSettings) -> None:
-    """Run until stopped. Raises ConfigError, OSError."""
+    """Run until stopped. Raises ConfigError, CannotListenError."""
     health, certificate = Health(), ServerCertificate(settings.tls_cert_file, settings.tls_key_file)
-    webhook = HttpServer(application(settings, health), settings.host, settings.port, tls=certificate.context)
+    app = application(settings, health)
+    webhook = HttpServer(app, settings.host, settings.port, "KYB", tls=certificate.context)
     async with webhook as server, health.server(settings) as probes:
         get_logger().info("webhook.listening", url=server.url, health=probes.url)
         await lifecycle.run(certificate=certificate.watch())
