@@ -31,7 +31,7 @@ from services.router.intake import Intake, RequestBody
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
 from services.router.request_log import WAITED_IN_VAIN, CallRecord, RequestLog
-from services.router.request_spans import TRACE_HEADERS, begin_span, end_span, trace_lines
+from services.router.request_spans import TRACE_HEADERS, begin_span, end_engine_span, end_span, trace_lines
 from services.router.settings import RouterSettings
 
 if TYPE_CHECKING:
@@ -240,9 +240,12 @@ class Call(Ticket):
         elif self._breaks == MOST_BREAKS:
             self._crashes("its seat was lost")
         else:
-            self._again(suspect=late, taken=taken)
+            self._again(code, suspect=late, taken=taken)
 
-    def _again(self, *, suspect: bool, taken: bool) -> None:
+    def _again(self, code: str, *, suspect: bool, taken: bool) -> None:
+        if self._span is not None:
+            end_engine_span(self._span, self._record, self.sent_at, code)
+        self.sent_at = None
         self._wait()
         self._calls.dispatcher.again(self, suspect=suspect, taken=taken)
 
@@ -330,7 +333,7 @@ class Call(Ticket):
         if self._breaks == MOST_BREAKS:
             self._crashes(str(error))
         else:
-            self._again(suspect=not again, taken=taken)
+            self._again("upstream_failed", suspect=not again, taken=taken)
 
     def _crashes(self, last: str) -> None:
         text = f"an engine dropped this request {MOST_BREAKS} times before responding: the request itself may crash it"

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from services.router.core.head import Head
+from services.router.core.step import Forward
 from services.router.core.traffic import Traffic
 from services.router.request_log import WAITED_IN_VAIN, CallRecord
 
@@ -52,6 +53,18 @@ def trace_lines(span: "Span") -> list[bytes]:
     return lines
 
 
+def end_engine_span(span: "Span", call: CallRecord, sent_at: float | None, error: str) -> None:
+    """Record the span of the engine that the call was sent to at ``sent_at``. ``error``: why no byte came, if so."""
+    if call.to is not None and sent_at is not None:
+        now, first = time.time(), call.first_byte_at
+        child = span.child("first byte", sent_at, _place(call.to), kind="client")
+        child.end(max(sent_at, first or now), error="" if first else error)
+
+
+def _place(to: Forward) -> dict[str, str]:
+    return {"kybernate.node": to.key.partition(".")[0], "kybernate.seat": to.seat}
+
+
 def end_span(span: "Span", call: CallRecord, status: int, sent_at: float | None, traffic: Traffic) -> None:
     """End the span of a call, with those of its wait and of its engine's first byte."""
     now, to = time.time(), call.to
@@ -60,17 +73,15 @@ def end_span(span: "Span", call: CallRecord, status: int, sent_at: float | None,
         facts["gen_ai.request.model"] = call.model
     if call.reason:
         facts["kybernate.reason"] = call.reason
-    waited = now - call.arrived_at if call.reason in WAITED_IN_VAIN or status == 499 else 0.0
+    in_vain = call.reason in WAITED_IN_VAIN or status == 499 or to is not None
+    waited = now - call.arrived_at if in_vain and sent_at is None else 0.0
     link = None
     if to is not None:
-        where = {"kybernate.node": to.key.partition(".")[0], "kybernate.seat": to.seat}
-        facts |= where
-        waited = to.held_seconds
+        facts |= _place(to)
+        waited = waited or to.held_seconds
         event = traffic.activation(to.key, to.epoch) if to.opened else None
         link = event.traceparent if event is not None and event.cause != call.cause else None
-        if sent_at is not None:
-            first = span.child("first byte", sent_at, where, kind="client")
-            first.end(max(sent_at, call.first_byte_at or now), error="" if call.first_byte_at else call.reason)
+        end_engine_span(span, call, sent_at, call.reason)
     if waited > 0:
         facts["kybernate.held_seconds"] = waited
         span.child("hold", call.arrived_at, link=link).end(call.arrived_at + waited)

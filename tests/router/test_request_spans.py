@@ -104,6 +104,42 @@ async def test_requests_that_fail_say_why_and_have_a_hold_only_if_they_waited():
     assert "error.type" not in unknown.attributes
 
 
+async def test_a_call_that_was_cut_and_waits_in_vain_has_a_span_of_its_engine_and_one_of_its_wait():
+    with Spans() as spans:
+        async with world(tracer=spans.tracer, hold_seconds=0.2) as w:
+            engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+            w.manager.auto = False
+            engine.silent.clear()
+            call = w.ask("llama")
+            await until(lambda: engine.running == 1, what="the engine has the request")
+            await w.manager.move("s0", SeatState.DRAINING)
+            await w.manager.move("s0", SeatState.PARKING)
+            assert (await call).status == 503
+        [request], [first_byte], [hold] = (
+            spans.of(name) for name in ("POST /v1/chat/completions", "first byte", "hold")
+        )
+    assert request.attributes["error.type"] == "hold_timeout"
+    assert (first_byte.status.description, first_byte.attributes["kybernate.seat"]) == ("seat_evicted", "s0")
+    assert first_byte.end_time < hold.end_time <= request.end_time
+    assert hold.start_time == request.start_time
+
+
+async def test_a_call_that_was_cut_and_sent_again_has_a_span_of_each_engine():
+    with Spans() as spans:
+        async with world(tracer=spans.tracer) as w:
+            engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+            engine.silent.clear()
+            call = w.ask("llama")
+            await until(lambda: engine.running == 1, what="the engine has the request")
+            await w.seat("s1", "llama", SeatState.ACTIVE)
+            await w.manager.move("s0", SeatState.DRAINING)
+            await w.manager.move("s0", SeatState.PARKING)
+            assert (await call).status == 200
+        cut, answered = spans.of("first byte")
+    assert (cut.status.description, cut.attributes["kybernate.seat"]) == ("seat_evicted", "s0")
+    assert (answered.status.is_ok, answered.attributes["kybernate.seat"]) == (True, "s1")
+
+
 async def test_a_key_in_tracestate_reaches_neither_engine_nor_collector(tmp_path: Path):
     path, (entry, key) = tmp_path / "keys.yaml", make("app", ("infer",))
     path.write_text(dump([entry]))
