@@ -80,9 +80,13 @@ async def test_many_signals_are_received_only_while_they_are_read(cluster: Clust
     await cluster.other.publish(signal(FEW + 1, waiting=7))
     assert (await reading).of("gemma", "s1", time.monotonic()).waiting == 7
 
-    await asyncio.sleep(0.2)  # the reading lasts no longer
     await cluster.many()
-    await until(lambda: cluster.watch.since is None, what="the watch has ended again")
+
+    async def ended() -> bool:
+        await cluster.other.publish(signal(FEW + 2))
+        return cluster.watch.since is None
+
+    await until(ended, what="the first signal after the reading ends the watch again")
 
 
 async def test_a_reader_keeps_many_signals_coming(cluster: Cluster) -> None:
