@@ -181,7 +181,7 @@ class Manager:
             handled = arrived
             await self._carry_out(self.board.handle(message, self.now(arrived)), reply, group)
             if not isinstance(message, TrafficSignal):  # the many; what one changes silently, the next message records
-                await self._record_silent()
+                await self._record()
             self.engines.follow(view.engine_probes(self.node), group, self.receive)
 
     async def _carry_out(
@@ -205,16 +205,17 @@ class Manager:
             _log(effect)
             self.observe(effect)
 
-    async def _record_silent(self) -> None:
-        """Record what changed without any effect: a container that runs, a peak of VRAM, a router. An idle node writes
-        nothing."""
-        if recovery.ledger(self.node, self.boot_id) != self._recorded:
-            await self._record(durable=False)
+    async def _record(self, *, durable: bool = False) -> None:
+        """Write the ledger if it changed, also without any effect: a container that runs, a peak of VRAM, a router. An
+        idle node writes nothing.
 
-    async def _record(self, *, durable: bool) -> None:
-        """Write the ledger in a thread: a disk that hangs stops the board, and not presence, health and the buses."""
+        In a thread: a disk that hangs stops the board, and not presence, health and the buses.
+        """
+        last, entry = self._recorded, recovery.ledger(self.node, self.boot_id, self._recorded)
+        if entry is last and not durable:
+            return
         began = self.recording_since = self.now().wall
-        entry = self._recorded = recovery.ledger(self.node, self.boot_id)
+        self._recorded = entry
         writing = self._writer.submit(lambda: self.ledger.write(entry, durable=durable))
         try:
             writing.result(BRIEF_SECONDS)

@@ -9,6 +9,7 @@ A drain that was under way is over: no router was asked to go on with it, so the
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobStatus, KillJob, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState
@@ -537,12 +538,14 @@ def _publish(node: NodeState, entries: dict[str, LedgerEntry], now: Now, *, behi
 # --- the ledger -------------------------------------------------------------------------------------------------------
 
 
-def ledger(node: NodeState, boot: str) -> Ledger:
-    """What must survive a restart."""
+def ledger(node: NodeState, boot: str, last: Ledger | None = None) -> Ledger:
+    """What must survive a restart. Of ``last`` the entries that are still true are taken over; where nothing changed,
+    it is returned itself."""
     present = sorted(node.routers.present)
     routers = dict(present)
-    seats = tuple(_entry(seat, seat.pod) for seat in node.seats.values() if seat.pod is not None)
-    return Ledger(
+    known = {entry.seat: entry for entry in last.seats} if last is not None else {}
+    seats = tuple(_entry(seat, seat.pod, known.get(seat.id)) for seat in node.seats.values() if seat.pod is not None)
+    found = Ledger(
         boot_id=boot,
         epoch=node.epoch,
         seq=node.seq,
@@ -554,19 +557,23 @@ def ledger(node: NodeState, boot: str) -> Ledger:
         drains=tuple(drain.op for drain in node.drains.values()),
         unaccounted={seat: float(until) for seat, until in node.unaccounted.items()},
     )
+    return last if last is not None and found == last else found
 
 
-def _entry(seat: ManagedSeat, pod: SeatPod) -> LedgerEntry:
-    moved = seat.group.name != seat.home.name
-    return LedgerEntry(
-        seat=seat.id,
-        state=seat.state,
-        epoch=seat.epoch,
-        lease=seat.lease,
-        pod=pod.pod,
-        pod_uid=pod.uid,
-        annotations=pod.annotations,
-        gpus=seat.home.uuids,
-        on=seat.group.uuids if moved else (),
-        durable=seat.durable.copy(),
-    )
+def _entry(seat: ManagedSeat, pod: SeatPod, known: LedgerEntry | None) -> LedgerEntry:
+    """The seat's entry; ``known`` itself, if that is still true."""
+    facts: dict[str, Any] = {
+        "seat": seat.id,
+        "state": seat.state,
+        "epoch": seat.epoch,
+        "lease": seat.lease,
+        "pod": pod.pod,
+        "pod_uid": pod.uid,
+        "annotations": pod.annotations,
+        "gpus": seat.home.uuids,
+        "on": seat.group.uuids if seat.group.name != seat.home.name else (),
+        "durable": seat.durable,
+    }
+    if known is not None and vars(known) == facts:
+        return known
+    return LedgerEntry(**facts | {"durable": seat.durable.copy()})

@@ -6,7 +6,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +18,10 @@ from kybernate.bus.port import BusError
 from kybernate.envelope import Message
 from kybernate.messages import AskJobs, CommandReply, DrainNode, JobReply, PinSeat, Presence
 from kybernate.seat import SeatState as S
+from services.gpu_manager import recovery
 from services.gpu_manager.inputs import (
     ForeignProcessesSeen,
+    Now,
     PodsSeen,
     StartCall,
     StartCalls,
@@ -27,10 +29,12 @@ from services.gpu_manager.inputs import (
     Tick,
     UnixTime,
 )
-from services.gpu_manager.ledger import Durable, Ledger, LedgerEntry, LedgerFile
+from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry, LedgerFile
+from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import GateFiles
 from services.gpu_manager.seat_pod import Owners
+from services.gpu_manager.state import Effect
 from tests.manager.test_manager import look, running, taken
 from tests.manager.world import World
 from tests.until import until
@@ -402,6 +406,52 @@ async def test_what_changes_nothing_is_not_written(tmp_path: Path) -> None:
             what="the last message is handled",
         )
         assert len(writes) < 20
+
+
+async def test_what_must_not_be_forgotten_is_synced_though_an_earlier_record_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_a_pod(tmp_path) as (manager, seat):
+        order, handle = follow(manager, monkeypatch), manager.board.handle
+        await manager.receive(Presence(cause="p", component="router", instance="router-1", incarnation="x"))
+        await until(lambda: "record" in order, what="a record is in the file")
+
+        def ticket(message: object, now: Now) -> list[Effect]:
+            return [StartTicket(seat, "call-1", "u", 1)] if message == "a ticket" else handle(message, now)
+
+        monkeypatch.setattr(manager.board, "handle", ticket)
+        await manager.receive("a ticket")
+        await until(lambda: "ticket" in order, what="the ticket is published")
+
+        assert order == ["record", "record", "sync", "ticket"]
+
+
+CHANGES: dict[str, Callable[[ManagedSeat], None]] = {
+    "its state": lambda seat: setattr(seat, "state", S.QUARANTINED),
+    "its epoch": lambda seat: setattr(seat, "epoch", seat.epoch + 1),
+    "its lease": lambda seat: setattr(seat, "lease", not seat.lease),
+    "its pod": lambda seat: setattr(seat.owner, "pod", replace(seat.owner.pod, uid="another")),
+    "annotations": lambda seat: setattr(seat.owner, "pod", replace(seat.owner.pod, annotations={"kyb.ai/pin": "true"})),
+    "its peak": lambda seat: setattr(seat.durable, "peak_bytes", seat.durable.peak_bytes + 1),
+    "its costs": lambda seat: setattr(seat.durable.costs, "parks", seat.durable.costs.parks + 1),
+    "its freeze": lambda seat: setattr(seat.durable, "freeze", Freeze(1.0, 2.0)),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_every_change_of_an_entry_is_in_the_next_record(what: str) -> None:
+    world = World()
+    world.boot()
+    (other,), (seat,) = world.fill("a"), world.fill("b", group=1)
+    last = recovery.ledger(world.node, "boot")
+    assert recovery.ledger(world.node, "boot", last) is last
+
+    CHANGES[what](world.node.seats[seat])
+    found = recovery.ledger(world.node, "boot", last)
+
+    assert found == recovery.ledger(world.node, "boot") != last
+    before, after = ({one.seat: one for one in each.seats} for each in (last, found))
+    assert after[other] is before[other]
 
 
 async def test_a_manager_without_its_ledger_reads_the_tickets_in_the_seat_folders(tmp_path: Path) -> None:
