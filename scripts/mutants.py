@@ -44,6 +44,8 @@ LIBRARIES = (
 """Imported once, before the first fork."""
 LONGEST_SECONDS = 60.0 * float(os.environ.get("KYB_TEST_TIME_FACTOR", "1"))
 """Wall: a run of tests without a verdict by then is an error."""
+WAIT_SECONDS = 10.0
+"""Time-out of ``until`` on mutated code: each mutation that a wait notices costs as much."""
 PART = 20
 """Tests that run together without a mutation."""
 GRACE_SECONDS = 5.0
@@ -183,6 +185,7 @@ def _run(mutation: Mutation | None, tests: Sequence[str], folder: Path) -> Resul
 
     if mutation is not None:
         sys.meta_path.insert(0, _MutantFinder(mutation))
+        importlib.import_module("tests.until").TIMEOUT_SECONDS = WAIT_SECONDS
         try:
             importlib.import_module(mutation.module)
         except Exception as error:

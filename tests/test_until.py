@@ -38,3 +38,9 @@ async def test_the_time_factor_multiplies_the_timeout(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "TIME_FACTOR", 3.0)
     with pytest.raises(AssertionError, match=r"not within 0\.03 s: never"):
         await until(lambda: False, what="never", timeout=0.01)
+
+
+async def test_a_mutated_run_can_shorten_the_default_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TIMEOUT_SECONDS", 0.01)
+    with pytest.raises(AssertionError, match=r"not within 0\.01 s: never"):
+        await until(lambda: False, what="never")

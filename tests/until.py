@@ -10,6 +10,7 @@ from typing import Any
 TIME_FACTOR = float(os.environ.get("KYB_TEST_TIME_FACTOR", "1"))
 """Multiplies every time-out of the tests; above 1 on a slow or loaded machine."""
 TIMEOUT_SECONDS = 30.0
+"""The default; a mutated run of scripts/mutants.py has less."""
 _LONGEST_VALUE = 600
 
 
@@ -17,17 +18,18 @@ async def until(
     condition: Callable[[], Any],
     *,
     what: str,
-    timeout: float = TIMEOUT_SECONDS,
+    timeout: float | None = None,
     saw: Callable[[], object] | None = None,
     interval: float = 0.01,
 ) -> Any:
     """Poll ``condition``, a function or a coroutine function, until its value is true; returns that value.
 
     ``what`` completes "not within 30 s: …". A failure also shows the last value, ``saw()`` where it is given, and
-    otherwise the variables that the condition reads. Raises AssertionError after ``timeout`` seconds, multiplied by
-    KYB_TEST_TIME_FACTOR; exceptions of the condition are not caught.
+    otherwise the variables that the condition reads. Raises AssertionError after ``timeout`` seconds (None:
+    TIMEOUT_SECONDS), multiplied by KYB_TEST_TIME_FACTOR; exceptions of the condition are not caught.
     """
-    deadline = time.monotonic() + timeout * TIME_FACTOR
+    seconds = _seconds(timeout)
+    deadline = time.monotonic() + seconds
     while True:
         value = condition()
         if inspect.iscoroutine(value):
@@ -35,7 +37,7 @@ async def until(
         if value:
             return value
         if time.monotonic() >= deadline:
-            raise AssertionError(_failure(condition, what, timeout, value, saw))
+            raise AssertionError(_failure(condition, what, seconds, value, saw))
         await asyncio.sleep(interval)
 
 
@@ -43,23 +45,28 @@ def until_blocking(
     condition: Callable[[], Any],
     *,
     what: str,
-    timeout: float = TIMEOUT_SECONDS,
+    timeout: float | None = None,
     saw: Callable[[], object] | None = None,
     interval: float = 0.01,
 ) -> Any:
     """The same as ``until``, for a test without an event loop."""
-    deadline = time.monotonic() + timeout * TIME_FACTOR
+    seconds = _seconds(timeout)
+    deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() >= deadline:
-            raise AssertionError(_failure(condition, what, timeout, value, saw))
+            raise AssertionError(_failure(condition, what, seconds, value, saw))
         time.sleep(interval)
     return value
 
 
+def _seconds(timeout: float | None) -> float:
+    return (TIMEOUT_SECONDS if timeout is None else timeout) * TIME_FACTOR
+
+
 def _failure(
-    condition: Callable[[], Any], what: str, timeout: float, value: object, saw: Callable[[], object] | None
+    condition: Callable[[], Any], what: str, seconds: float, value: object, saw: Callable[[], object] | None
 ) -> str:
-    lines = [f"not within {timeout * TIME_FACTOR:g} s: {what}", f"  the condition was last {_short(value)}"]
+    lines = [f"not within {seconds:g} s: {what}", f"  the condition was last {_short(value)}"]
     if saw is not None:
         lines.append(f"  last seen: {_short(saw())}")
     elif inspect.isfunction(condition):
