@@ -47,6 +47,15 @@ def test_counts_and_waits() -> None:
     assert report["overhead_p50_s"] is None
 
 
+def test_samples_are_in_the_order_of_arrival() -> None:
+    late, early = (Sample("m", Verdict.OK, "", wait, None, None, 0.0, at_seconds=at) for at, wait in ((7, 2.0), (3, 0)))
+    rows = build(tally(late, early), [], 0, 2.0, 60.0)["samples"]
+    assert [(row["at_s"], row["model"], row["verdict"], row["wait_s"]) for row in rows] == [
+        (3, "m", "ok", 0),
+        (7, "m", "ok", 2.0),
+    ]
+
+
 def test_control_that_no_phase_of_a_switch_contains() -> None:
     samples = [sample(overhead=seconds) for seconds in (0.010, None, 0.014)]
     switches = [switch(control=0.006), switch(park=1.0), switch(control=0.008)]

@@ -38,6 +38,8 @@ class Sample:
     repeats: int = 0
     release_seconds: float | None = None
     """Last backend call to sent upstream, wall seconds; None for requests that met an active seat."""
+    at_seconds: float = 0.0
+    """Of the workload, model seconds."""
 
 
 @dataclass
@@ -87,7 +89,7 @@ class Player:
                 due = begin + arrival.at_seconds / self.speed
                 if await _until(due, stop):
                     break
-                group.create_task(self._one(question(number, arrival), due))
+                group.create_task(self._one(question(number, arrival), due, arrival.at_seconds))
                 self.tally.sent += 1
 
     async def once(self, q: Question) -> tuple[Attempt, int]:
@@ -112,7 +114,7 @@ class Player:
             self.tally.repeats += 1
             await asyncio.sleep(min(1.0, attempt.ruling.retry_after_seconds or _REPEAT_SECONDS))
 
-    async def _one(self, q: Question, due: float) -> None:
+    async def _one(self, q: Question, due: float, at_seconds: float) -> None:
         late = time.monotonic() - due
         attempt, repeats = await self.once(q)
         first = attempt.first_byte_at
@@ -127,6 +129,7 @@ class Player:
                 late,
                 repeats,
                 attempt.release_seconds,
+                at_seconds,
             )
         )
 

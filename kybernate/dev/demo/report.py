@@ -65,6 +65,7 @@ def build(
         "switches_by_group": dict(sorted(Counter(switch.group for switch in switches).items())),
         "models": _by_model(tally.samples),
         "reasons": dict(tally.reasons.most_common(20)),
+        "samples": [_row(sample) for sample in sorted(tally.samples, key=lambda sample: sample.at_seconds)],
     }
 
 
@@ -237,6 +238,18 @@ def _by_model(samples: Sequence[Sample]) -> dict[str, dict[str, float | int | No
         late = _rounded(percentile(waits, 0.95))
         result[model] = {"requests": len(own), "wait_mean_s": _rounded(mean), "wait_p95_s": late}
     return result
+
+
+def _row(sample: Sample) -> dict[str, float | int | str | None]:
+    return {
+        "at_s": _rounded(sample.at_seconds),
+        "model": sample.model,
+        "verdict": sample.verdict.value,
+        "reason": sample.reason,
+        "repeats": sample.repeats,
+        "wait_s": _rounded(sample.wait_seconds),
+        "first_byte_s": _rounded(sample.first_byte_seconds),
+    }
 
 
 def _text(value: float | int | None, nothing: str = "–") -> str:
