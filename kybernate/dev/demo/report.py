@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -166,7 +167,9 @@ def _show_comparison(report: Report, console: Console) -> None:
 
 def _show_runs(report: Report, console: Console) -> None:
     """A row for each comparison, and one for all together."""
-    table = Table("", "requests", "without s", "with s", "change", "simulated", "single simulations")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))  # 80 columns are enough for it
+    for name in ("", "requests", "without s", "with s", "change", "simulated", "single ones"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for one in (*report["runs"], report):
         row = [one.get("run", "all"), _text(one["requests"])]
         row += [_text(one["wait_mean_without_s"]), _text(one["wait_mean_s"]), _change(one["wait_fall"])]
