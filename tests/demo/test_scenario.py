@@ -99,14 +99,14 @@ def test_several_comparisons_are_one_over_all_their_requests() -> None:
     lost = scenario.total([runs[0], runs[1] | {"errors": 1, "without_pooled": broken}])
     assert scenario.failures(lost) == ["run 2: 1 errors", "run 2: with bound seats: 2 violations"]
     assert (lost["errors"], lost["retryable"], lost["violations"]) == (1, 0, 2)
-    console = Console(width=120, file=io.StringIO())
+    console = Console(width=80, file=io.StringIO())
     show(found, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    (row,) = (line for line in text.splitlines() if "│ all" in line)
-    assert [cell.strip() for cell in row.split("│")[2:7]] == ["4", "4.00", "1.75", "-56.2%", "-56.2%"]
-    assert text.count("│ seed 1") == 2
+    (row,) = (line for line in text.splitlines() if line.startswith(" all"))
+    assert row.split()[1:6] == ["4", "4.00", "1.75", "-56.2%", "-56.2%"]
+    assert text.count(" seed 1 ") == 2
     assert "0 errors, 0 retryable, 0 violations" in text
-    assert agreement(found) in text
+    assert agreement(found) in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
