@@ -45,9 +45,9 @@ def stack(
     from kybernate.cli.stack_facts import read_facts, write_bundle
     from kybernate.doctor.stack import check_stack
 
-    findings = list(check_stack(read_facts(url)))
+    findings = list(check_stack(facts := read_facts(url)))
     if bundle is not None:
-        members = write_bundle(bundle, findings, url)
+        members = write_bundle(bundle, findings, url, facts.cluster)
         sys.stderr.write(f"kyb: wrote {bundle}: {len(members)} files, without keys and passwords\n")
     _report(findings, as_json=output is Output.JSON)
 

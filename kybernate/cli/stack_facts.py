@@ -10,6 +10,7 @@ import shutil
 import tarfile
 import time
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ ENGINE_SECONDS = 2.0
 LOG_LINES = 5_000
 CHART = "app.kubernetes.io/part-of=kybernate"
 KUBE_SECONDS = 5
+MOST_POD_LOGS = 100
+"""In a bundle; kubectl takes a moment for each."""
 OLD_CALL_SECONDS = 60.0
 """Age of a call at the start gate that a working plugin has removed: it waits for 28 s at most."""
 BUNDLE_SECONDS = 86_400.0
@@ -137,15 +140,19 @@ def skew(seats: tuple[dict[str, Any], ...], router: float | None, now: float) ->
     return max(found, key=abs, default=None)
 
 
-def write_bundle(file: Path, findings: list[Finding], given: str | None) -> list[str]:
+def write_bundle(
+    file: Path, findings: list[Finding], given: str | None, cluster: ClusterFacts | None = None
+) -> list[str]:
     """Write a gzipped tar with findings, state, events, logs and configuration, without secrets; returns its members.
 
     What cannot be read is left out. Raises CliError if the file cannot be written.
     """
     texts = {"doctor.json": json.dumps([asdict(finding) for finding in findings], indent=2)}
+    seats: list[dict[str, Any]] = []
     with contextlib.suppress(CliError):
         router = Router(find_url(given))
-        texts["seats.json"] = json.dumps(router.seats(), indent=2)
+        texts["seats.json"] = json.dumps(overview := router.seats(), indent=2)
+        seats = overview["seats"]
         texts["why.json"] = json.dumps(router.why(), indent=2)
         past = router.history(time.time() - BUNDLE_SECONDS, limit=10_000)["events"]
         texts["events.jsonl"] = "".join(json.dumps(event) + "\n" for event in past)
@@ -156,6 +163,8 @@ def write_bundle(file: Path, findings: list[Finding], given: str | None) -> list
         for path in sorted(files):
             with contextlib.suppress(OSError):
                 texts[str(path.relative_to(folder))] = "\n".join(log_lines(path, last=LOG_LINES, follow=False))
+    elif cluster is not None and not cluster.unread:
+        texts |= pod_logs(cluster, seats)
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, text in texts.items():
@@ -168,6 +177,29 @@ def write_bundle(file: Path, findings: list[Finding], given: str | None) -> list
     except OSError as error:
         raise CliError(f"--bundle {file}: {error.strerror}; name a file that can be written") from None
     return list(texts)
+
+
+def pod_logs(cluster: ClusterFacts, seats: list[dict[str, Any]]) -> dict[str, str]:
+    """Logs of the chart's pods and of those with seats, by kubectl, and of the containers before their last restart."""
+    asked: dict[str, list[str]] = {}
+    for pod in cluster.pods():
+        name = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
+        asked[f"pods/{name}.log"] = [name]
+        if any(one.get("restartCount") for one in (pod.get("status") or {}).get("containerStatuses") or ()):
+            asked[f"pods/{name}.previous.log"] = [name, "--previous"]
+    asked |= {f"pods/{seat['pod']}.log": [seat["pod"]] for seat in seats if seat.get("pod")}
+
+    def read(what: list[str]) -> str:
+        namespace, _, pod = what[0].partition("/")
+        lines = [f"--tail={LOG_LINES}", "--all-containers", "--prefix", "--ignore-errors", *what[1:]]
+        try:
+            return kubectl(["logs", "-n", namespace, pod, *lines, f"--request-timeout={KUBE_SECONDS}s"])
+        except CliError as error:
+            return f"{error}\n"
+
+    first = dict(list(asked.items())[:MOST_POD_LOGS])
+    with ThreadPoolExecutor(8) as pool:
+        return dict(zip(first, pool.map(read, first.values()), strict=True))
 
 
 def without_secrets(text: str) -> str:

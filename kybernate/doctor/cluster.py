@@ -38,6 +38,10 @@ class ClusterFacts:
         """The chart's objects of these kinds."""
         return [one for one in self.objects if one.get("kind") in kinds]
 
+    def pods(self) -> list[Object]:
+        """The chart's pods, those that are not ready first."""
+        return sorted(self.of_kind("Pod"), key=lambda pod: not any(_pod(pod)))
+
 
 def check_cluster(facts: ClusterFacts) -> Iterator[Finding]:
     """Kubelet of each node, then pods and their values."""

@@ -120,6 +120,7 @@ def test_several_comparisons_are_one_over_all_their_requests() -> None:
 def test_whether_the_live_gain_is_the_simulated_one(pooled: float, says: str) -> None:
     assert says in agreement(compared(10.0, pooled, (10.0, 4.0), (10.0, 6.0)))
     assert agreement(scenario.compared(played(10.0, moves=0), played(4.0, moves=0))) == ""
+    assert agreement(compared(10.0, pooled, (10.0, 10.5), (10.0, 11.0))) == "", "the simulator expects no gain"
 
 
 def groups(*peers: str, active: str = "") -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kybernate.adopt import RECORD, ROUTER, adopt
-from kybernate.cli.stack_facts import read_cluster
+from kybernate.cli.stack_facts import pod_logs, read_cluster, write_bundle
 from kybernate.doctor import Severity
 from kybernate.doctor.cluster import ClusterFacts, check_cluster, configured_groups
 
@@ -188,3 +188,31 @@ def test_kubectl_is_asked_and_another_cluster_is_not_taken_for_this_one(
     assert (found.level, found.finding[:9]) == ("OK", "not read:")
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     assert "kubectl is not on PATH" in read_cluster({}).unread
+
+
+def test_a_bundle_has_the_logs_of_the_charts_pods_and_of_the_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text(
+        '#!/bin/sh\n[ "$4" = gone ] && { echo "no pod gone" >&2; exit 1; }\necho "password=hunter2 $*"\n'
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    status = {**POD["status"], "conditions": [], "containerStatuses": [{"name": "plugin", "restartCount": 2}]}
+    crashed = {**POD, "metadata": {**POD["metadata"], "name": "crashed"}, "status": status}
+    facts = replace(SOUND, objects=(*SOUND.objects, crashed))
+
+    logs = pod_logs(facts, [{"pod": "apps/qwen-0"}, {"pod": "apps/gone"}, {}])
+
+    assert list(logs) == [
+        *("pods/kyb/crashed.log", "pods/kyb/crashed.previous.log"),  # it is not ready
+        *("pods/kyb/kyb-plugin-x.log", "pods/apps/qwen-0.log", "pods/apps/gone.log"),
+    ]
+    assert logs["pods/kyb/crashed.previous.log"].startswith("password=hunter2 logs -n kyb crashed --tail=5000 ")
+    assert "--previous" not in logs["pods/apps/qwen-0.log"]
+    assert "no pod gone" in logs["pods/apps/gone.log"]
+    file = tmp_path / "report.tar.gz"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert "pods/kyb/crashed.log" in write_bundle(file, [], "http://127.0.0.1:9", facts)
+    assert write_bundle(file, [], "http://127.0.0.1:9", ClusterFacts(unread="another cluster")) == ["doctor.json"]

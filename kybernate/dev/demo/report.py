@@ -186,7 +186,7 @@ def _show_runs(report: Report, console: Console) -> None:
 def agreement(report: Report) -> str:
     """Whether the live gain is the simulated one, in a sentence; empty where nothing was simulated or gained."""
     fall, expected, single = (report.get(key) for key in _FALLS)
-    if fall is None or not expected or not single:
+    if fall is None or not single or not expected or expected < 0:
         return ""
     near = "within" if abs(fall / expected - 1.0) <= NEAR else "not within"
     inside = "inside" if single[0] <= fall <= single[1] else "outside"
