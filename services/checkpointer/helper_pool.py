@@ -1,4 +1,4 @@
-"""Helper processes, one per group: started ahead, one call at a time, killed when a call overruns its deadline.
+"""Helper processes, one per group: forked ahead, one call at a time, killed when a call overruns its deadline.
 
 A file names each living helper, so that a restarted checkpointer can first end the helpers of a killed one: a driver
 call begun before the restart must not take effect after the replay has read the states. A process inside the driver may
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from kybernate.logs import get_logger
-from services.checkpointer.processes import ProcessIdentity, alive, identify, send
+from services.checkpointer.helper_template import HelperTemplate
+from services.checkpointer.processes import ProcessIdentity, alive, ended, identify, send
 
 ANSWER_BYTES = 1 << 22
 """Maximum length of a reply; enough for thousands of GPU processes."""
-POLL_SECONDS = 0.005
 MOST_STUCK = 3
 """Maximum number of stuck helpers per key; then calls of that key fail at once."""
 
@@ -71,8 +71,7 @@ class Leftover:
 
     async def gone(self) -> None:
         """Wait until it has ended, then remove the note."""
-        while alive(self.who):  # noqa: ASYNC110 - a process that is not our child has no event to wait for
-            await asyncio.sleep(POLL_SECONDS)
+        await ended(self.who)
         self.note.unlink(missing_ok=True)
 
 
@@ -80,51 +79,51 @@ class Leftover:
 class HelperProcess:
     """A running helper; ``note`` is the file that names it for the next checkpointer."""
 
-    process: asyncio.subprocess.Process
+    template: HelperTemplate
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
     who: ProcessIdentity
     note: Path
     last_id: int = 0
 
     @classmethod
-    async def start(cls, command: Sequence[str], folder: Path) -> "HelperProcess":
-        """Start a helper and write its note. Raises HelperDiedError."""
+    async def start(cls, template: HelperTemplate, folder: Path) -> "HelperProcess":
+        """Fork a helper and write its note. Raises HelperDiedError."""
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,
-                limit=ANSWER_BYTES,
-            )
+            reader, writer = await template.fork(ANSWER_BYTES)
         except OSError as error:
-            raise HelperDiedError(f"no helper: {command[0]}: {error.strerror}") from error
-        who = identify(process.pid) or ProcessIdentity(pid=process.pid, start=0)  # 0: it ended already
+            raise HelperDiedError(f"no helper: {template.command[0]}: {error.strerror}") from error
+        try:
+            pid = int(await reader.readline())
+        except BaseException as error:
+            writer.close()
+            if not isinstance(error, OSError | ValueError):
+                raise
+            raise HelperDiedError("the helper ended before it served") from error
+        who = identify(pid) or ProcessIdentity(pid=pid, start=0)  # 0: it ended already
         note = folder / f"{who.pid}-{who.start}"
         note.touch()
-        return cls(process, who, note)
+        return cls(template, reader, writer, who, note)
 
     @property
     def ended(self) -> bool:
-        """True if its exit was observed."""
-        return self.process.returncode is not None
+        """True if it ended."""
+        return not alive(self.who)
 
     def send(self, calls: Sequence[HelperCall]) -> None:
-        """Write calls, which are answered in this order. A pipe takes far more than all calls of a step."""
-        assert self.process.stdin is not None
+        """Write calls, which are answered in this order. A socket takes far more than all calls of a step."""
         lines = [
             json.dumps({"id": number, "verb": call.verb, **call.arguments})
             for number, call in enumerate(calls, self.last_id + 1)
         ]
-        self.process.stdin.write("".join(f"{line}\n" for line in lines).encode())
+        self.writer.write("".join(f"{line}\n" for line in lines).encode())
 
     async def answer(self, verb: str) -> dict[str, Any]:
         """The answer to the next call that was sent, without a deadline. Raises HelperDiedError."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.last_id += 1
         try:
-            await self.process.stdin.drain()
-            answer = await self.process.stdout.readline()
+            await self.writer.drain()
+            answer = await self.reader.readline()
         except ConnectionError as error:
             raise HelperDiedError(f"the helper ended before {verb}: {error}") from error
         except ValueError as error:
@@ -145,14 +144,12 @@ class HelperProcess:
         return reply if isinstance(reply, dict) and reply.get("id") == self.last_id else None
 
     async def gone(self) -> None:
-        """Wait until it has ended, then close the pipes and remove the note."""
-        await self.process.wait()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
+        """Wait until it has ended, then close the connection and remove the note."""
+        await ended(self.who)
+        self.template.reap()
+        self.writer.close()
         with contextlib.suppress(ConnectionError):
-            await self.process.stdin.wait_closed()
-        await self.process.stdout.read()  # to its end, which closes the pipe
+            await self.writer.wait_closed()
         self.note.unlink(missing_ok=True)
 
 
@@ -169,6 +166,7 @@ class HelperPool:
     """All helpers of this checkpointer. Entering ends the helpers of an earlier one; leaving ends its own."""
 
     command: Sequence[str]
+    """Starts the template of which helpers are forked."""
     folder: Path
     """Folder of the notes."""
     start_seconds: float = 60.0
@@ -178,6 +176,7 @@ class HelperPool:
     kill: Callable[[ProcessIdentity], None] = sigkill
     hangs: int = 0
     """Calls that overran their deadline since the start."""
+    _template: HelperTemplate = field(init=False)
     _lines: dict[str, _Line] = field(default_factory=dict)
     _spares: list[HelperProcess] = field(default_factory=list)
     _filling: asyncio.Task[None] | None = None
@@ -185,6 +184,9 @@ class HelperPool:
     """Key and reason."""
     _ending: set[asyncio.Task[str]] = field(default_factory=set)
     _watching: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._template = HelperTemplate(self.command)
 
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -200,6 +202,7 @@ class HelperPool:
         self._spares.clear()
         await asyncio.gather(*self._ending, *(self._end(helper, key) for helper, key in helpers))
         await _cancelled(*self._watching)
+        await self._template.close()
 
     @property
     def pids(self) -> frozenset[int]:
@@ -300,18 +303,23 @@ class HelperPool:
 
     async def _start(self) -> HelperProcess:
         """A helper that has tried to initialize the driver; if that failed, its calls report why."""
-        helper = await HelperProcess.start(self.command, self.folder)
+        helper: HelperProcess | None = None
         try:
             async with asyncio.timeout(self.start_seconds):
+                helper = await HelperProcess.start(self._template, self.folder)
                 helper.send([HelperCall("init", self.start_seconds, {})])
                 await helper.answer("init")
         except TimeoutError:
             self.hangs += 1
+            if helper is None:
+                await self._template.close()
+                raise HelperHungError(f"no helper was forked within {self.start_seconds:.0f} s") from None
             ending = await self._end(helper, "")
             text = f"a new helper could not initialize the driver within {self.start_seconds:.0f} s; {ending}"
             raise HelperHungError(text) from None
         except BaseException:
-            await self._end(helper, "")
+            if helper is not None:
+                await self._end(helper, "")
             raise
         return helper
 

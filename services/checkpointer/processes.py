@@ -4,6 +4,7 @@ A pid alone does not identify a process, because pids are reused: a process is i
 through a pidfd after that pair was checked, so it never reaches another process.
 """
 
+import asyncio
 import contextlib
 import ipaddress
 import os
@@ -37,6 +38,22 @@ def identify(pid: int, proc: Path = PROC) -> ProcessIdentity | None:
 def alive(process: ProcessIdentity, proc: Path = PROC) -> bool:
     """True if this process (not another with its pid) exists and is no zombie."""
     return identify(process.pid, proc) == process
+
+
+async def ended(process: ProcessIdentity) -> None:
+    """Wait until it is gone or a zombie; it need not be a child."""
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        if alive(process):
+            loop.add_reader(handle, done.set)
+            await done.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
 
 
 def stopped(process: ProcessIdentity, proc: Path = PROC) -> bool:

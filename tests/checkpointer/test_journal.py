@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,19 +13,12 @@ import structlog
 
 from kybernate.messages import JobStatus, SeatTarget, SwitchJob
 from services.checkpointer import journal as journal_module
-from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, HelperPool
+from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, HelperPool, sigkill
 from services.checkpointer.journal import Journal
-from services.checkpointer.processes import ProcessIdentity, alive, identify, send
+from services.checkpointer.processes import ProcessIdentity, alive, ended, identify, send
 from services.checkpointer.records import REMEMBERED_SECONDS, JobFile, Record
+from tests.cuda.echo_driver import echo_command
 from tests.until import until
-
-ECHO = """
-import json, sys, time
-for line in sys.stdin:
-    call = json.loads(line)
-    time.sleep(60 if call["verb"] == "hang" else 0)
-    print(json.dumps({"id": call["id"], "code": 0}), flush=True)
-"""
 
 
 def job(epoch: int) -> JobFile:
@@ -106,18 +98,18 @@ async def test_a_job_is_known_by_its_op_from_the_moment_it_is_on_disk(tmp_path: 
 
 
 async def test_a_helper_that_overruns_is_killed_and_replaced(tmp_path: Path) -> None:
-    async with HelperPool((sys.executable, "-c", ECHO), tmp_path) as pool:
+    async with HelperPool(echo_command(), tmp_path) as pool:
         assert (await pool.call("G0", "state", deadline=10))["code"] == 0
         first = pool._lines["G0"].helper
         assert first is not None
         with pytest.raises(HelperHungError):
             await pool.call("G0", "hang", deadline=0.2)
-        assert first.process.returncode == -signal.SIGKILL
+        assert first.ended
         assert (await pool.call("G0", "state", deadline=10))["code"] == 0
         second = pool._lines["G0"].helper
         assert second is not None
-        second.process.kill()
-        await second.process.wait()
+        sigkill(second.who)
+        await ended(second.who)
         with pytest.raises(HelperDiedError):
             await pool.call("G0", "state", deadline=10)
         assert (await pool.call("G0", "state", deadline=10))["code"] == 0
@@ -136,11 +128,11 @@ async def test_helpers_of_a_killed_checkpointer_are_ended_first(tmp_path: Path) 
     assert who is not None
     (tmp_path / f"{who.pid}-{who.start}").touch()
     (tmp_path / f"{who.pid}-1").touch()  # the same pid with another start time: another process
-    async with HelperPool((sys.executable, "-c", ECHO), tmp_path):
-        ended = not alive(who)
+    async with HelperPool(echo_command(), tmp_path):
+        gone = not alive(who)
         send(who, signal.SIGKILL)
         await left.wait()
-    assert ended
+    assert gone
 
 
 async def test_a_signal_is_never_sent_to_another_process_with_the_same_pid() -> None:

@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import os
 import shutil
-import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -20,8 +19,8 @@ from kybernate.bus import BusError, open_bus
 from kybernate.bus.port import Bus
 from kybernate.dev.nats_server import NatsServer
 from kybernate.messages import AskJobs, Job, JobReply, JobStatus, SeatTarget, SwitchJob
-from services.checkpointer.helper_pool import HelperCall
-from services.checkpointer.processes import ProcessIdentity, alive
+from services.checkpointer.helper_pool import HelperCall, sigkill
+from services.checkpointer.processes import ProcessIdentity, alive, ended
 from tests.checkpointer.world import NODE, Checkpointer, Engine, Kind, Node, checkpointer, environment, node
 from tests.until import until
 
@@ -206,9 +205,8 @@ async def kill_helper(it: Checkpointer, key: str) -> None:
     """SIGKILL to the helper of a group; it is gone when this returns."""
     line = it.pool._lines.get(key)
     if line is not None and line.helper is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(line.helper.process.pid, signal.SIGKILL)
-        await line.helper.process.wait()
+        sigkill(line.helper.who)
+        await ended(line.helper.who)
 
 
 async def test_sigterm_in_the_middle_of_a_transfer_ends_it_at_once_and_the_next_one_finishes() -> None:

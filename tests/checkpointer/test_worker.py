@@ -1,7 +1,6 @@
 """The worker with the real fake driver, real processes and a bus in memory."""
 
 import asyncio
-import os
 import shutil
 import signal
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import pytest
 from kybernate.bus.port import NoAnswerError
 from kybernate.messages import AskJobs, JobReply, KillJob, ReleaseJob, RetargetJob, SwitchJob
 from services.checkpointer.backends.driver_calls import Timeouts
-from services.checkpointer.helper_pool import HelperCall
+from services.checkpointer.helper_pool import HelperCall, sigkill
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record
 from tests.checkpointer.world import GIB, NODE, SPEED, Checkpointer, Kind, checkpointer, node
@@ -405,7 +404,7 @@ async def test_a_helper_killed_in_a_transfer_does_not_stop_it() -> None:
             await until(lambda op=op, verb=verb: verb in steps(it, op), what=verb)  # type: ignore[misc]
             helper = it.pool._lines["G0"].helper
             assert helper is not None
-            os.kill(helper.process.pid, signal.SIGKILL)
+            sigkill(helper.who)
             status = await it.done(op)
             seat = status.park[0] if half == "park" else status.activate
             assert seat is not None

@@ -129,6 +129,21 @@ async def test_a_call_that_hangs_ends_at_its_deadline_and_the_next_one_is_answer
         assert helper.pool.stuck == {}
 
 
+@both
+async def test_the_template_of_the_helpers_never_loads_the_driver(binding: str) -> None:
+    """CUDA does not survive a fork."""
+    async with stub_node(gpus=1) as node, node.helper(binding) as helper:
+        assert (await helper.call("describe"))["code"] == 0
+        forked = helper.pool._lines["G0"].helper
+        assert forked is not None
+        maps = Path(f"/proc/{forked.who.pid}/maps").read_text()
+        assert "/libcuda.so" in maps
+        assert "/libnvidia-ml.so" in maps
+        template = Path(f"/proc/{forked.who.pid}/stat").read_text().rpartition(")")[2].split()[1]
+        assert "/libcuda" not in (of_template := Path(f"/proc/{template}/maps").read_text())
+        assert "/libnvidia-ml" not in of_template
+
+
 async def test_another_group_goes_on_while_a_call_hangs() -> None:
     async with stub_node() as node, node.helper("ctypes") as helper:
         first, second = await node.user(node.gpus[0]), await node.user(node.gpus[1])

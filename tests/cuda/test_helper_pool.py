@@ -17,18 +17,10 @@ from services.checkpointer.helper_pool import (
     HelperProcess,
     sigkill,
 )
-from services.checkpointer.processes import ProcessIdentity, alive
+from services.checkpointer.processes import ProcessIdentity, alive, ended, identify
+from tests.cuda.echo_driver import echo_command
 from tests.cuda.stub_node import DEADLINE
 from tests.until import until
-
-ECHO = """
-import json, sys, time
-for line in sys.stdin:
-    call = json.loads(line)
-    if call["verb"] == sys.argv[1]:
-        time.sleep(3600)
-    print(json.dumps({"id": call["id"], "code": 0}), flush=True)
-"""
 
 
 @dataclass
@@ -44,8 +36,7 @@ class NoKill:
 
 def pool_of(folder: Path, kill: NoKill, *, hangs: str = "hang", start_seconds: float = DEADLINE) -> HelperPool:
     """Helpers that hang at one verb."""
-    command = (sys.executable, "-c", ECHO, hangs)
-    return HelperPool(command, folder, start_seconds=start_seconds, kill_seconds=0.5, kill=kill)
+    return HelperPool(echo_command(hangs), folder, start_seconds=start_seconds, kill_seconds=0.5, kill=kill)
 
 
 def helper_of(pool: HelperPool, key: str) -> HelperProcess:
@@ -136,8 +127,7 @@ async def test_helpers_that_hang_at_their_start_and_survive_their_simulated_kill
     def kill(who: ProcessIdentity) -> None:
         started.append(who)
 
-    command = (sys.executable, "-c", ECHO, "init")
-    async with HelperPool(command, tmp_path, start_seconds=0.2, kill_seconds=0.2, kill=kill) as pool:
+    async with HelperPool(echo_command("init"), tmp_path, start_seconds=0.2, kill_seconds=0.2, kill=kill) as pool:
         try:
             for _ in range(2 * MOST_STUCK):
                 with pytest.raises(HelperHungError):
@@ -152,7 +142,14 @@ async def test_helpers_that_hang_at_their_start_and_survive_their_simulated_kill
 
 
 async def test_a_helper_whose_answer_is_no_answer_is_a_dead_helper(tmp_path: Path) -> None:
-    talks = """import sys; print('{"id": 1}', flush=True)\nfor line in sys.stdin: print('what?', flush=True)"""
+    talks = """
+import os, socket
+control = socket.socket(fileno=0)
+helper = socket.socket(fileno=socket.recv_fds(control, 1, 1)[1][0])
+answers = helper.makefile("w")
+print(os.getpid(), '{"id": 1}', sep="\\n", file=answers, flush=True)
+for line in helper.makefile("r"): print("what?", file=answers, flush=True)
+"""
     async with HelperPool((sys.executable, "-c", talks), tmp_path) as pool:
         with pytest.raises(HelperDiedError, match="answered state with"):
             await pool.call("G0", "state", deadline=DEADLINE)
@@ -206,3 +203,39 @@ async def test_the_note_says_whose_helper_it_is(tmp_path: Path) -> None:
         assert helper_of(pool, "G7").note.read_text() == "G7"
         await pool.close("G7")
         assert "G7" not in [note.read_text() for note in tmp_path.iterdir()]
+
+
+def parent_of(who: ProcessIdentity) -> int:
+    return int(Path(f"/proc/{who.pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+async def test_helpers_live_on_when_their_template_was_killed_and_the_next_one_gets_a_new_template(
+    tmp_path: Path,
+) -> None:
+    async with pool_of(tmp_path, NoKill()) as pool:
+        await pool.warm("G0")
+        first = helper_of(pool, "G0")
+        template = identify(parent_of(first.who))
+        assert template is not None
+        await until(lambda: bool(pool._spares), what="the spare is there")
+        sigkill(template)
+        await ended(template)
+        assert (await pool.call("G0", "state", deadline=DEADLINE))["code"] == 0
+        await pool.warm("G1")
+        await until(lambda: bool(pool._spares), what="a new spare")
+        assert parent_of(pool._spares[0].who) != template.pid
+        assert helper_of(pool, "G0") is first
+    assert not list(tmp_path.iterdir())
+
+
+async def test_helpers_end_with_their_connection_also_during_a_call_and_leave_no_zombie(tmp_path: Path) -> None:
+    """What a killed checkpointer leaves behind: nothing that it does not end by itself."""
+    async with pool_of(tmp_path, NoKill()) as pool:
+        await pool.warm("G0")
+        helper = helper_of(pool, "G0")
+        helper.send([HelperCall("hang", DEADLINE, {})])
+        await until(lambda: bool(pool._spares), what="the spare is there")
+        helper.writer.transport.abort()
+        await ended(helper.who)
+        await pool.close("G0")
+        await until(lambda: not Path(f"/proc/{helper.who.pid}").exists(), what="it was reaped")

@@ -1,34 +1,38 @@
-"""``python -m services.checkpointer.helper``: open the driver and serve."""
+"""``python -m services.checkpointer.helper``: import the driver's code, and fork helpers, which serve."""
 
 import argparse
+import functools
 import importlib
 import os
+import socket
 import sys
+from collections.abc import Callable
 
 from services.checkpointer.helper.serving import HelperDriver, serve
+from services.checkpointer.helper.template import forked
 
 
 def main() -> None:
-    """Parse the command line and serve."""
+    """Parse the command line, become the template on stdin, and serve in each helper."""
     parser = argparse.ArgumentParser(prog="services.checkpointer.helper")
     parser.add_argument("--driver", choices=["fake", "cuda"], required=True, help="which driver answers")
     parser.add_argument("--factory", metavar="MODULE:CLASS", help="the fake driver's class; called with the socket")
     parser.add_argument("--socket", help="socket of the fake driver")
     parser.add_argument("--binding", choices=["auto", "bindings", "ctypes"], default="auto", help="how to call libcuda")
     arguments = parser.parse_args()
-    driver: HelperDriver
+    make: Callable[[], HelperDriver]
     if arguments.driver == "cuda":
-        from services.checkpointer.helper.cuda_driver import CudaDriver
+        from services.checkpointer.helper.cuda_driver import CudaDriver, preload
 
-        driver = CudaDriver(arguments.binding)
+        preload()
+        make = functools.partial(CudaDriver, arguments.binding)
     elif arguments.factory is None or arguments.socket is None:
         parser.error("--driver fake needs --factory and --socket")
     else:
         module, _, name = arguments.factory.partition(":")
-        driver = getattr(importlib.import_module(module), name)(arguments.socket)
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not mix with the replies
-    serve(driver, sys.stdin.readline, answers)
+        make = functools.partial(getattr(importlib.import_module(module), name), arguments.socket)
+    connection = forked(socket.socket(fileno=os.dup(sys.stdin.fileno())))
+    serve(make(), connection.makefile("r").readline, connection.makefile("w"))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The protocol between helper and checkpointer: one JSON line per call, answered in order.
 
-Reads ``{"id": n, "verb": ..., ...}`` from stdin and answers ``{"id": n, "code": c, "name": ..., ...}`` on stdout. A
-driver call may hang for ever; the checkpointer then kills this process, which it could not do to a thread. The helper
-exits when stdin closes, even during a call.
+Reads ``{"id": n, "verb": ..., ...}`` from its socket and answers ``{"id": n, "code": c, "name": ..., ...}`` there; its
+own first line is its pid. A driver call may hang for ever; the checkpointer then kills this process, which it could not
+do to a thread. The helper exits when the socket closes, even during a call.
 
 Verbs: ``init``, ``describe``; with ``pid``: ``state``, ``restore_tid``, ``lock`` (``timeout_ms``), ``checkpoint``,
 ``restore`` (``gpu_map``), ``unlock``; ``processes``, ``memory`` and ``usage``, which is both, for ``gpus`` or all.
@@ -46,7 +46,7 @@ def answer(driver: HelperDriver, request: dict[str, Any]) -> Reply:
 
 
 def serve(driver: HelperDriver, read_line: Callable[[], str], answers: TextIO) -> None:
-    """Answer until stdin closes. A separate thread reads, so that a closed stdin ends even a hung call."""
+    """Answer until the input ends. A separate thread reads, so that its end ends even a hung call."""
     requests: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
@@ -54,6 +54,8 @@ def serve(driver: HelperDriver, read_line: Callable[[], str], answers: TextIO) -
             requests.put(line)
         os._exit(0)
 
+    answers.write(f"{os.getpid()}\n")
+    answers.flush()
     threading.Thread(target=read, daemon=True).start()
     while True:
         reply = answer(driver, json.loads(requests.get()))

@@ -1,0 +1,24 @@
+"""A driver that succeeds at every call and hangs at one verb; helpers of tests are forked with it."""
+
+import sys
+import time
+from typing import Any
+
+
+class EchoDriver:
+    """``hangs``: the verb."""
+
+    def __init__(self, hangs: str) -> None:
+        self._hangs = hangs
+
+    def call(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Succeed, or hang."""
+        if verb == self._hangs:
+            time.sleep(3600)
+        return {"code": 0}
+
+
+def echo_command(hangs: str = "hang") -> tuple[str, ...]:
+    """The command line of a template whose helpers hang at a verb."""
+    helper = (sys.executable, "-m", "services.checkpointer.helper", "--driver", "fake")
+    return (*helper, "--factory", "tests.cuda.echo_driver:EchoDriver", "--socket", hangs)
