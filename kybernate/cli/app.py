@@ -36,7 +36,7 @@ app.add_typer(bus, name="bus")
 app.add_typer(config_app, name="config")
 app.add_typer(router_app, name="router")
 app.add_typer(doctor_app, name="doctor")
-report_app = typer.Typer(no_args_is_help=True, help="What was used.")
+report_app = typer.Typer(no_args_is_help=True, help="Requests and tokens of each tenant.")
 app.add_typer(report_app, name="report")
 
 

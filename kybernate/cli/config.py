@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kybernate.config import NodeConfig
     from kybernate.machine import Gpu, Link
 
-config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
+config_app = typer.Typer(no_args_is_help=True, help="Check, explain and compare configuration files.")
 
 
 @config_app.command("check", epilog="Example: kyb config check config.yaml --gpus 8 -o json")

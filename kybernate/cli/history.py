@@ -130,7 +130,9 @@ def show_usage(router: Router, output: Output) -> None:
     """Print what tenants have used since the router started. Raises CliError."""
     body = router.usage()
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(body["since"]))
-    lines = [f"since {since}, of this router; all of them: kybernate_router_tenant_tokens_total"]
+    lines = [f"since {since}, at this router (metric of each router: kybernate_router_tenant_tokens_total)"]
+    if not body["usage"]:
+        lines.append("nothing: only requests with an API key count (docs/security.md#tenants)")
     lines += [
         f"{row['tenant']}  {row['model']}: {row['requests']} requests, "
         f"{row['prompt_tokens']} + {row['completion_tokens']} tokens"

@@ -46,7 +46,7 @@ def onboard(
 def offboard(
     target: Target, namespace: Namespace = "", apply: Apply = False, output: OutputOption = Output.TEXT
 ) -> None:
-    """Show the way back from kyb onboard; --apply goes it. What was changed since stays as it is, and is named."""
+    """Show how to undo kyb onboard; --apply does it. What was changed since stays as it is, and is named."""
     from kybernate.onboard import offboard as change
 
     def make(manifest: Json) -> tuple[Json, Json]:

@@ -12,7 +12,7 @@ from kybernate.cli.output import CliError, Output, OutputOption, answer
 if TYPE_CHECKING:
     from kybernate.api_keys import KeyFile
 
-router = typer.Typer(no_args_is_help=True, help="Access to routers.")
+router = typer.Typer(no_args_is_help=True, help="API keys of routers.")
 keys_app = typer.Typer(no_args_is_help=True, help="API keys in the file of KYB_API_KEYS_FILE.")
 router.add_typer(keys_app, name="keys")
 

@@ -67,7 +67,7 @@ def up(
     two_buses: Annotated[bool, typer.Option("--two-buses", help="A second nats-server as node bus.")] = False,
     log_format: Annotated[LogFormat, typer.Option(help="auto: pretty on a terminal.")] = LogFormat.AUTO,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the logs of all processes.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress either.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress lines.")] = False,
     ready_timeout: Annotated[float, typer.Option(min=1, help="Warn of models that are not ready by then.")] = 60.0,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -112,7 +112,9 @@ def demo(context: typer.Context) -> None:
     """Replay a workload against a private stack and report. See kyb demo --help."""
     from kybernate.dev.demo.command import demo as command
 
-    inner = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    inner = typer.Typer(
+        pretty_exceptions_enable=False, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
+    )
     inner.command(epilog="Examples: kyb demo · kyb demo --chaos --seed 3 · kyb demo --trace FILE --speed 60 -o json")(
         command
     )

@@ -127,6 +127,8 @@ class SmallRouter:
     refuse: str = ""
     """Reason with which commands are refused."""
     history_unavailable: bool = False
+    used: bool = True
+    """Whether tenants have asked."""
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -198,7 +200,7 @@ class SmallRouter:
 
     async def _usage(self, _: web.Request) -> web.Response:
         row = {"tenant": "red", "model": "llama", "requests": 3, "prompt_tokens": 20, "completion_tokens": 40}
-        return web.json_response({"since": 1.7e9, "usage": [row]})
+        return web.json_response({"since": 1.7e9, "usage": [row] if self.used else []})
 
     async def _slo(self, request: web.Request) -> web.Response:
         late = [STORY | {"model": "gemma-3-27b", "missed": 2, "slo_seconds": 1.5}]

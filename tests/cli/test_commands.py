@@ -237,7 +237,7 @@ async def test_every_command_has_examples_and_json_as_output(kyb: "Kyb") -> None
     for name, command in commands.items():
         assert (command.epilog or "").replace("s:", ":").startswith(f"Example: {name}"), name
         assert "-o" in {option for parameter in command.params for option in parameter.opts}, name
-    asked = (await kyb("demo", "--help")).out
+    asked = (await kyb("demo", "-h")).out
     assert "--output" in asked
     assert "Examples: kyb demo" in asked
 

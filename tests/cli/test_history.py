@@ -93,3 +93,6 @@ async def test_usage_is_shown_by_tenant_and_model(kyb: "Kyb", router: "SmallRout
     assert shown[1:] == ["red  llama: 3 requests, 20 + 40 tokens"]
     body = json.loads((await kyb("report", "usage", "-o", "json", "--url", router.url)).out)
     assert body["usage"][0]["completion_tokens"] == 40
+    router.used = False
+    none = (await kyb("report", "usage", "--url", router.url)).out.splitlines()
+    assert none[1:] == ["nothing: only requests with an API key count (docs/security.md#tenants)"]
