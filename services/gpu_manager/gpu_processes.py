@@ -8,7 +8,8 @@ asked for the number of GPUs (llm-d #148). This module reads /proc; the decision
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+import functools
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from kybernate.gpus import GpuError, Gpus
@@ -60,47 +61,53 @@ class GpuProcesses:
         here is left out."""
         found: dict[int, str] = {}
         homes: dict[int, str] = {}
-        for pid in pids - self._own() if pids else ():
+        stat = functools.cache(self._stat)  # processes share ancestors: each is read once
+        for pid in pids - self._own(stat) if pids else ():
             with contextlib.suppress(OSError):
-                name = self._read(pid, "comm").strip()
-                home = self._home(pid, containers)
+                home = self._home(pid, containers, stat)
                 if home is None:
-                    found[pid] = name
+                    found[pid] = self._read(pid, "comm").strip()
                 else:
                     homes[pid] = home
         return found, homes
 
-    def _own(self) -> set[int]:
+    def _own(self, stat: Callable[[int], list[str]]) -> set[int]:
         """Pids of the checkpointer's helpers, whose bytes a driver may not report; a reused pid does not count."""
         own = set()
         with contextlib.suppress(OSError):
             for note in self._helpers.iterdir():
                 pid, _, start = note.name.partition("-")
                 with contextlib.suppress(OSError, ValueError):
-                    if self._read(int(pid), "stat").rpartition(")")[2].split()[19] == start:
+                    if stat(int(pid))[19] == start:
                         own.add(int(pid))
         return own
 
-    def _home(self, pid: int, containers: tuple[str, ...]) -> str | None:
+    def _home(self, pid: int, containers: tuple[str, ...], stat: Callable[[int], list[str]]) -> str | None:
         """The container that the process is in; None: in none of these."""
         processes = {int(one.removeprefix(_PROCESS)): one for one in containers if one.startswith(_PROCESS)}
-        line = self._ancestors(pid) if processes else []
+        line = _ancestors(pid, stat) if processes else []
         found = next((processes[one] for one in line if one in processes), None)
         identities = {one.rpartition("/")[2]: one for one in containers if one not in processes.values()}
         groups = self._read(pid, "cgroup") if identities and found is None else ""
         return found or next((one for identity, one in identities.items() if identity and identity in groups), None)
 
+    def _stat(self, pid: int) -> list[str]:
+        """The fields of a process from its state on."""
+        return self._read(pid, "stat").rpartition(")")[2].split()
+
     def _read(self, pid: int, file: str) -> str:
         """A file of a process, which may contain any bytes."""
-        return (self._proc / str(pid) / file).read_text(errors="replace")
+        with open(f"{self._proc}/{pid}/{file}", errors="replace") as opened:  # pathlib takes as long as the read
+            return opened.read()
 
-    def _ancestors(self, pid: int) -> list[int]:
-        """The process, its parent, and so on. A parent that ended leaves its children to the reaper."""
-        line = [pid]
-        while line[-1] > 1:
-            fields = self._read(line[-1], "stat").rpartition(")")[2].split()
-            parent, session = int(fields[1]), int(fields[3])
-            if session not in line and session > 1:
-                line.insert(0, session)  # a container's first process leads its session
-            line.append(parent)
-        return line
+
+def _ancestors(pid: int, stat: Callable[[int], list[str]]) -> list[int]:
+    """The process, its parent, and so on. A parent that ended leaves its children to the reaper."""
+    line = [pid]
+    while line[-1] > 1:
+        fields = stat(line[-1])
+        parent, session = int(fields[1]), int(fields[3])
+        if session not in line and session > 1:
+            line.insert(0, session)  # a container's first process leads its session
+        line.append(parent)
+    return line
