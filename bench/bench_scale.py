@@ -12,7 +12,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ SETTLED = 0.05
 SECONDS = 65.0
 """Longer than the minute after which a watch compares itself."""
 SHORT_SECONDS = 15.0
+SHOWN_NODES, WHY_SECONDS = 20, 5.0
+"""Nodes that an open page shows, and how often it asks why their seats wait."""
 
 
 async def run(seats: int = 0) -> dict[str, float]:
@@ -78,9 +81,61 @@ class _Scene:
             await self._phase("", SECONDS)
             async with self._cluster.switching():
                 await self._phase("switching: ", SHORT_SECONDS)
+                async with self._page():
+                    await asyncio.sleep(SETTLE_SECONDS)
+                    await self._phase("page open: ", SHORT_SECONDS)
             await self._read("first read ms")
             await self._phase("read: ", SHORT_SECONDS, read=True)
+            await self._all_seats()
         return self.figures
+
+    @asynccontextmanager
+    async def _page(self) -> AsyncIterator[None]:
+        """What a browser asks for that shows the nodes: everything once, then changes, and explanations each 5 s."""
+        page = self._stack.layout.routers[0].page
+        self._begin()
+        before, began = self._cpu()["router"], time.monotonic()
+        async with self._http.get(f"{page}state") as answer:
+            self.figures["page: MB of its first answer"] = len(await answer.read()) / 1e6
+        self.figures["page: first answer, wall s"] = time.monotonic() - began
+        self.figures["page: first answer, CPU s"] = self._cpu()["router"] - before
+        self.figures["page: first answer, longest step, CPU ms"] = self._longest()
+        tasks = [asyncio.create_task(each) for each in (self._live(f"{page}live"), self._why(f"{page}why"))]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _live(self, url: str) -> None:
+        """Follow the changes."""
+        async with self._http.get(url, timeout=aiohttp.ClientTimeout(total=None)) as answer:
+            async for _ in answer.content.iter_any():
+                pass
+
+    async def _why(self, url: str) -> None:
+        """Ask why, as often as the page does, for the nodes that it shows."""
+        nodes = [("node", node) for node in self._cluster.nodes[:SHOWN_NODES]]
+        while True:
+            async with self._http.get(url, params=nodes) as answer:
+                await answer.read()
+            await asyncio.sleep(WHY_SECONDS)
+
+    async def _all_seats(self) -> None:
+        """Read all seats, page after page."""
+        self._begin()
+        before, began, seats, after = self._cpu()["router"], time.monotonic(), 0, ""
+        while True:
+            async with self._http.get(f"{self._stack.url}/v1/seats", params={"after": after}) as answer:
+                body = await answer.json()
+            seats += len(body["seats"])
+            if not (after := body.get("next", "")):
+                break
+        self.figures["all seats read: seats"] = float(seats)
+        self.figures["all seats read: wall s"] = time.monotonic() - began
+        self.figures["all seats read: CPU s"] = self._cpu()["router"] - before
+        self.figures["all seats read: longest step, CPU ms"] = self._longest()
 
     async def _start_again(self) -> None:
         """The router reads the whole roster."""
@@ -96,7 +151,7 @@ class _Scene:
 
     async def _connect_again(self) -> None:
         """All nats-servers end and are started again: the router, which goes on, reads the whole roster."""
-        os.kill(self._stack.pids["router"], signal.SIGUSR1)
+        self._begin()
         before = self._cpu()["router"]
         for name in self._stack.of_kind("nats"):
             self._stack.kill(name, signal.SIGTERM)
@@ -115,7 +170,7 @@ class _Scene:
                     return
 
     async def _phase(self, name: str, seconds: float, *, read: bool = False) -> None:
-        os.kill(self._stack.pids["router"], signal.SIGUSR1)
+        self._begin()
         before, began = self._cpu(), time.monotonic()
         stall = await self._stalls(seconds, read=read)
         share = 100 / (time.monotonic() - began)
@@ -129,6 +184,10 @@ class _Scene:
         pids = self._stack.pids
         found = {name: cpu_seconds(pids[name]) for name in ("router", "gpu_manager")}
         return found | {"nats": sum(cpu_seconds(pids[name]) for name in self._stack.of_kind("nats"))}
+
+    def _begin(self) -> None:
+        """The longest step from now on."""
+        os.kill(self._stack.pids["router"], signal.SIGUSR1)
 
     def _longest(self) -> float:
         step = self._steps.read_text()

@@ -8,14 +8,17 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 from kybernate.bus.nats import NatsBus
-from kybernate.messages import EVENT_OF_STATE, NodeTrafficSignal, Presence
+from kybernate.envelope import Message
+from kybernate.messages import EVENT_OF_STATE, NodeTrafficSignal, Presence, RouterLoad
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
+from services.router.level_publisher import REPORT_SECONDS, ROWS
 
 SEATS_PER_NODE = 64
 GROUPS_PER_NODE = 8
@@ -87,13 +90,28 @@ class SimulatedCluster:
                 await asyncio.sleep(2.0 / SLICES)
 
     def _signals(self) -> list[bytes]:
-        """The levels of all busy seats: one per slice of a second."""
+        """The levels of all busy seats, each second, and all of each router, every 2 s: one part for each slice."""
         busy = []
         for number, node in enumerate(self.nodes):
             for each in range(SIGNALS_PER_NODE):
                 row = self._row(number * SEATS_PER_NODE + each % 2 * GROUPS_PER_NODE)
                 busy.append(level(node, row.seat, row.model, f"simulated-{each // 2}"))
-        return [b"".join(busy[part::SLICES]) for part in range(SLICES)]
+        reported = [load for router in range(ROUTERS) for load in self._loads(router)]
+        parts = [b"".join(busy[part::SLICES]) for part in range(SLICES)]
+        slices = REPORT_SECONDS * SLICES
+        return [parts[at % SLICES] + b"".join(reported[at :: int(slices)]) for at in range(int(slices))]
+
+    def _loads(self, router: int) -> Iterator[bytes]:
+        """The levels of one router, as it tells them to the others."""
+        seats = [
+            number * SEATS_PER_NODE + each * GROUPS_PER_NODE for number in range(len(self.nodes)) for each in (0, 1)
+        ]
+        for part, first in enumerate(range(0, len(seats), ROWS)):
+            in_flight: dict[str, dict[str, Any]] = {}
+            for row in map(self._row, seats[first : first + ROWS]):
+                in_flight.setdefault(row.model, {})[row.seat] = 1
+            source = f"simulated-{router}"
+            yield _publish(RouterLoad(cause=source, source=source, part=part, in_flight=in_flight))
 
     async def _switch(self) -> None:
         for number in itertools.cycle(range(len(self.nodes))):
@@ -156,12 +174,16 @@ def level(node: str, seat: str, model: str, source: str) -> bytes:
         served=0,
         served_seconds=0.0,
     )
-    body = signal.body()
-    return b"PUB %s %d\r\n%s\r\n" % (signal.subject.encode(), len(body), body)
+    return _publish(signal)
+
+
+def _publish(message: Message) -> bytes:
+    body = message.body()
+    return b"PUB %s %d\r\n%s\r\n" % (message.subject.encode(), len(body), body)
 
 
 async def _send(url: str, slices: Sequence[bytes], extra: Sequence[bytes]) -> None:
-    """Send the slices each second, and ``extra`` with the first."""
+    """Send the slices one after another, ``SLICES`` a second, and ``extra`` with the first of a second."""
     place = urlsplit(url)
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
     writer.write(b"CONNECT %s\r\n" % json.dumps({"verbose": False, "name": "simulated routers"}).encode())
@@ -176,9 +198,9 @@ async def _send(url: str, slices: Sequence[bytes], extra: Sequence[bytes]) -> No
         due = time.monotonic()
         while True:
             for number, part in enumerate(slices):
-                writer.write(part if number else part + b"".join(extra))
+                writer.write(part if number % SLICES else part + b"".join(extra))
                 await writer.drain()
-                due += 1.0 / len(slices)
+                due += 1.0 / SLICES
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
     finally:
         answering.cancel()

@@ -1,10 +1,12 @@
 """``python -m bench.loop_steps FILE MODULE [ARGUMENT …]``: runs a module, and writes its longest step to FILE.
 
 A step is what an event loop does between two looks at its sockets and timers for one handle, in CPU time of its
-thread: a machine that is busy with other work does not lengthen it. SIGUSR1 begins anew.
+thread: a machine that is busy with other work does not lengthen it. What Python's collector took of it is named
+beside it. SIGUSR1 begins anew.
 """
 
 import asyncio
+import gc
 import runpy
 import signal
 import sys
@@ -15,23 +17,32 @@ from pathlib import Path
 def main() -> None:
     path, module = Path(sys.argv[1]), sys.argv[2]
     sys.argv = [module, *sys.argv[3:]]
-    run, longest = asyncio.Handle._run, 0.0
+    run, longest, collected, collecting = asyncio.Handle._run, 0.0, 0.0, 0.0
 
     def begin(*_: object) -> None:
         nonlocal longest
         longest = 0.0
         path.write_text("0")
 
+    def collector(phase: str, _: object) -> None:
+        nonlocal collected, collecting
+        if phase == "start":
+            collecting = time.thread_time()
+        else:
+            collected += time.thread_time() - collecting
+
     def measured(handle: asyncio.Handle) -> None:
-        nonlocal longest
-        began = time.thread_time()
+        nonlocal longest, collected
+        collected, began = 0.0, time.thread_time()
         run(handle)
         took = time.thread_time() - began
         if took > longest:
             longest = took
             task = getattr(getattr(handle, "_callback", None), "__self__", None)
-            path.write_text(f"{took * 1e3:.2f} {task.get_coro() if isinstance(task, asyncio.Task) else handle!r}")
+            what = task.get_coro() if isinstance(task, asyncio.Task) else handle
+            path.write_text(f"{took * 1e3:.2f} ms, {collected * 1e3:.2f} of it the collector: {what!r}")
 
+    gc.callbacks.append(collector)
     asyncio.Handle._run = measured  # type: ignore[method-assign]
     signal.signal(signal.SIGUSR1, begin)
     runpy.run_module(module, run_name="__main__", alter_sys=True)

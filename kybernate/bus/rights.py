@@ -24,6 +24,7 @@ from kybernate.messages import (
     NodeTrafficSignal,
     OrderChanged,
     RequestEnded,
+    RouterLoad,
     SeatAllocated,
     SeatEvent,
     TrafficSignal,
@@ -86,6 +87,7 @@ Kinds = Mapping[type[Message], tuple[Role, ...]]
 PUBLISHERS: Kinds = {
     TrafficSignal: (Role.ROUTER, Role.SIGNALS, Role.OPERATOR),
     NodeTrafficSignal: (Role.ROUTER, Role.SIGNALS, Role.OPERATOR),
+    RouterLoad: (Role.ROUTER,),
     DrainAck: (Role.ROUTER,),
     Command: (Role.ROUTER, Role.OPERATOR),
     SeatEvent: (Role.MANAGER,),
@@ -103,6 +105,7 @@ PUBLISHERS: Kinds = {
 SUBSCRIBERS: Kinds = {
     TrafficSignal: (Role.ROUTER, Role.MANAGER, Role.VIEWER, Role.OPERATOR),
     NodeTrafficSignal: (Role.ROUTER, Role.MANAGER, Role.VIEWER, Role.OPERATOR),
+    RouterLoad: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),
     DrainAck: (Role.MANAGER,),
     Command: (Role.MANAGER,),
     SeatEvent: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),

@@ -63,7 +63,7 @@ from kybernate.messages.jobs import (
     SeatTarget,
     SwitchJob,
 )
-from kybernate.messages.signals import DrainAck, NodeTrafficSignal, Presence, TrafficSignal
+from kybernate.messages.signals import DrainAck, NodeTrafficSignal, Presence, RouterLoad, TrafficSignal
 
 __all__ = [
     "EVENT_OF_STATE",
@@ -99,6 +99,7 @@ __all__ = [
     "RequestEnded",
     "ResumeNode",
     "RetargetJob",
+    "RouterLoad",
     "SeatActivated",
     "SeatAllocated",
     "SeatClosed",

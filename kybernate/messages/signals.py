@@ -22,6 +22,7 @@ def _at_most(most: float) -> AfterValidator:
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 RequestCount = Annotated[int, Field(ge=0), _at_most(MOST_REQUESTS)]
 Seconds = Annotated[float, Field(ge=0), _at_most(MOST_SECONDS)]
+_Count = Annotated[int, Field(ge=0, le=MOST_REQUESTS)]
 Counted = Annotated[int, Field(ge=0), _at_most(2**53)]
 
 
@@ -73,6 +74,27 @@ class NodeTrafficSignal(TrafficSignal):
     subject_template: ClassVar[str] = "kyb.v1.sig.{node}.{source}.{model}"
 
     node: Name
+
+
+class RouterLoad(Message):
+    """All present requests of one router, in one message: what routers show of each other, and decide nothing by.
+
+    Sent every 2 s while there are any, and once without any. It expires like a signal, and replaces the one before.
+    Names of seats by name of their model; the seat "" means that none is chosen.
+    """
+
+    subject_template: ClassVar[str] = "kyb.v1.load.{source}"
+    cloud_event: ClassVar[bool] = False
+
+    source: Name
+    part: Annotated[int, Field(ge=0, lt=100)] = 0
+    """A long one is sent in parts; each replaces the same part of the one before."""
+    waiting: dict[str, dict[str, tuple[_Count, float]]] = Field(default_factory=dict)
+    """How many wait, and how long the oldest has waited in model seconds."""
+    in_flight: dict[str, dict[str, _Count]] = Field(default_factory=dict)
+    relayed: tuple[TrafficSignal, ...] = ()
+    """Levels of gateways that this router received since the message before."""
+    ttl_seconds: Annotated[float, Field(gt=0, le=MOST_TTL_SECONDS)] = 6.0
 
 
 class Presence(Message):

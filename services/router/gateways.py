@@ -18,7 +18,7 @@ from kybernate.clock import Clock
 from kybernate.messages import TrafficSignal
 from services.router.api import RouterError, body_of, json_of, model_of, printable
 from services.router.auth import Caller, Handler, request_cause, sender_of
-from services.router.core.reports import Loads, SignalQuota, addressed
+from services.router.core.reports import SignalQuota, addressed
 from services.router.core.step import Reject
 from services.router.core.tenants import Tokens
 from services.router.core.upstreams import some
@@ -72,10 +72,10 @@ class GatewayApi:
         dispatcher: Dispatcher,
         rejected: Callable[[str], None],
         limits: TenantLimits,
-        loads: Loads,
+        received: Callable[[TrafficSignal], None],
     ) -> None:
         self._settings, self._clock, self._bus, self._dispatcher = settings, clock, bus, dispatcher
-        self._rejected, self._limits, self._loads = rejected, limits, loads
+        self._rejected, self._limits, self._received = rejected, limits, received
         self._quota = SignalQuota(settings.signals_per_second, SIGNAL_LIMIT, settings.signal_sources)
         self._seq = 0
 
@@ -152,7 +152,7 @@ class GatewayApi:
                 signal = self._signal(item, sender, caller)
                 for one in addressed(signal, self._dispatcher.traffic.table.records_of(signal.model, signal.seat)):
                     await self._bus.publish(one)
-                self._loads.add(signal, time.monotonic())
+                self._received(signal)
                 if index % SIGNALS_PER_STEP == SIGNALS_PER_STEP - 1:
                     await asyncio.sleep(0)
             except RouterError as error:

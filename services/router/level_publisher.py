@@ -1,18 +1,20 @@
 """Publishes this router's traffic for each (model, seat) as levels: absolute numbers, not changes.
 
-Within 5 ms of a change from or to zero, within 50 ms of another change, every second while a level is not zero, and a
-last zero. A lost level is replaced by the next one, and a receiver drops it ``ttl_seconds`` after its receipt.
+To managers one by one: within 5 ms of a change from or to zero, within 50 ms of another change, every second while a
+level is not zero, and a last zero. To the other routers all together, every 2 s. A lost level is replaced by the next
+one, and a receiver drops it ``ttl_seconds`` after its receipt.
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
 
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
-from kybernate.messages import TrafficSignal
-from services.router.core.reports import addressed, level_of
+from kybernate.messages import RouterLoad, TrafficSignal
+from services.router.core.reports import RouterLevel, addressed, level_of
 from services.router.core.traffic import Traffic
 
 Key = tuple[str, str | None]
@@ -22,6 +24,10 @@ EDGE_SECONDS = 0.005
 CHANGE_SECONDS = 0.05
 REPEAT_SECONDS = 1.0
 TTL_SECONDS = 3.0
+REPORT_SECONDS = 2.0
+"""All levels together; they expire after three times as long."""
+ROWS, RELAYED = 1000, 500
+"""Levels, and relayed signals, that one message to the other routers has at most: NATS takes a megabyte."""
 
 
 class LevelPublisher:
@@ -35,6 +41,9 @@ class LevelPublisher:
         self._due: dict[Key, float] = {}
         self._published: dict[Key, tuple[int, float]] = {}
         """Arrivals at the last publication, and its time."""
+        self._busy: dict[Key, RouterLevel] = {}
+        """The levels that are not zero, as they were published last."""
+        self._relayed: list[TrafficSignal] = []
         self._changed = asyncio.Event()
         self._next = float("inf")
         # After a restart the sequence must continue above that of the last incarnation.
@@ -47,6 +56,38 @@ class LevelPublisher:
             self._due[model, key] = at
             if at < self._next:
                 self._changed.set()
+
+    def relay(self, signal: TrafficSignal) -> None:
+        """Tell the other routers what a gateway has sent to this one."""
+        self._relayed.append(signal)
+
+    async def report(self) -> NoReturn:
+        """Publish all levels together every two seconds, for the other routers, until cancelled."""
+        parts = 0
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            levels, relayed, last = list(self._busy.items()), self._relayed, parts
+            self._relayed = []
+            parts = max(-(-len(levels) // ROWS), -(-len(relayed) // RELAYED))
+            with contextlib.suppress(BusError):
+                for part in range(max(parts, last)):
+                    some = levels[part * ROWS : (part + 1) * ROWS]
+                    load = self._load(part, some, relayed[part * RELAYED : (part + 1) * RELAYED])
+                    await self._bus.publish(load)
+
+    def _load(
+        self, part: int, levels: Iterable[tuple[Key, RouterLevel]], relayed: Sequence[TrafficSignal]
+    ) -> RouterLoad:
+        waiting: dict[str, dict[str, tuple[int, float]]] = {}
+        in_flight: dict[str, dict[str, int]] = {}
+        for (model, _), level in levels:
+            if level.waiting:
+                age = self._clock.to_model(level.oldest_wait or 0.0)
+                waiting.setdefault(model, {})[level.seat or ""] = level.waiting, age
+            if level.in_flight:
+                in_flight.setdefault(model, {})[level.seat or ""] = level.in_flight
+        fields: dict[str, Any] = {"waiting": waiting, "in_flight": in_flight, "relayed": tuple(relayed)}
+        return RouterLoad(cause=self._source, source=self._source, part=part, ttl_seconds=3 * REPORT_SECONDS, **fields)
 
     async def run(self) -> None:
         """Publish each level when it is due."""
@@ -91,6 +132,10 @@ class LevelPublisher:
         )
         self.on_signal(signal)
         quiet = not level.waiting and not level.in_flight
+        if quiet:
+            self._busy.pop(key, None)
+        else:
+            self._busy[key] = level
         table = self._traffic.table
         upstream = table.upstreams.get(seat_key or "")
         records = table.records_of(model) if seat_key is None else [upstream.record] if upstream is not None else []

@@ -88,8 +88,8 @@ SCHEMAS: dict[str, Json] = {
         levels_since={
             "type": ["number", "null"],
             "description": "Unix seconds: since when this router receives the levels of all sources; null: it does "
-            "not, and `waiting` and `in_flight` count its own requests and the signals sent to it. Routers repeat "
-            "their levels within 1.5 s; what gateways and Prometheus reported to other routers before may be missing.",
+            "not, and `waiting` and `in_flight` count its own requests and the signals sent to it. Routers report "
+            "their levels every 2 s; what gateways and Prometheus reported to other routers before may be missing.",
         },
         next={"type": "string", "description": "The `after` of the next page, if there is one."},
     ),
@@ -257,7 +257,13 @@ def _paths(forwarded: Iterable[str]) -> dict[str, Json]:
     )
     found["/v1/seats"] = {"get": seats}
     found["/v1/why"] = {
-        "get": _operation("why", "Each manager's explanation of its decisions.", {200: "Why"}, scope=view)
+        "get": _operation(
+            "why",
+            "Each manager's explanation of its decisions.",
+            {200: "Why"},
+            query={"node": {"type": "array", "items": _TEXT}},
+            scope=view,
+        )
     }
     for verb in ("activate", "park", "pin", "unpin"):
         command = _operation(verb, f"Order: {verb}.", {202: "Accepted"}, errors=_COMMANDS, scope=admin)

@@ -5,6 +5,7 @@ again answers how far that operation is.
 """
 
 import asyncio
+import json
 import math
 import time
 from collections import deque
@@ -96,24 +97,35 @@ class OperatorApi:
         if not limit.isdecimal() or not 1 <= int(limit) <= 1000:
             raise RouterError(400, "invalid_query", f"limit={limit!r}: write a number from 1 to 1000")
         query = SeatQuery(**given, limit=int(limit))
-        loads = await self._levels.read()
-        body = overview(self._traffic.table, loads, time.monotonic(), self._inventory.gpus, query)
-        return web.json_response(body | {"levels_since": self._levels.since})
+        body, slices = bytearray(), Slices()
+        for piece in overview(
+            self._traffic.table, self._levels.loads, time.monotonic(), self._inventory.machines, query
+        ):
+            body += piece
+            await slices.pause()
+        body += b',"levels_since":%s}' % json.dumps(self._levels.since).encode()
+        return web.Response(body=bytes(body), content_type="application/json", charset="utf-8")
 
-    async def why(self, _: web.Request) -> web.StreamResponse:
-        """Return each manager's explanation of its decisions, or why it is missing."""
-        urls = {record.node: record.manager_url for record in self._records() if record.manager_url}
-        nodes = await asyncio.gather(*(self._why(node, url) for node, url in sorted(urls.items())))
-        return web.json_response({"nodes": nodes})
+    async def why(self, request: web.Request) -> web.StreamResponse:
+        """Return each manager's explanation of its decisions, or why it is missing; ``?node=…``: of these nodes."""
+        known = self._traffic.table.nodes
+        nodes = {node: known[node] for node in request.query.getall("node", known) if node in known}
+        urls = dict[str, str]()
+        for node, seats in sorted(nodes.items()):
+            if url := next((seat.record.manager_url for seat in reversed(seats.values())), ""):
+                urls[node] = url
+        found = await asyncio.gather(*(self._why(node, url) for node, url in urls.items()))
+        body = b'{"nodes":[' + b",".join(found) + b"]}"
+        return web.Response(body=body, content_type="application/json", charset="utf-8")
 
-    async def _why(self, node: str, url: str) -> dict[str, Any]:
+    async def _why(self, node: str, url: str) -> bytes:
         try:
             timeout = aiohttp.ClientTimeout(total=WHY_TIMEOUT_SECONDS)
             async with self._http.get(f"{url}/v1/why", timeout=timeout) as answer:
                 answer.raise_for_status()
-                return {"node": node, **await answer.json()}
+                return json.dumps({"node": node, **await answer.json()}).encode()
         except (aiohttp.ClientError, TimeoutError, ValueError, TypeError) as error:
-            return {"node": node, "unanswered": f"its manager at {url} does not answer: {error!r}"}
+            return json.dumps({"node": node, "unanswered": f"its manager at {url} does not answer: {error!r}"}).encode()
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         """Return all models that the caller may use in OpenAI's list shape, each with its state."""

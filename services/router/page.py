@@ -9,7 +9,7 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,7 +30,7 @@ from services.router.level_watch import LevelWatch
 from services.router.operator_api import VERBS, Event, OperatorApi
 from services.router.plan_view import PlanView
 from services.router.roster_sync import GpuInventory, Slices
-from services.router.token_rates import TokenRates
+from services.router.token_rates import TokenRates, readable
 
 if TYPE_CHECKING:
     from services.router.core.upstreams import Upstream
@@ -53,8 +53,8 @@ MOST_SECONDS = 86_400.0
 READER_BACKLOG = 8
 """Pieces that may wait for one page; a slower page is disconnected and loads everything again."""
 RECENT_EVENTS = 500
-LARGE_BYTES = 256 * 1024
-"""A longer answer is compressed in a thread."""
+PIECE_BYTES = 64 * 1024
+"""Of an answer, sent at a time; compressed in a thread."""
 CHAT_BYTES = 256 * 1024
 """The longest body of a request of the page."""
 _SENT = ("authorization", "content-type", "x-kyb-key", "x-request-id")
@@ -84,7 +84,6 @@ class Page:
         self._events: deque[Event] = deque(maxlen=RECENT_EVENTS)
         self._new: list[Event] = []
         self._while_reading: list[SeatEvent | GroupDecided] | None = None
-        self._rows: dict[str, SeatRecord] = {}
         self._readers: set[asyncio.Queue[bytes | None]] = set()
         self._tokens = TokenRates(http)
         self.plans = PlanView(clock)
@@ -131,20 +130,26 @@ class Page:
         """Sample waiting requests, and send changes to the pages that are open, until cancelled."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            now = time.time()
-            lanes = self._lines.sample(self._waiting(), now)
-            if self._readers:
-                self._levels.keep()
-                piece = b"data: " + _json(self._changes(now, lanes)) + b"\n\n"
-                for reader in list(self._readers):
-                    self._send(reader, piece)
+            now, slices = time.time(), Slices()
+            lanes = self._lines.sample(await self._waiting(slices), now)
+            if not self._readers:
+                self._traffic.table.touched.clear()
+                continue
+            piece = b"data: " + await self._changes(now, lanes, slices) + b"\n\n"
+            for reader in list(self._readers):
+                self._send(reader, piece)
 
     async def read_tokens(self) -> NoReturn:
         """Ask the engines for their tokens while a page is open, until cancelled."""
         while True:
             await asyncio.sleep(TOKENS_SECONDS)
             if self._readers:
-                await self._tokens.read([upstream.record for upstream in self._upstreams()])
+                slices, active = Slices(), dict[str, SeatRecord]()
+                for upstream in self._upstreams():
+                    if readable(upstream.record):
+                        active[upstream.key] = upstream.record
+                    await slices.pause()
+                await self._tokens.read(active)
 
     def stop(self) -> None:
         """End every stream, because the router stops."""
@@ -153,43 +158,47 @@ class Page:
 
     # --- what the page reads ------------------------------------------------------------------------------------------
 
-    async def _state(self, _: web.Request) -> web.StreamResponse:
+    async def _state(self, request: web.Request) -> web.StreamResponse:
         """Everything for the first paint."""
-        await self._levels.read()
-        now = time.time()
-        body = {
+        now, slices = time.time(), Slices()
+        head = {
             "at": now,
             "keys": self._guard.required,
             "plans": self.plans.offered,
             "troubles": self.troubles(),
-            "gpus": [gpu.model_dump(mode="json") for gpu in self._inventory.gpus],
-            "loads": self._load(),
-            "waits": {model: waits for model in self._traffic.table.models if (waits := self._waits.of(model))},
-            "events": [_event(event) for event in self._events],
-            **await self._window(FIRST_SECONDS, now),
+            "loads": await self._load(slices),
+            "waits": await self._waited(self._traffic.table.models, slices),
         }
-        slices, seats = Slices(), list[bytes]()
-        for record in [upstream.record for upstream in self._upstreams()]:  # as they are at one moment
-            seats.append(_json(_row(record, self._clock)))
-            await slices.pause()
-        return _compressed(_json(body)[:-1] + b',"seats":[' + b",".join(seats) + b"]}")
+        lists: dict[str, Iterator[object]] = {
+            "gpus": (gpu.model_dump(mode="json") for gpu in self._inventory.gpus),
+            "events": map(_event, list(self._events)),
+            "seats": (_row(upstream.key, upstream.record, self._clock) for upstream in self._upstreams()),
+        }
+        return await _answer(request, head, lists | await self._window(FIRST_SECONDS, now, head))
 
     async def _past(self, request: web.Request) -> web.StreamResponse:
         """A longer part of the past: ``?seconds=``."""
         seconds = max(0.0, min(MOST_SECONDS, number(request.query, "seconds", FIRST_SECONDS)))
-        return _compressed(_json(await self._window(seconds, time.time())))
+        head: dict[str, object] = {}
+        lists = await self._window(seconds, time.time(), head)
+        return await _answer(request, head, lists)
 
-    async def _window(self, seconds: float, now: float) -> dict[str, Any]:
-        since = now - seconds
+    async def _window(self, seconds: float, now: float, head: dict[str, object]) -> dict[str, Iterator[object]]:
+        """Add what is short to the head, and return the rest."""
+        since, slices = now - seconds, Slices()
         await self._read_back(since)
-        self._timeline.adopt(upstream.record for upstream in self._upstreams())
-        switches = self._timeline.switches.items()
-        return {
-            "since": max(since, self._timeline.since),
-            "blocks": [block.as_json() for block in self._timeline.blocks(since)],
-            "lines": self._lines.lines(since),
-            "switches": {model: {name: getattr(last, name) for name in last.__slots__} for model, last in switches},
-        }
+        for upstream in self._upstreams():
+            self._timeline.adopt(upstream.record)
+            await slices.pause()
+        switches, lines = dict[str, object](), dict[str, object]()
+        for model, last in list(self._timeline.switches.items()):
+            switches[model] = {name: getattr(last, name) for name in last.__slots__}
+            await slices.pause()
+        for lane, line in self._lines.lines(since):
+            lines[lane] = line
+            await slices.pause()
+        head |= {"since": max(since, self._timeline.since), "switches": switches, "lines": lines}
+        return {"blocks": (block.as_json() for block in list(self._timeline.blocks(since)))}
 
     async def _read_back(self, since: float) -> None:
         """Build the timeline from stored events, if it does not reach back to ``since``; one reader at a time."""
@@ -212,7 +221,8 @@ class Page:
         """Changes as server-sent events, once per second."""
         reader: asyncio.Queue[bytes | None] = asyncio.Queue(READER_BACKLOG)
         if not self._readers:
-            self._new, self._rows = [], {upstream.key: upstream.record for upstream in self._upstreams()}
+            self._new = []
+            self._traffic.table.touched.clear()
         self._readers.add(reader)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **HEADERS})
         try:
@@ -226,46 +236,67 @@ class Page:
             self._readers.discard(reader)
         return response
 
-    def _changes(self, now: float, lanes: Mapping[str, int]) -> dict[str, Any]:
+    async def _changes(self, now: float, lanes: Mapping[str, int], slices: Slices) -> bytes:
         """What differs from the piece before."""
-        rows = {upstream.key: upstream.record for upstream in self._upstreams()}
-        changed = [row for key, row in rows.items() if self._rows.get(key) is not row]
-        gone = [key for key in self._rows if key not in rows]
-        events, self._new, self._rows = [_event(event) for event in self._new], [], rows
-        waits = {model: self._waits.of(model) for model in self._waits.changed}
-        self._waits.changed.clear()
-        seats = [_row(row, self._clock) for row in changed]
-        return {"at": now, "events": events, "seats": seats, "gone": gone} | {
-            "loads": self._load(),
-            "waits": waits,
+        table = self._traffic.table
+        touched, table.touched = table.touched, set()
+        events, self._new = self._new, []
+        models, self._waits.changed = self._waits.changed, set()
+        seats, gone = list[bytes](), list[str]()
+        for key in touched:
+            if (upstream := table.upstreams.get(key)) is None:
+                gone.append(key)
+            else:
+                seats.append(_json(_row(key, upstream.record, self._clock)))
+            await slices.pause()
+        head = {
+            "at": now,
+            "events": [_event(event) for event in events],
+            "gone": gone,
+            "loads": await self._load(slices),
+            "waits": await self._waited(models, slices),
             "lanes": lanes,
             "troubles": self.troubles(),
             "tokens": self._tokens.of_model,
         }
+        return _json(head)[:-1] + b',"seats":[' + b",".join(seats) + b"]}"
 
-    def _load(self) -> dict[str, list[float]]:
+    async def _load(self, slices: Slices) -> dict[str, list[float]]:
         """By model: waiting, in flight, and how long the oldest has waited in wall seconds."""
         found: dict[str, list[float]] = {}
-        for model, _, load in self._levels.loads.busy(time.monotonic()):
+        now = time.monotonic()
+        for model, count in self._levels.loads.in_flight(now):
+            if count:
+                found.setdefault(model, [0, 0, 0.0])[1] += count
+            await slices.pause()
+        for model, _, count, oldest in self._levels.loads.waiting(now):
             row = found.setdefault(model, [0, 0, 0.0])
-            row[0] += load.waiting
-            row[1] += load.in_flight
-            row[2] = max(row[2], round(self._clock.to_wall(load.oldest), 1))
+            row[0] += count
+            row[2] = max(row[2], round(self._clock.to_wall(oldest), 1))
+            await slices.pause()
         return found
 
-    def _waiting(self) -> dict[str, int]:
+    async def _waited(self, models: Iterable[str], slices: Slices) -> dict[str, dict[str, float]]:
+        """How long the last requests of these models waited."""
+        found = {}
+        for model in list(models):
+            if waits := self._waits.of(model):
+                found[model] = waits
+            await slices.pause()
+        return found
+
+    async def _waiting(self, slices: Slices) -> dict[str, int]:
         """Waiting requests by lane; those of no seat count for the lane of a seat of their model."""
         found: dict[str, int] = {}
         seats: dict[str, dict[str, SeatRecord]] = {}
-        for model, seat, load in self._levels.loads.busy(time.monotonic()):
-            if not load.waiting:
-                continue
+        for model, seat, count, _ in self._levels.loads.waiting(time.monotonic()):
             if model not in seats:
                 seats[model] = {record.seat: record for record in self._traffic.table.records_of(model)}
             if of := seats[model]:
-                record = of.get(seat or "") or next(reversed(of.values()))
+                record = of.get(seat) or next(reversed(of.values()))
                 lane = f"{record.node}/{record.group or record.home_group}"
-                found[lane] = found.get(lane, 0) + load.waiting
+                found[lane] = found.get(lane, 0) + count
+            await slices.pause()
         return found
 
     def _upstreams(self) -> "list[Upstream]":
@@ -326,10 +357,10 @@ def _event(event: Event) -> dict[str, Any]:
     return {"type": event.kind(), **event.model_dump(mode="json", exclude_defaults=True)}
 
 
-def _row(record: SeatRecord, clock: Clock) -> dict[str, Any]:
+def _row(key: str, record: SeatRecord, clock: Clock) -> dict[str, Any]:
     """What the page shows of a seat; what is empty is left out."""
     fields = {
-        "key": record.key,
+        "key": key,
         "seat": record.seat,
         "node": record.node,
         "state": record.state,
@@ -356,10 +387,25 @@ def _json(body: object) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def _compressed(body: bytes) -> web.Response:
-    headers, kind = HEADERS, "application/json"
-    response = web.Response(body=body, content_type=kind, headers=headers, zlib_executor_size=LARGE_BYTES)
+async def _answer(
+    request: web.Request, head: Mapping[str, object], lists: Mapping[str, Iterator[object]]
+) -> web.StreamResponse:
+    """Answer a JSON object: the lists are made while they are sent."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json", **HEADERS})
     response.enable_compression()
+    await response.prepare(request)
+    slices, piece = Slices(), bytearray(_json(head)[:-1])
+    for name, items in lists.items():
+        piece += b',"%s":[' % name.encode()
+        for place, item in enumerate(items):
+            piece += b"," * bool(place) + _json(item)
+            if len(piece) >= PIECE_BYTES:
+                await response.write(bytes(piece))
+                piece.clear()
+            await slices.pause()
+        piece += b"]"
+    await response.write(bytes(piece) + b"}")
+    await response.write_eof()
     return response
 
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NoReturn
 
 from pydantic import ValidationError
@@ -197,11 +197,17 @@ class GpuInventory:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._rows: dict[str, GpuRecord] = {}
+        self._nodes: dict[str, dict[str, GpuRecord]] = {}
 
     @property
     def gpus(self) -> list[GpuRecord]:
         """All GPUs, by node and index."""
         return sorted(self._rows.values(), key=lambda row: (row.node, row.index, row.gpu))
+
+    @property
+    def machines(self) -> dict[str, Collection[GpuRecord]]:
+        """The GPUs of each node."""
+        return {node: rows.values() for node, rows in self._nodes.items()}
 
     async def watch(self) -> None:
         """Follow the bucket until cancelled; the last rows stay while it cannot be read."""
@@ -210,9 +216,13 @@ class GpuInventory:
 
     def _take(self, entry: Entry) -> None:
         if entry.value is None:
-            self._rows.pop(entry.key, None)
+            if (gone := self._rows.pop(entry.key, None)) is not None:
+                del self._nodes[gone.node][entry.key]
+                if not self._nodes[gone.node]:
+                    del self._nodes[gone.node]
             return
         try:
-            self._rows[entry.key] = GpuRecord.model_validate_json(entry.value)
+            row = GpuRecord.model_validate_json(entry.value)
+            self._rows[entry.key] = self._nodes.setdefault(row.node, {})[entry.key] = row
         except ValidationError as error:
             get_logger().warning("inventory.row_invalid", key=entry.key, error=str(error))

@@ -16,7 +16,7 @@ from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.logs import get_logger
-from kybernate.messages import Presence
+from kybernate.messages import Presence, TrafficSignal
 from services.router import openapi
 from services.router.api import LONGEST_NAME, RouterError, aliases_of, engine_paths
 from services.router.auth import open_auth
@@ -74,8 +74,8 @@ class RunningRouter:
         self.dispatcher = Dispatcher(traffic, bus, http, self.pools)
         self.levels = LevelPublisher(bus, traffic, clock, settings.instance, self._identity.incarnation)
         self.dispatcher.on_level = self.levels.touch
-        self.inventory, self.events, self.loads = GpuInventory(bus), EventLog(bus), Loads()
-        self.level_watch = watch = LevelWatch(bus, self.loads, always=settings.engine_metrics_seconds > 0)
+        self.inventory, self.events, self.loads = GpuInventory(bus), EventLog(bus), Loads(settings.instance)
+        self.level_watch = watch = LevelWatch(bus, self.loads, exact=settings.engine_metrics_seconds > 0)
         self.levels.on_signal = lambda signal: self.loads.add(signal, time.monotonic())
         self.health = health = self._health()
         memory = BodyMemory(settings.held_bytes, settings.caller_bytes)
@@ -103,7 +103,7 @@ class RunningRouter:
         self.calls = Calls(
             settings, clock, self.dispatcher, self.pools, self._metrics, intake, log, self.guard, paths, tenants
         )
-        gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected, tenants, self.loads)
+        gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected, tenants, self._relay)
         operator = OperatorApi(bus, traffic, watch, self.inventory, http, tenants)
         readings = self._metrics.readings
         self.outside = OutsideLoad(settings, bus, http, self.dispatcher, self.loads, tenants.aliases, readings)
@@ -134,6 +134,7 @@ class RunningRouter:
             "read": self.sync.read(),
             "presence": self.sync.presence(),
             "levels": self.levels.run(),
+            "load": self.levels.report(),
             "acks": self.dispatcher.run(),
             "inventory": self.inventory.watch(),
             "page": self.page.run(),
@@ -146,6 +147,11 @@ class RunningRouter:
             "keys": self.guard.watch(),
             **({"certificate": self.certificate.watch()} if self.certificate is not None else {}),
         }
+
+    def _relay(self, signal: TrafficSignal) -> None:
+        """Take a level of a gateway."""
+        self.loads.add(signal, time.monotonic())
+        self.levels.relay(signal)
 
     def _rejected(self, reason: str) -> None:
         self._metrics.rejections.labels(reason).inc()

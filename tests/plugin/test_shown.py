@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 
 from rich.console import Console
 
@@ -22,7 +23,7 @@ WELL = GpuRecord(node="n1", gpu="GPU-2", index=2, groups=("G23",))
 
 def shown(*gpus: GpuRecord) -> str:
     out = io.StringIO()
-    body = overview(UpstreamTable(), Loads(), 0.0, gpus)
+    body = json.loads(b"".join(overview(UpstreamTable(), Loads(), 0.0, {"n1": gpus} if gpus else {})) + b"}")
     Console(file=out, width=200).print(seat_tree(body["seats"], nodes=body["nodes"], now=160.0))
     return out.getvalue()
 

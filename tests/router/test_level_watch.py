@@ -1,17 +1,17 @@
-"""A router receives the levels of other sources while they are few, and otherwise while they are read."""
+"""What a router knows of the requests at others: reported every 2 s, all together; and of gateways at once."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 
 import pytest
 
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
-from kybernate.messages import NodeTrafficSignal
-from services.router import level_watch
-from services.router.core.reports import Loads
-from services.router.level_watch import FEW, LevelWatch
+from kybernate.messages import NodeTrafficSignal, RouterLoad, TrafficSignal
+from services.router import level_publisher
+from services.router.core.reports import MOST_PARTS, Loads
+from services.router.level_watch import LevelWatch
 from services.router.outside_load import Place
 from tests.router.world import world
 from tests.until import until
@@ -22,36 +22,35 @@ def signal(number: int = 0, **more: object) -> NodeTrafficSignal:
     return NodeTrafficSignal.model_validate(fields | {"seq": number} | more)
 
 
+def load(waiting: int, in_flight: int = 0, *, source: str = "router-1", part: int = 0, seat: str = "s1") -> RouterLoad:
+    flying: Mapping[str, Mapping[str, int]] = {"gemma": {seat: in_flight}} if in_flight else {}
+    fields = {"cause": "c", "source": source, "part": part, "in_flight": flying}
+    return RouterLoad.model_validate(fields | {"waiting": {"gemma": {seat: (waiting, 2.0)}} if waiting else {}})
+
+
 class Cluster:
-    """A watch of one router, and the signals of another."""
+    """A watch of one router, and what others publish."""
 
     def __init__(self) -> None:
         self.server = MemoryServer()
         self.bus, self.other = MemoryBus(self.server), MemoryBus(self.server)
         self.server.buses += [self.bus, self.other]
         self.server.notify()
-        self.watch = LevelWatch(self.bus, Loads())
+        self.loads = Loads("router-0")
         self.task: asyncio.Task[None] | None = None
 
-    def start(self, **more: bool) -> None:
-        self.watch = LevelWatch(self.bus, Loads(), **more)
+    async def start(self, *, exact: bool = False) -> None:
+        self.watch = LevelWatch(self.bus, self.loads, exact=exact)
         self.task = asyncio.create_task(self.watch.run())
+        await until(lambda: self.watch.since, what="the watch has begun")
 
     @property
     def waiting(self) -> int:
-        return self.watch.loads.of("gemma", "s1", time.monotonic()).waiting
-
-    async def many(self) -> None:
-        """More signals than a router receives unread."""
-        for number in range(FEW + 1):
-            await self.other.publish(signal(number))
+        return self.loads.of("gemma", "s1", time.monotonic()).waiting
 
 
 @pytest.fixture
-async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
-    monkeypatch.setattr(level_watch, "COMPLETE_SECONDS", 0.1)
-    monkeypatch.setattr(level_watch, "READ_SECONDS", 0.2)
-    monkeypatch.setattr(level_watch, "WINDOW_SECONDS", 60.0)  # a slow machine sends few signals in 4 s
+async def cluster() -> AsyncIterator[Cluster]:
     cluster = Cluster()
     yield cluster
     if cluster.task is not None:
@@ -60,66 +59,89 @@ async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
             await cluster.task
 
 
-async def test_few_signals_are_received_though_none_is_read(cluster: Cluster) -> None:
-    cluster.start()
-    await until(lambda: cluster.watch.since, what="the watch has begun")
-    await cluster.other.publish(signal())
-    await until(lambda: cluster.waiting == 3, what="the level is known")
-    assert await cluster.watch.read() is cluster.watch.loads
+async def test_a_router_receives_what_another_one_has_in_one_message_and_none_of_its_levels(cluster: Cluster) -> None:
+    await cluster.start()
+    await cluster.other.publish(signal(waiting=9))
+    await cluster.other.publish(load(3))
+    await until(lambda: cluster.waiting == 3, what="the load is known")
+    await cluster.other.publish(load(0))
+    await until(lambda: cluster.waiting == 0, what="the last one is forgotten")
 
 
-async def test_many_signals_are_received_only_while_they_are_read(cluster: Cluster) -> None:
-    cluster.start()
-    await until(lambda: cluster.watch.since, what="the watch has begun")
-    await cluster.many()
-    await until(lambda: cluster.watch.since is None, what="the watch has ended")
-    assert not cluster.server.inboxes, "the server delivers no signal to this router"
-
-    reading = asyncio.create_task(cluster.watch.read())
-    await until(lambda: cluster.server.inboxes, what="it receives signals again")
-    await cluster.other.publish(signal(FEW + 1, waiting=7))
-    assert (await reading).of("gemma", "s1", time.monotonic()).waiting == 7
-
-    await cluster.many()
-
-    async def ended() -> bool:
-        await cluster.other.publish(signal(FEW + 2))
-        return cluster.watch.since is None
-
-    await until(ended, what="the first signal after the reading ends the watch again")
-
-
-async def test_a_reader_keeps_many_signals_coming(cluster: Cluster) -> None:
-    cluster.start(always=True)
-    await until(lambda: cluster.watch.since, what="the watch has begun")
-    await cluster.many()
-    await cluster.other.publish(signal(FEW + 1, waiting=7))
-    await until(lambda: cluster.waiting == 7, what="the last level is known")
-    assert cluster.watch.since is not None
-
-
-async def test_it_looks_again_whether_signals_are_few(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(level_watch, "LOOK_SECONDS", 0.05)
-    cluster.start()
-    await until(lambda: cluster.watch.since, what="the watch has begun")
-    await cluster.many()
-    await until(lambda: cluster.watch.since is None, what="the watch has ended")
-    await until(lambda: cluster.watch.since, what="it has looked")
-    await cluster.other.publish(signal(FEW + 1, waiting=7))
+async def test_a_router_that_decides_by_levels_receives_each(cluster: Cluster) -> None:
+    await cluster.start(exact=True)
+    await cluster.other.publish(load(3))
+    await cluster.other.publish(signal(waiting=7))
     await until(lambda: cluster.waiting == 7, what="the level is known")
 
 
-async def test_without_the_bus_a_reader_does_not_wait(cluster: Cluster) -> None:
-    cluster.server.stop()
-    await cluster.watch.read()
-    assert cluster.watch.since is None
+async def test_a_gateway_that_publishes_to_nats_is_known(cluster: Cluster) -> None:
+    await cluster.start()
+    await cluster.other.publish(TrafficSignal(cause="c", source="pod-3", model="gemma", seat="s1", waiting=4))
+    await until(lambda: cluster.waiting == 4, what="the level is known")
+
+
+def test_loads_of_routers_add_up_and_replace_themselves() -> None:
+    loads = Loads("router-0")
+    loads.replace(load(3, 1), 0.0)
+    loads.replace(load(4, source="router-2"), 0.0)
+    loads.replace(load(2, part=1, seat=""), 0.0)
+    loads.replace(load(50, source="router-0"), 0.0)
+    assert loads.of("gemma", "s1", 0.0).waiting == 7, "its own levels are added as they change"
+    assert loads.of("gemma", "s1", 0.0, unassigned=True).waiting == loads.of("gemma", None, 0.0).waiting == 9
+    assert sorted(loads.waiting(0.0)) == [("gemma", "", 2, 2.0), ("gemma", "s1", 3, 2.0), ("gemma", "s1", 4, 2.0)]
+    assert list(loads.in_flight(0.0)) == [("gemma", 1)]
+    loads.replace(load(0), 1.0)
+    assert loads.of("gemma", None, 1.0).waiting == 6
+    assert loads.of("gemma", None, 6.5).waiting == 0, "those that were not repeated have expired"
+    loads.forget(9.0)
+    assert not loads._routers
+
+
+def test_a_level_for_any_node_of_a_router_that_reported_it_counts_once() -> None:
+    loads = Loads("router-0")
+    loads.replace(load(3), 0.0)
+    loads.add(TrafficSignal(cause="c", source="router-1", model="gemma", waiting=3), 0.0)
+    assert loads.of("gemma", None, 0.0).waiting == 3
+
+
+def test_routers_without_end_are_ignored() -> None:
+    loads = Loads("router-0")
+    for number in range(MOST_PARTS + 10):
+        loads.replace(load(1, source=f"router-{number + 1}"), 0.0)
+    assert loads.of("gemma", "s1", 0.0).waiting == MOST_PARTS
+
+
+async def test_a_router_tells_the_others_what_it_has_and_what_gateways_sent_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(level_publisher, "REPORT_SECONDS", 0.05)
+    monkeypatch.setattr(level_publisher, "RELAYED", 1)
+    async with world() as w:
+        await w.seat("s1", "gemma")
+        reported: list[RouterLoad] = []
+        async with w.bus.subscribe(RouterLoad.pattern()) as messages:
+            for source in ("pod-1", "pod-2"):
+                event = {"specversion": "1.0", "id": "e", "source": source, "data": {"model": "gemma", "waiting": 4}}
+                assert (await w.call("POST", "/v1/signals", json=event)).status == 202
+            async for message in messages:
+                assert isinstance(message, RouterLoad)
+                reported.append(message)
+                if sum(len(each.relayed) for each in reported) == 2:
+                    break
+        assert {signal.source for each in reported for signal in each.relayed} == {"pod-1", "pod-2"}
+        assert max(len(each.relayed) for each in reported) == 1
+        other = Loads("router-1")
+        for each in reported:
+            other.replace(each, 0.0)
+        assert other.of("gemma", "s1", 0.0).waiting == 8
 
 
 async def test_levels_that_a_router_publishes_for_others_are_its_own_knowledge(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def many(_: LevelWatch) -> None:
+    async def deaf(_: LevelWatch) -> None:
         await asyncio.Event().wait()  # it is not subscribed
 
-    monkeypatch.setattr(LevelWatch, "run", many)
+    monkeypatch.setattr(LevelWatch, "run", deaf)
     async with world() as w:
         await w.seat("s1", "gemma")
         event = {"specversion": "1.0", "id": "e", "source": "gateway", "data": {"model": "gemma", "waiting": 4}}
@@ -127,25 +149,3 @@ async def test_levels_that_a_router_publishes_for_others_are_its_own_knowledge(m
         assert w.router.loads.of("gemma", "s1", time.monotonic()).waiting == 4
         await w.router.outside._publish(Place("prometheus/*", "gemma"), 5, 60.0)
         assert w.router.loads.of("gemma", None, time.monotonic()).waiting == 9
-
-
-async def test_seats_show_what_waits_at_another_router_while_signals_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(level_watch, "WINDOW_SECONDS", 60.0)
-    async with world() as w:
-        await w.seat("s1", "gemma")
-        await until(lambda: w.router.level_watch.since, what="the watch has begun")
-        for number in range(FEW + 1):
-            await w.bus.publish(signal(number))
-        await until(lambda: w.router.level_watch.since is None, what="the watch has ended")
-
-        async def repeat() -> None:
-            for number in range(FEW + 2, FEW + 600):
-                await w.bus.publish(signal(number, waiting=5))
-                await asyncio.sleep(0.1)
-
-        repeating = asyncio.create_task(repeat())
-        async with w.http.get(f"{w.url}/v1/seats") as answer:
-            body = await answer.json()
-        repeating.cancel()
-        assert [(seat["seat"], seat["waiting"]) for seat in body["seats"]] == [("s1", 5)]
-        assert body["levels_since"] <= time.time()

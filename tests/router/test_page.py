@@ -14,7 +14,9 @@ from kybernate.api_keys import dump, make
 from kybernate.dev.nats_server import free_port
 from kybernate.messages import ParkSeat, SeatActivated, TrafficSignal
 from kybernate.seat import SeatState
+from services.router import page as page_module
 from services.router.page import CHAT_BYTES, RECENT_EVENTS
+from services.router.roster_sync import Slices
 from tests.router.world import NODE, Answered, World, world
 from tests.until import until
 
@@ -110,6 +112,21 @@ async def test_changes_come_as_a_stream():
             assert seats[-1]["key"] == f"{NODE}.s0"
 
 
+async def test_a_piece_costs_the_seats_that_changed(monkeypatch: pytest.MonkeyPatch):
+    async with world() as w:
+        for number in range(20):
+            await w.manager.put(f"s{number}", model="llama")
+        table, encode, shown = w.router.traffic.table, page_module._row, list[str]()
+        await until(lambda: len(table.records_of("llama")) == 20, what="the router knows the seats")
+        table.touched.clear()
+        seat = table.upstreams[f"{NODE}.s3"]
+        table.apply_record(seat.record.model_copy(update={"seq": seat.record.seq + 1, "pinned": True}))
+        monkeypatch.setattr(page_module, "_row", lambda key, *more: shown.append(key) or encode(key, *more))
+        piece = json.loads(await w.router.page._changes(0.0, {}, Slices()))
+        assert ([each["key"] for each in piece["seats"]], piece["gone"]) == ([f"{NODE}.s3"], [])
+        assert shown == [f"{NODE}.s3"]
+
+
 async def test_waiting_requests_count_for_the_lane_of_their_seat_and_each_model_is_read_once(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -124,7 +141,7 @@ async def test_waiting_requests_count_for_the_lane_of_their_seat_and_each_model_
         w.router.loads.add(level.model_copy(update={"model": "gone"}), time.monotonic())
         records_of = table.records_of
         monkeypatch.setattr(table, "records_of", lambda model: read.append(model) or records_of(model))
-        assert w.router.page._waiting() == {f"{NODE}/G{number}": 3 for number in range(4)}
+        assert await w.router.page._waiting(Slices()) == {f"{NODE}/G{number}": 3 for number in range(4)}
         assert sorted(read) == ["gone", "llama"]
 
 

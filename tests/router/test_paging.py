@@ -1,5 +1,6 @@
 """``GET /v1/seats`` of a large cluster: whole nodes, a page at a time, filtered."""
 
+import json
 from typing import Any
 
 import pytest
@@ -25,7 +26,12 @@ def all_rows() -> UpstreamTable:
 
 
 def page(**query: Any) -> dict[str, Any]:
-    return overview(all_rows(), Loads(), 0.0, (), SeatQuery(**query))
+    return read(all_rows(), query=SeatQuery(**query))
+
+
+def read(table: UpstreamTable, **more: Any) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(b"".join(overview(table, Loads(), 0.0, **more)) + b"}")
+    return body
 
 
 def test_pages_have_whole_nodes_and_name_the_next_one() -> None:
@@ -49,9 +55,9 @@ def test_a_node_whose_last_seat_is_dropped_is_on_no_page() -> None:
     table = all_rows()
     first, second = (seat for seat in table.upstreams.values() if seat.record.node == "n07")
     table.drop(first)
-    assert [seat["seat"] for seat in overview(table, Loads(), 0.0)["seats"] if seat["node"] == "n07"] == ["s07-1"]
+    assert [seat["seat"] for seat in read(table)["seats"] if seat["node"] == "n07"] == ["s07-1"]
     table.drop(second)
-    assert "n07" not in [node["node"] for node in overview(table, Loads(), 0.0)["nodes"]]
+    assert "n07" not in [node["node"] for node in read(table)["nodes"]]
 
 
 def test_the_command_line_reads_all_pages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,3 +77,36 @@ def test_an_error_lists_twenty_names_at_most() -> None:
     assert str(caught.value).count("s0") + str(caught.value).count("model/") < 25
     with pytest.raises(SeatNameError, match="and 10 more"):
         resolve("model/m1", ROWS)
+
+
+def test_a_page_looks_at_its_own_seats_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = 0
+
+    def selects(_: SeatQuery, __: SeatRecord) -> bool:
+        nonlocal looked_at
+        looked_at += 1
+        return True
+
+    table, loads = all_rows(), Loads()
+    monkeypatch.setattr(SeatQuery, "selects", selects)
+    dumped, asked = list[str](), list[str | None]()
+    dump, of = SeatRecord.model_dump_json, Loads.of
+    monkeypatch.setattr(SeatRecord, "model_dump_json", lambda self: dumped.append(self.seat) or dump(self))
+    monkeypatch.setattr(Loads, "of", lambda self, *a, **more: asked.append(a[1]) or of(self, *a, **more))
+    pieces = list(overview(table, loads, 0.0, query=SeatQuery(after="n10", limit=4)))
+    assert dumped == ["s11-0", "s11-1", "s12-0", "s12-1"]
+    assert looked_at == 6, "and the next node's, to know that there is one"
+    assert [seat for seat in asked if seat] == dumped
+    assert len(asked) == 6, "a sum for each seat and each model"
+    assert max(piece.count(b'"reported_at"') for piece in pieces) == 1, "other work may come between any two seats"
+
+
+def test_the_table_notes_the_seats_whose_rows_were_replaced() -> None:
+    table, row = all_rows(), ROWS[7]
+    table.touched.clear()
+    table.apply_record(row.model_copy(update={"seq": 1, "pinned": True}))
+    assert table.touched == {row.key}
+    table.apply_record(ROWS[8].model_copy(update={"epoch": -1}))
+    assert table.touched == {row.key}, "an older row replaces none"
+    table.drop(table.upstreams[ROWS[9].key])
+    assert table.touched == {row.key, ROWS[9].key}

@@ -10,7 +10,8 @@ from kybernate.engines import tokens_in
 from kybernate.health import HttpServer
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
-from services.router.token_rates import MOST_BYTES, TokenRates, fetch
+from services.router import token_rates
+from services.router.token_rates import MOST_BYTES, TokenRates, fetch, readable
 
 
 def record(seat: str, model: str, endpoint: str, state: SeatState = SeatState.ACTIVE) -> SeatRecord:
@@ -29,15 +30,37 @@ async def test_rates_of_a_models_seats_add_up_and_engines_without_the_metric_hav
     app.router.add_get("/metrics", metrics)
     async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
         rates = TokenRates(http)
-        seats = [record("s0", "llama", server.url), record("s1", "silent", f"{server.url}/without")]
-        await rates.read([*seats, record("s2", "parked", server.url, SeatState.PARKED)])
+        seats = {"s0": record("s0", "llama", server.url), "s1": record("s1", "silent", f"{server.url}/without")}
+        await rates.read(seats)
         assert rates.of_model == {}  # there is one reading
         await rates.read(seats)
         assert rates.of_model.keys() == {"llama"}
         assert rates.of_model["llama"] > 0
-        assert next(reads) == 2  # the parked engine was not asked
-        await rates.read([])
+        await rates.read({})
         assert rates.of_model == {}
+
+
+def test_only_engines_of_active_seats_are_asked():
+    assert readable(record("s0", "llama", "http://e"))
+    assert not readable(record("s0", "llama", "http://e", SeatState.PARKED))
+    assert not readable(record("s0", "llama", ""))
+
+
+async def test_of_many_engines_each_is_asked_in_its_turn(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    async def metrics(_: aiohttp.ClientSession, url: str) -> bytes:
+        asked.append(url)
+        return b"vllm:generation_tokens_total %d\n" % len(asked)
+
+    monkeypatch.setattr(token_rates, "fetch", metrics)
+    monkeypatch.setattr(token_rates, "MOST_READ", 2)
+    async with aiohttp.ClientSession() as http:
+        rates, seats = TokenRates(http), {f"s{n}": record(f"s{n}", f"m{n}", f"e{n}") for n in range(4)}
+        for _ in range(4):
+            await rates.read(seats)
+        assert sorted(asked) == sorted(2 * [f"e{number}/metrics" for number in range(4)])
+        assert rates.of_model.keys() == {f"m{number}" for number in range(4)}
 
 
 def test_tokens_are_those_generated_by_vllm_sglang_and_llama_cpp():
@@ -64,7 +87,7 @@ async def test_metrics_without_end_and_redirects_are_no_metrics():
     async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
         rates = TokenRates(http)
         for path, paths in (("", ["/metrics"]), ("/other", [])):
-            seats, asked[:] = [record("s0", "llama", f"{server.url}{path}")], []
+            seats, asked[:] = {"s0": record("s0", "llama", f"{server.url}{path}")}, []
             await rates.read(seats)
             await rates.read(seats)
             assert rates.of_model == {}

@@ -8,33 +8,40 @@ import { json, now, store } from "./store.js";
 
 const WHY_SECONDS = 5;
 const MOST_ROWS = 100;
+const MOST_NODES = 20;
 const QUIET = new Set(["active", "idle"]);
 const HOLDING = new Set(["starting", "active", "draining", "parking", "activating", "migrating", "quarantined"]);
 let filter = "";
 let all = false;
+let allNodes = false;
 let asked = 0;
 let stages = new Map();
 let memory = new Map();
 
 export function nodesView(draw) {
-  if (now() - asked > WHY_SECONDS) {
-    asked = now();
-    askWhy().then(draw, () => {});
-  }
   const nodes = new Map();
   const of = (name) => nodes.get(name) || nodes.set(name, { name, seats: [], gpus: [] }).get(name);
   for (const seat of store.seats.values()) of(seat.node).seats.push(seat);
   for (const gpu of store.gpus) of(gpu.node).gpus.push(gpu);
-  const shown = [...nodes.values()].filter((node) => fits(node.name, filter));
-  shown.sort((a, b) => byName(a.name, b.name));
+  const found = [...nodes.values()].filter((node) => fits(node.name, filter));
+  found.sort((a, b) => byName(a.name, b.name));
+  const shown = allNodes ? found : found.slice(0, MOST_NODES);
+  if (now() - asked > WHY_SECONDS) {
+    asked = now();
+    askWhy(allNodes ? [] : shown.map((node) => ["node", node.name])).then(draw, () => {});
+  }
   return html`<h1>Nodes</h1>
     <div class="bar"><label>Filter <input type="search" .value=${filter}
       @input=${(event) => { filter = event.target.value; draw(); }}></label><span>${nodes.size} ${nodes.size === 1 ? "node" : "nodes"}</span></div>
-    ${shown.length ? repeat(shown, (node) => node.name, (node) => nodeSection(node, draw)) : html`<p>No node ${filter ? "has this in its name" : "has a seat or a GPU yet"}.</p>`}`;
+    ${shown.length ? repeat(shown, (node) => node.name, (node) => nodeSection(node, draw)) : html`<p>No node ${filter ? "has this in its name" : "has a seat or a GPU yet"}.</p>`}
+    ${found.length > shown.length
+      ? html`<p><button type="button" @click=${() => { allNodes = true; draw(); }}>Show all ${found.length} nodes</button></p>`
+      : nothing}`;
 }
 
-async function askWhy() {
-  const answer = await json("why");
+// Of these nodes, or of all.
+async function askWhy(wanted) {
+  const answer = await json(`why?${new URLSearchParams(wanted)}`);
   const found = new Map();
   memory = new Map(answer.nodes.map((node) => [node.node, (node.host_memory || {}).available_bytes]));
   for (const node of answer.nodes) {

@@ -1,11 +1,13 @@
 """What a router reports: its own traffic levels, the load of all sources, and the state of the cluster. Pure."""
 
+import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from kybernate.messages import NodeTrafficSignal, TrafficSignal
+from kybernate.messages import NodeTrafficSignal, RouterLoad, TrafficSignal
 from kybernate.roster import GpuRecord, SeatRecord
 from kybernate.seat import SeatState
 from services.router.core.upstreams import RoutedCall, UpstreamTable, some
@@ -122,18 +124,39 @@ class Load:
 
 MOST_LEVELS = 50_000
 """Levels that are kept at a time; those of further sources do not count until some have expired."""
+MOST_PARTS = 1000
+"""Parts of the loads of other routers that are kept at a time, likewise."""
 
 
 class Loads:
-    """The sum of all levels that have not expired. Times are wall seconds of CLOCK_MONOTONIC, taken at receipt."""
+    """The sum of all levels that have not expired. Times are wall seconds of CLOCK_MONOTONIC, taken at receipt.
 
-    def __init__(self) -> None:
+    Another router's levels come together, and are kept as they come: nothing is done for each of them until it is read.
+    """
+
+    def __init__(self, own: str = "") -> None:
+        """``own``: name of this router, whose levels are added one by one as they change."""
+        self._own = own
         self._levels: dict[str, dict[tuple[str, str | None, str], tuple[int, float, Load]]] = {}
         """By model, then by (source, seat, tier)."""
+        self._routers: dict[tuple[str, int], tuple[float, RouterLoad]] = {}
+        """By source and part: the load and when it expires."""
         self.count = 0
+
+    def replace(self, load: RouterLoad, now: float) -> None:
+        """Store what another router has, in place of what it had before."""
+        if load.source == self._own:
+            return
+        key = load.source, load.part
+        if key in self._routers or len(self._routers) < MOST_PARTS:
+            self._routers[key] = now + load.ttl_seconds, load
+        for signal in load.relayed:
+            self.add(signal, now)
 
     def add(self, signal: TrafficSignal, now: float) -> None:
         """Store a level; one whose ``seq`` is lower than that of its source's valid level is out of date."""
+        if (signal.source, 0) in self._routers:
+            return  # a level for any node, of a router that has reported it already
         levels, key = self._levels.get(signal.model, {}), (signal.source, signal.seat, signal.tier)
         known = levels.get(key)
         if known is not None and signal.seq < known[0] and now < known[1]:
@@ -148,6 +171,8 @@ class Loads:
 
     def forget(self, now: float) -> None:
         """Drop the expired levels."""
+        for part in [part for part, (until, _) in self._routers.items() if until <= now]:
+            del self._routers[part]
         for model, levels in list(self._levels.items()):
             for key in [key for key, (_, until, _) in levels.items() if until <= now]:
                 del levels[key]
@@ -155,12 +180,28 @@ class Loads:
             if not levels:
                 del self._levels[model]
 
-    def busy(self, now: float) -> Iterator[tuple[str, str | None, Load]]:
-        """Yield (model, seat or None, load) of each valid level with requests."""
-        for model, levels in self._levels.items():
-            for (_, seat, _), (_, until, load) in levels.items():
-                if now < until and (load.waiting or load.in_flight):
-                    yield model, seat, load
+    def waiting(self, now: float) -> Iterator[tuple[str, str, int, float]]:
+        """Yield (model, seat or "", how many, age of the oldest as in Load) of each valid level with waiting requests;
+        levels may be stored meanwhile."""
+        for model, levels in list(self._levels.items()):
+            for (_, seat, _), (_, until, load) in list(levels.items()):
+                if now < until and load.waiting:
+                    yield model, seat or "", load.waiting, load.oldest
+        for other in self._of_routers(now):
+            for model, seats in other.waiting.items():
+                for seat, (count, oldest) in seats.items():
+                    yield model, seat, count, oldest
+
+    def in_flight(self, now: float) -> Iterator[tuple[str, int]]:
+        """Yield (model, requests in flight) of each valid level with some; a model may come more than once."""
+        for model, levels in list(self._levels.items()):
+            yield model, sum(load.in_flight for _, until, load in levels.values() if now < until)
+        for other in self._of_routers(now):
+            for model, of in other.in_flight.items():
+                yield model, sum(of.values())
+
+    def _of_routers(self, now: float) -> list[RouterLoad]:
+        return [load for until, load in self._routers.values() if now < until]
 
     def sources(self, model: str, seat: str, now: float, *, besides: Collection[str]) -> set[str]:
         """Return who has requests in flight at this seat, ``besides`` these sources."""
@@ -180,7 +221,13 @@ class Loads:
             for (source, at, _), (_, until, load) in self._levels.get(model, {}).items()
             if now < until and source not in besides and (seat in (None, at) or (unassigned and at is None))
         ]
-        return Load(sum(load.waiting for load in loads), sum(load.in_flight for load in loads))
+        waiting, in_flight = sum(load.waiting for load in loads), sum(load.in_flight for load in loads)
+        for until, other in self._routers.values():
+            if now < until and (of := other.waiting.get(model)):
+                waiting += sum(count for at, (count, _) in of.items() if seat in (None, at) or (unassigned and not at))
+            if now < until and (flying := other.in_flight.get(model)):
+                in_flight += sum(n for at, n in flying.items() if seat in (None, at) or (unassigned and not at))
+        return Load(waiting, in_flight)
 
 
 MOST_CALLERS = 10_000
@@ -317,19 +364,18 @@ def overview(
     table: UpstreamTable,
     loads: Loads,
     now: float,
-    gpus: Iterable[GpuRecord] = (),
+    machines: Mapping[str, Iterable[GpuRecord]] = MappingProxyType({}),
     query: SeatQuery | None = None,
-) -> dict[str, Any]:
-    """Return the body of ``GET /v1/seats``: seats with their load, models, nodes with their GPUs, groups and seats.
+) -> Iterator[bytes]:
+    """Yield the JSON of ``GET /v1/seats`` but for its last brace, a seat, model or node at a time, so that other work
+    may come between: seats with their load, models, nodes with their GPUs, groups and seats.
 
-    ``next``, if there is more: the ``after`` of the next page. Only nodes of the page are looked at, with
-    ``state`` also all before them that have no such seat.
+    ``machines``: GPUs by node. ``next``, if there is more: the ``after`` of the next page. Only nodes of the page are
+    looked at, with ``state`` also all before them that have no such seat.
     """
     query = query or SeatQuery()
-    machines: dict[str, list[GpuRecord]] = {}
-    for gpu in gpus:
-        if query.node in ("", gpu.node) and not query.model and not query.state:
-            machines.setdefault(gpu.node, []).append(gpu)
+    if query.model or query.state:
+        machines = {}
     known = {record.node for record in table.records_of(query.model)} if query.model else table.nodes.keys()
     names = sorted(name for name in {*known, *machines} if name > query.after and query.node in ("", name))
     shown: dict[str, list[SeatRecord]] = {}
@@ -337,23 +383,41 @@ def overview(
     more = False
     for name in names:
         of = [seat.record for seat in table.nodes.get(name, {}).values() if query.selects(seat.record)]
+        yield b""
         if not of and name not in machines:
             continue
         if more := len(rows) >= query.limit:
             break
         shown[name] = of
         rows += sorted(of, key=lambda record: (record.group or record.home_group, record.seat))
-    seats = []
-    for row in rows:
-        replicas = table.models[row.model].upstreams if row.model in table.models else ()
-        load = loads.of(row.model, row.seat, now, unassigned=len(replicas) == 1)
-        seats.append({**row.model_dump(mode="json"), "waiting": load.waiting, "in_flight": load.in_flight})
-    return {
-        "seats": seats,
-        "models": [_model(name, of, loads, now) for name, of in _by_model(rows).items()],
-        "nodes": [_node(name, of, machines.get(name, [])) for name, of in shown.items()],
-        **({"next": max(shown)} if more else {}),
-    }
+    yield from _array(b'{"seats":[', (_seat(row, table, loads, now) for row in rows))
+    models = _by_model(rows).items()
+    yield from _array(b',"models":[', (_json(_model(name, found, loads, now)) for name, found in models))
+    nodes = (_json(_node(name, of, sorted(machines.get(name, ()), key=_place))) for name, of in shown.items())
+    yield from _array(b',"nodes":[', nodes)
+    if more:
+        yield b',"next":' + _json(max(shown))
+
+
+def _array(head: bytes, items: Iterable[bytes]) -> Iterator[bytes]:
+    for item in items:
+        yield head + item
+        head = b","
+    yield (b"" if head == b"," else head) + b"]"
+
+
+def _seat(row: SeatRecord, table: UpstreamTable, loads: Loads, now: float) -> bytes:
+    replicas = table.models[row.model].upstreams if row.model in table.models else ()
+    load = loads.of(row.model, row.seat, now, unassigned=len(replicas) == 1)
+    return b'%s,"waiting":%d,"in_flight":%d}' % (row.model_dump_json().encode()[:-1], load.waiting, load.in_flight)
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _place(gpu: GpuRecord) -> tuple[int, str]:
+    return gpu.index, gpu.gpu
 
 
 def _model(name: str, records: list[SeatRecord], loads: Loads, now: float) -> dict[str, Any]:

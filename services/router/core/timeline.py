@@ -6,7 +6,7 @@ its seat changes nothing. Times are unix seconds.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,14 +92,13 @@ class Timeline:
             why = reason, event.cause, event.op, trace_id or "", event.seconds
             self._open[key] = Block(lane, event.seat, event.model, event.state, event.at, None, *why)
 
-    def adopt(self, records: Iterable[SeatRecord]) -> None:
-        """Take what the roster reports of seats without any event."""
-        for record in records:
-            if record.state in HOLDING and record.key not in self._open:
-                lane = f"{record.node}/{record.group or record.home_group}"
-                self._open[record.key] = Block(
-                    lane, record.seat, record.model, record.state, record.since, None, record.reason
-                )
+    def adopt(self, record: SeatRecord) -> None:
+        """Take what the roster reports of a seat, if there is no event of it."""
+        if record.state in HOLDING and record.key not in self._open:
+            lane = f"{record.node}/{record.group or record.home_group}"
+            self._open[record.key] = Block(
+                lane, record.seat, record.model, record.state, record.since, None, record.reason
+            )
 
     @property
     def full(self) -> bool:
@@ -145,14 +144,12 @@ class WaitingLines:
                 changed[lane] = count
         return changed
 
-    def lines(self, since: float) -> dict[str, list[tuple[float, int]]]:
-        """Return the changes of each lane after ``since``, and the last one before it."""
-        found = {}
-        for lane, line in self._lanes.items():
+    def lines(self, since: float) -> Iterator[tuple[str, list[tuple[float, int]]]]:
+        """Yield the changes of each lane after ``since``, and the last one before it; it may be sampled meanwhile."""
+        for lane, line in list(self._lanes.items()):
             first = next((at for at, (time, _) in enumerate(line) if time >= since), len(line))
             if kept := list(line)[max(0, first - 1) :]:
-                found[lane] = kept
-        return found
+                yield lane, kept
 
 
 class Waits:

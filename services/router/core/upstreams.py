@@ -427,6 +427,8 @@ class UpstreamTable:
         self.models: dict[str, Model] = {}
         self.nodes: dict[str, dict[str, Upstream]] = {}
         """By node, then by key: a walk over all upstreams of a large cluster takes milliseconds."""
+        self.touched: set[str] = set()
+        """Keys of seats whose row was replaced or dropped, until a reader takes them."""
 
     def model(self, name: str) -> Model:
         """Return the model of this name, added if it is unknown."""
@@ -453,7 +455,7 @@ class UpstreamTable:
             upstream = _upstream_of(event)
             return None if upstream is None else self._change(upstream, None)
         before = upstream.record
-        return self._change(upstream, before) if upstream.apply_event(event) else None
+        return self._changed(upstream, before, upstream.apply_event(event))
 
     def apply_record(self, record: SeatRecord, *, complete: bool = False, asked: float = -inf) -> Change | None:
         """Apply a row of the roster; None if nothing changed. ``complete``, ``asked``: as in Upstream.apply_record."""
@@ -461,8 +463,7 @@ class UpstreamTable:
         if upstream is None:
             return self._change(Upstream(record, f"roster:{record.key}:{record.epoch}"), None)
         before = upstream.record
-        changed = upstream.apply_record(record, complete=complete, asked=asked)
-        return self._change(upstream, before) if changed else None
+        return self._changed(upstream, before, upstream.apply_record(record, complete=complete, asked=asked))
 
     def drop(self, upstream: Upstream) -> Change:
         """Remove a seat that does not exist any more."""
@@ -496,7 +497,13 @@ class UpstreamTable:
             return some(names)
         return f"{', '.join(names[:MOST_NAMES])} and more: GET /v1/models" if names else "see GET /v1/models"
 
+    def _changed(self, upstream: Upstream, before: SeatRecord, changed: bool) -> Change | None:
+        if upstream.record is not before:
+            self.touched.add(upstream.key)
+        return self._change(upstream, before) if changed else None
+
     def _change(self, upstream: Upstream, before: SeatRecord | None) -> Change:
+        self.touched.add(upstream.key)
         self.upstreams[upstream.key] = upstream
         self.nodes.setdefault(upstream.record.node, {})[upstream.key] = upstream
         upstream.workers = self._workers
