@@ -73,10 +73,12 @@ class Containers:
             if container is None or container.cgroup is None:
                 return []
             return sorted(self._identities(self.cgroups.pids(container.cgroup)), key=lambda who: (who.start, who.pid))
-        if root is None or identify(root.pid, self.cgroups.proc) not in (root, None):
-            return []  # the pid was reused
+        if root is None:
+            return []
         found = tree(root, self.cgroups.proc)
-        return found + [one for one in (group(root.pid, None, self.cgroups.proc) if strays else ()) if one not in found]
+        if not strays or (not found and identify(root.pid, self.cgroups.proc) is not None):  # the pid was reused
+            return found
+        return found + [one for one in group(root.pid, None, self.cgroups.proc) if one not in found]
 
     def own(self, container: SeatContainer, among: Iterable[int]) -> list[ProcessIdentity]:
         """Those of the pids ``among`` that belong to the container."""

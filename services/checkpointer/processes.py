@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from kybernate.cgroups import PROC, pids
+from kybernate.cgroups import PROC, pids, read
 
 _ESTABLISHED = "01"
 
@@ -89,9 +89,9 @@ def thread_names(pid: int, proc: Path = PROC) -> frozenset[str]:
     """Names of its threads; empty if it is gone."""
     names = set()
     with contextlib.suppress(OSError):
-        for thread in (proc / str(pid) / "task").iterdir():
+        for thread in os.listdir(f"{proc}/{pid}/task"):
             with contextlib.suppress(OSError):
-                names.add((thread / "comm").read_text(errors="replace").strip())
+                names.add(read(f"{proc}/{pid}/task/{thread}/comm").strip())
     return frozenset(names)
 
 
@@ -143,8 +143,7 @@ def send(process: ProcessIdentity, signum: signal.Signals) -> bool:
 def _stat(pid: int, proc: Path = PROC) -> list[str] | None:
     """Fields of /proc/<pid>/stat from the state on; None if the process is gone or a zombie."""
     try:
-        with open(f"{proc}/{pid}/stat", errors="replace") as file:  # by far the most frequent read of a switch
-            text = file.read()
+        text = read(f"{proc}/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text.rpartition(")")[2].split()
@@ -154,7 +153,7 @@ def _stat(pid: int, proc: Path = PROC) -> list[str] | None:
 def _children(pid: int, proc: Path = PROC) -> list[int]:
     children: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for thread in (proc / str(pid) / "task").iterdir():
+        for thread in os.listdir(f"{proc}/{pid}/task"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                children += [int(child) for child in (thread / "children").read_text().split()]
+                children += [int(child) for child in read(f"{proc}/{pid}/task/{thread}/children").split()]
     return children

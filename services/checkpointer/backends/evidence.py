@@ -78,7 +78,8 @@ class Discovery:
         uses = usage.uses
         # A pid of the container may have been reused by a process that the driver lists under another seat.
         strangers = {use.pid for use in uses if use.seat not in ("", target.seat, f"process/{use.pid}")}
-        listed = [use.pid for use in uses if use.pid not in {process.pid for process in found}]
+        own = {process.pid for process in found}
+        listed = [pid for pid in dict.fromkeys(use.pid for use in uses) if pid not in own]
         found += self.host.containers.own(container, listed) if listed else []
         members = _classified(
             [one for one in found if one.pid not in strangers and await self._uses_gpu(one, group, uses, known)], uses
@@ -88,7 +89,7 @@ class Discovery:
         if not members:
             raise NoMemberError(f"no process of container {target.container_id} uses a GPU")
         holding = {use.pid for use in uses if use.holds}
-        if all(self.host.freezer.stopped(one.who) and one.who.pid not in holding for one in members):
+        if all(one.who.pid not in holding and self.host.freezer.stopped(one.who) for one in members):
             return await self._parked_without_record(target, group, epoch, container, members, uses)
         target = _with_observed_gpus(target, members, uses)
         seat = SeatProcesses(target=target, group=group, epoch=epoch, root=container.root, members=tuple(members))

@@ -6,7 +6,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kybernate.cgroups import PROC, Cgroup, HiddenProcessesError
+from kybernate.cgroups import PROC, Cgroup, HiddenProcessesError, read
 from kybernate.node.host_memory import open_host_memory
 from services.checkpointer.backends.driver_calls import StepFailedError
 from services.checkpointer.backends.port import SeatProcesses
@@ -101,7 +101,7 @@ class Inspection:
 
     def _text(self, pid: int, name: str) -> str:
         try:
-            return (self.proc / str(pid) / name).read_text(errors="replace")
+            return read(f"{self.proc}/{pid}/{name}")
         except OSError:
             return ""
 
