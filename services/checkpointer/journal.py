@@ -11,22 +11,22 @@ highest epoch by GPU of jobs whose file is removed. One thread writes and anothe
 no event loop and no step.
 """
 
-import asyncio
 import contextlib
 import errno
 import json
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from kybernate import files
 from kybernate.envelope import slug
 from kybernate.logs import get_logger
+from kybernate.work_thread import WorkThread
 from services.checkpointer.backends.port import SeatProcesses
 from services.checkpointer.records import History, JobFile, Record, hung_recently, read_records
 
@@ -37,6 +37,21 @@ STALLED_SECONDS = 5.0
 """Wall seconds after which a disk that does not answer is named."""
 KEPT_JOBS = 200
 """Finished jobs kept on disk for AskJobs; jobs in which a call hung are kept for a day."""
+REMOVED_JOBS = 20
+"""How many more there are before the oldest are removed, which takes two fsyncs and a look at all records."""
+
+
+@dataclass(eq=False, slots=True)
+class _OpenFile:
+    """The file of a job under way, and how much of it is on disk."""
+
+    handle: int
+    written: int = 0
+    """Writes whose fsync was asked for."""
+    synced: int = 0
+    """Those of them that are on disk."""
+    error: Exception | None = None
+    """Why it cannot be fsynced. It stays: the kernel may have dropped what it could not write."""
 
 
 class Journal:
@@ -46,13 +61,12 @@ class Journal:
         self._jobs = folder / "journal"
         self._parked = folder / "parked"
         self._epochs_file = folder / "epochs.json"
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._syncer = ThreadPoolExecutor(1, thread_name_prefix="journal-sync")
-        self._syncing: dict[str, list[asyncio.Future[None]]] = {}
-        """fsyncs under way beside the job, by op."""
-        self._under_way: dict[asyncio.Future[Any], float] = {}
-        """When each write and fsync under way was begun; monotonic seconds."""
-        self._open: dict[str, int] = {}
+        self._writer = WorkThread("journal")
+        self._syncer = WorkThread("journal-sync")
+        self._syncing_since: float | None = None
+        """When the fsync under way beside a job was begun; monotonic seconds."""
+        self._open: dict[str, _OpenFile] = {}
+        """By op; entered and removed by the writer."""
         self._next: int | None = None
         """The file made beforehand; only the writer uses it."""
         self.epochs: dict[str, int] = {}
@@ -64,12 +78,13 @@ class Journal:
         self.history = History()
         """Hangs and failures by seat, derived from the records."""
         self.observe_fsync: Callable[[float], None] = lambda _: None
-        """Called in the writer's thread with the wall seconds of each fsync of a record."""
+        """Called in the thread of the fsync of a record, with its wall seconds."""
 
     @property
     def waiting_seconds(self) -> float:
         """Wall seconds for which the oldest write or fsync under way has waited for the disk; 0: there is none."""
-        return time.monotonic() - min(self._under_way.values()) if self._under_way else 0.0
+        since = [one for one in (self._writer.since, self._syncer.since, self._syncing_since) if one is not None]
+        return time.monotonic() - min(since) if since else 0.0
 
     def stalled(self) -> str | None:
         """Why jobs get no outcome; None while the disk answers."""
@@ -124,17 +139,18 @@ class Journal:
         self.jobs[job.op] = job
         line = job.records[0].line()
 
-        def write() -> int:
+        def write() -> None:
             made, self._next = self._next, None
             if made is None:
-                return _create(job.path, line)
+                self._open[job.op] = _OpenFile(_create(job.path, line))
+                return
             _append(made, line)
             os.rename(self._jobs / NEXT, job.path)
-            return made
+            self._open[job.op] = _OpenFile(made)
+            self._sync_beside(self._open[job.op])
 
-        handle = self._open[job.op] = await self._in_thread(write)
+        await self._writer.do(write)
         job.written_at = time.time()
-        self._sync_beside(job, handle)
 
     async def add(self, job: JobFile, record: Record, *, put_off: bool = False) -> None:
         """Append a record; it and all before it are on disk when this returns.
@@ -142,62 +158,94 @@ class Journal:
         ``put_off``: only written, and fsynced together with the next record; those before it are on disk. It survives a
         kill of the checkpointer. For records next to which no process is touched.
         """
-        await self._synced(job)
-        await self._record(job, record, sync=not put_off)
+        await self._record_after_all(job, record, None if put_off else self._sync)
 
     async def add_step(self, job: JobFile, record: Record) -> None:
         """Append the record of a step; it survives a kill of the checkpointer when this returns, and is fsynced beside
         the step. Raises OSError also for a step before it that could not be fsynced."""
-        pending = self._syncing.setdefault(job.op, [])
-        pending[:] = [one for one in pending if not one.done() or one.result() is not None]
-        self._sync_beside(job, await self._record(job, record, sync=False))
+        self._raise_failed(job)
+        await self._record(job, record, then=self._sync_beside)
 
-    def _sync_beside(self, job: JobFile, handle: int) -> None:
-        self._syncing.setdefault(job.op, []).append(self._begun(self._syncer, lambda: self._sync(handle)))
+    def _sync_beside(self, file: _OpenFile) -> None:
+        """Have what was written to it fsynced, once for all writes before the fsync begins; called by the writer."""
+        file.written += 1
+        self._syncer.put(lambda: self._sync_unsynced(file))
+
+    def _sync_unsynced(self, file: _OpenFile) -> None:
+        written = file.written
+        if file.synced == written or file.error is not None:
+            return
+        self._syncing_since = time.monotonic()
+        try:
+            self._sync(file)
+            file.synced = written
+        except Exception as error:
+            file.error = error
+        self._syncing_since = None
+
+    def _raise_failed(self, job: JobFile) -> None:
+        file = self._open.get(job.op)
+        if file is not None and file.error is not None:
+            raise file.error
 
     async def _synced(self, job: JobFile) -> None:
-        """Wait until the job and all its steps are on disk."""
-        for one in tuple(self._syncing.get(job.op, ())):
-            await one
+        """Wait until the job and all its steps are on disk. Raises OSError."""
+        file = self._open.get(job.op)
+        if file is not None and file.synced != file.written:
+            await self._syncer.do(lambda: None)  # after all that was asked for
+        self._raise_failed(job)
 
-    async def _record(self, job: JobFile, record: Record, *, sync: bool) -> int:
+    async def _record_after_all(self, job: JobFile, record: Record, then: Callable[[_OpenFile], None] | None) -> None:
+        """``_record``, once all records before it are on disk."""
+        await self._synced(job)
+        await self._record(job, record, then=then)
+
+    async def _record(self, job: JobFile, record: Record, *, then: Callable[[_OpenFile], None] | None) -> None:
+        """Append a record, and do ``then`` in the writer's thread."""
         job.records.append(record)
         self.history.add(job, record)
         self._raise_epochs(job.gpus, job.epoch)
 
-        def write() -> int:
+        def write() -> None:
             if job.op not in self._open:
-                self._open[job.op] = _reopen(job.path)
-            handle = self._open[job.op]
-            _append(handle, record.line())
-            if sync:
-                self._sync(handle)
-            return handle
+                self._open[job.op] = _OpenFile(_reopen(job.path))
+            file = self._open[job.op]
+            _append(file.handle, record.line())
+            if then is not None:
+                then(file)
 
-        return await self._in_thread(write)
+        await self._writer.do(write)
 
     async def finish(self, job: JobFile, record: Record) -> None:
-        """Append the last record, and remove the oldest finished jobs beyond KEPT_JOBS."""
-        await self.add(job, record)
+        """Append the last record, close the file, and now and then remove the oldest finished jobs."""
+
+        def close(file: _OpenFile) -> None:
+            self._sync(file)
+            os.close(file.handle)
+            del self._open[job.op]
+
+        await self._record_after_all(job, record, close)
+        if len(self.jobs) >= KEPT_JOBS + REMOVED_JOBS:
+            await self._remove_old()
+        self._writer.put(self._make_next)
+
+    async def _remove_old(self) -> None:
+        """Remove the oldest finished jobs beyond KEPT_JOBS, once they are REMOVED_JOBS."""
         now = time.time()
-        finished = [old for old in self.jobs.values() if old.done and not hung_recently(old, now)]
-        old = finished[: max(0, len(finished) - KEPT_JOBS)]
-        for one in old:
-            del self.jobs[one.op]
+        finished = [job for job in self.jobs.values() if job.done and not hung_recently(job, now)]
+        if len(finished) < KEPT_JOBS + REMOVED_JOBS:
+            return
+        old = finished[: len(finished) - KEPT_JOBS]
+        for job in old:
+            del self.jobs[job.op]
         epochs = json.dumps(self.epochs)
 
-        def close() -> None:
-            os.close(self._open.pop(job.op))
-            if old:
-                files.replace(
-                    self._epochs_file, epochs, durable=True
-                )  # first: a removed job's epoch must not be forgotten
-            for one in old:
-                one.path.unlink(missing_ok=True)
+        def remove() -> None:
+            files.replace(self._epochs_file, epochs, durable=True)  # first: a removed job's epoch must not be forgotten
+            for job in old:
+                job.path.unlink(missing_ok=True)
 
-        await self._in_thread(close)
-        self._syncing.pop(job.op, None)
-        self._writer.submit(self._make_next)
+        await self._writer.do(remove)
 
     def _make_next(self) -> None:
         """Make the next job's file while nothing waits for it; without one the job makes its own."""
@@ -209,31 +257,31 @@ class Journal:
         """Refuse jobs below this epoch on these GPUs from now on, also after a restart."""
         self._raise_epochs(gpus, epoch)
         epochs = json.dumps(self.epochs)
-        await self._in_thread(lambda: files.replace(self._epochs_file, epochs, durable=True))
+        await self._writer.do(lambda: files.replace(self._epochs_file, epochs, durable=True))
 
     async def remember(self, processes: SeatProcesses) -> None:
         """Keep the processes of a parked seat. Not fsynced: they do not survive a crash of the machine either."""
         seat = processes.target.seat
         self.parked[seat] = processes
         text = processes.model_dump_json()
-        await self._in_thread(lambda: files.replace(self._parked_file(seat), text, durable=False))
+        await self._writer.do(lambda: files.replace(self._parked_file(seat), text, durable=False))
 
     async def forget(self, seat: str) -> None:
         """Drop the processes of a seat that is no longer parked."""
         if self.parked.pop(seat, None) is not None:
-            await self._in_thread(lambda: self._parked_file(seat).unlink(missing_ok=True))
+            await self._writer.do(lambda: self._parked_file(seat).unlink(missing_ok=True))
 
     def close(self) -> None:
         """Wait for pending writes and close the files."""
-        self._writer.shutdown(wait=True)
-        self._syncer.shutdown(wait=True)
-        for handle in (*self._open.values(), *([] if self._next is None else [self._next])):
+        self._writer.close()
+        self._syncer.close()
+        for handle in (*(file.handle for file in self._open.values()), *([] if self._next is None else [self._next])):
             os.close(handle)
         self._open.clear()
 
-    def _sync(self, handle: int) -> None:
+    def _sync(self, file: _OpenFile) -> None:
         began = time.perf_counter()
-        os.fdatasync(handle)
+        os.fdatasync(file.handle)
         self.observe_fsync(time.perf_counter() - began)
 
     def _parked_file(self, seat: str) -> Path:
@@ -242,15 +290,6 @@ class Journal:
     def _raise_epochs(self, gpus: tuple[str, ...], epoch: int) -> None:
         for gpu in gpus:
             self.epochs[gpu] = max(epoch, self.epochs.get(gpu, 0))
-
-    async def _in_thread(self, write: Callable[[], R]) -> R:
-        return await self._begun(self._writer, write)
-
-    def _begun(self, thread: ThreadPoolExecutor, work: Callable[[], R]) -> asyncio.Future[R]:
-        done = asyncio.get_running_loop().run_in_executor(thread, work)
-        self._under_way[done] = time.monotonic()
-        done.add_done_callback(self._under_way.pop)
-        return done
 
 
 def _parse(path: Path, read: Callable[[str], R]) -> R | None:

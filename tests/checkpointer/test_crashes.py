@@ -49,12 +49,12 @@ class Watched:
     def wrap(self, monkeypatch: pytest.MonkeyPatch, http: EngineHttp) -> None:
         write, call = self.journal._record, http.call
 
-        async def watched_write(job: JobFile, record: Record, *, sync: bool) -> int:
+        async def watched_write(job: JobFile, record: Record, **rest: Any) -> None:
             if record.kind == "end":
                 self.written = record.progress
             await self.at(record.kind)
             await self.at(record.step or record.kind)
-            return await write(job, record, sync=sync)
+            await write(job, record, **rest)
 
         async def watched_call(seat: Any, method: str, path: str, **rest: Any) -> Any:
             changes = method == "POST" and path.startswith((*CALLS, "/sleep", "/release_memory_", "/resume_memory_"))

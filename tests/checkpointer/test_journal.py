@@ -35,6 +35,7 @@ def opened(folder: Path) -> Journal:
 
 async def test_old_jobs_are_removed_and_their_epochs_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "KEPT_JOBS", 3)
+    monkeypatch.setattr(journal_module, "REMOVED_JOBS", 2)
     journal = opened(tmp_path)
     for epoch in range(1, 8):
         one = job(epoch)
@@ -53,6 +54,7 @@ async def test_old_jobs_are_removed_and_their_epochs_kept(tmp_path: Path, monkey
 
 async def test_a_job_in_which_a_call_hung_is_kept_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "KEPT_JOBS", 1)
+    monkeypatch.setattr(journal_module, "REMOVED_JOBS", 1)
     journal, now = opened(tmp_path), time.time()
     for epoch, hung_at in ((1, now - 2 * REMEMBERED_SECONDS), (2, now - 60), (3, None), (4, None)):
         one = job(epoch)
@@ -199,16 +201,18 @@ async def test_a_step_is_written_at_once_and_on_disk_before_its_half_has_an_outc
 
     monkeypatch.setattr(os, "fdatasync", sync)
     await journal.add_step(one, Record(kind="step", step="lock"))
+    await until(lambda: journal._syncing_since is not None, what="the fsync has begun")
     await journal.add_step(one, Record(kind="step", step="checkpoint"))
+    await journal.add_step(one, Record(kind="step", step="evidence"))
     steps = [record.step for record in opened(tmp_path).jobs["op-1"].records]
-    assert steps == [None, "lock", "checkpoint"], "a kill loses nothing, though the disk is slow"
+    assert steps == [None, "lock", "checkpoint", "evidence"], "a kill loses nothing, though the disk is slow"
     written = one.path.stat().st_size
     end = asyncio.create_task(journal.add(one, Record(kind="end", half="park", seat="s00"), put_off=True))
     await asyncio.sleep(0.05)
     assert one.path.stat().st_size == written, "the outcome waits for the disk"
     disk.set()
     await end
-    assert synced == [written, written]
+    assert synced == [written, written], "one fsync for all that was written during another one"
     journal.close()
 
 
@@ -224,7 +228,7 @@ async def test_a_step_that_could_not_be_synced_ends_the_job_at_the_next_record(
     await journal._synced(one)
     monkeypatch.setattr(os, "fdatasync", broken)
     await journal.add_step(one, Record(kind="step", step="lock"))
-    await until(lambda: journal._syncing[one.op][0].done(), what="the disk has answered")
+    await until(lambda: journal._open[one.op].error is not None, what="the disk has answered")
     with pytest.raises(OSError, match="Input/output error"):
         await journal.add_step(one, Record(kind="step", step="checkpoint"))
     with pytest.raises(OSError, match="Input/output error"):

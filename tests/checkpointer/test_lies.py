@@ -351,11 +351,11 @@ async def test_a_checkpointer_that_is_killed_in_a_half_finishes_or_undoes_it(
                     await seat.promise(await seat.half("park"))
             stopped, write = set(), Journal._record
 
-            async def stop(self: Journal, job: JobFile, record: Record, **rest: bool) -> int:
+            async def stop(self: Journal, job: JobFile, record: Record, **rest: Any) -> None:
                 if record.kind == "end" if moment == "at the end" else record.step in ("sleep", "wake"):
                     stopped.add(id(job))
                     await asyncio.Event().wait()
-                return await write(self, job, record, **rest)
+                await write(self, job, record, **rest)
 
             monkeypatch.setattr(Journal, "_record", stop)
             ops = []

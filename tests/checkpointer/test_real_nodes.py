@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -182,11 +183,11 @@ async def test_b10_a_process_that_a_restore_has_spent_is_ended_by_the_replay_of_
             assert (await park(it, engine)).outcome == "parked"
             stopped, write = asyncio.Event(), Journal._record
 
-            async def stop_at_the_kill(self: Journal, job: JobFile, record: Record, **rest: bool) -> int:
+            async def stop_at_the_kill(self: Journal, job: JobFile, record: Record, **rest: Any) -> None:
                 if record.step in ("lock", "checkpoint", "kill"):
                     stopped.set()
                     await asyncio.Event().wait()
-                return await write(self, job, record, **rest)
+                await write(self, job, record, **rest)
 
             monkeypatch.setattr(Journal, "_record", stop_at_the_kill)
             await here.inject("oom")

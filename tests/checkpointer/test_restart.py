@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -85,11 +86,11 @@ async def test_a_crash_at_the_kill_ends_in_the_same_park(monkeypatch: pytest.Mon
             engine = await here.engine("s00", backend="restart")
             stopped, write = asyncio.Event(), Journal._record
 
-            async def stop(self: Journal, job: JobFile, record: Record, **rest: bool) -> int:
+            async def stop(self: Journal, job: JobFile, record: Record, **rest: Any) -> None:
                 if record.kind == "end" if killed else record.step == "kill":
                     stopped.set()
                     await asyncio.Event().wait()
-                return await write(self, job, record, **rest)
+                await write(self, job, record, **rest)
 
             monkeypatch.setattr(Journal, "_record", stop)
             op = await it.begin(park=(engine.target,))

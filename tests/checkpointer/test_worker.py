@@ -143,10 +143,10 @@ async def test_ask_jobs_with_an_epoch_fences_off_jobs_of_an_earlier_manager() ->
 async def test_one_job_at_a_time_on_a_gpu_and_several_on_several(monkeypatch: pytest.MonkeyPatch) -> None:
     go_on, write = asyncio.Event(), Journal._record
 
-    async def wait_at_the_freeze(self: Journal, job: JobFile, record: Record, **rest: bool) -> int:
+    async def wait_at_the_freeze(self: Journal, job: JobFile, record: Record, **rest: Any) -> None:
         if record.step == "freeze":
             await go_on.wait()
-        return await write(self, job, record, **rest)
+        await write(self, job, record, **rest)
 
     monkeypatch.setattr(Journal, "_record", wait_at_the_freeze)
     async with node() as here, checkpointer(here) as it:
