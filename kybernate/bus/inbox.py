@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Self, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from kybernate.bus.port import NoAnswerError
 from kybernate.envelope import Message, MessageError, Pattern, decode
 from kybernate.logs import get_logger
 
 T = TypeVar("T")
+R = TypeVar("R", bound=BaseModel)
 
 LIMIT = 65_536
 """Messages queued in one subscription; further ones are dropped and counted."""
@@ -48,6 +50,23 @@ class Inbox(Generic[T]):
             self._queue.put_nowait(_END)
             raise StopAsyncIteration
         return item  # type: ignore[return-value]
+
+
+class Troubles:
+    """Tolerated failures by kind, counted and logged."""
+
+    def __init__(self, *kinds: str) -> None:
+        self.counts = dict.fromkeys(kinds, 0)
+
+    def count(self, kind: str, event: str, **data: object) -> None:
+        """Count a failure, and log it at 1, 2, 4, 8 …: a flood must not flood the log."""
+        self.counts[kind] = number = self.counts[kind] + 1
+        if number & (number - 1) == 0:
+            get_logger().warning(event, **data, **{kind: number})
+
+    def drop(self, subject: str) -> None:
+        """Count a message that was dropped because its reader is too slow."""
+        self.count("dropped", "message.dropped", subject=subject, limit=LIMIT)
 
 
 def merged(patterns: Iterable[Pattern[Message]]) -> list[str]:
@@ -92,6 +111,14 @@ async def answer(
         get_logger().error("request.failed", subject=subject, cause=message.cause, error=repr(error), exc_info=error)
         return None
     return reply.model_dump_json(exclude_none=True).encode()
+
+
+def read_answer(subject: str, data: bytes, reply: type[R]) -> R:
+    """Decode the answer to a request. Raises NoAnswerError."""
+    try:
+        return reply.model_validate_json(data)
+    except ValidationError as error:
+        raise NoAnswerError(f"{subject}: the answer is no {reply.__name__}: {error}") from error
 
 
 @asynccontextmanager

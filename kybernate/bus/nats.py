@@ -14,14 +14,14 @@ import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from kybernate.bus.credentials import ANY_INBOX, NO_CREDENTIALS, Credentials
-from kybernate.bus.inbox import Inbox, answer, beside, merged, read
+from kybernate.bus.inbox import Inbox, answer, beside, merged, read, read_answer
 from kybernate.bus.nats_bucket import NatsBucket
 from kybernate.bus.nats_connection import NatsConnection
 from kybernate.bus.nats_link import failures
-from kybernate.bus.port import ALL_EVENTS, EVENTS, REQUESTS, Bucket, BusError, NoAnswerError
+from kybernate.bus.port import ALL_EVENTS, EVENTS, REQUESTS, Bucket, BusError
 from kybernate.envelope import Message, Pattern
 from kybernate.logs import get_logger
 from kybernate.messages.events import RequestEnded
@@ -74,10 +74,7 @@ class NatsBus(NatsConnection):
                 timeout=timeout + 1,  # only for nats-py to clean up: call() has the deadline
                 headers=message.headers(self._source) or None,
             )
-        try:
-            return reply.model_validate_json(answered.data)
-        except ValidationError as error:
-            raise NoAnswerError(f"{message.subject}: the answer is no {reply.__name__}: {error}") from error
+        return read_answer(message.subject, answered.data, reply)
 
     @asynccontextmanager
     async def subscribe(self, *patterns: Pattern[Message]) -> AsyncIterator[AsyncIterator[Message]]:

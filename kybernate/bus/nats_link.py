@@ -10,7 +10,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from kybernate.bus.credentials import Credentials
-from kybernate.bus.inbox import LIMIT
+from kybernate.bus.inbox import Troubles
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
 from kybernate.logs import get_logger
 
@@ -195,19 +195,19 @@ def failures(what: str) -> Iterator[None]:
         raise BusError(f"{what}: {error}") from error
 
 
-class LinkErrors:
+class LinkErrors(Troubles):
     """The errors of one bus: logs each once with its remedy, counts, and decides whether they are final.
 
     ``place`` is the server without credentials, for texts.
     """
 
     def __init__(self, place: str, credentials: Credentials) -> None:
+        # Messages lost because a reader of this process was too slow; requests without an inbox for the answer; reads
+        # of a bucket that missed keys (each was repeated).
+        super().__init__("dropped", "ignored", "incomplete")
         self._place, self._credentials = place, credentials
         self.last = ""
         """The last error; empty after a successful connection."""
-        self.counts = {"dropped": 0, "ignored": 0, "incomplete": 0}
-        """Messages lost because a reader of this process was too slow; requests without an inbox for the answer; reads
-        of a bucket that missed keys (each was repeated)."""
         self._logged: set[str] = set()
         self.end: BusError | None = None
         """Why reconnecting is useless; None while it is not."""
@@ -241,16 +241,6 @@ class LinkErrors:
         elif text != self.last:
             self.last = text
             get_logger().warning("bus.error", server=self._place, error=text)
-
-    def drop(self, subject: str) -> None:
-        """Count a message that was dropped because its reader is too slow."""
-        self.count("dropped", "message.dropped", subject=subject, limit=LIMIT)
-
-    def count(self, kind: str, event: str, **data: object) -> None:
-        """Count a tolerated failure, and log it at 1, 2, 4, 8 …: a flood must not flood the log."""
-        self.counts[kind] = number = self.counts[kind] + 1
-        if number & (number - 1) == 0:
-            get_logger().warning(event, **data, **{kind: number})
 
     def _refuse(self, reason: str) -> None:
         mine = self._credentials

@@ -1,6 +1,7 @@
-"""The protocol of a bus: ``NatsBus`` in production, ``MemoryBus`` in tests. No I/O here.
+"""The protocols of the buses: ``NatsBus`` and, between manager and checkpointer of a node, ``NodeSocket`` in
+production, ``MemoryBus`` in tests. No I/O here.
 
-Rules that both keep (one contract test holds them to it):
+Rules that all keep (one contract test holds them to it):
 
 * ``publish`` raises BusDownError at once while the connection is away; nothing is buffered and sent later.
 * A time-out of ``request`` or of a bucket write means *unknown*, never *not done*.
@@ -84,8 +85,8 @@ class Bucket(Protocol):
         ...
 
 
-class Bus(Protocol):
-    """Messages, requests and buckets."""
+class NodeBus(Protocol):
+    """Messages and requests: what manager and checkpointer of a node need."""
 
     @property
     def connected(self) -> bool:
@@ -101,23 +102,13 @@ class Bus(Protocol):
         """Wait until ``connected``. Returns at once when it is."""
         ...
 
-    async def closed(self) -> None:
-        """Wait for ever, or raise BusError when the connection cannot come back (refused credentials).
-
-        Every service runs it as a job, so that such an end ends the process.
-        """
-        ...
-
     def on_change(self, callback: Callable[[bool], None]) -> None:
-        """Call ``callback(connected)`` at each loss and each return of the connection. It must not raise or block."""
+        """Call ``callback(connected)`` at each loss and each return of the connection, on the node bus also when a
+        further peer connects. It must not raise or block."""
         ...
 
     async def publish(self, message: Message) -> None:
         """Send to all subscribers. Events (``kyb.v1.evt``) and audit records are also kept by the stream."""
-        ...
-
-    async def flush(self, timeout: float = 2.0) -> None:
-        """Wait until the server has processed everything published before. Raises NoAnswerError or BusDownError."""
         ...
 
     async def request(self, message: Message, reply: type[R], *, timeout: float) -> R:
@@ -135,6 +126,21 @@ class Bus(Protocol):
 
         A request whose handler raises gets no answer; the error is logged, and other requests are served on.
         """
+        ...
+
+
+class Bus(NodeBus, Protocol):
+    """The bus of a cluster: also history and buckets."""
+
+    async def closed(self) -> None:
+        """Wait for ever, or raise BusError when the connection cannot come back (refused credentials).
+
+        Every service runs it as a job, so that such an end ends the process.
+        """
+        ...
+
+    async def flush(self, timeout: float = 2.0) -> None:
+        """Wait until the server has processed everything published before. Raises NoAnswerError or BusDownError."""
         ...
 
     def replay(

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from kybernate.bus.inbox import Inbox, answer, beside, read
+from kybernate.bus.inbox import Inbox, answer, beside, read, read_answer
 from kybernate.bus.port import (
     ALL_EVENTS,
     BUCKETS,
@@ -182,10 +182,7 @@ class MemoryBus:
             why = "the connection was lost" if self._lost.is_set() else f"no answer within {timeout:g} s"
             answered.cancel()
             raise NoAnswerError(f"{subject}: {why}; it may have been done or not")
-        try:
-            return reply.model_validate_json(answered.result())
-        except ValidationError as error:
-            raise NoAnswerError(f"{subject}: the answer is no {reply.__name__}: {error}") from error
+        return read_answer(subject, answered.result(), reply)
 
     @asynccontextmanager
     async def subscribe(self, *patterns: Pattern[Message]) -> AsyncIterator[AsyncIterator[Message]]:

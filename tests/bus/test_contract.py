@@ -1,6 +1,7 @@
-"""What every bus does, in memory and over NATS."""
+"""What every bus does: in memory and over NATS, and messages and requests also over the socket of a node."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from kybernate.messages import (
     TrafficSignal,
 )
 from kybernate.seat import SeatState
-from tests.bus.worlds import MemoryWorld, NatsWorld, World, nats_world, within
+from tests.bus.worlds import MemoryWorld, NatsWorld, Pair, World, nats_world, pair_of, socket_pair, within
 from tests.until import until
 
 SEATS = "kyb_seats"
@@ -36,6 +37,19 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         return
     async with nats_world(tmp_path / "nats") as real:
         yield real
+
+
+@pytest.fixture(params=["memory", "nats", "socket", "socket-back"])
+async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
+    """Two ends of one bus. ``socket``: the near one connects to the far one; ``socket-back``: the other way round."""
+    if request.param.startswith("socket"):
+        async with socket_pair(tmp_path / "bus.sock", back=request.param.endswith("back")) as ends:
+            yield ends
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        memory = request.param == "memory"
+        world = MemoryWorld() if memory else await stack.enter_async_context(nats_world(tmp_path / "nats"))
+        yield await stack.enter_async_context(pair_of(world))
 
 
 def activated(n: int) -> SeatActivated:
@@ -61,82 +75,82 @@ async def snapshot(entries: AsyncIterator[Entry | None]) -> list[Entry]:
     return found
 
 
-async def test_messages_arrive_in_the_order_in_which_they_were_sent(world: World) -> None:
-    async with world.client() as sender, world.client() as reader, reader.subscribe(TrafficSignal.pattern()) as got:
+async def test_messages_arrive_in_the_order_in_which_they_were_sent(pair: Pair) -> None:
+    async with pair.far.subscribe(TrafficSignal.pattern()) as got:
         for n in range(500):
-            await sender.publish(signal(n))
+            await pair.near.publish(signal(n))
         messages = await take(got, 500)
     assert [m.seq for m in messages if isinstance(m, TrafficSignal)] == list(range(500))
     assert messages[0] == signal(0).model_copy(update={"id": messages[0].id, "at": messages[0].at})
 
 
-async def test_the_order_holds_between_kinds_of_one_subscription(world: World) -> None:
+async def test_the_order_holds_between_kinds_of_one_subscription(pair: Pair) -> None:
     kinds = (SeatClosed, SeatEvicted, SeatParked)
-    async with world.client() as bus, bus.subscribe(*(kind.pattern() for kind in kinds)) as got:
+    async with pair.far.subscribe(*(kind.pattern() for kind in kinds)) as got:
         for n in range(300):
-            await bus.publish(activated(n))  # not asked for
-            await bus.publish(kinds[n * n % 3](cause="test", node="n1", seat="s1", state=SeatState.PARKING, epoch=n))
+            await pair.near.publish(activated(n))  # not asked for
+            await pair.near.publish(
+                kinds[n * n % 3](cause="test", node="n1", seat="s1", state=SeatState.PARKING, epoch=n)
+            )
         messages = await take(got, 300)
     assert [m.epoch for m in messages if isinstance(m, SeatEvent)] == list(range(300))
 
 
-async def test_overlapping_patterns_bring_a_message_once(world: World) -> None:
-    async with world.client() as bus, bus.subscribe(SeatEvent.pattern(), SeatActivated.pattern(seat="s1")) as got:
-        await bus.publish(activated(1))
-        await bus.publish(activated(2))
+async def test_overlapping_patterns_bring_a_message_once(pair: Pair) -> None:
+    async with pair.far.subscribe(SeatEvent.pattern(), SeatActivated.pattern(seat="s1")) as got:
+        await pair.near.publish(activated(1))
+        await pair.near.publish(activated(2))
         assert [m.epoch for m in await take(got, 2) if isinstance(m, SeatEvent)] == [1, 2]
 
 
-async def test_a_subscription_brings_nothing_from_before(world: World) -> None:
-    async with world.client() as bus:
-        await bus.publish(activated(1))
-        await bus.flush()
-        async with bus.subscribe(SeatEvent.pattern()) as got:
-            await bus.publish(activated(2))
-            (message,) = await take(got, 1)
+async def test_a_subscription_brings_nothing_from_before(pair: Pair) -> None:
+    await pair.near.publish(activated(1))
+    with pytest.raises(NoAnswerError):  # a round trip
+        await pair.near.request(ParkSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=5)
+    async with pair.far.subscribe(SeatEvent.pattern()) as got:
+        await pair.near.publish(activated(2))
+        (message,) = await take(got, 1)
     assert isinstance(message, SeatActivated)
     assert message.epoch == 2
 
 
-async def test_a_subscription_ends_with_its_context(world: World) -> None:
-    async with world.client() as bus:
-        async with bus.subscribe(SeatEvent.pattern()) as got:
-            pass
-        assert [m async for m in got] == []
+async def test_a_subscription_ends_with_its_context(pair: Pair) -> None:
+    async with pair.far.subscribe(SeatEvent.pattern()) as got:
+        pass
+    assert [m async for m in got] == []
 
 
-async def test_a_message_that_cannot_be_read_is_skipped(world: World) -> None:
-    async with world.client() as bus, bus.subscribe(SeatEvent.pattern()) as got:
-        await world.inject("kyb.v1.evt.n1.s1.activated", b"{not json")
-        await world.inject("kyb.v1.evt.n1.s1.activated", b'{"cause": "x"}')
-        await world.inject("kyb.v1.evt.n1.s1.unheard-of", b"{}")
-        await bus.publish(activated(7))
+async def test_a_message_that_cannot_be_read_is_skipped(pair: Pair) -> None:
+    async with pair.far.subscribe(SeatEvent.pattern()) as got:
+        await pair.inject("kyb.v1.evt.n1.s1.activated", b"{not json")
+        await pair.inject("kyb.v1.evt.n1.s1.activated", b'{"cause": "x"}')
+        await pair.inject("kyb.v1.evt.n1.s1.unheard-of", b"{}")
+        await pair.near.publish(activated(7))
         (message,) = await take(got, 1)
     assert isinstance(message, SeatActivated)
     assert message.epoch == 7
 
 
-async def test_unknown_fields_are_ignored(world: World) -> None:
+async def test_unknown_fields_are_ignored(pair: Pair) -> None:
     body = activated(3).body()[:-1] + b',"from_the_future": 1}'
-    async with world.client() as bus, bus.subscribe(SeatEvent.pattern()) as got:
-        await world.inject("kyb.v1.evt.n1.s1.activated", body)
+    async with pair.far.subscribe(SeatEvent.pattern()) as got:
+        await pair.inject("kyb.v1.evt.n1.s1.activated", body)
         (message,) = await take(got, 1)
     assert isinstance(message, SeatActivated)
     assert message.epoch == 3
 
 
-async def test_a_request_is_answered_by_the_one_who_serves_it(world: World) -> None:
-    async with world.client() as asker, world.client() as server:
-        async with server.serve(ActivateSeat.pattern(node="n1"), accept):
-            command = ActivateSeat(cause="test", node="n1", seat="s1")
-            assert (await asker.request(command, CommandReply, timeout=5)).op == "op1"
-            with pytest.raises(NoAnswerError, match="no service handles"):
-                await asker.request(ParkSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=5)
+async def test_a_request_is_answered_by_the_one_who_serves_it(pair: Pair) -> None:
+    async with pair.far.serve(ActivateSeat.pattern(node="n1"), accept):
+        command = ActivateSeat(cause="test", node="n1", seat="s1")
+        assert (await pair.near.request(command, CommandReply, timeout=5)).op == "op1"
         with pytest.raises(NoAnswerError, match="no service handles"):
-            await asker.request(command, CommandReply, timeout=5)
+            await pair.near.request(ParkSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=5)
+    with pytest.raises(NoAnswerError, match="no service handles"):
+        await pair.near.request(command, CommandReply, timeout=5)
 
 
-async def test_a_handler_takes_one_request_at_a_time(world: World) -> None:
+async def test_a_handler_takes_one_request_at_a_time(pair: Pair) -> None:
     running, most = 0, 0
 
     async def count(_: Message) -> CommandReply:
@@ -147,13 +161,13 @@ async def test_a_handler_takes_one_request_at_a_time(world: World) -> None:
         running -= 1
         return CommandReply(accepted=True)
 
-    async with world.client() as bus, bus.serve(ActivateSeat.pattern(), count):
+    async with pair.far.serve(ActivateSeat.pattern(), count):
         command = ActivateSeat(cause="test", node="n1", seat="s1")
-        await asyncio.gather(*(bus.request(command, CommandReply, timeout=5) for _ in range(5)))
+        await asyncio.gather(*(pair.near.request(command, CommandReply, timeout=5) for _ in range(5)))
     assert most == 1
 
 
-async def test_a_request_without_an_answer_in_time_has_an_unknown_outcome(world: World) -> None:
+async def test_a_request_without_an_answer_in_time_has_an_unknown_outcome(pair: Pair) -> None:
     asked = asyncio.Event()
 
     async def never(_: Message) -> CommandReply:
@@ -161,45 +175,44 @@ async def test_a_request_without_an_answer_in_time_has_an_unknown_outcome(world:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with world.client() as bus, bus.serve(ActivateSeat.pattern(), never):
+    async with pair.far.serve(ActivateSeat.pattern(), never):
         with pytest.raises(NoAnswerError, match="may have been done or not"):
-            await bus.request(ActivateSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=0.2)
+            await pair.near.request(ActivateSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=0.2)
     assert asked.is_set()
 
 
-async def test_a_handler_that_raises_ends_no_other_request(world: World) -> None:
+async def test_a_handler_that_raises_ends_no_other_request(pair: Pair) -> None:
     async def moody(message: Message) -> CommandReply:
         assert isinstance(message, ActivateSeat)
         if message.seat == "bad":
             raise RuntimeError("a bug")
         return CommandReply(accepted=True)
 
-    async with world.client() as bus, bus.serve(ActivateSeat.pattern(), moody):
+    async with pair.far.serve(ActivateSeat.pattern(), moody):
         with pytest.raises(NoAnswerError):
-            await bus.request(ActivateSeat(cause="test", node="n1", seat="bad"), CommandReply, timeout=0.2)
-        await world.inject("kyb.v1.cmd.n1.s1.activate", b"no json")
+            await pair.near.request(ActivateSeat(cause="test", node="n1", seat="bad"), CommandReply, timeout=0.2)
+        await pair.inject("kyb.v1.cmd.n1.s1.activate", b"no json")
         good = ActivateSeat(cause="test", node="n1", seat="good")
-        assert (await bus.request(good, CommandReply, timeout=5)).accepted
+        assert (await pair.near.request(good, CommandReply, timeout=5)).accepted
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_service_that_no_longer_answers_ends_instead_of_staying_silent(world: World, cancelled: bool) -> None:
+async def test_a_service_that_no_longer_answers_ends_instead_of_staying_silent(pair: Pair, cancelled: bool) -> None:
     async def broken(_: Message) -> CommandReply:
         if cancelled:
             raise asyncio.CancelledError
         return None  # type: ignore[return-value]
 
     async def serve() -> None:
-        async with world.client() as bus, bus.serve(ActivateSeat.pattern(), broken):
+        async with pair.far.serve(ActivateSeat.pattern(), broken):
             serving.set()
             await asyncio.Event().wait()
 
     serving = asyncio.Event()
     service = asyncio.create_task(serve())
     await within(serving.wait())
-    async with world.client() as bus:
-        with pytest.raises(NoAnswerError):
-            await bus.request(ActivateSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=0.2)
+    with pytest.raises(NoAnswerError):
+        await pair.near.request(ActivateSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=0.2)
     done, _ = await asyncio.wait([service], timeout=5)
     if not done:
         service.cancel()
@@ -208,40 +221,48 @@ async def test_a_service_that_no_longer_answers_ends_instead_of_staying_silent(w
         await service
 
 
-async def test_nothing_is_sent_later_after_an_outage(world: World) -> None:
+async def test_nothing_is_sent_later_after_an_outage(pair: Pair) -> None:
     changes: list[bool] = []
-    async with world.client() as sender, world.client() as reader, reader.subscribe(SeatEvent.pattern()) as got:
-        sender.on_change(changes.append)
-        bucket = await sender.bucket(SEATS)
-        await bucket.put("n1.s1", b"before")
-        await world.stop()
+    near, far = pair.near, pair.far
+    async with far.subscribe(SeatEvent.pattern()) as got:
+        near.on_change(changes.append)
+        await pair.stop()
         await until(
-            lambda: not sender.connected and not reader.connected, what="both clients notice that the server is away"
+            lambda: not near.connected and not far.connected, what="both ends notice that the connection is away"
         )
         for forbidden in (
-            sender.publish(activated(1)),
-            sender.request(ActivateSeat(cause="x", node="n1", seat="s1"), CommandReply, timeout=1),
-            sender.flush(),
-            bucket.put("n1.s1", b"during"),
-            bucket.entries("n1.s1"),
-            sender.bucket(SEATS),
+            near.publish(activated(1)),
+            near.request(ActivateSeat(cause="x", node="n1", seat="s1"), CommandReply, timeout=1),
         ):
             with pytest.raises(BusDownError):
                 await forbidden
-        await world.start()
-        await within(sender.until_connected())
-        await within(reader.until_connected())
-        await sender.publish(activated(2))
+        await pair.start()
+        await within(near.until_connected())
+        await within(far.until_connected())
+        await near.publish(activated(2))
         (message,) = await take(got, 1)
         assert isinstance(message, SeatActivated)
         assert message.epoch == 2
-        assert [entry.value for entry in await bucket.entries("n1.s1")] == [b"before"]
         await until(
             lambda: changes == [False, True], what="the client reports that it is away and back", saw=lambda: changes
         )
 
 
-async def test_a_request_under_way_ends_when_the_connection_is_lost(world: World) -> None:
+async def test_nothing_is_written_later_after_an_outage(world: World) -> None:
+    async with world.client() as bus:
+        bucket = await bus.bucket(SEATS)
+        await bucket.put("n1.s1", b"before")
+        await world.stop()
+        await until(lambda: not bus.connected, what="the client notices that the server is away")
+        for forbidden in (bus.flush(), bucket.put("n1.s1", b"during"), bucket.entries("n1.s1"), bus.bucket(SEATS)):
+            with pytest.raises(BusDownError):
+                await forbidden
+        await world.start()
+        await within(bus.until_connected())
+        assert [entry.value for entry in await bucket.entries("n1.s1")] == [b"before"]
+
+
+async def test_a_request_under_way_ends_when_the_connection_is_lost(pair: Pair) -> None:
     asked = asyncio.Event()
 
     async def never(_: Message) -> CommandReply:
@@ -249,31 +270,36 @@ async def test_a_request_under_way_ends_when_the_connection_is_lost(world: World
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with world.client() as asker, world.client() as server, server.serve(ActivateSeat.pattern(), never):
+    async with pair.far.serve(ActivateSeat.pattern(), never):
         command = ActivateSeat(cause="test", node="n1", seat="s1")
-        asking = asyncio.create_task(asker.request(command, CommandReply, timeout=60))
+        asking = asyncio.create_task(pair.near.request(command, CommandReply, timeout=60))
         await within(asked.wait())
-        await world.stop()
+        await pair.stop()
         with pytest.raises(NoAnswerError, match="connection was lost"):
             await within(asking)
 
 
-async def test_what_was_entered_during_an_outage_is_in_force_after_it(world: World) -> None:
+async def test_what_was_entered_during_an_outage_is_in_force_after_it(pair: Pair) -> None:
+    await pair.stop()
+    await until(lambda: not pair.far.connected, what="the far end notices that the connection is away")
+    async with pair.far.subscribe(SeatEvent.pattern()) as got, pair.far.serve(ActivateSeat.pattern(), accept):
+        await pair.start()
+        await within(pair.far.until_connected())
+        await within(pair.near.until_connected())
+        await pair.near.publish(activated(5))
+        await take(got, 1)
+        await pair.near.request(ActivateSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=5)
+
+
+async def test_a_watch_entered_during_an_outage_is_in_force_after_it(world: World) -> None:
     async with world.client() as bus:
         bucket = await bus.bucket(SEATS)
         await bucket.put("n1.s1", b"1")
         await world.stop()
         await until(lambda: not bus.connected, what="the client bus notices that the server is away")
-        async with (
-            bus.subscribe(SeatEvent.pattern()) as got,
-            bus.serve(ActivateSeat.pattern(), accept),
-            bucket.watch() as entries,
-        ):
+        async with bucket.watch() as entries:
             await world.start()
             await within(bus.until_connected())
-            await bus.publish(activated(5))
-            await take(got, 1)
-            await bus.request(ActivateSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=5)
             assert [entry.key for entry in await snapshot(entries)] == ["n1.s1"]
 
 

@@ -1,16 +1,21 @@
-"""Two worlds in which the same contract must hold: one in memory, one with a real nats-server."""
+"""Worlds in which the same contract must hold: one in memory, one with a real nats-server, and a node's socket."""
 
 import asyncio
+import contextlib
 import shutil
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
+from unittest import mock
 
 import nats
 
+from kybernate.bus import node_socket
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.port import Bus
+from kybernate.bus.node_socket import NodeSocket, connecting, listening
+from kybernate.bus.port import Bus, NodeBus
 from kybernate.bus.setup import init
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.dev.nats_server import NatsServer
@@ -88,6 +93,56 @@ async def nats_world(folder: Path) -> AsyncIterator[NatsWorld]:
     async with NatsServer(folder) as server:
         await init(server.url)
         yield NatsWorld(server)
+
+
+@dataclass
+class Pair:
+    """Two ends of one bus, connected."""
+
+    near: NodeBus
+    far: NodeBus
+    inject: Callable[[str, bytes], Awaitable[None]]
+    """Send this to the far end, whatever it is."""
+    stop: Callable[[], Awaitable[None]]
+    """Cut the connection of both until ``start``."""
+    start: Callable[[], Awaitable[None]]
+
+
+@asynccontextmanager
+async def pair_of(world: World) -> AsyncIterator[Pair]:
+    async with world.client() as near, world.client() as far:
+        yield Pair(near, far, world.inject, world.stop, world.start)
+
+
+@asynccontextmanager
+async def socket_pair(path: Path, *, back: bool = False) -> AsyncIterator[Pair]:
+    """``back``: the near end is the one that listens."""
+    patient = mock.patch.object(node_socket, "CHECK_SECONDS", 3600.0)  # the file is moved away in ``stop``
+    async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(patient)
+        server = await stack.enter_async_context(listening(path))
+        client = await stack.enter_async_context(connecting(path))
+        await within(client.until_connected())
+        await within(server.until_connected())
+        near, far = (server, client) if back else (client, server)
+
+        async def inject(subject: str, data: bytes) -> None:
+            near.links[0].send(b"P %s %s\n" % (subject.encode(), data))
+
+        async def stop() -> None:
+            path.rename(f"{path}.away")
+            cut(server)
+
+        async def start() -> None:
+            path.with_name(f"{path.name}.away").rename(path)
+
+        yield Pair(near, far, inject, stop, start)
+
+
+def cut(bus: NodeSocket) -> None:
+    """Break every connection of this end."""
+    for link in bus.links:
+        link.transport.abort()
 
 
 async def within(what: Awaitable[T], seconds: float = DEADLINE_SECONDS) -> T:
