@@ -22,7 +22,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kybernate import __version__
-from kybernate.bus.port import Bus
+from kybernate.bus.port import NodeBus
 from kybernate.lifecycle import listening
 from kybernate.settings import Settings
 
@@ -129,19 +129,20 @@ class HttpServer:
 
 
 class BusMetrics(Collector):
-    """``kybernate_bus_troubles_total`` by bus and kind, read at scrape time. One bus under two names counts once."""
+    """``kybernate_bus_troubles_total`` by bus and kind, read at scrape time."""
 
-    def __init__(self, **buses: Bus) -> None:
-        self._buses = {id(bus): (name, bus) for name, bus in reversed(buses.items())}
+    def __init__(self, **buses: NodeBus) -> None:
+        self._buses = buses
 
     def collect(self) -> Iterable[Metric]:
         """The counts of now."""
         counter = CounterMetricFamily(
             "kybernate_bus_troubles",
-            "Messages dropped by a slow reader, requests ignored as forged, reads of a bucket that were incomplete",
+            "Messages dropped by a slow reader, requests ignored as forged, reads of a bucket that were incomplete, "
+            "peers on a node's socket that were disconnected because they did not read",
             labels=["bus", "kind"],
         )
-        for name, bus in self._buses.values():
+        for name, bus in self._buses.items():
             for kind, count in bus.troubles.items():
                 counter.add_metric([name, kind], count)
         yield counter

@@ -1,13 +1,14 @@
-"""The presence of a service on the bus, and how two of them on one node find out.
+"""The presence of a manager on the bus, and how two of them on one node find out.
 
-The lock file (``lifecycle.alone``) keeps a second process away that has the same ``run_dir``. One with other folders
-would take the same jobs. It hears the presence of the one that serves, and the one that serves hears it.
+The lock file (``lifecycle.alone``) keeps a second process away that has the same ``run_dir``. A manager with other
+folders would grant the same GPUs. It hears the presence of the one that serves, and the one that serves hears it. A
+checkpointer takes jobs only from managers that connect to the socket in its ``run_dir``.
 """
 
 import asyncio
 import contextlib
 import uuid
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from kybernate.bus.port import Bus, BusError
 from kybernate.messages import Presence
@@ -19,11 +20,11 @@ OBJECTION_SECONDS = 0.5
 
 
 class AnotherServesError(Exception):
-    """Another process of this kind serves the node; the text names it."""
+    """Another manager serves the node; the text names it."""
 
 
 class NodePresence:
-    """The presence of the one process of its kind on a node. Run ``keep`` beside the work; begin the work after
+    """The presence of the one manager of a node. Run ``keep`` beside the work; begin the work after
     ``claim``.
 
     ``lock``: identity of the lock file that this process holds. Who had the same one before has ended, so a presence of
@@ -38,14 +39,13 @@ class NodePresence:
     def __init__(
         self,
         bus: Bus,
-        component: Literal["gpu-manager", "checkpointer"],
         *,
         instance: str,
         node: str,
         lock: str,
         url: str | None = None,
     ) -> None:
-        self._bus, self._component, self._instance, self._node = bus, component, instance, node
+        self._bus, self._instance, self._node = bus, instance, node
         self._lock, self._url = lock, url
         self._incarnation = uuid.uuid4().hex
         self._serving = False
@@ -53,7 +53,7 @@ class NodePresence:
 
     async def keep(self) -> NoReturn:
         """Publish the presence every ``PRESENCE_SECONDS``. Raises AnotherServesError."""
-        pattern = Presence.pattern(component=self._component, instance=self._node)
+        pattern = Presence.pattern(component="gpu-manager", instance=self._node)
         async with self._bus.subscribe(pattern) as messages, asyncio.TaskGroup() as group:
             group.create_task(self._publish_regularly(), name="publish presence")
             async for message in messages:
@@ -61,11 +61,11 @@ class NodePresence:
                     await self._hear(message)
         raise BusError("the bus was closed")
 
-    async def claim(self, patience_seconds: float | None = None) -> None:
+    async def claim(self, patience_seconds: float) -> None:
         """Return when this process may serve: no other one objected.
 
-        ``patience_seconds``: how long the bus is waited for, None: until it is there. Without the bus nothing can
-        object; ``keep`` then finds out later.
+        ``patience_seconds``: how long the bus is waited for. Without it nothing can object; ``keep`` then finds out
+        later.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_seconds):
@@ -83,7 +83,7 @@ class NodePresence:
     async def _publish(self) -> None:
         presence = Presence(
             cause="presence",
-            component=self._component,
+            component="gpu-manager",
             instance=self._instance,
             incarnation=self._incarnation,
             node=self._node,
@@ -105,6 +105,6 @@ class NodePresence:
             await self._publish()
         place = f" at {other.url}" if other.url else ""
         raise AnotherServesError(
-            f"another {self._component} serves node {self._node}: instance {other.instance}{place} "
+            f"another gpu-manager serves node {self._node}: instance {other.instance}{place} "
             f"(incarnation {other.incarnation}); a node has one: stop it, or set another KYB_NODE on its machine"
         )

@@ -8,17 +8,21 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from kybernate.bus.credentials import Credentials, CredentialsError
 
 PREFIX = "KYB_"
 EMPTY_IS_NONE = BeforeValidator(lambda value: None if value == "" else value)
 """For optional settings that a chart or a shell may set to an empty text."""
+_NODE_BUS = "remove it: manager and checkpointer talk over a socket in KYB_RUN_DIR, no longer over NATS"
+GONE = {"KYB_NODE_NATS_URL": _NODE_BUS, "KYB_NODE_NATS_NKEY_FILE": _NODE_BUS}
+"""Settings of former versions, and what to do about them."""
+LONGEST_RUN_DIR = 107 - len("/checkpointer.sock")
+"""In bytes: what Linux takes as the path of a socket."""
 OptionalFile = Annotated[Path | None, EMPTY_IS_NONE]
 
 
@@ -79,6 +83,7 @@ class Settings(BaseModel):
             if variable not in known:
                 close = difflib.get_close_matches(variable, known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
+                hint = GONE.get(variable, hint)
                 raise SettingsError(f"unknown setting {variable}={value!r}; {hint}")
             given[known[variable]] = value
         try:
@@ -120,12 +125,9 @@ class Settings(BaseModel):
 class NodeSettings(Settings):
     """Settings that the services of a GPU node share."""
 
-    node_nats_url: str | None = None
-    """The node bus, on loopback; none: the cluster bus is both."""
-    node_nats_nkey_file: OptionalFile = None
-    """Seed of this service's key on the node bus; none: that bus requires no key."""
     run_dir: Path = Path("/run/kybernate")
-    """Seat folders and locks; emptied by a reboot."""
+    """Seat folders, locks, and the socket between manager and checkpointer; emptied by a reboot. The same for all
+    services of the node; at most 89 bytes."""
     state_dir: Path = Path("/var/lib/kybernate")
     """Ledger, journal, known GPUs; survives a reboot. The same for all services of the node."""
     fake_driver: Path | None = None
@@ -136,15 +138,17 @@ class NodeSettings(Settings):
         """Has a file ``<pid>-<start time>`` for each of the checkpointer's helpers, which open every GPU."""
         return self.state_dir / "helpers"
 
-    def node_credentials(self, role: str) -> Credentials:
-        """This process' credentials on the node bus, in this role. Where one bus is both, it has the same CA."""
-        if self.node_nats_url is not None:
-            return Credentials(role, self.node_nats_nkey_file, prefix="KYB_NODE_NATS_")
-        return replace(self.credentials(role), nkey_file=self.node_nats_nkey_file or self.nats_nkey_file)
+    @property
+    def node_socket(self) -> Path:
+        """Where the checkpointer listens for the manager."""
+        return self.run_dir / "checkpointer.sock"
 
-    def every_credentials(self) -> list[Credentials]:
-        """The credentials of both buses."""
-        return [*super().every_credentials(), self.node_credentials("")]
+    @field_validator("run_dir")
+    @classmethod
+    def _has_room_for_a_socket(cls, path: Path) -> Path:
+        if len(os.fsencode(path)) > LONGEST_RUN_DIR:
+            raise ValueError(f"longer than {LONGEST_RUN_DIR} bytes: Linux takes no longer path of the socket in it")
+        return path
 
 
 class GroupSettings(NodeSettings):

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, REQUESTS
-from kybernate.bus.rights import MEANING, READERS, STREAM_READERS, WRITERS, Place, Role, rights
+from kybernate.bus.rights import MEANING, READERS, STREAM_READERS, WRITERS, Role, rights
 
 PATH = "docs/security.md"
 BEGIN = "<!-- Made from kybernate/bus/rights.py by scripts/generate.py. -->"
@@ -20,12 +20,11 @@ def embedded(page: str) -> str:
 
 
 def roles_table() -> str:
-    """Every role of both buses. JetStream's subjects are shown as the streams and buckets they give access to."""
+    """Every role. JetStream's subjects are shown as the streams and buckets they give access to."""
     lines = ["| role | users | publishes | subscribes to | streams and buckets |", "|---|---|---|---|---|"]
-    for place in (Place.CLUSTER, Place.NODE):
-        for role, may in rights(place).items():
-            publishes, subscribes = _subjects(may.publish), _subjects(may.subscribe)
-            lines.append(f"| `{role}` | {MEANING[role]} | {publishes} | {subscribes} | {_stored(role)} |")
+    for role, may in rights().items():
+        publishes, subscribes = _subjects(may.publish), _subjects(may.subscribe)
+        lines.append(f"| `{role}` | {MEANING[role]} | {publishes} | {subscribes} | {_stored(role)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -53,7 +52,7 @@ def _stored(role: Role) -> str:
 
 
 def _subscribed(role: Role) -> tuple[str, ...]:
-    return rights(Place.ONE)[role].subscribe if role is not Role.NODE_MANAGER else ()
+    return rights()[role].subscribe
 
 
 def _of(table: Mapping[str, tuple[Role, ...]], role: Role) -> list[str]:

@@ -1,4 +1,4 @@
-"""Two processes of one kind on one node: who serves, who ends, and who is not mistaken for another one."""
+"""Two managers on one node: who serves, who ends, and who is not mistaken for another one."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,14 +16,14 @@ class Process:
 
     def __init__(self, bus: MemoryBus, name: str, *, lock: str = "", node: str = "n1") -> None:
         self.bus, self.name = bus, name
-        self.presence = NodePresence(bus, "checkpointer", instance=name, node=node, lock=lock, url=f"http://{name}")
+        self.presence = NodePresence(bus, instance=name, node=node, lock=lock, url=f"http://{name}")
         self.serves = False
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.presence.keep())
-            await self.presence.claim()
+            await self.presence.claim(60)
             self.serves = True
 
     @property
@@ -72,7 +72,7 @@ async def test_a_second_process_ends_before_it_serves_and_names_the_first(node: 
 
     await until(lambda: second.end, what="the second one ends")
     assert not second.serves
-    for part in ("checkpointer", "node n1", "instance first at http://first", "stop it"):
+    for part in ("gpu-manager", "node n1", "instance first at http://first", "stop it"):
         assert part in second.end
     assert not first.end
 
@@ -82,7 +82,7 @@ async def test_a_process_that_begins_to_serve_says_so_at_once(node: Node, monkey
     bus = MemoryBus(node.server)
     node.server.buses.append(bus)
     bus.check_connection()
-    presence, published = NodePresence(bus, "gpu-manager", instance="first", node="n1", lock=""), list[bool]()
+    presence, published = NodePresence(bus, instance="first", node="n1", lock=""), list[bool]()
     publish = bus.publish
 
     async def recorded(message: Presence) -> None:
@@ -92,7 +92,7 @@ async def test_a_process_that_begins_to_serve_says_so_at_once(node: Node, monkey
     monkeypatch.setattr(bus, "publish", recorded)
     keep = asyncio.create_task(presence.keep())
 
-    await presence.claim()
+    await presence.claim(60)
 
     assert published[-1]
     keep.cancel()
@@ -116,7 +116,7 @@ async def test_processes_of_other_nodes_are_no_others(node: Node) -> None:
 async def test_no_process_receives_the_presence_of_another_node(node: Node) -> None:
     """With a thousand nodes each manager would receive 500 a second, and the bus would deliver half a million."""
     await node.serving("first")
-    elsewhere = Presence(cause="p", component="checkpointer", instance="second", incarnation="x", node="n2")
+    elsewhere = Presence(cause="p", component="gpu-manager", instance="second", incarnation="x", node="n2")
 
     subscribed = [pattern for _, patterns, _ in node.server.inboxes for pattern in patterns]
 
@@ -127,7 +127,7 @@ async def test_no_process_receives_the_presence_of_another_node(node: Node) -> N
 async def test_a_presence_of_the_process_that_held_this_lock_before_is_no_objection(node: Node) -> None:
     """It has ended, or this process would not hold the lock: what comes of it was sent before."""
     first = await node.serving("first", lock="boot:1:2")
-    late = Presence(cause="p", component="checkpointer", instance="first", incarnation="x", node="n1", lock="boot:1:2")
+    late = Presence(cause="p", component="gpu-manager", instance="first", incarnation="x", node="n1", lock="boot:1:2")
     await first.bus.publish(late)
     first.task.cancel()
     second = await node.start("second", lock="boot:1:2")
@@ -153,7 +153,7 @@ async def test_two_that_served_without_hearing_each_other_both_end(node: Node) -
 async def test_a_process_without_the_bus_serves_after_its_patience(node: Node) -> None:
     node.server.stop()
     bus = MemoryBus(node.server)
-    presence = NodePresence(bus, "gpu-manager", instance="first", node="n1", lock="")
+    presence = NodePresence(bus, instance="first", node="n1", lock="")
     keep = asyncio.create_task(presence.keep())
 
     await presence.claim(0.05)

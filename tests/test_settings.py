@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from kybernate.settings import NodeSettings
+from kybernate.settings import NodeSettings, SettingsError
 
 
 def test_help_shows_each_setting_as_a_person_writes_it(
@@ -25,3 +25,17 @@ def test_an_argument_is_refused_because_settings_come_from_the_environment(
         NodeSettings.from_env_or_exit("kyb-x")
     assert ended.value.code == 2
     assert "kyb-x: '--port=1': takes no arguments, only KYB_* variables; see --help" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["KYB_NODE_NATS_URL", "KYB_NODE_NATS_NKEY_FILE"])
+def test_a_setting_of_a_former_version_says_what_to_do(name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"unknown setting {name}.*remove it: .*KYB_RUN_DIR"):
+        NodeSettings.from_env({name: "x"})
+
+
+def test_a_folder_too_long_for_the_socket_in_it_is_refused() -> None:
+    longest = "/" + "x" * 88
+    socket = NodeSettings.from_env({"KYB_RUN_DIR": longest}).node_socket
+    assert len(str(socket)) == 107
+    with pytest.raises(SettingsError, match=r"KYB_RUN_DIR=.*longer than 89 bytes"):
+        NodeSettings.from_env({"KYB_RUN_DIR": f"{longest}x"})

@@ -48,8 +48,6 @@ class Credentials:
     """Certificate of this client, for servers that verify clients."""
     key_file: Path | None = None
     """The certificate's private key."""
-    prefix: str = "KYB_NATS_"
-    """Of the settings that name these files, for texts."""
 
     @property
     def inbox(self) -> str:
@@ -79,7 +77,7 @@ class Credentials:
 
     def _tls(self) -> ssl.SSLContext | None:
         if self.key_file is not None and self.cert_file is None:
-            raise self._wrong("key_file", f"needs the certificate, too: set {self.prefix}CERT_FILE")
+            raise self._wrong("key_file", "needs the certificate, too: set KYB_NATS_CERT_FILE")
         if self.ca_file is None and self.cert_file is None:
             return None
         try:
@@ -90,7 +88,7 @@ class Credentials:
             try:
                 context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
             except (OSError, ssl.SSLError, ValueError) as error:
-                text = f"{_why(error)}; it must hold a PEM certificate that fits {self.prefix}KEY_FILE={self.key_file}"
+                text = f"{_why(error)}; it must hold a PEM certificate that fits KYB_NATS_KEY_FILE={self.key_file}"
                 raise self._wrong("cert_file", text) from None
         return context
 
@@ -104,7 +102,7 @@ class Credentials:
             raise self._wrong(name, "is not the seed of a user's nkey: it is not text") from None
 
     def _wrong(self, name: str, why: str) -> CredentialsError:
-        return CredentialsError(f"{self.prefix}{NAMES[name]}={getattr(self, name)}: {why}")
+        return CredentialsError(f"KYB_NATS_{NAMES[name]}={getattr(self, name)}: {why}")
 
 
 NO_CREDENTIALS = Credentials()

@@ -13,15 +13,11 @@ from typing import Any
 from kybernate import files
 from kybernate.bus.credentials import new_seed, public_key
 from kybernate.bus.port import BusError
-from kybernate.bus.rights import MEANING, ROLES, Place, Role, rights
+from kybernate.bus.rights import MEANING, Role, rights
 from kybernate.kube import ConflictError, Kube
 
 TRIES = 5
-AUTH_FILES: Mapping[Place, str] = {
-    Place.CLUSTER: "auth.conf",
-    Place.NODE: "node-auth.conf",
-    Place.ONE: "one-auth.conf",
-}
+AUTH_FILE = "auth.conf"
 """Name of the file with the ``authorization`` block, beside the server's configuration."""
 
 
@@ -29,17 +25,14 @@ class KeysError(BusError):
     """A key cannot be read or written; the text names it and the remedy."""
 
 
-def complete(places: tuple[Place, ...], found: Mapping[str, str], rotate: Role | None = None) -> dict[str, str]:
-    """Return all files for these servers, by name: seeds in ``found`` are kept (but the one to rotate), others made.
+def complete(found: Mapping[str, str], rotate: Role | None = None) -> dict[str, str]:
+    """Return all files, by name: seeds in ``found`` are kept (but the one to rotate), others made.
 
     ``found``: text by file name; other names in it are ignored. Raises KeysError for a seed that is not valid.
     """
-    roles = tuple(dict.fromkeys(role for place in places for role in ROLES[place]))
-    if rotate is not None and rotate not in roles:
-        raise KeysError(f"there is no role {rotate} here; it has {', '.join(roles)}")
     wanted: dict[str, str] = {}
     public: dict[Role, str] = {}
-    for role in roles:
+    for role in Role:
         text = found.get(f"{role}.nk", "") if role is not rotate else ""
         seed = text.strip() or new_seed()
         try:
@@ -50,10 +43,10 @@ def complete(places: tuple[Place, ...], found: Mapping[str, str], rotate: Role |
             ) from None
         wanted[f"{role}.nk"] = f"{seed}\n"
         wanted[f"{role}.pub"] = f"{public[role]}\n"
-    return wanted | {AUTH_FILES[place]: authorization(place, public) for place in places}
+    return wanted | {AUTH_FILE: authorization(public)}
 
 
-def write(folder: Path, places: tuple[Place, ...], rotate: Role | None = None) -> tuple[str, ...]:
+def write(folder: Path, rotate: Role | None = None) -> tuple[str, ...]:
     """Bring a folder up to date; return the names of the files that were written. Only the owner can read seeds.
 
     Raises KeysError.
@@ -61,7 +54,7 @@ def write(folder: Path, places: tuple[Place, ...], rotate: Role | None = None) -
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = {file.name: file.read_text() for file in folder.iterdir() if file.suffix in (".nk", ".pub", ".conf")}
-        wanted = complete(places, found, rotate)
+        wanted = complete(found, rotate)
         changed = tuple(name for name, text in wanted.items() if found.get(name) != text)
         for name in changed:
             files.replace(folder / name, wanted[name], durable=True, mode=0o600 if name.endswith(".nk") else 0o644)
@@ -70,19 +63,18 @@ def write(folder: Path, places: tuple[Place, ...], rotate: Role | None = None) -
     return changed
 
 
-async def ensure(kube: Kube, namespace: str, name: str, place: Place, rotate: Role | None = None) -> tuple[str, ...]:
+async def ensure(kube: Kube, namespace: str, name: str, rotate: Role | None = None) -> tuple[str, ...]:
     """Bring one Secret up to date; return the names of the data that were written. Other data in it stay.
 
     Concurrent calls end with one set of keys. Raises KeysError, KubeError.
     """
-    rotate = rotate if rotate in ROLES[place] else None
     secrets = f"/api/v1/namespaces/{namespace}/secrets"
     labels = {"app.kubernetes.io/part-of": "kybernate", "app.kubernetes.io/managed-by": "kyb-bus-keys"}
     meta = {"name": name, "namespace": namespace, "labels": labels}
     for _ in range(TRIES):
         secret = await kube.get(f"{secrets}/{name}")
         data = _data(secret, name) if secret is not None else {}
-        wanted = complete((place,), data, rotate)
+        wanted = complete(data, rotate)
         changed = tuple(key for key, text in wanted.items() if data.get(key) != text)
         if not changed:
             return ()
@@ -111,15 +103,15 @@ def _data(secret: dict[str, Any], name: str) -> dict[str, str]:
 # --- the server's list of keys ----------------------------------------------------------------------------------------
 
 
-def authorization(place: Place, public_keys: Mapping[Role, str]) -> str:
+def authorization(public_keys: Mapping[Role, str]) -> str:
     """The ``authorization`` block of a server, to be included: one nkey user per role."""
     lines = [
-        f"# Rights of the roles on the {place} bus. Made by kyb bus keys from kybernate/bus/rights.py; no secrets.",
+        "# Rights of the roles. Made by kyb bus keys from kybernate/bus/rights.py; no secrets.",
         "authorization {",
         "  timeout: 5",
         "  users: [",
     ]
-    for role, may in rights(place).items():
+    for role, may in rights().items():
         lines += [
             f"    # {role}: {MEANING[role]}",
             "    {",

@@ -1,7 +1,8 @@
 """The rights on NATS: one key per role, and the fewest subjects that it needs. Pure data and its rules, no I/O.
 
 All rights are derived from the publishers and subscribers of each kind of message, and the users of each bucket; a test
-fails for a message, bucket or stream without any. ``kybernate.bus.keys`` renders them for nats-server.
+fails for a message, bucket or stream without any. Jobs and reports have none: they are not on NATS
+(``kybernate.bus.node_socket``). ``kybernate.bus.keys`` renders them for nats-server.
 
 Kubernetes gives all pods of a DaemonSet the same Secret, so a role is not bound to its node.
 """
@@ -19,8 +20,6 @@ from kybernate.messages import (
     DrainAck,
     GpuHealthChanged,
     GroupDecided,
-    Job,
-    JobProgress,
     NodeTrafficSignal,
     OrderChanged,
     RequestEnded,
@@ -41,19 +40,6 @@ class Role(StrEnum):
     VIEWER = "viewer"
     OPERATOR = "operator"
     SIGNALS = "signals"
-    NODE_MANAGER = "node-manager"
-    NODE_CHECKPOINTER = "node-checkpointer"
-
-
-class Place(StrEnum):
-    """The kind of server."""
-
-    CLUSTER = "cluster"
-    """The cluster bus, with JetStream."""
-    NODE = "node"
-    """The node bus, on loopback, of a node's manager and checkpointer."""
-    ONE = "one"
-    """One server as both, on a laptop: its manager has the rights of both managers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +52,12 @@ class Rights:
 
 MEANING: Mapping[Role, str] = {
     Role.ROUTER: "routers: publish traffic, command managers, follow seats",
-    Role.MANAGER: "each node's manager on the cluster bus: writes the roster, publishes events, handles commands",
+    Role.MANAGER: "each node's manager: writes the roster, publishes events, handles commands",
     Role.PLUGIN: "each node's device plugin: writes the inventory, publishes allocations and faulty GPUs",
     Role.INIT: "kyb bus init: makes and updates streams and buckets",
     Role.VIEWER: "people and dashboards: subscribe to everything but audit records, publish nothing",
     Role.OPERATOR: "people and controllers: command managers, read everything",
     Role.SIGNALS: "other gateways: publish traffic",
-    Role.NODE_MANAGER: "the manager on its node bus: publishes jobs",
-    Role.NODE_CHECKPOINTER: "the checkpointer on its node bus: handles jobs, reports",
-}
-
-ROLES: Mapping[Place, tuple[Role, ...]] = {
-    Place.CLUSTER: tuple(role for role in Role if not role.startswith("node-")),
-    Place.NODE: (Role.NODE_MANAGER, Role.NODE_CHECKPOINTER),
-    Place.ONE: tuple(role for role in Role if role is not Role.NODE_MANAGER),
 }
 
 Kinds = Mapping[type[Message], tuple[Role, ...]]
@@ -97,8 +75,6 @@ PUBLISHERS: Kinds = {
     OrderChanged: (Role.MANAGER,),
     RequestEnded: (Role.ROUTER,),
     AuditRecord: (Role.ROUTER, Role.OPERATOR),
-    Job: (Role.NODE_MANAGER,),
-    JobProgress: (Role.NODE_CHECKPOINTER,),
 }
 """Roles that may publish a kind; its subclasses count with it, unless they are listed themselves. Presence: below."""
 
@@ -115,28 +91,24 @@ SUBSCRIBERS: Kinds = {
     OrderChanged: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),
     RequestEnded: (Role.VIEWER, Role.OPERATOR),
     AuditRecord: (Role.OPERATOR,),
-    Job: (Role.NODE_CHECKPOINTER,),
-    JobProgress: (Role.NODE_MANAGER,),
 }
 """Roles that may subscribe. A base class is one subject with a wildcard, as the bus subscribes."""
 
-ANSWERED: tuple[type[Message], ...] = (Command, Job)
+ANSWERED: tuple[type[Message], ...] = (Command,)
 """Requests: their subscribers publish the answer to the inbox of the publisher."""
 
 PRESENT: Mapping[Role, str] = {
     Role.ROUTER: "router",
     Role.MANAGER: "gpu-manager",
     Role.PLUGIN: "plugin",
-    Role.NODE_CHECKPOINTER: "checkpointer",
 }
 """Component whose presence a role publishes."""
 PRESENCE_SUBSCRIBERS: Mapping[Role, tuple[str, ...]] = {
     Role.MANAGER: ("router", "gpu-manager"),
-    Role.NODE_CHECKPOINTER: ("checkpointer",),
     Role.VIEWER: ("*",),
     Role.OPERATOR: ("*",),
 }
-"""Components whose presence a role hears; its own kind, since a node has one manager and one checkpointer."""
+"""Components whose presence a role hears; its own kind, since a node has one manager."""
 
 WRITERS: Mapping[str, tuple[Role, ...]] = {
     "kyb_seats": (Role.MANAGER,),
@@ -159,9 +131,9 @@ STREAM_READERS: Mapping[str, tuple[Role, ...]] = {
 """Roles that may read a stream."""
 
 
-def rights(place: Place) -> dict[Role, Rights]:
-    """Return the rights of every role of this server; other clients cannot connect."""
-    return {role: _rights(role, place) for role in ROLES[place]}
+def rights() -> dict[Role, Rights]:
+    """Return the rights of every role; other clients cannot connect."""
+    return {role: _rights(role) for role in Role}
 
 
 def subject(kind: type[Message]) -> str:
@@ -187,21 +159,18 @@ def covers(allowed: str, wanted: str) -> bool:
     return len(have) == len(want)
 
 
-def _rights(role: Role, place: Place) -> Rights:
-    as_roles = {role, Role.NODE_MANAGER} if place is Place.ONE and role is Role.MANAGER else {role}
+def _rights(role: Role) -> Rights:
     publish, subscribe = [], [f"{inbox(role)}.>"]
     for listed, publishers in PUBLISHERS.items():
-        if as_roles & {*publishers}:
+        if role in publishers:
             publish += [subject(kind) for kind in kinds(listed, PUBLISHERS)]
     for listed, subscribers in SUBSCRIBERS.items():
-        if as_roles & {*subscribers}:
+        if role in subscribers:
             subscribe.append(_family(listed) if role in BUCKET_SUBSCRIBERS else subject(listed))
-    publish += [f"kyb.v1.hb.{component}.*" for each, component in PRESENT.items() if each in as_roles]
-    own = [
-        component for each, components in PRESENCE_SUBSCRIBERS.items() if each in as_roles for component in components
-    ]
-    subscribe += [f"kyb.v1.hb.{component}.*" for component in own]
-    publish += _inboxes(as_roles, place)
+    if role in PRESENT:
+        publish.append(f"kyb.v1.hb.{PRESENT[role]}.*")
+    subscribe += [f"kyb.v1.hb.{component}.*" for component in PRESENCE_SUBSCRIBERS.get(role, ())]
+    publish += _inboxes(role)
     publish += _jetstream(role)
     subscribe += [f"$KV.{bucket}.>" for bucket in BUCKETS if role in BUCKET_SUBSCRIBERS]
     publish.append(f"{inbox(role)}.>")  # to itself: for NatsLink.round_trip
@@ -219,16 +188,11 @@ def _minimal(subjects: Iterable[str]) -> tuple[str, ...]:
     return tuple(one for one in every if not any(covers(other, one) for other in every if other != one))
 
 
-def _inboxes(as_roles: set[Role], place: Place) -> Iterator[str]:
+def _inboxes(role: Role) -> Iterator[str]:
     """Yield the inboxes of the roles whose requests this role answers."""
     for kind in ANSWERED:
-        if not as_roles & {*SUBSCRIBERS[kind]}:
-            continue
-        for role in PUBLISHERS[kind]:
-            merged = place is Place.ONE and role is Role.NODE_MANAGER
-            name = Role.MANAGER if merged else role
-            if name in ROLES[place]:
-                yield f"{inbox(name)}.>"
+        if role in SUBSCRIBERS[kind]:
+            yield from (f"{inbox(asker)}.>" for asker in PUBLISHERS[kind])
 
 
 def _jetstream(role: Role) -> Iterator[str]:

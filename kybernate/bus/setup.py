@@ -16,7 +16,7 @@ from nats.js.client import JetStreamContext
 from kybernate.bus.credentials import NO_CREDENTIALS, Credentials, CredentialsError
 from kybernate.bus.nats_link import NatsLink, PlaintextError, dial, forbidden, refused
 from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, REQUESTS, BusDownError, BusError, NoAnswerError
-from kybernate.bus.rights import ROLES, Place, Role, rights
+from kybernate.bus.rights import Role, rights
 
 FIRST_RETRY_SECONDS = 0.05
 LAST_RETRY_SECONDS = 0.5
@@ -140,8 +140,7 @@ async def examine(url: str, credentials: Credentials, role: Role, *, timeout: fl
 
     Raises BusDownError, CredentialsError, NoAnswerError, and BusError when the key itself is refused.
     """
-    place = Place.CLUSTER if role in ROLES[Place.CLUSTER] else Place.NODE
-    need = rights(place)[role]
+    need = rights()[role]
     missing: list[str] = []
 
     def note(error: Exception) -> None:

@@ -13,7 +13,7 @@ import typer
 from kybernate.cli.output import CliError, Output, OutputOption, answer
 
 if TYPE_CHECKING:
-    from kybernate.bus.rights import Place, Role
+    from kybernate.bus.rights import Role
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 bus = typer.Typer(no_args_is_help=True, help="The NATS bus: streams, keys.")
@@ -70,7 +70,7 @@ def init(
 
 @bus.command("check", epilog="Example: kyb bus check --role router --nkey-file router.nk")
 def check(
-    role: Annotated[str, typer.Option(help="Role of the key, e.g. router or node-manager.")],
+    role: Annotated[str, typer.Option(help="Role of the key, e.g. router.")],
     nats_url: NatsUrl = None,
     nkey_file: NkeyFile = None,
     ca_file: CaFile = None,
@@ -95,44 +95,34 @@ def check(
 @bus.command("keys", epilog="Examples: kyb bus keys --out keys · kyb bus keys --out keys --rotate router")
 def keys(
     out: Annotated[Path | None, typer.Option(help="Folder for the files; keys in it are kept.")] = None,
-    secret: Annotated[str | None, typer.Option(help="Kubernetes Secret for the cluster bus.")] = None,
-    node_secret: Annotated[str | None, typer.Option(help="Kubernetes Secret for the node bus.")] = None,
+    secret: Annotated[str | None, typer.Option(help="Kubernetes Secret for the keys.")] = None,
     namespace: Annotated[
-        str, typer.Option(envvar="KYB_NAMESPACE", help="Namespace of the Secrets. Default: this pod's.")
+        str, typer.Option(envvar="KYB_NAMESPACE", help="Namespace of the Secret. Default: this pod's.")
     ] = "",
     rotate: Annotated[
         str | None, typer.Option(help="Replace the key of this role; the old one becomes invalid.")
     ] = None,
-    one_server: Annotated[bool, typer.Option("--one-server", help="One server is both buses: one-auth.conf.")] = False,
     service_account: Annotated[Path, typer.Option(help="Folder of the pod's token, for --secret.")] = ACCOUNT,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Make the missing keys, one per role, and the server's list of keys with their rights."""
-    if (out is None) == (secret is None and node_secret is None):
-        raise CliError("name the target: --out DIR, or --secret NAME and --node-secret NAME", 2)
-    from kybernate.bus.rights import ROLES, Place
-
+    if (out is None) == (secret is None):
+        raise CliError("name the target: --out DIR, or --secret NAME", 2)
     rotated = _role(rotate) if rotate is not None else None
     if out is not None:
         from kybernate.bus.keys import write
         from kybernate.bus.port import BusError
 
         try:
-            changed = write(out, (Place.ONE,) if one_server else (Place.CLUSTER, Place.NODE), rotated)
+            changed = write(out, rotated)
         except BusError as error:
             raise CliError(str(error)) from None
         _print_changes(output, str(out), changed)
-        return
-    places = {Place.CLUSTER: secret, Place.NODE: node_secret}
-    chosen = {place: name for place, name in places.items() if name is not None}
-    if rotated is not None and not any(rotated in ROLES[place] for place in chosen):
-        raise CliError(f"--rotate {rotated}: none of the named Secrets has this role", 2)
-    _run(_secrets(service_account, namespace, chosen, rotated, output))
+    elif secret is not None:
+        _run(_secret(service_account, namespace, secret, rotated, output))
 
 
-async def _secrets(
-    account: Path, namespace: str, chosen: "dict[Place, str]", rotate: "Role | None", output: Output
-) -> None:
+async def _secret(account: Path, namespace: str, name: str, rotate: "Role | None", output: Output) -> None:
     from kybernate.bus.keys import ensure
     from kybernate.kube import Kube, in_cluster
 
@@ -146,9 +136,8 @@ async def _secrets(
             raise CliError("name it with --namespace: this pod's service account has none", 2)
     kube = Kube(url, account)
     try:
-        for place, name in chosen.items():
-            changed = await ensure(kube, namespace, name, place, rotate)
-            _print_changes(output, f"Secret {namespace}/{name}", changed)
+        changed = await ensure(kube, namespace, name, rotate)
+        _print_changes(output, f"Secret {namespace}/{name}", changed)
     finally:
         await kube.close()
 

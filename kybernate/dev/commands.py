@@ -64,7 +64,6 @@ def up(
     memory: Annotated[str, typer.Option(help="Memory of each fake GPU.")] = "80GiB",
     speed: Annotated[float, typer.Option(min=0.001, help="Model seconds per wall second.")] = 1.0,
     nats_url: Annotated[str | None, typer.Option(help="A nats-server that runs already. Default: start one.")] = None,
-    two_buses: Annotated[bool, typer.Option("--two-buses", help="A second nats-server as node bus.")] = False,
     log_format: Annotated[LogFormat, typer.Option(help="auto: pretty on a terminal.")] = LogFormat.AUTO,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the logs of all processes.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress lines.")] = False,
@@ -89,7 +88,6 @@ def up(
         memory=memory,
         speed=speed,
         nats_url=nats_url,
-        two_buses=two_buses,
         log_format="pretty" if pretty else "json",
     )
     run(options, verbose=verbose, quiet=quiet, ready_seconds=ready_timeout, output=output)

@@ -100,13 +100,13 @@ class RouterLoad(Message):
 class Presence(Message):
     """An instance is alive. Sent every 2 s; dead after 10 s by the receiver's clock.
 
-    Managers and checkpointers, of which a node has one each, have their node in the subject in place of the instance.
+    A manager, of which a node has one, has its node in the subject in place of the instance.
     """
 
     subject_template: ClassVar[str] = "kyb.v1.hb.{component}.{instance}"
     cloud_event: ClassVar[bool] = False
 
-    component: Literal["router", "gpu-manager", "plugin", "checkpointer"]
+    component: Literal["router", "gpu-manager", "plugin"]
     instance: str
     """Stable name, e.g. ``router-0``."""
     incarnation: str
@@ -124,7 +124,7 @@ class Presence(Message):
     @property
     def subject(self) -> str:
         """By node where only processes of the same node concern each other, so that no other node receives it."""
-        if self.component in ("gpu-manager", "checkpointer") and self.node:
+        if self.component == "gpu-manager" and self.node:
             return f"kyb.v1.hb.{self.component}.{slug(self.node)}"
         return super().subject
 

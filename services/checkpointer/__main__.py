@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kybernate import lifecycle, logs
-from kybernate.bus import open_bus
+from kybernate.bus.node_socket import listening
 from kybernate.extras import ExtraMissingError
 from kybernate.health import BusMetrics, Health
 from kybernate.lifecycle import alone
-from kybernate.presence import NodePresence
 from kybernate.self_tests import SelfTests
 from kybernate.tracing import open_tracer
 from services.checkpointer.backends import open_backends
@@ -36,21 +35,15 @@ async def serve(
     timeouts: Timeouts,
     command: Sequence[str],
     host: Host,
-    lock: str,
     tracer: "Tracer | None" = None,
 ) -> None:
-    """Run until SIGTERM. ``command`` starts a helper; ``lock``: identity of the lock file."""
+    """Run until SIGTERM. ``command`` starts a helper."""
     journal = Journal(settings.state_dir)
     journal.load()
-    url = settings.node_nats_url or settings.nats_url
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(journal.close)
         pool = await stack.enter_async_context(HelperPool(command, settings.helpers_dir))
-        source = f"kyb/checkpointer/{settings.node}"
-        who = settings.node_credentials("node-checkpointer")
-        bus = await stack.enter_async_context(
-            open_bus(url, source=source, name=f"checkpointer {settings.node}", credentials=who)
-        )
+        bus = await stack.enter_async_context(listening(settings.node_socket))
         margin_bytes = settings.room_margin_bytes if settings.fake_driver is None else 0
         http = await stack.enter_async_context(open_engines(settings.engine_keys_dir))
         proven = SelfTests(settings.state_dir)
@@ -58,14 +51,14 @@ async def serve(
         backends = open_backends(pool, timeouts, host, margin_bytes, fake=fake, http=http, self_tests=proven)
         check = AnswerCheck(http, settings.verify_seconds, settings.verify_tolerance, settings.speed)
         worker = CheckpointWorker(settings.node, bus, journal, pool, backends, check, tracer)
-        presence = NodePresence(bus, "checkpointer", instance=settings.instance, node=settings.node, lock=lock)
         driver_problem: list[str] = ["not probed yet"]
         health = Health()
         health.registry.register(BusMetrics(node=bus))
         if tracer is not None:
             health.registry.register(tracer)
         metrics = CheckpointerMetrics(health.registry, settings.node, journal, pool, host.headroom)
-        health.conditions["bus"] = lambda: None if bus.connected else f"no connection to NATS at {url.rsplit('@')[-1]}"
+        idle = f"no manager is connected at {settings.node_socket}: nothing is switched"
+        health.notes["bus"] = lambda: None if bus.connected else idle
         health.conditions["driver"] = lambda: driver_problem[0] or None
         health.conditions["journal"] = journal.stalled
         health.conditions["replay"] = lambda: (
@@ -73,7 +66,8 @@ async def serve(
         )
         served = await stack.enter_async_context(health.server(settings))
         unfinished = [op for op, job in journal.jobs.items() if not job.done]
-        logs.get_logger().info("checkpointer.serving", health=served.url, bus=url, unfinished=unfinished)
+        facts = {"health": served.url, "bus": str(settings.node_socket), "unfinished": unfinished}
+        logs.get_logger().info("checkpointer.serving", **facts)
 
         async def probe() -> None:
             while True:
@@ -81,12 +75,10 @@ async def serve(
                 await asyncio.sleep(PROBE_SECONDS)
 
         await lifecycle.run(
-            worker=worker.serve(presence.claim),
+            worker=worker.serve(),
             reports=worker.reporter.run(),
             probe=probe(),
             memory=metrics.read_memory(),
-            presence=presence.keep(),
-            bus=bus.closed(),
         )
 
 
@@ -103,10 +95,10 @@ def main() -> None:
         sys.stderr.write(f"kyb-checkpointer: {error}\n")
         raise SystemExit(2) from None
     with (
-        alone(settings.run_dir, "checkpointer") as lock,
+        alone(settings.run_dir, "checkpointer"),
         open_tracer("checkpointer", settings.instance, settings.node) as tracer,
     ):
-        lifecycle.main(lambda: serve(settings, timeouts, command, host, lock, tracer))
+        lifecycle.main(lambda: serve(settings, timeouts, command, host, tracer))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 
-from kybernate.bus.port import Bus, BusError
+from kybernate.bus.port import BusError, NodeBus
 from kybernate.envelope import Message
 from kybernate.logs import get_logger
 from kybernate.messages import (
@@ -47,7 +47,7 @@ GRACE_SECONDS = 1.0
 """Time that jobs get at shutdown; the next checkpointer replays the rest."""
 
 REPEATED_JOBS = 64
-"""Number of recent jobs that are reported again after a bus outage; their last reports may have been lost."""
+"""Number of recent jobs that are reported again when a manager connects; their last reports may have been lost."""
 
 REPEATED_RELEASES = 256
 """Number of recent releases that are recognised when they are asked for again."""
@@ -58,7 +58,7 @@ log = get_logger()
 class Reporter:
     """Publishes job statuses in order. A job never waits for the bus: reports made during an outage follow it."""
 
-    def __init__(self, bus: Bus, node: str) -> None:
+    def __init__(self, bus: NodeBus, node: str) -> None:
         self._bus, self._node = bus, node
         self._last: OrderedDict[str, JobProgress] = OrderedDict()
         self._unsent: deque[JobProgress] = deque()
@@ -99,7 +99,7 @@ class CheckpointWorker:
     def __init__(
         self,
         node: str,
-        bus: Bus,
+        bus: NodeBus,
         journal: Journal,
         pool: HelperPool,
         backends: Mapping[str, Backend],
@@ -120,11 +120,8 @@ class CheckpointWorker:
         self._ended = asyncio.Event()
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def serve(self, claim: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Replay interrupted jobs and serve until cancelled. Raises the unexpected error of a job.
-
-        ``claim``: returns when this checkpointer may take jobs. Replays do not wait for it: they need no bus.
-        """
+    async def serve(self) -> None:
+        """Replay interrupted jobs and serve until cancelled. Raises the unexpected error of a job."""
         for file in list(self._journal.jobs.values()):
             if not file.done:
                 log.warning("job.replayed", op=file.op, epoch=file.epoch, records=len(file.records))
@@ -139,8 +136,6 @@ class CheckpointWorker:
             (AskJobs, _typed(AskJobs, self.ask)),
         )
         try:
-            if claim is not None:
-                await self._unless_crashed(claim())
             async with contextlib.AsyncExitStack() as stack:
                 for kind, handler in handlers:
                     await stack.enter_async_context(self._bus.serve(kind.pattern(node=self._node), handler))
@@ -402,15 +397,6 @@ class CheckpointWorker:
         task = asyncio.create_task(body(), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _unless_crashed(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await ``work``, or raise the unexpected error of a job."""
-        task = asyncio.create_task(work)
-        try:
-            await asyncio.wait([task, self._crashed], return_when=asyncio.FIRST_COMPLETED)
-            (self._crashed if self._crashed.done() else task).result()
-        finally:
-            task.cancel()
 
     def _crash(self, error: Exception) -> None:
         if not self._crashed.done():

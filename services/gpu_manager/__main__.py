@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NoReturn
 import aiohttp
 
 from kybernate import lifecycle, logs
-from kybernate.bus import Bus, open_bus
+from kybernate.bus import open_bus
+from kybernate.bus.node_socket import connecting
 from kybernate.clock import Clock
 from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.files import changes
@@ -90,7 +91,10 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tra
             host_bytes=host_memory.budget(config.host_memory, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
         )
         board = Board(setup)
-        bus, node_bus = await _open_buses(stack, settings)
+        source, name = f"kyb/gpu-manager/{settings.node}", f"manager {settings.node}"
+        who = settings.credentials("manager")
+        bus = await stack.enter_async_context(open_bus(settings.nats_url, source=source, name=name, credentials=who))
+        node_bus = await stack.enter_async_context(connecting(settings.node_socket))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         pods = open_pods(settings, setup.groups)
         stack.push_async_callback(pods.close)
@@ -114,6 +118,9 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tra
         health.conditions["bus"] = lambda: (
             None if bus.connected else f"no connection to NATS at {settings.nats_url.rsplit('@')[-1]}"
         )
+        health.conditions["checkpointer"] = lambda: (
+            None if node_bus.connected else f"no checkpointer listens at {settings.node_socket}"
+        )
         health.conditions["ledger"] = manager.stalled
         health.conditions["recovered"] = lambda: None if board.node.recovered else "still reading its seats"
         ManagerMetrics(health.registry, manager, policy)
@@ -122,9 +129,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tra
         )
         board.node.manager_url = http.url
         learned.read(board.node.learning, manager.now(), board.node.seats)
-        presence = NodePresence(
-            bus, "gpu-manager", instance=settings.instance, node=settings.node, lock=lock, url=http.url
-        )
+        presence = NodePresence(bus, instance=settings.instance, node=settings.node, lock=lock, url=http.url)
 
         async def manage() -> None:
             await presence.claim(BUS_SECONDS)
@@ -147,20 +152,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tra
             gpus=_until_gpus_changed(settings, sources),
             presence=presence.keep(),
             bus=bus.closed(),
-            node_bus=node_bus.closed(),
         )
-
-
-async def _open_buses(stack: contextlib.AsyncExitStack, settings: ManagerSettings) -> tuple[Bus, Bus]:
-    """The cluster bus and the node bus, which may be the same."""
-    source, name = f"kyb/gpu-manager/{settings.node}", f"manager {settings.node}"
-    who = settings.credentials("manager")
-    bus = await stack.enter_async_context(open_bus(settings.nats_url, source=source, name=name, credentials=who))
-    if settings.node_nats_url is None:
-        return bus, bus
-    who = settings.node_credentials("node-manager")
-    node_bus = open_bus(settings.node_nats_url, source=source, name=name, credentials=who)
-    return bus, await stack.enter_async_context(node_bus)
 
 
 class ChangedError(Exception):

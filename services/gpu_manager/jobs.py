@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from kybernate.bus.port import Bus, BusDownError, NoAnswerError
+from kybernate.bus.port import BusDownError, NoAnswerError, NodeBus
 from kybernate.logs import get_logger
 from kybernate.messages import AskJobs, Job, JobReply, KillJob, ReleaseJob, RetargetJob, SwitchJob
 from services.gpu_manager.inputs import EndingAnswered, JobAnswered, JobsReported, RetargetAnswered
@@ -26,7 +26,7 @@ class CheckpointerClient:
     A job is not sent again while an answer may still come, and less often the longer answers take.
     """
 
-    def __init__(self, bus: Bus, receive: Callable[[object], Awaitable[None]]) -> None:
+    def __init__(self, bus: NodeBus, receive: Callable[[object], Awaitable[None]]) -> None:
         self._bus, self._receive = bus, receive
         self._in_flight: set[tuple[object, ...]] = set()
         self._timeout = 0.0

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from kybernate.annotations import PREFER_GROUP
-from kybernate.bus.port import Bus, BusDownError, BusError
+from kybernate.bus.port import Bus, BusDownError, BusError, NodeBus
 from kybernate.clock import Clock
 from kybernate.envelope import slug
 from kybernate.lifecycle import boot_id
@@ -103,7 +103,7 @@ class Manager:
 
     board: Board
     bus: Bus
-    node_bus: Bus
+    node_bus: NodeBus
     pods: Pods
     gate: GateFiles
     ledger: LedgerFile

@@ -9,10 +9,10 @@ from pathlib import Path
 from nats.aio.msg import Msg
 
 from kybernate.bus.credentials import Credentials
-from kybernate.bus.keys import AUTH_FILES, write
+from kybernate.bus.keys import AUTH_FILE, write
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.nats_link import NatsLink, dial, forbidden
-from kybernate.bus.rights import ROLES, Place, Role
+from kybernate.bus.rights import Role
 from kybernate.bus.setup import init
 from kybernate.dev.nats_server import NatsServer
 
@@ -40,9 +40,8 @@ class Raw:
 
 @dataclass
 class Guarded:
-    """A running server of one place, and the folder with its keys."""
+    """A running server, and the folder with its keys."""
 
-    place: Place
     folder: Path
     server: NatsServer
     raws: dict[Role, Raw] = field(default_factory=dict)
@@ -70,17 +69,16 @@ class Guarded:
 
 
 @asynccontextmanager
-async def guarded(folder: Path, place: Place) -> AsyncIterator[Guarded]:
-    """A server of this place with its streams made, by the key that may."""
-    write(folder, (Place.ONE,) if place is Place.ONE else (Place.CLUSTER, Place.NODE))
-    config = folder / f"{place}.conf"
-    starting = NatsServer(folder / f"nats-{place}", arguments=("-c", str(config)))
+async def guarded(folder: Path) -> AsyncIterator[Guarded]:
+    """A server with its streams made, by the key that may."""
+    write(folder)
+    config = folder / "nats.conf"
+    starting = NatsServer(folder / "nats", arguments=("-c", str(config)))
     # Its name is on its command line, too, and a reload that finds no name in the file would be refused.
-    config.write_text(f'server_name: "{starting._name}"\ninclude "{AUTH_FILES[place]}"\n')
+    config.write_text(f'server_name: "{starting._name}"\ninclude "{AUTH_FILE}"\n')
     async with starting as server:
-        world = Guarded(place, folder, server)
-        if Role.INIT in ROLES[place]:
-            await init(server.url, credentials=world.credentials(Role.INIT))
+        world = Guarded(folder, server)
+        await init(server.url, credentials=world.credentials(Role.INIT))
         try:
             yield world
         finally:

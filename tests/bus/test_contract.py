@@ -181,6 +181,23 @@ async def test_a_request_without_an_answer_in_time_has_an_unknown_outcome(pair: 
     assert asked.is_set()
 
 
+async def test_a_late_answer_is_not_taken_for_that_of_the_next_request(pair: Pair) -> None:
+    go_on = asyncio.Event()
+
+    async def slow(message: Message) -> CommandReply:
+        await go_on.wait()
+        return CommandReply(accepted=True, op=message.cause)
+
+    async with pair.far.serve(ActivateSeat.pattern(), slow):
+        with pytest.raises(NoAnswerError):
+            await pair.near.request(ActivateSeat(cause="1", node="n1", seat="s1"), CommandReply, timeout=0.2)
+        second = ActivateSeat(cause="2", node="n1", seat="s1")
+        asking = asyncio.create_task(pair.near.request(second, CommandReply, timeout=60))
+        await asyncio.sleep(0)
+        go_on.set()
+        assert (await within(asking)).op == "2"
+
+
 async def test_a_handler_that_raises_ends_no_other_request(pair: Pair) -> None:
     async def moody(message: Message) -> CommandReply:
         assert isinstance(message, ActivateSeat)

@@ -18,7 +18,7 @@ from kybernate.bus.credentials import new_seed, public_key
 from kybernate.bus.keys import write
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.nats_link import NatsLink, dial
-from kybernate.bus.rights import Place, Role
+from kybernate.bus.rights import Role
 from kybernate.bus.setup import init
 from kybernate.dev.nats_server import NatsServer, find_server
 from kybernate.messages import SeatActivated
@@ -75,19 +75,11 @@ def test_an_identity_shows_no_secret(tmp_path: Path) -> None:
     assert identity.options["inbox_prefix"] == "_INBOX_router"
 
 
-def test_settings_name_the_files_of_both_buses(tmp_path: Path) -> None:
-    env = {
-        "KYB_NATS_NKEY_FILE": "a.nk",
-        "KYB_NATS_CA_FILE": "",
-        "KYB_NODE_NATS_NKEY_FILE": "b.nk",
-        "KYB_NODE_NATS_URL": "nats://x",
-    }
-    settings = NodeSettings.from_env(env)
+def test_settings_name_the_files() -> None:
+    settings = NodeSettings.from_env({"KYB_NATS_NKEY_FILE": "a.nk", "KYB_NATS_CA_FILE": ""})
     assert settings.credentials("manager") == Credentials("manager", Path("a.nk"))
-    node = settings.node_credentials("node-manager")
-    assert (node.nkey_file, node.prefix) == (Path("b.nk"), "KYB_NODE_NATS_")
-    alone = NodeSettings.from_env({"KYB_NATS_NKEY_FILE": "a.nk", "KYB_NATS_CA_FILE": "ca.crt"})
-    assert alone.node_credentials("x") == Credentials("x", Path("a.nk"), Path("ca.crt"))
+    settings = NodeSettings.from_env({"KYB_NATS_NKEY_FILE": "a.nk", "KYB_NATS_CA_FILE": "ca.crt"})
+    assert settings.credentials("x") == Credentials("x", Path("a.nk"), Path("ca.crt"))
 
 
 def test_a_service_says_before_it_starts_that_its_key_is_none(
@@ -105,7 +97,7 @@ def test_a_service_says_before_it_starts_that_its_key_is_none(
 
 async def test_a_rotated_key_is_taken_up_without_a_restart(tmp_path: Path) -> None:
     """The server drops the old key at once; the process tries on, says why, and is back when its file is renewed."""
-    async with guarded(tmp_path / "keys", Place.CLUSTER) as world:
+    async with guarded(tmp_path / "keys") as world:
         mine = tmp_path / "mounted.nk"
         mine.write_text((world.folder / "router.nk").read_text())
         who = Credentials(Role.ROUTER, mine)
@@ -113,7 +105,7 @@ async def test_a_rotated_key_is_taken_up_without_a_restart(tmp_path: Path) -> No
             async with NatsBus(world.url, source="test", name="test", credentials=who).opened() as bus:
                 await within(bus.until_connected())
                 watching = asyncio.create_task(bus.closed())
-                write(world.folder, (Place.CLUSTER, Place.NODE), Role.ROUTER)
+                write(world.folder, Role.ROUTER)
                 os.kill(world.server.pid, signal.SIGHUP)
                 await until(
                     lambda: any("refused the key" in str(line.get("error")) for line in logs),
@@ -223,9 +215,9 @@ def test_nats_has_no_limit_of_connections_for_a_key(tmp_path: Path) -> None:
 
 
 async def test_a_key_that_takes_all_connections_cuts_no_service_and_delays_one_that_starts(tmp_path: Path) -> None:
-    async with guarded(tmp_path, Place.CLUSTER) as world, world.bus(Role.ROUTER) as before:
+    async with guarded(tmp_path) as world, world.bus(Role.ROUTER) as before:
         await before.until_connected()
-        config = tmp_path / f"{Place.CLUSTER}.conf"
+        config = tmp_path / "nats.conf"
         config.write_text(f"{config.read_text()}max_connections: 8\n")
         os.kill(world.server.pid, signal.SIGHUP)
         taken: list[NatsLink] = []

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from kybernate.bus.credentials import public_key
-from kybernate.bus.keys import AUTH_FILES, KeysError, complete, write
-from kybernate.bus.rights import ROLES, Place, Role
+from kybernate.bus.keys import AUTH_FILE, KeysError, complete, write
+from kybernate.bus.rights import Role
 from kybernate.cli import main
 from kybernate.dev.nats_server import find_server
 from tests.bus.api_server import ApiServer, api_server
 from tests.bus.guarded import certificates
 
-BOTH = (Place.CLUSTER, Place.NODE)
 Kyb = Callable[..., Awaitable[tuple[int, str, str]]]
 
 
@@ -46,7 +45,7 @@ async def test_a_folder_is_filled_once_and_left_alone(tmp_path: Path, kyb: Kyb) 
     assert code == 0
     assert "router.nk" in printed
     first = {file.name: file.read_text() for file in out.iterdir()}
-    assert set(first) == {f"{role}.{kind}" for role in Role for kind in ("nk", "pub")} | {"auth.conf", "node-auth.conf"}
+    assert set(first) == {f"{role}.{kind}" for role in Role for kind in ("nk", "pub")} | {"auth.conf"}
     assert oct(out.stat().st_mode & 0o777) == "0o700"
     for role in Role:
         assert oct((out / f"{role}.nk").stat().st_mode & 0o777) == "0o600"
@@ -57,7 +56,7 @@ async def test_a_folder_is_filled_once_and_left_alone(tmp_path: Path, kyb: Kyb) 
 
 
 async def test_one_key_is_rotated_and_the_others_stay(tmp_path: Path, kyb: Kyb) -> None:
-    write(tmp_path, BOTH)
+    write(tmp_path)
     before = {file.name: file.read_text() for file in tmp_path.iterdir() if file.is_file()}
     assert (await kyb("bus", "keys", "--out", str(tmp_path), "--rotate", "router"))[0] == 0
     after = {file.name: file.read_text() for file in tmp_path.iterdir() if file.is_file()}
@@ -68,15 +67,15 @@ async def test_one_key_is_rotated_and_the_others_stay(tmp_path: Path, kyb: Kyb) 
 
 
 def test_rights_that_changed_are_written_with_the_same_keys(tmp_path: Path) -> None:
-    write(tmp_path, BOTH)
+    write(tmp_path)
     (tmp_path / "auth.conf").write_text("authorization { older }\n")
-    assert write(tmp_path, BOTH) == ("auth.conf",)
+    assert write(tmp_path) == ("auth.conf",)
 
 
 def test_what_is_no_seed_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(KeysError, match=r"router\.nk is not the seed.*--rotate router"):
-        complete((Place.CLUSTER,), {"router.nk": "oops"})
-    assert "router.nk" in complete((Place.CLUSTER,), {"router.nk": "oops"}, Role.ROUTER)
+        complete({"router.nk": "oops"})
+    assert "router.nk" in complete({"router.nk": "oops"}, Role.ROUTER)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,6 @@ def test_what_is_no_seed_is_not_overwritten(tmp_path: Path) -> None:
         (("keys",), "name the target"),
         (("keys", "--out", "x", "--secret", "y"), "name the target"),
         (("keys", "--out", "x", "--rotate", "rooter"), "there is no role 'rooter'; there are router"),
-        (("keys", "--node-secret", "y", "--rotate", "router"), "none of the named Secrets has this role"),
         (("keys", "--secret", "y"), "works in a pod only"),
     ],
 )
@@ -95,12 +93,11 @@ async def test_wrong_usage_is_named(kyb: Kyb, monkeypatch: pytest.MonkeyPatch, a
     assert (code, why in printed) == (2, True), printed
 
 
-@pytest.mark.parametrize("place", [Place.CLUSTER, Place.NODE])
-def test_the_server_takes_the_configuration_of_the_docs(place: Place, pki: Path) -> None:
+def test_the_server_takes_the_configuration_of_the_docs(pki: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     blocks = [block for block in re.findall(r"```\n(.*?)```", page, re.DOTALL) if "server_name" in block]
-    (text,) = [block for block in blocks if f'include "{AUTH_FILES[place]}"' in block]
-    write(pki, BOTH)
+    (text,) = [block for block in blocks if f'include "{AUTH_FILE}"' in block]
+    write(pki)
     file = pki / "nats.conf"
     file.write_text(text.replace("/data", str(pki / "store")))
     argv = [str(find_server()), "-t", "-c", str(file)]
@@ -131,42 +128,37 @@ def text_of(api: ApiServer, secret: str) -> dict[str, str]:
 
 
 def keys(api: ApiServer, *more: str) -> tuple[str, ...]:
-    names = ("--secret", "bus-keys", "--node-secret", "node-keys")
-    return ("bus", "keys", *names, "--service-account", str(api.account), *more)
+    return ("bus", "keys", "--secret", "bus-keys", "--service-account", str(api.account), *more)
 
 
-async def test_secrets_are_made_once(api: ApiServer, kyb: Kyb) -> None:
+async def test_a_secret_is_made_once(api: ApiServer, kyb: Kyb) -> None:
     code, printed, why = await kyb(*keys(api))
     assert (code, why) == (0, "")
-    cluster, node = text_of(api, "bus-keys"), text_of(api, "node-keys")
-    assert set(cluster) == {f"{role}.{k}" for role in ROLES[Place.CLUSTER] for k in ("nk", "pub")} | {"auth.conf"}
-    assert set(node) == {f"{role}.{k}" for role in ROLES[Place.NODE] for k in ("nk", "pub")} | {"node-auth.conf"}
-    assert not any(seed.strip() in printed for seed in cluster.values())
+    made = text_of(api, "bus-keys")
+    assert set(made) == {f"{role}.{k}" for role in Role for k in ("nk", "pub")} | {"auth.conf"}
+    assert not any(seed.strip() in printed for seed in made.values())
     api.asked.clear()
     code, printed, _ = await kyb(*keys(api))
-    assert printed == "Secret kyb/bus-keys: nothing to do, all keys are there\n" + (
-        "Secret kyb/node-keys: nothing to do, all keys are there\n"
-    )
+    assert printed == "Secret kyb/bus-keys: nothing to do, all keys are there\n"
     assert {line.split()[0] for line in api.asked} == {"GET"}
-    assert text_of(api, "bus-keys") == cluster
+    assert text_of(api, "bus-keys") == made
 
 
 async def test_a_secret_is_rotated_and_keeps_what_is_not_ours(api: ApiServer, kyb: Kyb) -> None:
     await kyb(*keys(api))
     api.secrets["bus-keys"]["data"]["notes"] = base64.b64encode(b"mine").decode()
-    before, node = text_of(api, "bus-keys"), text_of(api, "node-keys")
+    before = text_of(api, "bus-keys")
     assert (await kyb(*keys(api, "--rotate", "router")))[0] == 0
     after = text_of(api, "bus-keys")
     assert {key for key in after if after[key] != before[key]} == {"router.nk", "router.pub", "auth.conf"}
     assert after["notes"] == "mine"
-    assert text_of(api, "node-keys") == node
 
 
 async def test_two_that_make_a_secret_at_once_end_with_one_set_of_keys(api: ApiServer, kyb: Kyb, pki: Path) -> None:
     def another() -> None:
         """Between our look and our write the other one wrote."""
         api.between = lambda: None
-        theirs = complete((Place.CLUSTER,), {})
+        theirs = complete({})
         data = {key: base64.b64encode(text.encode()).decode() for key, text in theirs.items()}
         api.secrets["bus-keys"] = {"metadata": {"name": "bus-keys", "resourceVersion": "1"}, "data": data}
         first.update(theirs)

@@ -1,56 +1,41 @@
 """What each role may and may not do, asked of real nats-servers with the keys and rights that kyb makes."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
-import nats.errors
 import pytest
 import pytest_asyncio
 import structlog
 
 from kybernate.bus.port import BusError
-from kybernate.bus.rights import ROLES, Place, Role
+from kybernate.bus.rights import Role
 from kybernate.bus.setup import examine, init
 from kybernate.envelope import Message
 from kybernate.messages import (
     ActivateSeat,
-    AskJobs,
     AuditRecord,
     Command,
     CommandReply,
     DrainAck,
     GpuHealthChanged,
-    JobProgress,
-    JobReply,
-    JobStatus,
     ParkSeat,
     Presence,
     SeatActivated,
     SeatAllocated,
     SeatEvent,
-    SwitchJob,
     TrafficSignal,
 )
 from kybernate.seat import SeatState
-from tests.bus.guarded import Guarded, connect, guarded
+from tests.bus.guarded import Guarded, guarded
 from tests.bus.worlds import within
 from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-Worlds = dict[Place, Guarded]
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def worlds(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worlds]:
-    """The same keys for cluster and node bus, as kyb bus keys makes them; one server for both has its own."""
-    folder: Path = tmp_path_factory.mktemp("keys")
-    async with (
-        guarded(folder, Place.CLUSTER) as cluster,
-        guarded(folder, Place.NODE) as node,
-        guarded(tmp_path_factory.mktemp("one"), Place.ONE) as one,
-    ):
-        yield {Place.CLUSTER: cluster, Place.NODE: node, Place.ONE: one}
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Guarded]:
+    async with guarded(tmp_path_factory.mktemp("keys")) as server:
+        yield server
 
 
 # --- the table ----------------------------------------------------------------------------------------------------
@@ -59,7 +44,7 @@ YES, NO = True, False
 SIGNAL, COMMAND, EVENT = "kyb.v1.sig.s.m", "kyb.v1.cmd.n1.s1.park", "kyb.v1.evt.n1.s1.activated"
 ROSTER, INVENTORY = "$KV.kyb_seats.n1.s1", "$KV.kyb_inventory.n1.g1"
 
-CLUSTER_CASES: dict[Role, list[tuple[str, str, bool]]] = {
+TABLE: dict[Role, list[tuple[str, str, bool]]] = {
     Role.ROUTER: [
         ("publish", SIGNAL, YES),
         ("publish", COMMAND, YES),
@@ -160,82 +145,48 @@ CLUSTER_CASES: dict[Role, list[tuple[str, str, bool]]] = {
         ("subscribe", "$KV.kyb_seats.>", NO),
     ],
 }
-NODE_CASES: dict[Role, list[tuple[str, str, bool]]] = {
-    Role.NODE_MANAGER: [
-        ("publish", "kyb.v1.job.n1.switch", YES),
-        ("subscribe", "kyb.v1.rpt.n1.progress", YES),
-        ("subscribe", "kyb.v1.job.n1.switch", NO),
-        ("publish", "kyb.v1.rpt.n1.progress", NO),
-        ("publish", COMMAND, NO),
-    ],
-    Role.NODE_CHECKPOINTER: [
-        ("subscribe", "kyb.v1.job.n1.switch", YES),
-        ("publish", "kyb.v1.rpt.n1.progress", YES),
-        ("publish", "kyb.v1.hb.checkpointer.n1", YES),
-        ("publish", "_INBOX_node-manager.a", YES),
-        ("publish", "kyb.v1.job.n1.kill", NO),
-        ("subscribe", "kyb.v1.rpt.*.progress", NO),
-    ],
-}
-ONE_CASES: dict[Role, list[tuple[str, str, bool]]] = {
-    Role.MANAGER: [
-        ("publish", "kyb.v1.job.n1.switch", YES),
-        ("publish", ROSTER, YES),
-        ("subscribe", "kyb.v1.rpt.n1.progress", YES),
-    ],
-    Role.NODE_CHECKPOINTER: [("publish", "_INBOX_manager.a", YES), ("publish", ROSTER, NO), ("publish", COMMAND, NO)],
-    Role.ROUTER: [("publish", "kyb.v1.job.n1.switch", NO), ("publish", "kyb.v1.job.n1.kill", NO)],
-    Role.OPERATOR: [("publish", "kyb.v1.job.n1.switch", NO)],
-}
-TABLE = {Place.CLUSTER: CLUSTER_CASES, Place.NODE: NODE_CASES, Place.ONE: ONE_CASES}
 CASES = [
-    pytest.param(place, role, verb, subject, may, id=f"{place}-{role}-{'may' if may else 'not'}-{verb}-{subject}")
-    for place, roles in TABLE.items()
-    for role, cases in roles.items()
+    pytest.param(role, verb, subject, may, id=f"{role}-{'may' if may else 'not'}-{verb}-{subject}")
+    for role, cases in TABLE.items()
     for verb, subject, may in cases
 ]
 
 
-@pytest.mark.parametrize(("place", "role", "verb", "subject", "may"), CASES)
-async def test_a_role_may(worlds: Worlds, place: Place, role: Role, verb: str, subject: str, may: bool) -> None:
-    raw = await worlds[place].raw(role)
+@pytest.mark.parametrize(("role", "verb", "subject", "may"), CASES)
+async def test_a_role_may(world: Guarded, role: Role, verb: str, subject: str, may: bool) -> None:
+    raw = await world.raw(role)
     assert await raw.refused(verb, subject) is not may
 
 
-PLACES_AND_ROLES = [pytest.param(place, role, id=f"{place}-{role}") for place in Place for role in ROLES[place]]
-
-
-@pytest.mark.parametrize(("place", "role"), PLACES_AND_ROLES)
-async def test_no_role_receives_the_answers_to_another(worlds: Worlds, place: Place, role: Role) -> None:
-    raw = await worlds[place].raw(role)
+@pytest.mark.parametrize("role", Role)
+async def test_no_role_receives_the_answers_to_another(world: Guarded, role: Role) -> None:
+    raw = await world.raw(role)
     for subject in (">", "_INBOX.>", "*.>", *(f"_INBOX_{other}.>" for other in Role if other is not role)):
         assert await raw.refused("subscribe", subject), subject
     assert not await raw.refused("subscribe", f"_INBOX_{role}.>")
 
 
-@pytest.mark.parametrize(("place", "role"), PLACES_AND_ROLES)
-async def test_only_init_makes_streams_and_no_role_removes_them(worlds: Worlds, place: Place, role: Role) -> None:
-    raw = await worlds[place].raw(role)
+@pytest.mark.parametrize("role", Role)
+async def test_only_init_makes_streams_and_no_role_removes_them(world: Guarded, role: Role) -> None:
+    raw = await world.raw(role)
     for verb in ("CREATE", "UPDATE", "DELETE", "PURGE", "RESTORE", "MSG.DELETE"):
         for stream in ("KYB_EVENTS", "KV_kyb_seats", "OTHER"):
             may = role is Role.INIT and verb in ("CREATE", "UPDATE") and stream != "OTHER"
             assert await raw.refused("publish", f"$JS.API.STREAM.{verb}.{stream}") is not may, (verb, stream)
 
 
-async def test_a_viewer_says_nothing_at_all(worlds: Worlds) -> None:
-    raw = await worlds[Place.CLUSTER].raw(Role.VIEWER)
+async def test_a_viewer_says_nothing_at_all(world: Guarded) -> None:
+    raw = await world.raw(Role.VIEWER)
     for kind in Message.registry.values():
         assert await raw.refused("publish", kind.pattern().subject.replace("*", "x")), kind
 
 
-@pytest.mark.parametrize(("place", "role"), PLACES_AND_ROLES)
-async def test_the_check_up_finds_nothing_missing(worlds: Worlds, place: Place, role: Role) -> None:
-    if place is not Place.ONE:
-        assert await examine(worlds[place].url, worlds[place].credentials(role), role) == []
+@pytest.mark.parametrize("role", Role)
+async def test_the_check_up_finds_nothing_missing(world: Guarded, role: Role) -> None:
+    assert await examine(world.url, world.credentials(role), role) == []
 
 
-async def test_the_check_up_names_what_is_refused(worlds: Worlds) -> None:
-    world = worlds[Place.CLUSTER]
+async def test_the_check_up_names_what_is_refused(world: Guarded) -> None:
     missing = await examine(world.url, world.credentials(Role.VIEWER), Role.ROUTER)
     assert any("kyb.v1.cmd.kyb-check.kyb-check.park" in text for text in missing)
     assert not any("kyb.v1.evt" in text for text in missing)
@@ -244,37 +195,8 @@ async def test_the_check_up_names_what_is_refused(worlds: Worlds) -> None:
 # --- attacks ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("role", ROLES[Place.CLUSTER])
-async def test_a_key_of_the_cluster_bus_is_refused_on_the_node_bus(worlds: Worlds, role: Role) -> None:
-    world = worlds[Place.NODE]
-    with pytest.raises(nats.errors.Error, match="Authorization Violation"):
-        await connect(world.url, world.folder / f"{role}.nk", role)
-
-
-async def test_a_stolen_router_key_does_not_command_a_checkpointer(worlds: Worlds) -> None:
-    """Even where one server plays both buses: the checkpointer never hears the job; the manager's it does hear."""
-    world = worlds[Place.ONE]
-    received: list[str] = []
-
-    async def take(message: Message) -> JobReply:
-        received.append(message.cause)
-        return JobReply(accepted=True)
-
-    job = SwitchJob(cause="thief", node="n1", epoch=1, op="o", group="g")
-    async with world.bus(Role.NODE_CHECKPOINTER) as checkpointer, world.bus(Role.MANAGER) as manager:
-        await within(checkpointer.until_connected())
-        await within(manager.until_connected())
-        async with checkpointer.serve(SwitchJob.pattern(node="n1"), take):
-            thief = await world.raw(Role.ROUTER)
-            assert await thief.refused("publish", job.subject)
-            owner = job.model_copy(update={"cause": "owner"})
-            assert (await manager.request(owner, JobReply, timeout=10)).accepted
-    assert received == ["owner"]
-
-
-async def test_what_jetstream_is_made_to_send_is_no_command(worlds: Worlds) -> None:
+async def test_what_jetstream_is_made_to_send_is_no_command(world: Guarded) -> None:
     """JetStream answers to any subject that its client names. Such an answer has no inbox, so it asks for nothing."""
-    world = worlds[Place.CLUSTER]
     received: list[str] = []
 
     async def take(message: Message) -> CommandReply:
@@ -298,9 +220,8 @@ async def test_what_jetstream_is_made_to_send_is_no_command(worlds: Worlds) -> N
     assert received == ["operator"]
 
 
-async def test_an_answer_goes_into_inboxes_only(worlds: Worlds) -> None:
+async def test_an_answer_goes_into_inboxes_only(world: Guarded) -> None:
     """Else a router could have the manager write its answer over a row of the roster, with the manager's rights."""
-    world = worlds[Place.CLUSTER]
 
     async def take(_: Message) -> CommandReply:
         return CommandReply(accepted=True)
@@ -323,10 +244,9 @@ async def test_an_answer_goes_into_inboxes_only(worlds: Worlds) -> None:
 # --- everybody's work ---------------------------------------------------------------------------------------------
 
 
-async def test_every_role_can_do_its_work_without_a_violation(worlds: Worlds) -> None:
+async def test_every_role_can_do_its_work_without_a_violation(world: Guarded) -> None:
     with structlog.testing.capture_logs() as logs:
-        await _a_day_on_the_cluster_bus(worlds[Place.CLUSTER])
-        await _a_day_on_the_node_bus(worlds[Place.NODE])
+        await _a_day_on_the_cluster_bus(world)
     assert [line for line in logs if line["event"] in ("bus.forbidden", "bus.error")] == []
 
 
@@ -396,29 +316,9 @@ async def _a_day_on_the_cluster_bus(world: Guarded) -> None:
             await bus.flush()
 
 
-async def _a_day_on_the_node_bus(world: Guarded) -> None:
-    async def take(_: Message) -> JobReply:
-        return JobReply(accepted=True)
-
-    report = JobProgress(cause="c", node="n1", status=JobStatus(op="o", epoch=1, group="g"))
-    async with world.bus(Role.NODE_MANAGER) as manager, world.bus(Role.NODE_CHECKPOINTER) as checkpointer:
-        await within(manager.until_connected())
-        await within(checkpointer.until_connected())
-        async with (
-            manager.subscribe(JobProgress.pattern(node="n1")) as reports,
-            checkpointer.serve(AskJobs.pattern(node="n1"), take),
-        ):
-            assert (await manager.request(AskJobs(cause="c", node="n1", epoch=1), JobReply, timeout=10)).accepted
-            await checkpointer.publish(report)
-            assert isinstance(await within(anext(reports)), JobProgress)
-            presence = {"instance": "n1", "incarnation": "i", "node": "n1"}
-            await checkpointer.publish(Presence(cause="c", component="checkpointer", **presence))  # type: ignore[arg-type]
-            await checkpointer.flush()
-
-
-async def test_a_missing_right_is_logged_with_the_remedy(worlds: Worlds) -> None:
+async def test_a_missing_right_is_logged_with_the_remedy(world: Guarded) -> None:
     with structlog.testing.capture_logs() as logs:
-        async with worlds[Place.CLUSTER].bus(Role.VIEWER) as bus:
+        async with world.bus(Role.VIEWER) as bus:
             await within(bus.until_connected())
             await bus.publish(ParkSeat(cause="c", node="n1", seat="s1"))
             await bus.flush()
@@ -431,7 +331,6 @@ async def test_a_missing_right_is_logged_with_the_remedy(worlds: Worlds) -> None
     assert "kyb bus keys" in logged["remedy"]
 
 
-async def test_a_server_with_keys_refuses_a_client_without_one(worlds: Worlds) -> None:
-    for world in worlds.values():
-        with pytest.raises(BusError, match=r"refused these credentials.*docs/security\.md"):
-            await init(world.url)
+async def test_a_server_with_keys_refuses_a_client_without_one(world: Guarded) -> None:
+    with pytest.raises(BusError, match=r"refused these credentials.*docs/security\.md"):
+        await init(world.url)

@@ -13,24 +13,22 @@ from kybernate.bus.rights import (
     PRESENT,
     PUBLISHERS,
     READERS,
-    ROLES,
     STREAM_READERS,
     SUBSCRIBERS,
     WRITERS,
-    Place,
     Role,
     covers,
     rights,
     subject,
 )
 from kybernate.envelope import Message
-from kybernate.messages import Presence
+from kybernate.messages import Job, JobProgress, Presence
 from scripts.rights_page import embedded, roles_table
 
-EVERYWHERE = {(place, role): may for place in (Place.CLUSTER, Place.NODE) for role, may in rights(place).items()}
+ON_NATS = [kind for kind in Message.registry.values() if not issubclass(kind, Job | JobProgress)]
 
 
-@pytest.mark.parametrize("kind", Message.registry.values(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", ON_NATS, ids=lambda kind: kind.__name__)
 def test_every_message_has_a_role_that_may_publish_it_and_one_that_may_subscribe(kind: type[Message]) -> None:
     """A new message: give it to its roles in PUBLISHERS and SUBSCRIBERS."""
     if kind is Presence:
@@ -39,29 +37,26 @@ def test_every_message_has_a_role_that_may_publish_it_and_one_that_may_subscribe
     else:
         subjects = {subject(kind).replace("*", "x")}
     for one in subjects:
-        assert any(covers(right, one) for may in EVERYWHERE.values() for right in may.publish), one
-        assert any(covers(right, one) for may in EVERYWHERE.values() for right in may.subscribe) or kind is Presence
+        assert any(covers(right, one) for may in rights().values() for right in may.publish), one
+        assert any(covers(right, one) for may in rights().values() for right in may.subscribe) or kind is Presence
 
 
 def test_every_bucket_stream_and_role_is_in_the_tables() -> None:
     assert set(WRITERS) == set(READERS) == set(BUCKETS)
     assert set(STREAM_READERS) == {EVENTS, AUDIT, REQUESTS}
     assert set(MEANING) == set(Role)
-    assert set(ROLES[Place.CLUSTER]) | set(ROLES[Place.NODE]) == set(Role)
-    assert not set(ROLES[Place.CLUSTER]) & set(ROLES[Place.NODE])
 
 
-@pytest.mark.parametrize("place", Place)
-def test_no_right_is_for_everything(place: Place) -> None:
-    for role, may in rights(place).items():
+def test_no_right_is_for_everything() -> None:
+    for role, may in rights().items():
         for right in (*may.publish, *may.subscribe):
             assert right.split(".")[0] not in ("*", ">"), (role, right)
             assert not covers(right, "$SYS.x"), (role, right)
             assert not right.startswith(("_INBOX.", "_INBOX_*")), (role, right)
 
 
-def test_jobs_are_not_of_the_cluster_bus() -> None:
-    for role, may in rights(Place.CLUSTER).items():
+def test_jobs_are_not_on_nats() -> None:
+    for role, may in rights().items():
         for right in (*may.publish, *may.subscribe):
             assert not right.startswith(("kyb.v1.job", "kyb.v1.rpt")), (role, right)
 
@@ -69,7 +64,7 @@ def test_jobs_are_not_of_the_cluster_bus() -> None:
 def test_who_must_not_write_gets_nothing_that_jetstream_answers() -> None:
     """JetStream sends its answers to any subject that its client names."""
     for role in (Role.VIEWER, Role.SIGNALS):
-        for right in rights(Place.CLUSTER)[role].publish:
+        for right in rights()[role].publish:
             assert not right.startswith(("$", "kyb.v1.evt", "kyb.v1.audit")), (role, right)
 
 
@@ -95,7 +90,7 @@ def test_a_right_covers_what_the_server_lets_through(allowed: str, wanted: str, 
 
 def test_the_servers_list_holds_no_secret() -> None:
     seeds = {role: new_seed() for role in Role}
-    text = "".join(authorization(place, {role: public_key(seed) for role, seed in seeds.items()}) for place in Place)
+    text = authorization({role: public_key(seed) for role, seed in seeds.items()})
     assert not any(seed in text for seed in seeds.values())
     assert all(public_key(seed) in text for seed in seeds.values())
 

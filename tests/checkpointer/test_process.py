@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from kybernate.bus import BusError, open_bus
-from kybernate.bus.port import Bus
-from kybernate.dev.nats_server import NatsServer
-from kybernate.messages import AskJobs, Job, JobReply, JobStatus, SeatTarget, SwitchJob
+from kybernate.bus.node_socket import connecting
+from kybernate.bus.port import BusError, NodeBus
+from kybernate.messages import AskJobs, Job, JobProgress, JobReply, JobStatus, SeatTarget, SwitchJob
 from services.checkpointer.helper_pool import HelperCall, sigkill
 from services.checkpointer.processes import ProcessIdentity, alive, ended
 from tests.checkpointer.world import NODE, Checkpointer, Engine, Kind, Node, checkpointer, environment, node
@@ -35,22 +34,17 @@ main()
 
 
 @asynccontextmanager
-async def stack(kind: Kind = "fake") -> AsyncIterator[tuple[Node, NatsServer, Bus]]:
-    """A node, a nats-server and the manager's end of the bus."""
-    async with (
-        node(kind) as here,
-        NatsServer(here.folder / "nats") as server,
-        open_bus(server.url, source="kyb/test", name="test") as bus,
-    ):
-        await until(lambda: bus.connected, what="on the bus")
-        yield here, server, bus
+async def stack(kind: Kind = "fake") -> AsyncIterator[tuple[Node, NodeBus]]:
+    """A node and the manager's end of its bus."""
+    async with node(kind) as here, connecting(here.folder / "run" / "checkpointer.sock") as bus:
+        yield here, bus
 
 
 @asynccontextmanager
-async def process(here: Node, server: NatsServer, *program: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(here: Node, *program: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A checkpointer process; killed at the end if it still runs."""
     log = (here.folder / "checkpointer.log").open("ab")
-    env = environment(here, server.url)
+    env = environment(here)
     one = await asyncio.create_subprocess_exec(
         sys.executable,
         *(program or ("-m", "services.checkpointer")),
@@ -68,7 +62,7 @@ async def process(here: Node, server: NatsServer, *program: str) -> AsyncIterato
         await one.wait()
 
 
-async def ask(bus: Bus, job: Job) -> JobReply:
+async def ask(bus: NodeBus, job: Job) -> JobReply:
     """Request as the manager does: repeat until there is a reply."""
     async with asyncio.timeout(ASK_SECONDS):
         while True:
@@ -78,7 +72,7 @@ async def ask(bus: Bus, job: Job) -> JobReply:
                 await asyncio.sleep(0.02)
 
 
-async def status_of(bus: Bus, op: str) -> JobStatus:
+async def status_of(bus: NodeBus, op: str) -> JobStatus:
     """The status of an op once it is done."""
     async with asyncio.timeout(ASK_SECONDS):
         while True:
@@ -129,9 +123,9 @@ async def replayed(it: Checkpointer, engines: tuple[Engine, ...]) -> tuple[str, 
 
 @pytest.mark.parametrize("step", STEPS)
 async def test_killed_at_any_step_it_converges_without_an_operator_and_twice_gives_the_same(step: str) -> None:
-    async with stack("ctypes") as (here, server, bus):
+    async with stack("ctypes") as (here, bus):
         old = await here.engine("s00")
-        async with process(here, server):
+        async with process(here):
             await ask(bus, switch(1, (old.target,)))
             assert (await status_of(bus, "op-1")).park[0].outcome == "parked"
             new = await here.engine("s01", gib=60)
@@ -210,42 +204,47 @@ async def kill_helper(it: Checkpointer, key: str) -> None:
 
 
 async def test_sigterm_in_the_middle_of_a_transfer_ends_it_at_once_and_the_next_one_finishes() -> None:
-    async with stack() as (here, server, bus):
+    async with stack() as (here, bus):
         engine = await here.engine("s00")
         await here.inject("hang", verb="checkpoint", times=9)
-        async with process(here, server) as one:
+        async with process(here) as one:
             await ask(bus, switch(1, (engine.target,)))
             await until(lambda: '"step":"checkpoint"' in journaled(here, 1), what="checkpoint")
             one.terminate()
             assert await asyncio.wait_for(one.wait(), ASK_SECONDS) == 0, "it waits for no transfer, which may never end"
         await here.inject("clear")
-        async with process(here, server):
+        async with process(here):
             assert (await status_of(bus, "op-1")).park[0].outcome in ("parked", "active")
 
 
 async def test_a_second_checkpointer_of_the_node_names_the_first() -> None:
-    async with stack() as (here, server, bus), process(here, server) as first:
+    async with stack() as (here, bus), process(here) as first:
         await ask(bus, AskJobs(cause="test", node=NODE, epoch=0))
-        async with process(here, server, "-c", IMPATIENT) as second:
+        async with process(here, "-c", IMPATIENT) as second:
             assert await asyncio.wait_for(second.wait(), 20) == 1
         log = (here.folder / "checkpointer.log").read_text()
         assert f"process {first.pid} holds" in log
         assert "Traceback" not in log
 
 
-async def test_it_waits_for_a_bus_that_is_not_there_yet_and_replays_meanwhile() -> None:
-    async with stack() as (here, server, bus):
+async def test_it_replays_while_no_manager_is_connected() -> None:
+    async with node("fake") as here:
         engine = await here.engine("s00")
+        path = here.folder / "run" / "checkpointer.sock"
         await here.inject("slow", factor=8)
-        async with process(here, server):
+        async with process(here), connecting(path) as bus:
             await ask(bus, switch(1, (engine.target,)))
             await until(lambda: '"step":"checkpoint"' in journaled(here, 1), what="checkpoint")
-        await server.kill()
-        async with process(here, server) as one:
-            await until(lambda: '"kind":"done"' in journaled(here, 1), what="replayed without a bus")
-            await server.start()
-            # Killed between the record and the call, it finds the seat locked and undoes; else it finishes.
-            assert (await status_of(bus, "op-1")).park[0].outcome in ("parked", "active")
+        async with process(here) as one:
+            await until(lambda: '"kind":"done"' in journaled(here, 1), what="replayed without a manager")
+            async with connecting(path) as bus, bus.subscribe(JobProgress.pattern(node=NODE)) as reports:
+                report = await asyncio.wait_for(anext(reports), ASK_SECONDS)
+                assert isinstance(report, JobProgress)
+                assert (report.status.op, report.status.done) == ("op-1", True), (
+                    "a manager that connects receives levels"
+                )
+                # Killed between the record and the call, it finds the seat locked and undoes; else it finishes.
+                assert (await status_of(bus, "op-1")).park[0].outcome in ("parked", "active")
             one.terminate()
             assert await one.wait() == 0
 

@@ -338,7 +338,7 @@ async def engine(here: Node, *options: str, seat: str = "") -> AsyncIterator[tup
 
 
 async def started_doctor(here: Node, *arguments: str) -> asyncio.subprocess.Process:
-    variables = environment(here, "nats://127.0.0.1:1") | {"PYTHONPATH": ":".join(sys.path)}
+    variables = environment(here) | {"PYTHONPATH": ":".join(sys.path)}
     return await asyncio.create_subprocess_exec(
         *KYB, *arguments, env=variables, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
@@ -384,7 +384,7 @@ async def test_a_self_test_that_fails_is_on_record_and_ends_the_engine(
         (here.folder / "state").mkdir()
         if fault:
             await here.client.call("inject", **fault)
-        settings = CheckpointerSettings.from_env(environment(here, "nats://127.0.0.1:1"))
+        settings = CheckpointerSettings.from_env(environment(here))
         result = await self_test(settings, url, pid, 3)
         assert says in result.trouble
         assert ("the engine was killed" in result.trouble) == (identify(pid) is None)
@@ -417,7 +417,7 @@ async def test_what_is_not_the_drivers_fault_is_no_result() -> None:
         tests = SelfTests(here.folder / "state")
         (here.folder / "state").mkdir()
         add(tests, PASSED.model_copy(update={"driver": "fake"}))
-        settings = CheckpointerSettings.from_env(environment(here, "nats://127.0.0.1:1"))
+        settings = CheckpointerSettings.from_env(environment(here))
         body = {"model": "m", "prompt": "hello", "max_tokens": 100_000}
         async with aiohttp.ClientSession() as http:
             busy = asyncio.create_task(http.post(f"{url}/v1/completions", json=body))
@@ -437,7 +437,7 @@ async def test_only_the_engine_at_the_address_is_tested_and_only_alone_on_its_gp
 ) -> None:
     async with node() as here, engine(here) as (url, pid), engine(here) as (other, beside):
         (here.folder / "state").mkdir()
-        settings = CheckpointerSettings.from_env(environment(here, "nats://127.0.0.1:1"))
+        settings = CheckpointerSettings.from_env(environment(here))
         with monkeypatch.context() as hurry:
             hurry.setattr("services.checkpointer.self_test.ACCEPT_SECONDS", 0.5)
             with pytest.raises(UnfitError, match=f"is not served by pid {pid} or a child of it"):
@@ -458,7 +458,7 @@ async def test_a_self_test_that_is_interrupted_ends_the_engine(monkeypatch: pyte
     monkeypatch.setattr("services.checkpointer.self_test._cycle", interrupted)
     async with node() as here, engine(here) as (url, pid):
         (here.folder / "state").mkdir()
-        settings = CheckpointerSettings.from_env(environment(here, "nats://127.0.0.1:1"))
+        settings = CheckpointerSettings.from_env(environment(here))
         with pytest.raises(asyncio.CancelledError):
             await self_test(settings, url, pid, 1)
         assert identify(pid) is None
@@ -471,7 +471,7 @@ async def test_a_process_that_may_have_a_seat_is_not_tested(variables: dict[str,
     """``env -i`` empties the environment as one that cannot be read is empty."""
     words = [f"{name}={value}" for name, value in variables.items()]
     async with node() as here:
-        settings = CheckpointerSettings.from_env(environment(here, "nats://127.0.0.1:1"))
+        settings = CheckpointerSettings.from_env(environment(here))
         process = await asyncio.create_subprocess_exec("sh", "-c", f"env -i {' '.join(words)} sleep 600 & wait")
         try:
             root = identify(process.pid)
@@ -494,7 +494,7 @@ def name_of(pid: int) -> str:
 @pytest.mark.timeout(120)
 async def test_the_engine_of_a_seat_is_not_tested() -> None:
     async with node() as here, engine(here, seat="s00") as (url, pid):
-        settings = CheckpointerSettings.from_env(environment(here, "nats://127.0.0.1:1"))
+        settings = CheckpointerSettings.from_env(environment(here))
         with pytest.raises(UnfitError, match="has a seat"):
             await self_test(settings, url, pid, 1)
         assert (await here.used())[here.gpus[0]] == 20 * GIB

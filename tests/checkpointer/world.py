@@ -407,14 +407,13 @@ async def checkpointer(
                     raise task.exception()  # type: ignore[misc]
 
 
-def environment(node: Node, nats_url: str) -> dict[str, str]:
+def environment(node: Node) -> dict[str, str]:
     """The environment of a separate checkpointer process."""
     driver = {"KYB_DRIVER": "cuda", "KYB_CUDA_BINDING": node.kind, "LD_LIBRARY_PATH": str(node.stubs)}
     return {
         **plain_environment(),
         **({} if node.kind == "fake" else driver),
         "KYB_NODE": NODE,
-        "KYB_NATS_URL": nats_url,
         "KYB_FAKE_DRIVER": str(node.socket),
         "KYB_FAKE_KUBELET": "true",
         "KYB_RUN_DIR": str(node.folder / "run"),

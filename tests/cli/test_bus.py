@@ -11,8 +11,8 @@ import pytest_asyncio
 from typer.testing import CliRunner
 
 from kybernate.api_keys import find, load
+from kybernate.bus.credentials import new_seed
 from kybernate.bus.port import BusError
-from kybernate.bus.rights import Place
 from kybernate.cli.bus import bus as bus_commands
 from kybernate.dev.nats_server import NatsServer
 from tests.bus.guarded import Guarded, guarded
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest_asyncio.fixture
 async def bus(tmp_path: Path) -> AsyncIterator[Guarded]:
-    async with guarded(tmp_path / "keys", Place.CLUSTER) as world:
+    async with guarded(tmp_path / "keys") as world:
         yield world
 
 
@@ -41,7 +41,8 @@ async def test_init_and_check_use_the_given_key(bus: Guarded, kyb: "Kyb", monkey
     assert wrong.code == 1
     assert "role router lacks rights" in wrong.err
     assert "kyb.v1.evt" in wrong.err
-    unlisted = await kyb("bus", "check", "--role", "router", "--nkey-file", str(bus.folder / "node-manager.nk"))
+    (bus.folder / "other.nk").write_text(new_seed())
+    unlisted = await kyb("bus", "check", "--role", "router", "--nkey-file", str(bus.folder / "other.nk"))
     assert (unlisted.code, "refused the key of role router" in unlisted.err) == (1, True)
     none = await kyb("bus", "check", "--role", "router", "--nkey-file", str(bus.folder / "nowhere.nk"))
     assert (none.code, "nowhere.nk: No such file" in none.err) == (1, True)

@@ -155,6 +155,8 @@ TWICE = "A second instance of a service on the same node"
 
 SECOND_SECONDS = 90.0
 """How long a second instance may take to start and to notice the first; on a loaded machine."""
+WITHOUT_MANAGER = b"checkpointer.serving"
+"""In the log of a second checkpointer with other folders: no manager connects to it, so it may stay."""
 
 
 def twice(service: str, *, folders: bool) -> Callable[[Failures], Awaitable[Asked]]:
@@ -168,16 +170,22 @@ def twice(service: str, *, folders: bool) -> Callable[[Failures], Awaitable[Aske
             for name in {"KYB_STATE_DIR", "KYB_RUN_DIR"} & env.keys():
                 env[name] = str(Path(env[name]).with_name(f"{Path(env[name]).name}-second"))
                 Path(env[name]).mkdir(exist_ok=True)
-        log = (stack.folder / "logs" / f"second-{service}.log").open("ab")
+        path = stack.folder / "logs" / f"second-{service}.log"
+        log = path.open("ab")
         second = await asyncio.create_subprocess_exec(
             *command.argv, env=env, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
         )
         log.close()
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(second.wait(), SECOND_SECONDS)
+                async with asyncio.timeout(SECOND_SECONDS):
+                    while second.returncode is None and WITHOUT_MANAGER not in path.read_bytes():
+                        await asyncio.sleep(0.1)
             asked = await world.ask(world.incoming)
-            asked.note = "the second serves too" if second.returncode is None else "the second ends"
+            got_jobs = list(Path(env.get("KYB_STATE_DIR", "/nowhere")).glob("journal/*.jsonl"))
+            idle = WITHOUT_MANAGER in path.read_bytes() and not got_jobs
+            stays = "the second gets no job" if idle else "the second serves too"
+            asked.note = stays if second.returncode is None else "the second ends"
             return asked
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -11,12 +11,11 @@ import yaml
 
 from kybernate.adopt import ROUTER
 from kybernate.bus.keys import write
-from kybernate.bus.rights import Place
 from kybernate.config import load
 from kybernate.dev.nats_server import find_server
 from tests.helm.chart import CHART, NAMESPACE, ROOT, SETS, render
 
-MADE_LATER = ("kybernate-bus-keys", "kybernate-node-keys", "kybernate-webhook-tls", "kube-root-ca.crt")
+MADE_LATER = ("kybernate-bus-keys", "kybernate-webhook-tls", "kube-root-ca.crt")
 """By Jobs of this chart, or by Kubernetes."""
 GIVEN = {
     "agents": {"bus-keys"},
@@ -25,7 +24,7 @@ GIVEN = {
     "tls": {"nats-tls", "nats-client-tls"},
     "cert-manager": {"kybernate-nats-tls", "kybernate-nats-client-tls"},
     "guarded": {"api-keys", "router-tls"},
-    "own-secrets": {"my-bus-keys", "my-node-keys", "my-config", "my-webhook-cert"},
+    "own-secrets": {"my-bus-keys", "my-config", "my-webhook-cert"},
 }
 every_set = pytest.mark.parametrize("values", SETS)
 
@@ -133,9 +132,7 @@ def test_what_jobs_made_goes_with_the_release_and_only_then() -> None:
         }
     kept = render("default", "--set=keys.keep=true").kind("Secret")
     assert [one["metadata"]["name"] for one in kept] == ["kybernate-webhook-tls"]
-    assert not {"my-bus-keys", "my-node-keys"} & {
-        one["metadata"]["name"] for one in render("own-secrets").kind("Secret")
-    }
+    assert "my-bus-keys" not in {one["metadata"]["name"] for one in render("own-secrets").kind("Secret")}
 
 
 def test_an_uninstall_is_checked_before_anything_is_deleted() -> None:
@@ -212,21 +209,15 @@ def test_the_configuration_of_the_nodes_can_be_read(values: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("values", "name", "place"),
-    [
-        ("default", "-nats", Place.CLUSTER),
-        ("ha", "-nats", Place.CLUSTER),
-        ("kubelet-root", "-nats", Place.CLUSTER),
-        ("default", "-node-bus", Place.NODE),
-    ],
+    "values",
+    ["default", "ha", "kubelet-root"],
 )
-def test_nats_takes_its_configuration(values: str, name: str, place: Place, tmp_path: Path) -> None:
+def test_nats_takes_its_configuration(values: str, tmp_path: Path) -> None:
     config = tmp_path / "nats.conf"
     config.write_text(
-        render(values).one("ConfigMap", name)["data"]["nats.conf"].replace("/data", str(tmp_path / "data"))
+        render(values).one("ConfigMap", "-nats")["data"]["nats.conf"].replace("/data", str(tmp_path / "data"))
     )
-    write(tmp_path, (place,), None)
-    (tmp_path / "node-auth.conf").exists() and (tmp_path / "node-auth.conf").rename(tmp_path / "auth.conf")
+    write(tmp_path)
     command = [str(find_server()), "-t", "-c", str(config)]
     env = {**os.environ, "POD_NAME": "kybernate-nats-0"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=env)

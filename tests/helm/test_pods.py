@@ -137,7 +137,7 @@ def test_more_workers_than_the_defaults_allow_start_with_room_for_a_request_each
 
 @every_set
 def test_a_pod_has_only_the_seed_of_its_role(values: str) -> None:
-    roles = {"plugin": {"plugin"}, "node": {"manager", "node-manager", "node-checkpointer"}, "router": {"router"}}
+    roles = {"plugin": {"plugin"}, "node": {"manager"}, "router": {"router"}}
     for where, pod in render(values).pods():
         component = where.partition("/")[2].removeprefix("kybernate-").split("-")[0]
         seeds = {
@@ -156,7 +156,7 @@ def test_a_pod_has_only_the_seed_of_its_role(values: str) -> None:
 def test_the_checkpointer_has_no_key_of_the_cluster_bus_and_no_token() -> None:
     node = render("default").container("checkpointer")
     mounted = {mount["name"] for mount in node.spec["volumeMounts"]}
-    assert mounted == {"cgroup", "run", "state", "tmp", "checkpointer-node-key"}
+    assert mounted == {"cgroup", "run", "state", "tmp"}
     assert not [name for name in node.env if name.startswith("KYB_NATS_")]
 
 
@@ -279,12 +279,19 @@ def test_a_new_version_alone_replaces_no_sample_engine() -> None:
             assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(pod["metadata"]["labels"]), where
 
 
-def test_the_bus_of_a_node_has_what_its_probes_need_whatever_nats_the_cluster_has() -> None:
-    found = render("air-gapped")
-    node = next(one for one in found.containers() if one.where == "DaemonSet/kybernate-node/bus")
-    assert node.spec["image"] == found.container("manager").spec["image"]
-    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-        assert node.spec[probe]["exec"]["command"][0] == "python"
+@every_set
+def test_manager_and_checkpointer_are_one_user_and_share_the_folder_of_their_socket(values: str) -> None:
+    for where, pod in render(values).pods():
+        if not where.startswith("DaemonSet/") or not where.endswith("-node"):
+            continue
+        both = [one for one in pod["spec"]["containers"] if one["name"] in ("manager", "checkpointer")]
+        assert len(both) == 2
+        assert pod["spec"]["securityContext"]["runAsUser"] == 0
+        for one in both:
+            assert "runAsUser" not in one["securityContext"], where
+            folder = next(env["value"] for env in one["env"] if env["name"] == "KYB_RUN_DIR")
+            mount = next(mount for mount in one["volumeMounts"] if mount["mountPath"] == folder)
+            assert (mount["name"], mount.get("readOnly", False)) == ("run", False), where
 
 
 def test_a_router_drains_where_it_listens() -> None:

@@ -64,9 +64,7 @@ async def test_one_request_can_be_followed_by_its_cause_through_every_message(up
         ("evt", "decided"),  # services/gpu_manager: the policy decided which seat leaves, and why
         ("evt", "closed"),  # it drains
         ("evt", "evicted"),  # drained
-        ("job", "switch"),  # one job of two halves
-        ("rpt", "progress"),  # services/checkpointer: journaled, begun
-        ("evt", "parked"),  # evidence
+        ("evt", "parked"),  # services/checkpointer parked it: evidence
         ("evt", "leased"),
         ("evt", "activated"),  # verified; the router forwards
     ]

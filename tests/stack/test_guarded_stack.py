@@ -1,4 +1,4 @@
-"""The real services with keys on both buses and TLS between: all works, and no service requests what it may not."""
+"""The real services with keys on the bus and TLS between: all works, and no service requests what it may not."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import aiohttp
 
 from kybernate.bus.credentials import Credentials
 from kybernate.bus.keys import write
-from kybernate.bus.rights import Place
 from kybernate.dev.stack import Stack, StackOptions
 from tests.bus.guarded import certificates
 from tests.stack.pods import pod
@@ -15,8 +14,7 @@ CONFIG = """
 profiles:
   - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}
 """
-NODE_ROLES = {"gpu_manager": "node-manager", "checkpointer": "node-checkpointer"}
-CLUSTER_ROLES = {"gpu_manager": "manager", "plugin": "plugin", "router": "router"}
+ROLES = {"gpu_manager": "manager", "plugin": "plugin", "router": "router"}
 
 
 async def test_a_stack_with_keys_and_tls_serves_a_parked_model(tmp_path: Path) -> None:
@@ -34,7 +32,7 @@ async def test_a_stack_with_keys_and_tls_serves_a_parked_model(tmp_path: Path) -
             assert answer.status == 200
             await answer.content.readuntil(b"seat-")
         logs = {name: stack.logs(name) for name in stack.pids}
-    assert {"nats", "node_nats", *CLUSTER_ROLES, "checkpointer"} <= set(logs)
+    assert {"nats", *ROLES, "checkpointer"} <= set(logs)
     secrets = [file.read_text().strip() for file in (tmp_path / "keys").glob("*.nk")]
     for name, log in logs.items():
         assert "bus.forbidden" not in log, (name, log)
@@ -43,33 +41,26 @@ async def test_a_stack_with_keys_and_tls_serves_a_parked_model(tmp_path: Path) -
 
 
 def guarded(folder: Path) -> StackOptions:
-    """Two buses with keys; the cluster bus takes TLS connections only."""
+    """A bus with keys that takes TLS connections only."""
     keys, pki = folder / "keys", folder / "pki"
-    write(keys, (Place.CLUSTER, Place.NODE))
+    write(keys)
     certificates(pki)
     tls = f'tls {{ cert_file: "{pki}/server.crt", key_file: "{pki}/server.key" }}\n'
     (keys / "nats.conf").write_text(f'{tls}include "auth.conf"\n')
-    (keys / "node-nats.conf").write_text('include "node-auth.conf"\n')
     config, pods = folder / "config.yaml", folder / "pods.yaml"
     config.write_text(CONFIG)
     pods.write_text(pod("a") + pod("b"))
     settings: dict[str, dict[str, str]] = {}
-    for name, role in CLUSTER_ROLES.items():
+    for name, role in ROLES.items():
         files = {"KYB_NATS_NKEY_FILE": str(keys / f"{role}.nk"), "KYB_NATS_CA_FILE": str(pki / "ca.crt")}
         settings.setdefault(name, {}).update(files)
-    for name, role in NODE_ROLES.items():
-        settings.setdefault(name, {})["KYB_NODE_NATS_NKEY_FILE"] = str(keys / f"{role}.nk")
     return StackOptions(
         config=config,
         pods=pods,
         gpus=1,
         announce=False,
         speed=8,
-        two_buses=True,
         settings=settings,
-        arguments={
-            "nats": ("-c", str(keys / "nats.conf")),
-            "node_nats": ("-c", str(keys / "node-nats.conf")),
-        },
+        arguments={"nats": ("-c", str(keys / "nats.conf"))},
         init_credentials=Credentials("init", keys / "init.nk", pki / "ca.crt"),
     )

@@ -165,13 +165,6 @@ async def test_a_second_stack_runs_beside_the_first_and_leaves_its_file_alone() 
         assert found["url"] == first.url
 
 
-async def test_the_node_bus_may_have_its_own_server() -> None:
-    async with small(two_buses=True) as stack:
-        await stack.ready(30)
-        assert {"nats", "node_nats"} <= set(stack.pids)
-        await until(lambda: _listens(stack.layout.nodes[0].node_nats_port or 0), what="a listener on the port")
-
-
 async def test_a_server_that_runs_already_is_used() -> None:
     async with small() as first, small(nats_url=first.layout.nats_url) as second:
         assert "nats" not in second.pids

@@ -1,8 +1,10 @@
-"""A second checkpointer or manager with separate folders, beside the one that serves the node."""
+"""A second manager or checkpointer with separate folders, beside the one that serves the node."""
 
 import asyncio
+import json
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from kybernate.dev.stack import Stack
@@ -12,26 +14,52 @@ from tests.until import until
 
 
 @pytest.mark.timeout(180)
-async def test_a_second_service_of_a_node_ends_and_names_the_first_which_serves_on(tmp_path: Path) -> None:
+async def test_a_second_manager_of_a_node_ends_and_names_the_first_which_serves_on(tmp_path: Path) -> None:
     options = small_node(tmp_path, ONE_GROUP, (pod(model) for model in "ab"))
     async with Stack(options) as stack:
         await stack.ready(90)
-        for name in ("checkpointer", "gpu_manager"):
-            command = commands(stack.layout, stack.options)[name]
-            folders = {"KYB_RUN_DIR": str(tmp_path / name / "run"), "KYB_STATE_DIR": str(tmp_path / name / "state")}
-            env = {**command.env, **folders, "KYB_INSTANCE": "second", "KYB_HEALTH_PORT": "0"}
-            second = await asyncio.create_subprocess_exec(
-                *command.argv, env=env, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
-            )
-            _, written = await second.communicate()
-            assert second.returncode == 1, written.decode()
-            assert f"instance {name.replace('_', '-')}-0" in written.decode()
-            assert not list((tmp_path / name / "state").glob("journal/*.jsonl"))
-            assert not (tmp_path / name / "state" / "ledger").exists()
-        assert {stack.starts[name] for name in ("checkpointer", "gpu_manager")} == {1}
+        second = await beside(stack, "gpu_manager", tmp_path)
+        _, written = await second.communicate()
+        assert second.returncode == 1, written.decode()
+        assert "instance gpu-manager-0" in written.decode()
+        assert not (tmp_path / "state" / "ledger").exists()
+        assert stack.starts["gpu_manager"] == 1
 
-        for name in ("checkpointer", "gpu_manager"):  # and a restart under the same lock is not mistaken for a second
-            stack.kill(name)
-            await until(lambda name=name: stack.starts[name] == 2, what=f"{name} is started again")
+        stack.kill("gpu_manager")  # and a restart under the same lock is not mistaken for a second
+        await until(lambda: stack.starts["gpu_manager"] == 2, what="the manager is started again")
         await stack.ready(60)
-        assert {stack.starts[name] for name in ("checkpointer", "gpu_manager")} == {2}
+        assert stack.starts["gpu_manager"] == 2
+
+
+@pytest.mark.timeout(180)
+async def test_a_second_checkpointer_of_a_node_gets_no_job(tmp_path: Path) -> None:
+    """No manager connects to the socket in its folder; it says so and is ready."""
+    options = small_node(tmp_path, ONE_GROUP, (pod(model) for model in "ab"), speed=8)
+    async with Stack(options) as stack, aiohttp.ClientSession() as session:
+        seats = await stack.ready(90)
+        second = await beside(stack, "checkpointer", tmp_path)
+        assert second.stderr is not None
+        async for line in second.stderr:
+            if b"checkpointer.serving" in line:
+                health = json.loads(line)["health"]
+                break
+        parked = next(seat["model"] for seat in seats if seat["state"] == "parked")
+        body = {"model": parked, "prompt": "hi", "max_tokens": 3}
+        async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+        async with session.get(f"{health}/readyz") as answer:
+            assert (await answer.json())["notes"]["bus"].startswith("no manager is connected at")
+        second.terminate()
+        await second.communicate()
+        assert second.returncode == 0
+        assert not list((tmp_path / "state").glob("journal/*.jsonl"))
+
+
+async def beside(stack: Stack, name: str, folder: Path) -> asyncio.subprocess.Process:
+    """A second process of this kind on the node, with separate folders."""
+    command = commands(stack.layout, stack.options)[name]
+    folders = {"KYB_RUN_DIR": str(folder / "run"), "KYB_STATE_DIR": str(folder / "state")}
+    env = {**command.env, **folders, "KYB_INSTANCE": "second", "KYB_HEALTH_PORT": "0"}
+    return await asyncio.create_subprocess_exec(
+        *command.argv, env=env, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL
+    )

@@ -132,12 +132,12 @@ spec:
 
 
 def test_up_takes_engines_of_ones_own_more_models_and_another_configuration(tmp_path: Path) -> None:
-    """With a separate node bus: the example's engines take turns, ``kyb add``, and a configuration that changes."""
+    """The example's engines take turns, ``kyb add``, and a configuration that changes."""
     config, pods = tmp_path / "config.yaml", tmp_path / "gamma.yaml"
     config.write_text((LAPTOP / "config.yaml").read_text())
     pods.write_text(GAMMA)
     engines = str(ROOT / "examples/own_engine.yaml")
-    with up("--quiet", "--two-buses", "--config", str(config), "--pods", engines) as stack:
+    with up("--quiet", "--config", str(config), "--pods", engines) as stack:
         for model in ("alpha", "beta", "alpha"):
             assert ask_whole(stack.url, model) == f"{model} received: Hello"
 

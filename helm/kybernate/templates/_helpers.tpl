@@ -149,13 +149,6 @@ capabilities:
 {{- end -}}
 {{- end -}}
 
-{{/* Secret with the keys of the node bus; empty: connections without a key. */}}
-{{- define "kybernate.nodeKeySecret" -}}
-{{- if .Values.keys.enabled -}}
-{{- default (printf "%s-node-keys" (include "kybernate.fullname" .)) .Values.keys.existingNodeSecret -}}
-{{- end -}}
-{{- end -}}
-
 {{/* Secret with ca.crt of the bus; empty: the system's authorities, or no TLS. */}}
 {{- define "kybernate.natsCaSecret" -}}
 {{- if not .Values.nats.enabled -}}

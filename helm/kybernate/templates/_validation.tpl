@@ -73,8 +73,8 @@
 {{- $wrong = append $wrong (printf "nats.persistence.size=%s is smaller than nats.jetstream.maxFileStore=%s: a full volume stops the server; set size above maxFileStore" $v.nats.persistence.size $v.nats.jetstream.maxFileStore) -}}
 {{- end -}}
 {{- end -}}
-{{- if and (not $v.keys.enabled) (or $v.keys.existingSecret $v.keys.existingNodeSecret) -}}
-{{- $wrong = append $wrong "keys.existingSecret or keys.existingNodeSecret is set but keys.enabled=false: set keys.enabled=true" -}}
+{{- if and (not $v.keys.enabled) $v.keys.existingSecret -}}
+{{- $wrong = append $wrong "keys.existingSecret is set but keys.enabled=false: set keys.enabled=true" -}}
 {{- end -}}
 
 {{- if and $v.node.enabled (not $v.plugin.enabled) -}}

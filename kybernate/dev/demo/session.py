@@ -237,7 +237,7 @@ async def _with_chaos(
 ) -> Chaos:
     """Replay, again and again if need be, until all the breaking is done; then see that everything is in order."""
     target = StackTarget(stack, player.session)
-    promised = Promise() if stack.options.one_of_each else Promise(stack.of_kind(*SERVICES, "nats", "node_nats"), 2, 1)
+    promised = Promise() if stack.options.one_of_each else Promise(stack.of_kind(*SERVICES, "nats"), 2, 1)
     chaos = Chaos(demo.seed, target, live.watch, player.outages, say, promised)
     say(f"chaos with seed {demo.seed}")
     stop = asyncio.Event()
@@ -266,7 +266,6 @@ def stack_options(demo: Demo, folder: Path, speed: float) -> StackOptions:
         nodes=demo.nodes,
         routers=demo.routers,
         servers=demo.servers,
-        two_buses=demo.nodes > 1,
         gpus=GPUS,
         speed=speed,
         settings={"router": {"KYB_HOLD_SECONDS": str(HOLD_MODEL_SECONDS)}},

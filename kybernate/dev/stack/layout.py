@@ -93,8 +93,6 @@ class NodeLayout:
     name: str
     folder: Path
     kubelet_port: int
-    node_nats_port: int | None
-    """None: the bus of all is also the node's."""
 
     @property
     def driver_socket(self) -> Path:
@@ -194,7 +192,7 @@ def lay_out(plan: Plan, options: StackOptions, ports: Ports, stubs: Path | None 
     nats_ports = tuple(ports.free() for _ in range(servers))
     return Layout(
         folder=folder,
-        nodes=tuple(_node(folder, index, options, ports) for index in range(options.nodes)),
+        nodes=tuple(_node(folder, index, ports) for index in range(options.nodes)),
         routers=tuple(RouterLayout(port if not n else ports.free(), ports.free()) for n in range(options.routers)),
         nats_ports=nats_ports,
         route_ports=tuple(ports.free() for _ in range(servers)) if servers > 1 else (),
@@ -203,11 +201,11 @@ def lay_out(plan: Plan, options: StackOptions, ports: Ports, stubs: Path | None 
     )
 
 
-def _node(folder: Path, index: int, options: StackOptions, ports: Ports) -> NodeLayout:
+def _node(folder: Path, index: int, ports: Ports) -> NodeLayout:
     mine = folder if index == 0 else folder / f"n{index + 1}"
     for name in ("kubelet", "run", "state"):
         (mine / name).mkdir(parents=True)
-    return NodeLayout(numbered(NODE, index), mine, ports.free(), ports.free() if options.two_buses else None)
+    return NodeLayout(numbered(NODE, index), mine, ports.free())
 
 
 def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[str, ProcessCommand]:
@@ -255,11 +253,7 @@ def _of_node(layout: Layout, node: NodeLayout, options: StackOptions, slots: int
     gpus = {"KYB_GPUS": "fake"} if layout.stubs is None else {"KYB_GPUS": "nvml"} | libraries
     driver_kind = {"KYB_DRIVER": "fake"} if layout.stubs is None else {"KYB_DRIVER": "cuda"} | libraries
     local = {"KYB_FAKE_KUBELET": "true"}
-    bus = {}
-    if node.node_nats_port is not None:
-        argv = server_argv(folder / "node_nats", node.node_nats_port)
-        bus["node_nats"] = ProcessCommand("node_nats", argv, plain, stop_seconds=1.0)
-    return bus | {
+    return {
         "driver": _python("kybernate.dev.fakes.gpu", plain, *driver),
         "checkpointer": _python("services.checkpointer", plain | service | driver_kind | local),
         "gpu_manager": _python("services.gpu_manager", plain | service | config | manager | gpus),
@@ -297,14 +291,11 @@ def _settings(layout: Layout, options: StackOptions, node: str) -> dict[str, str
 
 
 def _node_settings(node: NodeLayout) -> dict[str, str]:
-    settings = {
+    return {
         "KYB_RUN_DIR": str(node.folder / "run"),
         "KYB_STATE_DIR": str(node.folder / "state"),
         "KYB_FAKE_DRIVER": str(node.driver_socket),
     }
-    if node.node_nats_port is not None:
-        settings["KYB_NODE_NATS_URL"] = f"nats://{HOST}:{node.node_nats_port}"
-    return settings
 
 
 def _libraries(layout: Layout, node: NodeLayout) -> dict[str, str]:

@@ -56,8 +56,6 @@ class StackOptions:
     """A nats-server that runs already; None starts one."""
     init_credentials: Credentials = NO_CREDENTIALS
     """With which streams and buckets are made; each process gets its own by ``settings``, a server by ``arguments``."""
-    two_buses: bool = False
-    """Manager and checkpointer talk over a nats-server of their own, as on a real node."""
     log_format: Literal["json", "pretty"] = "json"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     announce: bool = True

@@ -41,8 +41,8 @@ BUS_SECONDS = 30.0
 BUS_CHECK_SECONDS = 5.0
 """Wall seconds between two checks that all streams and buckets exist: a nats-server may lose its store."""
 _POLL_SECONDS = 0.1
-_STOP_ORDER = (("kubelet",), SERVICES, ("driver",), ("nats", "node_nats"))
-"""Kubelet first, so that engines end while the driver still knows them; the buses last."""
+_STOP_ORDER = (("kubelet",), SERVICES, ("driver",), ("nats",))
+"""Kubelet first, so that engines end while the driver still knows them; the bus last."""
 
 
 class StackError(Exception):
@@ -242,7 +242,7 @@ class Stack:
             self._processes[name] = process
         self.began = time.monotonic()
         # The driver needs no bus; everything else would only find that its buckets are not there yet.
-        for name in self.of_kind("nats", "node_nats", "driver"):
+        for name in self.of_kind("nats", "driver"):
             self._processes[name].start()
         await self._set_up_bus()
         self._keeping_bus = asyncio.create_task(self._keep_bus(), name="bus init")
