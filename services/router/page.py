@@ -6,6 +6,7 @@ router has keys. The page's files are in ``assets/``; nothing is loaded from ano
 
 import asyncio
 import contextlib
+import gc
 import json
 import time
 from collections import deque
@@ -29,7 +30,7 @@ from services.router.core.traffic import Traffic
 from services.router.level_watch import LevelWatch
 from services.router.operator_api import VERBS, Event, OperatorApi
 from services.router.plan_view import PlanView
-from services.router.roster_sync import GpuInventory, Slices
+from services.router.roster_sync import ROWS, GpuInventory, Slices
 from services.router.token_rates import TokenRates, readable
 
 if TYPE_CHECKING:
@@ -187,8 +188,12 @@ class Page:
         """Add what is short to the head, and return the rest."""
         since, slices = now - seconds, Slices()
         await self._read_back(since)
+        blocks = 0
         for upstream in self._upstreams():
-            self._timeline.adopt(upstream.record)
+            blocks += self._timeline.adopt(upstream.record)
+            if blocks == ROWS:
+                blocks = 0
+                gc.freeze()  # as the rows of the roster: a full collection would walk them in one step
             await slices.pause()
         switches, lines = dict[str, object](), dict[str, object]()
         for model, last in list(self._timeline.switches.items()):

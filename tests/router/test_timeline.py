@@ -89,8 +89,7 @@ def test_seats_without_events_are_taken_from_the_roster_once():
     line = Timeline(0.0)
     line.add(event("a", S.PARKED, 10.0))
     rows = [SeatRecord(node="n1", seat=name, state=S.ACTIVE, group="G0", since=5.0) for name in ("a", "b")]
-    for row in (*rows, *rows):
-        line.adopt(row)
+    assert [line.adopt(row) for row in (*rows, *rows)] == [False, True, False, False]
     assert shown(line) == [("b", "active", 5.0, None)]
 
 

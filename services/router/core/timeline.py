@@ -92,13 +92,13 @@ class Timeline:
             why = reason, event.cause, event.op, trace_id or "", event.seconds
             self._open[key] = Block(lane, event.seat, event.model, event.state, event.at, None, *why)
 
-    def adopt(self, record: SeatRecord) -> None:
-        """Take what the roster reports of a seat, if there is no event of it."""
-        if record.state in HOLDING and record.key not in self._open:
-            lane = f"{record.node}/{record.group or record.home_group}"
-            self._open[record.key] = Block(
-                lane, record.seat, record.model, record.state, record.since, None, record.reason
-            )
+    def adopt(self, record: SeatRecord) -> bool:
+        """Take what the roster reports of a seat, if there is no event of it; return whether that is a new block."""
+        if record.state not in HOLDING or (key := record.key) in self._open:
+            return False
+        lane = f"{record.node}/{record.group or record.home_group}"
+        self._open[key] = Block(lane, record.seat, record.model, record.state, record.since, None, record.reason)
+        return True
 
     @property
     def full(self) -> bool:
