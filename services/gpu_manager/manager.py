@@ -241,11 +241,11 @@ class Manager:
     async def _publish(self, effect: Effect, group: asyncio.TaskGroup) -> None:
         match effect:
             case SeatEvent():
-                self.roster.changed(effect.seat)
                 try:
                     await self.bus.publish(effect)
                 except BusDownError:
                     log.warning("event.publish_failed", seat=effect.seat, state=str(effect.state), epoch=effect.epoch)
+                self.roster.changed(effect.seat)
             case OrderChanged():
                 self.roster.refresh()
                 try:

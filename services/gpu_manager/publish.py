@@ -70,6 +70,7 @@ class RosterWriter:
         self._blocked: dict[str, tuple[str, str]] = {}
         """The reasons written for blocked seats and drained groups: they begin and end without an event."""
         self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         self.on_record: list[Callable[[SeatRecord], None]] = []
         """Called with each row that was written."""
         self._failed = OnceLogger("roster.write_failed")
@@ -78,7 +79,7 @@ class RosterWriter:
         """This seat's row is out of date."""
         due = time.monotonic() + PASSING_SECONDS if self._node.seats[seat].state in PASSING else 0.0
         self._dirty[seat] = min(due, self._dirty.get(seat, inf))
-        self._wake.set()
+        self._set_timer()
 
     def all_changed(self) -> None:
         """Every row may be out of date."""
@@ -127,11 +128,17 @@ class RosterWriter:
 
     async def _until_due(self) -> None:
         """Wait until a row is to be written."""
-        while (at := min(self._dirty.values(), default=inf)) > time.monotonic():
+        while min(self._dirty.values(), default=inf) > time.monotonic():
             self._wake.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(None if at == inf else at):
-                    await self._wake.wait()
+            self._set_timer()
+            await self._wake.wait()
+
+    def _set_timer(self) -> None:
+        """Wake the writer when the first row is due."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._dirty:
+            self._timer = asyncio.get_running_loop().call_at(min(self._dirty.values()), self._wake.set)
 
     async def _write(self, bucket: Bucket, seat: str) -> None:
         """Write one row, as the ledger has it. A time-out may mean that it was written: it is written again, with what
