@@ -1,8 +1,9 @@
 """Publishes this router's traffic for each (model, seat) as levels: absolute numbers, not changes.
 
-To managers one by one: within 5 ms of a change from or to zero, within 50 ms of another change, every second while a
-level is not zero, and a last zero. To the other routers all together, every 2 s. A lost level is replaced by the next
-one, and a receiver drops it ``ttl_seconds`` after its receipt.
+To managers one by one: within 5 ms of the first request of a (model, seat) and of the end of its last one, within 50 ms
+of another change (also when those that waited are sent), every second while a level is not zero, and a last zero. To
+the other routers all together, every 2 s. A lost level is replaced by the next one, and a receiver drops it
+``ttl_seconds`` after its receipt.
 """
 
 import asyncio
@@ -50,7 +51,7 @@ class LevelPublisher:
         self._seq = time.time_ns() // 1_000_000
 
     def touch(self, model: str, key: str | None, edge: bool) -> None:
-        """The level of (model, seat) changed; ``edge``: from or to zero."""
+        """The level of (model, seat) changed; ``edge``: requests begin or end there."""
         at = time.monotonic() + (EDGE_SECONDS if edge else CHANGE_SECONDS)
         if at < self._due.get((model, key), float("inf")):
             self._due[model, key] = at

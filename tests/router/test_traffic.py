@@ -72,6 +72,27 @@ def test_a_call_for_a_parked_seat_requests_activation_once_and_waits():
     assert level_of(traffic.table, "m", K0, 4.0)[:2] == (0, 2)
 
 
+def test_a_request_that_waited_is_reported_with_haste_only_when_it_ends() -> None:
+    """Its manager knows of a request that waited. That there is none any more lets another seat in."""
+    traffic = router(record())
+
+    def edges(effects: list[step.Effect]) -> list[bool]:
+        return [level.edge for level in kinds(effects, step.LevelChanged)]
+
+    assert edges(arrive(traffic)) == [True]
+    assert edges(traffic.handle(event(epoch=11), 4.0)) == [False, False]
+    assert edges(traffic.handle(step.CallEnded(1), 5.0)) == [True]
+    assert edges(arrive(traffic, 2)) == [True]
+
+
+def test_a_request_that_waited_for_another_seat_is_reported_with_haste_for_both() -> None:
+    traffic = router(record(), record("s1"))
+    (waits,) = kinds(arrive(traffic), step.LevelChanged)
+    other = "s1" if waits.key == K0 else "s0"
+    levels = kinds(traffic.handle(event(other, epoch=11), 4.0), step.LevelChanged)
+    assert {(level.key, level.edge) for level in levels} == {(K0, True), (K1, True)}
+
+
 def test_an_activation_request_is_repeated_once_no_answer_can_come_any_more():
     """Its sender waits for 2 s: a repetition after 1 s would reach a slow manager before its first answer is out."""
     traffic = router(record())

@@ -102,25 +102,25 @@ class HoldQueue:
         elif found is not None and found[1].record.state in ACTIVATABLE:
             self._commands.request_activation(found[1])
 
-    def release(self, call: RoutedCall) -> None:
-        """Remove a call from the queue if it is held."""
+    def release(self, call: RoutedCall, *, stays: bool = False) -> None:
+        """Remove a call from the queue if it is held; ``stays``: it is forwarded to the seat that it waits for."""
         if not call.held:
             return
         model = self._table.models[call.model]
-        self._leave(call, model)
+        self._leave(call, model, stays=stays)
         call.held = False
         model.remove(call)
         self._step.alarms.clear(("deadline", call.request))
         self._table.forget_empty(call.model)
 
-    def _leave(self, call: RoutedCall, model: Model) -> None:
+    def _leave(self, call: RoutedCall, model: Model, *, stays: bool = False) -> None:
         upstream = call.upstream
         queue = model.orphans if upstream is None else upstream.waiting
         if queue.pop(call.request, None) is None:
             return
         if upstream is not None and not queue:
             upstream.activation_request.sent_at = None
-        self._step.level_changed(model.name, upstream.key if upstream else None, edge=not queue)
+        self._step.level_changed(model.name, upstream.key if upstream else None, edge=not queue and not stays)
 
 
 class Admission:
@@ -193,9 +193,10 @@ class Admission:
             self._queue.hold(call, model, found)
 
     def _forward(self, call: RoutedCall, upstream: Upstream, *, opened: bool) -> None:
+        stays = call.held and call.upstream is upstream
         if call.held:
             self._table.models[call.model].served(call)
-        self._queue.release(call)
+        self._queue.release(call, stays=stays)
         record = upstream.record
         assert record.endpoint is not None  # Rank.OPEN implies it
         held_seconds = self._step.now - call.arrived
@@ -206,7 +207,8 @@ class Admission:
             call.upstream, call.sent = upstream, self._step.now
             upstream.in_flight[call.request] = call
             call.found = len(upstream.in_flight)
-            self._step.level_changed(call.model, upstream.key, edge=len(upstream.in_flight) == 1)
+            edge = len(upstream.in_flight) == 1 and not stays  # else the seat has as many requests as before
+            self._step.level_changed(call.model, upstream.key, edge=edge)
             if call.kind == "permit":
                 self._step.set_alarm(("permit", call.request), self._limits.permit_seconds)
         self._step.emit(effect)

@@ -203,7 +203,7 @@ class Prepare:
 
 @dataclass(slots=True)
 class LevelChanged:
-    """The level of (model, seat) changed; ``edge``: from or to zero."""
+    """The level of (model, seat) changed; ``edge``: requests begin or end there."""
 
     model: str
     key: str | None
@@ -285,7 +285,7 @@ class RouterStep:
         self.effects.append(effect)
 
     def level_changed(self, model: str, key: str | None, *, edge: bool) -> None:
-        """Report that the level of (model, seat) changed; ``edge``: from or to zero."""
+        """Report that the level of (model, seat) changed; ``edge``: requests begin or end there."""
         self.effects.append(LevelChanged(model, key, edge))
 
     def set_alarm(self, name: AlarmName, seconds: float) -> None:
