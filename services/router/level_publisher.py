@@ -45,7 +45,8 @@ class LevelPublisher:
         self._busy: dict[Key, RouterLevel] = {}
         """The levels that are not zero, as they were published last."""
         self._relayed: list[TrafficSignal] = []
-        self._changed = asyncio.Event()
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         self._next = float("inf")
         # After a restart the sequence must continue above that of the last incarnation.
         self._seq = time.time_ns() // 1_000_000
@@ -56,7 +57,7 @@ class LevelPublisher:
         if at < self._due.get((model, key), float("inf")):
             self._due[model, key] = at
             if at < self._next:
-                self._changed.set()
+                self._wake_at(at)
 
     def relay(self, signal: TrafficSignal) -> None:
         """Tell the other routers what a gateway has sent to this one."""
@@ -97,13 +98,15 @@ class LevelPublisher:
             for key in [key for key, at in self._due.items() if at <= now]:
                 del self._due[key]
                 await self._publish(key)
-            self._next = min(self._due.values(), default=float("inf"))
-            self._changed.clear()
-            try:
-                async with asyncio.timeout_at(None if self._next == float("inf") else self._next):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+            self._wake.clear()
+            self._wake_at(min(self._due.values(), default=float("inf")))
+            await self._wake.wait()
+
+    def _wake_at(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._next = at
+        self._timer = asyncio.get_running_loop().call_at(at, self._wake.set) if at < float("inf") else None
 
     async def _publish(self, key: Key) -> None:
         now = time.monotonic()

@@ -89,10 +89,13 @@ class RequestLog:
 
     async def run(self) -> NoReturn:
         """Publish until cancelled."""
+        after = 0.0
         while True:
             record = await self._queue.get()
+            if (pause := after - time.monotonic()) > 0:
+                await asyncio.sleep(pause)
             try:
                 await self._bus.publish(record)
             except BusError:
                 self.dropped += 1
-            await asyncio.sleep(PAUSE_SECONDS)
+            after = time.monotonic() + PAUSE_SECONDS
