@@ -70,6 +70,17 @@ async def test_a_helper_that_survives_its_simulated_kill_is_left_behind_and_says
     assert not list(tmp_path.iterdir())
 
 
+async def test_a_helper_exits_when_its_connection_closes_also_during_a_call(tmp_path: Path) -> None:
+    async with pool_of(tmp_path, NoKill()) as pool:
+        await pool.warm("G0")
+        helper = helper_of(pool, "G0")
+        helper.send([HelperCall("state", DEADLINE, {}), HelperCall("hang", DEADLINE, {})])
+        assert (await helper.answer("state"))["code"] == 0, "the other call is next"
+        helper.writer.close()
+        async with asyncio.timeout(DEADLINE):
+            await ended(helper.who)
+
+
 async def test_of_calls_that_are_sent_together_the_one_that_hangs_is_named(tmp_path: Path) -> None:
     calls = [HelperCall("state", DEADLINE, {"pid": 1}), HelperCall("hang", 0.2, {}), HelperCall("usage", DEADLINE, {})]
     async with pool_of(tmp_path, NoKill()) as pool:

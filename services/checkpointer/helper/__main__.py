@@ -32,7 +32,7 @@ def main() -> None:
         module, _, name = arguments.factory.partition(":")
         make = functools.partial(getattr(importlib.import_module(module), name), arguments.socket)
     connection = forked(socket.socket(fileno=os.dup(sys.stdin.fileno())))
-    serve(make(), connection.makefile("r").readline, connection.makefile("w"))
+    serve(make(), connection)
 
 
 if __name__ == "__main__":

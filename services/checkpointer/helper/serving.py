@@ -11,10 +11,10 @@ Verbs: ``init``, ``describe``; with ``pid``: ``state``, ``restore_tid``, ``lock`
 
 import json
 import os
-import queue
+import select
+import socket
 import threading
-from collections.abc import Callable
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 Reply = dict[str, Any]
 
@@ -45,19 +45,19 @@ def answer(driver: HelperDriver, request: dict[str, Any]) -> Reply:
     return {**reply, "id": number}
 
 
-def serve(driver: HelperDriver, read_line: Callable[[], str], answers: TextIO) -> None:
-    """Answer until the input ends. A separate thread reads, so that its end ends even a hung call."""
-    requests: queue.SimpleQueue[str] = queue.SimpleQueue()
+def serve(driver: HelperDriver, connection: socket.socket) -> None:
+    """Answer until the connection closes. A separate thread waits for that only, so that it ends even a hung call."""
+    requests, answers = connection.makefile("r"), connection.makefile("w")
 
-    def read() -> None:
-        while line := read_line():
-            requests.put(line)
+    def exit_at_its_end() -> None:
+        closed = select.poll()
+        closed.register(connection, select.POLLRDHUP)
+        closed.poll()
         os._exit(0)
 
     answers.write(f"{os.getpid()}\n")
     answers.flush()
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        reply = answer(driver, json.loads(requests.get()))
-        answers.write(json.dumps(reply) + "\n")
+    threading.Thread(target=exit_at_its_end, daemon=True).start()
+    while line := requests.readline():
+        answers.write(json.dumps(answer(driver, json.loads(line))) + "\n")
         answers.flush()
