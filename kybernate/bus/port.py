@@ -147,7 +147,8 @@ class Bus(NodeBus, Protocol):
         self, *, after_id: str | None = None, since: float = 0.0, pattern: Pattern[Message] = ALL_EVENTS
     ) -> AsyncIterator[Message]:
         """Stored events of this pattern, oldest first; ends at the present. A pattern of ``RequestEnded`` reads the
-        records of requests instead.
+        records of requests instead. nats-server stores an event a moment after it has passed it on: it may still be
+        missing when ``flush`` has returned.
 
         ``after_id``: only those after the one with this message id; an id that the stream no longer holds replays
         everything it has. ``since``: only those stored since then, unix seconds. Only one of both.

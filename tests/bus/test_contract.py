@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.bus.port import BusDownError, Entry, NoAnswerError, NotSetUpError
+from kybernate.bus.port import Bus, BusDownError, Entry, NoAnswerError, NotSetUpError
 from kybernate.envelope import Message
 from kybernate.messages import (
     ActivateSeat,
@@ -54,6 +54,15 @@ async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
 def activated(n: int) -> SeatActivated:
     return SeatActivated(cause="test", node="n1", seat="s1", state=SeatState.ACTIVE, epoch=n)
+
+
+async def stored(bus: Bus, message: Message) -> None:
+    """Wait until the server has stored an event: nats-server does that a moment after it has passed it on."""
+
+    async def found() -> bool:
+        return message.id in [each.id async for each in bus.replay()]
+
+    await until(found, what="the event in the stream")
 
 
 def signal(n: int) -> TrafficSignal:
@@ -383,13 +392,13 @@ async def test_events_are_replayed_from_a_time_on(world: World) -> None:
     async with world.client() as bus:
         first, second = activated(1), activated(2)
         await bus.publish(first)
-        await bus.flush()
+        await stored(bus, first)
         await asyncio.sleep(0.05)
         between = time.time()
         await asyncio.sleep(0.05)
         late = second.model_copy(update={"at": time.time()})
         await bus.publish(late)
-        await bus.flush()
+        await stored(bus, late)
         assert [m async for m in bus.replay(since=between)] == [late]
         assert [m async for m in bus.replay(since=between - 600)] == [first, late]
 
@@ -402,7 +411,7 @@ async def test_events_are_replayed_after_an_id(world: World) -> None:
             await bus.publish(message)
         await bus.publish(sent[1])  # published twice, stored once
         await bus.publish(signal(1))  # no event
-        await bus.flush()
+        await stored(bus, sent[4])
         assert [m.id async for m in bus.replay()] == [m.id for m in sent]
         assert [m async for m in bus.replay(after_id=sent[2].id)] == sent[3:]
         assert [m async for m in bus.replay(after_id=sent[4].id)] == []
@@ -412,8 +421,9 @@ async def test_events_are_replayed_after_an_id(world: World) -> None:
 async def test_events_are_replayed_since_a_time_and_of_one_kind(world: World) -> None:
     async with world.client() as bus:
         await bus.publish(activated(1))
-        await bus.publish(GroupDecided(cause="c", node="n1", group="G0", decision="stay"))
-        await bus.flush()
+        decided = GroupDecided(cause="c", node="n1", group="G0", decision="stay")
+        await bus.publish(decided)
+        await stored(bus, decided)
         assert [type(m) async for m in bus.replay(since=time.time() - 60)] == [SeatActivated, GroupDecided]
         assert [type(m) async for m in bus.replay(since=1.0, pattern=GroupDecided.pattern())] == [GroupDecided]
         assert [m async for m in bus.replay(since=time.time() + 60)] == []
@@ -426,10 +436,12 @@ async def test_the_last_record_of_a_request_is_found_by_its_id(world: World) -> 
         assert await bus.ended(name) is None
         for status in (503, 200):
             await bus.publish(RequestEnded.model_validate({**facts, "request": name, "status": status}))
-        await bus.flush()
-        found = await bus.ended(name)
-        assert found is not None
-        assert (found.request, found.status) == (name, 200)
+
+        async def ended() -> RequestEnded | None:
+            record = await bus.ended(name)
+            return record if record is not None and record.status == 200 else None
+
+        assert (await until(ended, what="the last record")).request == name
         assert await bus.ended("caller/8") is None
 
 
@@ -457,6 +469,7 @@ async def test_losing_the_disk_loses_history_and_no_seats(world: World) -> None:
             assert entry is not None
             assert (entry.key, entry.value) == ("n1.s1", b"2")
         assert [m async for m in bus.replay()] == []
-        await bus.publish(activated(2))
-        await bus.flush()
-        assert len([m async for m in bus.replay()]) == 1
+        again = activated(2)
+        await bus.publish(again)
+        await stored(bus, again)
+        assert [m async for m in bus.replay()] == [again]
