@@ -85,6 +85,14 @@ def test_a_request_that_waited_is_reported_with_haste_only_when_it_ends() -> Non
     assert edges(arrive(traffic, 2)) == [True]
 
 
+def test_the_end_of_a_wake_is_reported_with_haste() -> None:
+    """It never is in flight: its seat has no request any more."""
+    traffic = router(record())
+    arrive(traffic, 1, kind="wake")
+    (level,) = kinds(traffic.handle(event(epoch=11), 4.0), step.LevelChanged)
+    assert (level.key, level.edge) == (K0, True)
+
+
 def test_a_request_that_waited_for_another_seat_is_reported_with_haste_for_both() -> None:
     traffic = router(record(), record("s1"))
     (waits,) = kinds(arrive(traffic), step.LevelChanged)

@@ -193,7 +193,7 @@ class Admission:
             self._queue.hold(call, model, found)
 
     def _forward(self, call: RoutedCall, upstream: Upstream, *, opened: bool) -> None:
-        stays = call.held and call.upstream is upstream
+        stays = call.held and call.upstream is upstream and call.kind != "wake"
         if call.held:
             self._table.models[call.model].served(call)
         self._queue.release(call, stays=stays)
