@@ -105,6 +105,23 @@ def test_a_level_for_any_node_of_a_router_that_reported_it_counts_once() -> None
     assert loads.of("gemma", None, 0.0).waiting == 3
 
 
+def test_a_report_replaces_what_its_router_sent_before_one_by_one() -> None:
+    loads = Loads("router-0")
+    loads.add(TrafficSignal(cause="c", source="router-1", model="gemma", waiting=3), 0.0)
+    loads.add(TrafficSignal(cause="c", source="pod-1", model="gemma", waiting=5), 0.0)
+    loads.replace(load(3), 1.0)
+    assert (loads.of("gemma", None, 1.0).waiting, loads.count) == (8, 1)
+    loads.replace(load(0), 2.0)
+    assert loads.of("gemma", None, 2.0).waiting == 5
+
+
+def test_a_level_for_any_node_counts_once_the_report_of_its_router_has_expired() -> None:
+    loads = Loads("router-0")
+    loads.replace(load(3), 0.0)
+    loads.add(TrafficSignal(cause="c", source="router-1", model="gemma", waiting=4), 6.5)
+    assert loads.of("gemma", None, 6.5).waiting == 4
+
+
 def test_routers_without_end_are_ignored() -> None:
     loads = Loads("router-0")
     for number in range(MOST_PARTS + 10):

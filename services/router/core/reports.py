@@ -149,13 +149,15 @@ class Loads:
             return
         key = load.source, load.part
         if key in self._routers or len(self._routers) < MOST_PARTS:
+            if not self._reported(load.source, now):
+                self.forget(now, load.source)  # its levels for any node: they are part of its load from now on
             self._routers[key] = now + load.ttl_seconds, load
         for signal in load.relayed:
             self.add(signal, now)
 
     def add(self, signal: TrafficSignal, now: float) -> None:
         """Store a level; one whose ``seq`` is lower than that of its source's valid level is out of date."""
-        if (signal.source, 0) in self._routers:
+        if self._reported(signal.source, now):
             return  # a level for any node, of a router that has reported it already
         levels, key = self._levels.get(signal.model, {}), (signal.source, signal.seat, signal.tier)
         known = levels.get(key)
@@ -169,12 +171,17 @@ class Loads:
         load = Load(signal.waiting, signal.in_flight, signal.oldest_wait_seconds or 0.0)
         levels[key] = (signal.seq, now + signal.ttl_seconds, load)
 
-    def forget(self, now: float) -> None:
-        """Drop the expired levels."""
+    def _reported(self, source: str, now: float) -> bool:
+        """Whether this source is a router whose load is known."""
+        until, _ = self._routers.get((source, 0), (now, None))
+        return now < until
+
+    def forget(self, now: float, source: str = "") -> None:
+        """Drop the expired levels, and those that ``source`` sent one by one."""
         for part in [part for part, (until, _) in self._routers.items() if until <= now]:
             del self._routers[part]
         for model, levels in list(self._levels.items()):
-            for key in [key for key, (_, until, _) in levels.items() if until <= now]:
+            for key in [key for key, (_, until, _) in levels.items() if until <= now or key[0] == source]:
                 del levels[key]
                 self.count -= 1
             if not levels:
