@@ -94,7 +94,7 @@ class HttpServer:
     host: str
     port: int
     prefix: str = "KYB_HEALTH"
-    """Of the settings that hold the address."""
+    """Of the settings that hold the address; empty: the options ``--host`` and ``--port`` do."""
     tls: ssl.SSLContext | None = None
     """If set, the server speaks HTTPS only."""
     sock: socket.socket | None = None

@@ -33,13 +33,17 @@ class CannotListenError(Exception):
 
 @contextlib.contextmanager
 def listening(host: str, port: int, prefix: str) -> Iterator[None]:
-    """Wrap what binds the address of the settings ``<prefix>_HOST`` and ``<prefix>_PORT``. Raises CannotListenError."""
+    """Wrap what binds the address of the settings ``<prefix>_HOST`` and ``<prefix>_PORT``. Raises CannotListenError.
+
+    Without a prefix it is the address of the options ``--host`` and ``--port``.
+    """
+    host_name, port_name = (f"{prefix}_HOST", f"{prefix}_PORT") if prefix else ("--host", "--port")
     try:
         yield
     except OSError as error:
-        why, remedy = str(error), f"correct {prefix}_HOST or {prefix}_PORT"
+        why, remedy = str(error), f"correct {host_name} or {port_name}"
         if error.errno == errno.EADDRINUSE:
-            why, remedy = "another process has this port", f"stop it (ss -ltnp lists it), or set {prefix}_PORT"
+            why, remedy = "another process has this port", f"stop it (ss -ltnp lists it), or set {port_name}"
         raise CannotListenError(f"cannot listen on {host} port {port}: {why}; {remedy}") from error
 
 

@@ -28,6 +28,12 @@ async def test_the_error_of_a_taken_port_names_the_setting_and_the_remedy() -> N
     assert str(error.value) == f"{what}; stop it (ss -ltnp lists it), or set KYB_HEALTH_PORT"
 
 
+async def test_the_error_of_a_program_without_settings_names_its_options() -> None:
+    with pytest.raises(CannotListenError, match=r"192\.0\.2\.1 port 0: .*; correct --host or --port"):
+        async with HttpServer(web.Application(), "192.0.2.1", 0, prefix=""):
+            pass
+
+
 async def test_an_address_of_another_machine_is_named_with_its_setting() -> None:
     with pytest.raises(CannotListenError, match=r"192\.0\.2\.1 port 0: .*; correct KYB_HEALTH_HOST or KYB_HEALTH_PORT"):
         await serve(0, "192.0.2.1")

@@ -75,7 +75,7 @@ async def serve(args: argparse.Namespace, pods: Sequence[manifest.PodSpec]) -> N
     async with Kubelet(options) as kubelet:
         for spec in pods:
             kubelet.create(spec)
-        async with HttpServer(application(kubelet), args.host, args.port) as http:
+        async with HttpServer(application(kubelet), args.host, args.port, prefix="") as http:
             write_address(args.dir, http.url)
             logs.get_logger().info("kubelet.serving", url=http.url, folder=str(args.dir), pods=len(pods))
             await lifecycle.run(kubelet=asyncio.Event().wait())
