@@ -46,7 +46,7 @@ _Request = tuple["_Link", bytes, str, bytes]
 
 
 class NodeSocket:
-    """One end of the node bus, a ``NodeBus``; ``listening`` and ``connecting`` make one."""
+    """One end of the node bus, a ``LocalBus``; ``listening`` and ``connecting`` make one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,6 +83,10 @@ class NodeSocket:
 
     async def publish(self, message: Message) -> None:
         """Send to all who are connected."""
+        self.publish_nowait(message)
+
+    def publish_nowait(self, message: Message) -> None:
+        """``publish`` in this turn of the event loop."""
         self._connected_to(message.subject)
         line = _line(b"P", message.subject.encode(), message.body())
         for link in tuple(self.links):

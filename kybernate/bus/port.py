@@ -129,6 +129,14 @@ class NodeBus(Protocol):
         ...
 
 
+class LocalBus(NodeBus, Protocol):
+    """A bus whose peer is on this machine: sending needs no wait."""
+
+    def publish_nowait(self, message: Message) -> None:
+        """``publish`` in this turn of the event loop."""
+        ...
+
+
 class Bus(NodeBus, Protocol):
     """The bus of a cluster: also history and buckets."""
 

@@ -151,6 +151,10 @@ class MemoryBus:
 
     async def publish(self, message: Message) -> None:
         """Send to all subscribers."""
+        self.publish_nowait(message)
+
+    def publish_nowait(self, message: Message) -> None:
+        """``publish`` in this turn of the event loop."""
         self._check()
         subject, body = message.subject, message.body()
         if isinstance(message, RequestEnded):

@@ -76,7 +76,6 @@ async def serve(
 
         await lifecycle.run(
             worker=worker.serve(),
-            reports=worker.reporter.run(),
             probe=probe(),
             memory=metrics.read_memory(),
         )

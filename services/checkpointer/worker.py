@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 
-from kybernate.bus.port import BusError, NodeBus
+from kybernate.bus.port import BusError, LocalBus
 from kybernate.envelope import Message
 from kybernate.logs import get_logger
 from kybernate.messages import (
@@ -56,41 +56,33 @@ log = get_logger()
 
 
 class Reporter:
-    """Publishes job statuses in order. A job never waits for the bus: reports made during an outage follow it."""
+    """Publishes job statuses, each in the turn of the event loop that makes it: a job never waits for the bus.
 
-    def __init__(self, bus: NodeBus, node: str) -> None:
+    What is reported during an outage is not sent; the last report of each job follows it.
+    """
+
+    def __init__(self, bus: LocalBus, node: str) -> None:
         self._bus, self._node = bus, node
         self._last: OrderedDict[str, JobProgress] = OrderedDict()
-        self._unsent: deque[JobProgress] = deque()
-        self._queued = asyncio.Event()
         bus.on_change(self._bus_changed)
 
     def report(self, status: JobStatus, cause: str) -> None:
-        """Queue the status of a job for publication."""
+        """Publish the status of a job."""
         progress = JobProgress(cause=cause, node=self._node, status=status)
+        self._publish(progress)
         self._last[status.op] = progress
         self._last.move_to_end(status.op)
         while len(self._last) > REPEATED_JOBS:
             self._last.popitem(last=False)
-        if self._bus.connected:
-            self._unsent.append(progress)
-            self._queued.set()
 
-    async def run(self) -> None:
-        """Publish queued reports until cancelled."""
-        while True:
-            await self._queued.wait()
-            self._queued.clear()
-            while self._unsent:
-                progress = self._unsent.popleft()
-                with contextlib.suppress(BusError):  # the last report of each job is sent again after the outage
-                    await self._bus.publish(progress)
+    def _publish(self, progress: JobProgress) -> None:
+        with contextlib.suppress(BusError):
+            self._bus.publish_nowait(progress)
 
     def _bus_changed(self, connected: bool) -> None:
-        self._unsent.clear()
         if connected:
-            self._unsent.extend(self._last.values())
-            self._queued.set()
+            for progress in self._last.values():
+                self._publish(progress)
 
 
 class CheckpointWorker:
@@ -99,7 +91,7 @@ class CheckpointWorker:
     def __init__(
         self,
         node: str,
-        bus: NodeBus,
+        bus: LocalBus,
         journal: Journal,
         pool: HelperPool,
         backends: Mapping[str, Backend],

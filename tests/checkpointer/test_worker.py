@@ -3,18 +3,31 @@
 import asyncio
 import shutil
 import signal
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kybernate.bus.node_socket import listening
 from kybernate.bus.port import NoAnswerError
-from kybernate.messages import AskJobs, JobReply, KillJob, ReleaseJob, RetargetJob, SwitchJob
+from kybernate.messages import (
+    AskJobs,
+    JobProgress,
+    JobReply,
+    JobStatus,
+    KillJob,
+    ReleaseJob,
+    RetargetJob,
+    SeatProgress,
+    SwitchJob,
+)
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.helper_pool import HelperCall, sigkill
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record
+from services.checkpointer.worker import Reporter
 from tests.checkpointer.world import GIB, NODE, SPEED, Checkpointer, Kind, checkpointer, node
 from tests.spans import Spans, parent, span_id, trace_id
 from tests.until import until
@@ -22,6 +35,36 @@ from tests.until import until
 
 def steps(it: Checkpointer, op: str) -> list[str]:
     return [record.step or record.kind for record in it.journal.jobs[op].records]
+
+
+async def test_a_report_is_sent_in_the_turn_that_makes_it_and_the_last_of_each_job_follows_an_outage(
+    tmp_path: Path,
+) -> None:
+    def sent(manager: socket.socket) -> list[tuple[str, int]]:
+        bodies = [line.split(b" ", 2)[2] for line in manager.recv(1 << 16, socket.MSG_DONTWAIT).splitlines()]
+        statuses = [JobProgress.model_validate_json(body).status for body in bodies]
+        return [(status.op, len(status.park)) for status in statuses]
+
+    def report(op: str, park: int) -> None:
+        seats = (SeatProgress(seat="s", pod_uid="p", container_id="c", outcome="parked"),) * park
+        reporter.report(JobStatus(op=op, epoch=1, group="g", park=seats), "test")
+
+    async with listening(tmp_path / "bus") as bus:
+        reporter = Reporter(bus, NODE)
+        with socket.socket(socket.AF_UNIX) as manager:
+            manager.connect(str(tmp_path / "bus"))
+            await until(lambda: bus.connected, what="the manager is connected")
+            report("a", 1)
+            report("b", 1)
+            assert sent(manager) == [("a", 1), ("b", 1)], "no other turn of the loop"
+        await until(lambda: not bus.connected, what="the manager is gone")
+        for park in (2, 3):
+            report("a", park)
+        with socket.socket(socket.AF_UNIX) as manager:
+            manager.connect(str(tmp_path / "bus"))
+            await until(lambda: bus.connected, what="the next manager is connected")
+            report("b", 2)
+            assert sent(manager) == [("b", 1), ("a", 3), ("b", 2)]
 
 
 async def slowly(it: Checkpointer, factor: float = 20.0) -> None:

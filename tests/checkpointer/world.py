@@ -385,10 +385,7 @@ async def checkpointer(
         worker = CheckpointWorker(NODE, own, journal, pool, backends, check)
         here = Checkpointer(node, worker, managers, journal, pool, host)
         listening = asyncio.Event()
-        tasks = [
-            asyncio.create_task(here.listen(managers, listening)),
-            asyncio.create_task(worker.reporter.run()),
-        ]
+        tasks = [asyncio.create_task(here.listen(managers, listening))]
         await listening.wait()
         serving = asyncio.create_task(worker.serve())
         tasks.append(serving)
