@@ -27,7 +27,7 @@ from pydantic import BaseModel
 from kybernate.bus.inbox import Inbox, Troubles, answer, beside, read, read_answer
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
 from kybernate.envelope import Message, Pattern
-from kybernate.logs import get_logger
+from kybernate.logs import OnceLogger, get_logger
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -37,6 +37,8 @@ BACKLOG = 8 * 2**20
 """Bytes that may wait for a peer that does not read."""
 FIRST_RETRY_SECONDS = 0.02
 LAST_RETRY_SECONDS = 0.5
+LASTS_SECONDS = 1.0
+"""A connection that ends earlier counts as a failed attempt: the next one waits longer."""
 LEAVE_SECONDS = 0.5
 """How long what was sent last may take to leave when the bus is closed."""
 CHECK_SECONDS = 5.0
@@ -53,19 +55,22 @@ class NodeSocket:
         self.links: list[_Link] = []
         """The present connections: at most one where this end connects."""
         self.last_error = ""
-        """Why the last attempt to connect failed; empty after a success."""
+        """Why the last attempt to connect failed; empty once a connection lasts."""
+        self._waits = OnceLogger("bus.waits", level="info")
         self._troubles = Troubles("dropped", "ignored", "stuck")
         self._readers: list[tuple[tuple[Pattern[Message], ...], Inbox[Message]]] = []
         self._handlers: list[tuple[Pattern[Message], Inbox[_Request]]] = []
         self._callbacks: list[Callable[[bool], None]] = []
         self._up = asyncio.Event()
         self._leaving = False
+        self._reported = False
+        """The log says that there is a connection."""
         self._asked = 0
 
     @property
     def connected(self) -> bool:
         """True if a message published now would be sent."""
-        return bool(self.links)
+        return bool(self._open())
 
     @property
     def troubles(self) -> dict[str, int]:
@@ -87,22 +92,25 @@ class NodeSocket:
 
     def publish_nowait(self, message: Message) -> None:
         """``publish`` in this turn of the event loop."""
-        self._connected_to(message.subject)
         line = _line(b"P", message.subject.encode(), message.body())
-        for link in tuple(self.links):
-            link.send(line)
+        sent = [link.send(line) for link in self._open()]
+        if not any(sent):
+            raise self._down(message.subject)
 
     async def request(self, message: Message, reply: type[R], *, timeout: float) -> R:
         """Send a request to the peer that connected last."""
         subject = message.subject
-        link = self._connected_to(subject)
+        if not (links := self._open()):
+            raise self._down(subject)
+        link = links[-1]
         self._asked += 1
         number = b"%d" % self._asked
         line = _line(b"Q", number, subject.encode(), message.body())
         answered = link.asked[number] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout):
-                link.send(line)
+                if not link.send(line):
+                    raise self._down(subject)
                 data = await answered
         except TimeoutError as error:
             why = f"no answer within {timeout:g} s"
@@ -151,33 +159,45 @@ class NodeSocket:
         finally:
             self._handlers.remove(row)
 
-    def _connected_to(self, what: str) -> "_Link":
-        if not self.links:
-            why = f": {self.last_error}" if self.last_error else ""
-            raise BusDownError(f"{what}: no peer is connected at {self.path}{why}")
-        return self.links[-1]
+    def _open(self) -> list["_Link"]:
+        """The connections that are not about to be lost."""
+        return [link for link in self.links if not link.transport.is_closing()]
+
+    def _down(self, what: str) -> BusDownError:
+        why = f": {self.last_error}" if self.last_error else ""
+        return BusDownError(f"{what}: no peer is connected at {self.path}{why}")
 
     # --- what a connection reports ------------------------------------------------------------------------------------
 
     def joined(self, link: "_Link") -> None:
         """A connection was made."""
-        self.last_error = ""
         self.links.append(link)
         self._up.set()
-        self._changed("bus.connected", True)
+        self._changed(True)
+
+    def lasts(self) -> None:
+        """A connection has lasted."""
+        self.last_error = ""
+        self._waits.clear()
+        self._tell("bus.connected", True)
 
     def left(self, link: "_Link") -> None:
         """A connection was lost."""
         self.links.remove(link)
         if not self.links:
             self._up.clear()
-            self._changed("bus.lost", False)
+            self._changed(False)
+            self._tell("bus.lost", False)
 
-    def _changed(self, event: str, connected: bool) -> None:
+    def _changed(self, connected: bool) -> None:
         if not self._leaving:
-            get_logger().info(event, server=str(self.path))
             for callback in self._callbacks:
                 callback(connected)
+
+    def _tell(self, event: str, connected: bool) -> None:
+        if self._reported != connected and not self._leaving:
+            self._reported = connected
+            get_logger().info(event, server=str(self.path))
 
     def stuck(self) -> None:
         """Count a peer that did not read."""
@@ -218,18 +238,34 @@ class NodeSocket:
 
     async def keep_connected(self) -> None:
         """Connect, and again after each loss, until cancelled."""
-        loop, wait = asyncio.get_running_loop(), FIRST_RETRY_SECONDS
+        wait = FIRST_RETRY_SECONDS
         while True:
             try:
-                _, link = await loop.create_unix_connection(lambda: _Link(self), str(self.path))
+                link = await self._connect()
                 await asyncio.wait([link.lost])
-                wait = FIRST_RETRY_SECONDS
+                if link.lasted:
+                    wait = FIRST_RETRY_SECONDS
+                else:
+                    self._failed("the peer ended the connection at once")
             except OSError as error:
-                if str(error) != self.last_error:
-                    self.last_error = str(error)
-                    get_logger().info("bus.waits", server=str(self.path), error=str(error))
+                self._failed(str(error))
             await asyncio.sleep(wait)
             wait = min(wait * 2, LAST_RETRY_SECONDS)
+
+    async def _connect(self) -> "_Link":
+        """Raises OSError. asyncio would take a full queue of who listens for a connection."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.connect(str(self.path))
+            _, link = await asyncio.get_running_loop().create_unix_connection(lambda: _Link(self), sock=sock)
+        except BaseException:
+            sock.close()
+            raise
+        return link
+
+    def _failed(self, why: str) -> None:
+        self.last_error = why
+        self._waits.log(server=str(self.path), error=why)
 
     async def leave(self) -> None:
         """Close every connection when what was sent has left."""
@@ -254,11 +290,18 @@ class _Link(asyncio.Protocol):
         self.asked: dict[bytes, asyncio.Future[bytes | None]] = {}
         """Requests without an answer, by number."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.lasted = False
+        """It has been there for ``LASTS_SECONDS``."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        self._timer = asyncio.get_running_loop().call_later(LASTS_SECONDS, self._lasts)
         self._bus.joined(self)
+
+    def _lasts(self) -> None:
+        self.lasted = True
+        self._bus.lasts()
 
     def data_received(self, data: bytes) -> None:
         lines = data.split(b"\n")
@@ -267,26 +310,28 @@ class _Link(asyncio.Protocol):
         for line in lines:
             self._bus.receive(self, line)
         if len(self._rest) > LONGEST:
-            get_logger().error("bus.too_long", server=str(self._bus.path), bytes=len(self._rest), limit=LONGEST)
             self.transport.abort()
+            get_logger().error("bus.too_long", server=str(self._bus.path), bytes=len(self._rest), limit=LONGEST)
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._bus.left(self)
+        self._timer.cancel()
         self.lost.set_result(None)
         for number, answered in self.asked.items():
             if not answered.done():
                 text = f"request {number.decode()}: the connection was lost; it may have been done or not"
                 answered.set_exception(NoAnswerError(text))
+        self._bus.left(self)  # last: what it reports to may fail
 
-    def send(self, line: bytes) -> None:
-        """Send, or disconnect a peer that has not read for too long. Does nothing after the loss."""
+    def send(self, line: bytes) -> bool:
+        """Send, or disconnect a peer that has not read for too long. False if the connection is lost."""
         if self.transport.is_closing():
-            return
+            return False
         if self.transport.get_write_buffer_size() > BACKLOG:
-            self._bus.stuck()
             self.transport.abort()
-            return
-        self.transport.write(line)
+            self._bus.stuck()
+        else:
+            self.transport.write(line)
+        return not self.transport.is_closing()
 
 
 @asynccontextmanager
@@ -311,14 +356,12 @@ async def listening(path: Path) -> AsyncIterator[NodeSocket]:
 
 @asynccontextmanager
 async def connecting(path: Path) -> AsyncIterator[NodeSocket]:
-    """The manager's end: connects in the background until the context ends."""
+    """The manager's end: connects in the background until the context ends. It raises RuntimeError when that fails."""
     bus = NodeSocket(path)
-    keeper = asyncio.create_task(bus.keep_connected(), name="node bus")
     try:
-        yield bus
+        async with beside(bus.keep_connected(), name=f"connecting to {path}"):
+            yield bus
     finally:
-        keeper.cancel()
-        await asyncio.wait([keeper])
         await bus.leave()
 
 

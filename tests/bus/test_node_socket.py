@@ -1,6 +1,7 @@
 """The socket between manager and checkpointer: its file, its ends, and what a peer may do to the other one."""
 
 import asyncio
+import errno
 import socket
 import stat
 from collections.abc import AsyncIterator
@@ -8,10 +9,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+import structlog
 
 from kybernate.bus import node_socket
 from kybernate.bus.node_socket import NodeSocket, connecting, listening
-from kybernate.bus.port import BusError, NoAnswerError
+from kybernate.bus.port import BusDownError, BusError, NoAnswerError
 from kybernate.envelope import Message
 from kybernate.messages import AskJobs, JobProgress, JobReply, JobStatus
 from tests.bus.worlds import cut, within
@@ -91,7 +93,7 @@ async def test_the_manager_may_come_first_and_finds_each_next_checkpointer(stack
             await checkpointer(life, path)
             await within(bus.until_connected())
             assert (await bus.request(QUESTION, JobReply, timeout=5)).accepted
-        await until(lambda: not bus.connected, what="the manager notices the end of the checkpointer")
+        await until(lambda: changes[-1:] == [False], what="the manager notices the end of the checkpointer")
     assert changes == [True, False, True, False]
 
 
@@ -122,6 +124,78 @@ async def test_a_cut_between_request_and_answer_leaves_the_outcome_unknown_and_t
     assert carried_out == ["1", "2"]
 
 
+async def test_a_loss_that_cannot_be_logged_is_made_good(
+    stack: AsyncExitStack, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes: list[bool] = []
+    monkeypatch.setattr(node_socket, "LASTS_SECONDS", 0.0)
+    server, bus = await checkpointer(stack, path), await manager(stack, path)
+    bus.on_change(changes.append)
+    await until(lambda: all(link.lasted for link in bus.links), what="the connection has lasted")
+    monkeypatch.setattr(node_socket, "get_logger", disk_is_full)
+    cut(server)
+    await until(lambda: changes == [False, True], what="the manager is connected again")
+    assert (await bus.request(QUESTION, JobReply, timeout=5)).accepted
+
+
+def disk_is_full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_a_manager_that_no_longer_connects_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_socket.OnceLogger, "log", disk_is_full)
+    with pytest.raises(RuntimeError, match="connecting to"):
+        async with connecting(path):
+            await within(asyncio.Event().wait())
+
+
+async def test_a_peer_that_ends_each_connection_is_tried_less_often_and_logged_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    enough = asyncio.Event()
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 5:
+            enough.set()
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    server = await asyncio.start_unix_server(lambda _, writer: writer.close(), path)
+    with structlog.testing.capture_logs() as logs:
+        async with server, connecting(path) as bus:
+            await within(enough.wait())
+            assert "ended the connection at once" in bus.last_error
+    assert waits[:5] == [0.02, 0.04, 0.08, 0.16, 0.32]
+    assert [entry["event"] for entry in logs] == ["bus.waits"]
+
+
+async def test_a_full_queue_of_connections_is_no_connection(stack: AsyncExitStack, path: Path) -> None:
+    frozen = stack.enter_context(socket.socket(socket.AF_UNIX))
+    frozen.bind(str(path))
+    frozen.listen(0)
+    stack.enter_context(socket.socket(socket.AF_UNIX)).connect(str(path))
+    changes: list[bool] = []
+    bus = await stack.enter_async_context(connecting(path))
+    bus.on_change(changes.append)
+    await until(lambda: bus.last_error, what="the attempt has failed")
+    assert "temporarily unavailable" in bus.last_error
+    assert changes == []
+
+
+async def test_a_report_is_refused_as_soon_as_the_connection_is_given_up(stack: AsyncExitStack, path: Path) -> None:
+    server, bus = await checkpointer(stack, path), await manager(stack, path)
+    await within(server.until_connected())
+    cut(server)
+    with pytest.raises(BusDownError):
+        await server.publish(progress())
+    cut(bus)
+    with pytest.raises(BusDownError):
+        await bus.request(QUESTION, JobReply, timeout=5)
+
+
 async def test_two_managers_are_both_answered_and_both_hear_reports(stack: AsyncExitStack, path: Path) -> None:
     """As on a server: the epoch of a job decides who is obeyed. Levels are published again for the second one."""
     changes: list[bool] = []
@@ -149,12 +223,15 @@ async def test_a_peer_that_does_not_read_is_disconnected_and_counted(
     with socket.socket(socket.AF_UNIX) as stuck:
         stuck.connect(str(path))
         await within(server.until_connected())
-        sent = 0
-        while server.connected and sent < 1_000:
-            await server.publish(progress("x" * 10_000))
-            await asyncio.sleep(0)
-            sent += 1
-        assert not server.connected, f"{sent} messages of 10 kB wait"
+
+        async def publish() -> None:
+            for _ in range(1_000):
+                await server.publish(progress("x" * 10_000))
+                await asyncio.sleep(0)
+
+        with pytest.raises(BusDownError):
+            await publish()
+        assert not server.connected
     assert server.troubles == {"dropped": 0, "ignored": 0, "stuck": 1}
     bus = await manager(stack, path)
     assert (await bus.request(QUESTION, JobReply, timeout=5)).accepted
