@@ -133,7 +133,7 @@ class Stack:
         self._process(name).start()
 
     async def pause_nats(self) -> None:
-        """Take the nats-servers away (not those of the nodes); their ports and their stores stay."""
+        """Take the nats-servers away; their ports and their stores stay."""
         await asyncio.gather(*(self.pause(name) for name in self.of_kind("nats")))
 
     async def resume_nats(self) -> None:
