@@ -6,6 +6,7 @@ through a pidfd after that pair was checked, so it never reaches another process
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import os
 import signal
@@ -42,9 +43,8 @@ def alive(process: ProcessIdentity, proc: Path = PROC) -> bool:
 
 async def ended(process: ProcessIdentity) -> None:
     """Wait until it is gone or a zombie; it need not be a child."""
-    try:
-        handle = os.pidfd_open(process.pid)
-    except ProcessLookupError:
+    handle = _open(process.pid)
+    if handle is None:
         return
     loop, done = asyncio.get_running_loop(), asyncio.Event()
     try:
@@ -125,9 +125,8 @@ def _sockets(table: Path, client: tuple[str, int]) -> set[str]:
 
 def send(process: ProcessIdentity, signum: signal.Signals) -> bool:
     """Send a signal; False if the process is gone. Raises PermissionError."""
-    try:
-        handle = os.pidfd_open(process.pid)
-    except ProcessLookupError:
+    handle = _open(process.pid)
+    if handle is None:
         return False
     try:
         if not alive(process):
@@ -138,6 +137,16 @@ def send(process: ProcessIdentity, signum: signal.Signals) -> bool:
     finally:
         os.close(handle)
     return True
+
+
+def _open(pid: int) -> int | None:
+    """A pidfd of the process that has this pid now; None if there is none, also where a thread has the number."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno in (errno.ESRCH, errno.ENOENT, errno.EINVAL):  # a thread: ENOENT, or EINVAL of older kernels
+            return None
+        raise
 
 
 def _stat(pid: int, proc: Path = PROC) -> list[str] | None:

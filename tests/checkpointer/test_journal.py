@@ -150,6 +150,28 @@ async def test_a_signal_is_never_sent_to_another_process_with_the_same_pid() -> 
     assert not send(who, signal.SIGKILL)
 
 
+async def test_a_process_whose_pid_is_a_thread_now_is_gone(tmp_path: Path) -> None:
+    thread, done = asyncio.Event(), threading.Event()
+    loop, ids = asyncio.get_running_loop(), list[int]()
+
+    def live() -> None:
+        ids.append(threading.get_native_id())
+        loop.call_soon_threadsafe(thread.set)
+        done.wait(60)
+
+    living = loop.run_in_executor(None, live)
+    await thread.wait()
+    who = ProcessIdentity(pid=ids[0], start=1)
+    assert not send(who, signal.SIGKILL)
+    await ended(who)
+    (tmp_path / f"{who.pid}-{who.start}").touch()  # of a helper before the machine started again
+    async with HelperPool(echo_command(), tmp_path) as pool:
+        assert (await pool.call("G0", "state", deadline=60))["code"] == 0
+    assert not list(tmp_path.iterdir())
+    done.set()
+    await living
+
+
 async def test_a_record_cut_off_by_a_full_disk_is_an_error_and_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
