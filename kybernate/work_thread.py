@@ -17,7 +17,9 @@ class WorkThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._closed = False
         self._works: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._under_way: dict[asyncio.Future[Any], float] = {}
 
@@ -27,10 +29,12 @@ class WorkThread:
         return min(self._under_way.values(), default=None)
 
     def do(self, work: Callable[[], R]) -> "asyncio.Future[R]":
-        """Have it done, in order; the future gets what it returns or raises. It is done also if no caller waits."""
+        """Have it done, in order; the future gets what it returns or raises. It is done also if no caller waits.
+
+        Raises RuntimeError as ``put`` does.
+        """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[R] = loop.create_future()
-        self._under_way[done] = time.monotonic()
 
         def settle(result: Any, error: Exception | None) -> None:
             del self._under_way[done]
@@ -51,21 +55,30 @@ class WorkThread:
                 loop.call_soon_threadsafe(settle, result, raised)
 
         self.put(run)
+        self._under_way[done] = time.monotonic()  # before it is settled, which this event loop does
         return done
 
     def put(self, work: Callable[[], object]) -> None:
-        """Have it done, in order, from any thread; no caller learns of its end, and it must not raise."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._works.put(work)
+        """Have it done, in order, from any thread; no caller learns of its end, and it must not raise.
+
+        Raises RuntimeError after ``close``, or if the system starts no more threads; then it is not done.
+        """
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"thread {self._name} is closed")
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread
+            self._works.put(work)
 
     def close(self) -> None:
-        """Wait until all is done, and end the thread. Blocking."""
-        if self._thread is not None:
+        """Wait until all is done, and end the thread; it takes no more work. Blocking."""
+        with self._lock:
+            self._closed, thread, self._thread = True, self._thread, None
+        if thread is not None:
             self._works.put(None)
-            self._thread.join()
-            self._thread = None
+            thread.join()
 
     def _run(self) -> None:
         while (work := self._works.get()) is not None:

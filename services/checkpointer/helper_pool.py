@@ -93,13 +93,15 @@ class HelperProcess:
             reader, writer = await template.fork(ANSWER_BYTES)
         except OSError as error:
             raise HelperDiedError(f"no helper: {template.command[0]}: {error.strerror}") from error
+        line = b""
         try:
-            pid = int(await reader.readline())
+            pid = int(line := await reader.readline())
         except BaseException as error:
             writer.close()
             if not isinstance(error, OSError | ValueError):
                 raise
-            raise HelperDiedError("the helper ended before it served") from error
+            why = line.decode(errors="replace").strip() or "it ended before it served"
+            raise HelperDiedError(f"no helper: {why}") from error
         who = identify(pid) or ProcessIdentity(pid=pid, start=0)  # 0: it ended already
         note = folder / f"{who.pid}-{who.start}"
         note.touch()

@@ -30,13 +30,17 @@ class HelperTemplate:
             return streams
 
     def reap(self) -> None:
-        """Have the helpers reaped that ended; until then their pids are not reused."""
+        """Have the helpers reaped that ended; until then, or until the next fork, their pids are not reused."""
         if self._control is not None:
             with contextlib.suppress(OSError):
                 self._control.send(b"r")
 
     async def close(self) -> None:
         """Kill it, if it runs. Its helpers live on until their connections close."""
+        async with self._lock:
+            await self._close()
+
+    async def _close(self) -> None:
         if self._control is not None:
             self._control.close()
         if self._process is not None:
@@ -48,7 +52,7 @@ class HelperTemplate:
     async def _running(self) -> socket.socket:
         async with self._lock:
             if self._control is None or _closed(self._control):
-                await self.close()
+                await self._close()
                 ours, theirs = socket.socketpair()
                 ours.setblocking(False)
                 self._control = ours

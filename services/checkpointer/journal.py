@@ -192,7 +192,7 @@ class Journal:
         """Wait until the job and all its steps are on disk. Raises OSError."""
         file = self._open.get(job.op)
         if file is not None and file.synced != file.written:
-            await self._syncer.do(lambda: None)  # after all that was asked for
+            await self._syncer.do(lambda: self._sync_unsynced(file))  # after all that was asked for
         self._raise_failed(job)
 
     async def _record_after_all(self, job: JobFile, record: Record, then: Callable[[_OpenFile], None] | None) -> None:

@@ -369,7 +369,7 @@ class CheckpointWorker:
         """Await a journal write. If it fails the process ends: nothing may go on that was not written."""
         try:
             return await work
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             self._crash(error)
             raise
 

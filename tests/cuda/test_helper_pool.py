@@ -2,12 +2,17 @@
 ``kill`` does nothing, to a real helper that goes on hanging."""
 
 import asyncio
+import os
+import socket
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from services.checkpointer.helper.serving import serve
 from services.checkpointer.helper_pool import (
     MOST_STUCK,
     HelperCall,
@@ -17,6 +22,7 @@ from services.checkpointer.helper_pool import (
     HelperProcess,
     sigkill,
 )
+from services.checkpointer.helper_template import HelperTemplate
 from services.checkpointer.processes import ProcessIdentity, alive, ended, identify
 from tests.cuda.echo_driver import echo_command
 from tests.cuda.stub_node import DEADLINE
@@ -250,3 +256,47 @@ async def test_helpers_end_with_their_connection_also_during_a_call_and_leave_no
         await ended(helper.who)
         await pool.close("G0")
         await until(lambda: not Path(f"/proc/{helper.who.pid}").exists(), what="it was reaped")
+
+
+async def test_the_reason_of_a_fork_that_fails_is_named(tmp_path: Path) -> None:
+    code = (
+        "import errno, os, socket\n"
+        "from services.checkpointer.helper import template\n"
+        "def fork(): raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))\n"
+        "os.fork = fork\n"
+        "template.forked(socket.socket(fileno=os.dup(0)))\n"
+    )
+    async with HelperPool((sys.executable, "-c", code), tmp_path) as pool:
+        with pytest.raises(HelperDiedError, match="no helper: fork: Resource temporarily unavailable"):
+            await pool.call("G0", "state", deadline=DEADLINE)
+
+
+async def test_a_template_that_is_closed_while_it_starts_fails_no_fork() -> None:
+    template = HelperTemplate(echo_command())
+    fork = asyncio.create_task(template.fork(1 << 16))
+    await asyncio.sleep(0)  # the fork waits for the start
+    await template.close()
+    _, writer = await fork
+    writer.close()
+    reader, writer = await template.fork(1 << 16)
+    assert int(await reader.readline()) > 0
+    writer.close()
+    await template.close()
+
+
+@pytest.mark.parametrize("left", ['{"id": 1, "ver', '{"id": 1, "verb": "state"}\n'], ids=["half a call", "no reader"])
+def test_the_end_of_a_connection_is_no_error_of_a_helper(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    exited = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda _: exited.set())
+    ours, theirs = socket.socketpair()
+    ours.send(left.encode())
+    ours.shutdown(socket.SHUT_WR)
+
+    class Driver:
+        def call(self, verb: str, arguments: dict[str, Any]) -> dict[str, Any]:
+            ours.close()
+            return {"code": 0}
+
+    with ours, theirs:
+        serve(Driver(), theirs)
+        assert exited.wait(60)

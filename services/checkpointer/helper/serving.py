@@ -9,6 +9,7 @@ Verbs: ``init``, ``describe``; with ``pid``: ``state``, ``restore_tid``, ``lock`
 ``code`` is a CUresult; -1 means that the driver could not be called, and ``text`` is the reason.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -47,7 +48,7 @@ def answer(driver: HelperDriver, request: dict[str, Any]) -> Reply:
 
 def serve(driver: HelperDriver, connection: socket.socket) -> None:
     """Answer until the connection closes. A separate thread waits for that only, so that it ends even a hung call."""
-    requests, answers = connection.makefile("r"), connection.makefile("w")
+    requests = connection.makefile("r")
 
     def exit_at_its_end() -> None:
         closed = select.poll()
@@ -55,9 +56,8 @@ def serve(driver: HelperDriver, connection: socket.socket) -> None:
         closed.poll()
         os._exit(0)
 
-    answers.write(f"{os.getpid()}\n")
-    answers.flush()
-    threading.Thread(target=exit_at_its_end, daemon=True).start()
-    while line := requests.readline():
-        answers.write(json.dumps(answer(driver, json.loads(line))) + "\n")
-        answers.flush()
+    with contextlib.suppress(OSError, ValueError):  # it closed, perhaps after half a call, and no one reads an answer
+        connection.sendall(f"{os.getpid()}\n".encode())
+        threading.Thread(target=exit_at_its_end, daemon=True).start()
+        while line := requests.readline():
+            connection.sendall(f"{json.dumps(answer(driver, json.loads(line)))}\n".encode())

@@ -2,7 +2,7 @@
 
 Helpers share its memory and start without the work of an interpreter. It never calls the driver, which does not survive
 a fork, and has one thread. Its control socket carries one byte per message: with a socket, a helper is forked that
-serves on it; without, helpers that ended are reaped, so that no pid is reused before the checkpointer has seen the end.
+serves on it, or the reason is sent there that none could be; with each message, helpers that ended are reaped.
 The template ends when its control socket closes; its helpers do not.
 """
 
@@ -24,8 +24,8 @@ def forked(control: socket.socket) -> socket.socket:
         for handle in handles:
             try:
                 child = os.fork()
-            except OSError as error:  # the checkpointer sees that the socket closes
-                sys.stderr.write(f"no helper: fork: {error.strerror}\n")
+            except OSError as error:  # in the place of its pid
+                os.write(handle, f"fork: {error.strerror}\n".encode())
                 child = -1
             if child == 0:
                 control.close()
