@@ -18,7 +18,7 @@ from kybernate.envelope import Message
 from kybernate.messages import EVENT_OF_STATE, NodeTrafficSignal, Presence, RouterLoad
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
-from services.router.level_publisher import REPORT_SECONDS, ROWS
+from services.router.level_publisher import REPORT_SECONDS
 
 SEATS_PER_NODE = 64
 GROUPS_PER_NODE = 8
@@ -31,6 +31,8 @@ SWITCH_SECONDS = 60.0
 SLICES = 20
 """Parts of a second in which signals are sent."""
 ROWS_AT_ONCE = 2_000
+LEVELS_OF_PART = 1_000
+"""Of a report; a router cuts its reports at 384 KiB, about as many."""
 _SWITCH = (SeatState.DRAINING, SeatState.PARKING, SeatState.PARKED), (SeatState.ACTIVATING, SeatState.ACTIVE)
 
 
@@ -106,9 +108,9 @@ class SimulatedCluster:
         seats = [
             number * SEATS_PER_NODE + each * GROUPS_PER_NODE for number in range(len(self.nodes)) for each in (0, 1)
         ]
-        for part, first in enumerate(range(0, len(seats), ROWS)):
+        for part, first in enumerate(range(0, len(seats), LEVELS_OF_PART)):
             in_flight: dict[str, dict[str, Any]] = {}
-            for row in map(self._row, seats[first : first + ROWS]):
+            for row in map(self._row, seats[first : first + LEVELS_OF_PART]):
                 in_flight.setdefault(row.model, {})[row.seat] = 1
             source = f"simulated-{router}"
             yield _publish(RouterLoad(cause=source, source=source, part=part, in_flight=in_flight))

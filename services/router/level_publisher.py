@@ -7,18 +7,21 @@ the other routers all together, every 2 s. A lost level is replaced by the next 
 """
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any, NoReturn, TypeVar
 
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
+from kybernate.logs import OnceLogger
 from kybernate.messages import RouterLoad, TrafficSignal
+from kybernate.messages.signals import MOST_LOAD_PARTS
 from services.router.core.reports import RouterLevel, addressed, level_of
 from services.router.core.traffic import Traffic
 
 Key = tuple[str, str | None]
+T = TypeVar("T")
 
 EDGE_SECONDS = 0.005
 """Edges closer together than this are published as one level."""
@@ -27,8 +30,8 @@ REPEAT_SECONDS = 1.0
 TTL_SECONDS = 3.0
 REPORT_SECONDS = 2.0
 """All levels together; they expire after three times as long."""
-ROWS, RELAYED = 1000, 500
-"""Levels, and relayed signals, that one message to the other routers has at most: NATS takes a megabyte."""
+PART_BYTES = 384 * 1024
+"""Of the levels, and of the relayed signals, that one message to the other routers has at most: NATS takes 1 MiB."""
 
 
 class LevelPublisher:
@@ -45,6 +48,7 @@ class LevelPublisher:
         self._busy: dict[Key, RouterLevel] = {}
         """The levels that are not zero, as they were published last."""
         self._relayed: list[TrafficSignal] = []
+        self._unsent = OnceLogger("load.not_sent")
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._next = float("inf")
@@ -68,14 +72,20 @@ class LevelPublisher:
         parts = 0
         while True:
             await asyncio.sleep(REPORT_SECONDS)
-            levels, relayed, last = list(self._busy.items()), self._relayed, parts
+            loads = list(zip_longest(cut(self._busy.items(), _row_bytes), cut(self._relayed, _bytes), fillvalue=()))
             self._relayed = []
-            parts = max(-(-len(levels) // ROWS), -(-len(relayed) // RELAYED))
-            with contextlib.suppress(BusError):
-                for part in range(max(parts, last)):
-                    some = levels[part * ROWS : (part + 1) * ROWS]
-                    load = self._load(part, some, relayed[part * RELAYED : (part + 1) * RELAYED])
-                    await self._bus.publish(load)
+            last, parts = parts, len(loads)
+            loads += [((), ())] * (last - parts)  # what was reported there is over
+            troubles = {f"it has more than {MOST_LOAD_PARTS} parts"} if parts > MOST_LOAD_PARTS else set()
+            for part, (levels, relayed) in enumerate(loads[:MOST_LOAD_PARTS]):
+                try:
+                    await self._bus.publish(self._load(part, levels, relayed))
+                except BusError as error:
+                    troubles.add(str(error))
+            if troubles:
+                self._unsent.log(error="; ".join(sorted(troubles)))
+            else:
+                self._unsent.clear()
 
     def _load(
         self, part: int, levels: Iterable[tuple[Key, RouterLevel]], relayed: Sequence[TrafficSignal]
@@ -152,3 +162,26 @@ class LevelPublisher:
             self._published[key] = (level.arrivals, now)
         if not quiet:
             self._due.setdefault(key, now + REPEAT_SECONDS)
+
+
+def cut(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Yield the items in parts of at most PART_BYTES, by the size of each in bytes."""
+    part, room = list[T](), PART_BYTES
+    for item in items:
+        room -= size(item)
+        if room < 0 and part:
+            yield part
+            part, room = [], PART_BYTES - size(item)
+        part.append(item)
+    if part:
+        yield part
+
+
+def _row_bytes(row: tuple[Key, RouterLevel]) -> int:
+    """At most: a character takes up to 6 bytes in JSON."""
+    (model, _), level = row
+    return (bool(level.waiting) + bool(level.in_flight)) * (64 + 6 * (len(model) + len(level.seat or "")))
+
+
+def _bytes(signal: TrafficSignal) -> int:
+    return len(signal.body())

@@ -3,14 +3,23 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
+from kybernate.bus.port import Bus, BusError
+from kybernate.clock import Clock
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.messages import NodeTrafficSignal, RouterLoad, TrafficSignal
+from kybernate.messages.signals import LONGEST_NAME, MOST_LOAD_PARTS, MOST_REQUESTS
 from services.router import level_publisher
-from services.router.core.reports import MOST_PARTS, Loads
+from services.router.core.admission import Limits
+from services.router.core.managers import RouterIdentity
+from services.router.core.reports import MOST_PARTS, Loads, RouterLevel
+from services.router.core.traffic import Traffic
+from services.router.level_publisher import LevelPublisher
 from services.router.level_watch import LevelWatch
 from services.router.outside_load import Place
 from tests.router.world import world
@@ -133,7 +142,7 @@ async def test_a_router_tells_the_others_what_it_has_and_what_gateways_sent_to_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(level_publisher, "REPORT_SECONDS", 0.05)
-    monkeypatch.setattr(level_publisher, "RELAYED", 1)
+    monkeypatch.setattr(level_publisher, "PART_BYTES", 300)
     async with world() as w:
         await w.seat("s1", "gemma")
         reported: list[RouterLoad] = []
@@ -152,6 +161,78 @@ async def test_a_router_tells_the_others_what_it_has_and_what_gateways_sent_to_i
         for each in reported:
             other.replace(each, 0.0)
         assert other.of("gemma", "s1", 0.0).waiting == 8
+
+
+class Wire:
+    """A bus that takes a megabyte, as NATS does, and none of the parts that it ``refuses``."""
+
+    def __init__(self, *refuses: int) -> None:
+        self.refuses = refuses
+        self.sent: list[RouterLoad] = []
+        self.refused = 0
+
+    async def publish(self, load: RouterLoad) -> None:
+        if len(load.body()) > 2**20 or load.part in self.refuses:
+            self.refused += 1
+            raise BusError("nats: maximum payload exceeded")
+        self.sent.append(load)
+
+    def rows(self) -> set[tuple[str, str]]:
+        return {(model, seat) for load in self.sent for model, seats in load.waiting.items() for seat in seats}
+
+    def relayed(self) -> set[str]:
+        return {signal.source for load in self.sent for signal in load.relayed}
+
+
+def long(number: int) -> str:
+    return f"{number:06}".ljust(LONGEST_NAME, "\N{SNOWMAN}")
+
+
+@asynccontextmanager
+async def reporting(monkeypatch: pytest.MonkeyPatch, wire: Wire, levels: int, waiting: int = 1) -> AsyncIterator[Any]:
+    """A router with this many levels, of as many waiting requests, reports to the wire."""
+    monkeypatch.setattr(level_publisher, "REPORT_SECONDS", 0.02)
+    traffic = Traffic(Limits(), RouterIdentity("router-1", "i1"))
+    publisher = LevelPublisher(cast(Bus, wire), traffic, Clock(), "router-1")
+    for name in map(long, range(levels)):
+        publisher._busy[name, "key"] = RouterLevel(waiting, seat=name, oldest_wait=1.0)
+    task = asyncio.create_task(publisher.report())
+    try:
+        yield publisher
+        assert not task.done()
+    finally:
+        task.cancel()
+
+
+async def test_long_names_are_reported_in_parts_that_nats_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire()
+    async with reporting(monkeypatch, wire, 1000) as publisher:
+        for name in map(long, range(500)):
+            fields = {"cause": "c", "id": name, "source": name, "model": name, "tier": name}
+            publisher.relay(TrafficSignal.model_validate(fields))
+        await until(lambda: len(wire.rows()) == 1000 and len(wire.relayed()) == 500, what="all arrived")
+    assert not wire.refused
+
+
+async def test_a_part_that_is_refused_is_logged_once_and_the_others_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(level_publisher, "PART_BYTES", 1)
+    wire = Wire(0)
+    with capture_logs() as logs:
+        async with reporting(monkeypatch, wire, 3):
+            await until(lambda: wire.refused == 3, what="it was tried three times")
+    assert wire.rows() == {(long(1), long(1)), (long(2), long(2))}
+    assert [(line["event"], line["error"]) for line in logs] == [("load.not_sent", "nats: maximum payload exceeded")]
+
+
+async def test_no_load_ends_the_reports_of_a_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(level_publisher, "PART_BYTES", 1)
+    wire = Wire()
+    with capture_logs() as logs:
+        async with reporting(monkeypatch, wire, MOST_LOAD_PARTS + 1, waiting=MOST_REQUESTS + 1):
+            await until(lambda: len(wire.sent) > MOST_LOAD_PARTS, what="the load was reported twice")
+    assert {load.part for load in wire.sent} == set(range(MOST_LOAD_PARTS))
+    assert wire.sent[0].waiting == {long(0): {long(0): (MOST_REQUESTS, 1.0)}}
+    assert [line["event"] for line in logs] == ["load.not_sent"]
 
 
 async def test_levels_that_a_router_publishes_for_others_are_its_own_knowledge(monkeypatch: pytest.MonkeyPatch) -> None:
