@@ -161,14 +161,16 @@ async def test_a_process_whose_pid_is_a_thread_now_is_gone(tmp_path: Path) -> No
 
     living = loop.run_in_executor(None, live)
     await thread.wait()
-    who = ProcessIdentity(pid=ids[0], start=1)
-    assert not send(who, signal.SIGKILL)
-    await ended(who)
-    (tmp_path / f"{who.pid}-{who.start}").touch()  # of a helper before the machine started again
-    async with HelperPool(echo_command(), tmp_path) as pool:
-        assert (await pool.call("G0", "state", deadline=60))["code"] == 0
-    assert not list(tmp_path.iterdir())
-    done.set()
+    try:
+        who = ProcessIdentity(pid=ids[0], start=1)
+        assert not send(who, signal.SIGKILL)
+        await ended(who)
+        (tmp_path / f"{who.pid}-{who.start}").touch()  # of a helper before the machine started again
+        async with HelperPool(echo_command(), tmp_path) as pool:
+            assert (await pool.call("G0", "state", deadline=60))["code"] == 0
+        assert not list(tmp_path.iterdir())
+    finally:
+        done.set()
     await living
 
 

@@ -299,4 +299,4 @@ def test_the_end_of_a_connection_is_no_error_of_a_helper(left: str, monkeypatch:
 
     with ours, theirs:
         serve(Driver(), theirs)
-        assert exited.wait(60)
+        assert exited.wait(20)
