@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from kybernate.messages import EVENT_OF_STATE, AskJobs, JobStatus, KillJob, ReleaseJob, SeatProgress
+from kybernate.messages import EVENT_OF_STATE, AskJobs, JobReply, JobStatus, KillJob, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager import host_memory, operations, switch, view
@@ -250,11 +250,24 @@ def open_tickets(ledger: Ledger, tickets: tuple[SeatTicket, ...]) -> tuple[SeatT
     return tuple(one for one in tickets if one.epoch > ledger.epoch and one.age_seconds <= START_DEADLINE_SECONDS)
 
 
-def _unused(known: Recovered, tickets: tuple[SeatTicket, ...]) -> tuple[SeatTicket, ...]:
+def evidence_by_seat(reply: JobReply) -> dict[tuple[str, str], SeatProgress]:
+    """What the checkpointer found, by seat and pod UID. It does not look at the seats of a job under way: a container
+    whose processes this job found gone counts as gone."""
+    found = {(seat.seat, seat.pod_uid): seat for seat in reply.seats}
+    for progress in (progress for status in reply.jobs if not status.done for progress in status.park):
+        seen = found.get((progress.seat, progress.pod_uid))
+        if progress.outcome == "gone" and seen is not None and seen.container_id == progress.container_id:
+            found[progress.seat, progress.pod_uid] = progress
+    return found
+
+
+def _unused(
+    known: Recovered, evidence: dict[tuple[str, str], SeatProgress], tickets: tuple[SeatTicket, ...]
+) -> tuple[SeatTicket, ...]:
     """Open tickets without those that a container has used: the pods show one, and the driver does not find it
     gone (then it may be the one before, and the list stale)."""
     running = {pod.seat: pod.uid for pod in known.owners.pods if pod.running}
-    gone = {(seat.seat, seat.pod_uid) for seat in known.reply.seats if driver_evidence(seat) is _D.GONE}
+    gone = {key for key, seen in evidence.items() if driver_evidence(seen) is _D.GONE}
     return tuple(one for one in tickets if one.seat not in running or (one.seat, running[one.seat]) in gone)
 
 
@@ -278,7 +291,8 @@ def with_tickets(ledger: Ledger, tickets: tuple[SeatTicket, ...], owners: Owners
 
 def recover(node: NodeState, known: Recovered, now: Now) -> None:
     """Fill the state; from then on the board decides."""
-    tickets = _unused(known, open_tickets(known.ledger, known.tickets))
+    evidence = evidence_by_seat(known.reply)
+    tickets = _unused(known, evidence, open_tickets(known.ledger, known.tickets))
     ledger = with_tickets(known.ledger, tickets, known.owners)
     published = _above(ledger.epoch, known.published.epoch, _ROWS_LATE)
     node.epoch = max(node.epoch, ledger.epoch, known.reply.highest_epoch, published)
@@ -286,7 +300,6 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     node.move_seconds = ledger.move_seconds
     operations.restore(node, ledger)
     entries = {entry.seat: _doubted(entry) if ledger.lost else entry for entry in ledger.seats}
-    evidence = {(seat.seat, seat.pod_uid): seat for seat in known.reply.seats}
     listed = {(pod.seat, pod.uid) for pod in known.owners.pods}
     for seat, pod, entry in _owned(node, known.owners, entries):
         node.own(seat, pod)

@@ -394,3 +394,22 @@ class AnyMove(RuleBasedStateMachine):
 
 TestAnyMove = AnyMove.TestCase
 TestAnyMove.settings = settings(stateful_step_count=50)
+
+
+def test_a_victim_that_its_job_found_gone_is_not_quarantined_by_a_new_manager() -> None:
+    """The checkpointer does not look at the seats of a job under way, so it still says "started" of the victim."""
+    state = AnyMove()
+    state.an_operator_drains_or_resumes(group="G0", kind=DrainNode)
+    state.hot(choice=0, group=0, how="drained")
+    state.engine_dies(number=4)
+    state.jobs_are_collected()
+    state.job_arrives(last=True, answered=False)
+    state.job_goes_on(last=False, fails=False, reported=False)
+    victim = state.node.open[0].job.park[0].seat
+    assert state.node.status(state.node.open[0]).park[0].outcome == "gone"
+
+    state.manager_dies(late=False)
+
+    state.leases_follow_memory()
+    assert state.world.managed(victim).state is S.BACKOFF
+    state.teardown()

@@ -6,7 +6,16 @@ from types import MappingProxyType
 
 import pytest
 
-from kybernate.messages import AskJobs, JobReply, KillJob, ReleaseJob, SeatActivated, SeatProgress, SeatQuarantined
+from kybernate.messages import (
+    AskJobs,
+    JobReply,
+    JobStatus,
+    KillJob,
+    ReleaseJob,
+    SeatActivated,
+    SeatProgress,
+    SeatQuarantined,
+)
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery, view
 from services.gpu_manager.inputs import BusChanged, JobsReported, Published, Recovered, RecoveryBegun, StartTicket
@@ -567,3 +576,14 @@ def test_the_checkpointer_learns_where_a_seat_was_parked(world: World) -> None:
     job = world.job()
     assert job.activate is not None
     assert (job.activate.parked_on, job.park[0].parked_on) == (gpus, ())
+
+
+@pytest.mark.parametrize(("container", "outcome"), [("engine-1", "gone"), ("engine-2", "started")])
+def test_what_a_job_found_gone_is_gone_in_the_same_container_only(container: str, outcome: str) -> None:
+    """The checkpointer does not look at the seats of a job under way, and says "started" of them."""
+    gone = SeatProgress(seat="s1", pod_uid="u", container_id="engine-1", outcome="gone")
+    seen = SeatProgress(seat="s1", pod_uid="u", container_id=container, outcome="started")
+    job = JobStatus(op="G0-2", epoch=2, group="G0", park=(gone,), activate=None, journaled_at=1.0, done=False)
+    reply = JobReply(accepted=True, highest_epoch=2, jobs=(job,), seats=(seen,))
+
+    assert recovery.evidence_by_seat(reply)["s1", "u"].outcome == outcome
