@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from kybernate.bus.port import BusDownError, NoAnswerError, NodeBus
+from kybernate.bus.port import BusDownError, BusError, NoAnswerError, NodeBus
 from kybernate.logs import get_logger
 from kybernate.messages import AskJobs, Job, JobReply, KillJob, ReleaseJob, RetargetJob, SwitchJob
 from services.gpu_manager.inputs import EndingAnswered, JobAnswered, JobsReported, RetargetAnswered
@@ -31,6 +31,8 @@ class CheckpointerClient:
         self._in_flight: set[tuple[object, ...]] = set()
         self._timeout = 0.0
         """Grown because jobs were not answered."""
+        self._unsent: set[str] = set()
+        """What the bus did not take, and is logged."""
 
     async def send(self, job: SwitchJob | RetargetJob | ReleaseJob | KillJob) -> None:
         """Send a job once; its answer, or that there was none, is a message to the board.
@@ -48,8 +50,7 @@ class CheckpointerClient:
         finally:
             self._in_flight.discard(key)
         if reply is not None and not reply.accepted and not isinstance(job, RetargetJob):
-            op = job.op if isinstance(job, SwitchJob) else f"end {job.target.seat}"
-            log.warning("job.refused", op=op, code=reply.code, reason=reply.reason)
+            log.warning("job.refused", op=_op(job), code=reply.code, reason=reply.reason)
         match job:
             case SwitchJob():
                 await self._receive(JobAnswered(job.op, reply))
@@ -87,9 +88,22 @@ class CheckpointerClient:
     async def _request(self, job: Job, timeout: float | None = None) -> JobReply | None:
         try:
             return await self._bus.request(job, JobReply, timeout=timeout or JOB_TIMEOUT_SECONDS)
-        except (NoAnswerError, BusDownError):
+        except BusError as error:
+            if not isinstance(error, NoAnswerError | BusDownError) and (op := _op(job)) not in self._unsent:
+                self._unsent.add(op)
+                log.error("job.not_sent", op=op, error=str(error))
             await asyncio.sleep(0.05)
             return None
+
+
+def _op(job: Job) -> str:
+    """As the log names it."""
+    match job:
+        case SwitchJob() | RetargetJob():
+            return job.op
+        case ReleaseJob() | KillJob():
+            return f"end {job.target.seat}"
+    return "status"
 
 
 def _identity(job: SwitchJob | RetargetJob | ReleaseJob | KillJob) -> tuple[object, ...]:

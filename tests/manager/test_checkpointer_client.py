@@ -6,7 +6,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from structlog.testing import capture_logs
 
+from kybernate.bus.port import BusError
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.envelope import Message
 from kybernate.messages import Job, JobReply, ReleaseJob, SeatTarget, SwitchJob
@@ -60,6 +62,23 @@ async def test_a_job_whose_answer_is_due_is_not_sent_again(job: ReleaseJob | Swi
             if isinstance(job, ReleaseJob)
             else JobAnswered(job.op, JobReply(accepted=True))
         ]
+
+
+@pytest.mark.parametrize("job", [RELEASE, SWITCH], ids=["release", "switch"])
+async def test_a_job_that_the_bus_does_not_take_is_logged_once_and_counts_as_not_answered(
+    job: ReleaseJob | SwitchJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object, **__: object) -> JobReply:
+        raise BusError("a message of 5000000 bytes: the node bus takes 4194304")
+
+    monkeypatch.setattr(jobs, "ASK_SECONDS", 0.0)
+    with capture_logs() as logs:
+        async with serving(type(job)) as (client, _, received):
+            monkeypatch.setattr(client._bus, "request", refuse)
+            for _ in range(2):
+                await client.send(job)
+    assert received == [EndingAnswered(job, None) if isinstance(job, ReleaseJob) else JobAnswered(job.op, None)] * 2
+    assert [line["event"] for line in logs] == ["job.not_sent"]
 
 
 async def test_each_missing_answer_is_waited_for_longer_than_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
