@@ -22,6 +22,8 @@ from kybernate.logs import get_logger
 PREDECESSOR_SECONDS = 5.0
 """How long to wait for a predecessor that is still ending."""
 
+ANOTHER_NODE = "another node on this machine has a KYB_NODE, KYB_RUN_DIR and KYB_STATE_DIR for all its services"
+
 
 class JobReturnedError(Exception):
     """A job ended by itself; jobs run until they are cancelled."""
@@ -107,7 +109,7 @@ def alone(run_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SEC
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    text = f"kyb-{name}: process {holder} holds {path}; one per node: stop it, or set KYB_RUN_DIR\n"
+                    text = f"kyb-{name}: process {holder} holds {path}; one per node: stop it; {ANOTHER_NODE}\n"
                     sys.stderr.write(text)
                     raise SystemExit(1) from None
                 time.sleep(0.05)
@@ -120,6 +122,17 @@ def alone(run_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SEC
         os.ftruncate(file, 0)
     finally:
         os.close(file)
+
+
+@contextlib.contextmanager
+def alone_in_both(
+    run_dir: Path, state_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SECONDS
+) -> Iterator[None]:
+    """``alone`` in both folders: a second process with another ``run_dir`` would replay the jobs of the first one."""
+    with contextlib.ExitStack() as stack:
+        for folder in dict.fromkeys((run_dir.resolve(), state_dir.resolve())):
+            stack.enter_context(alone(folder, name, patience_seconds=patience_seconds))
+        yield
 
 
 def boot_id() -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.lifecycle import alone
+from kybernate.lifecycle import alone, alone_in_both
 
 HOLD = "import sys; from pathlib import Path; from kybernate.lifecycle import alone\n" + (
     "with alone(Path(sys.argv[1]), 'x', patience_seconds=0.1): print('held', flush=True); sys.stdin.read()"
@@ -41,3 +41,21 @@ def test_a_killed_holder_leaves_nothing_locked(tmp_path: Path) -> None:
 
     with alone(tmp_path, "x", patience_seconds=0.1):
         assert (tmp_path / "x.lock").exists()
+
+
+@pytest.mark.parametrize(("run", "state"), [("run", "other"), ("other", "state")])
+def test_a_second_process_that_shares_one_of_both_folders_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run: str, state: str
+) -> None:
+    with (
+        alone_in_both(tmp_path / "run", tmp_path / "state", "x"),
+        pytest.raises(SystemExit),
+        alone_in_both(tmp_path / run, tmp_path / state, "x", patience_seconds=0.1),
+    ):
+        pass
+    assert "KYB_STATE_DIR" in capsys.readouterr().err
+
+
+def test_one_folder_for_both_is_locked_once(tmp_path: Path) -> None:
+    with alone_in_both(tmp_path, tmp_path, "x", patience_seconds=0.1):
+        pass

@@ -345,7 +345,9 @@ async def listening(path: Path) -> AsyncIterator[NodeSocket]:
         sock, made = _bound(path)
         server = await asyncio.get_running_loop().create_unix_server(lambda: _Link(bus), sock=sock)
     except OSError as error:
-        raise BusError(f"cannot listen at {path}: {error.strerror or error}; set another KYB_RUN_DIR") from error
+        raise BusError(
+            f"cannot listen at {path}: {error.strerror or error}; give all services of the node another KYB_RUN_DIR"
+        ) from error
     try:
         async with beside(_until_removed(path, made), name=f"listening at {path}, whose file is gone,"):
             yield bus

@@ -10,7 +10,7 @@ from kybernate import lifecycle, logs
 from kybernate.bus.node_socket import listening
 from kybernate.extras import ExtraMissingError
 from kybernate.health import BusMetrics, Health
-from kybernate.lifecycle import alone
+from kybernate.lifecycle import alone_in_both
 from kybernate.self_tests import SelfTests
 from kybernate.tracing import open_tracer
 from services.checkpointer.backends import open_backends
@@ -94,7 +94,7 @@ def main() -> None:
         sys.stderr.write(f"kyb-checkpointer: {error}\n")
         raise SystemExit(2) from None
     with (
-        alone(settings.run_dir, "checkpointer"),
+        alone_in_both(settings.run_dir, settings.state_dir, "checkpointer"),
         open_tracer("checkpointer", settings.instance, settings.node) as tracer,
     ):
         lifecycle.main(lambda: serve(settings, timeouts, command, host, tracer))
