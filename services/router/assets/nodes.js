@@ -26,7 +26,7 @@ export function nodesView(draw) {
   const found = [...nodes.values()].filter((node) => fits(node.name, filter));
   found.sort((a, b) => byName(a.name, b.name));
   const shown = allNodes ? found : found.slice(0, MOST_NODES);
-  if (now() - asked > WHY_SECONDS) {
+  if (shown.length && now() - asked > WHY_SECONDS) {
     asked = now();
     askWhy(allNodes ? [] : shown.map((node) => ["node", node.name])).then(draw, () => {});
   }
