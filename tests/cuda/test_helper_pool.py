@@ -45,6 +45,13 @@ def pool_of(folder: Path, kill: NoKill, *, hangs: str = "hang", start_seconds: f
     return HelperPool(echo_command(hangs), folder, start_seconds=start_seconds, kill_seconds=0.5, kill=kill)
 
 
+async def start_template(pool: HelperPool) -> None:
+    """Return when the template forks at once: its own start is no part of a short ``start_seconds``."""
+    reader, writer = await pool._template.fork(2**16)
+    await reader.readline()
+    writer.close()
+
+
 def helper_of(pool: HelperPool, key: str) -> HelperProcess:
     helper = pool._lines[key].helper
     assert helper is not None
@@ -129,7 +136,8 @@ async def test_a_checkpointer_ends_without_a_helper_that_survives_its_simulated_
 
 
 async def test_a_helper_that_hangs_while_it_initializes_the_driver_is_killed_and_named(tmp_path: Path) -> None:
-    async with pool_of(tmp_path, NoKill(), hangs="init", start_seconds=0.2) as pool:
+    async with pool_of(tmp_path, NoKill(), hangs="init", start_seconds=1.0) as pool:
+        await start_template(pool)
         with pytest.raises(HelperHungError, match="could not initialize the driver within"):
             await pool.call("G0", "state", deadline=DEADLINE)
         assert pool.stuck == {}
@@ -144,7 +152,8 @@ async def test_helpers_that_hang_at_their_start_and_survive_their_simulated_kill
     def kill(who: ProcessIdentity) -> None:
         started.append(who)
 
-    async with HelperPool(echo_command("init"), tmp_path, start_seconds=0.2, kill_seconds=0.2, kill=kill) as pool:
+    async with HelperPool(echo_command("init"), tmp_path, start_seconds=0.5, kill_seconds=0.2, kill=kill) as pool:
+        await start_template(pool)
         try:
             for _ in range(2 * MOST_STUCK):
                 with pytest.raises(HelperHungError):
