@@ -22,7 +22,7 @@ from kybernate.logs import get_logger
 PREDECESSOR_SECONDS = 5.0
 """How long to wait for a predecessor that is still ending."""
 
-ANOTHER_NODE = "another node on this machine has a KYB_NODE, KYB_RUN_DIR and KYB_STATE_DIR for all its services"
+A_SECOND_NODE = "for a second node on this machine give its services another KYB_NODE, KYB_RUN_DIR and KYB_STATE_DIR"
 
 
 class JobReturnedError(Exception):
@@ -109,7 +109,7 @@ def alone(run_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SEC
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    text = f"kyb-{name}: process {holder} holds {path}; one per node: stop it; {ANOTHER_NODE}\n"
+                    text = f"kyb-{name}: process {holder} holds {path}; one per node: stop it; {A_SECOND_NODE}\n"
                     sys.stderr.write(text)
                     raise SystemExit(1) from None
                 time.sleep(0.05)
