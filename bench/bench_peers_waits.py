@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from bench.bench_switch import every_core_busy
+from bench.processes import every_core_busy
 from bench.swap_rule import LLAMA_SWAP, llama_swap, service_seconds, swap_rule
 from kybernate.dev.demo import workload
 from kybernate.dev.demo.replay import client_session

@@ -1,7 +1,7 @@
 """What a call through the router costs when its seat is active: a real router process, a real nats-server.
 
 Client and engine run in this process and share the machine with the router, so requests per second are a lower bound;
-CPU time of the router's own process (``/proc/<pid>/stat``) is the figure to compare. The same calls made directly to
+CPU time of the router's own process is the figure to compare. The same calls made directly to
 the engine are the floor.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import aiohttp
 
+from bench.processes import cpu_seconds
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.setup import init
 from kybernate.dev.nats_server import NatsServer
@@ -185,12 +186,6 @@ async def _one_by_one(http: aiohttp.ClientSession, url: str) -> float:
         await _call(http, url)
         took.append((time.perf_counter() - begin) * 1000)
     return statistics.median(took)
-
-
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

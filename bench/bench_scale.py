@@ -19,8 +19,8 @@ from typing import Any
 
 import aiohttp
 
-from bench.bench_router import cpu_seconds
 from bench.cluster import SIGNALS_PER_NODE, SimulatedCluster, level
+from bench.processes import cpu_seconds
 from kybernate.bus.nats import NatsBus
 from kybernate.dev.stack import Stack, StackOptions
 from kybernate.dev.stack.options import NODE

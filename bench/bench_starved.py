@@ -20,6 +20,7 @@ from typing import Any
 
 import aiohttp
 
+from bench.processes import process_tree
 from kybernate.dev.demo.replay import client_session
 from kybernate.dev.demo.session import violations_of
 from kybernate.dev.stack import Stack, StackOptions
@@ -174,9 +175,3 @@ def _signal(pids: list[int], signum: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signum)
-
-
-def process_tree(pid: int) -> list[int]:
-    """A process and its children."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(each for child in children for each in process_tree(int(child)))]

@@ -10,19 +10,14 @@ they use when nothing happens. A 99th percentile of few switches is the slowest 
 """
 
 import asyncio
-import os
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import fmean, median
 
 import aiohttp
 
-from bench.bench_router import cpu_seconds
-from bench.bench_starved import process_tree
+from bench.processes import every_core_busy, tree_cpu_seconds
 from kybernate.dev.demo.replay import client_session
 from kybernate.dev.demo.report import percentile
 from kybernate.dev.demo.session import with_profiles
@@ -108,27 +103,10 @@ async def _switches(
     return figures
 
 
-@asynccontextmanager
-async def every_core_busy(busy: bool = True) -> AsyncIterator[None]:
-    """A loop that computes on each core, at the priority of this process."""
-    burning = [
-        await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
-        for _ in range((os.cpu_count() or 1) * busy)
-    ]
-    try:
-        yield
-    finally:
-        for process in burning:
-            process.kill()
-            await process.wait()
-
-
 def _cpu(stack: Stack) -> dict[str, float]:
     """CPU seconds of each kind of service with its children, so far."""
     trees = {name: [pid for process, pid in stack.pids.items() if name in process] for name in SERVICES}
-    return {
-        name: sum(cpu_seconds(pid) for root in roots for pid in process_tree(root)) for name, roots in trees.items()
-    }
+    return {name: sum(map(tree_cpu_seconds, roots)) for name, roots in trees.items()}
 
 
 async def _cpu_per_second(stack: Stack) -> dict[str, float]:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+from bench.processes import process_tree, tree_cpu_seconds
+
 CALLERS = 64
 OPEN = 1000
 """Streams whose memory is measured."""
@@ -158,29 +160,16 @@ class Peer:
 
     def cpu_seconds(self) -> float:
         """CPU time of the process and its children so far."""
-        total = 0
-        for pid in self._tree():
-            with contextlib.suppress(OSError):
-                for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-                    total += int(path.read_text().split()[0])
-        return total / 1e9
+        return tree_cpu_seconds(self.pid) if self.pid else 0.0
 
     def memory_mib(self) -> float:
         """Proportional memory of the process and its children."""
         total = 0
-        for pid in self._tree():
+        for pid in process_tree(self.pid) if self.pid else ():
             with contextlib.suppress(OSError):
                 lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
                 total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
         return total / 1024
-
-    def _tree(self) -> Iterator[int]:
-        found = [self.pid] if self.pid else []
-        while found:
-            pid = found.pop()
-            yield pid
-            with contextlib.suppress(OSError):
-                found += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
 @asynccontextmanager
