@@ -88,9 +88,10 @@ async def init(
     answers, CredentialsError, and BusError when it has no JetStream or refuses.
     """
     until, reported, pause = time.monotonic() + wait, False, FIRST_RETRY_SECONDS
+    changed: list[str] = []
     while True:
         try:
-            return await _init(url, replicas, credentials, timeout)
+            return await _init(url, replicas, credentials, timeout, changed)
         except BusError as error:
             if isinstance(error, CredentialsError) or time.monotonic() >= until:
                 raise
@@ -168,28 +169,35 @@ async def _ignore(_: object) -> None:
     """Messages that arrive meanwhile are meant for services."""
 
 
-async def _init(url: str, replicas: int, credentials: Credentials, timeout: float) -> tuple[str, ...]:
+async def _init(
+    url: str, replicas: int, credentials: Credentials, timeout: float, changed: list[str] | None = None
+) -> tuple[str, ...]:
+    """As ``init``, once; ``changed`` has the streams that earlier tries changed."""
+    changed, refusals, silent = [] if changed is None else changed, list[str](), list[str]()
     async with connection(url, "kyb bus init", credentials, timeout) as link:
-        js = link.client.jetstream(timeout=timeout)
-        changed: list[str] = []
-        refusals: list[str] = []
-        for config in streams(replicas):
-            assert config.name is not None
-            try:
-                if await _ensure(js, config):
-                    changed.append(config.name)
-            except TimeoutError as error:
-                why = f"JetStream did not answer within {timeout:g} s"
-                raise NoAnswerError(f"{why}; run kyb bus init again, with the key of role init") from error
-            except nats.js.errors.ServiceUnavailableError as error:
-                raise BusError(f"the NATS server has no JetStream: {error}; start it with -js") from error
-            except nats.js.errors.APIError as error:  # the other streams do not depend on this one
-                refusals.append(f"{config.name}: {error}")
-            except nats.errors.Error as error:
-                raise BusError(f"the NATS server refused: {error}") from error
-        if refusals:
-            raise BusError(f"the NATS server refused {'; '.join(refusals)}")
-        return tuple(changed)
+        js, wanted = link.client.jetstream(timeout=timeout), streams(replicas)
+        # No stream depends on another one: one that is refused, or whose servers are away, keeps none from being made.
+        results = await asyncio.gather(*(_ensure(js, config) for config in wanted), return_exceptions=True)
+        for config, result in zip(wanted, results, strict=True):
+            match result:
+                case bool():
+                    changed += [str(config.name)] * result
+                case TimeoutError():
+                    silent.append(f"{config.name}: no answer within {timeout:g} s; are its servers away?")
+                case nats.js.errors.ServiceUnavailableError():
+                    raise BusError(f"the NATS server has no JetStream: {result}; start it with -js") from result
+                case nats.js.errors.APIError():
+                    refusals.append(f"{config.name}: {result}")
+                case nats.errors.Error():
+                    raise BusError(f"the NATS server refused: {result}") from result
+                case _:
+                    raise result
+    if len(silent) == len(wanted):
+        why = f"JetStream did not answer within {timeout:g} s"
+        raise NoAnswerError(f"{why}; run kyb bus init again, with the key of role init")
+    if refusals or silent:
+        raise BusError(f"the NATS server refused {'; '.join((*refusals, *silent))}")
+    return tuple(changed)
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,10 @@ import shutil
 from pathlib import Path
 
 import nats
+import nats.errors
 import pytest
+from nats.js.api import StreamInfo
+from nats.js.client import JetStreamContext
 
 from kybernate.bus.port import BusError
 from kybernate.bus.setup import COMPLETE, init, keep, streams
@@ -94,3 +97,28 @@ async def test_a_refused_stream_does_not_keep_init_from_the_others(tmp_path: Pat
         there = {info.config.name for info in await client.jetstream().streams_info()}
         await client.close()
         assert there == {config.name for config in streams()} - {"KYB_EVENTS"}
+
+
+async def test_a_stream_whose_server_is_away_does_not_keep_init_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One copy of each stream on one of three servers: those of the others are made, and the result names all."""
+    look, away = JetStreamContext.stream_info, {"KYB_EVENTS"}
+
+    async def stream_info(js: JetStreamContext, name: str) -> StreamInfo:
+        if name in away:
+            raise nats.errors.TimeoutError
+        return await look(js, name)
+
+    monkeypatch.setattr(JetStreamContext, "stream_info", stream_info)
+    async with NatsServer(tmp_path / "nats") as server:
+        with pytest.raises(BusError, match="KYB_EVENTS: no answer within 2 s") as caught:
+            await init(server.url, timeout=2)
+        assert "KYB_AUDIT" not in str(caught.value)
+        away.clear()
+        assert await init(server.url) == ("KYB_EVENTS",), "the others were made"
+
+    async with NatsServer(tmp_path / "another") as server:
+        away.add("KV_kyb_seats")
+        made = await init(server.url, wait=60, on_wait=lambda _: away.clear())
+        assert made == (*(config.name for config in streams() if config.name != "KV_kyb_seats"), "KV_kyb_seats")
