@@ -13,6 +13,8 @@ from rich.tree import Tree
 from kybernate.cli.output import CliError
 from kybernate.sizes import format_bytes
 
+MOST_NAMES = 20
+"""In an error."""
 STATE_STYLES = {
     "active": "bold green",
     "parked": "cyan",
@@ -237,7 +239,9 @@ def select_why(body: dict[str, Any], name: str | None) -> list[dict[str, Any]]:
         node["groups"] = [group for group in node.get("groups") or () if _means(group, plain)]
     found = [node for node in nodes if node["groups"]]
     if not found:
-        raise CliError(f"no group, seat or model is called {name!r}; known: {', '.join(sorted(known)) or 'none yet'}")
+        more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
+        names = ", ".join(sorted(known)[:MOST_NAMES]) or "none yet"
+        raise CliError(f"no group, seat or model is called {name!r}; known: {names}{more}")
     return found
 
 

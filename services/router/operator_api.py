@@ -48,6 +48,7 @@ from services.router.core.reports import (
     resolve_group,
 )
 from services.router.core.traffic import Traffic
+from services.router.core.upstreams import some
 from services.router.level_watch import LevelWatch
 from services.router.limits import TenantLimits
 from services.router.roster_sync import GpuInventory, Slices
@@ -210,7 +211,7 @@ class OperatorApi:
         except BusError as error:
             nodes = {record.node for record in self._records()} | {gpu.node for gpu in self._inventory.gpus}
             if isinstance(error, NoAnswerError) and command.node not in nodes:
-                text = f"no node is called {command.node!r}; known: {', '.join(sorted(nodes)) or 'none'}"
+                text = f"no node is called {command.node!r}; known: {some(sorted(nodes), 'kyb status')}"
                 raise RouterError(404, "node_not_found", text) from error
             await self._audit(command, verb, seat, False, str(error), request)
             code = "bus_down" if isinstance(error, BusDownError) else "manager_unanswered"

@@ -1,6 +1,11 @@
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
+from kybernate.cli.output import CliError
+from kybernate.cli.show import select_why
+
 if TYPE_CHECKING:
     from conftest import Kyb, SmallRouter
 
@@ -33,3 +38,9 @@ async def test_why_of_one_model_shows_its_group_only(kyb: "Kyb", router: "SmallR
     result = await kyb("why", "nothing", "--url", router.url)
     assert result.code == 1
     assert "known: G0, G1, gemma, phi, qwen" in result.err
+
+
+def test_an_unknown_name_is_refused_with_twenty_names_at_most() -> None:
+    nodes = [{"groups": [{"group": f"G{number:02}", "seats": []} for number in range(30)]}]
+    with pytest.raises(CliError, match=r"G18, G19 and 10 more$"):
+        select_why({"nodes": nodes}, "nothing")

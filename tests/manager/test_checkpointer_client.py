@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
@@ -101,3 +102,17 @@ async def test_each_missing_answer_is_waited_for_longer_than_the_one_before(monk
 
     assert waited == pytest.approx([0.01, 0.02, 0.04, waited[3], 0.01])
     assert received[:3] == [EndingAnswered(RELEASE, None)] * 3
+
+
+async def test_an_ending_that_no_checkpointer_takes_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The board sends it again as soon as it hears that there was no answer, which it hears at once here."""
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(jobs, "asyncio", SimpleNamespace(sleep=sleep))
+    async with serving(SwitchJob) as (client, _, received):
+        await client.send(RELEASE)
+    assert received == [EndingAnswered(RELEASE, None)]
+    assert sum(slept) >= jobs.ASK_SECONDS

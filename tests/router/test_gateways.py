@@ -308,6 +308,15 @@ async def test_an_operation_that_cannot_be_sent_is_refused(path: str, body: dict
         assert not w.manager.of(DrainNode)
 
 
+async def test_an_unknown_node_is_refused_with_twenty_names_at_most():
+    async with world() as w:
+        for number in range(30):
+            await w.manager.put(f"s{number}", node=f"node-{number:02}")
+        await until(lambda: len(w.router.traffic.table.nodes) == 30, what="the router knows all nodes")
+        answer = await w.call("POST", "/v1/nodes/nowhere/drain", json={})
+        assert answer.json["error"]["message"].endswith("node-18, node-19 and 10 more: kyb status")
+
+
 async def test_a_refusal_for_a_drain_ends_with_the_drain_and_another_seat_of_the_model_serves_meanwhile():
     async with world() as w:
         await w.seat("s0", "llama")
