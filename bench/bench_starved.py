@@ -29,7 +29,7 @@ from tests.until import until
 SECONDS = 60.0
 SHARE = 0.05
 SPEED = 10.0
-SERVICES = ("checkpointer", "gpu_manager", "plugin", "router")
+SERVICES = ("checkpointer", "gpu_manager", "plugin", "router", "nats")
 CGROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD = 0.1
 DELETED = 3
@@ -48,7 +48,7 @@ async def _starved(name: str, seconds: float) -> dict[str, float]:
         before, starts = await violations_of(stack.layout.driver_socket), dict(stack.starts)
         ending = [seat for seat in seats if seat["state"] == "parked"][:DELETED]
         models = sorted({seat["model"] for seat in seats} - {seat["model"] for seat in ending})
-        outcomes: list[bool] = []
+        outcomes: list[bool | None] = []
         load = asyncio.create_task(_load(http, stack.url, models, outcomes))
         health: list[float] = []
         probe = asyncio.create_task(_probe(http, _health_url(stack, name, seats), health))
@@ -76,6 +76,7 @@ async def _starved(name: str, seconds: float) -> dict[str, float]:
         again = sum(stack.starts[each] - starts[each] for each in starts)
         return {
             "requests": float(len(outcomes)),
+            "not answered when it ended": float(outcomes.count(None)),
             "failed": float(outcomes.count(False)),
             "slowest /healthz s": max(health, default=0.0),
             "recovered after s": recovered,
@@ -86,7 +87,7 @@ async def _starved(name: str, seconds: float) -> dict[str, float]:
         }
 
 
-async def _load(http: aiohttp.ClientSession, url: str, models: list[str], outcomes: list[bool]) -> None:
+async def _load(http: aiohttp.ClientSession, url: str, models: list[str], outcomes: list[bool | None]) -> None:
     """A request each quarter of a second, to one model after another."""
     async with asyncio.TaskGroup() as group:
         for model in itertools.cycle(models):
@@ -94,12 +95,15 @@ async def _load(http: aiohttp.ClientSession, url: str, models: list[str], outcom
             await asyncio.sleep(0.25)
 
 
-async def _counted(http: aiohttp.ClientSession, url: str, model: str, outcomes: list[bool]) -> None:
+async def _counted(http: aiohttp.ClientSession, url: str, model: str, outcomes: list[bool | None]) -> None:
     try:
         await _answers(http, url, model)
         outcomes.append(True)
     except aiohttp.ClientError:
         outcomes.append(False)
+    except asyncio.CancelledError:
+        outcomes.append(None)
+        raise
 
 
 async def _answers(http: aiohttp.ClientSession, url: str, model: str) -> None:
@@ -110,17 +114,20 @@ async def _answers(http: aiohttp.ClientSession, url: str, model: str) -> None:
 
 
 async def _probe(http: aiohttp.ClientSession, url: str, seconds: list[float]) -> None:
-    """Ask for the health of the starved service each second; kubelet waits 5 s for it, six times."""
+    """Ask for the health of the starved service each second; kubelet waits 5 s for it, six times. No answer until the
+    end counts with the time waited."""
     while True:
         began = time.monotonic()
-        async with http.get(f"{url}/healthz") as answer:
-            await answer.read()
-        seconds.append(time.monotonic() - began)
+        try:
+            async with http.get(f"{url}/healthz") as answer:
+                await answer.read()
+        finally:
+            seconds.append(time.monotonic() - began)
         await asyncio.sleep(1.0)
 
 
 def _health_url(stack: Stack, name: str, seats: Sequence[Mapping[str, Any]]) -> str:
-    if name == "router":
+    if name in ("router", "nats"):  # nats-server has no such page here
         return stack.url
     if name == "gpu_manager":
         return str(seats[0]["manager_url"])
