@@ -1,5 +1,6 @@
 """``kyb``, the command line. It reaches a running stack only through the router's HTTP API."""
 
+import io
 import sys
 
 from kybernate.cli.output import CliError
@@ -10,12 +11,17 @@ def main(argv: list[str] | None = None) -> None:
     from kybernate.cli.app import app  # only here: importing this package stays cheap
     from kybernate.config_errors import ConfigError
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an arrow that the locale does not have is no reason to end
     try:
         app(args=argv, prog_name="kyb")
     except CliError as error:
         _fail(str(error), error.code)
     except ConfigError as error:
         _fail(str(error), 2)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}; check path, permissions and free space", 1)
 
 
 def _fail(text: str, code: int) -> None:

@@ -42,8 +42,7 @@ def find_url(given: str | None) -> str:
     """``--url``, else ``KYB_URL``, else the running stack's. Raises CliError when there is none."""
     if given or os.environ.get("KYB_URL"):
         url = str(given or os.environ["KYB_URL"]).rstrip("/")
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if not _is_address(url):
             name = "--url" if given else "KYB_URL"
             raise CliError(f"{name} {url!r} is not an address; write http://host:port", 2)
         return url
@@ -54,6 +53,14 @@ def find_url(given: str | None) -> str:
             "     or name a router with --url http://host:port or KYB_URL"
         )
     return str(stack["url"])
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, brackets that do not close
+        return False
 
 
 _STATES = ("active", "activating", "parked", "lost")
@@ -264,8 +271,11 @@ def _key() -> dict[str, str]:
     file = os.environ.get("KYB_API_KEY_FILE")
     if not file:
         return {}
+    why = "is not one word"
     try:
-        return {"Authorization": f"Bearer {Path(file).read_text().strip()}"}
+        words = Path(file).read_text(encoding="ascii", errors="replace").split()
     except OSError as error:
-        remedy = "it must hold a key that kyb router keys add has shown"
-        raise CliError(f"KYB_API_KEY_FILE={file}: {error.strerror}; {remedy}") from None
+        words, why = [], f"{error.strerror}"
+    if len(words) != 1 or not words[0].isascii():
+        raise CliError(f"KYB_API_KEY_FILE={file}: {why}; it must hold a key that kyb router keys add has shown")
+    return {"Authorization": f"Bearer {words[0]}"}

@@ -1,6 +1,7 @@
 """``kyb up``: a stack in the foreground, its logs, and what to paste."""
 
 import asyncio
+import errno
 import itertools
 import json
 import shutil
@@ -16,6 +17,7 @@ from kybernate.config import ConfigError
 from kybernate.dev.stack import NotReadyError, Stack, StackError, StackOptions
 from kybernate.dev.stack.options import ChangingError, content
 from kybernate.dev.stack.process import LineSink
+from kybernate.dev.stack.stack_file import StackFileError
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
 _NAME_WIDTH = 12
@@ -37,11 +39,11 @@ def run(options: StackOptions, *, verbose: bool, quiet: bool, ready_seconds: flo
     try:
         stack = Stack(options, sink=write if verbose else None if quiet else supervisor_only)
         asyncio.run(_foreground(stack, ready_seconds, progress, output))
-    except StackError as error:
+    except (StackError, StackFileError) as error:
         raise CliError(str(error)) from None
     except OSError as error:
-        if options.port is None:
-            raise
+        if options.port is None or error.errno not in (errno.EADDRINUSE, errno.EACCES) or error.filename:
+            raise  # of a file
         text = f"--port {options.port}: {error.strerror}; choose another, or leave it out to get a free one"
         raise CliError(text) from None
 

@@ -121,8 +121,11 @@ async def test_kyb_sends_its_key_to_the_router(
     router: "SmallRouter", kyb: "Kyb", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KYB_API_KEY_FILE", str(tmp_path / "mine"))
-    result = await kyb("status", "--url", router.url)
-    assert (result.code, "KYB_API_KEY_FILE=" in result.err) == (1, True)
+    assert "mine: No such file" in (await kyb("status", "--url", router.url)).err
+    for wrong in ("", "two\nlines\n", "kyb-→"):
+        (tmp_path / "mine").write_text(wrong)
+        result = await kyb("status", "--url", router.url)
+        assert (result.code, "mine: is not one word; it must hold a key that" in result.err) == (1, True)
     (tmp_path / "mine").write_text("kyb_secret\n")
     assert (await kyb("status", "--url", router.url)).code == 0
     assert (await kyb("activate", "phi-4", "--url", router.url)).code == 0

@@ -1,7 +1,9 @@
 import asyncio
 import json
+import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -209,12 +211,23 @@ async def test_something_else_at_that_address_is_no_router(kyb: "Kyb", router: "
 @pytest.mark.parametrize(
     "argv",
     [["nonsense"], ["status", "--nonsense"], ["park"], ["status", "-o", "yaml"], ["up", "--port", "0"],
-     ["status", "--url", "localhost:8780"]],
+     ["status", "--url", "localhost:8780"], ["status", "--url", "http://host:87800"], ["status", "--url", "http://[::1"]],
 )  # fmt: skip
 async def test_wrong_usage_ends_with_code_2(kyb: "Kyb", argv: list[str]) -> None:
     result = await kyb(*argv)
     assert result.code == 2
     assert result.err
+
+
+def test_an_output_that_takes_nothing_or_no_arrows_ends_in_one_line() -> None:
+    command = [sys.executable, "-m", "kybernate", "config", "explain"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr[:32], done.stderr.count(b"\n")) == (1, b"kyb: No space left on device; ch", 1)
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command[-2:] = ["doctor", "--url", "http://127.0.0.1:1"]
+    done = subprocess.run(command, env=ascii_only, capture_output=True, check=False)
+    assert (done.returncode, b" ? " in done.stdout, done.stderr) == (1, True, b"")
 
 
 async def test_version_and_help(kyb: "Kyb") -> None:

@@ -248,9 +248,12 @@ def test_the_laptops_pods_cannot_run_two_at_a_time() -> None:
         assert sizes[0] + sizes[1] > group.memory_bytes
 
 
-def test_a_wrong_size_of_gpus_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--gpus 4 --memory much: 'much' is not a size"):
-        check(StackOptions(memory="much"))
+@pytest.mark.parametrize(
+    ("memory", "why"), [("much", "'much' is not a size"), ("80", "80 bytes .* write a unit: 80GiB")]
+)
+def test_a_wrong_size_of_gpus_is_refused(memory: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"--gpus 4 --memory {memory}: .*{why}"):
+        check(StackOptions(memory=memory))
 
 
 def test_each_annotation_that_the_manager_honours_is_accepted(tmp_path: Path) -> None:

@@ -110,7 +110,8 @@ def test_without_a_trace_the_shipped_workload_plays_over_the_routers_models(rout
     ("arguments", "message"),
     [
         (("--trace", "nowhere.csv"), "nowhere.csv: there is no such file; check the path"),
-        (("--speed", "0"), "--speed 0 must be above 0"),
+        (("--speed", "0"), "--speed 0 must be a number above 0"),
+        (("--speed", "nan"), "--speed nan must be a number above 0"),
         (("--map", "nonsense"), "--map nonsense: must be TRACE=MODEL"),
         (("--router", "http://127.0.0.1:9"), "no router answers at http://127.0.0.1:9"),
         (("--router", "http://127.0.0.1:9", "--chaos"), "leave out --router"),

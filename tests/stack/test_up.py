@@ -1,5 +1,6 @@
 """``kyb up`` as a person types it: everything real but the GPUs, kubelet and the engines."""
 
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from kybernate.cli import main
 from kybernate.dev.nats_server import free_port
 from kybernate.dev.stack import LAPTOP
 from kybernate.dev.stack.guard import left_over
@@ -129,6 +131,23 @@ spec:
       command: [python, -m, kybernate.dev.fakes.engine, --model, gamma, --vram, 40GiB]
       resources: {limits: {kyb.ai/gpu-1x-seat: 1}}
 """
+
+
+def test_what_keeps_a_stack_from_starting_is_reported_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kybernate").symlink_to(tmp_path)
+    with pytest.raises(SystemExit, match=r"^1$"):
+        main(["up", "--quiet"])
+    assert capsys.readouterr().err == f"kyb: {tmp_path}/kybernate: Not a directory; remove it or set XDG_RUNTIME_DIR\n"
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kybernate.dev.stack.stack.lay_out", full)
+    with pytest.raises(SystemExit, match=r"^1$"):
+        main(["up", "--quiet", "--port", "8780"])
+    assert capsys.readouterr().err == "kyb: No space left on device; check path, permissions and free space\n"
 
 
 def test_up_takes_engines_of_ones_own_more_models_and_another_configuration(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import StrEnum
@@ -61,7 +62,7 @@ def demo(
     speed: Annotated[
         float | None,
         typer.Option(
-            help=f"Model seconds per wall second. [default: {DEFAULT_SPEED:g}; with --backend restart {COLD_SPEED:g}]"
+            help=f"Model seconds per wall second. Default: {DEFAULT_SPEED:g}; with --backend restart {COLD_SPEED:g}."
         ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
@@ -109,8 +110,8 @@ def demo(
     """Start a private stack, replay a workload against it, and report waits, switches, errors and violations."""
     console, errors = Console(emoji=False), Console(stderr=True, emoji=False)
     try:
-        if speed is not None and speed <= 0:
-            raise DemoError(f"--speed {speed:g} must be above 0")
+        if speed is not None and not 0 < speed < math.inf:
+            raise DemoError(f"--speed {speed:g} must be a number above 0")
         asked = Demo(
             traces=tuple(trace or ()),
             start=start,

@@ -153,6 +153,8 @@ def changed(
 ) -> Preset:
     """A preset with the GPUs and links that are given; another number of GPUs is another board. Raises ValueError."""
     preset = PRESETS[name]
+    if memory_bytes is not None and memory_bytes < GIB:  # 80 is meant as GiB, and would be 80 bytes
+        raise ValueError(f"{memory_bytes} bytes are less than a GPU has; write a unit: 80GiB")
     if gpus is not None and gpus != preset.count:
         if any(preset.partitions):
             raise ValueError(f"--gpus {gpus}: preset {name} has {preset.count}, split by MIG; omit it")
