@@ -351,6 +351,8 @@ async def test_a_deployment_of_the_cluster_is_changed_and_changed_back_by_kubect
     assert (await kyb("onboard", "deploy/qwen3-8b", "--apply")).code == 1, "a seat already"
     assert (await kyb("offboard", "deploy/qwen3-8b", "--apply")).code == 0
     assert json.loads(live.read_text()) == before
+    program.write_text("#!/bin/sh\nprintf 'E1123 12:08 1 memcache.go:265] again\\nconnection refused\\n' >&2\nexit 1\n")
+    assert (await kyb("onboard", "deploy/qwen3-8b")).err == "kyb: kubectl get -o: connection refused\n"
     program.unlink()
     monkeypatch.setenv("PATH", str(kubectl))
     gone = await kyb("onboard", "deploy/qwen3-8b")
