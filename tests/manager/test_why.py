@@ -19,6 +19,7 @@ from services.gpu_manager.inputs import (
     JobAnswered,
 )
 from services.gpu_manager.live_policy import GuardedPolicy
+from services.gpu_manager.publish import gate_texts
 from tests.manager.world import World, make_group
 
 
@@ -126,6 +127,17 @@ def test_a_pinned_neighbour_is_named(full: tuple[World, str, str]) -> None:
     text, data = waits(world, a, "pinned-neighbour")
     assert f"group G0 is kept by pinned {b} (b); kyb unpin it" in text
     assert data == {"seats": [b]}
+
+
+def test_the_start_gate_names_the_holder_and_that_it_is_pinned(full: tuple[World, str, str]) -> None:
+    world, _, b = full
+    world.command(PinSeat, b)
+    new = world.seat(0, 2)
+    world.pod(new, "new")
+    world.call(new)
+    text = gate_texts(world.node, world.now)[new]
+    assert f"group G0 is held by {b} (model b, active for " in text
+    assert " s, pinned); place 1 of 1 at the start gate" in text
 
 
 def test_the_minimum_active_time_of_the_holder_has_an_end() -> None:

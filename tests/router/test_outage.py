@@ -8,9 +8,11 @@ import structlog
 
 from kybernate.bus.port import BusError
 from kybernate.messages import Presence, TrafficSignal
-from kybernate.roster import BUCKET
+from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
+from services.router import roster_sync
 from services.router.core import managers
+from services.router.core.step import RosterRead
 from services.router.roster_sync import GpuInventory
 from tests.router.world import world
 from tests.until import until
@@ -192,3 +194,32 @@ async def test_an_inventory_that_cannot_be_watched_is_tried_again_every_two_seco
             await GpuInventory(w.bus).watch()
         assert [call.args for call in sleep.await_args_list] == [(2.0,), (2.0,)]
         assert [e["log_level"] for e in logged if e["event"] == "inventory.watch_failed"] == ["debug"]
+
+
+async def test_a_reading_parses_no_row_that_is_known_already_and_lets_others_run_between_rows(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(roster_sync, "SLICE_SECONDS", 0.0)
+    async with world() as w:
+        for number in range(30):
+            await w.manager.put(f"s{number}", model="m")
+        await until(lambda: len(w.router.traffic.table.upstreams) == 30, what="the router knows all rows")
+        parsed, parse, pauses = list[bytes](), SeatRecord.model_validate_json, list[float]()
+        feed, sleep, read = w.router.dispatcher.feed, asyncio.sleep, asyncio.Event()
+
+        def fed(message: object) -> None:
+            feed(message)
+            if isinstance(message, RosterRead) and message.at is not None:
+                read.set()
+
+        async def paused(seconds: float) -> None:
+            pauses.append(seconds)
+            await sleep(seconds)
+
+        monkeypatch.setattr(SeatRecord, "model_validate_json", lambda row: parsed.append(row) or parse(row))
+        monkeypatch.setattr(w.router.dispatcher, "feed", fed)
+        monkeypatch.setattr(asyncio, "sleep", paused)
+        w.router.dispatcher.on_resync()
+        await asyncio.wait_for(read.wait(), 60)
+        assert parsed == []
+        assert pauses.count(0) >= 30
