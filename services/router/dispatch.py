@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from kybernate.bus.port import Bus, BusError
-from kybernate.logs import get_logger
+from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import CommandReply, DrainAck
 from kybernate.roster import SeatRecord
 from services.router.core import step
@@ -71,6 +71,13 @@ class WaitingTicket(Ticket):
         return self.decided
 
 
+class _Unanswered(dict[tuple[str, str], OnceLogger]):
+    """Who does not answer, by (kind, name): logged once, not at each try of an outage."""
+
+    def __missing__(self, key: tuple[str, str]) -> OnceLogger:
+        return self.setdefault(key, OnceLogger(f"{key[0]}.unanswered", level="info"))
+
+
 class Dispatcher:
     """Performs the core's effects. ``run`` is a job; ``close`` ends its tasks."""
 
@@ -91,6 +98,7 @@ class Dispatcher:
         self._delivered = 0
         """Rejects in this turn."""
         self._timer: asyncio.TimerHandle | None = None
+        self._unanswered = _Unanswered()
         self.stopping = False
         """True once ``stop`` was called."""
         self.closing = False
@@ -225,7 +233,9 @@ class Dispatcher:
         try:
             reply = await self._bus.request(command, CommandReply, timeout=ACTIVATE_TIMEOUT_SECONDS)
         except BusError as error:
-            get_logger().info("activation.unanswered", seat=effect.command.seat, error=str(error))
+            self._unanswered["activation", command.seat].log(seat=command.seat, error=str(error))
+        else:
+            self._answered("activation", command.seat)
         ticket = self._tickets.get(effect.request)
         if reply is not None and reply.accepted and ticket is not None:
             ticket.accepted_at = ticket.accepted_at or reply.at or time.time()
@@ -243,8 +253,14 @@ class Dispatcher:
                 rows = (await response.json())["seats"]
                 records = tuple(SeatRecord.model_validate(row) for row in rows)
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
-            get_logger().info("manager.unanswered", node=effect.node, url=effect.url, error=repr(error))
+            self._unanswered["manager", effect.node].log(node=effect.node, url=effect.url, error=repr(error))
+        else:
+            self._answered("manager", effect.node)
         self.feed(step.ManagerAnswered(effect.node, sent_at, records))
+
+    def _answered(self, who: str, name: str) -> None:
+        if (who, name) in self._unanswered:
+            self._unanswered.pop((who, name)).clear()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -108,6 +108,28 @@ async def test_without_nats_active_seats_keep_their_traffic_and_the_manager_is_q
         assert (await parked).status == 200
 
 
+async def test_a_seat_that_cannot_be_asked_for_in_an_outage_is_logged_once_and_then_counted(monkeypatch):
+    monkeypatch.setattr(managers, "UNANSWERED_SECONDS", 0.01)
+    async with world() as w:
+        await w.seat("s0", "llama")
+        tries, request = [], w.bus.request
+
+        async def counted(*arguments, **more):
+            tries.append(arguments)
+            return await request(*arguments, **more)
+
+        w.bus.request = counted
+        with structlog.testing.capture_logs() as logs:
+            w.bus.cut()
+            call = w.ask("llama")
+            await until(lambda: len(tries) > 3, what="the seat was asked for again and again")
+            w.bus.restore()
+            assert (await call).status == 200
+        lines = [line for line in logs if line["event"] == "activation.unanswered"]
+        assert [line.get("seat") for line in lines] == ["s0", None]
+        assert lines[1]["repeated"] >= 2
+
+
 async def test_changes_during_an_outage_are_read_before_calls_are_forwarded():
     async with world() as w:
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
