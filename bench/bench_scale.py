@@ -95,24 +95,23 @@ class _Scene:
         page = self._stack.layout.routers[0].page
         self._begin()
         before, began = self._cpu()["router"], time.monotonic()
-        async with self._http.get(f"{page}state") as answer:
-            self.figures["page: MB of its first answer"] = len(await answer.read()) / 1e6
-        self.figures["page: first answer, wall s"] = time.monotonic() - began
-        self.figures["page: first answer, CPU s"] = self._cpu()["router"] - before
-        self.figures["page: first answer, longest step, CPU ms"] = self._longest()
-        tasks = [asyncio.create_task(each) for each in (self._live(f"{page}live"), self._why(f"{page}why"))]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _live(self, url: str) -> None:
-        """Follow the changes."""
-        async with self._http.get(url, timeout=aiohttp.ClientTimeout(total=None)) as answer:
-            async for _ in answer.content.iter_any():
-                pass
+        async with self._http.get(f"{page}live", timeout=aiohttp.ClientTimeout(total=None)) as stream:
+            size = 0
+            async for line in stream.content:
+                size += len(line)
+                if line == b"\n":
+                    break
+            self.figures["page: MB of its first answer"] = size / 1e6
+            self.figures["page: first answer, wall s"] = time.monotonic() - began
+            self.figures["page: first answer, CPU s"] = self._cpu()["router"] - before
+            self.figures["page: first answer, longest step, CPU ms"] = self._longest()
+            tasks = [asyncio.create_task(each) for each in (_follow(stream), self._why(f"{page}why"))]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _why(self, url: str) -> None:
         """Ask why, as often as the page does, for the nodes that it shows."""
@@ -222,3 +221,9 @@ class _Scene:
                 return answer.status == 200
         except aiohttp.ClientError:
             return False
+
+
+async def _follow(stream: aiohttp.ClientResponse) -> None:
+    """Read until the stream ends."""
+    async for _ in stream.content.iter_any():
+        pass

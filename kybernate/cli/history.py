@@ -32,9 +32,10 @@ def show_events(
     router: Router, output: Output, *, since: str | None, follow: bool, model: str = "", kind: str = ""
 ) -> None:
     """Print stored events, then live ones without a gap. Raises CliError."""
-    show, last_id = _printer(output), None
+    show, last_id, begin = _printer(output), None, None
     if since is not None:
-        found = router.history(time.time() - seconds_of(since), model=model, kind=kind, limit=10_000)
+        begin = time.time() - seconds_of(since)
+        found = router.history(begin, model=model, kind=kind, limit=10_000)
         for event in found["events"]:
             show(event)
             last_id = str(event["id"])
@@ -50,9 +51,12 @@ def show_events(
         except CliError as error:
             if error.reason == "invalid_field":  # of a kind that does not exist; live events need no history
                 raise
-    follow_events(
-        router, lambda event: show(event) if matches(event, model, kind) else None, again=follow, last_id=last_id
-    )
+
+    def show_matching(event: dict[str, Any]) -> None:
+        if matches(event, model, kind):
+            show(event)
+
+    follow_events(router, show_matching, again=follow, last_id=last_id, since=begin)
 
 
 def matches(event: dict[str, Any], model: str, kind: str) -> bool:

@@ -159,12 +159,18 @@ class Router:
         """``GET /v1/usage``: ``{"since", "usage": [...]}``."""
         return self._call("GET", "/v1/usage")
 
-    def events(self, last_id: str | None = None) -> Iterator[tuple[str, dict[str, Any] | None]]:
-        """``GET /v1/events``: first ("", None) once it is open, then (id, event) until the router ends the stream."""
+    def events(
+        self, last_id: str | None = None, since: float | None = None
+    ) -> Iterator[tuple[str, dict[str, Any] | None]]:
+        """``GET /v1/events``: first ("", None) once it is open, then (id, event) until the router ends the stream.
+
+        It begins after the event ``last_id``, else with those since then, unix seconds, else with the next one.
+        """
         connection = self._connection(timeout=None)
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {}) | _key()
         try:
-            connection.request("GET", self._path("/v1/events"), headers=headers)
+            path = "/v1/events" if last_id or since is None else f"/v1/events?since={since:.3f}"
+            connection.request("GET", self._path(path), headers=headers)
             answer = connection.getresponse()
             if answer.status != 200:
                 raise self._refusal(answer.status, answer.read())
@@ -228,18 +234,24 @@ class Router:
 
 
 def follow_events(
-    router: Router, show: Callable[[dict[str, Any]], None], *, again: bool, last_id: str | None = None
+    router: Router,
+    show: Callable[[dict[str, Any]], None],
+    *,
+    again: bool,
+    last_id: str | None = None,
+    since: float | None = None,
 ) -> None:
     """Call ``show`` with each event, once. ``again``: after a break, reconnect and continue after the last one shown.
-    ``last_id``: begin after this one.
+    ``last_id``: begin after this one; ``since``: without it, with the stored ones since then, unix seconds.
 
     Raises CliError when the first connection fails, or when the router is unreachable for ``LOST_SECONDS``.
     """
     reached = False
     lost_at: float | None = None
+    began = time.time()
     while True:
         try:
-            for number, event in router.events(last_id):
+            for number, event in router.events(last_id, since):
                 reached, lost_at = True, None
                 if event is not None:
                     last_id = number or last_id
@@ -251,6 +263,7 @@ def follow_events(
                 raise
         if not again:
             return
+        since = since or began
         time.sleep(RECONNECT_SECONDS)
 
 

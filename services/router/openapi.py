@@ -230,7 +230,9 @@ def _paths(forwarded: Iterable[str]) -> dict[str, Json]:
     either = {"description": "No signal was taken.", "content": _json({"anyOf": [_ref("Error"), _ref("SignalsTaken")]})}
     signals["responses"] |= dict.fromkeys(("400", "404", "429"), either)
     found["/v1/signals"] = {"post": signals}
-    events = _operation("events", "Events and decisions.", {}, errors=_READS, query={"after": _TEXT}, scope=view)
+    events = _operation(
+        "events", "Events and decisions.", {}, errors=_READS, query={"after": _TEXT, "since": _NUMBER}, scope=view
+    )
     stream = {"description": "Done.", "content": {"text/event-stream": {"schema": _TEXT}}}
     events["responses"] = {"200": stream} | events["responses"]
     found["/v1/events"] = {"get": events}

@@ -36,7 +36,7 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.roster import SeatRecord
-from services.router.api import RouterError, body_of, json_of, printable
+from services.router.api import RouterError, body_of, json_of, number, printable
 from services.router.auth import caller_of, request_cause, sender_of
 from services.router.core.reports import (
     SeatNameError,
@@ -315,12 +315,14 @@ class EventLog:
             self._disconnect(reader)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Stream events until the caller leaves. ``Last-Event-ID`` (or ``?after=``) continues after that event."""
+        """Stream events until the caller leaves. ``Last-Event-ID`` (or ``?after=``) continues after that event; without
+        one ``?since=`` begins with the stored events since then, unix seconds."""
         after = request.headers.get("Last-Event-ID") or request.query.get("after")
+        since = number(request.query, "since", 0.0)
         reader: asyncio.Queue[Event | None] = asyncio.Queue(BACKLOG)
         self._readers.add(reader)  # before the past is read, so that no event is lost between
         try:
-            past = await self._past(after) if after else []
+            past = await self._past(after, since) if after or since > 0 else []
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
             await response.prepare(request)
             await response.write(b": events of seats\n\n")
@@ -343,13 +345,14 @@ class EventLog:
             reader.get_nowait()
         reader.put_nowait(None)
 
-    async def _past(self, after: str) -> list[Event]:
+    async def _past(self, after: str | None, since: float) -> list[Event]:
         recent = list(self._recent)
         ids = [event.id for event in recent]
         if after in ids:
             return recent[ids.index(after) + 1 :]
+        stored = self._bus.replay(after_id=after) if after else self._bus.replay(since=since)
         try:
-            return [event async for event in self._bus.replay(after_id=after) if isinstance(event, Event)]
+            return [event async for event in stored if isinstance(event, Event)]
         except BusError as error:
             raise RouterError(503, "events_unavailable", f"past events cannot be read: {error}", 2) from error
 

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import json
 import time
+import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.logs import get_logger
 from kybernate.messages import GroupDecided, SeatEvent
-from kybernate.roster import SeatRecord
+from kybernate.roster import GpuRecord, SeatRecord
 from services.router.api import RouterError, number
 from services.router.auth import ApiKeyGuard
 from services.router.core.step import Forward
@@ -51,11 +52,13 @@ TOKENS_SECONDS = 5.0
 FIRST_SECONDS = 600.0
 """How much of the past the first answer has."""
 MOST_SECONDS = 86_400.0
-READER_BACKLOG = 8
-"""Pieces that may wait for one page; a slower page is disconnected and loads everything again."""
+READER_BACKLOG = 60
+"""Pieces that may wait for one page; a slower page is disconnected, and gets the state again when it is back."""
 RECENT_EVENTS = 500
 PIECE_BYTES = 64 * 1024
-"""Of an answer, sent at a time; compressed in a thread."""
+"""Of an answer, sent at a time."""
+THREAD_BYTES = 8 * 1024
+"""A longer piece is compressed in a thread."""
 CHAT_BYTES = 256 * 1024
 """The longest body of a request of the page."""
 _SENT = ("authorization", "content-type", "x-kyb-key", "x-request-id")
@@ -84,6 +87,9 @@ class Page:
         self._timeline, self._lines, self._waits = Timeline(time.time()), WaitingLines(), Waits()
         self._events: deque[Event] = deque(maxlen=RECENT_EVENTS)
         self._new: list[Event] = []
+        """Those that no page got yet."""
+        self._revision = 0
+        """How many events were added."""
         self._while_reading: list[SeatEvent | GroupDecided] | None = None
         self._readers: set[asyncio.Queue[bytes | None]] = set()
         self._tokens = TokenRates(http)
@@ -96,7 +102,6 @@ class Page:
         return [
             web.get("/ui", _to_page),
             web.get("/ui/", self._file),
-            web.get("/ui/state", self._state),
             web.get("/ui/timeline", self._past),
             web.get("/ui/live", self._live),
             web.get("/ui/why", operator.why),
@@ -113,9 +118,9 @@ class Page:
 
     def add(self, event: Event) -> None:
         """Take a new event of the cluster."""
+        self._revision += 1
         self._events.append(event)
-        if self._readers:
-            self._new.append(event)
+        self._new.append(event)
         if isinstance(event, SeatEvent | GroupDecided):
             self._timeline.add(event)
             if self._while_reading is not None:
@@ -132,12 +137,16 @@ class Page:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now, slices = time.time(), Slices()
-            lanes = self._lines.sample(await self._waiting(slices), now)
-            if not self._readers:
+            waiting = await self._waiting(slices)
+            # No pause from here until _changes has taken what is new: a page that opens later has it in its state.
+            lanes, readers = self._lines.sample(waiting, now), list(self._readers)
+            if not readers:
+                self._new.clear()
                 self._traffic.table.touched.clear()
+                self._inventory.touched.clear()
                 continue
             piece = b"data: " + await self._changes(now, lanes, slices) + b"\n\n"
-            for reader in list(self._readers):
+            for reader in readers:
                 self._send(reader, piece)
 
     async def read_tokens(self) -> NoReturn:
@@ -159,8 +168,33 @@ class Page:
 
     # --- what the page reads ------------------------------------------------------------------------------------------
 
-    async def _state(self, request: web.Request) -> web.StreamResponse:
-        """Everything for the first paint."""
+    async def _live(self, request: web.Request) -> web.StreamResponse:
+        """The state, then once per second what changed since then, as server-sent events.
+
+        Changes are collected before the state is read, and one router answers the whole connection: nothing is missed
+        between them, also after a break, and whichever router answers then.
+        """
+        reader: asyncio.Queue[bytes | None] = asyncio.Queue(READER_BACKLOG)
+        self._readers.add(reader)
+        stream = _Stream(request)
+        try:
+            await stream.open()
+            await stream.write(b"event: state\n")
+            async for piece in self._state():
+                await stream.write(b"data: %s\n" % piece)
+                if reader not in self._readers:  # ended meanwhile; a message without its end is dropped
+                    return stream.response
+            await stream.write(b"\n")
+            while (change := await reader.get()) is not None:
+                await stream.write(change)
+        except ConnectionResetError:
+            return web.Response(status=499)
+        finally:
+            self._readers.discard(reader)
+        return stream.response
+
+    async def _state(self) -> AsyncIterator[bytes]:
+        """Everything that a page shows first, in pieces."""
         now, slices = time.time(), Slices()
         head = {
             "at": now,
@@ -170,40 +204,50 @@ class Page:
             "loads": await self._load(slices),
             "waits": await self._waited(self._traffic.table.models, slices),
         }
+        window, past = await self._window(FIRST_SECONDS, now)
+        # Without a pause after it: the past and the events are of one moment, which the revision names.
+        head |= window | {"revision": self._revision}
         lists: dict[str, Iterator[object]] = {
-            "gpus": (gpu.model_dump(mode="json") for gpu in self._inventory.gpus),
             "events": map(_event, list(self._events)),
+            "gpus": (_gpu(gpu) for gpu in self._inventory.gpus),
             "seats": (_row(upstream.key, upstream.record, self._clock) for upstream in self._upstreams()),
         }
-        return await _answer(request, head, lists | await self._window(FIRST_SECONDS, now, head))
+        async for piece in _pieces(head, past | lists):
+            yield piece
 
     async def _past(self, request: web.Request) -> web.StreamResponse:
         """A longer part of the past: ``?seconds=``."""
         seconds = max(0.0, min(MOST_SECONDS, number(request.query, "seconds", FIRST_SECONDS)))
-        head: dict[str, object] = {}
-        lists = await self._window(seconds, time.time(), head)
-        return await _answer(request, head, lists)
+        response = web.StreamResponse(headers={"Content-Type": "application/json", **HEADERS})
+        response.enable_compression()
+        head, lists = await self._window(seconds, time.time())
+        await response.prepare(request)
+        async for piece in _pieces(head, lists):
+            await response.write(piece)
+        await response.write_eof()
+        return response
 
-    async def _window(self, seconds: float, now: float, head: dict[str, object]) -> dict[str, Iterator[object]]:
-        """Add what is short to the head, and return the rest."""
+    async def _window(self, seconds: float, now: float) -> tuple[dict[str, object], dict[str, Iterator[object]]]:
+        """Blocks, switches and waiting lines: what is short, and the rest as of the moment when this returns."""
         since, slices = now - seconds, Slices()
         await self._read_back(since)
-        blocks = 0
+        adopted = 0
         for upstream in self._upstreams():
-            blocks += self._timeline.adopt(upstream.record)
-            if blocks == ROWS:
-                blocks = 0
+            adopted += self._timeline.adopt(upstream.record)
+            if adopted == ROWS:
+                adopted = 0
                 gc.freeze()  # as the rows of the roster: a full collection would walk them in one step
             await slices.pause()
-        switches, lines = dict[str, object](), dict[str, object]()
-        for model, last in list(self._timeline.switches.items()):
-            switches[model] = {name: getattr(last, name) for name in last.__slots__}
-            await slices.pause()
+        lines = dict[str, object]()
         for lane, line in self._lines.lines(since):
             lines[lane] = line
             await slices.pause()
-        head |= {"since": max(since, self._timeline.since), "switches": switches, "lines": lines}
-        return {"blocks": (block.as_json() for block in list(self._timeline.blocks(since)))}
+        timeline = self._timeline
+        blocks, switches = list(timeline.blocks(since)), list(timeline.switches.items())
+        return {"since": max(since, timeline.since), "lines": lines}, {
+            "blocks": (block.as_json() for block in blocks),
+            "switches": ((model, last._asdict()) for model, last in switches),
+        }
 
     async def _read_back(self, since: float) -> None:
         """Build the timeline from stored events, if it does not reach back to ``since``; one reader at a time."""
@@ -222,30 +266,12 @@ class Page:
         finally:
             self._while_reading = None
 
-    async def _live(self, request: web.Request) -> web.StreamResponse:
-        """Changes as server-sent events, once per second."""
-        reader: asyncio.Queue[bytes | None] = asyncio.Queue(READER_BACKLOG)
-        if not self._readers:
-            self._new = []
-            self._traffic.table.touched.clear()
-        self._readers.add(reader)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **HEADERS})
-        try:
-            await response.prepare(request)
-            await response.write(b"retry: 2000\n\n")
-            while (piece := await reader.get()) is not None:
-                await response.write(piece)
-        except ConnectionResetError:
-            return web.Response(status=499)
-        finally:
-            self._readers.discard(reader)
-        return response
-
     async def _changes(self, now: float, lanes: Mapping[str, int], slices: Slices) -> bytes:
         """What differs from the piece before."""
-        table = self._traffic.table
+        table, inventory = self._traffic.table, self._inventory
         touched, table.touched = table.touched, set()
-        events, self._new = self._new, []
+        gpus, inventory.touched = inventory.touched, set()
+        events, self._new, revision = self._new, [], self._revision
         models, self._waits.changed = self._waits.changed, set()
         seats, gone = list[bytes](), list[str]()
         for key in touched:
@@ -256,7 +282,9 @@ class Page:
             await slices.pause()
         head = {
             "at": now,
+            "revision": revision,
             "events": [_event(event) for event in events],
+            "gpus": {key: _gpu(gpu) if (gpu := inventory.rows.get(key)) else None for key in gpus},
             "gone": gone,
             "loads": await self._load(slices),
             "waits": await self._waited(models, slices),
@@ -362,6 +390,11 @@ def _event(event: Event) -> dict[str, Any]:
     return {"type": event.kind(), **event.model_dump(mode="json", exclude_defaults=True)}
 
 
+def _gpu(gpu: GpuRecord) -> dict[str, Any]:
+    """What the page shows of a GPU."""
+    return {"key": gpu.key, **gpu.model_dump(mode="json")}
+
+
 def _row(key: str, record: SeatRecord, clock: Clock) -> dict[str, Any]:
     """What the page shows of a seat; what is empty is left out."""
     fields = {
@@ -392,26 +425,46 @@ def _json(body: object) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-async def _answer(
-    request: web.Request, head: Mapping[str, object], lists: Mapping[str, Iterator[object]]
-) -> web.StreamResponse:
-    """Answer a JSON object: the lists are made while they are sent."""
-    response = web.StreamResponse(headers={"Content-Type": "application/json", **HEADERS})
-    response.enable_compression()
-    await response.prepare(request)
+async def _pieces(head: Mapping[str, object], lists: Mapping[str, Iterator[object]]) -> AsyncIterator[bytes]:
+    """A JSON object in pieces, none of which has a line break: the lists are made while they are sent."""
     slices, piece = Slices(), bytearray(_json(head)[:-1])
     for name, items in lists.items():
         piece += b',"%s":[' % name.encode()
         for place, item in enumerate(items):
             piece += b"," * bool(place) + _json(item)
             if len(piece) >= PIECE_BYTES:
-                await response.write(bytes(piece))
+                yield bytes(piece)
                 piece.clear()
             await slices.pause()
         piece += b"]"
-    await response.write(bytes(piece) + b"}")
-    await response.write_eof()
-    return response
+    yield bytes(piece) + b"}"
+
+
+class _Stream:
+    """An answer of server-sent events, compressed for a reader that accepts it: each write reaches it at once."""
+
+    def __init__(self, request: web.Request) -> None:
+        self.response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **HEADERS})
+        self._request = request
+        self._gzip: Any = None
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            self._gzip = zlib.compressobj(zlib.Z_BEST_SPEED, wbits=31)
+            self.response.headers["Content-Encoding"] = "gzip"
+
+    async def open(self) -> None:
+        """Send the head."""
+        await self.response.prepare(self._request)
+
+    async def write(self, data: bytes) -> None:
+        """Send a part. Raises ConnectionResetError if the reader has left."""
+        if self._gzip is not None:
+            small = len(data) < THREAD_BYTES
+            data = self._compressed(data) if small else await asyncio.to_thread(self._compressed, data)
+        await self.response.write(data)
+
+    def _compressed(self, data: bytes) -> bytes:
+        done: bytes = self._gzip.compress(data) + self._gzip.flush(zlib.Z_SYNC_FLUSH)
+        return done
 
 
 async def _to_page(_: web.Request) -> NoReturn:

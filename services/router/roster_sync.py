@@ -196,13 +196,16 @@ class GpuInventory:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._rows: dict[str, GpuRecord] = {}
+        self.rows: dict[str, GpuRecord] = {}
+        """By key of the bucket."""
+        self.touched: set[str] = set()
+        """Keys of rows that were replaced or dropped, until a reader takes them."""
         self._nodes: dict[str, dict[str, GpuRecord]] = {}
 
     @property
     def gpus(self) -> list[GpuRecord]:
         """All GPUs, by node and index."""
-        return sorted(self._rows.values(), key=lambda row: (row.node, row.index, row.gpu))
+        return sorted(self.rows.values(), key=lambda row: (row.node, row.index, row.gpu))
 
     @property
     def machines(self) -> dict[str, Collection[GpuRecord]]:
@@ -215,14 +218,15 @@ class GpuInventory:
         await _follow(self._bus, INVENTORY_BUCKET, self._take, failed, retry_seconds=INVENTORY_RETRY_SECONDS)
 
     def _take(self, entry: Entry) -> None:
+        self.touched.add(entry.key)
         if entry.value is None:
-            if (gone := self._rows.pop(entry.key, None)) is not None:
+            if (gone := self.rows.pop(entry.key, None)) is not None:
                 del self._nodes[gone.node][entry.key]
                 if not self._nodes[gone.node]:
                     del self._nodes[gone.node]
             return
         try:
             row = GpuRecord.model_validate_json(entry.value)
-            self._rows[entry.key] = self._nodes.setdefault(row.node, {})[entry.key] = row
+            self.rows[entry.key] = self._nodes.setdefault(row.node, {})[entry.key] = row
         except ValidationError as error:
             get_logger().warning("inventory.row_invalid", key=entry.key, error=str(error))

@@ -5,9 +5,10 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import typer
@@ -15,6 +16,8 @@ import typer
 from kybernate import __version__
 from kybernate.cli import completion
 from kybernate.cli.app import app
+from kybernate.cli.history import show_events
+from kybernate.cli.output import Output
 from kybernate.cli.router import Router, follow_events
 from kybernate.dev.stack.stack_file import StackFile
 from kybernate.lab.cli.simulate_input import complete_policies
@@ -140,6 +143,40 @@ async def test_following_goes_on_after_a_restart_of_the_router_with_each_event_o
         await asyncio.to_thread(follow_events, Router(router.url), show, again=True)
     assert seen == ["e0", "e1"]
     assert router.last_ids == [None, "e0"]
+
+
+class QuietRouter(Router):
+    """Its streams end before there is an event."""
+
+    asked: ClassVar[list[tuple[str | None, float | None]]] = []
+
+    def history(self, since: float, **_: object) -> dict[str, object]:
+        self.asked.append(("history", since))
+        return {"events": [], "complete": True}
+
+    def events(
+        self, last_id: str | None = None, since: float | None = None
+    ) -> Iterator[tuple[str, dict[str, object] | None]]:
+        self.asked.append((last_id, since))
+        yield "", None
+        if len(self.asked) > ENOUGH:
+            raise KeyboardInterrupt
+
+
+def test_what_happens_while_no_event_is_known_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kybernate.cli.router.RECONNECT_SECONDS", 0.0)
+    router = QuietRouter("http://router")
+    with pytest.raises(KeyboardInterrupt):
+        show_events(router, Output.TEXT, since="10m", follow=True)
+    begin = router.asked[0][1]
+    assert router.asked == [("history", begin), (None, begin), (None, begin)]  # the stream overlaps the history
+    router.asked.clear()
+    before = time.time()
+    with pytest.raises(KeyboardInterrupt):
+        follow_events(router, lambda _: None, again=True)
+    first, *others = (since for _, since in router.asked)
+    assert first is None
+    assert all(since is not None and before <= since <= time.time() for since in others)
 
 
 @pytest.mark.parametrize("command", [["events", "-f"], ["status", "--watch"], ["status", "--watch", "-o", "json"]])

@@ -1,6 +1,7 @@
 """What happened before: stored events and decisions, and the story of one request."""
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -24,6 +25,25 @@ async def story_of(w: World, request: str) -> Any:
 
     await until(published, what=f"the record of {request} is stored", saw=lambda: found)
     return found[0]
+
+
+async def test_the_stream_of_events_begins_with_the_stored_ones_since_a_time_if_no_id_is_given():
+    async with world() as w:
+        begin, known = time.time() - 60, [decided(decision="stay", at=time.time() - age) for age in (90, 30)]
+        for event in known:
+            w.server.stored[event.id] = (event.subject, event.body(), event.at)
+
+        async def first(query: str, **headers: str) -> str:
+            async with w.http.get(f"{w.url}/v1/events?since={begin}{query}", headers=headers) as stream:
+                async for line in stream.content:
+                    if line.startswith(b"id: "):
+                        return line[4:-1].decode()
+            raise AssertionError("the stream has ended")
+
+        assert await first("") == known[1].id
+        assert await first("", **{"Last-Event-ID": known[0].id}) == known[1].id
+        assert await first("&after=unknown") == known[0].id
+        assert (await w.call("GET", "/v1/events?since=soon")).code == "invalid_field"
 
 
 def decided(**fields: Any) -> GroupDecided:

@@ -1,5 +1,6 @@
 """The page on the operations port: what it reads, who may command, and what it refuses."""
 
+import itertools
 import json
 import threading
 import time
@@ -8,14 +9,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from kybernate.api_keys import dump, make
 from kybernate.dev.nats_server import free_port
 from kybernate.messages import ParkSeat, SeatActivated, TrafficSignal
+from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from kybernate.seat import SeatState
 from services.router import page as page_module
-from services.router.page import CHAT_BYTES, RECENT_EVENTS
+from services.router.page import CHAT_BYTES, READER_BACKLOG, RECENT_EVENTS
 from services.router.roster_sync import Slices
 from tests.router.world import NODE, Answered, World, world
 from tests.until import until
@@ -38,6 +41,27 @@ async def post(w: World, url: str, **how: Any) -> Answered:
         return Answered(answer.status, answer.headers.copy(), await answer.read())
 
 
+async def message(stream: aiohttp.ClientResponse, event: str = "") -> Any:
+    """The next message of this kind of a stream that is open."""
+    kind, data = "", b""
+    while line := await stream.content.readline():
+        if line.startswith(b"event: "):
+            kind = line[7:-1].decode()
+        elif line.startswith(b"data: "):
+            data += line[6:]
+        elif line == b"\n":
+            if data and kind == event:
+                return json.loads(data)
+            kind, data = "", b""
+    raise AssertionError("the stream has ended")
+
+
+async def state_of(w: World, url: str) -> Any:
+    """What a page shows first."""
+    async with w.http.get(url + "live") as stream:
+        return await message(stream, "state")
+
+
 def _received(w: World, kind: type[SeatActivated]) -> bool:
     """True if the router has received such an event; the row of the roster may come before it."""
     return any(isinstance(event, kind) for event in w.router.events._recent)
@@ -49,14 +73,14 @@ async def test_the_first_paint_is_one_answer_with_seats_blocks_loads_and_events(
         answer = await w.ask("llama")
         assert answer.status == 200
         await until(lambda: _received(w, SeatActivated), what="the router received the activation")
-        state = (await get(w, url + "state")).json
+        state = await state_of(w, url)
         assert [(seat["seat"], seat["model"], seat["state"], seat["slo"]) for seat in state["seats"]] == [
             ("s0", "llama", "active", 12.0)
         ]
         assert [block["state"] for block in state["blocks"]] == ["activating", "active"]
         assert state["waits"]["llama"]["count"] == 1
         assert state["waits"]["llama"]["p50"] > 0.0
-        assert state["switches"]["llama"]["cause"] == answer.headers["X-Kyb-Cause"]
+        assert dict(state["switches"])["llama"]["cause"] == answer.headers["X-Kyb-Cause"]
         assert {event["type"] for event in state["events"]} >= {"ai.kyb.v1.seat-activated"}
         assert state["keys"] is False
 
@@ -66,20 +90,17 @@ async def test_the_first_paint_has_each_recent_event_once():
         fields = {"node": NODE, "seat": "s0", "state": SeatState.ACTIVE, "cause": "c", "at": time.time()}
         for seq in range(2 * RECENT_EVENTS + 1):
             w.router.page.add(SeatActivated.model_validate({"seq": seq} | fields))
-        events = (await get(w, url + "state")).json["events"]
+        events = (await state_of(w, url))["events"]
         assert [event["seq"] for event in events] == list(range(RECENT_EVENTS + 1, 2 * RECENT_EVENTS + 1))
 
 
 async def test_the_page_shows_when_nats_is_away():
     async with page() as (w, url):
-        assert (await get(w, url + "state")).json["troubles"] == {}
+        assert (await state_of(w, url))["troubles"] == {}
         w.bus.cut()
-        assert "not connected to NATS" in (await get(w, url + "state")).json["troubles"]["bus"]
+        assert "not connected to NATS" in (await state_of(w, url))["troubles"]["bus"]
         async with w.http.get(url + "live") as live:
-            async for line in live.content:
-                if line.startswith(b"data: "):
-                    assert "not connected to NATS" in json.loads(line[6:])["troubles"]["bus"]
-                    break
+            assert "not connected to NATS" in (await message(live))["troubles"]["bus"]
 
 
 async def test_the_timeline_reaches_back_before_the_start_of_the_router():
@@ -87,7 +108,7 @@ async def test_the_timeline_reaches_back_before_the_start_of_the_router():
         fields = {"node": NODE, "seat": "s9", "group": "G0", "model": "old", "state": SeatState.ACTIVE}
         old = SeatActivated.model_validate({"cause": "c", "at": time.time() - 3000} | fields)
         w.server.stored[old.id] = (old.subject, old.body(), old.at)
-        assert (await get(w, url + "state")).json["blocks"] == []
+        assert (await state_of(w, url))["blocks"] == []
         window = (await get(w, url + "timeline?seconds=3600")).json
         assert [(block["model"], block["since"]) for block in window["blocks"]] == [("old", old.at)]
         assert (await get(w, url + "timeline?seconds=-1e30")).json["since"] <= time.time()
@@ -100,16 +121,93 @@ async def test_changes_come_as_a_stream():
         await w.seat("s0", "llama")
         async with w.http.get(url + "live") as stream:
             assert stream.headers["Content-Type"].startswith("text/event-stream")
-            await stream.content.readline()
+            assert [seat["state"] for seat in (await message(stream, "state"))["seats"]] == ["parked"]
             await w.manager.activate("s0")
             seats, events = [], []
             while "seat-activated" not in str(events) or not any(seat["state"] == "active" for seat in seats):
-                line = await stream.content.readline()
-                if line.startswith(b"data: "):
-                    change = json.loads(line[6:])
-                    seats += change["seats"]
-                    events += change["events"]
+                change = await message(stream)
+                seats += change["seats"]
+                events += change["events"]
             assert seats[-1]["key"] == f"{NODE}.s0"
+            gpu = GpuRecord(node=NODE, gpu="GPU-0", index=0, memory_bytes=1, healthy=False)
+            inventory = await w.manager.bus.bucket(INVENTORY_BUCKET)
+            await inventory.put(gpu.key, gpu.model_dump_json().encode())
+            while not (gpus := (await message(stream))["gpus"]):
+                pass
+            assert [(key, row["healthy"]) for key, row in gpus.items()] == [(gpu.key, False)]
+            await inventory.delete(gpu.key)
+            while not (gpus := (await message(stream))["gpus"]):
+                pass
+            assert gpus == {gpu.key: None}
+
+
+@pytest.mark.parametrize("accepted", ["gzip", "identity"])
+async def test_what_changes_while_the_state_is_sent_comes_after_it_and_no_event_is_lost(
+    monkeypatch: pytest.MonkeyPatch, accepted: str
+):
+    fields = {"node": NODE, "seat": "s0", "state": SeatState.ACTIVE, "cause": "c", "at": time.time()}
+    encode = page_module._row
+    async with page() as (w, url):
+        await w.seat("s0", "llama")
+        table, seqs = w.router.traffic.table, itertools.count(1000)
+
+        def add() -> None:
+            w.router.page.add(SeatActivated.model_validate({"seq": next(seqs)} | fields))
+
+        def encoded(*what: Any) -> Any:
+            row = encode(*what)
+            if row["state"] == "parked":  # the state has this row; it changes now
+                record = table.upstreams[f"{NODE}.s0"].record
+                table.apply_record(record.model_copy(update={"seq": record.seq + 1, "state": SeatState.ACTIVE}))
+                add()
+            return row
+
+        monkeypatch.setattr(page_module, "_row", encoded)
+        add()
+        async with w.http.get(url + "live", headers={"Accept-Encoding": accepted}) as stream:
+            assert stream.headers.get("Content-Encoding", "identity") == accepted
+            state = await message(stream, "state")
+            assert [seat["state"] for seat in state["seats"]] == ["parked"]
+            seen, revision, seats = [event["seq"] for event in state["events"]], state["revision"], []
+            while not seats:
+                change = await message(stream)
+                seats = change["seats"]
+                old = len(change["events"]) - (change["revision"] - revision)
+                seen += [event["seq"] for event in change["events"][max(0, old) :]]
+                revision = max(revision, change["revision"])
+            assert [seat["state"] for seat in seats] == ["active"]
+            assert seen[-2:] == [1000, 1001]
+            assert len(seen) == len(set(seen))
+
+
+async def test_a_page_that_reads_too_slowly_is_disconnected_and_gets_the_state_again():
+    async with page() as (w, url):
+        await w.seat("s0", "llama")
+        async with w.http.get(url + "live") as stream:
+            await message(stream, "state")
+            (reader,) = w.router.page._readers
+            for _ in range(READER_BACKLOG + 1):
+                w.router.page._send(reader, b"data: {}\n\n")
+            await w.manager.put("s0", SeatState.ACTIVE)
+            with pytest.raises(AssertionError, match="has ended"):
+                await message(stream, "state")
+        await until(lambda: w.upstream("s0").record.state is SeatState.ACTIVE, what="the router knows the new state")
+        assert [seat["state"] for seat in (await state_of(w, url))["seats"]] == ["active"]
+
+
+async def test_a_page_that_is_disconnected_while_it_gets_the_state_gets_no_part_of_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(page_module, "PIECE_BYTES", 1)
+    encode = page_module._row
+    async with page() as (w, url):
+        await w.seat("s0", "llama")
+
+        def encoded(*what: Any) -> Any:
+            w.router.page.stop()
+            return encode(*what)
+
+        monkeypatch.setattr(page_module, "_row", encoded)
+        with pytest.raises(AssertionError, match="has ended"):
+            await state_of(w, url)
 
 
 async def test_a_piece_costs_the_seats_that_changed(monkeypatch: pytest.MonkeyPatch):
@@ -151,7 +249,7 @@ async def test_reading_needs_no_key_and_commands_need_an_operators(tmp_path: Pat
     keys.write_text(dump((ops, app)))
     async with page(api_keys_file=keys) as (w, url):
         await w.seat("s0", "llama", SeatState.ACTIVE)
-        assert (await get(w, url + "state")).json["keys"] is True
+        assert (await state_of(w, url))["keys"] is True
         park = url + "seats/seat%2Fs0/park"
         assert (await post(w, park)).status == 401
         assert (await post(w, park, headers={"Authorization": f"Bearer {user}"})).status == 403
@@ -241,7 +339,7 @@ async def test_a_plan_that_fails_is_reported_and_ends_no_router(monkeypatch: pyt
 async def test_without_the_simulator_no_plan_is_offered(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("services.router.plan_view.PACKAGES", ("kybernate.no_lab",))
     async with page() as (w, url):
-        assert (await get(w, url + "state")).json["plans"] is False
+        assert (await state_of(w, url))["plans"] is False
         refused = await post(w, url + "plan", json={})
         assert (refused.status, refused.code) == (404, "not_installed")
 

@@ -1,13 +1,16 @@
 """The page in Chromium: what an operator sees and does, with the mouse, with the keyboard, and for screen readers."""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kybernate.api_keys import dump, make
-from kybernate.messages import DrainNode, PinSeat
+from kybernate.dev.nats_server import free_port
+from kybernate.messages import DrainNode, PinSeat, SeatActivated, SeatParked
 from kybernate.seat import SeatState
+from tests.router.world import NODE, world
 from tests.ui.conftest import Browsed, browsed, fill
 from tests.until import until
 
@@ -140,6 +143,73 @@ async def test_a_thousand_seats_are_shown_and_the_stream_comes_back():
         await here.page.wait_for_selector("td:has-text('a call hung')")
         here.w.bus.cut()
         await here.page.wait_for_selector(".banner:has-text('Not connected to NATS')")
+
+
+async def test_a_seat_is_shown_as_it_is_whatever_changes_while_the_page_has_no_stream():
+    port = free_port()
+    async with browsed() as here, world(health_port=port) as other:
+        page, w = here.page, here.w
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        await w.manager.put("s1", SeatState.PARKED, model="qwen", group="G0", home_group="G0")
+        await other.manager.put("s0", SeatState.PARKED, model="llama", group="G0", home_group="G0")
+        await other.manager.put("s1", SeatState.QUARANTINED, model="qwen", group="G0", home_group="G0", reason="on B")
+        table = w.router.traffic.table
+
+        async def change(reason: str) -> None:
+            await w.manager.put("s1", SeatState.QUARANTINED, reason=reason)
+            await until(lambda: table.upstreams["n1.s1"].record.reason == reason, what="the router knows the change")
+            await until(lambda: not table.touched, what="a second passes in which the router has no reader")
+
+        async def first(route: Any) -> None:
+            await change("a call hung")
+            await route.continue_()
+
+        await page.route("**/live", first, times=1)
+        await page.goto(here.url + "#models")
+        await page.wait_for_selector("td:has-text('a call hung')")
+
+        async def refused(route: Any) -> None:  # by a load balancer, while no router is ready
+            await change("hung again")
+            await route.fulfill(status=502)
+
+        await page.route("**/live", refused, times=1)
+        w.router.page.stop()
+        await page.wait_for_selector("td:has-text('hung again')")
+        await page.wait_for_selector("text=● live")
+
+        await page.route("**/live", lambda route: route.continue_(url=f"http://127.0.0.1:{port}/ui/live"), times=1)
+        w.router.page.stop()
+        await page.wait_for_selector("td:has-text('on B')")
+        await other.manager.put("s1", SeatState.QUARANTINED, reason="later on B")
+        await page.wait_for_selector("td:has-text('later on B')")
+
+
+async def test_the_past_is_added_to_what_is_known_and_read_again_after_a_break():
+    async with browsed() as here:
+        page = here.page
+        await fill(here.w)
+        await page.goto(here.url)
+        await page.wait_for_selector("text=qwen3-32b active")
+        past = {"node": NODE, "seat": "s9", "group": "G9", "model": "old", "cause": "c"}
+        for age, kind, state in ((1200, SeatActivated, SeatState.ACTIVE), (1100, SeatParked, SeatState.PARKED)):
+            event = kind.model_validate(past | {"state": state, "at": time.time() - age, "seq": 2000 - age})
+            here.w.server.stored[event.id] = (event.subject, event.body(), event.at)
+
+        async def answer_late(route: Any) -> None:
+            answer = await route.fetch()
+            await here.w.manager.activate("s1")  # after the router read the past, before the page has it
+            await page.wait_for_selector("text=gemma-3-27b active")
+            await route.fulfill(response=answer)
+
+        await page.route("**/timeline?**", answer_late, times=1)
+        await page.click("button:text('1 h')")
+        await page.wait_for_selector("[aria-label='Group n1/G9']")
+        await page.wait_for_selector("text=gemma-3-27b active")
+        here.w.router.page.stop()
+        await page.wait_for_selector("text=not connected")
+        await page.wait_for_selector("text=● live")
+        await page.wait_for_selector("[aria-label='Group n1/G9']")
+        await page.wait_for_selector("text=gemma-3-27b active")
 
 
 async def _rows(here: Browsed) -> bool:

@@ -7,7 +7,7 @@ import { modelsView } from "./models.js";
 import { nodesView } from "./nodes.js";
 import { planView } from "./plan.js";
 import { playgroundView } from "./playground.js";
-import { follow, json, key, load, store } from "./store.js";
+import { follow, json, key, store } from "./store.js";
 import { drawTimeline, timelineView } from "./timeline.js";
 
 const VIEWS = {
@@ -40,7 +40,7 @@ function draw() {
     render(nav(view), byId("nav"));
     render(tools(), byId("tools"));
     render(troubles(), byId("troubles"));
-    render(VIEWS[view][1](draw), byId("main"));
+    render(store.since ? VIEWS[view][1](draw) : html`<p>Waiting for the router. It is asked again every 2 seconds.</p>`, byId("main"));
     if (view === "timeline") drawTimeline();
   });
 }
@@ -77,10 +77,5 @@ async function setKey(event) {
 
 window.addEventListener("hashchange", draw);
 window.addEventListener("resize", draw);
-try {
-  await load();
-  draw();
-  follow(draw);
-} catch (error) {
-  byId("main").textContent = `The router does not answer: ${error.message}. Load the page again.`;
-}
+draw();
+follow(draw);

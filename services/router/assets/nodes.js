@@ -22,7 +22,7 @@ export function nodesView(draw) {
   const nodes = new Map();
   const of = (name) => nodes.get(name) || nodes.set(name, { name, seats: [], gpus: [] }).get(name);
   for (const seat of store.seats.values()) of(seat.node).seats.push(seat);
-  for (const gpu of store.gpus) of(gpu.node).gpus.push(gpu);
+  for (const gpu of store.gpus.values()) of(gpu.node).gpus.push(gpu);
   const found = [...nodes.values()].filter((node) => fits(node.name, filter));
   found.sort((a, b) => byName(a.name, b.name));
   const shown = allNodes ? found : found.slice(0, MOST_NODES);
@@ -54,6 +54,7 @@ async function askWhy(wanted) {
 
 function nodeSection(node, draw) {
   node.seats.sort((a, b) => byName(a.group, b.group) || byName(a.seat, b.seat));
+  node.gpus.sort((a, b) => a.index - b.index);
   const host = node.seats.reduce((total, seat) => total + (seat.state === "parked" ? seat.host || 0 : 0), 0);
   return html`<section class="node" aria-label="Node ${node.name}">
     <h2>${node.name} <span class="soft">host RAM: ${host ? bytes(host) : 0} in parked copies${memory.get(node.name) ? `, ${bytes(memory.get(node.name))} free` : ""}</span>

@@ -3,13 +3,15 @@
 import { byName, colourAll } from "./format.js";
 
 const HOLDING = new Set(["starting", "active", "draining", "parking", "activating", "migrating", "lost", "quarantined"]);
+const RETRY_MS = 2000;
+const SILENCE_MS = 15000;  // a router sends each second
 const MOST_EVENTS = 5000;
 const MOST_BLOCKS = 20000;
 
 export const store = {
   connected: false, keys: false, plans: false, skew: 0, troubles: {},
-  seats: new Map(), gpus: [], loads: {}, waits: {}, switches: {}, tokens: {},
-  events: [], since: 0,
+  seats: new Map(), gpus: new Map(), loads: {}, waits: {}, switches: {}, tokens: {},
+  events: [], since: 0, revision: 0,
   lanes: new Map(),  // "node/group" -> [block]
   lines: new Map(),  // "node/group" -> [[time, waiting]]
 };
@@ -18,32 +20,41 @@ const reasons = new Map();  // operation -> why it was begun
 
 export const now = () => Date.now() / 1000 + store.skew;
 
-export async function load() {
-  const state = await json("state");
+// Takes the state that a connection begins with.
+function begin(state) {
   store.skew = state.at - Date.now() / 1000;
   store.keys = state.keys;
   store.plans = state.plans;
   store.troubles = state.troubles;
-  store.seats = new Map(state.seats.map((seat) => [seat.key, seat]));
-  store.gpus = state.gpus;
+  store.seats = byKey(state.seats);
+  store.gpus = byKey(state.gpus);
   store.loads = state.loads;
   store.waits = state.waits;
   store.events = state.events;
-  colourAll(new Set(state.seats.map((seat) => seat.model || seat.seat)));
-  takeWindow(state);
-}
-
-export async function loadPast(seconds) {
-  takeWindow(await json(`timeline?seconds=${Math.ceil(seconds)}`));
-}
-
-function takeWindow(window) {
-  store.since = window.since;
-  store.switches = window.switches;
+  store.revision = state.revision;
+  store.since = state.since;
+  store.switches = Object.fromEntries(state.switches);
+  store.lines = new Map(Object.entries(state.lines));
   store.lanes = new Map();
-  store.lines = new Map(Object.entries(window.lines));
   open.clear();
-  for (const block of window.blocks) keep(block);
+  colourAll(new Set(state.seats.map((seat) => seat.model || seat.seat)));
+  for (const block of state.blocks) keep(block);
+}
+
+const byKey = (rows) => new Map(rows.map((row) => [row.key, row]));
+
+// Adds what was before. It has ended: only changes tell what is now, whichever router answers here.
+export async function loadPast(from) {
+  const past = await json(`timeline?seconds=${Math.ceil(now() - from)}`);
+  const known = [...store.lanes.values()].flat();
+  store.lanes = new Map();
+  for (const block of [...past.blocks.filter((each) => each.until < store.since), ...known]) keep(block);
+  for (const [lane, line] of Object.entries(past.lines)) {
+    const ours = store.lines.get(lane) || [];
+    store.lines.set(lane, [...line.filter(([at]) => !ours.length || at < ours[0][0]), ...ours]);
+  }
+  store.switches = { ...Object.fromEntries(past.switches), ...store.switches };
+  store.since = Math.min(store.since, past.since);
 }
 
 function keep(block) {
@@ -56,19 +67,24 @@ function keep(block) {
 
 const seatId = (node, seat) => `${node} ${seat}`;
 
-export function take(change) {
+function take(change) {
   store.skew = change.at - Date.now() / 1000;
   for (const seat of change.seats) store.seats.set(seat.key, seat);
   for (const key of change.gone) store.seats.delete(key);
+  for (const [key, gpu] of Object.entries(change.gpus)) gpu ? store.gpus.set(key, gpu) : store.gpus.delete(key);
   store.loads = change.loads;
   store.tokens = change.tokens;
   store.troubles = change.troubles;
   Object.assign(store.waits, change.waits);
   for (const [lane, count] of Object.entries(change.lanes)) {
     if (!store.lines.has(lane)) store.lines.set(lane, []);
-    store.lines.get(lane).push([change.at, count]);
+    const line = store.lines.get(lane);
+    if (!line.length || line[line.length - 1][0] < change.at) line.push([change.at, count]);
   }
-  for (const event of change.events) takeEvent(event);
+  // The first changes after the state may repeat events that are in it.
+  const seen = change.events.length - (change.revision - store.revision);
+  for (const event of change.events.slice(Math.max(0, seen))) takeEvent(event);
+  store.revision = Math.max(store.revision, change.revision);
   if (store.events.length > MOST_EVENTS) store.events = store.events.slice(-MOST_EVENTS);
 }
 
@@ -94,25 +110,28 @@ function takeEvent(event) {
   }
 }
 
-// Calls changed() after each change, until the page is closed. After a break everything is loaded again.
+// Calls changed() after each change, until the page is closed. Each connection begins with the whole state of the router
+// that answers it: what happened while there was none is in it.
 export function follow(changed) {
   const source = new EventSource("live");
-  let lost = false;
-  source.onopen = async () => {
-    if (lost) await load();
-    lost = false;
-    store.connected = true;
-    changed();
-  };
-  source.onmessage = (message) => {
-    take(JSON.parse(message.data));
-    changed();
-  };
-  source.onerror = () => {
-    lost = true;
+  let silence = 0;
+  const again = () => {
+    source.close();
+    clearTimeout(silence);
     store.connected = false;
+    setTimeout(() => follow(changed), RETRY_MS);
     changed();
   };
+  const hear = (take) => (message) => {
+    take(JSON.parse(message.data));
+    store.connected = true;
+    clearTimeout(silence);
+    silence = setTimeout(again, SILENCE_MS);
+    changed();
+  };
+  source.addEventListener("state", hear(begin));
+  source.onmessage = hear(take);
+  source.onerror = again;
 }
 
 // --- requests ---

@@ -29,6 +29,7 @@ const range = () => {
 
 export function timelineView(draw) {
   drawPage = draw;
+  readPast();
   const lanes = laneNames().filter((name) => fits(name, view.filter));
   return html`<h1>Timeline</h1>
     <div class="bar" role="group" aria-label="Window">
@@ -69,23 +70,29 @@ function lane(name) {
 
 // --- the window ---
 
-async function show(length, end) {
+function show(length, end) {
   view.seconds = Math.min(LONGEST, Math.max(SHORTEST, length));
   view.end = end && end < now() ? end : 0;
+  earliest = 0;
   drawPage();
-  const from = range()[0];
-  if (from < store.since - 1 && !asking) {
-    asking = true;
-    try {
-      await loadPast(Math.min(LONGEST, now() - from));
-    } catch (error) {
-      say(`The past cannot be read: ${error.message}`);
-    }
-    asking = false;
-    drawPage();
+}
+
+// Asks for what is shown and not known: after a choice of the window, and after each connection.
+async function readPast() {
+  const from = Math.max(range()[0], now() - LONGEST);
+  if (asking || from >= store.since - 1 || store.since === earliest) return;
+  asking = true;
+  try {
+    await loadPast(from);
+  } catch (error) {
+    say(`The past cannot be read: ${error.message}`);
   }
+  asking = false;
+  earliest = store.since > from + 1 ? store.since : 0;
+  drawPage();
 }
 let asking = false;
+let earliest = 0;  // the router knows no more than what is known since then
 
 const pan = (share) => show(view.seconds, range()[1] + share * view.seconds);
 const zoom = (factor) => show(view.seconds * factor, view.end && range()[1] + (view.seconds * (factor - 1)) / 2);

@@ -7,8 +7,8 @@ its seat changes nothing. Times are unix seconds.
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from kybernate.messages import GroupDecided, SeatActivated, SeatEvent
 from kybernate.roster import SeatRecord, seat_key
@@ -21,7 +21,7 @@ MOST_SAMPLES = 2_000
 """Changes of waiting requests per group, and waits per model, that are kept."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Block:
     """A seat was in one state on a group. ``until`` None: it still is."""
 
@@ -46,8 +46,7 @@ class Block:
         return {name: value for name, value in fields.items() if value not in (None, "", {})}
 
 
-@dataclass(frozen=True, slots=True)
-class LastSwitch:
+class LastSwitch(NamedTuple):
     """How a model last came to VRAM."""
 
     at: float
@@ -121,8 +120,7 @@ class Timeline:
     def _end(self, key: str, at: float) -> None:
         block = self._open.get(key)
         if block is not None:
-            block.until = max(at, block.since)
-            self._ended.append(block)
+            self._ended.append(replace(block, until=max(at, block.since)))
             if self.full:
                 self.since = max(self.since, self._ended[0].since)
 
