@@ -115,8 +115,9 @@ def alone(run_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SEC
                 time.sleep(0.05)
         if holder:
             get_logger().warning("lock.left_behind", file=str(path), by_pid=holder)
-        os.ftruncate(file, 0)
-        os.pwrite(file, str(os.getpid()).encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk the lock does not name its holder
+            os.ftruncate(file, 0)
+            os.pwrite(file, str(os.getpid()).encode(), 0)
         stat = os.fstat(file)
         yield f"{boot_id()}:{stat.st_dev}:{stat.st_ino}"
         os.ftruncate(file, 0)
@@ -127,12 +128,15 @@ def alone(run_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SEC
 @contextlib.contextmanager
 def alone_in_both(
     run_dir: Path, state_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SECONDS
-) -> Iterator[None]:
-    """``alone`` in both folders: a second process with another ``run_dir`` would replay the jobs of the first one."""
+) -> Iterator[str]:
+    """``alone`` in both folders; yields the identity of the file in ``run_dir``.
+
+    A second process with another ``run_dir`` would replay the jobs, or write the ledger, of the first one.
+    """
     with contextlib.ExitStack() as stack:
-        for folder in dict.fromkeys((run_dir.resolve(), state_dir.resolve())):
-            stack.enter_context(alone(folder, name, patience_seconds=patience_seconds))
-        yield
+        folders = dict.fromkeys((run_dir.resolve(), state_dir.resolve()))
+        identities = [stack.enter_context(alone(folder, name, patience_seconds=patience_seconds)) for folder in folders]
+        yield identities[0]
 
 
 def boot_id() -> str:

@@ -1,6 +1,6 @@
 """The presence of a manager on the bus, and how two of them on one node find out.
 
-The lock file (``lifecycle.alone``) keeps a second process away that has the same ``run_dir``. A manager with other
+The lock files (``lifecycle.alone_in_both``) keep a second process away that shares a folder. A manager with other
 folders would grant the same GPUs. It hears the presence of the one that serves, and the one that serves hears it. A
 checkpointer takes jobs only from managers that connect to the socket in its ``run_dir``.
 """

@@ -59,3 +59,17 @@ def test_a_second_process_that_shares_one_of_both_folders_ends(
 def test_one_folder_for_both_is_locked_once(tmp_path: Path) -> None:
     with alone_in_both(tmp_path, tmp_path, "x", patience_seconds=0.1):
         pass
+
+
+def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path) -> None:
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+    command, nothing = [sys.executable, "-c", full + HOLD, str(tmp_path)], subprocess.DEVNULL
+    done = subprocess.run(command, stdin=nothing, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (0, b"held\n"), done.stderr
+
+
+def test_the_identity_is_that_of_the_file_in_the_run_folder(tmp_path: Path) -> None:
+    with alone(tmp_path / "run", "x") as only:
+        pass
+    with alone_in_both(tmp_path / "run", tmp_path / "state", "x") as both:
+        assert both == only

@@ -20,7 +20,7 @@ from kybernate.files import changes
 from kybernate.gpus import GpuError, Gpus, open_gpus
 from kybernate.health import BusMetrics, Health
 from kybernate.kube import Kube, in_cluster
-from kybernate.lifecycle import alone
+from kybernate.lifecycle import alone_in_both
 from kybernate.logs import get_logger
 from kybernate.node import known_gpus
 from kybernate.node.config import label_decides, load_by_label, load_now
@@ -253,7 +253,7 @@ def main() -> None:
         raise asyncio.CancelledError
 
     with (
-        alone(settings.run_dir, "gpu-manager") as lock,
+        alone_in_both(settings.run_dir, settings.state_dir, "gpu-manager") as lock,
         open_tracer("gpu-manager", settings.instance, settings.node) as tracer,
     ):
         # Signals are handled all the time, also between the end of one run and the beginning of the next.

@@ -12,6 +12,14 @@ from tests.plugin.processes import PATIENCE, all_logged, driver, environment, lo
 from tests.plugin.stand import config
 from tests.until import until
 
+IMPATIENT = """
+from kybernate import lifecycle
+from services.gpu_manager.__main__ import main
+lifecycle.alone_in_both.__wrapped__.__kwdefaults__["patience_seconds"] = 0.1
+main()
+"""
+"""A manager that does not wait for its predecessor."""
+
 
 async def test_it_begins_again_with_a_good_configuration_and_stays_with_a_bad_one() -> None:
     with short_folder() as folder:
@@ -121,6 +129,24 @@ async def test_a_gpu_that_was_missing_at_the_start_makes_its_group_once_the_plug
                     timeout=PATIENCE,
                 )
                 assert [entry["gpus"] for entry in all_logged(log, "group.formed")][-1] == [2, 3]
+
+
+async def test_a_second_manager_with_the_same_state_folder_names_the_first_and_a_killed_one_leaves_it_free() -> None:
+    with short_folder() as folder:
+        env, second = manager_environment(folder), folder / "second.log"
+        async with driver(folder):
+            log = folder / "first.log"
+            async with process("-m", "services.gpu_manager", log=log, **env) as first:
+                await until(lambda: logged(log, "manager.waits"), what="the first one runs", timeout=PATIENCE)
+                other = env | {"KYB_RUN_DIR": str(folder / "other")}
+                async with process("-c", IMPATIENT, log=second, **other) as refused:
+                    assert await asyncio.wait_for(refused.wait(), PATIENCE) == 1
+                assert f"process {first.pid} holds {folder / 'state'}" in second.read_text()
+                assert first.returncode is None
+                first.kill()
+                await first.wait()
+            async with process("-c", IMPATIENT, log=second, **other):
+                await until(lambda: logged(second, "manager.waits"), what="its successor runs", timeout=PATIENCE)
 
 
 def manager_environment(folder: Path) -> dict[str, str]:
