@@ -269,7 +269,9 @@ class RequestEnded(Message):
     arrived_at: float
     """Unix seconds."""
     held_seconds: float = 0.0
-    """Until it was forwarded, or failed."""
+    """All its waits for a seat, until it was forwarded last or ended; time at an engine that took it is none."""
+    forwarded_seconds: float | None = None
+    """From its arrival until it was forwarded last; None: it was not."""
     first_byte_seconds: float | None = None
     """From its arrival to the engine's first byte; None: there was none."""
     seconds: float

@@ -246,11 +246,13 @@ class Call(Ticket):
         if self._span is not None:
             end_engine_span(self._span, self._record, self.sent_at, code)
         self.sent_at = None
+        self._record.waits_again(taken=taken)
         self._wait()
         self._calls.dispatcher.again(self, suspect=suspect, taken=taken)
 
     def _forward(self, to: Forward) -> None:
-        self._to = self._record.to = to
+        self._to = to
+        self._record.forwarded(to)
         self.sent_at = None
         pools = self._calls.pools
         pool = pools.pool(to.key, to.endpoint)

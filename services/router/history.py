@@ -135,12 +135,13 @@ def story(record: RequestEnded, events: list[Message]) -> dict[str, Any]:
     shown = [event for event in events if _shown(event, record, op, end)]
     phases = {"hold": record.held_seconds, **(came[-1].seconds if came else {})}
     phases.pop("total", None)
+    forwarded = record.held_seconds if record.forwarded_seconds is None else record.forwarded_seconds
     if record.first_byte_seconds is not None:
-        phases["first_byte"] = max(0.0, record.first_byte_seconds - record.held_seconds)
+        phases["first_byte"] = max(0.0, record.first_byte_seconds - forwarded)
     steps = [_step(event, event.at - record.arrived_at) for event in shown]
     steps.append({"step": "arrived", "at": 0.0, "router": record.router, "model": record.model})
     if record.seat:  # the hold begins a little after the arrival: what it was activated for came before
-        at = max(record.held_seconds, came[-1].at - record.arrived_at if came else 0.0)
+        at = max(forwarded, came[-1].at - record.arrived_at if came else 0.0)
         steps.append({"step": "forwarded", "at": at, "seat": record.seat, "model": record.model})
     if record.first_byte_seconds is not None:
         steps.append({"step": "first-byte", "at": record.first_byte_seconds})

@@ -32,12 +32,34 @@ class CallRecord:
     model: str = ""
     to: Forward | None = None
     """Where it was forwarded last."""
+    forwarded_at: float | None = None
+    """When, unix seconds."""
+    waits: bool = True
+    """For a seat, for the first time or again."""
+    lost_seconds: float = 0.0
+    """At engines that took it and were lost before they responded."""
     first_byte_at: float | None = None
     """Unix seconds."""
     reason: str = ""
     """Code of the error, if it failed."""
     traceparent: str | None = None
     """Of the router's span, else of the caller's, which may be invalid."""
+
+    def forwarded(self, to: Forward) -> None:
+        """It is sent to an engine now."""
+        self.to, self.forwarded_at, self.waits = to, time.time(), False
+
+    def waits_again(self, *, taken: bool) -> None:
+        """Its engine was lost. ``taken``: that had taken it, and the time there was no wait."""
+        if taken and self.forwarded_at is not None:
+            self.lost_seconds += max(0.0, time.time() - self.forwarded_at)
+        self.waits = True
+
+    def held_seconds(self, now: float) -> float:
+        """Wall seconds of all its waits: until it was forwarded last, or until ``now`` (unix seconds) if it waits."""
+        if self.to is not None and not self.waits:
+            return self.to.held_seconds
+        return max(0.0, now - self.arrived_at - self.lost_seconds)
 
 
 class RequestLog:
@@ -53,14 +75,15 @@ class RequestLog:
 
     def note(self, call: CallRecord, status: int, *, known: bool) -> None:
         """The call has ended. One that was served at once, or whose model is not ``known``, leaves no record."""
-        seconds = max(0.0, time.time() - call.arrived_at)
+        now = time.time()
+        seconds = max(0.0, now - call.arrived_at)
         if known and status < 400 and call.to is not None:
             self.on_served(call.model, seconds, call.to.held_seconds)
         held = call.to is None or call.to.held_seconds > 0
         kept = known and (status >= 429 or held)
         if not kept and not self._access_log:
             return
-        first = call.first_byte_at
+        first, forwarded = call.first_byte_at, call.forwarded_at
         record = RequestEnded(
             cause=call.cause,
             request=call.cause,
@@ -71,7 +94,8 @@ class RequestLog:
             seat=call.to.seat if call.to is not None else "",
             epoch=call.to.epoch if call.to is not None else 0,
             arrived_at=call.arrived_at,
-            held_seconds=call.to.held_seconds if call.to is not None else seconds,
+            held_seconds=call.held_seconds(now),
+            forwarded_seconds=None if forwarded is None else max(0.0, forwarded - call.arrived_at),
             first_byte_seconds=None if first is None else max(0.0, first - call.arrived_at),
             seconds=seconds,
             status=status,

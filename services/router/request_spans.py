@@ -74,17 +74,16 @@ def end_span(span: "Span", call: CallRecord, status: int, sent_at: float | None,
     if call.reason:
         facts["kybernate.reason"] = call.reason
     in_vain = call.reason in WAITED_IN_VAIN or status == 499 or to is not None
-    waited = now - call.arrived_at if in_vain and sent_at is None else 0.0
+    waited = call.held_seconds(now) if in_vain else 0.0
     link = None
     if to is not None:
         facts |= _place(to)
-        waited = waited or to.held_seconds
         event = traffic.activation(to.key, to.epoch) if to.opened else None
         link = event.traceparent if event is not None and event.cause != call.cause else None
         end_engine_span(span, call, sent_at, call.reason)
     if waited > 0:
         facts["kybernate.held_seconds"] = waited
-        span.child("hold", call.arrived_at, link=link).end(call.arrived_at + waited)
+        span.child("hold", call.arrived_at, link=link).end(call.arrived_at + call.lost_seconds + waited)
     if call.first_byte_at is not None:
         facts["kybernate.first_byte_seconds"] = max(0.0, call.first_byte_at - call.arrived_at)
     error = call.reason or str(status) if status >= 500 else ""

@@ -9,8 +9,10 @@ from structlog.testing import capture_logs
 
 from kybernate.messages import GroupDecided, RequestEnded, SeatActivated
 from kybernate.seat import SeatState
+from services.router.core.step import Forward
 from services.router.history import story
 from tests.router.world import World, world
+from tests.spans import Spans
 from tests.until import until
 
 
@@ -128,6 +130,52 @@ async def test_a_request_that_waited_in_vain_leaves_the_reasons_for_it():
         assert (story["request"]["reason"], story["request"]["seat"]) == ("hold_timeout", "")
         assert [step["step"] for step in story["steps"]] == ["arrived", "decided", "ended"]
         assert story["steps"][1]["reason"] == "pinned"
+
+
+@pytest.mark.parametrize("served", [True, False])
+async def test_all_that_tell_the_wait_of_a_call_that_was_cut_twice_tell_the_sum_of_its_waits(served: bool):
+    forwards: list[Forward] = []
+    with Spans() as spans, capture_logs() as logs:
+        async with world(tracer=spans.tracer, access_log=True) as w:
+            w.router.dispatcher.on_forward = forwards.append
+            engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+            engine.silent.clear()
+            call = w.ask("llama", x_request_id="req-1")
+            for comes_back in (True, served):
+                await until(lambda: engine.running == 1, what="the engine has the request")
+                w.manager.auto = comes_back
+                await w.manager.move("s0", SeatState.DRAINING)
+                await w.manager.move("s0", SeatState.PARKING)
+                await until(lambda: engine.running == 0, what="the engine has lost it")
+                await w.manager.move("s0", SeatState.PARKED)
+            if served:
+                await until(lambda: engine.running == 1, what="the engine has the request")
+                engine.silent.set()
+                answer = await call
+            else:
+                await until(lambda: w.held("llama") == 1, what="it waits again")
+                call.cancel()
+            told = await story_of(w, "req-1")
+            metrics = (await w.call("GET", "/metrics")).body.decode()
+        [request] = spans.of("POST /v1/chat/completions")
+    [line] = [line for line in logs if line["event"] == "request.ended"]
+    record, waits = told["request"], [forward.held_seconds for forward in forwards]
+    steps = {step["step"]: step["at"] for step in told["steps"]}
+    assert steps["forwarded"] == record["forwarded_seconds"] <= record["seconds"]
+    assert line["held_seconds"] == record["held_seconds"]
+    assert told["phases"]["hold"] == round(record["held_seconds"], 4)
+    if served:
+        assert len(waits) == 3
+        assert waits == sorted(waits)
+        assert record["held_seconds"] == request.attributes["kybernate.held_seconds"] == waits[-1]
+        assert record["held_seconds"] < record["forwarded_seconds"], "time at the lost engines was no wait"
+        assert answer.headers["X-Kyb-Held-Seconds"] == f"{waits[-1]:.3f}"
+        [total] = [row for row in metrics.splitlines() if row.startswith("kybernate_router_hold_seconds_sum")]
+        assert float(total.split()[-1]) == waits[-1]
+    else:
+        assert (record["status"], len(waits)) == (499, 2)
+        assert record["held_seconds"] > waits[-1], "its third wait counts, too"
+        assert record["held_seconds"] <= request.attributes["kybernate.held_seconds"] < record["seconds"]
 
 
 @pytest.mark.parametrize("access_log", [True, False])
