@@ -22,6 +22,9 @@ from kybernate.logs import get_logger
 PREDECESSOR_SECONDS = 5.0
 """How long to wait for a predecessor that is still ending."""
 
+UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT, errno.EIO})
+"""Errors of files that tell about the machine and not about this program."""
+
 A_SECOND_NODE = "for a second node on this machine give its services another KYB_NODE, KYB_RUN_DIR and KYB_STATE_DIR"
 
 
@@ -29,7 +32,11 @@ class JobReturnedError(Exception):
     """A job ended by itself; jobs run until they are cancelled."""
 
 
-class CannotListenError(Exception):
+class CannotRunError(Exception):
+    """This process cannot run; the text says what is wrong, where, and the remedy, so that no traceback is logged."""
+
+
+class CannotListenError(CannotRunError):
     """An address is in use, or not one of this machine; the text names it, its settings and the remedy."""
 
 
@@ -74,8 +81,11 @@ async def together(**jobs: Coroutine[Any, Any, object]) -> None:
             group.create_task(_forever(name, job), name=name)
 
 
-def main(serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Body of a console script: run ``serve`` and turn an unexpected end into a logged exit code 1."""
+def main(serve: Callable[[], Coroutine[Any, Any, None]], *explained: type[Exception]) -> None:
+    """Body of a console script: run ``serve`` and turn an unexpected end into a logged exit code 1.
+
+    ``explained``: further errors whose text says what an operator must know.
+    """
     # Imported objects live forever; without them the collector's pauses are short, which otherwise delay switches.
     gc.collect()
     gc.freeze()
@@ -83,8 +93,10 @@ def main(serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
         asyncio.run(serve())
     except* Exception as group:
         for error in _each(group):
-            if isinstance(error, CannotListenError):
-                get_logger().error("process.cannot_listen", reason=str(error))
+            if isinstance(error, (CannotRunError, *explained)):
+                get_logger().error("process.cannot_run", reason=str(error))
+            elif isinstance(error, OSError) and error.errno in UNUSABLE and error.filename is not None:
+                get_logger().error("process.cannot_run", reason=_unusable(error.filename, error))
             else:
                 get_logger().error("process.failed", error=repr(error), exc_info=error)
         sys.exit(1)
@@ -95,11 +107,15 @@ def alone(run_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SEC
     """Be the only process of this kind on the node: hold ``<run_dir>/<name>.lock``, which is lost with the process.
 
     Yields the identity of the file, the same for all processes that ever hold this lock until the machine starts again.
-    Ends the process with code 1 when another one holds it.
+    Ends the process with code 1 when another one holds it, or the folder cannot be used.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
     path = run_dir / f"{name}.lock"
-    file = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    except OSError as error:
+        sys.stderr.write(f"kyb-{name}: {_unusable(path, error)}\n")
+        raise SystemExit(1) from None
     try:
         holder = os.read(file, 32).decode().strip()
         deadline = time.monotonic() + patience_seconds
@@ -144,6 +160,11 @@ def boot_id() -> str:
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
+
+
+def _unusable(path: object, error: OSError) -> str:
+    remedy = "check the folder of this path, its permissions and its disk, or correct the setting that names it"
+    return f"cannot use {path}: {error.strerror}; {remedy}"
 
 
 def _each(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:

@@ -11,6 +11,7 @@ import uuid
 from typing import NoReturn
 
 from kybernate.bus.port import Bus, BusError
+from kybernate.lifecycle import CannotRunError
 from kybernate.messages import Presence
 
 PRESENCE_SECONDS = 2.0
@@ -19,7 +20,7 @@ OBJECTION_SECONDS = 0.5
 """Wall: how long a process that starts waits for the objection of one that serves."""
 
 
-class AnotherServesError(Exception):
+class AnotherServesError(CannotRunError):
     """Another manager serves the node; the text names it."""
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
+from kybernate.bus import NATS_SCHEMES
 from kybernate.bus.credentials import Credentials, CredentialsError
 
 PREFIX = "KYB_"
@@ -63,6 +64,13 @@ class Settings(BaseModel):
     health_port: int = Field(default=0, ge=0, le=65535)
     """Port of /healthz, /readyz and /metrics; 0 takes a free one."""
 
+    @field_validator("nats_url")
+    @classmethod
+    def _of_nats(cls, url: str) -> str:
+        if not url.startswith(tuple(f"{scheme}://" for scheme in NATS_SCHEMES)):
+            raise ValueError(f"begins with none of {'://, '.join(NATS_SCHEMES)}://")
+        return url
+
     def credentials(self, role: str) -> Credentials:
         """This process' credentials on the cluster bus, in this role."""
         return Credentials(role, self.nats_nkey_file, self.nats_ca_file, self.nats_cert_file, self.nats_key_file)
@@ -91,7 +99,7 @@ class Settings(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = PREFIX + str(first["loc"][0]).upper() if first["loc"] else "environment"
-            raise SettingsError(f"{name}={first['input']!r}: {first['msg']}") from error
+            raise SettingsError(f"{name}={first['input']!r}: {first['msg'].removeprefix('Value error, ')}") from error
 
     @classmethod
     def from_env_or_exit(cls, program: str) -> Self:

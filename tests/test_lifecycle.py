@@ -1,12 +1,16 @@
-"""One process of a kind per node."""
+"""One process of a kind per node, and what a process says that cannot run."""
 
+import asyncio
+import errno
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
-from kybernate.lifecycle import alone, alone_in_both
+from kybernate.gpus import GpuError
+from kybernate.lifecycle import CannotRunError, alone, alone_in_both, main
 
 HOLD = "import sys; from pathlib import Path; from kybernate.lifecycle import alone\n" + (
     "with alone(Path(sys.argv[1]), 'x', patience_seconds=0.1): print('held', flush=True); sys.stdin.read()"
@@ -61,10 +65,43 @@ def test_one_folder_for_both_is_locked_once(tmp_path: Path) -> None:
         pass
 
 
-def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended, alone(tmp_path / "file" / "run", "x"):
+        pass
+    assert ended.value.code == 1
+    assert f"kyb-x: cannot use {tmp_path}/file/run/x.lock: Not a directory; check" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "event"),
+    [
+        (CannotRunError("why"), "process.cannot_run"),
+        (GpuError("why"), "process.cannot_run"),
+        (PermissionError(errno.EACCES, "why", "/file"), "process.cannot_run"),
+        (FileNotFoundError(errno.ENOENT, "why", "/file"), "process.failed"),
+        (ConnectionError("why"), "process.failed"),
+    ],
+)
+def test_what_an_operator_can_correct_is_logged_without_a_traceback(error: Exception, event: str) -> None:
+    async def serve() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+
+    async def fail() -> None:
+        raise error
+
+    with capture_logs() as logs, pytest.raises(SystemExit) as ended:
+        main(serve, GpuError)
+    assert ended.value.code == 1
+    assert [(line["event"], "exc_info" in line) for line in logs] == [(event, event == "process.failed")]
+    assert "why" in str(logs)
+
+
+def test_a_process_gets_the_lock_also_on_a_full_disk(tmp_path: Path) -> None:
     full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
     command, nothing = [sys.executable, "-c", full + HOLD, str(tmp_path)], subprocess.DEVNULL
-    done = subprocess.run(command, stdin=nothing, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(command, stdin=nothing, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b"held\n"), done.stderr
 
 

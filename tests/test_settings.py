@@ -39,3 +39,9 @@ def test_a_folder_too_long_for_the_socket_in_it_is_refused() -> None:
     assert len(str(socket)) == 107
     with pytest.raises(SettingsError, match=r"KYB_RUN_DIR=.*longer than 89 bytes"):
         NodeSettings.from_env({"KYB_RUN_DIR": f"{longest}x"})
+
+
+@pytest.mark.parametrize("url", ["", "nats", "http://nats:4222"])
+def test_an_address_that_is_none_of_nats_is_refused(url: str) -> None:
+    with pytest.raises(SettingsError, match=rf"KYB_NATS_URL='{url}': begins with none of nats://, tls://"):
+        NodeSettings.from_env({"KYB_NATS_URL": url})

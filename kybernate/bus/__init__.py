@@ -19,7 +19,7 @@ __all__ = [
     "open_bus",
 ]
 
-_NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 
 
 def open_bus(
@@ -32,8 +32,8 @@ def open_bus(
     schemes.
     """
     scheme = urlsplit(url).scheme
-    if scheme not in _NATS_SCHEMES:
-        raise ValueError(f"bus URL {url!r}: scheme {scheme!r} is none of {', '.join(_NATS_SCHEMES)}")
+    if scheme not in NATS_SCHEMES:
+        raise ValueError(f"bus URL {url!r}: scheme {scheme!r} is none of {', '.join(NATS_SCHEMES)}")
     from kybernate.bus.nats import NatsBus  # here, because ``import kybernate.bus`` must stay light
 
     return NatsBus(url, source=source, name=name, credentials=credentials).opened()

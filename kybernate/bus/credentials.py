@@ -96,7 +96,8 @@ class Credentials:
         try:
             return path.read_text(encoding="ascii").strip()
         except OSError as error:
-            remedy = f"it must hold the seed of role {self.role}; make one with: kyb bus keys"
+            whose = f"role {self.role}" if self.role else "this service's role"
+            remedy = f"it must hold the seed of {whose}; make one with: kyb bus keys"
             raise self._wrong(name, f"{_why(error)}; {remedy}") from None
         except UnicodeDecodeError:
             raise self._wrong(name, "is not the seed of a user's nkey: it is not text") from None

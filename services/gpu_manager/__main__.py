@@ -244,10 +244,6 @@ def main() -> None:
             try:
                 # A separate task: a TaskGroup of Python 3.11 that failed leaves its task marked as cancelled.
                 await asyncio.create_task(serve(settings, sources, lock, tracer))
-            except* (ConfigError, GpuError) as group:
-                for error in group.exceptions:
-                    logs.get_logger().error("manager.cannot_start", reason=str(error))
-                raise
             except* ChangedError as group:
                 get_logger().debug("manager.restarting", changes=len(group.exceptions))
         raise asyncio.CancelledError
@@ -257,7 +253,7 @@ def main() -> None:
         open_tracer("gpu-manager", settings.instance, settings.node) as tracer,
     ):
         # Signals are handled all the time, also between the end of one run and the beginning of the next.
-        lifecycle.main(lambda: lifecycle.run(manager=run()))
+        lifecycle.main(lambda: lifecycle.run(manager=run()), ConfigError, GpuError)
 
 
 if __name__ == "__main__":

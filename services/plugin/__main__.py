@@ -93,7 +93,7 @@ def main() -> None:
         sys.exit(2)
     with alone(settings.run_dir, "plugin"):
         _exit_unless_alone(settings)
-        lifecycle.main(lambda: serve(settings, config))
+        lifecycle.main(lambda: serve(settings, config), ConfigError, GpuError)
 
 
 if __name__ == "__main__":

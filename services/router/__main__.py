@@ -20,7 +20,7 @@ def main() -> None:
     except ConfigError as error:
         sys.stderr.write(f"kyb-router: {error}\n")
         raise SystemExit(2) from None
-    lifecycle.main(lambda: supervise(settings) if settings.workers else serve(settings))
+    lifecycle.main(lambda: supervise(settings) if settings.workers else serve(settings), ConfigError)
 
 
 if __name__ == "__main__":

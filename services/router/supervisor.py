@@ -37,7 +37,7 @@ NAMES = "abcdefgh"
 COMMAND = (sys.executable, "-m", "services.router.worker")
 
 
-class WorkerFailedError(Exception):
+class WorkerFailedError(lifecycle.CannotRunError):
     """A worker did not stop as it should have."""
 
 

@@ -79,7 +79,7 @@ def main() -> None:
     except ConfigError as error:
         sys.stderr.write(f"kyb-webhook: {error}; the chart makes them (docs/webhook.md)\n")
         raise SystemExit(1) from None
-    lifecycle.main(lambda: serve(settings))
+    lifecycle.main(lambda: serve(settings), ConfigError)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ async def test_a_gpu_lost_since_the_start_does_not_change_the_groups_that_the_pl
             await gpus.call("inject", fault="lost", gpu=lost)
             file.write_text(json.dumps(config() | {"drainSeconds": 7}))
             await until(
-                lambda: logged(log, "manager.cannot_start") or len(all_logged(log, "group.formed")) == 6,
+                lambda: logged(log, "process.cannot_run") or len(all_logged(log, "group.formed")) == 6,
                 what="the manager refuses to start, or has six groups",
                 timeout=PATIENCE,
             )
@@ -129,6 +129,17 @@ async def test_a_gpu_that_was_missing_at_the_start_makes_its_group_once_the_plug
                     timeout=PATIENCE,
                 )
                 assert [entry["gpus"] for entry in all_logged(log, "group.formed")][-1] == [2, 3]
+
+
+async def test_without_a_gpu_driver_it_says_so_in_one_line() -> None:
+    with short_folder() as folder:
+        log = folder / "manager.log"
+        async with process("-m", "services.gpu_manager", log=log, **manager_environment(folder)) as manager:
+            assert await asyncio.wait_for(manager.wait(), PATIENCE) == 1
+        refused = logged(log, "process.cannot_run")
+        assert refused is not None
+        assert "no fake GPU driver at" in refused["reason"]
+        assert "Traceback" not in log.read_text()
 
 
 async def test_a_second_manager_with_the_same_state_folder_names_the_first_and_a_killed_one_leaves_it_free() -> None:

@@ -133,7 +133,7 @@ async def test_a_request_that_waited_in_vain_leaves_the_reasons_for_it():
 
 
 @pytest.mark.parametrize("served", [True, False])
-async def test_all_that_tell_the_wait_of_a_call_that_was_cut_twice_tell_the_sum_of_its_waits(served: bool):
+async def test_every_report_of_a_call_that_was_cut_twice_has_the_sum_of_its_waits(served: bool):
     forwards: list[Forward] = []
     with Spans() as spans, capture_logs() as logs:
         async with world(tracer=spans.tracer, access_log=True) as w:
@@ -155,15 +155,15 @@ async def test_all_that_tell_the_wait_of_a_call_that_was_cut_twice_tell_the_sum_
             else:
                 await until(lambda: w.held("llama") == 1, what="it waits again")
                 call.cancel()
-            told = await story_of(w, "req-1")
+            reported = await story_of(w, "req-1")
             metrics = (await w.call("GET", "/metrics")).body.decode()
         [request] = spans.of("POST /v1/chat/completions")
     [line] = [line for line in logs if line["event"] == "request.ended"]
-    record, waits = told["request"], [forward.held_seconds for forward in forwards]
-    steps = {step["step"]: step["at"] for step in told["steps"]}
+    record, waits = reported["request"], [forward.held_seconds for forward in forwards]
+    steps = {step["step"]: step["at"] for step in reported["steps"]}
     assert steps["forwarded"] == record["forwarded_seconds"] <= record["seconds"]
     assert line["held_seconds"] == record["held_seconds"]
-    assert told["phases"]["hold"] == round(record["held_seconds"], 4)
+    assert reported["phases"]["hold"] == round(record["held_seconds"], 4)
     if served:
         assert len(waits) == 3
         assert waits == sorted(waits)

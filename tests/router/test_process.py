@@ -65,7 +65,7 @@ async def test_a_router_whose_port_is_taken_names_the_setting(tmp_path: Path, mo
         async with router("nats://127.0.0.1:9", log, **more) as process, asyncio.timeout(60):
             assert await process.wait() == 1
     last = json.loads(log.read_text().splitlines()[-1])
-    assert (last["event"], "exception" in last) == ("process.cannot_listen", False)
+    assert (last["event"], "exception" in last) == ("process.cannot_run", False)
     assert last["reason"].endswith("or set KYB_PORT")
 
 
