@@ -80,6 +80,7 @@ def status(
 
         console = open_console()
         if not watch or not console.is_terminal:
+            console.width = 1000  # the terminal wraps what is longer than its lines
             for body in _seats(router, watch):
                 console.print(seat_tree(body["seats"], nodes=body.get("nodes") or ()))
             return
@@ -111,7 +112,7 @@ def top(
 ) -> None:
     """Show which models wait, the longest wait first, against their SLO; every second until Ctrl-C."""
     from kybernate.cli.router import Router, find_url
-    from kybernate.cli.show import open_console, top_rows, top_table
+    from kybernate.cli.show import open_console, top_rows, top_text
 
     router = Router(find_url(url))
     if output is Output.JSON:
@@ -121,11 +122,11 @@ def top(
 
     console = open_console()
     if once or not console.is_terminal:
-        console.print(top_table(top_rows(router.why())))
+        console.print(top_text(top_rows(router.why())))
         return
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
         while True:
-            live.update(top_table(top_rows(router.why())), refresh=True)
+            live.update(top_text(top_rows(router.why())), refresh=True)
             time.sleep(1.0)
 
 

@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
@@ -148,8 +147,6 @@ def _seat_line(seat: dict[str, Any], columns: tuple[str, ...], widths: list[int]
     text.append(f"  {since}", "dim")
     text.append(f"  {vram}")
     text.append(f"  {name}", "dim")
-    if seat.get("host_bytes"):
-        text.append(f"  {format_bytes(seat['host_bytes'])} of host memory", "dim")
     for label, key in (("waiting", "waiting"), ("in flight", "in_flight")):
         if seat.get(key):
             text.append(f"  {seat[key]} {label}", "bold")
@@ -163,6 +160,8 @@ def _seat_line(seat: dict[str, Any], columns: tuple[str, ...], widths: list[int]
         text.append(f"  stays: {seat['fixed']}", "dim")
     if seat.get("reason") and state.strip() not in ("active", "parked"):
         text.append(f"  {seat['reason']}", "dim")
+    if seat.get("host_bytes"):
+        text.append(f"  {format_bytes(seat['host_bytes'])} of host memory", "dim")
     return text
 
 
@@ -203,25 +202,39 @@ def _share(row: dict[str, Any]) -> float:
     return float(row["oldest_wait_seconds"]) / float(row["slo_seconds"] or 1.0) if row["waiting"] else 0.0
 
 
-def top_table(rows: list[dict[str, Any]]) -> Table:
-    """The rows of ``top_rows`` for a terminal."""
-    table, numbers = Table(box=None, pad_edge=False), ("waiting", "oldest", "SLO", "in flight", "req/min")
-    for name in ("model", "group", "state", *numbers, "waits for"):
-        table.add_column(name, justify="right" if name in numbers else "left")
-    for row in rows:
-        late, waits = _share(row) > 1.0, bool(row["waiting"])
-        table.add_row(
-            row["model"],
-            row["group"],
-            Text(row["state"], STATE_STYLES.get(row["state"], "")),
-            str(row["waiting"] or "-"),
-            Text(f"{row['oldest_wait_seconds']:.1f} s" if waits else "-", "bold red" if late else ""),
-            f"{row['slo_seconds']:g} s",
-            str(row["in_flight"] or "-"),
-            f"{60 * row['rate_fast']:.1f}",
-            Text(row["stage"] if waits else "", "dim"),
-        )
-    return table
+_TOP_HEADS = ("model", "group", "state", "waiting", "oldest", "SLO", "in flight", "req/min")
+
+
+def top_text(rows: list[dict[str, Any]]) -> Text:
+    """The rows of ``top_rows`` for a terminal; what a model waits for is on a separate line, which may be long."""
+    lines = [_TOP_HEADS, *(_top_cells(row) for row in rows)]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    shown = []
+    for cells, row in zip(lines, [{}, *rows], strict=True):
+        line = [
+            Text(f"{cell:<{width}}" if number < 3 else f"{cell:>{width}}", "" if row else "bold")
+            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        if row:
+            line[2].stylize(STATE_STYLES.get(row["state"], ""))
+            line[4].stylize("bold red" if _share(row) > 1.0 else "")
+        shown.append(Text("  ").join(line))
+        if row and row["waiting"] and row["stage"]:
+            shown.append(Text(f"  {row['stage']}", "dim"))
+    return Text("\n").join(shown)
+
+
+def _top_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["model"],
+        row["group"],
+        row["state"],
+        str(row["waiting"] or "-"),
+        f"{row['oldest_wait_seconds']:.1f} s" if row["waiting"] else "-",
+        f"{row['slo_seconds']:g} s",
+        str(row["in_flight"] or "-"),
+        f"{60 * row['rate_fast']:.1f}",
+    )
 
 
 def select_why(body: dict[str, Any], name: str | None) -> list[dict[str, Any]]:

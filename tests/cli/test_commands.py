@@ -59,6 +59,14 @@ async def test_status_is_a_tree_of_node_groups_and_seats(kyb: "Kyb", router: "Sm
     assert ".s05" not in result.out, "a seat without an owner is not shown"
 
 
+async def test_a_narrow_terminal_wraps_what_status_says_of_a_seat(
+    kyb: "Kyb", router: "SmallRouter", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "a foreign process holds GPU 1" in (await kyb("status", "--url", router.url)).out
+
+
 async def test_status_as_json_has_every_field_of_the_roster(kyb: "Kyb", router: "SmallRouter") -> None:
     body = json.loads((await kyb("status", "-o", "json", "--url", router.url)).out)
     assert body["url"] == router.url

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kybernate.cli.router import stack_file
+from kybernate.cli.show import top_text
 from kybernate.dev.stack.stack_file import StackFile
 
 if TYPE_CHECKING:
@@ -86,6 +87,10 @@ async def test_the_model_that_waits_longest_against_its_slo_comes_first(kyb: "Ky
     assert lines[1].split()[:5] == ["gemma", "G0", "parked", "3", "8.2"]
     rows = json.loads((await kyb("top", "-o", "json", "--url", router.url)).out)["models"]
     assert [row["model"] for row in rows] == ["gemma", "qwen", "phi"]
+    rows[0] |= {"model": "mistral-small-24b", "stage": "the checkpointer parks s0 " * 4}
+    lines = top_text(rows).plain.splitlines()
+    assert max(map(len, (*lines[:2], *lines[3:]))) <= 80
+    assert lines[2] == f"  {rows[0]['stage']}", "what it waits for has a separate line, which the terminal wraps"
 
 
 async def test_the_doctor_reads_the_stack_and_packs_what_a_report_needs(
