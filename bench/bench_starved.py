@@ -32,6 +32,8 @@ SPEED = 10.0
 SERVICES = ("checkpointer", "gpu_manager", "plugin", "router", "nats")
 CGROUPS = Path("/sys/fs/cgroup/cpu")
 PERIOD = 0.1
+RATE, RATES = 4.0, {"router": 300.0}
+"""Requests a second; a router needs more of them than others to have too little with ``SHARE``."""
 DELETED = 3
 LONGEST_SECONDS = 120.0
 
@@ -49,10 +51,11 @@ async def _starved(name: str, seconds: float) -> dict[str, float]:
         ending = [seat for seat in seats if seat["state"] == "parked"][:DELETED]
         models = sorted({seat["model"] for seat in seats} - {seat["model"] for seat in ending})
         outcomes: list[bool | None] = []
-        load = asyncio.create_task(_load(http, stack.url, models, outcomes))
+        load = asyncio.create_task(_load(http, stack.url, models, outcomes, RATES.get(name, RATE)))
         health: list[float] = []
         probe = asyncio.create_task(_probe(http, _health_url(stack, name, seats), health))
-        async with _share(process_tree(stack.pids[name])):
+        throttled: list[float] = []
+        async with _share(process_tree(stack.pids[name]), throttled):
             await asyncio.sleep(seconds / 3)
             for seat in ending:
                 body = {"namespace": seat["pod"].split("/")[0], "name": seat["pod"].split("/")[1]}
@@ -78,6 +81,7 @@ async def _starved(name: str, seconds: float) -> dict[str, float]:
             "requests": float(len(outcomes)),
             "not answered when it ended": float(outcomes.count(None)),
             "failed": float(outcomes.count(False)),
+            "throttled, % of the time": max(throttled, default=100.0),
             "slowest /healthz s": max(health, default=0.0),
             "recovered after s": recovered,
             "seats released": float(len(ending)),
@@ -87,12 +91,14 @@ async def _starved(name: str, seconds: float) -> dict[str, float]:
         }
 
 
-async def _load(http: aiohttp.ClientSession, url: str, models: list[str], outcomes: list[bool | None]) -> None:
-    """A request each quarter of a second, to one model after another."""
+async def _load(
+    http: aiohttp.ClientSession, url: str, models: list[str], outcomes: list[bool | None], rate: float
+) -> None:
+    """``rate`` requests a second, to one model after another."""
     async with asyncio.TaskGroup() as group:
         for model in itertools.cycle(models):
             group.create_task(_counted(http, url, model, outcomes))
-            await asyncio.sleep(0.25)
+            await asyncio.sleep(1.0 / rate)
 
 
 async def _counted(http: aiohttp.ClientSession, url: str, model: str, outcomes: list[bool | None]) -> None:
@@ -142,8 +148,8 @@ async def _free(http: aiohttp.ClientSession, url: str, ending: set[str]) -> bool
 
 
 @asynccontextmanager
-async def _share(pids: list[int]) -> AsyncIterator[None]:
-    """Leave these processes ``SHARE`` of a CPU."""
+async def _share(pids: list[int], throttled: list[float]) -> AsyncIterator[None]:
+    """Leave these processes ``SHARE`` of a CPU; in how many percent of the periods they wanted more."""
     folder = CGROUPS / f"kyb-starved-{os.getpid()}"
     try:
         folder.mkdir()
@@ -162,6 +168,8 @@ async def _share(pids: list[int]) -> AsyncIterator[None]:
             (folder / "cgroup.procs").write_text(str(pid))
         yield
     finally:
+        stat = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+        throttled.append(100.0 * int(stat["nr_throttled"]) / max(1, int(stat["nr_periods"])))
         for pid in (folder / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):
                 (CGROUPS / "cgroup.procs").write_text(pid)
