@@ -8,6 +8,7 @@ survive even SIGKILL (state D). Then it counts as stuck, and its group gets a ne
 import asyncio
 import contextlib
 import json
+import math
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from kybernate.logs import get_logger
+from services.checkpointer.helper_connection import HelperConnection
 from services.checkpointer.helper_template import HelperTemplate
 from services.checkpointer.processes import ProcessIdentity, alive, ended, identify, send
 
@@ -80,8 +82,7 @@ class HelperProcess:
     """A running helper; ``note`` is the file that names it for the next checkpointer."""
 
     template: HelperTemplate
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    connection: HelperConnection
     who: ProcessIdentity
     note: Path
     last_id: int = 0
@@ -90,68 +91,55 @@ class HelperProcess:
     async def start(cls, template: HelperTemplate, folder: Path) -> "HelperProcess":
         """Fork a helper and write its note. Raises HelperDiedError."""
         try:
-            reader, writer = await template.fork(ANSWER_BYTES)
+            connection = await template.fork(ANSWER_BYTES)
         except OSError as error:
             raise HelperDiedError(f"no helper: {template.command[0]}: {error.strerror}") from error
-        line = b""
+        lines: list[bytes] = []
         try:
-            pid = int(line := await reader.readline())
+            await connection.read([math.inf], lines)
+            pid = int(lines[0])
         except BaseException as error:
-            writer.close()
-            if not isinstance(error, OSError | ValueError):
+            connection.transport.close()
+            if not isinstance(error, EOFError | ValueError):
                 raise
-            why = line.decode(errors="replace").strip() or "it ended before it served"
+            why = lines[0].decode(errors="replace") if lines else f"it {error} before it served"
             raise HelperDiedError(f"no helper: {why}") from error
         who = identify(pid) or ProcessIdentity(pid=pid, start=0)  # 0: it ended already
         note = folder / f"{who.pid}-{who.start}"
         note.touch()
-        return cls(template, reader, writer, who, note)
+        return cls(template, connection, who, note)
 
     @property
     def ended(self) -> bool:
         """True if it ended."""
         return not alive(self.who)
 
-    def send(self, calls: Sequence[HelperCall]) -> None:
-        """Write calls, which are answered in this order. A socket takes far more than all calls of a step."""
-        lines = [
-            json.dumps({"id": number, "verb": call.verb, **call.arguments})
-            for number, call in enumerate(calls, self.last_id + 1)
-        ]
-        self.writer.write("".join(f"{line}\n" for line in lines).encode())
+    async def ask(self, calls: Sequence[HelperCall]) -> list[dict[str, Any]]:
+        """Send calls; the answers in their order. A socket takes far more than all calls of a step.
 
-    async def answer(self, verb: str) -> dict[str, Any]:
-        """The answer to the next call that was sent, without a deadline. Raises HelperDiedError."""
-        self.last_id += 1
+        Raises HelperHungError or HelperDiedError for the first that fails.
+        """
+        first, lines = self.last_id + 1, list[bytes]()
+        self.last_id += len(calls)
+        asked = [json.dumps({"id": first + i, "verb": call.verb, **call.arguments}) for i, call in enumerate(calls)]
+        self.connection.transport.write("".join(f"{line}\n" for line in asked).encode())
         try:
-            await self.writer.drain()
-            answer = await self.reader.readline()
-        except ConnectionError as error:
-            raise HelperDiedError(f"the helper ended before {verb}: {error}") from error
-        except ValueError as error:
-            raise HelperDiedError(f"the helper answered {verb} with more than {ANSWER_BYTES} bytes") from error
-        if not answer.endswith(b"\n"):
-            raise HelperDiedError(f"the helper ended during {verb}")
-        reply = self._reply(answer)
-        if reply is None:
-            raise HelperDiedError(f"the helper answered {verb} with {answer[:200]!r}; it was ended")
-        return reply
-
-    def _reply(self, answer: bytes) -> dict[str, Any] | None:
-        """The parsed reply; None if it does not belong to the call."""
-        try:
-            reply = json.loads(answer)
-        except ValueError:
-            return None
-        return reply if isinstance(reply, dict) and reply.get("id") == self.last_id else None
+            await self.connection.read([call.deadline for call in calls], lines)
+        except EOFError as error:
+            raise HelperDiedError(f"the helper {error} during {calls[len(lines)].verb}") from error
+        except TimeoutError:
+            pass  # the lines before may be no answers
+        replies = [_reply(line, first + i, calls[i].verb) for i, line in enumerate(lines)]
+        if len(replies) < len(calls):
+            verb, deadline, _ = calls[len(replies)]
+            raise HelperHungError(f"{verb} did not end within {deadline:.1f} s", verb)
+        return replies
 
     async def gone(self) -> None:
         """Wait until it has ended, then close the connection and remove the note."""
         await ended(self.who)
         self.template.reap()
-        self.writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self.writer.wait_closed()
+        self.connection.transport.close()
         self.note.unlink(missing_ok=True)
 
 
@@ -238,19 +226,13 @@ class HelperPool:
         line = self._lines.setdefault(key, _Line())
         async with line.lock:
             helper = line.helper = line.helper or await self._take(key)
-            replies: list[dict[str, Any]] = []
             try:
-                helper.send(calls)
-                for call in calls:
-                    async with asyncio.timeout(call.deadline):
-                        replies.append(await helper.answer(call.verb))
-                return replies
-            except TimeoutError:
+                return await helper.ask(calls)
+            except HelperHungError as error:
                 line.helper = None
                 self.hangs += 1
                 ending = await self._end(helper, key)
-                verb, deadline, _ = calls[len(replies)]
-                raise HelperHungError(f"{verb} did not end within {deadline:.1f} s; {ending}", verb) from None
+                raise HelperHungError(f"{error}; {ending}", error.verb) from None
             except BaseException:  # death or cancellation: replies would no longer match calls
                 line.helper = None
                 await self._end(helper, key)
@@ -309,8 +291,7 @@ class HelperPool:
         try:
             async with asyncio.timeout(self.start_seconds):
                 helper = await HelperProcess.start(self._template, self.folder)
-                helper.send([HelperCall("init", self.start_seconds, {})])
-                await helper.answer("init")
+                await helper.ask([HelperCall("init", math.inf, {})])
         except TimeoutError:
             self.hangs += 1
             if helper is None:
@@ -363,6 +344,15 @@ class HelperPool:
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
         return reason
+
+
+def _reply(line: bytes, number: int, verb: str) -> dict[str, Any]:
+    """The parsed reply. Raises HelperDiedError if it does not belong to the call."""
+    with contextlib.suppress(ValueError):
+        reply = json.loads(line)
+        if isinstance(reply, dict) and reply.get("id") == number:
+            return reply
+    raise HelperDiedError(f"the helper answered {verb} with {line[:200]!r}; it was ended")
 
 
 async def _cancelled(*tasks: asyncio.Task[None]) -> None:

@@ -6,6 +6,8 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from services.checkpointer.helper_connection import HelperConnection
+
 STDERR = 2
 
 
@@ -18,16 +20,17 @@ class HelperTemplate:
     _process: asyncio.subprocess.Process | None = None
     _control: socket.socket | None = None
 
-    async def fork(self, limit: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def fork(self, limit: int) -> HelperConnection:
         """The connection to a new helper, whose first line is its pid. ``limit``: bytes of a line. Raises OSError."""
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as stack:
             stack.callback(ours.close)
             with theirs:
                 socket.send_fds(await self._running(), [b"f"], [theirs.fileno()])
-            streams = await asyncio.open_unix_connection(sock=ours, limit=limit)
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_unix_connection(lambda: HelperConnection(limit), sock=ours)
             stack.pop_all()
-            return streams
+            return connection
 
     def reap(self) -> None:
         """Have the helpers reaped that ended; until then, or until the next fork, their pids are not reused."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from services.checkpointer.helper.serving import serve
+from services.checkpointer.helper_connection import HelperConnection
 from services.checkpointer.helper_pool import (
     MOST_STUCK,
     HelperCall,
@@ -47,9 +48,9 @@ def pool_of(folder: Path, kill: NoKill, *, hangs: str = "hang", start_seconds: f
 
 async def start_template(pool: HelperPool) -> None:
     """Return when the template forks at once: its own start is no part of a short ``start_seconds``."""
-    reader, writer = await pool._template.fork(2**16)
-    await reader.readline()
-    writer.close()
+    connection = await pool._template.fork(2**16)
+    await connection.read([DEADLINE], [])
+    connection.transport.close()
 
 
 def helper_of(pool: HelperPool, key: str) -> HelperProcess:
@@ -87,9 +88,11 @@ async def test_a_helper_exits_when_its_connection_closes_also_during_a_call(tmp_
     async with pool_of(tmp_path, NoKill()) as pool:
         await pool.warm("G0")
         helper = helper_of(pool, "G0")
-        helper.send([HelperCall("state", DEADLINE, {}), HelperCall("hang", DEADLINE, {})])
-        assert (await helper.answer("state"))["code"] == 0, "the other call is next"
-        helper.writer.close()
+        asking = asyncio.create_task(helper.ask([HelperCall("state", DEADLINE, {}), HelperCall("hang", DEADLINE, {})]))
+        await until(lambda: helper.connection._lines[:1] == [b'{"code": 0, "id": 2}'], what="the other call is next")
+        helper.connection.transport.close()
+        with pytest.raises(HelperDiedError, match="the helper ended during hang"):
+            await asking
         async with asyncio.timeout(DEADLINE):
             await ended(helper.who)
 
@@ -259,9 +262,9 @@ async def test_helpers_end_with_their_connection_also_during_a_call_and_leave_no
     async with pool_of(tmp_path, NoKill()) as pool:
         await pool.warm("G0")
         helper = helper_of(pool, "G0")
-        helper.send([HelperCall("hang", DEADLINE, {})])
+        helper.connection.transport.write(b'{"id": 2, "verb": "hang"}\n')
         await until(lambda: bool(pool._spares), what="the spare is there")
-        helper.writer.transport.abort()
+        helper.connection.transport.abort()
         await ended(helper.who)
         await pool.close("G0")
         await until(lambda: not Path(f"/proc/{helper.who.pid}").exists(), what="it was reaped")
@@ -285,11 +288,11 @@ async def test_a_template_that_is_closed_while_it_starts_fails_no_fork() -> None
     fork = asyncio.create_task(template.fork(1 << 16))
     await asyncio.sleep(0)  # the fork waits for the start
     await template.close()
-    _, writer = await fork
-    writer.close()
-    reader, writer = await template.fork(1 << 16)
-    assert int(await reader.readline()) > 0
-    writer.close()
+    (await fork).transport.close()
+    connection, lines = await template.fork(1 << 16), list[bytes]()
+    await connection.read([DEADLINE], lines)
+    assert int(lines[0]) > 0
+    connection.transport.close()
     await template.close()
 
 
@@ -309,3 +312,54 @@ def test_the_end_of_a_connection_is_no_error_of_a_helper(left: str, monkeypatch:
     with ours, theirs:
         serve(Driver(), theirs)
         assert exited.wait(20)
+
+
+async def connected(limit: int) -> tuple[HelperConnection, socket.socket]:
+    ours, theirs = socket.socketpair()
+    loop = asyncio.get_running_loop()
+    return (await loop.create_unix_connection(lambda: HelperConnection(limit), sock=ours))[1], theirs
+
+
+async def test_lines_arrive_in_pieces_and_together_until_the_connection_ends() -> None:
+    connection, helper = await connected(limit=100)
+    lines: list[bytes] = []
+    with helper:
+        helper.send(b"one\ntwo\nthr")
+        await connection.read([DEADLINE, DEADLINE], lines)
+        with pytest.raises(TimeoutError):
+            await connection.read([0.01, DEADLINE], [])
+        helper.send(b"ee\nfour\n")
+        await connection.read([DEADLINE], three := list[bytes]())
+        await connection.read([DEADLINE], four := list[bytes]())
+        assert [*lines, *three, *four] == [b"one", b"two", b"three", b"four"]
+        helper.send(b"five\npart")
+    lines.clear()
+    for _ in range(2):
+        with pytest.raises(EOFError, match="ended"):
+            await connection.read([DEADLINE, DEADLINE], lines)
+    assert lines == [b"five"], "half a line is none"
+
+
+async def test_each_line_has_its_deadline_from_the_line_before_it() -> None:
+    connection, helper = await connected(limit=100)
+    with helper:
+        lines: list[bytes] = []
+        reading = asyncio.create_task(connection.read([3600, 0.01, 3600], lines))
+        await asyncio.sleep(0.05)
+        assert not reading.done(), "the first deadline counts until the first line"
+        helper.send(b"one\n")
+        with pytest.raises(TimeoutError):
+            await reading
+        assert lines == [b"one"]
+        connection.transport.close()
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+async def test_a_helper_that_sends_too_much_is_disconnected(awaited: bool) -> None:
+    connection, helper = await connected(limit=100)
+    with helper:
+        helper.send(101 * (b"." if awaited else b"\n"))
+        if awaited:
+            with pytest.raises(EOFError, match="sent more than 100 bytes"):
+                await connection.read([DEADLINE], [])
+        await until(connection.transport.is_closing, what="it is disconnected")
