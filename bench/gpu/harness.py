@@ -13,7 +13,7 @@ from kybernate.messages import KillJob, SeatProgress, SeatTarget, SwitchJob
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import open_host
-from services.checkpointer.backends.port import Backend, SeatProcesses
+from services.checkpointer.backends.port import Backend
 from services.checkpointer.backends.reservations import Headroom
 from services.checkpointer.core.refusals import Allowance
 from services.checkpointer.helper_pool import HelperPool
@@ -78,16 +78,6 @@ class TimedJournal(Journal):
         self.fsyncs += not put_off
         with self._timed():
             await super().add(job, record, put_off=put_off)
-
-    async def remember(self, unit: SeatProcesses) -> None:
-        """See Journal."""
-        with self._timed():
-            await super().remember(unit)
-
-    async def forget(self, seat: str) -> None:
-        """See Journal."""
-        with self._timed():
-            await super().forget(seat)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -269,9 +269,9 @@ class JobRun:
         self._spans.end(half, progress)
         if progress.outcome == "parked" and processes is not None and self._keeps(progress.seat):
             kept = {"residue_bytes": progress.residue_bytes}
-            await self._journal.remember(processes.model_copy(update=kept))
+            self._journal.remember(processes.model_copy(update=kept))
         elif progress.outcome not in ("parked", "quarantined"):
-            await self._journal.forget(progress.seat)
+            self._journal.forget(progress.seat)
         record = Record(kind="end", half=half, seat=progress.seat, progress=progress)
         await self._journal.add(self.file, record, put_off=True)
         log.info(

@@ -16,6 +16,7 @@ import errno
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,8 @@ class Journal:
         """Highest epoch by GPU."""
         self.parked: dict[str, SeatProcesses] = {}
         """Processes of parked seats, by seat."""
+        self._parked_changes: deque[Callable[[], object]] = deque()
+        """Changes of their files that the writer has not made yet."""
         self.jobs: dict[str, JobFile] = {}
         """Jobs on disk by op, oldest first."""
         self.history = History()
@@ -210,6 +213,7 @@ class Journal:
             if job.op not in self._open:
                 self._open[job.op] = _OpenFile(_reopen(job.path))
             file = self._open[job.op]
+            self._change_parked()
             _append(file.handle, record.line())
             if then is not None:
                 then(file)
@@ -259,17 +263,26 @@ class Journal:
         epochs = json.dumps(self.epochs)
         await self._writer.do(lambda: files.replace(self._epochs_file, epochs, durable=True))
 
-    async def remember(self, processes: SeatProcesses) -> None:
-        """Keep the processes of a parked seat. Not fsynced: they do not survive a crash of the machine either."""
+    def remember(self, processes: SeatProcesses) -> None:
+        """Keep the processes of a parked seat; their file is written before the next record. Not fsynced: they do not
+        survive a crash of the machine either."""
         seat = processes.target.seat
         self.parked[seat] = processes
         text = processes.model_dump_json()
-        await self._writer.do(lambda: files.replace(self._parked_file(seat), text, durable=False))
+        self._parked_changes.append(lambda: files.replace(self._parked_file(seat), text, durable=False))
 
-    async def forget(self, seat: str) -> None:
-        """Drop the processes of a seat that is no longer parked."""
+    def forget(self, seat: str) -> None:
+        """Drop the processes of a seat that is no longer parked; their file is removed before the next record."""
         if self.parked.pop(seat, None) is not None:
-            await self._writer.do(lambda: self._parked_file(seat).unlink(missing_ok=True))
+            self._parked_changes.append(lambda: self._parked_file(seat).unlink(missing_ok=True))
+
+    async def write_parked(self) -> None:
+        """Have the files written and removed now, without a record."""
+        await self._writer.do(self._change_parked)
+
+    def _change_parked(self) -> None:
+        while self._parked_changes:
+            self._parked_changes.popleft()()
 
     def close(self) -> None:
         """Wait for pending writes and close the files."""

@@ -304,7 +304,8 @@ class CheckpointWorker:
         # is over. The record goes last: after a crash the manager asks the next checkpointer for the same again.
         ending = await backend.kill(known.model_copy(update={"group": "ask"}), _not_journaled)
         if ending.outcome == "gone":
-            await self._journal.forget(target.seat)
+            self._journal.forget(target.seat)
+            await self._journal.write_parked()
         return ending
 
     async def _until_free(self, gpus: frozenset[str], seats: frozenset[str], besides: str) -> None:

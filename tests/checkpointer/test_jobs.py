@@ -300,7 +300,7 @@ async def test_a_release_that_is_asked_for_again_is_done_once(tmp_path: Path) ->
         return ReleaseJob(cause="c", node="n1", epoch=epoch, target=target("v"))
 
     async with running(tmp_path) as stand:
-        await stand.journal.remember(stand.backend.container(target("v"), "G0", 5))
+        stand.journal.remember(stand.backend.container(target("v"), "G0", 5))
         held = stand.backend.hold("kill v")
         assert (await stand.worker.release(release(6))).accepted
         await stand.begun("kill v")
@@ -320,7 +320,7 @@ async def test_a_release_that_is_asked_for_again_is_done_once(tmp_path: Path) ->
 
 async def test_a_release_that_did_not_end_the_processes_is_done_again(tmp_path: Path) -> None:
     async with running(tmp_path) as stand:
-        await stand.journal.remember(stand.backend.container(target("v"), "G0", 5))
+        stand.journal.remember(stand.backend.container(target("v"), "G0", 5))
         stand.backend.outcomes["kill v"] = "quarantined"
         job = ReleaseJob(cause="c", node="n1", epoch=6, target=target("v"))
         await stand.worker.release(job)

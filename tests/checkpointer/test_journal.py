@@ -13,6 +13,7 @@ import structlog
 
 from kybernate.messages import JobStatus, SeatTarget, SwitchJob
 from services.checkpointer import journal as journal_module
+from services.checkpointer.backends.port import SeatProcesses
 from services.checkpointer.helper_pool import HelperDiedError, HelperHungError, HelperPool, sigkill
 from services.checkpointer.journal import Journal
 from services.checkpointer.processes import ProcessIdentity, alive, ended, identify, send
@@ -189,6 +190,27 @@ async def test_a_record_cut_off_by_a_full_disk_is_an_error_and_is_removed(
     await journal.add(one, Record(kind="step", step="checkpoint"))
     journal.close()
     assert [record.step for record in opened(tmp_path).jobs["op-1"].records] == [None, "checkpoint"]
+
+
+async def test_a_parked_seat_is_on_record_before_the_end_of_its_park(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path)
+    await journal.begin(job(1))
+    target = journal.jobs["op-1"].targets[0]
+    journal.remember(SeatProcesses(target=target, group="G0", epoch=1, members=()))
+
+    def crash(*_: object) -> None:
+        raise OSError(errno.EIO, "the end of this checkpointer")
+
+    monkeypatch.setattr(journal_module, "_append", crash)
+    with pytest.raises(OSError, match="the end of this"):
+        await journal.add(journal.jobs["op-1"], Record(kind="end", half="park", seat="s00"), put_off=True)
+    assert list(opened(tmp_path).parked) == ["s00"]
+    journal.forget("s00")
+    await journal.write_parked()
+    assert not opened(tmp_path).parked
+    journal.close()
 
 
 async def test_a_put_off_record_is_written_at_once_and_fsynced_with_the_next_record(
