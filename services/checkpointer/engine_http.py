@@ -264,9 +264,9 @@ _LISTINGS: Mapping[str, Callable[[dict[str, Any]], list[str]]] = {
 
 @asynccontextmanager
 async def open_engines(keys: Path | None = None) -> AsyncIterator[EngineHttp]:
-    """No connection is kept: one that an engine closed while it was parked would look like a dead engine."""
+    """Cookies are not kept, and no connection: one that an engine closed while parked would look like a dead engine."""
     connector = aiohttp.TCPConnector(force_close=True, limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
+    async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
         yield EngineHttp(session, keys)
 
 

@@ -271,7 +271,6 @@ class CheckpointWorker:
         self.replaying.discard(op)
         self._ended.set()
         self.reporter.report(status, run.file.command.cause)
-        log.info("job.done", op=op, epoch=run.file.epoch)
         if run.file.kill is not None:
             await self._pool.close(run.file.group)
         for index in range(1, len(status.park)):
