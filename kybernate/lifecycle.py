@@ -22,7 +22,10 @@ from kybernate.logs import get_logger
 PREDECESSOR_SECONDS = 5.0
 """How long to wait for a predecessor that is still ending."""
 
-UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT, errno.EIO})
+UNUSABLE = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+    | {errno.ENOSPC, errno.EDQUOT, errno.EIO}
+)
 """Errors of files that tell about the machine and not about this program."""
 
 A_SECOND_NODE = "for a second node on this machine give its services another KYB_NODE, KYB_RUN_DIR and KYB_STATE_DIR"

@@ -79,6 +79,8 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path, capsys: pytest.Ca
         (CannotRunError("why"), "process.cannot_run"),
         (GpuError("why"), "process.cannot_run"),
         (PermissionError(errno.EACCES, "why", "/file"), "process.cannot_run"),
+        (IsADirectoryError(errno.EISDIR, "why", "/file"), "process.cannot_run"),
+        (FileExistsError(errno.EEXIST, "why", "/file"), "process.cannot_run"),
         (FileNotFoundError(errno.ENOENT, "why", "/file"), "process.failed"),
         (ConnectionError("why"), "process.failed"),
     ],
