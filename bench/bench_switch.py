@@ -92,6 +92,7 @@ async def _switches(
         "less the engine, p99 ms": (percentile(overheads, 0.99) or 0.0) - engine,
         "as the demo counts, p50 ms": median(counted),
         "as the demo counts, p99 ms": percentile(counted, 0.99) or 0.0,
+        "parked before the request, % of switches": 100.0 * sum(not each["park"] for each in seen) / switches,
         "CPU ms per switch": sum(cpu_ms.values()),
     }
     figures |= {f"CPU ms per switch, {name}": value for name, value in cpu_ms.items()}
