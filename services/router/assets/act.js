@@ -4,19 +4,19 @@ import { html } from "./vendor/lit-html/lit-html.js";
 import { say } from "./feedback.js";
 import { command } from "./store.js";
 
-async function send(kind, name, verb) {
-  if (verb === "drain" && !confirm(`Drain ${name}? All its seats are parked, and none is activated there until it is resumed.`)) return;
-  say(`${verb} ${name} …`);
+async function send(kind, name, verb, label) {
+  if (verb === "drain" && !confirm(`Drain ${label}? All its seats are parked, and none is activated there until it is resumed.`)) return;
+  say(`${verb} ${label} …`);
   try {
     const reply = await command(kind, name, verb);
-    say(reply.operation ? `${verb} ${name}: ${reply.operation.text || reply.operation.phase}` : `${verb} ${name}: accepted`);
+    say(reply.operation ? `${verb} ${label}: ${reply.operation.text || reply.operation.phase}` : `${verb} ${label}: accepted`);
   } catch (error) {
-    say(`${verb} ${name}: ${error.message}`);
+    say(`${verb} ${label}: ${error.message}`);
   }
 }
 
 export const button = (kind, name, verb, label = name) => html`<button type="button"
-  aria-label="${verb} ${label}" @click=${() => send(kind, name, verb)}>${verb}</button>`;
+  aria-label="${verb} ${label}" @click=${() => send(kind, name, verb, label)}>${verb}</button>`;
 
 export const seatButtons = (seat) => {
   const name = `seat/${seat.seat}`, label = `${seat.model} (${seat.seat})`;

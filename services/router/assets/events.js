@@ -35,13 +35,15 @@ export function eventsView(draw) {
       <tbody>${repeat(shown, (event) => event.id, row)}</tbody></table></div>`;
 }
 
-const text = (event) => [event.node, event.group, event.seat, event.model, event.victim_model, event.reason, event.cause, event.op].join(" ");
+const why = ({ reason, order }) => reason || (order ? `${order.verb} ${order.phase}${order.text ? `: ${order.text}` : ""}` : "");
+
+const text = (event) => [event.node, event.group, event.seat, event.model, event.victim_model, why(event), event.cause, event.op].join(" ");
 
 const wantedNow = (event) => (!wanted || kind(event) === wanted) && (!filter || fits(text(event), filter));
 
 const row = (event) => html`<tr><td class="number">${clock(event.at)}</td><td>${kind(event)}</td>
   <td class="name">${[event.node, event.group, event.seat || event.gpu].filter(Boolean).join(" / ")}</td><td class="name">${event.model || ""}</td>
-  <td class="text">${event.victim_model && event.model ? `in the place of ${event.victim_model}; ` : ""}${event.reason || ""} ${event.seconds && event.seconds.total ? seconds(event.seconds.total) : ""}</td>
+  <td class="text">${event.victim_model && event.model && event.victim_model !== event.model ? `in the place of ${event.victim_model}; ` : ""}${why(event)} ${event.seconds && event.seconds.total ? seconds(event.seconds.total) : ""}</td>
   <td><button type="button" aria-label="Details of ${kind(event)} at ${clock(event.at)}"
     @click=${() => showDetails(eventDetails(event))}>…</button></td></tr>`;
 

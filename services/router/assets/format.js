@@ -20,6 +20,8 @@ export function bytes(value) {
   return value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GiB` : `${Math.round(value / 2 ** 20)} MiB`;
 }
 
+export const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
+
 // A decision is called by what was decided, as `kyb events` does.
 export const kind = (event) => event.decision || event.type.replace("ai.kyb.v1.", "");
 

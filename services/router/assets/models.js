@@ -3,7 +3,7 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import { seatButtons } from "./act.js";
-import { byName, fits, seconds } from "./format.js";
+import { byName, count, fits, seconds } from "./format.js";
 import { models, now } from "./store.js";
 
 const MOST_ROWS = 100;
@@ -19,7 +19,7 @@ export function modelsView(draw) {
   return html`<h1>Models</h1>
     <div class="bar">
       <label>Filter <input type="search" .value=${filter} @input=${(event) => { filter = event.target.value; draw(); }}></label>
-      <span>${rows.length} models, ${sum(rows, "waiting")} requests waiting,
+      <span>${count(rows.length, "model")}, ${count(sum(rows, "waiting"), "request")} waiting,
         <span class=${late ? "bad" : "good"}>${late} beyond their SLO</span></span>
     </div>
     <div class="scroll" tabindex="0" role="region" aria-label="Table of models"><table>

@@ -3,7 +3,7 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import { button, seatButtons } from "./act.js";
-import { byName, bytes, fits } from "./format.js";
+import { byName, bytes, count, fits } from "./format.js";
 import { json, now, store } from "./store.js";
 
 const WHY_SECONDS = 5;
@@ -32,7 +32,7 @@ export function nodesView(draw) {
   }
   return html`<h1>Nodes</h1>
     <div class="bar"><label>Filter <input type="search" .value=${filter}
-      @input=${(event) => { filter = event.target.value; draw(); }}></label><span>${nodes.size} ${nodes.size === 1 ? "node" : "nodes"}</span></div>
+      @input=${(event) => { filter = event.target.value; draw(); }}></label><span>${count(nodes.size, "node")}</span></div>
     ${shown.length ? repeat(shown, (node) => node.name, (node) => nodeSection(node, draw)) : html`<p>No node ${filter ? "has this in its name" : "has a seat or a GPU yet"}.</p>`}
     ${found.length > shown.length
       ? html`<p><button type="button" @click=${() => { allNodes = true; draw(); }}>Show all ${found.length} nodes</button></p>`
@@ -90,7 +90,7 @@ const usedOn = (node, gpu) => node.seats
   .reduce((total, seat) => total + (seat.vram || 0) / seat.gpus.length, 0);
 
 function seatRow(seat) {
-  const stage = stages.get(`${seat.node} ${seat.seat}`);
+  const stage = seat.since > asked ? null : stages.get(`${seat.node} ${seat.seat}`);  // that of an earlier state is old
   const text = stage && stage.text ? `${stage.stage}: ${stage.text}` : !stage ? seat.reason || "" : QUIET.has(stage.stage) ? "–" : stage.stage;
   return html`<tr><th scope="row" class="name">${seat.seat}</th><td class="name">${seat.model || "–"}</td><td>${seat.group}</td>
     <td>${seat.state}${seat.pinned ? ", pinned" : ""}</td>
