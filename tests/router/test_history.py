@@ -137,17 +137,18 @@ async def test_every_report_of_a_call_that_was_cut_twice_has_the_sum_of_its_wait
     forwards: list[Forward] = []
     with Spans() as spans, capture_logs() as logs:
         async with world(tracer=spans.tracer, access_log=True) as w:
-            w.router.dispatcher.on_forward = forwards.append
+            w.manager.auto, w.router.dispatcher.on_forward = False, forwards.append
             engine = await w.seat("s0", "llama", SeatState.ACTIVE)
             engine.silent.clear()
             call = w.ask("llama", x_request_id="req-1")
             for comes_back in (True, served):
                 await until(lambda: engine.running == 1, what="the engine has the request")
-                w.manager.auto = comes_back
                 await w.manager.move("s0", SeatState.DRAINING)
                 await w.manager.move("s0", SeatState.PARKING)
                 await until(lambda: engine.running == 0, what="the engine has lost it")
                 await w.manager.move("s0", SeatState.PARKED)
+                if comes_back:
+                    await w.manager.activate("s0")
             if served:
                 await until(lambda: engine.running == 1, what="the engine has the request")
                 engine.silent.set()
