@@ -179,20 +179,27 @@ class Manager:
             if arrived > handled + PAUSE_SECONDS:
                 await self._carry_out(self.board.handle(Paused(), self.now(arrived)), None, group)
             handled = arrived
-            await self._carry_out(self.board.handle(message, self.now(arrived)), reply, group)
-            if not isinstance(message, TrafficSignal):  # the many; what one changes silently, the next message records
-                await self._record()
+            effects = self.board.handle(message, self.now(arrived))
+            await self._carry_out(effects, reply, group, one_of_many=isinstance(message, TrafficSignal))
             self.engines.follow(view.engine_probes(self.node), group, self.receive)
 
     async def _carry_out(
-        self, effects: list[Effect], reply: asyncio.Future[CommandReply] | None, group: asyncio.TaskGroup
+        self,
+        effects: list[Effect],
+        reply: asyncio.Future[CommandReply] | None,
+        group: asyncio.TaskGroup,
+        *,
+        one_of_many: bool = False,
     ) -> None:
-        """Everything only after the ledger knows, the reply first. A ledger that cannot be written ends the manager."""
+        """Everything only after the ledger knows, the reply first. A ledger that cannot be written ends the manager.
+
+        ``one_of_many``: what such a message changes without an effect, the next one records.
+        """
         if self.spans is not None:
             under_way = {switch.op for switch in self.node.switches.values()}
             effects = self.spans.follow(effects, under_way, time.time())
         others = [effect for effect in effects if not isinstance(effect, CommandReply)]
-        if others:
+        if others or not one_of_many:
             await self._record(durable=any(isinstance(effect, DURABLE) for effect in others))
         for effect in effects:
             if isinstance(effect, CommandReply) and reply is not None and not reply.done():
@@ -306,10 +313,17 @@ class Manager:
         if self.spans is not None:
             self.spans.asked(message, time.time())
         key = self.inbox.put(message, future)
-        await asyncio.wait([future], timeout=BUSY_SECONDS)
-        if not future.done() and self.inbox.withdraw(key):
-            return CommandReply(accepted=False, code="busy", reason=f"{self.stalled() or 'too much waits'}; ask again")
-        return await future
+
+        def give_up() -> None:
+            if self.inbox.withdraw(key):
+                reason = f"{self.stalled() or 'too much waits'}; ask again"
+                future.set_result(CommandReply(accepted=False, code="busy", reason=reason))
+
+        timer = asyncio.get_running_loop().call_later(BUSY_SECONDS, give_up)
+        try:
+            return await future  # no task in between: the answer leaves together with the events that follow
+        finally:
+            timer.cancel()
 
     def stalled(self) -> str | None:
         """Why the board stands still; None while it does not."""

@@ -41,6 +41,9 @@ PASSING = COMING | {SeatState.PARKING}
 drain, or of the parked seat, does not."""
 PASSING_SECONDS = 0.25
 """Wall: such a state is written to the roster once it has lasted as long."""
+LATER = PASSING | {SeatState.PARKED}
+"""States whose rows may be as late. PARKED goes with the next row: to routers a parked seat is as closed as one that
+drains."""
 COMPARE_SECONDS = 60.0
 _NONE = ("", "")
 
@@ -77,8 +80,9 @@ class RosterWriter:
 
     def changed(self, seat: str) -> None:
         """This seat's row is out of date."""
-        due = time.monotonic() + PASSING_SECONDS if self._node.seats[seat].state in PASSING else 0.0
-        self._dirty[seat] = min(due, self._dirty.get(seat, inf))
+        due = time.monotonic() + PASSING_SECONDS if self._node.seats[seat].state in LATER else 0.0
+        if self._dirty.get(seat, inf) > time.monotonic():  # else it is being written, or could not be
+            self._dirty[seat] = due
         self._set_timer()
 
     def all_changed(self) -> None:
@@ -90,6 +94,8 @@ class RosterWriter:
         """Mark the rows whose reason for being blocked has changed."""
         now = self._now()
         for seat in self._node.seats.values():
+            if seat.id in self._dirty:
+                continue  # it is written with what is true by then, and no later
             if (self._node.blocked(seat, now), self._node.drained_on(seat.group)) != self._blocked.get(seat.id, _NONE):
                 self.changed(seat.id)
 
@@ -118,8 +124,10 @@ class RosterWriter:
             await self._until_due()
             try:
                 bucket = bucket or await self._bus.bucket(BUCKET)  # asks the server; once is enough
-                while due := [seat for seat, at in self._dirty.items() if at <= time.monotonic()]:
-                    await self._write(bucket, due[0])
+                while due := self._due():
+                    results = await asyncio.gather(*(self._write(bucket, seat) for seat in due), return_exceptions=True)
+                    for error in filter(None, results):
+                        raise error
                 self._failed.clear()
             except BusError as error:
                 bucket = None
@@ -132,6 +140,13 @@ class RosterWriter:
             self._wake.clear()
             self._set_timer()
             await self._wake.wait()
+
+    def _due(self) -> list[str]:
+        """The rows to write now: with one that is due all others, but for states on the way to another one."""
+        now = time.monotonic()
+        if min(self._dirty.values(), default=inf) > now:
+            return []
+        return [seat for seat, at in self._dirty.items() if at <= now or self._node.seats[seat].state not in PASSING]
 
     def _set_timer(self) -> None:
         """Wake the writer when the first row is due."""

@@ -360,11 +360,13 @@ class EventLog:
         while True:
             try:
                 async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                    event = await reader.get()
+                    events = [await reader.get()]
             except TimeoutError:
                 yield b": keep-alive\n\n"
                 continue
-            if event is None:
+            while not reader.empty():
+                events.append(reader.get_nowait())
+            if pieces := [as_sse(event) for event in events if event is not None and event.id not in sent]:
+                yield b"".join(pieces)
+            if events[-1] is None:
                 return
-            if event.id not in sent:
-                yield as_sse(event)
