@@ -17,6 +17,7 @@ from kybernate.bus.credentials import NO_CREDENTIALS, Credentials, CredentialsEr
 from kybernate.bus.nats_link import NatsLink, PlaintextError, dial, forbidden, refused
 from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, REQUESTS, BusDownError, BusError, NoAnswerError
 from kybernate.bus.rights import Role, rights
+from kybernate.sizes import format_bytes
 
 FIRST_RETRY_SECONDS = 0.05
 LAST_RETRY_SECONDS = 0.5
@@ -31,6 +32,9 @@ NOWHERE = "kyb-check"
 _HARMLESS = ("kyb.v1.cmd.", "kyb.v1.job.", "$JS.API.", "_INBOX")
 """Subjects to which an empty message may be published: no service handles that node's, and JetStream refuses an empty
 request. Messages to any other subject would be stored or reach services."""
+INSUFFICIENT_STORAGE = 10_047
+"""JetStream's code for a stream that its store has no room for."""
+_ROOM = "give the server a larger store (max_file_store, or the disk below it; kyb up: TMPDIR)"
 
 
 def streams(replicas: int = 1) -> tuple[StreamConfig, ...]:
@@ -187,7 +191,9 @@ async def _init(
                 case nats.js.errors.ServiceUnavailableError():
                     raise BusError(f"the NATS server has no JetStream: {result}; start it with -js") from result
                 case nats.js.errors.APIError():
-                    refusals.append(f"{config.name}: {result}")
+                    full = result.err_code == INSUFFICIENT_STORAGE
+                    room = f"; it reserves {format_bytes(config.max_bytes or 0)}: {_ROOM}" if full else ""
+                    refusals.append(f"{config.name}: {result}{room}")
                 case nats.errors.Error():
                     raise BusError(f"the NATS server refused: {result}") from result
                 case _:
