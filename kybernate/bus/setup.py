@@ -78,7 +78,7 @@ def streams(replicas: int = 1) -> tuple[StreamConfig, ...]:
 
 async def init(
     url: str,
-    replicas: int = 1,
+    replicas: int | None = None,
     *,
     credentials: Credentials = NO_CREDENTIALS,
     timeout: float = 5.0,
@@ -87,7 +87,8 @@ async def init(
 ) -> tuple[str, ...]:
     """Create the missing streams and buckets and update the others; return the names of those that changed.
 
-    May run any number of times, also beside running services. ``wait``: wall seconds for which to retry while no server
+    May run any number of times, also beside running services. ``replicas``: servers that keep each; None leaves that as
+    it is, and is 1 for what is missing. ``wait``: wall seconds for which to retry while no server
     answers, or it refuses or has no leader yet; ``on_wait`` gets the first error. Raises BusDownError when no server
     answers, CredentialsError, and BusError when it has no JetStream or refuses.
     """
@@ -108,7 +109,7 @@ async def init(
 
 async def keep(
     url: str,
-    replicas: int = 1,
+    replicas: int | None = None,
     *,
     every: float,
     credentials: Credentials = NO_CREDENTIALS,
@@ -174,14 +175,16 @@ async def _ignore(_: object) -> None:
 
 
 async def _init(
-    url: str, replicas: int, credentials: Credentials, timeout: float, changed: list[str] | None = None
+    url: str, replicas: int | None, credentials: Credentials, timeout: float, changed: list[str] | None = None
 ) -> tuple[str, ...]:
     """As ``init``, once; ``changed`` has the streams that earlier tries changed."""
     changed, refusals, silent = [] if changed is None else changed, list[str](), list[str]()
     async with connection(url, "kyb bus init", credentials, timeout) as link:
-        js, wanted = link.client.jetstream(timeout=timeout), streams(replicas)
+        js, wanted = link.client.jetstream(timeout=timeout), streams(replicas or 1)
         # No stream depends on another one: one that is refused, or whose servers are away, keeps none from being made.
-        results = await asyncio.gather(*(_ensure(js, config) for config in wanted), return_exceptions=True)
+        results = await asyncio.gather(
+            *(_ensure(js, config, keep_replicas=replicas is None) for config in wanted), return_exceptions=True
+        )
         for config, result in zip(wanted, results, strict=True):
             match result:
                 case bool():
@@ -244,7 +247,7 @@ async def connection(
         await link.client.close()
 
 
-async def _ensure(js: JetStreamContext, config: StreamConfig) -> bool:
+async def _ensure(js: JetStreamContext, config: StreamConfig, *, keep_replicas: bool) -> bool:
     """Create a missing stream, update a different one; True if it changed.
 
     An equal one is left alone: the server refuses ``add_stream`` of an existing stream whose size exceeds the free
@@ -256,6 +259,8 @@ async def _ensure(js: JetStreamContext, config: StreamConfig) -> bool:
     except nats.js.errors.NotFoundError:
         await js.add_stream(config)
         return True
+    if keep_replicas:
+        config = config.evolve(num_replicas=before.num_replicas)
     if not _differs(config, before):
         return False
     return (await js.update_stream(config)).config != before

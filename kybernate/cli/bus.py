@@ -36,7 +36,10 @@ def init(
     ca_file: CaFile = None,
     cert_file: CertFile = None,
     key_file: KeyFile = None,
-    replicas: Annotated[int, typer.Option(min=1, max=5, help="Servers that keep each stream and bucket.")] = 1,
+    replicas: Annotated[
+        int | None,
+        typer.Option(min=1, max=5, help="Servers that keep each stream and bucket; else as now, or 1 for new ones."),
+    ] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that does not answer yet.")] = 60,
     every: Annotated[float, typer.Option(min=0, help="Repeat every N seconds; 0 runs once.")] = 0,
     beat: Annotated[Path | None, typer.Option(help="With --every: file touched after each run, for probes.")] = None,

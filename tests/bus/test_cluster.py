@@ -43,6 +43,7 @@ async def test_init_waits_for_a_cluster_and_keeps_what_one_server_loses(tmp_path
             await stack.enter_async_context(server)
         assert set(await making) == {config.name for config in streams()}
         assert await init(urls, 3, wait=20) == ()
+        assert await init(urls, wait=20) == (), "without a number of servers each stays on its three"
         async with NatsBus(urls, source="test", name="test").opened() as bus:
             await within(bus.until_connected())
             bucket = await bus.bucket("kyb_seats")

@@ -264,7 +264,7 @@ class Stack:
         try:
             await setup.init(
                 self.layout.nats_url,
-                self.options.servers,
+                self.options.servers if own else None,
                 credentials=self.options.init_credentials,
                 wait=BUS_SECONDS if own else 0.0,
             )
