@@ -94,6 +94,7 @@ def main(serve: Callable[[], Coroutine[Any, Any, None]], *explained: type[Except
     gc.freeze()
     try:
         asyncio.run(serve())
+        return
     except* Exception as group:
         for error in _each(group):
             if isinstance(error, (CannotRunError, *explained)):
@@ -102,7 +103,7 @@ def main(serve: Callable[[], Coroutine[Any, Any, None]], *explained: type[Except
                 get_logger().error("process.cannot_run", reason=_unusable(error.filename, error))
             else:
                 get_logger().error("process.failed", error=repr(error), exc_info=error)
-        sys.exit(1)
+    sys.exit(1)  # raised among the errors above, it would be one of a group, with its traceback
 
 
 @contextlib.contextmanager
