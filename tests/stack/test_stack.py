@@ -197,6 +197,11 @@ async def test_a_bus_that_does_not_answer_ends_the_start() -> None:
             pass
 
 
+def test_the_streams_of_another_nats_keep_their_copies() -> None:
+    assert small(servers=3)._copies == 3
+    assert small(nats_url="nats://nats.example:4222")._copies is None, "one copy would be left of three"
+
+
 async def test_not_ready_says_what_is_missing() -> None:
     async with small(replace=stand_ins(rows=3)) as stack:
         await until(lambda: _listens(stack.layout.routers[0].port), what="a listener on the port")

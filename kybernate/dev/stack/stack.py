@@ -258,13 +258,18 @@ class Stack:
         except StubError as error:
             raise StackError(f"--driver stub: {error}") from None
 
+    @property
+    def _copies(self) -> int | None:
+        """Of each stream: one on each server of the stack; those of another NATS stay as they are."""
+        return self.options.servers if self.options.nats_url is None else None
+
     async def _set_up_bus(self) -> None:
         """Streams and buckets, as soon as the servers answer (several: and have a leader)."""
         own = self.options.nats_url is None
         try:
             await setup.init(
                 self.layout.nats_url,
-                self.options.servers if own else None,
+                self._copies,
                 credentials=self.options.init_credentials,
                 wait=BUS_SECONDS if own else 0.0,
             )
@@ -278,7 +283,7 @@ class Stack:
         await asyncio.sleep(BUS_CHECK_SECONDS)
         await setup.keep(
             self.layout.nats_url,
-            self.options.servers,
+            self._copies,
             every=BUS_CHECK_SECONDS,
             credentials=self.options.init_credentials,
             report=lambda text: nats.say(f"bus init: {text}") if nats is not None else None,
