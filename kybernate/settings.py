@@ -47,6 +47,8 @@ class Settings(BaseModel):
     """The cluster bus."""
     nats_nkey_file: OptionalFile = None
     """Seed of this service's key on the cluster bus; none: the bus requires no key."""
+    nats_creds_file: OptionalFile = None
+    """In its place, for a NATS in operator mode: this service's user JWT and seed, as nsc writes them."""
     nats_ca_file: OptionalFile = None
     """Authority of NATS' certificate (PEM); with it a server without TLS is refused."""
     nats_cert_file: OptionalFile = None
@@ -73,7 +75,8 @@ class Settings(BaseModel):
 
     def credentials(self, role: str) -> Credentials:
         """This process' credentials on the cluster bus, in this role."""
-        return Credentials(role, self.nats_nkey_file, self.nats_ca_file, self.nats_cert_file, self.nats_key_file)
+        tls = self.nats_ca_file, self.nats_cert_file, self.nats_key_file
+        return Credentials(role, self.nats_nkey_file, *tls, self.nats_creds_file)
 
     def every_credentials(self) -> list[Credentials]:
         """The credentials that can be checked before anything is opened."""

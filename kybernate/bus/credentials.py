@@ -1,4 +1,4 @@
-"""Credentials of a process at a NATS server: its nkey's seed and TLS files, read at each connection.
+"""Credentials of a process at a NATS server: nkey's seed, or JWT and seed, and TLS files, read at each connection.
 
 A replaced file (a rotated key, a renewed certificate) is used from the next connection on, without a restart. Secrets
 stay in the files and in ``Identity``, whose repr shows none of them.
@@ -6,16 +6,20 @@ stay in the files and in ``Identity``, whose repr shows none of them.
 
 import base64
 import binascii
+import json
+import re
 import ssl
 import struct
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from kybernate.bus.port import BusError
 from kybernate.tls import trusting
 
-NAMES = {"nkey_file": "NKEY_FILE", "ca_file": "CA_FILE", "cert_file": "CERT_FILE", "key_file": "KEY_FILE"}
+_JWT, _SEED = "NATS USER JWT", "USER NKEY SEED"
+"""The two parts of a .creds file, as its lines name them."""
 
 
 class CredentialsError(BusError):
@@ -48,6 +52,8 @@ class Credentials:
     """Certificate of this client, for servers that verify clients."""
     key_file: Path | None = None
     """The certificate's private key."""
+    creds_file: Path | None = None
+    """In place of ``nkey_file``, for a server in operator mode: the user's JWT and its seed, as nsc writes them."""
 
     @property
     def inbox(self) -> str:
@@ -57,12 +63,31 @@ class Credentials:
     @property
     def renewable(self) -> bool:
         """True if another attempt may succeed because a file was replaced."""
-        return self.nkey_file is not None or self.cert_file is not None
+        return self.file is not None
 
-    def read(self) -> Identity:
-        """Read and check the files. Blocking, for an instant. Raises CredentialsError."""
+    @property
+    def file(self) -> Path | None:
+        """Where the identity is, for texts."""
+        return self.creds_file or self.nkey_file or self.cert_file
+
+    @property
+    def grant(self) -> str:
+        """How to give this role the rights of this version, for texts."""
+        if self.creds_file is not None:
+            return "give its user the rights that kyb bus users prints"
+        return "run kyb bus keys, reload NATS"
+
+    def read(self, now: float = 0.0) -> Identity:
+        """Read and check the files. Blocking, for an instant. Raises CredentialsError.
+
+        ``now``: wall time at which a JWT must not have expired; 0: it may have.
+        """
         options: dict[str, Any] = {"inbox_prefix": self.inbox}
         public = ""
+        if self.creds_file is not None and self.nkey_file is not None:
+            raise self._wrong("creds_file", "KYB_NATS_NKEY_FILE is set, too, and a process is one user: unset one")
+        if self.creds_file is not None:
+            options["user_credentials"], public = self._user(self._text(self.creds_file, "creds_file"), now)
         if self.nkey_file is not None:
             seed = self._text(self.nkey_file, "nkey_file")
             try:
@@ -74,6 +99,28 @@ class Credentials:
         if context is not None:
             options["tls"] = context
         return Identity(options, public, tls=context is not None)
+
+    def _user(self, text: str, now: float) -> tuple[object, str]:
+        """Return what nats-py takes as the content of a .creds file, and the user's public key."""
+        from nats.aio.client import RawCredentials  # here, because ``import kybernate.bus`` must stay light
+
+        found = {part: re.search(rf"-+BEGIN {part}-+\s+(\w[\w.=-]*)", text) for part in (_JWT, _SEED)}
+        token, seed = (match[1] if match else "" for match in found.values())
+        again = "write it anew with: nsc generate creds"
+        if not (token and seed):
+            raise self._wrong("creds_file", f"has no {_SEED if token else _JWT}; {again}")
+        try:
+            public = public_key(seed)
+            subject, expires = _claims(token)
+        except ValueError as error:
+            raise self._wrong("creds_file", f"is not a user's JWT and seed: {error}; {again}") from None
+        if subject != public:
+            raise self._wrong("creds_file", f"its JWT is of user {subject}, its seed of {public}; {again}")
+        if 0 < expires <= now:
+            when = f"{datetime.fromtimestamp(expires, UTC):%Y-%m-%d %H:%M:%S} UTC"
+            raise self._wrong("creds_file", f"its JWT expired at {when}: extend it (nsc edit user --expiry), {again}")
+        # Written anew, because nats-py takes the line ends of another system as part of JWT and seed.
+        return RawCredentials(f"BEGIN {_JWT}\n{token}\nBEGIN {_SEED}\n{seed}\n"), public
 
     def _tls(self) -> ssl.SSLContext | None:
         if self.key_file is not None and self.cert_file is None:
@@ -98,12 +145,14 @@ class Credentials:
         except OSError as error:
             whose = f"role {self.role}" if self.role else "this service's role"
             remedy = f"it must hold the seed of {whose}; make one with: kyb bus keys"
+            if name == "creds_file":
+                remedy = f"it must hold the JWT and seed of {whose}; make one with the commands of: kyb bus users"
             raise self._wrong(name, f"{_why(error)}; {remedy}") from None
         except UnicodeDecodeError:
-            raise self._wrong(name, "is not the seed of a user's nkey: it is not text") from None
+            raise self._wrong(name, "holds no seed of a user's nkey: it is not text") from None
 
     def _wrong(self, name: str, why: str) -> CredentialsError:
-        return CredentialsError(f"KYB_NATS_{NAMES[name]}={getattr(self, name)}: {why}")
+        return CredentialsError(f"KYB_NATS_{name.upper()}={getattr(self, name)}: {why}")
 
 
 NO_CREDENTIALS = Credentials()
@@ -153,6 +202,16 @@ def public_key(seed: str) -> str:
         return str(pair.public_key.decode())
     finally:
         pair.wipe()
+
+
+def _claims(token: str) -> tuple[str, float]:
+    """Subject and expiry of a JWT (wall time; 0: never), whose signature the server checks. Raises ValueError."""
+    try:
+        body = token.split(".")[1]
+        claims = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        return str(claims["sub"]), float(claims.get("exp", 0))
+    except (LookupError, TypeError, ValueError):
+        raise ValueError("the JWT is cut off or mistyped") from None
 
 
 def _no_password() -> str:

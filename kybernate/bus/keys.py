@@ -1,4 +1,5 @@
 """The keys of the bus: made once, kept, and rotated role by role; files of a folder, or data of a Kubernetes Secret.
+For a server in operator mode, the commands that make its users.
 
 ``<role>.nk`` is a seed (secret), ``<role>.pub`` its public key, ``auth.conf`` the server's list of keys with their
 rights. That list is rewritten whenever it differs from the rights of this version; the keys stay.
@@ -6,6 +7,7 @@ rights. That list is rewritten whenever it differs from the rights of this versi
 
 import base64
 import json
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -127,3 +129,20 @@ def authorization(public_keys: Mapping[Role, str]) -> str:
 
 def _allow(verb: str, subjects: Iterable[str]) -> list[str]:
     return [f"        {verb}: [", *(f"          {json.dumps(subject)}" for subject in subjects), "        ]"]
+
+
+def nsc(account: str, replicas: int) -> list[str]:
+    """Commands of nsc for a server in operator mode: limits of the account, and one user and .creds file per role.
+
+    ``replicas``: servers that keep each stream; the limits count every copy.
+    """
+    limits = ("--js-mem-storage", "64m", "--js-disk-storage", f"{2 * replicas}g")
+    commands = [["edit", "account", "--name", account, *limits]]
+    for role, may in rights().items():
+        user = ["--account", account, "--name", f"kyb-{role}"]
+        allow = ["--allow-pub", ",".join(may.publish), "--allow-sub", ",".join(may.subscribe)]
+        commands += [
+            ["add", "user", *user, *allow],
+            ["generate", "creds", *user, "--output-file", f"{role}.creds"],
+        ]
+    return [shlex.join(["nsc", *command]) for command in [*commands, ["push", "--account", account]]]

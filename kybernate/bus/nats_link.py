@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -130,7 +131,7 @@ async def _dial(
     report: Callable[[Exception], None],
 ) -> NatsLink:
     """Connect once. ``connecting`` gets the errors until the connection is made, ``report`` the later ones."""
-    identity = await asyncio.to_thread(credentials.read)
+    identity = await asyncio.to_thread(credentials.read, time.time())
     wants_tls = (identity.tls and not url.startswith("ws")) or url.startswith("tls:")  # wss is TLS from its first byte
     client = _TlsClient() if wants_tls else Client()
     link = NatsLink(client)
@@ -167,8 +168,11 @@ async def _dial(
 
 
 def refused(error: Exception | None) -> bool:
-    """True if the server refused the credentials."""
-    return error is not None and "authorization" in f"{type(error).__name__} {error}".lower()
+    """True if the server refused the credentials, or no longer takes those of a connection."""
+    text = f"{type(error).__name__} {error}".lower()
+    return error is not None and any(
+        reason in text for reason in ("authorization", "authentication expired", "authentication revoked")
+    )
 
 
 def forbidden(error: Exception | None) -> bool:
@@ -234,9 +238,7 @@ class LinkErrors(Troubles):
             if text in self._logged or len(self._logged) >= MOST_FORBIDDEN:
                 return
             self._logged.add(text)
-            remedy = (
-                "the key's rights are older than this program, or it is another role's: run kyb bus keys, reload NATS"
-            )
+            remedy = f"the key's rights are older than this program, or it is another role's: {self._credentials.grant}"
             get_logger().error("bus.forbidden", role=self._credentials.role, error=text, remedy=remedy)
         elif text != self.last:
             self.last = text
@@ -248,6 +250,8 @@ class LinkErrors(Troubles):
             self.end = BusError(f"NATS at {self._place} refused this process: {reason}; check its credentials")
             self.final.set()
             return
-        file = mine.nkey_file or mine.cert_file
+        file = mine.file
         remedy = f"the server's auth.conf does not list it, or it was rotated: renew {file} (kyb bus keys), reload NATS"
+        if mine.creds_file is not None:
+            remedy = f"its JWT expired or was revoked, or the account is not known: renew {file} (nsc generate creds)"
         self.report(BusError(f"refused the key of role {mine.role or '?'} in {file}: {reason}; {remedy}"))

@@ -22,6 +22,10 @@ T = TypeVar("T")
 
 NatsUrl = Annotated[str | None, typer.Option(help="Default: KYB_NATS_URL, else the running stack's.")]
 NkeyFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_NKEY_FILE", help="Seed of the key to connect with.")]
+CredsFile = Annotated[
+    Path | None,
+    typer.Option(envvar="KYB_NATS_CREDS_FILE", help="In its place: user JWT and seed, for a NATS in operator mode."),
+]
 CaFile = Annotated[
     Path | None, typer.Option(envvar="KYB_NATS_CA_FILE", help="Authority of the server's certificate (PEM).")
 ]
@@ -33,6 +37,7 @@ KeyFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_KEY_FILE", help="
 def init(
     nats_url: NatsUrl = None,
     nkey_file: NkeyFile = None,
+    creds_file: CredsFile = None,
     ca_file: CaFile = None,
     cert_file: CertFile = None,
     key_file: KeyFile = None,
@@ -52,7 +57,7 @@ def init(
     from kybernate.bus import Credentials, setup
     from kybernate.bus.rights import Role
 
-    who = Credentials(Role.INIT, nkey_file, ca_file, cert_file, key_file)
+    who = Credentials(Role.INIT, nkey_file, ca_file, cert_file, key_file, creds_file)
 
     def report(why: str) -> None:
         print(f"kyb: {why}; trying again for up to {wait:g} s", file=sys.stderr)
@@ -76,6 +81,7 @@ def check(
     role: Annotated[str, typer.Option(help="Role of the key, e.g. router.")],
     nats_url: NatsUrl = None,
     nkey_file: NkeyFile = None,
+    creds_file: CredsFile = None,
     ca_file: CaFile = None,
     cert_file: CertFile = None,
     key_file: KeyFile = None,
@@ -87,11 +93,12 @@ def check(
 
     address = _address(nats_url)
     who = _role(role)
-    missing = _run(examine(address, Credentials(who, nkey_file, ca_file, cert_file, key_file), who))
+    credentials = Credentials(who, nkey_file, ca_file, cert_file, key_file, creds_file)
+    missing = _run(examine(address, credentials, who))
     address = address.rsplit("@")[-1]  # without a password
     if missing:
         text = "; ".join(missing)
-        raise CliError(f"{address}: role {role} lacks rights: {text}; renew auth.conf with kyb bus keys")
+        raise CliError(f"{address}: role {role} lacks rights: {text}; {credentials.grant}")
     answer(output, {"server": address, "role": role}, f"{address}: good for role {role}")
 
 
@@ -123,6 +130,19 @@ def keys(
         _print_changes(output, str(out), changed)
     elif secret is not None:
         _run(_secret(service_account, namespace, secret, rotated, output))
+
+
+@bus.command("users", epilog="Example: kyb bus users --account KYB | sh")
+def users(
+    account: Annotated[str, typer.Option(help="A separate account, which exists: nsc add account --name KYB.")],
+    replicas: Annotated[int, typer.Option(min=1, max=5, help="Servers that keep each stream and bucket.")] = 1,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Print the commands of nsc that make the users of a NATS in operator mode: one per role, with its rights."""
+    from kybernate.bus.keys import nsc
+
+    commands = nsc(account, replicas)
+    answer(output, {"commands": commands}, "\n".join(commands))
 
 
 async def _secret(account: Path, namespace: str, name: str, rotate: "Role | None", output: Output) -> None:

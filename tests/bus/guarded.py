@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from nats.aio.msg import Msg
 
@@ -59,13 +60,16 @@ class Guarded:
     async def raw(self, role: Role) -> Raw:
         """The same connection for every question, since most tests ask one."""
         if role not in self.raws:
-            self.raws[role] = await connect(self.url, self.folder / f"{role}.nk", role)
+            self.raws[role] = await connect(self.url, self.credentials(role))
         return self.raws[role]
 
     async def close(self) -> None:
         for raw in self.raws.values():
             await raw.link.client.close()
         self.raws.clear()
+
+
+T = TypeVar("T", bound=Guarded)
 
 
 @asynccontextmanager
@@ -76,23 +80,28 @@ async def guarded(folder: Path) -> AsyncIterator[Guarded]:
     starting = NatsServer(folder / "nats", arguments=("-c", str(config)))
     # Its name is on its command line, too, and a reload that finds no name in the file would be refused.
     config.write_text(f'server_name: "{starting._name}"\ninclude "{AUTH_FILE}"\n')
-    async with starting as server:
-        world = Guarded(folder, server)
-        await init(server.url, credentials=world.credentials(Role.INIT))
-        try:
-            yield world
-        finally:
-            await world.close()
+    async with starting as server, ready(Guarded(folder, server)) as world:
+        yield world
 
 
-async def connect(url: str, seed: Path, role: str) -> Raw:
+@asynccontextmanager
+async def ready(world: T) -> AsyncIterator[T]:
+    """With streams, and without open connections in the end."""
+    await init(world.url, credentials=world.credentials(Role.INIT))
+    try:
+        yield world
+    finally:
+        await world.close()
+
+
+async def connect(url: str, credentials: Credentials) -> Raw:
     refusals: list[str] = []
 
     def report(error: Exception) -> None:
         if forbidden(error):
             refusals.append(str(error))
 
-    return Raw(await dial(url, "test", Credentials(role, seed), report), refusals)
+    return Raw(await dial(url, "test", credentials, report), refusals)
 
 
 async def _ignore(_: Msg) -> None:

@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 from kybernate.api_keys import find, load
 from kybernate.bus.credentials import new_seed
+from kybernate.bus.keys import nsc
 from kybernate.bus.port import BusError
 from kybernate.cli.bus import bus as bus_commands
 from kybernate.dev.nats_server import NatsServer
 from tests.bus.guarded import Guarded, guarded
+from tests.bus.operated import operated
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Kyb, SmallRouter
@@ -47,6 +49,23 @@ async def test_init_and_check_use_the_given_key(bus: Guarded, kyb: "Kyb", monkey
     none = await kyb("bus", "check", "--role", "router", "--nkey-file", str(bus.folder / "nowhere.nk"))
     assert (none.code, "nowhere.nk: No such file" in none.err) == (1, True)
     assert (await kyb("bus", "check", "--role", "king")).code == 2
+
+
+async def test_users_that_are_jwts_are_made_by_nsc_and_checked_with_their_files(tmp_path: Path, kyb: "Kyb") -> None:
+    async with operated(tmp_path) as world:
+        file = str(tmp_path / "router.creds")
+        argv = ("bus", "check", "--nats-url", world.url, "--creds-file", file, "--role")
+        assert (await kyb(*argv, "router")).out == f"{world.url}: good for role router\n"
+        wrong = await kyb(*argv, "manager")
+        assert (wrong.code, "give its user the rights that kyb bus users prints" in wrong.err) == (1, True)
+        init = ("bus", "init", "--nats-url", world.url, "--creds-file")
+        assert (
+            await kyb(*init, str(tmp_path / "init.creds"))
+        ).out == "nothing to do: all streams and buckets are there\n"
+    printed = await kyb("bus", "users", "--account", "GPU TEAM", "--replicas", "3")
+    assert printed.out.splitlines() == nsc("GPU TEAM", 3)
+    assert "--account 'GPU TEAM' --name kyb-router --output-file router.creds" in printed.out
+    assert "--js-disk-storage 6g" in printed.out
 
 
 def test_the_ready_file_exists_only_while_the_last_run_succeeded(

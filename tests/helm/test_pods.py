@@ -141,16 +141,31 @@ def test_a_pod_has_only_the_seed_of_its_role(values: str) -> None:
     for where, pod in render(values).pods():
         component = where.partition("/")[2].removeprefix("kybernate-").split("-")[0]
         seeds = {
-            item["key"].removesuffix(".nk")
+            item["key"].partition(".")[0]
             for volume in pod["spec"].get("volumes", ())
             for source in (
                 volume.get("secret", {}),
                 *(s.get("secret", {}) for s in volume.get("projected", {}).get("sources", ())),
             )
             for item in source.get("items", ())
-            if item["key"].endswith(".nk")
+            if item["key"].endswith((".nk", ".creds"))
         }
         assert seeds <= roles.get(component, {"init", "viewer"}), where
+
+
+def test_a_bus_in_operator_mode_is_given_the_jwt_of_each_role() -> None:
+    chart = render("external-nats", "--set=externalNats.existingSecret=,externalNats.credsSecret=bus-creds")
+    given = {one.env["KYB_NATS_CREDS_FILE"] for one in chart.containers() if "KYB_NATS_URL" in one.env}
+    assert given == {
+        f"/etc/kybernate/bus-key/{role}.creds" for role in ("init", "manager", "plugin", "router", "viewer")
+    }
+    assert not [one.where for one in chart.containers() if "KYB_NATS_NKEY_FILE" in one.env]
+    volumes = [
+        volume for _, pod in chart.pods() for volume in pod["spec"].get("volumes", ()) if volume["name"] == "bus-key"
+    ]
+    assert {volume["secret"]["secretName"] for volume in volumes} == {"bus-creds"}
+    files = {item["path"] for volume in volumes for item in volume["secret"]["items"]}
+    assert files == {path.rpartition("/")[2] for path in given}
 
 
 def test_the_checkpointer_has_no_key_of_the_cluster_bus_and_no_token() -> None:

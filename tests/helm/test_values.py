@@ -21,6 +21,15 @@ WRONG = {
         ["nats.enabled=false", "externalNats.url=mine:4222"],
         "externalNats.url=mine:4222: give nats://host:4222",
     ),
+    "two sets of users": (
+        [
+            "nats.enabled=false",
+            "externalNats.url=tls://a:1",
+            "externalNats.existingSecret=x",
+            "externalNats.credsSecret=y",
+        ],
+        "keep one of them",
+    ),
     "two NATS servers": (["nats.replicas=2"], "set 1, 3 or 5"),
     "servers whose routes anybody may open": (
         ["nats.replicas=3", "networkPolicy.enabled=false"],

@@ -143,10 +143,15 @@ capabilities:
 {{/* Secret with the keys of the cluster bus; empty: connections without a key. */}}
 {{- define "kybernate.keySecret" -}}
 {{- if not .Values.nats.enabled -}}
-{{- .Values.externalNats.existingSecret -}}
+{{- .Values.externalNats.credsSecret | default .Values.externalNats.existingSecret -}}
 {{- else if .Values.keys.enabled -}}
 {{- default (printf "%s-bus-keys" (include "kybernate.fullname" .)) .Values.keys.existingSecret -}}
 {{- end -}}
+{{- end -}}
+
+{{/* What its files end with: seeds of nkeys, or JWTs with their seeds. */}}
+{{- define "kybernate.keySuffix" -}}
+{{- ternary "creds" "nk" (and (not .Values.nats.enabled) (ne .Values.externalNats.credsSecret "")) -}}
 {{- end -}}
 
 {{/* Secret with ca.crt of the bus; empty: the system's authorities, or no TLS. */}}
@@ -205,8 +210,9 @@ capabilities:
 - name: KYB_NATS_URL
   value: {{ include "kybernate.natsUrl" .root | quote }}
 {{- if include "kybernate.keySecret" .root }}
-- name: KYB_NATS_NKEY_FILE
-  value: /etc/kybernate/bus-key/{{ .role }}.nk
+{{- $suffix := include "kybernate.keySuffix" .root }}
+- name: KYB_NATS_{{ ternary "CREDS" "NKEY" (eq $suffix "creds") }}_FILE
+  value: /etc/kybernate/bus-key/{{ .role }}.{{ $suffix }}
 {{- end }}
 {{- if include "kybernate.natsCaSecret" .root }}
 - name: KYB_NATS_CA_FILE
@@ -229,15 +235,16 @@ capabilities:
 {{- end }}
 {{- end -}}
 
-{{/* Only the role's own seed is in the pod. */}}
+{{/* Only the role's own file is in the pod. */}}
 {{- define "kybernate.busVolumes" -}}
+{{- $suffix := include "kybernate.keySuffix" .root }}
 {{- with include "kybernate.keySecret" .root }}
 - name: bus-key
   secret:
     secretName: {{ . }}
     defaultMode: 0440
     items:
-      - {key: {{ $.role }}.nk, path: {{ $.role }}.nk}
+      - {key: {{ $.role }}.{{ $suffix }}, path: {{ $.role }}.{{ $suffix }}}
 {{- end }}
 {{- $ca := include "kybernate.natsCaSecret" .root }}
 {{- $client := include "kybernate.natsClientSecret" .root }}

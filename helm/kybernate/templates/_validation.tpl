@@ -42,6 +42,9 @@
 {{- if and $v.nats.enabled $v.externalNats.url -}}
 {{- $wrong = append $wrong "nats.enabled=true and externalNats.url are two buses: set nats.enabled=false to use yours, or leave externalNats.url empty" -}}
 {{- end -}}
+{{- if and $v.externalNats.existingSecret $v.externalNats.credsSecret -}}
+{{- $wrong = append $wrong "externalNats.existingSecret (nkeys) and externalNats.credsSecret (JWTs) are two sets of users: keep one of them" -}}
+{{- end -}}
 {{- if $v.nats.enabled -}}
 {{- if not (has (int $v.nats.replicas) (list 1 3 5)) -}}
 {{- $wrong = append $wrong (printf "nats.replicas=%v: JetStream needs a majority; set 1, 3 or 5" $v.nats.replicas) -}}

@@ -1,0 +1,125 @@
+"""A nats-server in operator mode, whose users are JWTs: made as the commands say that ``kyb bus users`` prints."""
+
+import base64
+import json
+import os
+import secrets
+import shlex
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nkeys
+
+from kybernate.bus.credentials import Credentials, new_seed, public_key
+from kybernate.bus.keys import nsc
+from kybernate.bus.rights import Role
+from kybernate.dev.nats_server import NatsServer
+from tests.bus.guarded import Guarded, ready
+
+ACCOUNT = "KYB"
+UNLIMITED = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
+
+
+def new_pair(kind: int) -> nkeys.KeyPair:
+    return nkeys.from_seed(nkeys.encode_seed(os.urandom(32), kind))
+
+
+def token(issuer: nkeys.KeyPair, subject: str, claims: dict[str, Any], *, issued: int = 0, expires: int = 0) -> str:
+    """A signed JWT; ``issued``: wall time, 0 is now; ``expires``: 0 is never."""
+    body: dict[str, Any] = {
+        "jti": secrets.token_hex(16),
+        "iat": issued or int(time.time()),
+        "iss": issuer.public_key.decode(),
+        "sub": subject,
+        "name": subject,
+        "nats": {"version": 2, **claims},
+    }
+    if expires:
+        body["exp"] = expires
+    head = {"typ": "JWT", "alg": "ed25519-nkey"}
+    signed = ".".join(_base64(json.dumps(part).encode()) for part in (head, body))
+    return f"{signed}.{_base64(issuer.sign(signed.encode()))}"
+
+
+def creds(jwt: str, seed: str) -> str:
+    """The text of a .creds file."""
+    return (
+        f"-----BEGIN NATS USER JWT-----\n{jwt}\n------END NATS USER JWT------\n\n"
+        f"************************* IMPORTANT *************************\nKeep it secret.\n\n"
+        f"-----BEGIN USER NKEY SEED-----\n{seed}\n------END USER NKEY SEED------\n"
+    )
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _options(command: str) -> dict[str, str]:
+    words = shlex.split(command)
+    return dict(zip(words[3::2], words[4::2], strict=True))
+
+
+@dataclass
+class Operated(Guarded):
+    """The server, its operator and one account, and the folder with the users' .creds files."""
+
+    operator: nkeys.KeyPair = field(default_factory=lambda: new_pair(nkeys.PREFIX_BYTE_OPERATOR))
+    account: nkeys.KeyPair = field(default_factory=lambda: new_pair(nkeys.PREFIX_BYTE_ACCOUNT))
+    system: nkeys.KeyPair = field(default_factory=lambda: new_pair(nkeys.PREFIX_BYTE_ACCOUNT))
+    operator_jwt: str = ""
+    """Always the same one: a server that is given another one refuses to reload."""
+    seeds: dict[Role, str] = field(default_factory=lambda: {role: new_seed() for role in Role})
+
+    def __post_init__(self) -> None:
+        self.operator_jwt = token(self.operator, self.operator.public_key.decode(), {"type": "operator"})
+
+    def credentials(self, role: Role, **more: Path) -> Credentials:
+        return Credentials(role, creds_file=self.folder / f"{role}.creds", **more)
+
+    def user(self, role: Role, *, issued: int = 0, expires: int = 0) -> str:
+        """The text of a role's .creds file."""
+        (command,) = [line for line in nsc(ACCOUNT, 1) if line.startswith("nsc add user") and f"-{role} " in line]
+        given = _options(command)
+        allowed = {verb: {"allow": given[f"--allow-{verb}"].split(",")} for verb in ("pub", "sub")}
+        claims = {"type": "user", **allowed, "subs": -1, "data": -1, "payload": -1}
+        seed = self.seeds[role]
+        return creds(token(self.account, public_key(seed), claims, issued=issued, expires=expires), seed)
+
+    def configure(self, revoked: dict[str, int] | None = None) -> None:
+        """Write the server's configuration; ``revoked``: JWTs of a user that were issued until then."""
+        edit = _options(next(command for command in nsc(ACCOUNT, 1) if command.startswith("nsc edit account")))
+        sizes = {
+            f"{kind}_storage": int(edit[f"--js-{kind}-storage"].replace("m", "000000").replace("g", "000000000"))
+            for kind in ("mem", "disk")
+        }
+        limits = UNLIMITED | sizes | {"streams": -1, "consumer": -1}
+        claims = {"type": "account", "limits": limits, "revocations": revoked or {}}
+        public, system = self.account.public_key.decode(), self.system.public_key.decode()
+        services = token(self.operator, system, {"type": "account", "limits": UNLIMITED})
+        (self.folder / "nats.conf").write_text(
+            f"server_name: {self.server._name}\noperator: {self.operator_jwt}\n"
+            f"resolver: MEMORY\nsystem_account: {system}\n"
+            f"resolver_preload: {{ {system}: {services}, {public}: {token(self.operator, public, claims)} }}\n"
+        )
+
+    def revoke(self, role: Role, until: int) -> None:
+        """Refuse this user's JWTs that were issued until then (wall time)."""
+        self.configure({public_key(self.seeds[role]): until})
+        os.kill(self.server.pid, signal.SIGHUP)
+
+
+@asynccontextmanager
+async def operated(folder: Path) -> AsyncIterator[Operated]:
+    """A server with its streams made, by the user that may."""
+    folder.mkdir(parents=True, exist_ok=True)
+    world = Operated(folder, NatsServer(folder / "nats", arguments=("-c", str(folder / "nats.conf"))))
+    world.configure()
+    for role in Role:
+        (folder / f"{role}.creds").write_text(world.user(role))
+    async with world.server, ready(world):
+        yield world
