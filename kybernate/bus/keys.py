@@ -136,8 +136,7 @@ def nsc(account: str, replicas: int) -> list[str]:
 
     ``replicas``: servers that keep each stream; the limits count every copy.
     """
-    limits = ("--js-mem-storage", "64m", "--js-disk-storage", f"{2 * replicas}g")
-    commands = [["edit", "account", "--name", account, *limits]]
+    commands = [["edit", "account", "--name", account, "--js-disk-storage", f"{2 * replicas}g"]]
     for role, may in rights().items():
         user = ["--account", account, "--name", f"kyb-{role}"]
         allow = ["--allow-pub", ",".join(may.publish), "--allow-sub", ",".join(may.subscribe)]

@@ -33,8 +33,14 @@ _HARMLESS = ("kyb.v1.cmd.", "kyb.v1.job.", "$JS.API.", "_INBOX")
 """Subjects to which an empty message may be published: no service handles that node's, and JetStream refuses an empty
 request. Messages to any other subject would be stored or reach services."""
 INSUFFICIENT_STORAGE = 10_047
-"""JetStream's code for a stream that its store has no room for."""
+"""JetStream's code for a stream that its store or its account has no room for."""
+OFF_FOR_ACCOUNT = 10_039
+SIZE_REQUIRED = 10_113
+"""JetStream's code for a stream without ``max_bytes`` in an account where each must have one, as Synadia's do."""
+BUCKET_SIZE = 128 << 20
+"""Of a bucket in such an account."""
 _ROOM = "give the server a larger store (max_file_store, or the disk below it; kyb up: TMPDIR)"
+_ACCOUNT_ROOM = "give the account more (nsc edit account --js-disk-storage, nsc push), or the server a larger store"
 
 
 def streams(replicas: int = 1) -> tuple[StreamConfig, ...]:
@@ -192,10 +198,11 @@ async def _init(
                 case TimeoutError():
                     silent.append(f"{config.name}: no answer within {timeout:g} s; are its servers away?")
                 case nats.js.errors.ServiceUnavailableError():
-                    raise BusError(f"the NATS server has no JetStream: {result}; start it with -js") from result
+                    raise BusError(_no_jetstream(result, credentials)) from result
                 case nats.js.errors.APIError():
                     full = result.err_code == INSUFFICIENT_STORAGE
-                    room = f"; it reserves {format_bytes(config.max_bytes or 0)}: {_ROOM}" if full else ""
+                    more = _ROOM if credentials.creds_file is None else _ACCOUNT_ROOM
+                    room = f"; it reserves {format_bytes(config.max_bytes or 0)}: {more}" if full else ""
                     refusals.append(f"{config.name}: {result}{room}")
                 case nats.errors.Error():
                     raise BusError(f"the NATS server refused: {result}") from result
@@ -207,6 +214,16 @@ async def _init(
     if refusals or silent:
         raise BusError(f"the NATS server refused {'; '.join((*refusals, *silent))}")
     return tuple(changed)
+
+
+def _no_jetstream(error: nats.js.errors.APIError, credentials: Credentials) -> str:
+    """Why there is none, and the remedy. Where its API has no responders, the server has none, or the account."""
+    if error.err_code == OFF_FOR_ACCOUNT:
+        return "JetStream is off for this account: give it a limit (nsc edit account --js-disk-storage, nsc push)"
+    if error.err_code is None and credentials.creds_file is not None:
+        why = "its limits are more than the server has left, as its log says, or the server has no JetStream"
+        return f"JetStream is off for this account: {why}; lower them (nsc edit account, nsc push)"
+    return f"the NATS server has no JetStream: {error}; start it with -js"
 
 
 @contextlib.asynccontextmanager
@@ -257,8 +274,15 @@ async def _ensure(js: JetStreamContext, config: StreamConfig, *, keep_replicas: 
     try:
         before = (await js.stream_info(config.name)).config
     except nats.js.errors.NotFoundError:
-        await js.add_stream(config)
+        try:
+            await js.add_stream(config)
+        except nats.js.errors.APIError as error:
+            if error.err_code != SIZE_REQUIRED:
+                raise
+            await js.add_stream(config.evolve(max_bytes=BUCKET_SIZE))
         return True
+    if config.max_bytes is None and before.max_bytes == BUCKET_SIZE:
+        config = config.evolve(max_bytes=BUCKET_SIZE)
     if keep_replicas:
         config = config.evolve(num_replicas=before.num_replicas)
     if not _differs(config, before):

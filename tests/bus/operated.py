@@ -90,20 +90,21 @@ class Operated(Guarded):
         seed = self.seeds[role]
         return creds(token(self.account, public_key(seed), claims, issued=issued, expires=expires), seed)
 
-    def configure(self, revoked: dict[str, int] | None = None) -> None:
-        """Write the server's configuration; ``revoked``: JWTs of a user that were issued until then."""
+    def configure(self, revoked: dict[str, int] | None = None, limits: dict[str, Any] | None = None) -> None:
+        """Write the server's configuration; ``revoked``: JWTs of a user that were issued until then; ``limits``: of
+        the account, in place of the printed ones. The server has no memory to spare for JetStream."""
         edit = _options(next(command for command in nsc(ACCOUNT, 1) if command.startswith("nsc edit account")))
         sizes = {
-            f"{kind}_storage": int(edit[f"--js-{kind}-storage"].replace("m", "000000").replace("g", "000000000"))
+            f"{kind}_storage": int(edit.get(f"--js-{kind}-storage", "0").replace("m", "0" * 6).replace("g", "0" * 9))
             for kind in ("mem", "disk")
         }
-        limits = UNLIMITED | sizes | {"streams": -1, "consumer": -1}
+        limits = UNLIMITED | sizes | {"streams": -1, "consumer": -1} | (limits or {})
         claims = {"type": "account", "limits": limits, "revocations": revoked or {}}
         public, system = self.account.public_key.decode(), self.system.public_key.decode()
         services = token(self.operator, system, {"type": "account", "limits": UNLIMITED})
         (self.folder / "nats.conf").write_text(
             f"server_name: {self.server._name}\noperator: {self.operator_jwt}\n"
-            f"resolver: MEMORY\nsystem_account: {system}\n"
+            f"resolver: MEMORY\nsystem_account: {system}\njetstream: {{ max_memory_store: 1MB }}\n"
             f"resolver_preload: {{ {system}: {services}, {public}: {token(self.operator, public, claims)} }}\n"
         )
 
@@ -116,10 +117,17 @@ class Operated(Guarded):
 @asynccontextmanager
 async def operated(folder: Path) -> AsyncIterator[Operated]:
     """A server with its streams made, by the user that may."""
+    async with limited(folder) as world, ready(world):
+        yield world
+
+
+@asynccontextmanager
+async def limited(folder: Path, **limits: Any) -> AsyncIterator[Operated]:
+    """A server without streams; ``limits`` of the account in place of the printed ones."""
     folder.mkdir(parents=True, exist_ok=True)
     world = Operated(folder, NatsServer(folder / "nats", arguments=("-c", str(folder / "nats.conf"))))
-    world.configure()
+    world.configure(limits=limits)
     for role in Role:
         (folder / f"{role}.creds").write_text(world.user(role))
-    async with world.server, ready(world):
+    async with world.server:
         yield world

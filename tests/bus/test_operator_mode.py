@@ -11,11 +11,11 @@ import structlog
 from kybernate.bus import BusError, Credentials, CredentialsError
 from kybernate.bus.credentials import new_seed, public_key
 from kybernate.bus.rights import Role
-from kybernate.bus.setup import init
+from kybernate.bus.setup import init, streams
 from kybernate.messages import SeatActivated
 from kybernate.seat import SeatState
 from kybernate.settings import Settings
-from tests.bus.operated import creds, new_pair, operated, token
+from tests.bus.operated import creds, limited, new_pair, operated, token
 from tests.bus.worlds import within
 from tests.until import until
 
@@ -102,3 +102,30 @@ async def test_a_renewed_file_is_taken_up_without_a_restart(tmp_path: Path) -> N
                 watching.cancel()
     assert logged("expired or was revoked")
     assert not any(seed in f"{logs}{world.server.log.read_text()}" for seed in world.seeds.values())
+
+
+@pytest.mark.parametrize(
+    ("limits", "why"),
+    [
+        ({"disk_storage": 0}, r"JetStream is off for this account.*nsc edit account --js-disk-storage"),
+        (
+            {"mem_storage": 1 << 30},
+            r"JetStream is off for this account.*more than the server has left, as its log says",
+        ),
+        ({"disk_storage": 1 << 30}, r"KYB_\w+: .*reserves.*nsc edit account --js-disk-storage"),
+    ],
+    ids=("no limit", "more than the server has", "too little"),
+)
+async def test_what_an_account_lacks_for_streams_is_named(tmp_path: Path, limits: dict[str, int], why: str) -> None:
+    async with limited(tmp_path, **limits) as world:
+        with pytest.raises(BusError, match=why) as caught:
+            await init(world.url, credentials=world.credentials(Role.INIT))
+        assert "start it with -js" not in str(caught.value)
+
+
+async def test_an_account_may_require_that_every_stream_has_a_size(tmp_path: Path) -> None:
+    """Synadia's do; ours are as elsewhere otherwise."""
+    async with limited(tmp_path, max_bytes_required=True) as world:
+        mine = world.credentials(Role.INIT)
+        assert await init(world.url, credentials=mine) == tuple(str(one.name) for one in streams())
+        assert await init(world.url, credentials=mine) == ()
