@@ -282,7 +282,8 @@ class Journal:
 
     def _change_parked(self) -> None:
         while self._parked_changes:
-            self._parked_changes.popleft()()
+            self._parked_changes[0]()  # one that fails stays first: no later record may be written without it
+            self._parked_changes.popleft()
 
     def close(self) -> None:
         """Wait for pending writes and close the files."""

@@ -213,6 +213,30 @@ async def test_a_parked_seat_is_on_record_before_the_end_of_its_park(
     journal.close()
 
 
+async def test_no_record_is_written_before_the_processes_of_a_parked_seat_that_another_job_failed_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpointer that ends because of the other job's error gives this one a second to end."""
+    journal = opened(tmp_path)
+    one, other = job(1), job(2)
+    await journal.begin(one)
+    await journal.begin(other)
+    journal.remember(SeatProcesses(target=one.targets[0], group="G0", epoch=1, members=()))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "no room for a new file")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_module.files, "replace", full)
+        for failing in (other, one):
+            with pytest.raises(OSError, match="no room"):
+                await journal.add(failing, Record(kind="end", half="park", seat="s00"), put_off=True)
+    assert [len(opened(tmp_path).jobs[op].records) for op in ("op-1", "op-2")] == [1, 1]
+    await journal.write_parked()
+    assert list(opened(tmp_path).parked) == ["s00"]
+    journal.close()
+
+
 async def test_a_put_off_record_is_written_at_once_and_fsynced_with_the_next_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
