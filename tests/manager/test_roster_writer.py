@@ -315,3 +315,39 @@ async def test_only_a_state_on_the_way_to_another_one_waits_before_it_is_written
     assert lasting == bool({state for _, state in written} & publish.PASSING)
     assert written[0] == (victim, SeatState.DRAINING)
     assert (incoming, SeatState.ACTIVE) in written[-2:]
+
+
+async def test_the_row_of_a_parked_seat_is_not_postponed_by_looking_for_reasons_again() -> None:
+    """Reasons are looked for as often as pods change, and its own begins when it is parked beside a stranger."""
+    world = World()
+    world.boot()
+    incoming, victim = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(incoming, waiting=1)
+    world.receive(ForeignProcessesSeen((ForeignProcess("GPU-0", 7, "python3"),)))
+    written: list[SeatState] = []
+
+    async def receive(_: object) -> None:
+        return None
+
+    async with MemoryBus.connect(MemoryServer()) as bus:
+        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
+        writer.on_record.append(lambda row: written.append(row.state) if row.seat == victim else None)
+        writer.all_changed()
+        task = asyncio.create_task(writer.run())
+
+        def looked(state: SeatState) -> bool:
+            writer.refresh()
+            return state in written
+
+        try:
+            await until(lambda: not writer._dirty and looked(SeatState.DRAINING), what="all rows are written")
+            world.quiet(victim)
+            world.progress(world.job(), activate="started", done=False)
+            assert world.state(victim) is SeatState.PARKED
+            writer.changed(victim)
+            await until(lambda: looked(SeatState.PARKED), what="the row of the parked seat is written")
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+    assert written == [SeatState.DRAINING, SeatState.PARKED]
