@@ -118,7 +118,7 @@ async def dial(url: str, name: str, credentials: Credentials, report: Callable[[
                 raise
         finally:
             if not reset:
-                for one in received:
+                for one in list(filter(refused, received)) or received:  # the reason, without the reset that follows it
                     report(one)
     return await _dial(url, name, credentials, report, report)
 
@@ -240,7 +240,13 @@ class LinkErrors(Troubles):
             self._logged.add(text)
             remedy = f"the key's rights are older than this program, or it is another role's: {self._credentials.grant}"
             get_logger().error("bus.forbidden", role=self._credentials.role, error=text, remedy=remedy)
-        elif text != self.last:
+        elif refused(error):
+            self._refuse(text)
+        else:
+            self._note(text)
+
+    def _note(self, text: str) -> None:
+        if text != self.last:
             self.last = text
             get_logger().warning("bus.error", server=self._place, error=text)
 
@@ -254,4 +260,4 @@ class LinkErrors(Troubles):
         remedy = f"the server's auth.conf does not list it, or it was rotated: renew {file} (kyb bus keys), reload NATS"
         if mine.creds_file is not None:
             remedy = f"its JWT expired or was revoked, or the account is not known: renew {file} (nsc generate creds)"
-        self.report(BusError(f"refused the key of role {mine.role or '?'} in {file}: {reason}; {remedy}"))
+        self._note(f"refused the key of role {mine.role or '?'} in {file}: {reason}; {remedy}")

@@ -114,6 +114,13 @@ async def test_a_rotated_key_is_taken_up_without_a_restart(tmp_path: Path) -> No
                 )
                 assert not bus.connected
                 assert not watching.done()
+                await until(
+                    lambda: world.server.log.read_text().count("authentication error") > 3,
+                    what="four refused connections",
+                    timeout=30,
+                )
+                errors = [line["error"] for line in logs if line["event"] == "bus.error"]
+                assert len(errors) == len(set(errors)), "a repeated error is logged once"
                 mine.unlink()
                 await until(
                     lambda: any("No such file" in str(line.get("error")) for line in logs),
