@@ -155,6 +155,7 @@ class _Scene:
         for name in self._stack.of_kind("nats"):
             self._stack.kill(name, signal.SIGTERM)
         await asyncio.sleep(SETTLE_SECONDS)
+        await self._cluster.readable()  # three servers elect leaders first
         await self._settle()
         self.figures["reconnect: CPU s"] = self._cpu()["router"] - before
         self.figures["reconnect: longest step, CPU ms"] = self._longest()

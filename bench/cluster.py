@@ -5,6 +5,7 @@ to NATS as bytes that were made before, so that twenty thousand a second cost th
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import time
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kybernate.bus.nats import NatsBus
+from kybernate.bus.port import BusError
 from kybernate.envelope import Message
 from kybernate.messages import EVENT_OF_STATE, NodeTrafficSignal, Presence, RouterLoad
 from kybernate.roster import BUCKET, SeatRecord
@@ -56,6 +58,14 @@ class SimulatedCluster:
             for number in range(first, last):
                 await self._put(self._row(number))
             await self._stored(last)
+
+    async def readable(self) -> None:
+        """Wait until the servers have the roster again, after they were away."""
+        while True:
+            with contextlib.suppress(BusError):
+                await self._stored(self._seats, 1.0)
+                return
+            await asyncio.sleep(0.1)
 
     @asynccontextmanager
     async def alive(self, url: str, extra: Sequence[bytes] = ()) -> AsyncIterator[None]:
@@ -153,9 +163,9 @@ class SimulatedCluster:
         """Without waiting for the acknowledgement."""
         await self._bus.link.client.publish(f"$KV.{BUCKET}.{row.key}", row.model_dump_json().encode())
 
-    async def _stored(self, rows: int) -> None:
+    async def _stored(self, rows: int, seconds: float = 60.0) -> None:
         while True:
-            async with self._bus.jetstream("rows", 60.0) as js:
+            async with self._bus.jetstream("rows", seconds) as js:
                 if (await js.stream_info(f"KV_{BUCKET}")).state.messages >= rows:
                     return
             await asyncio.sleep(0.02)
