@@ -190,7 +190,7 @@ class _Scene:
         os.kill(self._stack.pids["router"], signal.SIGUSR1)
 
     def _longest(self) -> float:
-        step = self._steps.read_text()
+        step = self._steps.read_text().rstrip()
         sys.stderr.write(f"longest step: {step}\n")
         return float(step.partition(" ")[0])
 

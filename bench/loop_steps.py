@@ -7,22 +7,28 @@ beside it. SIGUSR1 begins anew.
 
 import asyncio
 import gc
+import os
 import runpy
 import signal
 import sys
 import time
-from pathlib import Path
+
+WIDTH = 400
+"""Bytes of FILE: always written whole and at once, since it may be read at any moment."""
 
 
 def main() -> None:
-    path, module = Path(sys.argv[1]), sys.argv[2]
+    file, module = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), sys.argv[2]
     sys.argv = [module, *sys.argv[3:]]
     run, longest, collected, collecting = asyncio.Handle._run, 0.0, 0.0, 0.0
+
+    def show(text: str) -> None:
+        os.pwrite(file, text.encode().ljust(WIDTH)[:WIDTH], 0)
 
     def begin(*_: object) -> None:
         nonlocal longest
         longest = 0.0
-        path.write_text("0")
+        show("0")
 
     def collector(phase: str, _: object) -> None:
         nonlocal collected, collecting
@@ -40,8 +46,9 @@ def main() -> None:
             longest = took
             task = getattr(getattr(handle, "_callback", None), "__self__", None)
             what = task.get_coro() if isinstance(task, asyncio.Task) else handle
-            path.write_text(f"{took * 1e3:.2f} ms, {collected * 1e3:.2f} of it the collector: {what!r}")
+            show(f"{took * 1e3:.2f} ms, {collected * 1e3:.2f} of it the collector: {what!r}")
 
+    show("0")
     gc.callbacks.append(collector)
     asyncio.Handle._run = measured  # type: ignore[method-assign]
     signal.signal(signal.SIGUSR1, begin)
