@@ -7,6 +7,7 @@ core included.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -154,11 +155,23 @@ class _Scene:
         before = self._cpu()["router"]
         for name in self._stack.of_kind("nats"):
             self._stack.kill(name, signal.SIGTERM)
-        await asyncio.sleep(SETTLE_SECONDS)
-        await self._cluster.readable()  # three servers elect leaders first
+        async with asyncio.timeout(300.0):
+            await self._cluster.change()
+            await self._until_changed()
         await self._settle()
         self.figures["reconnect: CPU s"] = self._cpu()["router"] - before
         self.figures["reconnect: longest step, CPU ms"] = self._longest()
+
+    async def _until_changed(self) -> None:
+        """Return when the router shows the row that ``change`` wrote: it watches the roster again, and has read it."""
+        url, node = f"{self._stack.url}/v1/seats", self._cluster.nodes[-1]
+        while True:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with self._http.get(url, params={"node": node}) as answer:
+                    seats = (await answer.json())["seats"]
+                if any(seat["reason"] == self._cluster.changed for seat in seats):
+                    return
+            await asyncio.sleep(0.2)
 
     async def _settle(self) -> None:
         """Return when the router has read what it reads at once."""

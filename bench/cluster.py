@@ -45,6 +45,8 @@ class SimulatedCluster:
         self._bus, self._seats = bus, seats
         self.nodes = [f"node-{number:04}" for number in range(-(-seats // SEATS_PER_NODE))]
         self._epochs = itertools.count(seats + 1)
+        self.changed = ""
+        """Reason of the row that ``change`` wrote last; no row had it before."""
 
     @property
     def signals(self) -> int:
@@ -59,13 +61,17 @@ class SimulatedCluster:
                 await self._put(self._row(number))
             await self._stored(last)
 
-    async def readable(self) -> None:
-        """Wait until the servers have the roster again, after they were away."""
-        while True:
+    async def change(self) -> None:
+        """Write the last row anew, as soon as the bus takes it."""
+        epoch = next(self._epochs)
+        self.changed = f"changed {epoch}"
+        row = self._row(self._seats - 1).model_copy(update={"epoch": epoch, "reason": self.changed})
+        written = 0
+        while not written:
+            await self._bus.until_connected()
             with contextlib.suppress(BusError):
-                await self._stored(self._seats, 1.0)
-                return
-            await asyncio.sleep(0.1)
+                bucket = await self._bus.bucket(BUCKET)
+                written = await bucket.put(row.key, row.model_dump_json().encode())
 
     @asynccontextmanager
     async def alive(self, url: str, extra: Sequence[bytes] = ()) -> AsyncIterator[None]:
@@ -146,16 +152,20 @@ class SimulatedCluster:
             state=SeatState.PARKED if seat % GROUPS_PER_NODE else SeatState.ACTIVE,
             epoch=number + 1,
             model=f"org/model-{number % MODELS}",
-            endpoint="http://10.0.0.1:8000",
+            endpoint="http://10.0.123.145:8000",
             group=f"G{group}",
             home_group=f"G{group}",
             gpus=(group,),
             resource="kyb.ai/gpu-1x-seat",
-            pod=f"models/{number}",
-            pod_uid=f"uid-{number}",
+            pod=f"models/model-{number % MODELS}-7d9f8b6c54-{number:05x}",
+            pod_uid=f"00000000-0000-4000-8000-{number:012x}",
             vram_bytes=60 << 30,
+            host_bytes=61 << 30,
+            fixed="its engine holds memory that CUDA does not save, so it stays on the GPUs where it was started",
+            activate_seconds=7.251,
             since=1.0,
             manager_url="http://127.0.0.1:9",
+            node_signals=True,
             reported_at=time.time(),
         )
 
@@ -163,9 +173,9 @@ class SimulatedCluster:
         """Without waiting for the acknowledgement."""
         await self._bus.link.client.publish(f"$KV.{BUCKET}.{row.key}", row.model_dump_json().encode())
 
-    async def _stored(self, rows: int, seconds: float = 60.0) -> None:
+    async def _stored(self, rows: int) -> None:
         while True:
-            async with self._bus.jetstream("rows", seconds) as js:
+            async with self._bus.jetstream("rows", 60.0) as js:
                 if (await js.stream_info(f"KV_{BUCKET}")).state.messages >= rows:
                     return
             await asyncio.sleep(0.02)

@@ -28,6 +28,8 @@ class Inbox(Generic[T]):
         self._queue: asyncio.Queue[T | object] = asyncio.Queue()
         self._limit = limit
         self._closed = False
+        self._room = asyncio.Event()
+        """Set when an item was taken or the inbox was closed."""
 
     def put(self, item: T) -> bool:
         """Add an item; False if the reader is too slow and the item was dropped."""
@@ -36,9 +38,17 @@ class Inbox(Generic[T]):
         self._queue.put_nowait(item)
         return True
 
+    async def put_when_free(self, item: T) -> None:
+        """Add an item, after waiting for the reader while the inbox is full: for a source that can wait."""
+        while not self._closed and self._queue.qsize() >= self._limit:
+            self._room.clear()
+            await self._room.wait()
+        self.put(item)
+
     def close(self) -> None:
-        """Accept no more items; wake the reader."""
+        """Accept no more items; wake the reader, and who waits for it."""
         self._closed = True
+        self._room.set()
         self._queue.put_nowait(_END)
 
     def __aiter__(self) -> Self:
@@ -46,6 +56,7 @@ class Inbox(Generic[T]):
 
     async def __anext__(self) -> T:
         item = await self._queue.get()
+        self._room.set()
         if item is _END:
             self._queue.put_nowait(_END)
             raise StopAsyncIteration

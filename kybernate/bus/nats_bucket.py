@@ -8,11 +8,14 @@ each has its own ephemeral consumer, delivers the whole bucket and then the chan
 The keys that the snapshot must have are read from the stream before the consumer is made, and not derived from the
 consumer's count of pending messages: a lagging replica, or a count of 0 at the wrong moment, would make a full bucket
 look empty.
+
+The server sends a bucket only as fast as its reader takes it (JetStream's flow control). Without it everything is sent
+at once, and the server closes a connection on which 64 MiB wait (``max_pending``), after which all is sent again.
 """
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import nats.errors
@@ -22,9 +25,10 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 from nats.js.kv import KeyValue
 
-from kybernate.bus.inbox import LIMIT, Inbox
-from kybernate.bus.nats_connection import NatsConnection
+from kybernate.bus.inbox import Inbox
+from kybernate.bus.nats_connection import JETSTREAM_SECONDS, NatsConnection
 from kybernate.bus.port import BusError, Entry, NoAnswerError
+from kybernate.bus.stream_subjects import stream_subjects
 from kybernate.logs import OnceLogger, get_logger
 
 HEARTBEAT_SECONDS = 2.0
@@ -38,6 +42,11 @@ READS = 3
 """How often a bucket is read when the reads miss keys."""
 SILENCE_SECONDS = 5.0
 """A run without a message or heartbeat for this long is over."""
+AT_ONCE = 128
+"""Entries that are taken in one step of the event loop, and that wait for the reader; further ones wait in nats-py and,
+beyond some MiB, on the server."""
+FLOW_CONTROL = "FlowControl Request"
+"""The description by which nats-server marks such a message."""
 SHOWN = 3
 """Number of missing keys that an error names."""
 
@@ -51,10 +60,15 @@ class IncompleteError(RunOverError):
 
 
 class Run:
-    """The messages of one consumer: the snapshot, then changes; checked for gaps, silence and missing keys."""
+    """The messages of one consumer: the snapshot, then changes; checked for gaps, silence and missing keys.
 
-    def __init__(self, root: str, prefix: str, *, limit: int = LIMIT) -> None:
-        self._root, self._prefix = root, prefix
+    ``go_on(subject)`` answers the server's flow control: what was sent before has been read.
+    """
+
+    def __init__(
+        self, root: str, prefix: str, go_on: Callable[[str], Awaitable[None]], *, limit: int = AT_ONCE
+    ) -> None:
+        self._root, self._prefix, self._go_on = root, prefix, go_on
         self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue(limit)
         self._stopped = False
         self._sequence = 0
@@ -75,9 +89,9 @@ class Run:
         with contextlib.suppress(asyncio.QueueFull):  # then the reader is not waiting
             self._arrived.put_nowait(None)
 
-    def expect(self, subjects: Iterable[str], pending: int) -> None:
+    def expect(self, subjects: set[str], pending: int) -> None:
         """Set what the snapshot has: at least these subjects, and ``pending`` entries by the server's count."""
-        self._missing = set(subjects)
+        self._missing = subjects
         self._pending = pending
         self.complete = not self._missing and pending == 0
 
@@ -96,7 +110,11 @@ class Run:
                 raise RunOverError("connection lost, or a difference was found")
             headers = msg.headers or {}
             if "Status" in headers and not msg.reply.startswith("$JS.ACK"):
-                if self._idle(headers):
+                if headers.get("Description") == FLOW_CONTROL:
+                    await self._go_on(msg.reply)
+                elif stalled := headers.get("Nats-Consumer-Stalled"):  # it waits for an answer
+                    await self._go_on(stalled)
+                elif self._idle(headers):
                     return None
                 continue
             entry = self._read(msg)
@@ -188,7 +206,7 @@ class NatsBucket:
     @asynccontextmanager
     async def watch(self, prefix: str = "") -> AsyncIterator[AsyncIterator[Entry | None]]:
         """All present entries, one None, then every change; again after each loss of the connection."""
-        inbox: Inbox[Entry | None] = Inbox()
+        inbox: Inbox[Entry | None] = Inbox(AT_ONCE)
         watch = _Watch(self, prefix, inbox)
         tasks = [asyncio.create_task(watch.follow()), asyncio.create_task(watch.compare(self._compare_seconds))]
         try:
@@ -208,19 +226,24 @@ class NatsBucket:
     async def _run(self, prefix: str) -> AsyncIterator[Run]:
         """A consumer that delivers the last value of every key, then the changes."""
         link = self._bus.link
-        run = Run(self._root, prefix)
+
+        async def go_on(subject: str) -> None:
+            with contextlib.suppress(nats.errors.Error):  # a lost connection ends the run
+                await link.client.publish(subject)
+
+        run = Run(self._root, prefix, go_on)
         subscription: Subscription | None = None
         deliver = link.client.new_inbox()
         consumer = ""
         link.when_lost.add(run.stop)
         try:
             async with self._bus.jetstream(f"bucket {self._name}: read") as js:
-                before = await js.stream_info(self._stream, subjects_filter=self._filter(prefix))
+                subjects = await stream_subjects(link.client, self._stream, self._filter(prefix), JETSTREAM_SECONDS)
                 subscription = await link.client.subscribe(deliver, cb=run.receive)
                 info = await js.add_consumer(self._stream, self._consumer(prefix, deliver))
                 consumer = info.name
                 pending = (info.num_pending or 0) + (info.delivered.consumer_seq if info.delivered else 0)
-                run.expect(before.state.subjects or (), pending)
+                run.expect(subjects, pending)
             if link.lost.is_set():
                 run.stop()
             yield run
@@ -246,6 +269,7 @@ class NatsBucket:
             ack_policy=AckPolicy.NONE,
             max_deliver=1,
             idle_heartbeat=HEARTBEAT_SECONDS,
+            flow_control=True,
             inactive_threshold=IDLE_SECONDS,
             mem_storage=True,
             num_replicas=1,
@@ -297,24 +321,24 @@ class _Watch:
                 break
             if entry.value is not None:
                 present.add(entry.key)
-            self._deliver(entry, only_known=True)
-        for key in self._known.keys() - present:
-            self._deliver(Entry(key, None, 0))
-        self._inbox.put(None)
+            await self._deliver(entry, only_known=True)
+        for key in () if self._known.keys() <= present else self._known.keys() - present:
+            await self._deliver(Entry(key, None, 0))
+        await self._inbox.put_when_free(None)
         self._run = run
         while True:
             entry = await run.next()
             if entry is not None:
-                self._deliver(entry)
+                await self._deliver(entry)
 
-    def _deliver(self, entry: Entry, *, only_known: bool = False) -> None:
+    async def _deliver(self, entry: Entry, *, only_known: bool = False) -> None:
         self._last = max(self._last, entry.revision)
         if entry.value is None:
             if self._known.pop(entry.key, None) is None and only_known:
                 return
         else:
             self._known[entry.key] = entry.revision
-        self._inbox.put(entry)
+        await self._inbox.put_when_free(entry)
 
     async def compare(self, every: float) -> None:
         """Compare the watch with the bucket every ``every`` seconds. A lasting difference is a bug: log it, reread."""

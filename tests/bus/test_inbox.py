@@ -1,5 +1,6 @@
 """What waits for a reader, and which subjects a subscription needs."""
 
+import asyncio
 from dataclasses import replace
 
 from kybernate.bus.inbox import Inbox, merged, read
@@ -20,6 +21,23 @@ async def test_a_closed_inbox_takes_nothing_and_drops_nothing() -> None:
     inbox.close()
     assert inbox.put(1)
     assert [n async for n in inbox] == []
+
+
+async def test_a_source_that_can_wait_waits_for_the_reader_and_no_longer_than_the_inbox_is_open() -> None:
+    inbox: Inbox[int] = Inbox(limit=2)
+
+    async def fill() -> None:
+        for number in range(6):
+            await inbox.put_when_free(number)
+
+    filling = asyncio.create_task(fill())
+    await asyncio.sleep(0)
+    assert [await anext(inbox) for _ in range(3)] == [0, 1, 2]
+    await asyncio.sleep(0)
+    assert not filling.done()
+    inbox.close()
+    await asyncio.wait_for(filling, 5)
+    assert [n async for n in inbox] == [3, 4]
 
 
 def test_patterns_of_one_family_become_one_subject() -> None:

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import structlog
@@ -121,7 +122,7 @@ async def test_an_empty_bucket_and_one_with_nothing_but_deleted_keys_are_empty(b
 
 
 async def test_what_arrives_faster_than_it_is_read_waits_within_a_limit_and_the_run_still_ends() -> None:
-    run = Run("$KV.kyb_seats.", "", limit=2)
+    run = Run("$KV.kyb_seats.", "", AsyncMock(), limit=2)
     for _ in range(2):
         await within(run.receive(Msg(None)))  # type: ignore[arg-type]
     waiting = asyncio.create_task(run.receive(Msg(None)))  # type: ignore[arg-type]

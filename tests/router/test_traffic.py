@@ -14,7 +14,7 @@ from services.router.core.admission import Limits
 from services.router.core.managers import RouterIdentity
 from services.router.core.reports import level_of
 from services.router.core.traffic import Traffic
-from services.router.core.upstreams import Rank
+from services.router.core.upstreams import CLOSING, Rank
 
 S = SeatState
 K0, K1 = seat_key("n", "s0"), seat_key("n", "s1")
@@ -503,6 +503,11 @@ def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
         check()
 
     def check() -> None:
+        everyone = traffic.table.upstreams
+        assert traffic.table.closing == {key: u for key, u in everyone.items() if u.record.state in CLOSING}
+        for upstream in everyone.values():
+            assert upstream.waiting or upstream.activation_request.sent_at is None
+            assert not upstream.waiting or traffic.table.models[upstream.model].held
         for model in {*traffic.table.models, "m", "o"}:
             held = traffic.table.models[model].held if model in traffic.table.models else {}
             keys: list[str | None] = [None, *traffic.table.upstreams]

@@ -17,7 +17,6 @@ from services.router.core.admission import Admission, Limits
 from services.router.core.managers import PendingCommands, RouterIdentity, Trust
 from services.router.core.upstreams import (
     ACTIVATABLE,
-    CLOSING,
     EVICTED,
     FREEZING,
     Change,
@@ -192,16 +191,17 @@ class Traffic:
         if m.at is None:
             return
         self.trust.sync(m.at)
-        upstreams = self.table.upstreams
-        for key in [key for key in upstreams if key not in m.present]:
-            self._missing(step.SeatMissing(key))
-        for upstream in upstreams.values():  # tens of thousands: nothing here may take long
-            upstream.activation_request.sent_at = None
-            if upstream.record.state in CLOSING:
-                self._commands.acknowledge_drain(upstream)
+        known = self.table.upstreams.keys()  # tens of thousands: nothing here may take long
+        if not known <= m.present:
+            for key in known - m.present:
+                self._missing(step.SeatMissing(key))
+        for upstream in self.table.closing.values():
+            self._commands.acknowledge_drain(upstream)
         for name, model in self.table.models.items():
             if model.held:
                 self._dirty.setdefault(name, None)
+                for upstream in model.upstreams.values():
+                    upstream.activation_request.sent_at = None
         if first:
             self._admission.reject_unknown_models()
 

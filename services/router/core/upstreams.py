@@ -116,7 +116,7 @@ class ActivationRequest:
     """The ActivateSeat command that the calls waiting at one seat need."""
 
     sent_at: float | None = None
-    """When it was last sent for the calls that wait now."""
+    """When it was last sent for the calls that wait now; None while none wait."""
     interval: float = 0.0
     """Seconds from then until it may be sent again."""
     refusal: str | None = None
@@ -427,6 +427,8 @@ class UpstreamTable:
         self.models: dict[str, Model] = {}
         self.nodes: dict[str, dict[str, Upstream]] = {}
         """By node, then by key: a walk over all upstreams of a large cluster takes milliseconds."""
+        self.closing: dict[str, Upstream] = {}
+        """Those whose seat drains or parks, by key."""
         self.touched: set[str] = set()
         """Keys of seats whose row was replaced or dropped, until a reader takes them."""
 
@@ -506,6 +508,10 @@ class UpstreamTable:
         self.touched.add(upstream.key)
         self.upstreams[upstream.key] = upstream
         self.nodes.setdefault(upstream.record.node, {})[upstream.key] = upstream
+        if upstream.record.state in CLOSING:
+            self.closing[upstream.key] = upstream
+        else:
+            self.closing.pop(upstream.key, None)
         upstream.workers = self._workers
         old, new = upstream.model, "" if upstream.record.state is SeatState.FREE else upstream.record.model
         if old == new:
