@@ -24,6 +24,7 @@ from services.gpu_manager.managed_seat import (
     REHEARSAL,
     START_DEADLINE_SECONDS,
     ManagedSeat,
+    Rehearsal,
 )
 from services.gpu_manager.seat_pod import Owners, SeatPod
 from services.gpu_manager.state import NodeState
@@ -314,7 +315,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
         if not status.done and not status.op.startswith(REHEARSAL):
             _adopt(node, status, entries, now)
         elif not status.done:
-            _starts_on(node, status)
+            _starts_on(node, status, now)
     for seat in node.seats.values():
         _assume_residue(seat, entries.get(seat.id))
         host_memory.recovered(seat, remembered=seat.id in entries)
@@ -464,15 +465,17 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
         incoming.epoch, incoming.op = status.epoch, status.op
 
 
-def _starts_on(node: NodeState, status: JobStatus) -> None:
-    """The seat of a rehearsal starts, and asks for it again; where the ledger was lost its processes seem to serve. It
-    has not moved yet."""
+def _starts_on(node: NodeState, status: JobStatus, now: Now) -> None:
+    """The seat of a rehearsal starts, and follows it; where the ledger was lost its processes seem to serve. It has not
+    moved yet."""
     for progress in status.park:
         seat = node.seats.get(progress.seat)
         if seat is None or not (seat.lease and _concerns(progress, seat)):
             continue
         if seat.state is S.ACTIVE or (seat.state is S.QUARANTINED and seat.durable.unlocated):
             seat.state, seat.durable.unlocated, seat.reason = S.STARTING, False, ""
+        if seat.state is S.STARTING:
+            seat.rehearsal = Rehearsal(status.op, status.epoch, progress.container_id, now.wall)
 
 
 def _concerns(progress: SeatProgress, seat: ManagedSeat) -> bool:

@@ -67,7 +67,8 @@ def on_answer(node: NodeState, op: str, reply: JobReply, now: Now) -> None:
 
 
 def on_status(node: NodeState, status: JobStatus, now: Now) -> None:
-    """How a rehearsal ended: the seat may serve, or it begins again with what is left of the engine."""
+    """How a rehearsal ended: the seat may serve, is parked (a frozen engine never says that it is healthy), or begins
+    again with what is left of the engine."""
     seat = next((one for one in node.seats.values() if one.rehearsal and one.rehearsal.op == status.op), None)
     if seat is None or seat.rehearsal is None or seat.rehearsal.done or not status.done or not status.park:
         return
@@ -78,8 +79,10 @@ def on_status(node: NodeState, status: JobStatus, now: Now) -> None:
     if progress.outcome == "active":
         seat.durable.host_active_bytes = progress.host_bytes
     seat.judge_backend(progress)
-    seat.rehearsal.done = progress.outcome == "active"
-    if not seat.rehearsal.done:
+    known, seat.rehearsal.done = seat.rehearsal, progress.outcome == "active"
+    if not known.done:
         seat.rehearsal = None
     if progress.outcome == "quarantined" and seat.state is S.STARTING:
         node.transition(seat, T.QUARANTINE, now, reason=progress.reason)
+    elif progress.outcome == "parked" and seat.state is S.STARTING and _same_container(seat, known):
+        node.transition(seat, T.EVIDENCE, now, reason=progress.reason)

@@ -6,7 +6,7 @@ from kybernate.engines import next_backend
 from kybernate.messages import JobReply, SeatActivated, SeatProgress, SwitchJob
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery
-from services.gpu_manager.inputs import JobAnswered, Recovered
+from services.gpu_manager.inputs import BusChanged, JobAnswered, Recovered
 from services.gpu_manager.ledger import Ledger
 from tests.manager.world import World, status
 
@@ -108,14 +108,36 @@ def test_a_rehearsal_that_is_not_taken_is_asked_again_unless_it_never_will_be(
         assert rehearsals(world)[-1].epoch > job.epoch + 50
 
 
-def test_an_engine_whose_rehearsal_left_it_asleep_does_not_serve(world: World) -> None:
+@pytest.mark.parametrize("again", [False, True], ids=["same manager", "next manager"])
+def test_a_seat_whose_rehearsal_left_its_engine_parked_is_parked_and_activated_on_demand(
+    world: World, again: bool
+) -> None:
+    """A frozen engine never says that it is healthy: its seat would start for ever, and hold its group."""
     seat = starting(world)
     (job,) = rehearsals(world)
+    if again:
+        ledger = recovery.ledger(world.node, "boot")
+        world.board = world.new_board()
+        world.receive(BusChanged(True))
+        under_way = status(job, "parked", "started", done=False)
+        world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, jobs=(under_way,))))
+        assert world.state(seat) is S.STARTING
     world.progress(job, "parked", "parked")
-    world.tick(1.5)
-    world.healthy(seat)
+    assert (world.state(seat), world.managed(seat).lease) == (S.PARKED, False)
+    for _ in range(3):  # the next manager waits for routers first
+        world.tick(1)
+        world.beat()
+        world.traffic(seat, waiting=1)
+    world.settle()
+    assert world.state(seat) is S.ACTIVE
+
+
+def test_a_rehearsal_that_left_an_earlier_container_parked_tells_nothing(world: World) -> None:
+    seat = starting(world)
+    (job,) = rehearsals(world)
+    world.managed(seat).durable.container_id = "process://next"
+    world.progress(job, "parked", "parked")
     assert world.state(seat) is S.STARTING
-    assert rehearsals(world)[-1].op != job.op
 
 
 def test_a_seat_that_the_driver_parks_needs_no_rehearsal(world: World) -> None:
