@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from kybernate.messages import SeatTarget
+from services.checkpointer.backends import job_half
 from services.checkpointer.backends.driver import DriverBackend
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Timeouts
 from services.checkpointer.backends.evidence import Discovery, Evidence, room_needed
@@ -419,6 +421,33 @@ async def test_a_killed_seat_whose_memory_stays_held_is_quarantined(held: str) -
         reason = "no process accounts for" if held == "unaccounted" else "still hold GPU memory"
         assert (end.outcome, reason in end.reason) == ("quarantined", True), end
         assert not alive(it.child)
+
+
+@pytest.mark.parametrize("slow", ["usage", "processes"])
+async def test_a_kill_has_its_time_from_the_signal_on_and_ends_with_no_look_that_began_before(
+    slow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver hangs, or the checkpointer has no CPU: what is read before it, or after it, takes longer than that."""
+    async with stand() as it:
+        it.driver.cuda = {it.child.pid}
+        it.driver.uses_gpu(it.child.pid, 500)
+        it.driver.used = 500
+        unit, answer, passed = await it.find(), it.driver.answer, 0.0
+
+        def slowly(verb: str, pid: int) -> dict[str, Any]:
+            nonlocal passed
+            reply = answer(verb, pid)
+            passed = 60.0 if verb == slow else passed
+            if verb == "processes":
+                it.driver.uses, it.driver.used = [], 0
+            return reply
+
+        monkeypatch.setattr(it.driver, "answer", slowly)
+        monkeypatch.setattr(
+            job_half, "time", SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + passed)
+        )
+        end = await DriverBackend(it.calls, it.host, it.evidence).kill(unit, no_journal)
+        assert (end.outcome, end.reason) == ("gone", "")
 
 
 async def no_journal(step: str, pid: int | None, detail: str = "") -> None:

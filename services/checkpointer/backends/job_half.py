@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import signal
 import time
 from dataclasses import dataclass, field
@@ -211,12 +212,18 @@ class JobHalf:
         return self.seat.memory_on if ending.outcome == "parked" else ()
 
     async def _kill(self) -> int:
-        """SIGKILL all, children first, until none exists or is listed and their memory is free. Returns the number."""
-        deadline = time.monotonic() + self.calls.timeouts.wall(self.calls.timeouts.base_seconds)
+        """SIGKILL all, children first, until none exists or is listed and their memory is free. Returns the number.
+
+        Their time counts from the first signal on, and only a look that began after it ends the wait: each reading may
+        take as long itself, where the driver hangs or this process gets no CPU.
+        """
+        seconds = self.calls.timeouts.wall(self.calls.timeouts.base_seconds)
+        deadline = math.inf
         before: dict[str, int] = {}
         with contextlib.suppress(StepFailedError):  # kill anyway
             before = await self._unaccounted()
         killed: set[ProcessIdentity] = set()
+        began = time.monotonic()
         while living := {*self.host.living(self.seat, strays=True), *(one for one in killed if alive(one))}:
             try:
                 for process in sorted(living, key=lambda who: -who.start):
@@ -226,17 +233,21 @@ class JobHalf:
             if any(self.host.freezer.stopped(process) for process in living):
                 # A frozen control group of version 1 delays even SIGKILL; after it no process resumes.
                 self.host.freezer.release(self.host.cgroup(self.seat), list)
-            if time.monotonic() > deadline:
+            if began > deadline:
                 who = sorted(process.pid for process in living)
                 raise StepFailedError(
                     StepTrouble.REFUSED, f"pids {who} do not end; see the kernel log, restart the machine"
                 )
+            deadline = min(deadline, time.monotonic() + seconds)
             await asyncio.sleep(POLL_SECONDS)
+            began = time.monotonic()
+        deadline = min(deadline, began + seconds)
         ours = {process.pid for process in killed} | {member.who.pid for member in self.seat.members}
         while held := await self._still_held(ours, before):
-            if time.monotonic() > deadline:
+            if began > deadline:
                 raise StepFailedError(StepTrouble.REFUSED, held)
             await asyncio.sleep(POLL_SECONDS)
+            began = time.monotonic()
         return len(killed)
 
     async def _unaccounted(self) -> dict[str, int]:
