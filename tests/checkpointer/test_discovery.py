@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kybernate.messages import SeatTarget
-from services.checkpointer.backends import job_half
+from services.checkpointer.backends import evidence, job_half
 from services.checkpointer.backends.driver import DriverBackend
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Timeouts
 from services.checkpointer.backends.evidence import Discovery, Evidence, room_needed
@@ -378,6 +378,27 @@ async def test_room_is_the_footprint_and_beside_other_processes_a_margin(used: i
         else:
             with pytest.raises(StepFailedError, match="bytes free"):
                 await evidence.wait_for_room(unit, [ProcessState.CHECKPOINTED])
+
+
+async def test_memory_that_was_read_for_longer_than_it_may_take_to_become_free_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with stand() as it:
+        it.driver.cuda = {it.child.pid}
+        it.driver.uses_gpu(it.child.pid, 500)
+        unit, answer, passed = await it.find(), it.driver.answer, 0.0
+        it.driver.used = 1000
+
+        def slowly(verb: str, pid: int) -> dict[str, Any]:
+            nonlocal passed
+            reply = answer(verb, pid)
+            passed, it.driver.used = 60.0, 0
+            return reply
+
+        monkeypatch.setattr(it.driver, "answer", slowly)
+        monkeypatch.setattr(evidence, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed))
+        await it.evidence.wait_for_room(unit, [ProcessState.CHECKPOINTED])
+        assert [verb for verb, _ in it.driver.asked][-2:] == ["memory", "memory"]
 
 
 async def test_a_seat_of_unknown_footprint_has_room_only_on_an_idle_gpu() -> None:

@@ -207,12 +207,14 @@ class Evidence:
         return sum(left.values()) if seat.baseline else seat.residue_bytes
 
     async def _wait_until_none(self, missing: Callable[[], Awaitable[str]]) -> None:
-        """Wait up to ``settle`` until nothing is ``missing`` any more."""
-        deadline = time.monotonic() + self.calls.timeouts.settle()
+        """Wait until nothing is ``missing`` any more; what a reading says counts that began after ``settle``."""
+        began = time.monotonic()
+        deadline = began + self.calls.timeouts.settle()
         while text := await missing():
-            if time.monotonic() > deadline:
+            if began > deadline:
                 raise StepFailedError(StepTrouble.REFUSED, text)
             await asyncio.sleep(POLL_SECONDS)
+            began = time.monotonic()
 
     async def wait_for_room(self, seat: SeatProcesses, states: list[ProcessState]) -> None:
         """Wait until each GPU has room for all that is checkpointed: a restore without room destroys the process."""
