@@ -5,7 +5,7 @@ import contextlib
 import errno
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from kybernate.path_watch import PathWatch
@@ -15,6 +15,17 @@ WATCHED = 10
 """How many times longer the interval is where the kernel reports changes."""
 
 Fingerprint = tuple[tuple[str, int, int, int, int], ...]
+
+
+@contextlib.contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Errors name ``path``: for a handle the kernel names no file, and a full disk could be any."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def replace(path: Path, content: str | bytes, *, durable: bool, mode: int | None = None) -> None:
@@ -29,7 +40,7 @@ def replace(path: Path, content: str | bytes, *, durable: bool, mode: int | None
     draft.unlink(missing_ok=True)  # of an earlier process with these numbers
     try:
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
-        with os.fdopen(handle, "wb") as file:
+        with named(path), os.fdopen(handle, "wb") as file:
             if mode is not None:
                 os.fchmod(handle, mode)
             file.write(data)
@@ -37,7 +48,7 @@ def replace(path: Path, content: str | bytes, *, durable: bool, mode: int | None
             if durable:
                 os.fsync(handle)
             if os.fstat(handle).st_size != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.replace(draft, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -47,6 +47,7 @@ class _OpenFile:
     """The file of a job under way, and how much of it is on disk."""
 
     handle: int
+    path: Path
     written: int = 0
     """Writes whose fsync was asked for."""
     synced: int = 0
@@ -145,11 +146,12 @@ class Journal:
         def write() -> None:
             made, self._next = self._next, None
             if made is None:
-                self._open[job.op] = _OpenFile(_create(job.path, line))
+                self._open[job.op] = _OpenFile(_create(job.path, line), job.path)
                 return
-            _append(made, line)
+            with files.named(job.path):
+                _append(made, line)
             os.rename(self._jobs / NEXT, job.path)
-            self._open[job.op] = _OpenFile(made)
+            self._open[job.op] = _OpenFile(made, job.path)
             self._sync_beside(self._open[job.op])
 
         await self._writer.do(write)
@@ -211,10 +213,11 @@ class Journal:
 
         def write() -> None:
             if job.op not in self._open:
-                self._open[job.op] = _OpenFile(_reopen(job.path))
+                self._open[job.op] = _OpenFile(_reopen(job.path), job.path)
             file = self._open[job.op]
             self._change_parked()
-            _append(file.handle, record.line())
+            with files.named(job.path):
+                _append(file.handle, record.line())
             if then is not None:
                 then(file)
 
@@ -295,7 +298,8 @@ class Journal:
 
     def _sync(self, file: _OpenFile) -> None:
         began = time.perf_counter()
-        os.fdatasync(file.handle)
+        with files.named(file.path):
+            os.fdatasync(file.handle)
         self.observe_fsync(time.perf_counter() - began)
 
     def _parked_file(self, seat: str) -> Path:
@@ -318,9 +322,10 @@ def _parse(path: Path, read: Callable[[str], R]) -> R | None:
 
 def _create(path: Path, line: bytes) -> int:
     handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    _append(handle, line)
-    os.fsync(handle)
-    files.sync_folder(path.parent)
+    with files.named(path):
+        _append(handle, line)
+        os.fsync(handle)
+        files.sync_folder(path.parent)
     return handle
 
 
@@ -329,7 +334,7 @@ def _append(handle: int, line: bytes) -> None:
     before = os.fstat(handle).st_size
     if os.write(handle, line) != len(line):
         os.ftruncate(handle, before)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "journal")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _reopen(path: Path) -> int:

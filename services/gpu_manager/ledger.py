@@ -243,15 +243,16 @@ class LedgerFile:
         """
         line = _line(ledger)
         try:
-            if line != self._written:
-                if self._handle is None or self._size + len(line) > self._longest:
-                    self._begin(line)
-                else:
-                    self._append(self._handle, line)
-                self._written = line
-            if durable and not self._durable and self._handle is not None:
-                os.fdatasync(self._handle)
-                self._durable = True
+            with files.named(self.path):
+                if line != self._written:
+                    if self._handle is None or self._size + len(line) > self._longest:
+                        self._begin(line)
+                    else:
+                        self._append(self._handle, line)
+                    self._written = line
+                if durable and not self._durable and self._handle is not None:
+                    os.fdatasync(self._handle)
+                    self._durable = True
         except OSError:
             self.close()  # what the disk holds is not known (a second fsync would succeed): the next write begins anew
             self._written = b""
@@ -267,7 +268,7 @@ class LedgerFile:
         """Append the whole line or nothing: a full disk takes a part, to which the next line would be appended."""
         if os.write(handle, line) != len(line):
             os.ftruncate(handle, self._size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._size += len(line)
         self._durable = False
 

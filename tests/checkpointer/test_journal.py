@@ -192,6 +192,25 @@ async def test_a_record_cut_off_by_a_full_disk_is_an_error_and_is_removed(
     assert [record.step for record in opened(tmp_path).jobs["op-1"].records] == [None, "checkpoint"]
 
 
+@pytest.mark.parametrize("broken", ["write", "fdatasync"])
+async def test_an_error_of_the_disk_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    journal = opened(tmp_path)
+    one = job(1)
+    await journal.begin(one)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # the kernel names no file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, broken, full)
+        with pytest.raises(OSError, match="No space left") as error:
+            await journal.add(one, Record(kind="step", step="lock"))
+    assert error.value.filename == str(one.path)
+    journal.close()
+
+
 async def test_a_parked_seat_is_on_record_before_the_end_of_its_park(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,22 @@ def test_a_part_of_a_record_is_cut_off_before_the_write_raises(tmp_path: Path, m
     assert (tmp_path / "ledger").read_bytes() == good
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_error_of_the_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+    file = LedgerFile(tmp_path / "ledger")
+    if begun:
+        file.write(ledger(1), durable=True)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")  # the kernel names no file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write" if begun else "fsync", full)
+        with pytest.raises(OSError, match="No space left") as error:
+            file.write(ledger(2), durable=True)
+    assert error.value.filename == str(tmp_path / "ledger")
+
+
 def test_a_failed_fsync_is_not_made_good_by_a_second_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an fsync that failed the kernel may drop the pages and report success to the next one."""
     file = LedgerFile(tmp_path / "ledger")
