@@ -221,7 +221,7 @@ async def test_a_job_is_accepted_when_it_survives_a_kill_and_has_an_outcome_when
     made, disk, fdatasync = tmp_path / "journal" / "next", threading.Event(), os.fdatasync
 
     def slow(handle: int) -> None:
-        disk.wait(60)
+        disk.wait(15)
         fdatasync(handle)
 
     async with running(tmp_path) as stand:
