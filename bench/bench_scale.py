@@ -152,15 +152,24 @@ class _Scene:
     async def _connect_again(self) -> None:
         """All nats-servers end and are started again: the router, which goes on, reads the whole roster."""
         self._begin()
-        before = self._cpu()["router"]
-        for name in self._stack.of_kind("nats"):
+        before, pids = self._cpu()["router"], dict(self._stack.pids)
+        servers = list(self._stack.of_kind("nats"))
+        for name in servers:
             self._stack.kill(name, signal.SIGTERM)
         async with asyncio.timeout(300.0):
+            await self._started_again(servers, pids)  # one that still ends could take the change and show it
             await self._cluster.change()
             await self._until_changed()
         await self._settle()
         self.figures["reconnect: CPU s"] = self._cpu()["router"] - before
         self.figures["reconnect: longest step, CPU ms"] = self._longest()
+
+    async def _started_again(self, services: list[str], pids: dict[str, int]) -> None:
+        """Return when each service has another pid than in ``pids``."""
+        while True:
+            if all(self._stack.pids.get(name, pids[name]) != pids[name] for name in services):
+                return
+            await asyncio.sleep(0.05)
 
     async def _until_changed(self) -> None:
         """Return when the router shows the row that ``change`` wrote: it watches the roster again, and has read it."""
