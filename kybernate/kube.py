@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import aiohttp
 
-from kybernate.logs import OnceLogger
+from kybernate.logs import OnceLogger, get_logger
 from kybernate.tls import trusting
 
 TIMEOUT_SECONDS = 5.0
@@ -167,6 +167,11 @@ class Kube:
         with contextlib.suppress(RelistError):
             return await self._pages(path, params or {}, page)
         return await self._pages(path, params or {}, page)
+
+    async def newest(self, path: str) -> str:
+        """The resource version of the collection's most recent state, from a list of one object. Raises KubeError."""
+        meta = (await self._request("LIST", path, {"limit": "1"})).get("metadata") or {}
+        return str(meta.get("resourceVersion") or "")
 
     async def watch(
         self, path: str, version: str, params: Mapping[str, str] | None = None, *, opened: Callable[[], None]
@@ -349,9 +354,10 @@ class Mirror:
     """A local copy of a collection: one list, then a watch that goes on from its resource version.
 
     A watch that ends, breaks or stalls is opened again from the last resource version; the collection is listed again
-    only when that has expired. The copy may lie behind the server, but never goes back: a list shows the server's most
-    recent state, and a watch delivers every change after it, in order. So an object that was here and is missing now
-    has been deleted, or has left the selection.
+    when that has expired, and when the server has gone back behind it (etcd restored from a snapshot): such a server
+    accepts the watch and leaves out every event up to that version. Else the copy may lie behind the server, but never
+    goes back: a list shows the server's most recent state, and a watch delivers every change after it, in order. So an
+    object that was here and is missing now has been deleted, has left the selection, or was lost with etcd's state.
     """
 
     def __init__(
@@ -396,11 +402,11 @@ class Mirror:
 
     async def run(self) -> NoReturn:
         """List and watch until cancelled."""
-        failures = 0
+        failures, routine = 0, True
         while True:
             self._opened_at, retry_seconds, ended = time.monotonic(), 0.0, False
             try:
-                if self._version is None:
+                if self._version is None or not (routine or await self._reached(self._version)):
                     await self._list()
                 await self._watch(self._version or "")
                 ended = True
@@ -413,9 +419,10 @@ class Mirror:
             finally:
                 steady = self.live and time.monotonic() >= self._opened_at + STEADY_SECONDS
                 self._live.clear()
+            routine = steady and ended  # by the server, as asked for with timeoutSeconds
             if steady:
                 failures = 0
-                if ended:  # by the server, as asked for with timeoutSeconds
+                if ended:
                     continue
             first, longest = PAUSE_SECONDS
             pause = min(longest, first * 2.0 ** min(failures, 16)) * random.uniform(0.5, 1.0)
@@ -438,6 +445,17 @@ class Mirror:
             self.objects = {}
             self._opened()
             await asyncio.sleep(ABSENT_SECONDS)
+
+    async def _reached(self, version: str) -> bool:
+        """Whether the server's state is as recent as this version. Raises KubeError.
+
+        Resource versions of one server are numbers that grow (KEP-5504); what is no number is never taken as reached.
+        """
+        newest = await self._kube.newest(self._path)
+        if newest.isdecimal() and version.isdecimal() and int(newest) >= int(version):
+            return True
+        get_logger().warning("kube.went_back", path=self._path, known=version, newest=newest)
+        return False
 
     async def _list(self) -> None:
         listing = await self._kube.list(self._path, self._params)
