@@ -200,19 +200,19 @@ _PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
         "is not a number of requests",
         'write a number, such as "256"',
     ),
-    MODEL: ("model", str, "", ""),
+    MODEL: ("model", str, "", "write the name that clients request; without it the pod's name counts"),
     PIN: ("pin", _flag, *_FLAG),
     PORT: ("port", _number(1, 65535), "is not a port", "write a number from 1 to 65535"),
-    PREFER_GROUP: ("prefer_group", str, "", ""),
+    PREFER_GROUP: ("prefer_group", str, "", "write a group, or node/group"),
     PROBE_PORT: ("probe_port", _number(1024, 65000), "is not a port", "write a number from 1024 to 65000"),
     REBALANCE: ("rebalance", _flag, *_FLAG),
     SLO: ("slo_seconds", _slo, "is not a duration above 0 with a unit", _IN_SECONDS),
     STALL_BUDGET: ("stall_budget_seconds", _seconds, "is not a duration with a unit", _IN_SECONDS),
-    TIER: ("tier", str, "", ""),
+    TIER: ("tier", str, "", "write a tier of the configuration"),
     VERIFY: ("verify", _switch, "is neither on nor off", 'write "on" or "off"'),
     VRAM: ("vram_bytes", _vram, "is not a size with a unit", 'write bytes with a unit: "40GiB"'),
 }
-"""By name: field, parser (ValueError: the value cannot be used), what is wrong then, remedy."""
+"""By name: field, parser (ValueError: the value cannot be used), what is wrong then, what to write."""
 
 NAMES = tuple(_PARSERS)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a script's folder is on the path, the repository is not
 
-from scripts import chart_schema, dashboards, rights_page  # noqa: E402
+from scripts import chart_schema, dashboards, options, rights_page  # noqa: E402
 from scripts.schemas import documents  # noqa: E402
 from services.router import openapi  # noqa: E402
 from services.router.api import FAMILIES  # noqa: E402
@@ -21,21 +21,21 @@ def main(root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name the files that differ")
     parser.add_argument("--root", type=Path, default=root, help="the repository (default: this one)")
-    options = parser.parse_args()
+    arguments = parser.parse_args()
     made = documents() | table.documents(ROOT) | failures.documents(ROOT) | chart_schema.documents(ROOT)
-    made |= dashboards.documents()
+    made |= dashboards.documents() | options.documents()
     forwarded = [path for paths in FAMILIES.values() for path in paths]
     made["docs/openapi.json"] = json.dumps(openapi.document(forwarded), indent=2) + "\n"
     for part in (rights_page, engine_cases, lie_cases, crash_cases):  # written by people around a table that is not
-        page = options.root / part.PATH
+        page = arguments.root / part.PATH
         if page.exists():
             made[part.PATH] = part.embedded(made.get(part.PATH) or page.read_text())
-    wanted = {options.root / path: text for path, text in made.items()}
-    stale = set((options.root / "docs" / "schemas").glob("*.json")) - set(wanted)
+    wanted = {arguments.root / path: text for path, text in made.items()}
+    stale = set((arguments.root / "docs" / "schemas").glob("*.json")) - set(wanted)
     drifted = {path for path, text in wanted.items() if not path.exists() or path.read_text() != text} | stale
     for path in sorted(drifted):
-        shown = path.relative_to(options.root)
-        if options.check:
+        shown = path.relative_to(arguments.root)
+        if arguments.check:
             print(f"{shown} is not what the code says; run: python scripts/generate.py", file=sys.stderr)
         elif path in stale:
             path.unlink()
@@ -44,7 +44,7 @@ def main(root: Path = ROOT) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(wanted[path])
             print(f"wrote {shown}")
-    return 1 if options.check and drifted else 0
+    return 1 if arguments.check and drifted else 0
 
 
 if __name__ == "__main__":

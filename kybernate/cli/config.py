@@ -59,29 +59,31 @@ def init(output: OutputOption = Output.TEXT) -> None:
     answer(output, {"profiles": [profile], "defaults": defaults}, "\n".join(lines))
 
 
-@config_app.command("explain", epilog="Example: kyb config explain tiers")
+@config_app.command(
+    "explain", epilog="Examples: kyb config explain tiers · kyb config explain KYB_HOLD · kyb config explain"
+)
 def explain(
-    key: Annotated[str, typer.Argument(metavar="[KEY]", help="Part of a key, such as policy or groupSize.")] = "",
+    key: Annotated[str, typer.Argument(metavar="[NAME]", help="Part of a name, such as policy or router.")] = "",
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Explain the keys of a configuration: kind, range, default."""
-    from dataclasses import asdict
+    """Explain every option: of a configuration, of services (KYB_*), pods, the chart, the command line."""
+    from importlib.resources import files
 
-    from kybernate.config.schema import settings
     from kybernate.config_errors import suggest
 
-    found = [setting for setting in settings() if key.lower() in setting.path.lower()]
+    every = json.loads((files("kybernate.config") / "options.json").read_text())
+    found = [option for option in every if key.lower() in option["name"].lower()]
     if not found:
-        names = {part.rstrip("[]") for setting in settings() for part in setting.path.split(".")}
-        raise CliError(f"{key!r} is no key; {suggest(key, names)}", code=2)
+        raise CliError(f"{key!r} is in no option's name; {suggest(key, {option['name'] for option in every})}", code=2)
     if output is Output.JSON:
-        print(json.dumps({"keys": [asdict(setting) for setting in found]}))
+        print(json.dumps({"options": found}))
         return
-    for setting in found:
-        default = "required" if setting.required else "" if setting.default is None else f"default {setting.default}"
-        print(f"{setting.path}: {setting.kind}{f'; {default}' if default else ''}")
-        if setting.text:
-            print(f"    {setting.text}")
+    for option in found:
+        default = option["default"]
+        facts = [option["kind"], default if default in ("", "required") else f"default {default}", option["unit"]]
+        print(f"{option['name']}: {'; '.join(filter(None, facts))}")
+        if option["text"]:
+            print(f"    {option['text']}")
 
 
 @config_app.command("diff", epilog="Example: kyb config diff old.yaml new.yaml -o json")

@@ -27,18 +27,20 @@ def test_init_prints_a_configuration_that_is_good(tmp_path: Path, capfd: pytest.
     assert "# policy.settings.capSlos: 12.0" in path.read_text()
 
 
-def test_explain_tells_kind_range_and_default_of_a_key(capfd: pytest.CaptureFixture[str]) -> None:
+def test_explain_tells_kind_default_and_unit_of_an_option(capfd: pytest.CaptureFixture[str]) -> None:
     text = out(capfd, "explain", "groupSize")
-    assert text == "profiles[].groupSize: whole number 1 to 64; required\n    GPUs per group.\n"
-    rows = json.loads(out(capfd, "explain", "capslos", "-o", "json"))["keys"]
-    assert [(row["path"], row["default"]) for row in rows] == [("policy.settings.capSlos", 12.0)]
+    assert text == "profiles[].groupSize: config; required\n    GPUs per group. (whole number 1 to 64)\n"
+    rows = json.loads(out(capfd, "explain", "kyb_hold", "-o", "json"))["options"]
+    assert [(row["kind"], row["name"], row["default"], row["unit"]) for row in rows] == [
+        ("env", "KYB_HOLD_SECONDS", "300.0", "s")
+    ]
 
 
 def test_explain_suggests_a_key(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["config", "explain", "grupSize"])
     assert ended.value.code == 2
-    assert "did you mean groupSize?" in capfd.readouterr().err
+    assert "did you mean profiles[].groupSize?" in capfd.readouterr().err
 
 
 def test_diff_shows_values_with_defaults(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
