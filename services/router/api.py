@@ -1,68 +1,15 @@
-"""The router's HTTP messages: requests with JSON bodies, and responses and errors in OpenAI's shape."""
+"""What a router reads in requests to it: paths of engines, names of models, priority and patience of callers."""
 
 import contextlib
-import json
 import math
-import random
 import re
 from collections.abc import Mapping
-from http import HTTPStatus
-from typing import Any
-
-from aiohttp import web
 
 from kybernate.config_errors import ConfigError
-from services.router.core.step import Reject
+from kybernate.http_api import LONGEST_NAME, ApiError, printable
 
-LONGEST_NAME = 512
-"""Characters of a model's name, and of a caller's request id."""
-_TYPES = dict.fromkeys((*range(400, 500), 505), "invalid_request_error")
-_TYPES |= {401: "authentication_error", 403: "permission_error", 409: "conflict_error", 429: "rate_limit_error"}
-
-
-class RouterError(Exception):
-    """A response with an error status. ``retry_after`` in seconds; ``closes``: the connection ends with it."""
-
-    def __init__(
-        self, status: int, code: str, message: str, retry_after: int | None = None, *, closes: bool = False
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.retry_after = retry_after
-        self.closes = closes
-
-    @classmethod
-    def of(cls, reject: Reject, *, detailed: bool) -> "RouterError":
-        """Return the error of a rejected call; ``detailed``: its caller may see seats."""
-        text = f"{reject.message} ({reject.detail})" if detailed and reject.detail else reject.message
-        return cls(reject.status, reject.code, f"{text}; try again in {reject.retry_after} s", reject.retry_after)
-
-    def body(self) -> dict[str, Any]:
-        """Return ``{"error": {"message", "type", "code"}}``."""
-        kind = _TYPES.get(self.status, "server_error")
-        return {"error": {"message": str(self), "type": kind, "code": self.code}}
-
-    def response(self, headers: dict[str, str] | None = None) -> web.Response:
-        """Return the HTTP response, with Retry-After if the caller should try again."""
-        return web.json_response(self.body(), status=self.status, headers={**self._headers(), **(headers or {})})
-
-    def raw(self, *, close: bool = True, headers: Mapping[str, str] | None = None) -> bytes:
-        """Return the bytes of the HTTP response; ``close``: the connection ends with it."""
-        body = json.dumps(self.body()).encode()
-        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
-        lines += ["Content-Type: application/json; charset=utf-8", f"Content-Length: {len(body)}"]
-        lines += [f"{name}: {value}" for name, value in {**self._headers(), **(headers or {})}.items()]
-        lines += ["Connection: close"] if close else []
-        return "\r\n".join([*lines, "", ""]).encode() + body
-
-    def _headers(self) -> dict[str, str]:
-        found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
-
-    def sse(self) -> bytes:
-        """Return the error as an event for a stream that has begun."""
-        return b"data: " + json.dumps(self.body()).encode() + b"\n\n"
+RouterError = ApiError
+"""Errors of the router's own; all services use one class."""
 
 
 # --- engine paths ----------------------------------------------------------------------------------------------------
@@ -121,52 +68,6 @@ def aliases_of(text: str) -> dict[str, str]:
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
-
-
-def printable(text: str) -> bool:
-    """Return whether ``text`` can be used on the bus, in logs and as a label; bytes that are not UTF-8 cannot."""
-    return 0 < len(text) <= LONGEST_NAME and text.isprintable()
-
-
-def number(query: Mapping[str, str], name: str, default: float) -> float:
-    """Return the number that a query parameter holds; ``default`` without one. Raises RouterError 400."""
-    text = query.get(name)
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise RouterError(400, "invalid_field", f"{name}: {text!r} is not a number; write one, such as 3600")
-    return value
-
-
-def cause_of(headers: Mapping[str, str]) -> str:
-    """Return the caller's X-Request-Id if it is printable, else a new id: the cause of all messages that follow."""
-    given = headers.get("x-request-id", "")
-    return given if given and printable(given) else random_id()
-
-
-def random_id() -> str:
-    """Return 32 hexadecimal digits: unique, no secret, and without a question to the kernel."""
-    return f"{random.getrandbits(128):032x}"
-
-
-async def body_of(request: web.Request, most_bytes: int) -> bytes:
-    """Return the body of a request to this router, which was read and unpacked before. Raises RouterError 413."""
-    body = await request.read()
-    if len(body) > most_bytes:
-        raise RouterError(413, "body_too_large", f"the body is larger than {most_bytes} bytes")
-    return body
-
-
-def json_of(body: bytes) -> Any:
-    """Parse a body. Raises RouterError 400."""
-    try:
-        return json.loads(body)
-    except RecursionError as error:
-        raise RouterError(400, "invalid_json", "the body is nested too deeply") from error
-    except ValueError as error:
-        raise RouterError(400, "invalid_json", f"the body is not JSON: {error}") from error
 
 
 def model_of(model: object, how: str = 'the body must name its model: {"model": "…"}') -> str:

@@ -8,16 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from kybernate.clock import Clock
+from kybernate.http_api import cause_of, random_id
 from kybernate.logs import get_logger
 from services.router.answer import Answer, Connection, media_type, no_stream
-from services.router.api import (
-    RouterError,
-    cause_of,
-    model_of,
-    patience_of,
-    priority_of,
-    random_id,
-)
+from services.router.api import RouterError, model_of, patience_of, priority_of
 from services.router.auth import ApiKeyGuard, Caller
 from services.router.call_times import activation_seconds, count_served
 from services.router.core.body import RoutingFields

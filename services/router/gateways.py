@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
+from kybernate.http_api import Handler, body_of, json_of, printable
+from kybernate.key_guard import request_cause
 from kybernate.messages import TrafficSignal
-from services.router.api import RouterError, body_of, json_of, model_of, printable
-from services.router.auth import Caller, Handler, request_cause, sender_of
+from services.router.api import RouterError, model_of
+from services.router.auth import Caller, sender_of
 from services.router.core.reports import SignalQuota, addressed
 from services.router.core.step import Reject
 from services.router.core.tenants import Tokens

@@ -12,8 +12,9 @@ from aiohttp import web
 
 from kybernate.bus.port import ALL_EVENTS, Bus, BusError
 from kybernate.envelope import Message, Pattern, slug
+from kybernate.http_api import number
 from kybernate.messages import DecisionKind, GroupDecided, RequestEnded, SeatActivated, SeatEvent
-from services.router.api import RouterError, number
+from services.router.api import RouterError
 from services.router.request_log import WAITED_IN_VAIN
 
 LONGEST_READ_SECONDS = 8.0

@@ -43,7 +43,10 @@ class TenantLimits:
         """Return the error of a rejected call."""
         if reject.code == "model_not_found":
             return self.not_found(caller, model)
-        return RouterError.of(reject, detailed=caller.views)
+        text = f"{reject.message} ({reject.detail})" if caller.views and reject.detail else reject.message
+        return RouterError(
+            reject.status, reject.code, f"{text}; try again in {reject.retry_after} s", reject.retry_after
+        )
 
     def not_found(self, caller: Caller, model: str) -> RouterError:
         """Return the error of an unknown model, which names only models that the caller may use."""

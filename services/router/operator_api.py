@@ -15,7 +15,10 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from kybernate.bus.follow import Slices
 from kybernate.bus.port import Bus, BusDownError, BusError, NoAnswerError
+from kybernate.http_api import body_of, json_of, number, printable
+from kybernate.key_guard import request_cause
 from kybernate.logs import get_logger
 from kybernate.messages import (
     ActivateSeat,
@@ -36,8 +39,8 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.roster import SeatRecord
-from services.router.api import RouterError, body_of, json_of, number, printable
-from services.router.auth import caller_of, request_cause, sender_of
+from services.router.api import RouterError
+from services.router.auth import sender_of
 from services.router.core.reports import (
     SeatNameError,
     SeatQuery,
@@ -51,7 +54,7 @@ from services.router.core.traffic import Traffic
 from services.router.core.upstreams import some
 from services.router.level_watch import LevelWatch
 from services.router.limits import TenantLimits
-from services.router.roster_sync import GpuInventory, Slices
+from services.router.roster_sync import GpuInventory
 
 VERBS: Mapping[str, type[SeatCommand]] = {
     "activate": ActivateSeat,
@@ -265,7 +268,7 @@ class OperatorApi:
 
 
 def _caller(request: web.Request) -> dict[str, Any]:
-    return {"cause": request_cause(request), "actor": caller_of(request) or "operator"}
+    return {"cause": request_cause(request), "actor": sender_of(request).name or "operator"}
 
 
 def _unresolved(error: SeatNameError, missing: str) -> RouterError:

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import aiohttp
 from aiohttp import web
 
+from kybernate.bus.follow import ROWS, Slices
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
+from kybernate.http_api import number
 from kybernate.logs import get_logger
 from kybernate.messages import GroupDecided, SeatEvent
 from kybernate.roster import GpuRecord, SeatRecord
-from services.router.api import RouterError, number
+from services.router.api import RouterError
 from services.router.auth import ApiKeyGuard
 from services.router.core.step import Forward
 from services.router.core.timeline import Timeline, WaitingLines, Waits
@@ -31,7 +33,7 @@ from services.router.core.traffic import Traffic
 from services.router.level_watch import LevelWatch
 from services.router.operator_api import VERBS, Event, OperatorApi
 from services.router.plan_view import PlanView
-from services.router.roster_sync import ROWS, GpuInventory, Slices
+from services.router.roster_sync import GpuInventory
 from services.router.token_rates import TokenRates, readable
 
 if TYPE_CHECKING:

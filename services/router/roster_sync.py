@@ -10,10 +10,10 @@ import contextlib
 import gc
 import time
 from collections.abc import Callable, Collection
-from typing import NoReturn
 
 from pydantic import ValidationError
 
+from kybernate.bus.follow import ROWS, Slices, follow
 from kybernate.bus.port import Bus, BusError, Entry
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import (
@@ -30,54 +30,6 @@ from services.router.dispatch import Dispatcher
 
 RETRY_SECONDS = 0.5
 INVENTORY_RETRY_SECONDS = 2.0
-SLICE_SECONDS = 0.003
-"""How long rows of a bucket are taken without a pause for the calls of this router."""
-ROWS = 200
-"""Rows of a reading that are applied in one step."""
-
-
-class Slices:
-    """Divides long work of the event loop into slices."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    async def pause(self) -> None:
-        """Let others run if this slice is over."""
-        if time.monotonic() - self._began >= SLICE_SECONDS:
-            await asyncio.sleep(0)
-            self._began = time.monotonic()
-
-
-async def _follow(
-    bus: Bus, bucket: str, take: Callable[[Entry], None], failed: OnceLogger, *, retry_seconds: float
-) -> NoReturn:
-    """Watch a bucket until cancelled, across losses of the bus."""
-    pause, complete = Slices().pause, False
-
-    def connection_changed(_: bool) -> None:
-        nonlocal complete
-        complete = False  # the watch delivers the whole bucket again
-
-    bus.on_change(connection_changed)
-    while True:
-        try:
-            async with (await bus.bucket(bucket)).watch() as entries:
-                failed.clear()
-                rows, complete = 0, False
-                async for entry in entries:
-                    if entry is None:
-                        rows, complete = 0, True
-                        continue
-                    take(entry)
-                    rows += not complete
-                    if rows == ROWS:
-                        rows = 0
-                        gc.freeze()  # as in RosterSync.read; never later: it would keep transports that have closed
-                    await pause()
-        except BusError as error:
-            failed.log(error=str(error))
-        await asyncio.sleep(retry_seconds)
 
 
 class RosterSync:
@@ -124,7 +76,7 @@ class RosterSync:
     async def watch(self) -> None:
         """Take every change of the roster."""
         failed = OnceLogger("roster.watch_failed", level="info")
-        await _follow(self._bus, BUCKET, self._take, failed, retry_seconds=RETRY_SECONDS)
+        await follow(self._bus, BUCKET, self._take, failed, retry_seconds=RETRY_SECONDS)
 
     async def listen(self) -> None:
         """Take events, which arrive before the roster's rows."""
@@ -216,7 +168,7 @@ class GpuInventory:
     async def watch(self) -> None:
         """Follow the bucket until cancelled; the last rows stay while it cannot be read."""
         failed = OnceLogger("inventory.watch_failed", level="debug")
-        await _follow(self._bus, INVENTORY_BUCKET, self._take, failed, retry_seconds=INVENTORY_RETRY_SECONDS)
+        await follow(self._bus, INVENTORY_BUCKET, self._take, failed, retry_seconds=INVENTORY_RETRY_SECONDS)
 
     def _take(self, entry: Entry) -> None:
         self.touched.add(entry.key)

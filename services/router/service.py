@@ -5,7 +5,7 @@ import contextlib
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,10 @@ from aiohttp import web
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.health import BusMetrics, Health, HttpServer
-from kybernate.logs import get_logger
+from kybernate.http_api import LONGEST_NAME, errors
 from kybernate.messages import Presence, TrafficSignal
 from services.router import openapi
-from services.router.api import LONGEST_NAME, RouterError, aliases_of, engine_paths
+from services.router.api import RouterError, aliases_of, engine_paths
 from services.router.auth import open_auth
 from services.router.calls import Calls
 from services.router.core.admission import Limits
@@ -50,7 +50,6 @@ LEAVE_SECONDS = 0.5
 """Wall: how long a router that stops waits for the end of calls that it has cancelled."""
 STORED = "/v1/{api:files|uploads|batches|assistants|threads|vector_stores|fine_tuning|responses/.+}{rest:(/.*)?}"
 """Paths of OpenAI's API that store something."""
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class RunningRouter:
@@ -112,7 +111,7 @@ class RunningRouter:
         self.dispatcher.on_forward = self.page.forwarded
         self.requests.on_served = self.page.plans.served
         self.app = self._application(gateways, operator, tenants)
-        self.operations = web.Application(middlewares=[_errors], client_max_size=CHAT_BYTES)
+        self.operations = web.Application(middlewares=[errors], client_max_size=CHAT_BYTES)
         """The application of the operations port."""
         self.operations.add_routes([*health.routes(), *self.page.routes(operator)])
         self.operations.on_shutdown.append(self._stop_page)
@@ -214,7 +213,7 @@ class RunningRouter:
 
     def _application(self, gateways: GatewayApi, operator: OperatorApi, tenants: TenantLimits) -> web.Application:
         """Return the application. Health needs no key; metrics are here only without a port of their own."""
-        app, needs = web.Application(middlewares=[_errors]), self.guard.needs
+        app, needs = web.Application(middlewares=[errors]), self.guard.needs
         history = History(self._bus, self._slo_seconds)
         app.on_shutdown.append(self._stop)
         app.on_response_prepare.append(self._finish)
@@ -331,25 +330,3 @@ async def _not_stored(request: web.Request) -> web.StreamResponse:
     """Refuse what would have to outlive a request: neither a router nor a parked engine keeps it."""
     text = f"{request.path[:LONGEST_NAME]}: files, batches, threads and responses are not stored here"
     raise RouterError(404, "not_supported", f"{text}; send all input with each request")
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Return errors in OpenAI's shape, also those that aiohttp raises."""
-    try:
-        if not {".", ".."}.isdisjoint(request.path.split("/")):
-            raise web.HTTPNotFound  # a server before an engine may resolve dots, and /v1/../admin leads out of /v1
-        return await handler(request)
-    except RouterError as error:
-        return error.response()
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        code = "not_found" if error.status == 404 else "http_error"
-        allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
-        return RouterError(error.status, code, f"{request.method} {request.path}: {error.reason}").response(allow)
-    except Exception as error:
-        if request.writer.output_size > 0:
-            raise  # half a response is sent: only the broken connection shows the failure
-        get_logger().error("request.failed", method=request.method, path=request.path, exc_info=error)
-        return RouterError(500, "internal_error", "the router failed at this request; see its log").response()

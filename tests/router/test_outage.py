@@ -10,7 +10,6 @@ from kybernate.bus.port import BusError
 from kybernate.messages import Presence, TrafficSignal
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
-from services.router import roster_sync
 from services.router.core import managers
 from services.router.core.step import RosterRead
 from services.router.roster_sync import GpuInventory
@@ -221,7 +220,7 @@ async def test_an_inventory_that_cannot_be_watched_is_tried_again_every_two_seco
 async def test_a_reading_parses_no_row_that_is_known_already_and_lets_others_run_between_rows(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(roster_sync, "SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("kybernate.bus.follow.SLICE_SECONDS", 0.0)
     async with world() as w:
         for number in range(30):
             await w.manager.put(f"s{number}", model="m")

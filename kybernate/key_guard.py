@@ -1,0 +1,132 @@
+"""Admits HTTP requests by the API keys of a file, which it follows."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from aiohttp import web
+
+from kybernate.api_keys import ApiKey, KeyFile, Scope, digest_of, find, load
+from kybernate.config_errors import ConfigError
+from kybernate.files import changes
+from kybernate.http_api import ApiError, Handler, cause_of, random_id
+from kybernate.logs import get_logger
+
+HEADER = "X-Kyb-Key"
+"""Header for callers that send the engine's key as Authorization; without it, Authorization has the service's key."""
+_NAME = web.RequestKey("kyb.key", str)
+_CAUSE = web.RequestKey("kyb.cause", str)
+
+
+class KeyGuard:
+    """Admits requests by the keys of a file; without a file, all. Raises ConfigError."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._file = load(path) if path is not None else KeyFile()
+        self._digests = _digests(self._file)
+
+    @property
+    def required(self) -> bool:
+        """Whether callers need a key."""
+        return self._path is not None
+
+    def needs(self, *scopes: Scope) -> Callable[[Handler], Handler]:
+        """Wrap a handler that needs one of these scopes: 401 without a known key, 403 if the key has none of them."""
+
+        def guard(handler: Handler) -> Handler:
+            async def guarded(request: web.Request) -> web.StreamResponse:
+                with self.admitted(request, scopes):
+                    request[_CAUSE] = self._cause(request.headers)
+                    return await handler(request)
+
+            return guarded if self._path is not None else handler
+
+        return guard
+
+    @contextlib.contextmanager
+    def admitted(self, request: web.Request, scopes: tuple[Scope, ...]) -> Iterator[None]:
+        """While a request is handled. Raises ApiError 401 or 403."""
+        request[_NAME] = self.allowed(request.headers, scopes, request.method, request.path).name
+        yield
+
+    def allowed(self, headers: Mapping[str, str], scopes: tuple[Scope, ...], method: str, path: str) -> ApiKey:
+        """Return the key of a request. Raises ApiError 401 without a known one, 403 if it has none of the scopes."""
+        key = self._key(headers)
+        if not any(key.may(scope) for scope in scopes):
+            get_logger().warning("caller.forbidden", caller=key.name, method=method, path=path)
+            text = f"the key {key.name!r} has the scopes {', '.join(key.scopes)}; this call needs {' or '.join(scopes)}"
+            raise ApiError(403, "insufficient_permissions", text)
+        return key
+
+    def check(self, headers: Mapping[str, str]) -> None:
+        """Raise ApiError 401 where keys are needed and this request has no known one."""
+        if self._path is not None:
+            self._key(headers)
+
+    def carries_key(self, value: bytes) -> bool:
+        """Whether the value of a header is a key of the file, or ends with one as ``Bearer <key>`` does."""
+        if not self._digests:
+            return False
+        parts = {value.strip(b" \t"), value.split(b" ")[-1].strip(b" \t")}
+        return not self._digests.isdisjoint(digest_of(part.decode("utf-8", "surrogateescape")) for part in parts)
+
+    def _key(self, headers: Mapping[str, str]) -> ApiKey:
+        token = _token(headers)
+        key = find(self._file.keys, token) if token else None
+        if key is None:
+            what = "this API key is not known" if token else "an API key is needed"
+            raise ApiError(401, "invalid_api_key", f"{what}; send Authorization: Bearer <key> or {HEADER}: <key>")
+        return key
+
+    def _cause(self, headers: Mapping[str, str]) -> str:
+        given = cause_of(headers)
+        return random_id() if self.carries_key(given.encode("utf-8", "surrogateescape")) else given
+
+    def applied(self, file: KeyFile) -> None:
+        """Take the keys of a file that has changed."""
+        self._file, self._digests = file, _digests(file)
+
+    async def watch(self) -> NoReturn:
+        """Apply each change of the file until cancelled. An invalid file is logged and changes nothing."""
+        if self._path is None:
+            await asyncio.Event().wait()
+        assert self._path is not None
+        async for _ in changes(self._path, asyncio.Event()):
+            try:
+                file = await asyncio.to_thread(load, self._path)
+            except ConfigError as error:
+                get_logger().error("keys.refused", reason=str(error), meaning="the previous keys stay in force")
+                continue
+            if file != self._file:
+                self.applied(file)
+                get_logger().info("keys.applied", names=[key.name for key in file.keys])
+        raise AssertionError("changes ended")
+
+
+def caller_of(request: web.Request) -> str | None:
+    """Return the name of the caller's key; None if no keys are needed."""
+    return request.get(_NAME)
+
+
+def request_cause(request: web.Request) -> str:
+    """Return the cause of what a request begins: its X-Request-Id unless that is a key."""
+    return request.get(_CAUSE) or cause_of(request.headers)
+
+
+def _digests(file: KeyFile) -> frozenset[str]:
+    return frozenset(key.sha256 for key in file.keys)
+
+
+def _token(headers: Mapping[str, str]) -> str:
+    """Return the caller's key."""
+    for header in ("x-kyb-key", "authorization", "x-api-key"):  # Anthropic's clients send the last one
+        value = headers.get(header, "").strip(" \t")
+        if header == "authorization":
+            kind, _, token = value.partition(" ")
+            value = token.strip(" \t") if kind.lower() == "bearer" else ""
+        if value:
+            return value
+    return ""
