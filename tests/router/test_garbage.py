@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from kybernate.bus.follow import ROWS, follow
 from kybernate.bus.port import Entry
 from kybernate.logs import OnceLogger
 from services.router import garbage
 from services.router.front import CallerConnection, ConnectionLimits
 from services.router.garbage import MANY
-from services.router.roster_sync import ROWS, _follow
 from tests.router.world import world
 from tests.until import until
 
@@ -107,7 +107,7 @@ async def test_only_rows_of_the_whole_bucket_are_exempt_from_collections(monkeyp
     frozen, taken, bus = list[int](), list[Entry](), Bucket()
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(len(taken)))
     failed = OnceLogger("roster.watch_failed")
-    following = asyncio.create_task(_follow(bus, "b", taken.append, failed, retry_seconds=1.0))  # type: ignore[arg-type]
+    following = asyncio.create_task(follow(bus, "b", taken.append, failed, retry_seconds=1.0))  # type: ignore[arg-type]
     row, count = Entry("k", b"", 1), 0
 
     async def deliver(*entries: Entry | None) -> None:

@@ -13,13 +13,13 @@ import aiohttp
 import pytest
 
 from kybernate.api_keys import dump, make
+from kybernate.bus.follow import Slices
 from kybernate.dev.nats_server import free_port
 from kybernate.messages import ParkSeat, SeatActivated, TrafficSignal
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from kybernate.seat import SeatState
 from services.router import page as page_module
 from services.router.page import CHAT_BYTES, READER_BACKLOG, RECENT_EVENTS
-from services.router.roster_sync import Slices
 from tests.router.world import NODE, Answered, World, world
 from tests.until import until
 
