@@ -105,9 +105,9 @@ replay-full: setup
 LOCK := .venv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
   --no-header --no-annotate --no-emit-index-url
 lock: setup
-	$(LOCK) --extra cuda --extra lab --extra otel --extra dev --group dev --output-file requirements.txt pyproject.toml
+	$(LOCK) --extra lab --extra otel --extra dev --group dev --output-file requirements.txt pyproject.toml
 	$(LOCK) --extra llama --constraint requirements.txt --output-file requirements-llama.txt pyproject.toml
-	$(LOCK) --extra cuda --extra otel --extra dev --constraint requirements.txt --output-file requirements-image.txt pyproject.toml
+	$(LOCK) --extra otel --extra dev --constraint requirements.txt --output-file requirements-image.txt pyproject.toml
 	printf 'playwright\n' | $(LOCK) --constraint requirements.txt --output-file requirements-ui.txt -
 	printf 'grafana-foundation-sdk==1769699379!11.6.0\n' | $(LOCK) --output-file requirements-helm.txt -
 	printf 'editables\nhatchling\nsetuptools\n' | $(LOCK) --constraint requirements.txt --output-file requirements-build.txt -

@@ -20,7 +20,11 @@ PREFIX = "KYB_"
 EMPTY_IS_NONE = BeforeValidator(lambda value: None if value == "" else value)
 """For optional settings that a chart or a shell may set to an empty text."""
 _NODE_BUS = "remove it: manager and checkpointer talk over a socket in KYB_RUN_DIR, no longer over NATS"
-GONE = {"KYB_NODE_NATS_URL": _NODE_BUS, "KYB_NODE_NATS_NKEY_FILE": _NODE_BUS}
+GONE = {
+    "KYB_NODE_NATS_URL": _NODE_BUS,
+    "KYB_NODE_NATS_NKEY_FILE": _NODE_BUS,
+    "KYB_CUDA_BINDING": "remove it: libcuda is always called by ctypes",
+}
 """Settings of former versions, and what to do about them."""
 LONGEST_RUN_DIR = 107 - len("/checkpointer.sock")
 """In bytes: what Linux takes as the path of a socket."""

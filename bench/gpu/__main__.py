@@ -62,7 +62,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--hazards", type=_names, nargs="?", const=[*hazards.HAZARDS], default=[], help="last; h1,h5 or all")
     add("--budget", type=float, default=inf, help="seconds of the whole run; what no longer fits is left out")
     add("--gpu", type=int, default=0, help="which one, in the order of NVML")
-    add("--binding", choices=("auto", "bindings", "ctypes"), default="auto", help="to the driver")
     add("--load", choices=("auto", "torch", "libcuda"), default="auto", help="what the parked processes use")
     add("--out", type=Path, default=Path("bench/results/gpu"), help="folder for gpu.json and gpu.md")
     add("--stub", action="store_true", help="no GPU: check the bench itself on made-up hardware")
@@ -109,7 +108,7 @@ async def run(options: argparse.Namespace, **small: Any) -> dict[str, Any]:
         _write(result | {"under_way": row}, options.out, f"{row['case']}: {len(row['turns'])} cycles")
 
     small |= {"ends": ends, "cycle": cycle, "huge_pages": options.huge_pages and not options.stub}
-    async with open_room(options.gpu, options.binding, options.load, **small) as room:
+    async with open_room(options.gpu, options.load, **small) as room:
         result |= {
             "at": began,
             "stub": options.stub,
@@ -148,11 +147,11 @@ async def run(options: argparse.Namespace, **small: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def open_room(gpu: int, binding: str, load: str, **small: Any) -> AsyncIterator[Room]:
+async def open_room(gpu: int, load: str, **small: Any) -> AsyncIterator[Room]:
     """What every case needs, on this GPU. Raises NoGpuError."""
     with tempfile.TemporaryDirectory(prefix="kyb-gpu-bench-") as text:
         folder = Path(text)
-        async with checkpointer(folder / "state", cuda_helper_command(binding)) as ours:
+        async with checkpointer(folder / "state", cuda_helper_command()) as ours:
             try:
                 described = await ours.pool.call("ask", "describe", deadline=120)
                 memory = await ours.pool.call("ask", "memory", deadline=60)
@@ -166,7 +165,7 @@ async def open_room(gpu: int, binding: str, load: str, **small: Any) -> AsyncIte
             if gpu >= len(everyone):
                 raise NoGpuError(f"--gpu {gpu}: there are {len(everyone)}")
             total = int(memory["memory"][everyone[gpu]][1])
-            room = Room(folder, ours, everyone[gpu], everyone, total, described, binding, load, **small)
+            room = Room(folder, ours, everyone[gpu], everyone, total, described, load, **small)
             yield room
 
 

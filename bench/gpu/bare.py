@@ -15,7 +15,7 @@ from kybernate.cuda.codes import uuid_bytes
 
 
 def main() -> None:
-    api = open_cuda(sys.argv[1] if len(sys.argv) > 1 else "auto")  # type: ignore[arg-type]
+    api = open_cuda()
     began = time.perf_counter()
     code = api.init()
     _say({"code": code, "name": result_name(code), "binding": api.binding, "seconds": time.perf_counter() - began})

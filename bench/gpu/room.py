@@ -34,8 +34,7 @@ class Room:
     """UUIDs of all GPUs that the kernel driver shows; a map must name each."""
     total_bytes: int
     described: dict[str, Any]
-    """The helper's description of driver and bindings."""
-    binding: str = "auto"
+    """The helper's description of driver and binding."""
     load: str = "auto"
     hang_seconds: float = 8.0
     """Deadline after which a call counts as hung in cases that expect a hang."""
@@ -74,7 +73,7 @@ class Room:
     @asynccontextmanager
     async def bare(self, prefix: Sequence[str] = ()) -> AsyncIterator[Child]:
         """A process that makes driver calls and nothing else. ``prefix``: a program that becomes it."""
-        async with child("bench.gpu.bare", self.binding, end_seconds=1.0, prefix=prefix) as started:
+        async with child("bench.gpu.bare", end_seconds=1.0, prefix=prefix) as started:
             reply = await started.answer(120)
             if reply["code"] != 0:
                 raise CaseError(f"cuInit answered {reply['name']} ({reply['code']})")
@@ -93,7 +92,7 @@ class Room:
     async def impatient(self) -> AsyncIterator[Checkpointer]:
         """A second checkpointer that gives submitted work one second."""
         with tempfile.TemporaryDirectory(prefix="kyb-impatient-", dir=self.folder) as folder:
-            command = cuda_helper_command(self.binding)
+            command = cuda_helper_command()
             async with checkpointer(Path(folder), command, lock_seconds=self.speed, speed=self.speed) as other:
                 yield other
 

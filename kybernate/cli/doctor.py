@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,14 +16,6 @@ if TYPE_CHECKING:
 
 _CHECK_WIDTH = 12
 doctor_app = typer.Typer(help="What is wrong, and how to repair it.")
-
-
-class CudaBinding(StrEnum):
-    """How libcuda is called."""
-
-    AUTO = "auto"
-    BINDINGS = "bindings"
-    CTYPES = "ctypes"
 
 
 @doctor_app.callback(invoke_without_command=True, epilog="Example: kyb doctor --bundle report.tar.gz")
@@ -54,9 +45,6 @@ def stack(
 
 @doctor_app.command("gpu", epilog="Example: kyb doctor gpu -o json")
 def gpu(
-    binding: Annotated[
-        CudaBinding, typer.Option(envvar="KYB_CUDA_BINDING", help="auto: cuda-bindings if usable, else ctypes.")
-    ] = CudaBinding.AUTO,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that the driver may take to answer.")] = 60.0,
     self_test: Annotated[
         str,
@@ -76,7 +64,7 @@ def gpu(
     try:
         if self_test:
             _report([test_engine(os.environ, self_test, pid, cycles)], as_json=as_json or output is Output.JSON)
-        findings = examine_gpu(os.environ, binding=binding.value, seconds=timeout)
+        findings = examine_gpu(os.environ, seconds=timeout)
     except DoctorError as error:
         raise CliError(str(error), code=2) from None
     _report(findings, as_json=as_json or output is Output.JSON)

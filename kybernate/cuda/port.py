@@ -1,9 +1,8 @@
-"""The interface to the CUDA driver's checkpoint API, which both bindings implement."""
+"""The interface to the CUDA driver's checkpoint API, as ``ctypes_api`` implements it."""
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
-Binding = Literal["auto", "bindings", "ctypes"]
 GpuPairs = Sequence[tuple[bytes, bytes]]
 """(old, new) UUID of every GPU that the kernel driver shows, 16 bytes each."""
 

@@ -4,7 +4,6 @@ Writes one JSON line before each step, ``{"begin": step}``, and one with its fac
 nothing: about other processes it only requests the restore thread.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -12,20 +11,17 @@ import time
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from kybernate.cuda import Binding, CudaUnavailableError, open_cuda, support
+from kybernate.cuda import CudaUnavailableError, open_cuda, support
 from kybernate.gpus.nvml_reader import NvmlReader
 from kybernate.gpus.port import GpuError
 
 
 def main() -> None:
-    """Parse the command line and run the probe."""
-    parser = argparse.ArgumentParser(prog="kybernate.doctor.driver_probe")
-    parser.add_argument("--binding", choices=["auto", "bindings", "ctypes"], default="auto")
-    binding = parser.parse_args().binding
+    """Run the probe."""
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as output:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not mix with the facts
         probe = _DriverProbe(output)
-        probe.read_cuda(binding, probe.read_nvml())
+        probe.read_cuda(probe.read_nvml())
 
 
 class _DriverProbe:
@@ -62,11 +58,11 @@ class _DriverProbe:
         self._write(gpus=gpus, uses=[asdict(use) for use in uses])
         return sorted({use.pid for use in uses})
 
-    def read_cuda(self, binding: Binding, pids: list[int]) -> None:
+    def read_cuda(self, pids: list[int]) -> None:
         """Load and initialize libcuda, and try its access to the processes."""
         self._write(begin="loading libcuda")
         try:
-            cuda = open_cuda(binding)
+            cuda = open_cuda()
             version = cuda.driver_version()[1]
             self._write(binding=cuda.binding, cuda_version=version)
             self._write(begin="cuInit")

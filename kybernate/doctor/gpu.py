@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from kybernate import programs
-from kybernate.cuda import Binding
 from kybernate.doctor.driver_checks import check_backends, check_driver, self_tested
 from kybernate.doctor.host import read_host
 from kybernate.doctor.host_checks import check_host
@@ -28,15 +27,13 @@ class DoctorError(Exception):
     """Wrong usage of the doctor; the text says what to do."""
 
 
-def examine_gpu(
-    environment: Mapping[str, str], *, binding: Binding = "auto", seconds: float = 60.0, root: Path = Path("/")
-) -> list[Finding]:
+def examine_gpu(environment: Mapping[str, str], *, seconds: float = 60.0, root: Path = Path("/")) -> list[Finding]:
     """All findings. ``seconds`` (wall) is the deadline of the driver. Raises DoctorError."""
     kind = environment.get("KYB_GPUS", "nvml")
     if kind not in ("nvml", "fake"):
         raise DoctorError(f"KYB_GPUS={kind!r}: known are nvml and fake")
     if kind == "nvml":
-        driver = read_driver(environment, binding, seconds)
+        driver = read_driver(environment, seconds)
     else:
         socket = environment.get("KYB_FAKE_DRIVER")
         if not socket:
@@ -79,16 +76,14 @@ def self_test(environment: Mapping[str, str], url: str, pid: int, cycles: int) -
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SELF_TEST = (sys.executable, "-m", "services.checkpointer.self_test")
-_PROBE = (sys.executable, "-m", "kybernate.doctor.driver_probe", "--binding")
+_PROBE = (sys.executable, "-m", "kybernate.doctor.driver_probe")
 _KILL_SECONDS = 5.0
 
 
-def read_driver(environment: Mapping[str, str], binding: Binding, seconds: float) -> DriverFacts:
+def read_driver(environment: Mapping[str, str], seconds: float) -> DriverFacts:
     """The facts from libcuda and NVML within ``seconds`` (wall); a call that hangs or crashes is a fact as well."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        probe = subprocess.Popen(
-            (*_PROBE, binding), stdout=output, stderr=errors, env=dict(environment), start_new_session=True
-        )
+        probe = subprocess.Popen(_PROBE, stdout=output, stderr=errors, env=dict(environment), start_new_session=True)
         try:
             code: int | None = probe.wait(seconds)
         except subprocess.TimeoutExpired:

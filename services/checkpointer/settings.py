@@ -6,7 +6,6 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from kybernate.cuda import Binding
 from kybernate.extras import dev_part_path
 from kybernate.settings import NodeSettings, OptionalFile
 from services.checkpointer.backends.driver_calls import Timeouts
@@ -18,8 +17,6 @@ class CheckpointerSettings(NodeSettings):
 
     driver: Literal["fake", "cuda"] = "fake"
     """GPU driver that its helpers call: the fake one at KYB_FAKE_DRIVER, or the CUDA driver of this machine."""
-    cuda_binding: Binding = "auto"
-    """How they call the CUDA driver: cuda-bindings, ctypes, or auto (cuda-bindings if usable, else ctypes)."""
     lock_seconds: float = Field(10.0, gt=0)
     """Model seconds that submitted GPU work may take to finish before a park is rolled back."""
     transfer_base_seconds: float = Field(30.0, gt=0)
@@ -65,9 +62,9 @@ class CheckpointerSettings(NodeSettings):
 HELPER = (sys.executable, "-m", "services.checkpointer.helper")
 
 
-def cuda_helper_command(binding: Binding = "auto") -> tuple[str, ...]:
+def cuda_helper_command() -> tuple[str, ...]:
     """Command line of the helper for the driver of this machine."""
-    return (*HELPER, "--driver", "cuda", "--binding", binding)
+    return (*HELPER, "--driver", "cuda")
 
 
 def fake_helper_command(socket: Path) -> tuple[str, ...]:
@@ -79,7 +76,7 @@ def fake_helper_command(socket: Path) -> tuple[str, ...]:
 def helper_command(settings: CheckpointerSettings) -> tuple[str, ...]:
     """Command line of the helper. Raises ValueError saying which setting is missing, or ExtraMissingError."""
     if settings.driver == "cuda":
-        return cuda_helper_command(settings.cuda_binding)
+        return cuda_helper_command()
     if settings.fake_driver is None:
         raise ValueError("KYB_DRIVER=fake needs KYB_FAKE_DRIVER, the fake driver's socket; on GPUs set KYB_DRIVER=cuda")
     return fake_helper_command(settings.fake_driver)

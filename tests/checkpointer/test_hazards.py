@@ -18,7 +18,6 @@ from kybernate.messages import KillJob, SeatProgress
 from services.checkpointer.helper_pool import HelperCall
 from tests.checkpointer.world import GIB, NODE, Checkpointer, Engine, Kind, Node, checkpointer, node
 
-STUBS: tuple[Kind, ...] = ("ctypes", "bindings")
 NOTHING: frozenset[str] = frozenset()
 
 
@@ -65,9 +64,8 @@ async def runs_on(here: Node, it: Checkpointer, engine: Engine) -> None:
     assert await it.outcome(engine) == "active"
 
 
-@pytest.mark.parametrize("kind", STUBS)
-async def test_h1_a_restore_that_runs_out_of_memory_is_never_repeated_and_its_memory_is_proven_free(kind: Kind) -> None:
-    async with stand(kind) as (here, it):
+async def test_h1_a_restore_that_runs_out_of_memory_is_never_repeated_and_its_memory_is_proven_free() -> None:
+    async with stand() as (here, it):
         engine = await here.engine("s00")
         assert (await park(it, engine)).outcome == "parked"
         await here.inject("oom")
@@ -102,9 +100,8 @@ async def test_h1_a_restore_beside_other_processes_needs_a_margin_and_a_restore_
         assert (end.outcome, str(41 * GIB) in end.reason) == ("parked", True), end
 
 
-@pytest.mark.parametrize("kind", STUBS)
-async def test_h2_a_restored_process_is_locked_and_checkpointed_before_it_is_killed(kind: Kind) -> None:
-    async with stand(kind) as (here, it):
+async def test_h2_a_restored_process_is_locked_and_checkpointed_before_it_is_killed() -> None:
+    async with stand() as (here, it):
         engine = await here.engine("s00")
         await park(it, engine)
         await activate(it, engine)
@@ -126,9 +123,8 @@ async def test_h2_memory_that_stays_held_after_a_kill_is_quarantine() -> None:
         assert (end.outcome, "no process accounts for" in end.reason) == ("quarantined", True), end
 
 
-@pytest.mark.parametrize("kind", STUBS)
-async def test_h3_a_process_that_a_lock_kills_leads_to_a_cold_start(kind: Kind) -> None:
-    async with stand(kind) as (here, it):
+async def test_h3_a_process_that_a_lock_kills_leads_to_a_cold_start() -> None:
+    async with stand() as (here, it):
         engine = await here.engine("s00", processes=2)
         await here.inject("segfault-on-lock")
         end = await park(it, engine)
@@ -288,9 +284,8 @@ async def test_h13_a_gpu_without_device_node_in_the_container_leaves_the_seat_pa
         assert (await activate(it, engine)).outcome == "active"
 
 
-@pytest.mark.parametrize("kind", STUBS)
-async def test_h14_a_seat_moves_with_a_map_of_all_gpus_and_is_reported_on_its_new_gpu(kind: Kind) -> None:
-    async with stand(kind) as (here, it):
+async def test_h14_a_seat_moves_with_a_map_of_all_gpus_and_is_reported_on_its_new_gpu() -> None:
+    async with stand() as (here, it):
         engine = await here.engine("s00", visible=(0, 1))
         await park(it, engine)
         resident = await here.engine("s01", gib=70)

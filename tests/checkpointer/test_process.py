@@ -154,9 +154,8 @@ PARK_CALLS = ["describe", "restore_tid", "usage", "state", "lock", "checkpoint"]
 ACTIVATE_CALLS = ["memory", "state", "restore", "unlock", "processes"]
 
 
-@pytest.mark.parametrize("kind", ["ctypes", "bindings"])
-async def test_a_helper_killed_before_any_call_is_replaced_and_the_half_goes_on(kind: Kind) -> None:
-    async with node(kind) as here, checkpointer(here) as it:
+async def test_a_helper_killed_before_any_call_is_replaced_and_the_half_goes_on() -> None:
+    async with node("ctypes") as here, checkpointer(here) as it:
         engine = await here.engine("s00")
         make, doomed = it.pool.calls, [""]
 

@@ -18,8 +18,8 @@ from services.checkpointer.helper.serving import UNREACHABLE, answer
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record
-from tests.checkpointer.test_hazards import NOTHING, STUBS, activate, park, stand, steps
-from tests.checkpointer.world import GIB, NODE, Kind, checkpointer, node
+from tests.checkpointer.test_hazards import NOTHING, activate, park, stand, steps
+from tests.checkpointer.world import GIB, NODE, checkpointer, node
 from tests.until import until
 
 
@@ -46,11 +46,10 @@ def test_b3_a_helper_answers_whatever_its_driver_raises() -> None:
     assert "restore raised AttributeError('CUcheckpointRestoreArgs')" in reply["text"]
 
 
-@pytest.mark.parametrize("kind", STUBS)
-async def test_b1_an_engine_with_103_attached_processes_is_parked_and_activated_as_one(kind: Kind) -> None:
+async def test_b1_an_engine_with_103_attached_processes_is_parked_and_activated_as_one() -> None:
     """An API server, tools that looked at the devices, forked workers: half of them called cuInit only, which a lock
     answers with NOT_INITIALIZED. Each verb about them is one record."""
-    async with stand(kind, allowed=NOTHING) as (here, it):
+    async with stand(allowed=NOTHING) as (here, it):
         engine = await here.engine("s00", gib=40, attached=103)
         end = await park(it, engine)
         assert (end.outcome, end.vram_bytes) == ("parked", 40 * GIB), end
@@ -91,9 +90,8 @@ async def test_b1_a_forked_child_that_is_never_restored_is_a_cold_start_the_seco
         assert set((await here.used()).values()) == {0}
 
 
-@pytest.mark.parametrize("kind", STUBS)
-async def test_b4_a_seat_whose_contexts_a_failed_checkpoint_killed_is_not_called_active(kind: Kind) -> None:
-    async with stand(kind) as (here, it):
+async def test_b4_a_seat_whose_contexts_a_failed_checkpoint_killed_is_not_called_active() -> None:
+    async with stand() as (here, it):
         engine = await here.engine("s00", marks={"managed": True})
         end = await park(it, engine)
         assert (end.outcome, "NOT_SUPPORTED" in end.reason) == ("lost", True), end

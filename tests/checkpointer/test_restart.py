@@ -10,11 +10,11 @@ import pytest
 from kybernate.messages import KillJob
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record
-from tests.checkpointer.test_hazards import NOTHING, STUBS, park, stand, steps
+from tests.checkpointer.test_hazards import NOTHING, park, stand, steps
 from tests.checkpointer.world import GIB, NODE, Kind, checkpointer, node
 
 
-@pytest.mark.parametrize("kind", [*STUBS, "fake"])
+@pytest.mark.parametrize("kind", ["ctypes", "fake"])
 async def test_a_park_ends_the_container_and_frees_all_its_memory(kind: Kind) -> None:
     async with stand(kind, allowed=NOTHING) as (here, it):
         engine = await here.engine("s00", gib=40, processes=2, backend="restart")

@@ -106,8 +106,8 @@ for line in sys.stdin:
 """
 """An engine that links the stub. A line on its stdin makes it synchronize."""
 
-Kind = Literal["fake", "ctypes", "bindings"]
-"""The driver of the node's helpers and engines: the fake one's socket, or libcuda through either binding."""
+Kind = Literal["fake", "ctypes"]
+"""The driver of the node's helpers and engines: the fake one's socket, or libcuda through ctypes."""
 
 
 @dataclass
@@ -164,7 +164,7 @@ class Node:
         """How a checkpointer of this node starts helpers."""
         if self.kind == "fake":
             return fake_helper_command(self.socket)
-        return ("/usr/bin/env", *self._settings, *cuda_helper_command(self.kind))
+        return ("/usr/bin/env", *self._settings, *cuda_helper_command())
 
     @property
     def _settings(self) -> list[str]:
@@ -406,7 +406,7 @@ async def checkpointer(
 
 def environment(node: Node) -> dict[str, str]:
     """The environment of a separate checkpointer process."""
-    driver = {"KYB_DRIVER": "cuda", "KYB_CUDA_BINDING": node.kind, "LD_LIBRARY_PATH": str(node.stubs)}
+    driver = {"KYB_DRIVER": "cuda", "LD_LIBRARY_PATH": str(node.stubs)}
     return {
         **plain_environment(),
         **({} if node.kind == "fake" else driver),

@@ -53,17 +53,17 @@ class StubNode:
             **more,
         }
 
-    def command(self, binding: str, **environment: str) -> tuple[str, ...]:
+    def command(self, **environment: str) -> tuple[str, ...]:
         """A helper's command line on this machine."""
         assigned = {"LD_LIBRARY_PATH", "KYB_FAKE_DRIVER", *environment}
         settings = [f"{name}={value}" for name, value in self.environment(**environment).items() if name in assigned]
-        helper = (sys.executable, "-m", "services.checkpointer.helper", "--driver", "cuda", "--binding", binding)
+        helper = (sys.executable, "-m", "services.checkpointer.helper", "--driver", "cuda")
         return ("/usr/bin/env", *settings, *helper)
 
     @asynccontextmanager
-    async def helper(self, binding: str, **environment: str) -> "AsyncIterator[Helper]":
+    async def helper(self, **environment: str) -> "AsyncIterator[Helper]":
         """A pool of helpers, asked one call at a time."""
-        async with HelperPool(self.command(binding, **environment), self.folder / "helpers") as pool:
+        async with HelperPool(self.command(**environment), self.folder / "helpers") as pool:
             yield Helper(pool)
 
     async def user(self, *gpus: str, gib: int = 40) -> int:

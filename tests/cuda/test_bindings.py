@@ -1,4 +1,4 @@
-"""cuda-bindings and ctypes are the same to the driver: bytes that go in, numbers that come out."""
+"""What the driver gets through ctypes, and what comes back: bytes that go in, numbers that come out."""
 
 import json
 from pathlib import Path
@@ -11,12 +11,10 @@ from tests.cuda.recorder import Recorder, needs_no_driver
 PRELUDE = """
 import json, sys
 from kybernate.cuda import open_cuda
-cuda = open_cuda(sys.argv[1])
+cuda = open_cuda()
 """
 OLD, NEW = bytes(range(16)), bytes(range(200, 216))
 ZEROS = "00" * 64
-
-both = pytest.mark.parametrize("binding", ["bindings", "ctypes"])
 
 
 @pytest.fixture
@@ -30,12 +28,10 @@ def parsed(output: str) -> list[object]:
     return found
 
 
-@both
-def test_the_structs_have_64_bytes_and_what_is_reserved_is_zero(recorder: Recorder, binding: str) -> None:
+def test_the_structs_have_64_bytes_and_what_is_reserved_is_zero(recorder: Recorder) -> None:
     recorder.python(
         PRELUDE + "cuda.init(); cuda.lock(7, 0x01020304); cuda.lock(7); cuda.checkpoint(7); cuda.restore(7)\n"
         "cuda.unlock(7)",
-        binding,
     )
     assert recorder.calls("cuCheckpointProcessLock") == ["04030201" + "00" * 60, ZEROS]
     assert recorder.calls("cuCheckpointProcessCheckpoint")[0] in ("NULL", ZEROS)
@@ -43,12 +39,10 @@ def test_the_structs_have_64_bytes_and_what_is_reserved_is_zero(recorder: Record
     assert recorder.calls("cuCheckpointProcessUnlock")[0] in ("NULL", ZEROS)
 
 
-@both
-def test_a_map_is_an_array_of_pairs_of_uuids(recorder: Recorder, binding: str) -> None:
+def test_a_map_is_an_array_of_pairs_of_uuids(recorder: Recorder) -> None:
     recorder.python(
-        PRELUDE + "old, new = (bytes.fromhex(text) for text in sys.argv[2:])\n"
+        PRELUDE + "old, new = (bytes.fromhex(text) for text in sys.argv[1:])\n"
         "cuda.init(); cuda.restore(7, [(old, new), (new, old)])",
-        binding,
         OLD.hex(),
         NEW.hex(),
     )
@@ -56,10 +50,7 @@ def test_a_map_is_an_array_of_pairs_of_uuids(recorder: Recorder, binding: str) -
     assert recorder.calls("cuCheckpointProcessRestore") == ["02000000" + "00" * 52]
 
 
-@both
-def test_every_result_comes_back_as_its_number_even_one_that_is_newer_than_the_binding(
-    recorder: Recorder, binding: str
-) -> None:
+def test_every_result_comes_back_as_its_number_even_one_that_is_newer_than_the_binding(recorder: Recorder) -> None:
     codes = [*(int(code) for code in CudaResult), 12345]
     output = recorder.python(
         PRELUDE
@@ -67,7 +58,7 @@ def test_every_result_comes_back_as_its_number_even_one_that_is_newer_than_the_b
 import os
 from pathlib import Path
 found = []
-for code in json.loads(sys.argv[2]):
+for code in json.loads(sys.argv[1]):
     names = ("Lock", "Checkpoint", "Restore", "Unlock", "GetState", "GetRestoreThreadId")
     lines = [f"cuInit {code}\\n", *(f"cuCheckpointProcess{name} {code} 3\\n" for name in names)]
     Path(os.environ["RECORDER_FOLDER"], "results").write_text("".join(lines))
@@ -76,7 +67,6 @@ for code in json.loads(sys.argv[2]):
 print()
 print(json.dumps(found))
 """,
-        binding,
         json.dumps(codes),
     )
     for code, found in zip(codes, parsed(output), strict=True):
@@ -84,29 +74,24 @@ print(json.dumps(found))
         assert found == [code] * 5 + [code, value, code, value]
 
 
-@both
-def test_every_state_comes_back_as_its_number_even_one_that_is_newer_than_the_binding(
-    recorder: Recorder, binding: str
-) -> None:
+def test_every_state_comes_back_as_its_number_even_one_that_is_newer_than_the_binding(recorder: Recorder) -> None:
     output = recorder.python(
         PRELUDE
         + """
 import os
 from pathlib import Path
 found = []
-for state in json.loads(sys.argv[2]):
+for state in json.loads(sys.argv[1]):
     Path(os.environ["RECORDER_FOLDER"], "results").write_text(f"cuCheckpointProcessGetState 0 {state}")
     found.append(cuda.state(7))
 print(json.dumps(found))
 """,
-        binding,
         json.dumps([*(int(state) for state in CudaState), 9]),
     )
     assert parsed(output) == [[0, state] for state in (0, 1, 2, 3, 4, 5, 9)]
 
 
-@both
-def test_others_run_while_a_call_blocks(recorder: Recorder, binding: str) -> None:
+def test_others_run_while_a_call_blocks(recorder: Recorder) -> None:
     recorder.answer(cuCheckpointProcessLock="wait")
     output = recorder.python(
         PRELUDE
@@ -123,13 +108,11 @@ while "Lock" not in (folder / "calls").read_text():  # never reached if the call
 thread.join()
 print(json.dumps(codes))
 """,
-        binding,
     )
     assert parsed(output) == [0]
 
 
-@both
-def test_a_library_without_the_api_still_says_its_version_and_then_what_it_lacks(tmp_path: Path, binding: str) -> None:
+def test_a_library_without_the_api_still_says_its_version_and_then_what_it_lacks(tmp_path: Path) -> None:
     old = Recorder.build(tmp_path / "lib", "-DOLD")
     old.answer(cuDriverGetVersion="0 12040")
     output = old.python(
@@ -141,7 +124,6 @@ try:
 except CudaUnavailableError as error:
     print(json.dumps([*cuda.driver_version(), str(error)]))
 """,
-        binding,
     )
     code, version, text = parsed(output)
     assert (code, version) == (0, 12040)
@@ -150,64 +132,18 @@ except CudaUnavailableError as error:
 
 
 @needs_no_driver
-@pytest.mark.parametrize("binding", ["auto", "bindings", "ctypes"])
-def test_without_a_library_it_says_what_to_install(tmp_path: Path, binding: str) -> None:
+def test_without_a_library_it_says_what_to_install(tmp_path: Path) -> None:
     output = Recorder(tmp_path).python(
         """
         import json, sys
         from kybernate.cuda import CudaUnavailableError, open_cuda
         try:
-            open_cuda(sys.argv[1])
+            open_cuda()
         except CudaUnavailableError as error:
             print(json.dumps([str(error)]))
         """,
-        binding,
     )
     assert "NVIDIA driver" in str(parsed(output)[0])
-
-
-CHOICE = """
-import json, sys
-{before}
-from kybernate.cuda import CudaUnavailableError, open_cuda
-found = [open_cuda("auto").binding]
-try:
-    found.append(open_cuda("bindings").binding)
-except CudaUnavailableError as error:
-    found.append(str(error))
-print(json.dumps(found))
-"""
-
-
-def test_auto_takes_cuda_bindings_where_they_are_usable(recorder: Recorder) -> None:
-    auto, bindings = parsed(recorder.python(CHOICE.format(before="")))
-    assert str(auto).startswith("cuda-bindings 13.")
-    assert auto == bindings
-
-
-def test_auto_takes_ctypes_where_cuda_bindings_are_not_installed(recorder: Recorder) -> None:
-    auto, bindings = parsed(recorder.python(CHOICE.format(before='sys.modules["cuda.bindings"] = None')))
-    assert auto == "ctypes on libcuda.so.1"
-    assert str(bindings).startswith("no cuda-bindings: ")
-    assert "KYB_CUDA_BINDING=ctypes" in str(bindings)
-
-
-def test_auto_takes_ctypes_where_cuda_bindings_are_13_0_1_which_cannot_restore(recorder: Recorder) -> None:
-    before = "from cuda.bindings import driver\ndel driver.cuCheckpointProcessRestore"
-    auto, bindings = parsed(recorder.python(CHOICE.format(before=before)))
-    assert auto == "ctypes on libcuda.so.1"
-    assert "lacks cuCheckpointProcessRestore; install cuda-bindings>=13.0.2,<14,!=13.3.0" in str(bindings)
-
-
-@pytest.mark.parametrize("struct", ["CUcheckpointLockArgs", "CUcheckpointRestoreArgs", "CUcheckpointGpuPair"])
-def test_b3_auto_takes_ctypes_where_cuda_bindings_are_13_3_0_which_lack_a_struct(
-    recorder: Recorder, struct: str
-) -> None:
-    """Without it a restore to another GPU would end the helper in the middle of a job."""
-    before = f"from cuda.bindings import driver\ndel driver.{struct}"
-    auto, bindings = parsed(recorder.python(CHOICE.format(before=before)))
-    assert auto == "ctypes on libcuda.so.1"
-    assert f"lacks {struct}; install cuda-bindings" in str(bindings)
 
 
 def test_importing_the_package_loads_no_binding(recorder: Recorder) -> None:

@@ -24,10 +24,9 @@ def command(**environment: str) -> tuple[str, ...]:
     return helper_command(CheckpointerSettings.from_env(environment))[2:]
 
 
-def test_settings_choose_the_driver_and_the_binding() -> None:
+def test_settings_choose_the_driver_() -> None:
     helper = "services.checkpointer.helper"
-    assert command(KYB_DRIVER="cuda") == (helper, "--driver", "cuda", "--binding", "auto")
-    assert command(KYB_DRIVER="cuda", KYB_CUDA_BINDING="ctypes")[-1] == "ctypes"
+    assert command(KYB_DRIVER="cuda") == (helper, "--driver", "cuda")
     factory = "kybernate.dev.fakes.gpu.helper_driver:FakeHelperDriver"
     assert command(KYB_FAKE_DRIVER="/x") == (helper, "--driver", "fake", "--factory", factory, "--socket", "/x")
     with pytest.raises(ValueError, match="KYB_DRIVER=fake needs KYB_FAKE_DRIVER"):

@@ -1,4 +1,4 @@
-"""The helper process with the real driver code, against the stub libraries, through both bindings."""
+"""The helper process with the real driver code, against the stub libraries."""
 
 import asyncio
 import os
@@ -14,12 +14,9 @@ from tests.cuda.stub_node import DEADLINE, GIB, Helper, stub_node
 
 SECONDS_BUSY = 1e6
 
-both = pytest.mark.parametrize("binding", ["bindings", "ctypes"])
 
-
-@both
-async def test_a_process_is_parked_and_activated(binding: str) -> None:
-    async with stub_node() as node, node.helper(binding) as helper:
+async def test_a_process_is_parked_and_activated() -> None:
+    async with stub_node() as node, node.helper() as helper:
         pid = await node.user(node.gpus[0])
         assert await helper.code("restore_tid", pid) == (0, "SUCCESS")
         assert await helper.state(pid) == "RUNNING"
@@ -45,9 +42,8 @@ async def test_a_process_is_parked_and_activated(binding: str) -> None:
         assert (await node.client.call("stats"))["violations"]["count"] == 0
 
 
-@both
-async def test_a_map_moves_a_process_to_the_other_gpu(binding: str) -> None:
-    async with stub_node() as node, node.helper(binding) as helper:
+async def test_a_map_moves_a_process_to_the_other_gpu() -> None:
+    async with stub_node() as node, node.helper() as helper:
         first, second = node.gpus
         pid = await node.user(first)
         await helper.code("lock", pid)
@@ -62,10 +58,9 @@ async def test_a_map_moves_a_process_to_the_other_gpu(binding: str) -> None:
         assert await node.used() == {first: 0, second: 40 * GIB}, "the identity goes without a map"
 
 
-@both
-async def test_a_driver_before_580_is_never_asked_to_move_anything(binding: str) -> None:
+async def test_a_driver_before_580_is_never_asked_to_move_anything() -> None:
     """It would not look at the map and restore where there may be no room."""
-    async with stub_node() as node, node.helper(binding, KYB_STUB_CUDA_VERSION="12080") as helper:
+    async with stub_node() as node, node.helper(KYB_STUB_CUDA_VERSION="12080") as helper:
         first, second = node.gpus
         pid = await node.user(first)
         await helper.code("lock", pid)
@@ -77,9 +72,8 @@ async def test_a_driver_before_580_is_never_asked_to_move_anything(binding: str)
         assert await helper.code("restore", pid, gpu_map={first: first, second: second}) == (0, "SUCCESS")
 
 
-@both
-async def test_a_driver_before_570_is_named_on_every_verb(binding: str) -> None:
-    async with stub_node(gpus=1) as node, node.helper(binding, KYB_STUB_CUDA_VERSION="12040") as helper:
+async def test_a_driver_before_570_is_named_on_every_verb() -> None:
+    async with stub_node(gpus=1) as node, node.helper(KYB_STUB_CUDA_VERSION="12040") as helper:
         text = "driver 550 has no checkpoint API; needs 570 or newer (580 recommended)"
         for verb in ("state", "restore_tid", "lock", "checkpoint", "restore", "unlock", "usage", "processes", "init"):
             reply = await helper.call(verb, pid=os.getpid())
@@ -89,9 +83,8 @@ async def test_a_driver_before_570_is_named_on_every_verb(binding: str) -> None:
         assert described["capabilities"]["checkpoint"] is False
 
 
-@both
-async def test_results_have_the_names_of_the_driver(binding: str) -> None:
-    async with stub_node(gpus=1) as node, node.helper(binding) as helper:
+async def test_results_have_the_names_of_the_driver() -> None:
+    async with stub_node(gpus=1) as node, node.helper() as helper:
         pid = await node.user(node.gpus[0])
         assert await helper.code("checkpoint", pid) == (401, "ILLEGAL_STATE")
         assert await helper.code("lock", os.getpid()) == (3, "NOT_INITIALIZED")
@@ -102,9 +95,8 @@ async def test_results_have_the_names_of_the_driver(binding: str) -> None:
         assert (await helper.call("no-such-verb"))["name"] == "INVALID_VALUE"
 
 
-@both
-async def test_a_restore_without_room_loses_the_process(binding: str) -> None:
-    async with stub_node(gpus=1) as node, node.helper(binding) as helper:
+async def test_a_restore_without_room_loses_the_process() -> None:
+    async with stub_node(gpus=1) as node, node.helper() as helper:
         pid = await node.user(node.gpus[0], gib=60)
         await helper.code("lock", pid)
         await helper.code("checkpoint", pid)
@@ -114,9 +106,8 @@ async def test_a_restore_without_room_loses_the_process(binding: str) -> None:
         assert await helper.code("restore", pid) == (304, "OPERATING_SYSTEM")
 
 
-@both
-async def test_a_call_that_hangs_ends_at_its_deadline_and_the_next_one_is_answered(binding: str) -> None:
-    async with stub_node(gpus=1) as node, node.helper(binding) as helper:
+async def test_a_call_that_hangs_ends_at_its_deadline_and_the_next_one_is_answered() -> None:
+    async with stub_node(gpus=1) as node, node.helper() as helper:
         pid = await node.user(node.gpus[0])
         assert await helper.state(pid) == "RUNNING"
         hanging = helper.pool._lines["G0"].helper
@@ -129,10 +120,9 @@ async def test_a_call_that_hangs_ends_at_its_deadline_and_the_next_one_is_answer
         assert helper.pool.stuck == {}
 
 
-@both
-async def test_the_template_of_the_helpers_never_loads_the_driver(binding: str) -> None:
+async def test_the_template_of_the_helpers_never_loads_the_driver() -> None:
     """CUDA does not survive a fork."""
-    async with stub_node(gpus=1) as node, node.helper(binding) as helper:
+    async with stub_node(gpus=1) as node, node.helper() as helper:
         assert (await helper.call("describe"))["code"] == 0
         forked = helper.pool._lines["G0"].helper
         assert forked is not None
@@ -145,7 +135,7 @@ async def test_the_template_of_the_helpers_never_loads_the_driver(binding: str) 
 
 
 async def test_another_group_goes_on_while_a_call_hangs() -> None:
-    async with stub_node() as node, node.helper("ctypes") as helper:
+    async with stub_node() as node, node.helper() as helper:
         first, second = await node.user(node.gpus[0]), await node.user(node.gpus[1])
         await node.inject("hang", pid=first, verb="lock")
         task = asyncio.create_task(helper.pool.call("G0", "lock", deadline=3600, pid=first))
@@ -156,12 +146,11 @@ async def test_another_group_goes_on_while_a_call_hangs() -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-@both
-async def test_describe_tells_what_the_machine_is(binding: str) -> None:
-    async with stub_node() as node, node.helper(binding) as helper:
+async def test_describe_tells_what_the_machine_is() -> None:
+    async with stub_node() as node, node.helper() as helper:
         described = await helper.call("describe")
         assert (described["code"], described["driver"], described["cuda"]) == (0, "580.95.05", 13000)
-        assert described["binding"].startswith("cuda-bindings 13." if binding == "bindings" else "ctypes")
+        assert described["binding"].startswith("ctypes")
         assert described["persistence"] == dict.fromkeys(node.gpus, True)
         assert described["mig"] == dict.fromkeys(node.gpus, False)
         capabilities = {"checkpoint": True, "gpu_map": True, "launch_job": False, "custom_storage": False}
@@ -169,12 +158,12 @@ async def test_describe_tells_what_the_machine_is(binding: str) -> None:
 
 
 async def test_a_gpu_in_mig_mode_is_described_as_such() -> None:
-    async with stub_node(gpus=2, options=("--preset", "2xA100-half-mig")) as node, node.helper("ctypes") as helper:
+    async with stub_node(gpus=2, options=("--preset", "2xA100-half-mig")) as node, node.helper() as helper:
         assert sorted((await helper.call("describe"))["mig"].values()) == [False, True]
 
 
 async def test_a_lost_gpu_is_left_out_unless_it_is_the_one_that_is_wanted() -> None:
-    async with stub_node() as node, node.helper("ctypes") as helper:
+    async with stub_node() as node, node.helper() as helper:
         pid = await node.user(node.gpus[1])
         await node.inject("lost", gpu=node.gpus[0])
         assert list((await helper.call("memory"))["memory"]) == [node.gpus[1]]
@@ -205,19 +194,18 @@ async def test_the_fake_driver_leaves_out_a_lost_gpu_as_nvml_does() -> None:
             assert (await helper.call(verb, gpus=[node.gpus[0]]))["code"] == -1
 
 
-def recorded(recorder: Recorder, binding: str, folder: Path) -> HelperPool:
+def recorded(recorder: Recorder, folder: Path) -> HelperPool:
     """Helpers on the recording library, without NVML."""
     settings = (f"LD_LIBRARY_PATH={recorder.folder}", f"RECORDER_FOLDER={recorder.folder}")
-    helper = (sys.executable, "-m", "services.checkpointer.helper", "--driver", "cuda", "--binding", binding)
+    helper = (sys.executable, "-m", "services.checkpointer.helper", "--driver", "cuda")
     return HelperPool(("/usr/bin/env", *settings, *helper), folder)
 
 
 @needs_no_driver
-@both
-async def test_a_system_that_is_not_ready_is_asked_again_at_the_next_call(tmp_path: Path, binding: str) -> None:
+async def test_a_system_that_is_not_ready_is_asked_again_at_the_next_call(tmp_path: Path) -> None:
     recorder = Recorder.build(tmp_path / "lib")
     recorder.answer(cuInit=802)
-    async with recorded(recorder, binding, tmp_path / "helpers") as pool:
+    async with recorded(recorder, tmp_path / "helpers") as pool:
         helper = Helper(pool)
         reply = await helper.call("state", pid=1)
         assert (reply["code"], reply["name"]) == (-1, "UNREACHABLE")
@@ -234,11 +222,10 @@ async def test_a_system_that_is_not_ready_is_asked_again_at_the_next_call(tmp_pa
         assert "KYB_DRIVER=fake" in reply["text"]  # the setting of the checkpointer; KYB_GPUS is that of other services
 
 
-@both
-async def test_a_library_that_does_not_fit_the_driver_is_asked_once(tmp_path: Path, binding: str) -> None:
+async def test_a_library_that_does_not_fit_the_driver_is_asked_once(tmp_path: Path) -> None:
     recorder = Recorder.build(tmp_path / "lib")
     recorder.answer(cuInit=803)
-    async with recorded(recorder, binding, tmp_path / "helpers") as pool:
+    async with recorded(recorder, tmp_path / "helpers") as pool:
         helper = Helper(pool)
         for _ in range(3):
             assert "SYSTEM_DRIVER_MISMATCH (803)" in (await helper.call("lock", pid=1))["text"]
@@ -248,43 +235,39 @@ async def test_a_library_that_does_not_fit_the_driver_is_asked_once(tmp_path: Pa
         assert recorder.calls("cuCheckpointProcessLock") == []
 
 
-@both
 @pytest.mark.parametrize(("code", "verb"), [(304, "restore"), (2, "restore"), (3, "state"), (3, "restore_tid")])
 async def test_what_cuinit_answers_is_never_taken_for_an_answer_about_a_process(
-    tmp_path: Path, binding: str, code: int, verb: str
+    tmp_path: Path, code: int, verb: str
 ) -> None:
     """304 or 2 of a restore means that its process is lost, 3 of a state that it is gone: both would be killed."""
     recorder = Recorder.build(tmp_path / "lib")
     recorder.answer(cuInit=code)
-    async with recorded(recorder, binding, tmp_path / "helpers") as pool:
+    async with recorded(recorder, tmp_path / "helpers") as pool:
         reply = await Helper(pool).call(verb, pid=1)
         assert (reply["code"], f"({code})" in reply["text"]) == (-1, True)
 
 
-@both
-async def test_a_library_without_the_api_is_an_old_driver(tmp_path: Path, binding: str) -> None:
+async def test_a_library_without_the_api_is_an_old_driver(tmp_path: Path) -> None:
     recorder = Recorder.build(tmp_path / "lib", "-DOLD")
     recorder.answer(cuDriverGetVersion="0 12040")
-    async with recorded(recorder, binding, tmp_path / "helpers") as pool:
+    async with recorded(recorder, tmp_path / "helpers") as pool:
         reply = await Helper(pool).call("memory")
         assert reply["code"] == -1
         assert reply["text"].startswith("the driver (CUDA 12.4) has no checkpoint API")
 
 
-@both
-async def test_a_function_that_is_missing_in_spite_of_the_version_is_an_answer(tmp_path: Path, binding: str) -> None:
-    recorder = Recorder.build(tmp_path / "lib", *(() if binding == "bindings" else ("-DOLD",)))
+async def test_a_function_that_is_missing_in_spite_of_the_version_is_an_answer(tmp_path: Path) -> None:
+    recorder = Recorder.build(tmp_path / "lib", "-DOLD")
     recorder.answer(cuCheckpointProcessLock="absent")
-    async with recorded(recorder, binding, tmp_path / "helpers") as pool:
+    async with recorded(recorder, tmp_path / "helpers") as pool:
         reply = await Helper(pool).call("lock", pid=1)
         assert (reply["code"], reply["name"]) == (-1, "UNREACHABLE")
         assert "cuCheckpointProcessLock" in reply["text"]
 
 
-@both
-async def test_states_of_cuda_13_4_and_unknown_ones_have_names(tmp_path: Path, binding: str) -> None:
+async def test_states_of_cuda_13_4_and_unknown_ones_have_names(tmp_path: Path) -> None:
     recorder = Recorder.build(tmp_path / "lib")
-    async with recorded(recorder, binding, tmp_path / "helpers") as pool:
+    async with recorded(recorder, tmp_path / "helpers") as pool:
         for number, name in ((4, "CHECKPOINTING"), (5, "RESTORING"), (9, "STATE_9")):
             recorder.answer(cuCheckpointProcessGetState=f"0 {number}")
             assert await Helper(pool).state(1) == name
@@ -293,7 +276,7 @@ async def test_states_of_cuda_13_4_and_unknown_ones_have_names(tmp_path: Path, b
 @needs_no_driver
 async def test_without_any_library_every_verb_says_what_to_install(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)  # an empty folder
-    async with recorded(recorder, "auto", tmp_path / "helpers") as pool:
+    async with recorded(recorder, tmp_path / "helpers") as pool:
         for verb in ("state", "memory", "describe"):
             reply = await Helper(pool).call(verb, pid=1)
             assert (reply["code"], reply["name"]) == (-1, "UNREACHABLE")

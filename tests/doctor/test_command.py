@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from kybernate.doctor.gpu import gather
 from tests.cuda.recorder import Recorder, needs_no_driver
 from tests.cuda.stub_node import stub_node
@@ -66,17 +64,16 @@ async def test_the_fake_driver_is_a_good_machine() -> None:
         assert found["nvml"]["finding"] == "1 of 2 GPUs do not answer"
 
 
-@pytest.mark.parametrize("binding", ["bindings", "ctypes"])
-async def test_the_stub_libraries_are_asked_as_the_real_ones(binding: str) -> None:
+async def test_the_stub_libraries_are_asked_as_the_real_ones() -> None:
     async with stub_node() as node:
         await node.user(node.gpus[0], gib=1)
-        code, found = await checks(node.environment(), "--binding", binding)
+        code, found = await checks(node.environment())
         assert code == 0, found
-        assert "cuda-bindings 13." in found["libcuda"]["finding"] or binding == "ctypes"
+        assert "through ctypes on libcuda.so.1" in found["libcuda"]["finding"]
         assert found["version"]["finding"].startswith("driver 580.95.05 can: park and activate, activate on other GPUs")
         assert found["access"]["level"] == "OK"
         assert found["persistence"]["finding"] == "on"
-        code, found = await checks(node.environment(KYB_STUB_CUDA_VERSION="12040"), "--binding", binding)
+        code, found = await checks(node.environment(KYB_STUB_CUDA_VERSION="12040"))
         assert code == 1
         assert found["version"]["finding"].startswith("driver 550 has no checkpoint API; needs 570 or newer")
 
@@ -91,7 +88,7 @@ async def test_mig_is_named_by_gpu() -> None:
 async def test_a_driver_that_hangs_ends_at_the_deadline_and_the_step_is_named(tmp_path: Path) -> None:
     recorder = Recorder.build(tmp_path / "lib")
     recorder.answer(cuInit="wait")
-    code, found = await checks(recorder.environment, "--timeout", "12", "--binding", "ctypes")
+    code, found = await checks(recorder.environment, "--timeout", "12")
     assert code == 1
     assert found["driver"]["finding"].startswith("cuInit did not end within 12 s")
 
@@ -99,7 +96,7 @@ async def test_a_driver_that_hangs_ends_at_the_deadline_and_the_step_is_named(tm
 async def test_a_driver_that_crashes_is_named(tmp_path: Path) -> None:
     recorder = Recorder.build(tmp_path / "lib")
     recorder.answer(cuInit="crash")
-    code, found = await checks(recorder.environment, "--binding", "ctypes")
+    code, found = await checks(recorder.environment)
     assert code == 1
     assert found["driver"]["finding"].startswith("cuInit crashed (SIGABRT)")
 
@@ -113,7 +110,7 @@ async def test_wrong_use_is_exit_code_2() -> None:
     code, _, err = await doctor(plain() | {"KYB_GPUS": "fake", "KYB_FAKE_DRIVER": "/nowhere"})
     assert code == 2
     assert "no fake GPU driver at /nowhere" in err
-    assert (await doctor(plain(), "--binding", "nonsense"))[0] == 2
+    assert (await doctor(plain(), "--timeout", "nonsense"))[0] == 2
 
 
 def test_facts_written_before_a_hang_count() -> None:

@@ -35,7 +35,7 @@ def stubs(compiler: str) -> Path:
 def binding(request: pytest.FixtureRequest) -> str:
     """How the test's processes reach libcuda.so.1."""
     if request.param == "bindings" and importlib.util.find_spec("cuda") is None:
-        text = "cuda-bindings is not installed; pip install 'kybernate[cuda]'"
+        text = "cuda-bindings is not installed; make setup"
         if os.environ.get("CI"):
             pytest.fail(text)
         pytest.skip(text)

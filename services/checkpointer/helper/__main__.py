@@ -18,14 +18,13 @@ def main() -> None:
     parser.add_argument("--driver", choices=["fake", "cuda"], required=True, help="which driver answers")
     parser.add_argument("--factory", metavar="MODULE:CLASS", help="the fake driver's class; called with the socket")
     parser.add_argument("--socket", help="socket of the fake driver")
-    parser.add_argument("--binding", choices=["auto", "bindings", "ctypes"], default="auto", help="how to call libcuda")
     arguments = parser.parse_args()
     make: Callable[[], HelperDriver]
     if arguments.driver == "cuda":
         from services.checkpointer.helper.cuda_driver import CudaDriver, preload
 
         preload()
-        make = functools.partial(CudaDriver, arguments.binding)
+        make = CudaDriver
     elif arguments.factory is None or arguments.socket is None:
         parser.error("--driver fake needs --factory and --socket")
     else:

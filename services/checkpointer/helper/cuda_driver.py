@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Any
 
 from kybernate.cuda import (
-    Binding,
     CheckpointApi,
     CudaResult,
     CudaUnavailableError,
@@ -48,8 +47,7 @@ def preload() -> None:
 class CudaDriver:
     """The checkpoint API and NVML, opened and initialized at the first call."""
 
-    def __init__(self, binding: Binding = "auto") -> None:
-        self._binding = binding
+    def __init__(self) -> None:
         self._nvml = NvmlReader(reopen=True)
         self._api: CheckpointApi | None = None
         self._init_code: int | None = None
@@ -71,7 +69,7 @@ class CudaDriver:
     def _ready(self) -> tuple[CheckpointApi, Reply | None]:
         """The driver, and the reply to every verb while it cannot be used. Raises CudaUnavailableError."""
         if self._api is None:
-            self._api = open_cuda(self._binding)
+            self._api = open_cuda()
         if self._init_code is None or (self._init_code != 0 and self._init_code not in _LASTING):
             self._cuda_version = self._api.driver_version()[1]
             self._init_code = self._api.init()
