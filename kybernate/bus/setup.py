@@ -186,10 +186,10 @@ async def _init(
     """As ``init``, once; ``changed`` has the streams that earlier tries changed."""
     changed, refusals, silent = [] if changed is None else changed, list[str](), list[str]()
     async with connection(url, "kyb bus init", credentials, timeout) as link:
-        js, wanted = link.client.jetstream(timeout=timeout), streams(replicas or 1)
+        js, wanted, one = link.client.jetstream(timeout=timeout), streams(replicas or 1), asyncio.Lock()
         # No stream depends on another one: one that is refused, or whose servers are away, keeps none from being made.
         results = await asyncio.gather(
-            *(_ensure(js, config, keep_replicas=replicas is None) for config in wanted), return_exceptions=True
+            *(_ensure(js, config, one, keep_replicas=replicas is None) for config in wanted), return_exceptions=True
         )
         for config, result in zip(wanted, results, strict=True):
             match result:
@@ -264,22 +264,24 @@ async def connection(
         await link.client.close()
 
 
-async def _ensure(js: JetStreamContext, config: StreamConfig, *, keep_replicas: bool) -> bool:
+async def _ensure(js: JetStreamContext, config: StreamConfig, one: asyncio.Lock, *, keep_replicas: bool) -> bool:
     """Create a missing stream, update a different one; True if it changed.
 
     An equal one is left alone: the server refuses ``add_stream`` of an existing stream whose size exceeds the free
-    rest of its store.
+    rest of its store. ``one``: held while a stream is made, since the server counts the account's room for those that
+    are made together as if each were the only one.
     """
     assert config.name is not None
     try:
         before = (await js.stream_info(config.name)).config
     except nats.js.errors.NotFoundError:
-        try:
-            await js.add_stream(config)
-        except nats.js.errors.APIError as error:
-            if error.err_code != SIZE_REQUIRED:
-                raise
-            await js.add_stream(config.evolve(max_bytes=BUCKET_SIZE))
+        async with one:
+            try:
+                await js.add_stream(config)
+            except nats.js.errors.APIError as error:
+                if error.err_code != SIZE_REQUIRED:
+                    raise
+                await js.add_stream(config.evolve(max_bytes=BUCKET_SIZE))
         return True
     if config.max_bytes is None and before.max_bytes == BUCKET_SIZE:
         config = config.evolve(max_bytes=BUCKET_SIZE)

@@ -5,7 +5,9 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+import aiohttp
 import pytest
+from aiohttp import web
 
 from kybernate.dev.demo.chaos import (
     NATS_OUTAGE_SECONDS,
@@ -16,10 +18,14 @@ from kybernate.dev.demo.chaos import (
     PlannedKill,
     Promise,
     plan,
+    seats_in_order,
 )
 from kybernate.dev.demo.client import Outages
 from kybernate.dev.demo.watch import Watch
 from kybernate.dev.stack import SERVICES
+from kybernate.dev.stack.options import StackOptions
+from kybernate.dev.stack.stack import Stack
+from kybernate.health import HttpServer
 from kybernate.seat import SeatState as S
 from tests.demo.router_fake import event
 
@@ -175,3 +181,19 @@ async def _yes() -> bool:
 
 async def _no() -> bool:
     return False
+
+
+@pytest.mark.parametrize(("backend", "ordered"), [("fake", False), ("restart", True)])
+async def test_a_parked_seat_without_a_process_is_in_order_where_parking_ends_it(backend: str, ordered: bool) -> None:
+    stack = Stack(StackOptions(backend=backend))
+    rows = [
+        {"seat": f"s{n}", "model": model, "state": "waiting", "started": True} for n, model in enumerate(stack.models)
+    ]
+
+    async def seats(_: web.Request) -> web.Response:
+        return web.json_response({"seats": rows})
+
+    app = web.Application()
+    app.router.add_get("/v1/seats", seats)
+    async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as session:
+        assert await seats_in_order(session, server.url, stack) is ordered

@@ -21,7 +21,7 @@ import aiohttp
 from kybernate.dev.demo.client import Outages
 from kybernate.dev.demo.watch import Watch
 from kybernate.dev.stack import Stack
-from kybernate.dev.stack.stack import SERVICES, unready
+from kybernate.dev.stack.stack import SERVICES
 from kybernate.seat import SeatState
 
 NATS_OUTAGE_SECONDS = 5.0
@@ -281,14 +281,14 @@ async def answers(session: aiohttp.ClientSession, url: str) -> bool:
         return False
 
 
-async def seats_in_order(session: aiohttp.ClientSession, url: str, models: int) -> bool:
-    """Whether every model has been started and is active or parked."""
+async def seats_in_order(session: aiohttp.ClientSession, url: str, stack: Stack) -> bool:
+    """Whether every model has been started, and is active or parked."""
     try:
         async with asyncio.timeout(2), session.get(f"{url}/v1/seats") as response:
             body = await response.json()
     except (aiohttp.ClientError, ConnectionError, TimeoutError, ValueError):
         return False
-    return isinstance(body.get("seats"), list) and unready(body["seats"], models) is None
+    return isinstance(body.get("seats"), list) and stack.missing(body["seats"]) is None
 
 
 def keep_logs(stack: Stack, folder: Path) -> None:

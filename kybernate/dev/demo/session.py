@@ -248,7 +248,7 @@ async def _with_chaos(
     live.stage = "waiting for order"
 
     async def in_order() -> bool:
-        asked = [seats_in_order(player.session, url, len(stack.models)) for url in player.urls]
+        asked = [seats_in_order(player.session, url, stack) for url in player.urls]
         return all(await asyncio.gather(*asked))
 
     await chaos.settle(in_order, SETTLE_SECONDS)

@@ -180,8 +180,6 @@ class Stack:
         or the router does not answer, NotReadyError when time is up.
         """
         unmet, most = "the router does not answer", -1
-        backends = {*(self.options.parked_by or "").split(","), *(p.annotations.get(BACKEND) for p in self.plan.pods)}
-        restart = RESTART in backends or self.plan.config.host_memory != "off"
         seats: list[dict[str, Any]] | None = None
         try:
             async with asyncio.timeout(timeout) as limit, aiohttp.ClientSession() as session:
@@ -189,11 +187,11 @@ class Stack:
                     self._raise_refusal()
                     seats = await self._seats(session)
                     if seats is not None:
-                        missing = unready(seats, len(self.models), restart=restart)
+                        missing = self.missing(seats)
                         if missing is None:
                             return seats
                         unmet = missing
-                        if (count := len(settled(seats, restart=restart))) > most:
+                        if (count := len(settled(seats, restart=self.restarts))) > most:
                             progress(missing.partition(";")[0])
                             most = count
                             limit.reschedule(asyncio.get_running_loop().time() + timeout)
@@ -336,6 +334,16 @@ class Stack:
             return None
         seats = body.get("seats") if isinstance(body, dict) else None
         return seats if isinstance(seats, list) else None
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a parked seat may have no process: its engine is started again."""
+        backends = {*(self.options.parked_by or "").split(","), *(p.annotations.get(BACKEND) for p in self.plan.pods)}
+        return RESTART in backends or self.plan.config.host_memory != "off"
+
+    def missing(self, seats: list[dict[str, Any]]) -> str | None:
+        """Why these rows of ``GET /v1/seats`` are not this stack, ready; None when they are."""
+        return unready(seats, len(self.models), restart=self.restarts)
 
     def _raise_refusal(self) -> None:
         keeping = self._keeping_bus
