@@ -14,7 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from kybernate import files
 from kybernate.logs import get_logger
@@ -155,15 +163,26 @@ class LedgerEntry(BaseModel):
     on: tuple[str, ...] = ()
     """UUIDs of the GPUs of the group that it is on, where that is another one."""
     durable: Durable = Field(default_factory=Durable)
+    """On disk its fields stand beside the entry's own, as every release reads them; some wrote them as this record."""
 
     @model_validator(mode="before")
     @classmethod
     def _from_flat(cls, data: Any) -> Any:
-        """An entry of a manager before this format has the fields of ``durable`` beside its own."""
         if not isinstance(data, dict) or "durable" in data:
             return data
         freeze = {"since": data.get("frozen_since", 0.0), "until": data.get("frozen_until", 0.0)}
         return {**data, "durable": {**data, "costs": data, "freeze": freeze}}
+
+    @model_serializer(mode="wrap")
+    def _to_flat(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = dump(self)
+        durable = data.pop("durable")
+        freeze, costs = durable.pop("freeze"), durable.pop("costs")
+        return {**data, **durable, **costs, "frozen_since": freeze["since"], "frozen_until": freeze["until"]}
+
+
+FORMAT = 1
+"""Raised when a manager that knows only the number before would take a ledger for something else."""
 
 
 class Ledger(BaseModel):
@@ -188,8 +207,9 @@ class Ledger(BaseModel):
     """Names of the drains in force."""
     unaccounted: dict[str, float] = Field(default_factory=dict)
     """``NodeState.unaccounted``, CLOCK_MONOTONIC."""
+    format: int = FORMAT
     lost: bool = Field(default=False, exclude=True)
-    """It could not be read, or not its last record: it may lack a ticket."""
+    """It could not be read, or not its last record, or a later release wrote it: it may lack a ticket or a move."""
 
 
 class LedgerFile:
@@ -223,7 +243,10 @@ class LedgerFile:
                     found = Ledger.model_validate_json(line)
                     if damaged:
                         self._tell("ledger.damaged", damaged, used=number, epoch=found.epoch, meaning=_FORGOTTEN)
-                    return found.model_copy(update={"lost": bool(damaged)})
+                    newer = found.format > FORMAT
+                    if newer:
+                        self._tell("ledger.newer", [number], format=found.format, known=FORMAT, meaning=_NEWER)
+                    return found.model_copy(update={"lost": newer or bool(damaged)})
             damaged += [number] if line else []
         aside = self.path.with_suffix(".unreadable")
         os.replace(self.path, aside)
@@ -284,6 +307,7 @@ class LedgerFile:
 _FORGOTTEN = (
     "what was decided after the line that is used is forgotten: evidence of the processes decides, pins may be older"
 )
+_NEWER = "a later release wrote it: evidence of the processes decides where seats are and which of them start"
 _LOST = "nothing is remembered: evidence of the processes and the tickets in the seat folders decide; pins are lost"
 
 _CHECKED = b'{"checksum":"'

@@ -29,7 +29,7 @@ from services.gpu_manager.inputs import (
     Tick,
     UnixTime,
 )
-from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry, LedgerFile
+from services.gpu_manager.ledger import FORMAT, Durable, Freeze, Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import GateFiles
@@ -198,6 +198,16 @@ def test_what_is_read_tells_whether_a_ticket_may_be_missing(tmp_path: Path) -> N
     assert (found.epoch, found.lost) == (1, True)
     path.write_text("damaged")
     assert LedgerFile(path).read().lost
+
+
+def test_a_ledger_of_a_later_format_is_believed_as_one_whose_end_is_damaged(tmp_path: Path) -> None:
+    LedgerFile(tmp_path / "ledger").write(ledger(1).model_copy(update={"format": FORMAT + 1}), durable=True)
+
+    with structlog.testing.capture_logs() as logs:
+        found = LedgerFile(tmp_path / "ledger").read()
+
+    assert (found.seats, found.lost) == (ledger(1).seats, True)
+    assert [(line["event"], line["format"], line["known"]) for line in logs] == [("ledger.newer", FORMAT + 1, FORMAT)]
 
 
 @pytest.mark.parametrize("lines", ["last", "all"])

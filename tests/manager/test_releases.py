@@ -1,0 +1,122 @@
+"""Upgrade and rollback: what one release's manager writes into its ledger, the one of another release serves on.
+
+The other release runs as its own process, on its own board and with its own tests' world.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.gpu_manager import recovery
+from services.gpu_manager.ledger import LedgerFile
+from tests.manager.pulling import Pulls
+from tests.manager.test_recovery import restart
+from tests.manager.world import World, make_group
+from tests.releases import OLDER, unpack
+
+POOL = (("G0", 0), ("G1", 1))
+SERVE = """
+import json, sys
+from pathlib import Path
+from services.gpu_manager import recovery
+from services.gpu_manager.seat_pod import SeatPod
+from tests.manager.pulling import Pulls
+from tests.manager.test_recovery import restart
+from tests.manager.world import World, make_group
+try:
+    from kybernate.ledger import LedgerFile
+    from services.gpu_manager import showing
+    seats, write = (lambda world: world.board.rows), (lambda world: showing.ledger(world.board, "b"))
+    own = lambda world, row, pod: setattr(row, "pod", pod)
+except ImportError:
+    from services.gpu_manager.ledger import LedgerFile
+    seats, write = (lambda world: world.node.seats), (lambda world: recovery.ledger(world.node, "b"))
+    own = lambda world, seat, pod: world.node.own(seat, pod)
+
+path, given = Path(sys.argv[1]), json.loads(sys.argv[2])
+groups = [make_group(name, [gpu], 3, rebalance=True) for name, gpu in given["pool"]]
+world = World(groups=tuple(groups), policy=Pulls())
+world.pods = {pod["seat"]: SeatPod(**pod) for pod in given["pods"]}
+for name, pod in world.pods.items():
+    own(world, seats(world)[name], pod)
+restart(world, ledger=LedgerFile(path).read(), **given["seen"])
+found = lambda: {seat.pod.name: [str(seat.state), seat.group.name] for seat in seats(world).values() if seat.pod}
+at_first = found()
+world.wall += 30
+world.router("router-0")
+world.tick(5)
+for seat, pod in world.pods.items():
+    if pod.running:
+        for other in world.pods:
+            world.traffic(other, waiting=int(other == seat))
+        for _ in range(60):
+            if str(seats(world)[seat].state) == "active":
+                break
+            world.beat()
+            world.tick(1)
+            world.finish()
+        assert str(seats(world)[seat].state) == "active", (pod.name, found())
+file = LedgerFile(path)
+file.write(write(world), durable=True)
+print(json.dumps({"at first": at_first, "at last": found()}))
+"""
+"""A manager of the release starts with this ledger, activates each seat in turn, and writes its own ledger."""
+
+
+def served_by(release: Path, ledger: Path, world: World, seen: Mapping[str, str]) -> dict[str, dict[str, list[str]]]:
+    """State and group of each pod's seat by that release's manager, after its start and after it served all of them."""
+    fields = ("seat", "resource", "namespace", "name", "uid", "container", "container_id", "running", "ip")
+    pods = [
+        {name: getattr(pod, name) for name in fields} | {"annotations": pod.annotations} for pod in world.pods.values()
+    ]
+    given = json.dumps({"pool": POOL, "pods": pods, "seen": seen})
+    command = [sys.executable, "-c", SERVE, str(ledger), given]
+    env = os.environ | {"PYTHONPATH": str(release)}
+    done = subprocess.run(command, cwd=release, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def pool() -> World:
+    """a and b of G0, c of G1; a has moved to G1, where it is parked, as c is."""
+    world = World(groups=tuple(make_group(name, [gpu], 3, rebalance=True) for name, gpu in POOL), policy=Pulls())
+    world.boot()
+    a, b = world.fill("a", "b")
+    world.fill("c", group=1)
+    world.tick(20)
+    world.beat()
+    world.traffic(b, in_flight=1)
+    world.traffic(a, waiting=1)
+    world.tick()
+    world.settle()
+    assert world.moved(a)
+    return world
+
+
+@pytest.mark.parametrize("commit", OLDER, ids=lambda commit: commit[:8])
+def test_a_manager_of_an_earlier_release_serves_on_what_this_one_wrote_and_back(tmp_path: Path, commit: str) -> None:
+    release, ledger, world = unpack(commit, tmp_path), tmp_path / "ledger", pool()
+    d = world.seat(1, 1)
+    world.pod(d, "d")  # waits at the start gate
+    states = {seat.pod.name: [str(seat.state), seat.group.name] for seat in world.node.seats.values() if seat.pod}
+    file = LedgerFile(ledger)
+    file.write(recovery.ledger(world.node, "b"), durable=True)
+    file.close()
+    seen = {name: "parked" if state == "parked" else "active" for name, (state, _) in states.items()}
+
+    found = served_by(release, ledger, world, seen)
+
+    assert found["at first"] == states
+    back = LedgerFile(ledger).read()
+    last = found["at last"]
+    restart(world, ledger=back, **{name: state for name, (state, _) in last.items()})
+    again = {seat.pod.name: [str(seat.state), seat.group.name] for seat in world.node.seats.values() if seat.pod}
+    assert again == last
+    assert {entry.pod for entry in back.seats if entry.durable.started} == {"default/a", "default/b", "default/c"}
