@@ -8,8 +8,10 @@ from http import HTTPStatus
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from kybernate.logs import get_logger
+from kybernate.web_origin import WebOrigins
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 LONGEST_NAME = 512
@@ -77,6 +79,19 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             raise  # half a response is sent: only the broken connection shows the failure
         get_logger().error("request.failed", method=request.method, path=request.path, exc_info=error)
         return ApiError(500, "internal_error", "this service failed at this request; see its log").response()
+
+
+def own_pages(origins: WebOrigins) -> Middleware:
+    """Return the check that a port's own pages, and configured ones, send what a browser marks: else 403."""
+
+    @web.middleware
+    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        refused = origins.refusal(request.method, request.headers, page=request.path.startswith("/ui"))
+        if refused is not None:
+            raise ApiError(403, *refused)
+        return await handler(request)
+
+    return checked
 
 
 def printable(text: str) -> bool:

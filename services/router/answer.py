@@ -1,6 +1,7 @@
 """The answer to one call: the engine's bytes as they came, or an error in the way that the caller can still notice."""
 
 import json
+from collections.abc import Mapping
 from typing import Protocol
 
 from services.router.api import RouterError
@@ -18,6 +19,8 @@ class Connection(Protocol):
     """The caller's connection, as a call sees it."""
 
     address: str
+    cors: Mapping[str, str]
+    """Headers by which a page may read the answer."""
     slow: bool
     """It reads more slowly than it is answered."""
 
@@ -121,7 +124,7 @@ class Answer:
     def fail(self, error: RouterError, cause: str, *, close: bool) -> None:
         """Report an error: as a response, as an event of the stream, or else by a reset of the connection."""
         if not self.began:
-            self._connection.write(error.raw(close=close, headers={"X-Kyb-Cause": cause}))
+            self._connection.write(error.raw(close=close, headers={"X-Kyb-Cause": cause, **self._connection.cors}))
             self._connection.finished(close=close)
         elif self._sse and self._at_event:
             self._send(error.sse())
@@ -143,6 +146,8 @@ class Answer:
             lines += b"Content-Length: %d\r\n" % length
         elif self._chunks:
             lines += b"Transfer-Encoding: chunked\r\n"
+        for field in self._connection.cors.items():
+            lines += b"%b: %b\r\n" % (field[0].encode(), field[1].encode())
         if closes:
             lines += b"Connection: close\r\n"
         self._unsent = (STATUS_LINES.get(status) or b"HTTP/1.1 %d\r\n" % status) + lines + b"\r\n"

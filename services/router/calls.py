@@ -40,9 +40,13 @@ MEDIA = b"audio/", b"image/", b"video/", b"application/octet-stream"
 """Types of answers whose bytes are no tokens."""
 NO_TEXT = b"/embeddings", b"/pooling", b"/images/generations", b"/images/edits", b"/images/variations"
 """Ends of paths whose answers are numbers or pictures, whose bytes are no tokens either."""
-_NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"content-encoding", b"expect", b"x-request-id"}
+_NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"content-encoding", b"expect", b"x-request-id", b"origin"}
 """The body was read and, if it was compressed, decompressed; its length and encoding are set anew."""
-_NOT_RETURNED = HOP_BY_HOP | {b"content-length"}
+_NOT_RETURNED = HOP_BY_HOP | {
+    b"content-length", b"access-control-allow-origin", b"access-control-allow-credentials",
+    b"access-control-expose-headers",
+}  # fmt: skip
+"""Which pages may read an answer is decided here."""
 
 
 @dataclass

@@ -9,15 +9,16 @@ import socket
 import ssl
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
 from aiohttp import web
 
 from kybernate.lifecycle import listening
 from kybernate.logs import get_logger
+from kybernate.web_origin import WebOrigins
 from services.router.aiohttp_bridge import AiohttpHandler
-from services.router.api import RouterError
+from services.router.api import RouterError, no_content
 from services.router.calls import Call, Calls
 from services.router.core.body import BodyMemory
 from services.router.core.framing import HttpError
@@ -100,6 +101,8 @@ class CallerConnection(asyncio.Protocol):
         self._head: Head | None = None
         self._body: RequestBody | None = None
         """Of the request that arrives."""
+        self.cors: Mapping[str, str] = {}
+        """Headers by which a page may read the answer to its request."""
         self._call: Call | None = None
         self._handler: AiohttpHandler | None = None
         """Of a request to the router itself."""
@@ -230,6 +233,7 @@ class CallerConnection(asyncio.Protocol):
         if head.version not in ("1.1", "1.0"):
             text = "only HTTP/1.1 and HTTP/1.0 are served here"
             raise RouterError(505, "http_version", text, closes=True)
+        self._check_page(head)
         if head.method == b"POST" and head.target.partition(b"?")[0] in calls.paths:
             self._call = calls.begin(self, head)
             self._body = self._call.body
@@ -242,6 +246,14 @@ class CallerConnection(asyncio.Protocol):
         if self._body.expected and not data:
             self.write(CONTINUE)
         return data if data else self._take_body(b"")
+
+    def _check_page(self, head: Head) -> None:
+        """Refuse what another site's page sends. Raises RouterError."""
+        origins, fields = self._front.origins, head.fields()
+        self.cors = origins.answer_headers(fields)
+        refused = origins.refusal(head.method.decode("latin-1"), fields)
+        if refused is not None:
+            raise RouterError(403, *refused, closes=True)
 
     def _take_body(self, data: bytes) -> bytes:
         assert self._body is not None
@@ -258,6 +270,10 @@ class CallerConnection(asyncio.Protocol):
             self._body.close()
             self.write(HEALTHY if head.keep_alive and head.version == "1.1" else HEALTHY_LAST)
             self.finished(close=not head.keep_alive or head.version != "1.1")
+        elif (may := self._front.origins.preflight(head.method.decode("latin-1"), head.fields())) is not None:
+            self._body.close()
+            self.write(no_content(may, close=not head.keep_alive))
+            self.finished(close=not head.keep_alive)
         elif self._body.small:
             self._hand_over(head, self._body.sent())
         else:
@@ -371,7 +387,7 @@ class CallerConnection(asyncio.Protocol):
             self._body.close()
         complete = self._head is None
         close = error.closes or not complete or self._front.stopping
-        self.write(error.raw(close=close))
+        self.write(error.raw(close=close, headers=self.cors))
         self.finished(close=close)
 
     def _crash(self, error: Exception) -> None:
@@ -381,7 +397,7 @@ class CallerConnection(asyncio.Protocol):
         self.abort()
 
     def _refuse(self, error: RouterError) -> None:
-        self.write(error.raw())
+        self.write(error.raw(headers=self.cors))
         self._end()
 
     def _end(self, *, sending: bool = False) -> None:
@@ -459,6 +475,7 @@ class Front:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.calls, self.settings, self.limits = calls, settings, limits
+        self.origins = WebOrigins(settings.cors_origins)
         memory = OwnMemory(OWN_MEMORY_BYTES, OWN_MEMORY_BYTES)
         self.own = Intake(memory, settings.body_seconds, limits.rejected)
         """Bodies of requests to the router itself."""

@@ -15,8 +15,9 @@ from aiohttp import web
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.health import BusMetrics, Health, HttpServer
-from kybernate.http_api import LONGEST_NAME, errors
+from kybernate.http_api import LONGEST_NAME, errors, own_pages
 from kybernate.messages import Presence, TrafficSignal
+from kybernate.web_origin import WebOrigins
 from services.router import openapi
 from services.router.api import RouterError, aliases_of, engine_paths
 from services.router.auth import open_auth
@@ -111,7 +112,8 @@ class RunningRouter:
         self.dispatcher.on_forward = self.page.forwarded
         self.requests.on_served = self.page.plans.served
         self.app = self._application(gateways, operator, tenants)
-        self.operations = web.Application(middlewares=[errors], client_max_size=CHAT_BYTES)
+        checks = [errors, own_pages(WebOrigins(settings.cors_origins))]
+        self.operations = web.Application(middlewares=checks, client_max_size=CHAT_BYTES)
         """The application of the operations port."""
         self.operations.add_routes([*health.routes(), *self.page.routes(operator)])
         self.operations.on_shutdown.append(self._stop_page)
@@ -262,9 +264,10 @@ class RunningRouter:
         self.events.add(event)
         self.page.add(event)
 
-    async def _finish(self, _: web.Request, response: web.StreamResponse) -> None:
+    async def _finish(self, request: web.Request, response: web.StreamResponse) -> None:
         """Tell callers to leave while the router stops, and not which software answers."""
         response.headers.popall("Server", None)
+        response.headers.update(self.front.origins.answer_headers(request.headers))
         if self.dispatcher.closing:
             response.headers["Connection"] = "close"
             response.force_close()
@@ -282,6 +285,7 @@ def check(settings: RouterSettings) -> None:
     open_auth(settings)
     engine_paths(settings.api_families, settings.engine_paths)
     aliases_of(settings.aliases)
+    WebOrigins(settings.cors_origins)
     queries_of(settings)
 
 

@@ -75,6 +75,9 @@ class RouterSettings(Settings):
     """Further names of models, such as gpt-4o=llama,small=qwen: requests for gpt-4o go to llama, under its name."""
     engine_paths: str = ""
     """Further paths that are forwarded to engines, separated by commas, such as /v1/reconstruct."""
+    cors_origins: str = ""
+    """Web pages that may use the router from a browser, such as https://chat.example, separated by commas; browsers may
+    also use it under their host names. Others: only the router's own pages, under an address or localhost."""
     access_log: bool = False
     """One line in the log for each call, when it has ended."""
     permit_seconds: float = Field(2.0, gt=0)

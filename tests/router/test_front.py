@@ -7,7 +7,7 @@ import json
 import random
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -191,6 +191,7 @@ class Recorder:
     """A caller's connection that keeps what is sent."""
 
     address, slow, sent = "", False, b""
+    cors: Mapping[str, str] = {}
 
     def write(self, data: bytes) -> None:
         self.sent += data
