@@ -69,7 +69,9 @@ async def run(calls: int = CALLS) -> dict[str, float]:
             machine = FakeGpus(socket)
             found = await machine.list(), await machine.links()
             await machine.close()
-            async with _process(("-m", "services.plugin"), env, folder / "plugin.log") as plugin:
+            async with _process(
+                ("-m", "tests.quick", "services.plugin", "reread_seconds=0.1"), env, folder / "plugin.log"
+            ) as plugin:
                 await kubelet.listening(len(PROFILES))
                 figures["seats"] = float(sum(len(seats) for seats in kubelet.seats.values()))
                 figures |= await _asked("idle", kubelet, calls)
@@ -292,13 +294,11 @@ def _environment(folder: Path, nats: str) -> dict[str, str]:
     return {
         "KYB_CONFIG": str(folder / "config.yaml"),
         "KYB_NODE": "node-0",
-        "KYB_GPUS": "fake",
         "KYB_FAKE_DRIVER": str(folder / "driver.sock"),
         "KYB_DEVICE_PLUGIN_DIR": str(folder / "kubelet"),
         "KYB_POD_RESOURCES": str(folder / "none.sock"),
         "KYB_RUN_DIR": str(folder / "run"),
         "KYB_STATE_DIR": str(folder / "state"),
-        "KYB_REREAD_SECONDS": "0.1",
         "KYB_NATS_URL": nats,
         "KYB_LOG_LEVEL": "error",
     }

@@ -34,7 +34,7 @@ async def run(held: int = HELD) -> dict[str, float]:
     held = min(held, limits[1] - OTHER_FILES)
     server = await asyncio.get_running_loop().create_server(Engine, "127.0.0.1", 0, backlog=4096)
     endpoint = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    settings = {"KYB_QUEUE_LIMIT": str(2 * held), "KYB_ADDRESS_CONNECTIONS": str(2 * held)}
+    settings = {"KYB_QUEUE_LIMIT": str(2 * held)}
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kyb-bench-")))
         nats = await stack.enter_async_context(bus(folder, endpoint, SeatState.PARKED))

@@ -108,6 +108,8 @@ class Node:
     work: Path
     settings: Mapping[str, str] = field(default_factory=dict)
     """More settings of the plugin."""
+    constants: tuple[str, ...] = ()
+    """Other constants of it: ``reread_seconds=0.2``."""
     driver: Program = field(init=False)
     plugin: Program = field(init=False)
 
@@ -117,7 +119,6 @@ class Node:
         env = {
             "KYB_CONFIG": str(self.work / "config.yaml"),
             "KYB_NODE": "node-0",
-            "KYB_GPUS": "fake",
             "KYB_FAKE_DRIVER": str(socket),
             "KYB_DEVICE_PLUGIN_DIR": str(self.kubelet_dir),
             "KYB_POD_RESOURCES": str(self.pod_resources),
@@ -127,7 +128,8 @@ class Node:
             "KYB_LOG_FORMAT": "json",
             "KYB_NATS_URL": NO_NATS,
         }
-        self.plugin = Program("plugin", ("-m", "services.plugin"), env | dict(self.settings), self.work)
+        program = ("-m", "tests.quick", "services.plugin", *self.constants)
+        self.plugin = Program("plugin", program, env | dict(self.settings), self.work)
 
     def _driver(self, name: str, gpus: int) -> Program:
         arguments = ("-m", "kybernate.dev.fakes.gpu", "--socket", str(self.work / "driver.sock"), "--gpus", str(gpus))

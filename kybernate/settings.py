@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic.fields import FieldInfo
 
 from kybernate.bus import NATS_SCHEMES
 from kybernate.bus.credentials import Credentials, CredentialsError
@@ -20,12 +21,47 @@ PREFIX = "KYB_"
 EMPTY_IS_NONE = BeforeValidator(lambda value: None if value == "" else value)
 """For optional settings that a chart or a shell may set to an empty text."""
 _NODE_BUS = "remove it: manager and checkpointer talk over a socket in KYB_RUN_DIR, no longer over NATS"
-GONE = {
-    "KYB_NODE_NATS_URL": _NODE_BUS,
-    "KYB_NODE_NATS_NKEY_FILE": _NODE_BUS,
-    "KYB_CUDA_BINDING": "remove it: libcuda is always called by ctypes",
+GONE = {"KYB_NODE_NATS_URL": _NODE_BUS, "KYB_NODE_NATS_NKEY_FILE": _NODE_BUS}
+"""Settings of former versions that cannot be left out silently, and what to do about them: fatal."""
+_FIXED = "its value is fixed now"
+RETIRED = {
+    **dict.fromkeys(
+        [
+            "KYB_ADDRESS_CONNECTIONS",
+            "KYB_API_FAMILIES",
+            "KYB_BODY_SECONDS",
+            "KYB_CALLER_REQUESTS",
+            "KYB_DRAIN_SECONDS",
+            "KYB_FIRST_BYTE_SECONDS",
+            "KYB_GATE_SECONDS",
+            "KYB_HEAD_SECONDS",
+            "KYB_LOCK_SECONDS",
+            "KYB_PERMIT_SECONDS",
+            "KYB_POD_EVENTS",
+            "KYB_PROMETHEUS_SECONDS",
+            "KYB_QUEUE_SECONDS",
+            "KYB_REREAD_SECONDS",
+            "KYB_ROOM_MARGIN_BYTES",
+            "KYB_SIGNALS_PER_SECOND",
+            "KYB_SIGNAL_SOURCES",
+            "KYB_SILENCE_SECONDS",
+            "KYB_SLOW_READER_SECONDS",
+            "KYB_TRANSFER_BASE_SECONDS",
+            "KYB_TRANSFER_SECONDS_PER_GIB",
+            "KYB_VERIFY_SECONDS",
+            "KYB_VERIFY_TOLERANCE",
+        ],
+        _FIXED,
+    ),
+    "KYB_CALLER_BYTES": "it is half of KYB_HELD_BYTES now",
+    "KYB_CUDA_BINDING": "libcuda is always called by ctypes",
+    "KYB_CONFIG_NAME": "label the node kyb.ai/config=NAME, or set KYB_CONFIG to that configuration's file",
+    "KYB_GPUS": "KYB_DRIVER says it: fake or cuda",
+    "KYB_PODS": "pods are read from KYB_KUBELET_URL if it is set, else from the API server",
+    "KYB_PROBE_PORT": f"{_FIXED}; a pod may have the annotation kyb.ai/probe-port",
+    "KYB_RECORD_VIEWS": "make the file views.jsonl in KYB_STATE_DIR; the manager then records there",
 }
-"""Settings of former versions, and what to do about them."""
+"""Settings of the version before, and what holds instead: ignored with a warning, in the next version unknown."""
 LONGEST_RUN_DIR = 107 - len("/checkpointer.sock")
 """In bytes: what Linux takes as the path of a socket."""
 OptionalFile = Annotated[Path | None, EMPTY_IS_NONE]
@@ -33,6 +69,10 @@ OptionalFile = Annotated[Path | None, EMPTY_IS_NONE]
 
 class SettingsError(Exception):
     """The environment has a wrong or unknown setting; the text names it and the remedy."""
+
+
+class Constants(BaseModel):
+    """Base of a service's values that no environment sets. They are fields, so that tests may have shorter times."""
 
 
 class Settings(BaseModel):
@@ -77,6 +117,12 @@ class Settings(BaseModel):
             raise ValueError(f"begins with none of {'://, '.join(NATS_SCHEMES)}://")
         return url
 
+    @classmethod
+    def options(cls) -> dict[str, FieldInfo]:
+        """The fields that the environment sets: all but constants."""
+        fixed = {name for base in cls.__mro__ if Constants in base.__bases__ for name in base.__annotations__}
+        return {name: info for name, info in cls.model_fields.items() if name not in fixed}
+
     def credentials(self, role: str) -> Credentials:
         """This process' credentials on the cluster bus, in this role."""
         tls = self.nats_ca_file, self.nats_cert_file, self.nats_key_file
@@ -90,10 +136,13 @@ class Settings(BaseModel):
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
         """Read the environment. Raises SettingsError naming the variable, its value and the remedy."""
         env = os.environ if env is None else env
-        known = {PREFIX + name.upper(): name for name in cls.model_fields}
+        known = {PREFIX + name.upper(): name for name in cls.options()}
         given: dict[str, Any] = {}
         for variable, value in env.items():
             if not variable.startswith(PREFIX) or variable in cls.elsewhere:
+                continue
+            if variable in RETIRED:
+                sys.stderr.write(f"warning: {variable} is ignored: {RETIRED[variable]}; remove it\n")
                 continue
             if variable not in known:
                 close = difflib.get_close_matches(variable, known, n=1)
@@ -130,7 +179,7 @@ class Settings(BaseModel):
     def describe(cls) -> str:
         """One line per setting: variable, default, meaning."""
         lines = []
-        for name, info in cls.model_fields.items():
+        for name, info in cls.options().items():
             value = info.get_default()
             default = "(host name)" if info.default_factory else str(value) if isinstance(value, Path) else repr(value)
             lines.append(f"  {PREFIX + name.upper():32} {default:28} {info.description or ''}\n")
@@ -147,6 +196,14 @@ class NodeSettings(Settings):
     """Ledger, journal, known GPUs; survives a reboot. The same for all services of the node."""
     fake_driver: Path | None = None
     """Socket of the fake GPU driver; set only with the fakes."""
+    driver: Annotated[Literal["cuda", "fake"] | None, EMPTY_IS_NONE] = None
+    """GPUs and driver: cuda (NVML and CUDA of this machine) or fake (at KYB_FAKE_DRIVER); empty: fake where
+    KYB_FAKE_DRIVER is set, else cuda."""
+
+    @property
+    def fakes(self) -> bool:
+        """Whether GPUs and their driver are fake."""
+        return self.driver == "fake" or (self.driver is None and self.fake_driver is not None)
 
     @property
     def helpers_dir(self) -> Path:
@@ -170,10 +227,7 @@ class GroupSettings(NodeSettings):
     """What device plugin and manager read alike: both form the node's groups from it."""
 
     config: Path = Path("/etc/kybernate/config.yaml")
-    """Profiles, groups and policy of this node: a file, or a folder of named configurations."""
-    config_name: str = ""
-    """Which of several named configurations; empty: as the node label kyb.ai/config says, else the default one."""
-    gpus: Literal["nvml", "fake"] = "nvml"
-    """Where the list of GPUs comes from."""
+    """Profiles, groups and policy of this node: a file, or a folder of named configurations, of which the node's label
+    kyb.ai/config names one."""
     pod_resources: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
     """Kubelet's PodResources socket, which lists the allocated seats."""

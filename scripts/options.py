@@ -57,7 +57,7 @@ def options() -> list[Option]:
 def _environment() -> Iterator[Option]:
     found: dict[str, tuple[list[str], str, str]] = {}
     for service, kind in SERVICES.items():
-        for name, info in kind.model_fields.items():
+        for name, info in kind.options().items():
             default = "host name" if info.default_factory else _text(info.get_default())
             found.setdefault(f"KYB_{name.upper()}", ([], default, info.description or ""))[0].append(service)
     for name, (services, default, text) in found.items():

@@ -47,10 +47,10 @@ def test_each_part_is_registered_under_its_name_and_can_be_loaded(part):
 
 
 def test_without_the_extra_each_setting_that_asks_for_a_fake_names_the_remedy(without_dev, tmp_path):
-    with pytest.raises(GpuError, match=f"KYB_GPUS=fake {MISSING}"):
-        open_gpus("fake", tmp_path / "driver.sock")
-    with pytest.raises(DoctorError, match=f"KYB_GPUS=fake {MISSING}"):
-        examine_gpu({"KYB_GPUS": "fake", "KYB_FAKE_DRIVER": "/x"})
+    with pytest.raises(GpuError, match=f"KYB_DRIVER=fake {MISSING}"):
+        open_gpus(True, tmp_path / "driver.sock")
+    with pytest.raises(DoctorError, match=f"KYB_DRIVER=fake {MISSING}"):
+        examine_gpu({"KYB_DRIVER": "fake", "KYB_FAKE_DRIVER": "/x"})
     with pytest.raises(ExtraMissingError, match=f"KYB_DRIVER=fake {MISSING}"):
         helper_command(CheckpointerSettings.from_env({"KYB_FAKE_DRIVER": "/x"}))
     with pytest.raises(ExtraMissingError, match=f"KYB_FAKE_DRIVER {MISSING}"):

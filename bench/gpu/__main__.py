@@ -239,7 +239,7 @@ def _short(row: dict[str, Any]) -> str:
 
 
 async def _gpu_name(uuid: str) -> str:
-    gpus = open_gpus("nvml")
+    gpus = open_gpus(False)
     try:
         return next((gpu.name for gpu in await gpus.list() if gpu.uuid == uuid), "a GPU")
     except GpuError:

@@ -36,7 +36,7 @@ async def stub_driver(memory: str, *, speed: float = 1.0) -> AsyncIterator[FakeD
                 *options,
             )
         )
-        mine = {"LD_LIBRARY_PATH": str(stubs), "KYB_FAKE_DRIVER": str(socket)}
+        mine = {"LD_LIBRARY_PATH": str(stubs), "KYB_FAKE_DRIVER": str(socket), "KYB_DRIVER": "cuda"}
         before = {name: os.environ.get(name) for name in mine}
         try:
             async with await FakeDriverClient.connect(socket, wait_seconds=30) as client:

@@ -32,13 +32,13 @@ def topology(
         Path | None,
         typer.Option(help="Whose groups. Default: KYB_CONFIG, with --stack the stack's, else every size."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Which of its configurations. Default: KYB_CONFIG_NAME.")] = None,
+    name: Annotated[str | None, typer.Option(help="Which of its configurations.")] = None,
     output: OutputOption = Output.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
 ) -> None:
     """Show how GPUs are connected, as nvidia-smi topo -m does, and the groups that they form, and why.
 
-    Without --preset and --stack: this machine's GPUs, by NVML, or as KYB_GPUS and KYB_FAKE_DRIVER say.
+    Without --preset and --stack: this machine's GPUs, by NVML, or as KYB_DRIVER and KYB_FAKE_DRIVER say.
     """
     from kybernate.config import load
 
@@ -46,7 +46,7 @@ def topology(
         raise CliError("--preset and --stack name two machines; leave one out", code=2)
     machine, found = _machine(preset, stack)
     path = config or found
-    chosen = load(path, name or os.environ.get("KYB_CONFIG_NAME")) if path else every_size(machine[0], machine[2])
+    chosen = load(path, name) if path else every_size(machine[0], machine[2])
     body = report(chosen, *machine)
     if as_json or output is Output.JSON:
         print(json.dumps({"config": str(path) if path else None, "name": chosen.chosen, **body}))
@@ -169,21 +169,22 @@ def _machine(preset: str | None, stack: bool) -> "tuple[Machine, Path | None]":
         running = find_stack()
         if running is None:
             raise CliError("no stack runs here; start one with kyb up, or name a --preset")
-        return _read("fake", Path(str(running["driver_socket"]))), Path(str(running["folder"])) / "config.yaml"
-    kind, socket, path = (os.environ.get(f"KYB_{name}") for name in ("GPUS", "FAKE_DRIVER", "CONFIG"))
-    return _read(kind or "nvml", Path(socket) if socket else None), Path(path) if path else None
+        return _read(True, Path(str(running["driver_socket"]))), Path(str(running["folder"])) / "config.yaml"
+    kind, socket, path = (os.environ.get(f"KYB_{name}") for name in ("DRIVER", "FAKE_DRIVER", "CONFIG"))
+    if kind not in (None, "", "cuda", "fake"):
+        raise CliError(f"KYB_DRIVER={kind!r}: write cuda or fake", code=2)
+    return _read(kind == "fake" or (not kind and bool(socket)), Path(socket) if socket else None), Path(
+        path
+    ) if path else None
 
 
-def _read(kind: str, socket: Path | None) -> "Machine":
+def _read(fakes: bool, socket: Path | None) -> "Machine":
     import asyncio
 
     from kybernate.gpus import GpuError, open_gpus
 
-    if kind not in ("nvml", "fake"):
-        raise CliError(f"KYB_GPUS={kind!r}: write nvml or fake", code=2)
-
     async def read() -> "Machine":
-        gpus = open_gpus("fake" if kind == "fake" else "nvml", socket)
+        gpus = open_gpus(fakes, socket)
         try:
             return await gpus.list(), await gpus.links(), await gpus.instances()
         finally:

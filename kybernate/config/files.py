@@ -45,7 +45,7 @@ def load(path: Path | str, name: str | None = None) -> NodeConfig:
         have = ", ".join(entries)
         if name:
             raise ConfigError(f"{path}: no configuration {name!r}; {suggest(name, entries)} (it has {have})")
-        remedy = f"set KYB_CONFIG_NAME or the node label {CONFIG_LABEL} to one of {have}, or add one called {DEFAULT}"
+        remedy = f"set the node label {CONFIG_LABEL} to one of {have}, or add one called {DEFAULT}"
         raise ConfigError(f"{path}: has no configuration {DEFAULT!r} for nodes that name none; {remedy}")
     note = ""
     if not name and len(entries) > 1:

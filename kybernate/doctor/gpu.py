@@ -29,17 +29,17 @@ class DoctorError(Exception):
 
 def examine_gpu(environment: Mapping[str, str], *, seconds: float = 60.0, root: Path = Path("/")) -> list[Finding]:
     """All findings. ``seconds`` (wall) is the deadline of the driver. Raises DoctorError."""
-    kind = environment.get("KYB_GPUS", "nvml")
-    if kind not in ("nvml", "fake"):
-        raise DoctorError(f"KYB_GPUS={kind!r}: known are nvml and fake")
-    if kind == "nvml":
+    socket = environment.get("KYB_FAKE_DRIVER")
+    kind = environment.get("KYB_DRIVER") or ("fake" if socket else "cuda")
+    if kind not in ("cuda", "fake"):
+        raise DoctorError(f"KYB_DRIVER={kind!r}: known are cuda and fake")
+    if kind == "cuda":
         driver = read_driver(environment, seconds)
     else:
-        socket = environment.get("KYB_FAKE_DRIVER")
         if not socket:
-            raise DoctorError("KYB_GPUS=fake needs KYB_FAKE_DRIVER, the fake driver's socket")
+            raise DoctorError("KYB_DRIVER=fake needs KYB_FAKE_DRIVER, the fake driver's socket")
         try:
-            driver = dev_part("driver_facts", "KYB_GPUS=fake")(socket)
+            driver = dev_part("driver_facts", "KYB_DRIVER=fake")(socket)
         except ExtraMissingError as error:
             raise DoctorError(str(error)) from error
         except OSError as error:

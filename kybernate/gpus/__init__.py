@@ -5,16 +5,15 @@ library. The types (Gpu, Link, …) are those of ``kybernate.machine``. Light to
 """
 
 from pathlib import Path
-from typing import Literal
 
 from kybernate.gpus.port import GpuError, Gpus
 
 __all__ = ["GpuError", "Gpus", "open_gpus"]
 
 
-def open_gpus(kind: Literal["nvml", "fake"], socket: Path | None = None) -> Gpus:
-    """GPUs of this machine (``nvml``) or of the fake driver at ``socket`` (extra ``dev``). Raises GpuError."""
-    if kind == "nvml":
+def open_gpus(fakes: bool, socket: Path | None = None) -> Gpus:
+    """GPUs of this machine, by NVML, or of the fake driver at ``socket`` (extra ``dev``). Raises GpuError."""
+    if not fakes:
         from kybernate.gpus.nvml import NvmlGpus
 
         return NvmlGpus()
@@ -23,7 +22,7 @@ def open_gpus(kind: Literal["nvml", "fake"], socket: Path | None = None) -> Gpus
     from kybernate.extras import ExtraMissingError, dev_part
 
     try:
-        found: Gpus = dev_part("gpus", "KYB_GPUS=fake")(socket)
+        found: Gpus = dev_part("gpus", "KYB_DRIVER=fake")(socket)
     except ExtraMissingError as error:
         raise GpuError(str(error)) from error
     return found

@@ -19,7 +19,7 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 """Where sysfs has the NUMA nodes of PCI devices."""
 
 
-_FAKE = "use the fake driver: KYB_GPUS=fake, in the checkpointer KYB_DRIVER=fake"
+_FAKE = "use the fake driver: KYB_DRIVER=fake"
 
 
 class NvmlReader:

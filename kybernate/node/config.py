@@ -1,4 +1,4 @@
-"""A node's configuration among several named ones: by its setting, or by the node's label ``kyb.ai/config``."""
+"""A node's configuration among several named ones: by the node's label ``kyb.ai/config``."""
 
 import asyncio
 from pathlib import Path
@@ -10,18 +10,18 @@ from kybernate.logs import OnceLogger
 RETRY_SECONDS = 2.0
 
 
-def label_decides(path: Path, name: str) -> bool:
-    """True if the node's label must be read: no name is set and there are several. Raises ConfigError."""
-    return not name and in_cluster() is not None and len(names(path)) > 1
+def label_decides(path: Path) -> bool:
+    """True if the node's label must be read: there are several. Raises ConfigError."""
+    return in_cluster() is not None and len(names(path)) > 1
 
 
-async def load_now(path: Path, name: str, node: str, kube: Kube | None) -> NodeConfig:
+async def load_now(path: Path, node: str, kube: Kube | None) -> NodeConfig:
     """Read the node's configuration again after a change. Raises ConfigError.
 
     Waits while the label is needed and the API server does not answer.
     """
-    if kube is None or not await asyncio.to_thread(label_decides, path, name):
-        return await asyncio.to_thread(load, path, name)
+    if kube is None or not await asyncio.to_thread(label_decides, path):
+        return await asyncio.to_thread(load, path)
     return await load_by_label(path, node, kube)
 
 

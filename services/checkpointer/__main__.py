@@ -47,7 +47,7 @@ async def serve(
         margin_bytes = settings.room_margin_bytes if settings.fake_driver is None else 0
         http = await stack.enter_async_context(open_engines(settings.engine_keys_dir))
         proven = SelfTests(settings.state_dir)
-        fake = settings.driver == "fake"
+        fake = settings.fakes
         backends = open_backends(pool, timeouts, host, margin_bytes, fake=fake, http=http, self_tests=proven)
         check = AnswerCheck(http, settings.verify_seconds, settings.verify_tolerance, settings.speed)
         worker = CheckpointWorker(settings.node, bus, journal, pool, backends, check, tracer)

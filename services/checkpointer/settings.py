@@ -2,38 +2,39 @@
 
 import sys
 from pathlib import Path
-from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
 from kybernate.extras import dev_part_path
-from kybernate.settings import NodeSettings, OptionalFile
+from kybernate.settings import Constants, NodeSettings, OptionalFile
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.core.refusals import Allowance, comma_list
 
 
-class CheckpointerSettings(NodeSettings):
+class CheckpointerConstants(Constants):
+    """Values of the checkpointer that no environment sets."""
+
+    lock_seconds: float = 10.0
+    """Model seconds that submitted GPU work may take to finish before a park is rolled back."""
+    transfer_base_seconds: float = 30.0
+    """Fixed part of the deadline of a checkpoint or restore, in model seconds."""
+    transfer_seconds_per_gib: float = 3.0
+    """Part of that deadline per GiB of VRAM, in model seconds."""
+    room_margin_bytes: int = 512 * 2**20
+    """Free VRAM required beyond a seat's footprint before a restore beside others; not applied to fake GPUs."""
+    verify_seconds: float = 60.0
+    """Model seconds in which an engine must be healthy and answer as before its first park, once it is activated or a
+    park of it is undone; else it is killed and starts cold. Each pod may switch it off: kyb.ai/verify: "off"."""
+    verify_tolerance: float = 0.1
+    """By how much log probabilities may differ then, and embeddings, as a share of their length."""
+
+
+class CheckpointerSettings(CheckpointerConstants, NodeSettings):
     """Settings of the checkpointer of one node."""
 
-    driver: Literal["fake", "cuda"] = "fake"
-    """GPU driver that its helpers call: the fake one at KYB_FAKE_DRIVER, or the CUDA driver of this machine."""
-    lock_seconds: float = Field(10.0, gt=0)
-    """Model seconds that submitted GPU work may take to finish before a park is rolled back."""
-    transfer_base_seconds: float = Field(30.0, gt=0)
-    """Fixed part of the deadline of a checkpoint or restore, in model seconds."""
-    transfer_seconds_per_gib: float = Field(3.0, gt=0)
-    """Part of that deadline per GiB of VRAM, in model seconds."""
-    room_margin_bytes: int = Field(512 * 2**20, ge=256 * 2**20, le=2**30)
-    """Free VRAM required beyond a seat's footprint before a restore beside other processes; 256 MiB to 1 GiB.
-    Not applied to fake GPUs."""
     park_allow: str = ""
     """Refusals that are lifted for this node, comma-separated: several-gpus, several-processes, nccl, managed-memory.
     The same variable in an engine's environment keeps only those that it names. See docs/checkpointer.md."""
-    verify_seconds: float = Field(60.0, gt=0)
-    """Model seconds in which an engine must be healthy and answer as before its first park, once it is activated or a
-    park of it is undone; else it is killed and starts cold. Each pod may switch it off: kyb.ai/verify: "off"."""
-    verify_tolerance: float = Field(0.1, ge=0)
-    """By how much log probabilities may differ then, and embeddings, as a share of their length."""
     engine_keys_dir: OptionalFile = None
     """Folder of API keys of engines: a file per key, which pods name by kyb.ai/engine-key."""
     fake_kubelet: bool = False
@@ -75,7 +76,7 @@ def fake_helper_command(socket: Path) -> tuple[str, ...]:
 
 def helper_command(settings: CheckpointerSettings) -> tuple[str, ...]:
     """Command line of the helper. Raises ValueError saying which setting is missing, or ExtraMissingError."""
-    if settings.driver == "cuda":
+    if not settings.fakes:
         return cuda_helper_command()
     if settings.fake_driver is None:
         raise ValueError("KYB_DRIVER=fake needs KYB_FAKE_DRIVER, the fake driver's socket; on GPUs set KYB_DRIVER=cuda")

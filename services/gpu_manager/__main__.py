@@ -69,7 +69,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tra
     """Run until cancelled. Raises ChangedError when it is to be called again. ``lock``: identity of the lock file."""
     clock = Clock(settings.speed)
     async with contextlib.AsyncExitStack() as stack:
-        gpus = open_gpus(settings.gpus, settings.fake_driver)
+        gpus = open_gpus(settings.fakes, settings.fake_driver)
         stack.push_async_callback(gpus.close)
         api = in_cluster()
         kube = Kube(api or "")
@@ -136,7 +136,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tra
             await manager.run()
 
         more = {}
-        if api is not None and settings.pod_events:
+        if api is not None:
             events = PodEvents(kube)
             manager.roster.on_record.append(events.take)
             more["pod_events"] = events.run()
@@ -165,7 +165,7 @@ async def _until_reconfigured(settings: ManagerSettings, sources: GroupSources, 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
     async for _ in changes(settings.config, hangup):
         try:
-            fresh = await load_now(settings.config, settings.config_name, settings.node, kube)
+            fresh = await load_now(settings.config, settings.node, kube)
             _planned(fresh, sources.known or KnownGpus())
         except ConfigError as error:
             get_logger().error("config.refused", reason=str(error), meaning="the one before stays in force")
@@ -222,7 +222,7 @@ def _log_groups(config: NodeConfig, topology: Topology) -> None:
 
 def open_pods(settings: ManagerSettings, groups: Iterable[Group]) -> Pods:
     """The source of pods that the settings name."""
-    if settings.pods == "kubelet":
+    if settings.kubelet_url:
         return KubeletPods(settings.kubelet_url, settings.pod_resources)
     return ApiServerPods(settings.node, settings.pod_resources, wishes=wishes_matter(groups))
 
@@ -232,8 +232,8 @@ def main() -> None:
     settings = ManagerSettings.from_env_or_exit("kyb-gpu-manager")
     logs.configure("gpu-manager", form=settings.log_format, level=settings.log_level, node=settings.node)
     try:
-        by_label = label_decides(settings.config, settings.config_name)
-        config = None if by_label else load(settings.config, settings.config_name)
+        by_label = label_decides(settings.config)
+        config = None if by_label else load(settings.config)
     except ConfigError as error:
         sys.stderr.write(f"kyb-gpu-manager: {error}\n")
         raise SystemExit(2) from None

@@ -1,4 +1,4 @@
-"""The policy as the manager runs it: guarded, recorded where the settings ask for it, and what it learned.
+"""The policy as the manager runs it: guarded, recorded where a file for it is, and what it learned.
 
 A policy is code that people write and change. Whatever it raises or returns, the node goes on: its decision is checked,
 and where there is none to be used a plain rule decides instead, which starves no seat.
@@ -79,9 +79,9 @@ class GuardedPolicy:
 
 @contextmanager
 def open_policy(config: NodeConfig, settings: ManagerSettings) -> Iterator[GuardedPolicy]:
-    """The configured policy; its recording, if the settings ask for one, is whole when this is left."""
-    name, constants, path = config.policy.name, config.policy.settings, settings.record_views
-    recorder = None if path is None else ViewRecorder(path, name, constants, settings.node)
+    """The configured policy, recorded if the state folder has a file ``views.jsonl``; that is whole at the end."""
+    name, path = config.policy.name, settings.state_dir / "views.jsonl"
+    recorder = ViewRecorder(path, name, config.policy.settings, settings.node) if path.exists() else None
     try:
         yield GuardedPolicy(name, config.policy.build(), recorder=recorder)
     finally:

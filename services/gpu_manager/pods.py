@@ -165,7 +165,7 @@ class ApiServerPods:
         (folder with ``token`` and ``ca.crt``): as Kubernetes gives them to every pod."""
         url = url or in_cluster()
         if url is None:
-            text = "KUBERNETES_SERVICE_HOST is not set: this is no pod; use KYB_PODS=kubelet with KYB_KUBELET_URL"
+            text = "KUBERNETES_SERVICE_HOST is not set: this is no pod; set KYB_KUBELET_URL"
             raise PodsError(text)
         self._kube = Kube(url, account)
         self._resources = PodResources(pod_resources_socket)

@@ -26,7 +26,7 @@ from services.plugin.settings import PluginSettings
 
 async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
     """Run until SIGTERM. ``config`` None: the node's label chooses among several configurations."""
-    gpus = open_gpus(settings.gpus, settings.fake_driver)
+    gpus = open_gpus(settings.fakes, settings.fake_driver)
     health = Health()
     health.conditions["gpus"] = lambda: "the GPUs have not been read yet"
     hangup, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -85,9 +85,9 @@ def main() -> None:
     settings = PluginSettings.from_env_or_exit("kyb-plugin")
     logs.configure("plugin", form=settings.log_format, level=settings.log_level, node=settings.node)
     try:
-        by_label = label_decides(settings.config, settings.config_name)
-        config = None if by_label else load(settings.config, settings.config_name)
-        open_gpus(settings.gpus, settings.fake_driver)
+        by_label = label_decides(settings.config)
+        config = None if by_label else load(settings.config)
+        open_gpus(settings.fakes, settings.fake_driver)
     except (ConfigError, GpuError) as error:
         sys.stderr.write(f"kyb-plugin: {error}\n")
         sys.exit(2)

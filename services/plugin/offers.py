@@ -30,7 +30,7 @@ def draft_offer(
     known = reading.known
     topology = plan(config, known.gpus, known.links, known.instances, lenient=True)
     groups, orphaned = with_orphaned_seats(topology.groups, allocated, known.all, former=former)
-    fake = settings.gpus == "fake"
+    fake = settings.fakes
     missing = frozenset(gpu.uuid for gpu in known.gpus) - reading.present
     offer = Offer(
         groups=groups,
@@ -73,7 +73,7 @@ async def write_cdi_spec(settings: PluginSettings, offer: Offer, strategy: str, 
     An unused spec stays while a seat is allocated: a restarted container names the devices of its first start.
     """
     if offer.cdi is None:
-        if not any_allocated and settings.gpus != "fake":
+        if not any_allocated and not settings.fakes:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(cdi.remove, settings.cdi_dir)
         return offer

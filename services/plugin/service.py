@@ -193,7 +193,7 @@ class NodePlugin:
         where, first = self.settings, True
         async for _ in changes(where.config, self.hangup):
             try:
-                config = await load_now(where.config, where.config_name, where.node, self.neighbours.kube)
+                config = await load_now(where.config, where.node, self.neighbours.kube)
                 same, first = first and config.model_dump() == self.config.model_dump(), False
                 if same:
                     continue
@@ -207,7 +207,7 @@ class NodePlugin:
         raise AssertionError("changes ended")
 
     async def _nvidia_devices(self, config: NodeConfig) -> frozenset[str]:
-        if self.settings.gpus == "fake" or config.device_list_strategy == "envvar":
+        if self.settings.fakes or config.device_list_strategy == "envvar":
             return frozenset()
         folders = dict.fromkeys((*cdi.FOLDERS, self.settings.cdi_dir))
         return await asyncio.to_thread(cdi.nvidia_devices, folders)
@@ -336,7 +336,7 @@ class NodePlugin:
     async def close(self) -> None:
         """Remove the CDI spec unless a seat is allocated: each restart of a container resolves its names again."""
         await self._pod_resources.close()
-        if self.settings.gpus != "fake" and not self.node.allocations.seats:
+        if not self.settings.fakes and not self.node.allocations.seats:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(cdi.remove, self.settings.cdi_dir)
 

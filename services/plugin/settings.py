@@ -3,13 +3,20 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
-
-from kybernate.settings import GroupSettings
+from kybernate.settings import Constants, GroupSettings
 
 
-class PluginSettings(GroupSettings):
-    """Settings of the device plugin. Durations are wall seconds."""
+class PluginConstants(Constants):
+    """Values of the device plugin that no environment sets, in wall seconds."""
+
+    gate_seconds: float = 25.0
+    """How long a container start waits for its ticket; kubelet's deadline is 30 s."""
+    reread_seconds: float = 10.0
+    """Interval of GPU readings; a missing GPU makes its seats unhealthy."""
+
+
+class PluginSettings(PluginConstants, GroupSettings):
+    """Settings of the device plugin."""
 
     device_plugin_dir: Path = Path("/var/lib/kubelet/device-plugins")
     """Kubelet's device plugin folder, with kubelet.sock and the plugin's sockets."""
@@ -17,7 +24,3 @@ class PluginSettings(GroupSettings):
     """Folder of the CDI spec of the groups, when CDI is used."""
     neighbours: Literal["refuse", "ignore"] = "refuse"
     """Whether to refuse to register while NVIDIA's device plugin or DRA driver offers this node's GPUs."""
-    gate_seconds: float = Field(25.0, gt=0, le=28)
-    """How long a container start waits for its ticket; kubelet's deadline is 30 s."""
-    reread_seconds: float = Field(10.0, gt=0)
-    """Interval of GPU readings; a missing GPU makes its seats unhealthy."""

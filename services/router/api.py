@@ -44,7 +44,7 @@ def engine_paths(families: str, more: str) -> frozenset[bytes]:
     found: set[str] = set()
     for family in filter(None, (name.strip() for name in families.split(","))):
         if family not in FAMILIES:
-            raise ConfigError(f"KYB_API_FAMILIES={families!r}: {family!r} is none of {', '.join(FAMILIES)}")
+            raise ConfigError(f"api_families={families!r}: {family!r} is none of {', '.join(FAMILIES)}")
         found.update(FAMILIES[family])
     for path in filter(None, (path.strip() for path in more.split(","))):
         if re.fullmatch(r"/v1(/[\w.~-]*[\w~-])+", path, re.ASCII) is None:

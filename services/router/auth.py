@@ -61,7 +61,7 @@ class ApiKeyGuard(KeyGuard):
             return ANYBODY
         key = self.allowed(headers, scopes, method, path)
         if self._requests[key.name] >= self._most_requests:
-            text = f"the key {key.name!r} has {self._requests[key.name]} requests open (KYB_CALLER_REQUESTS)"
+            text = f"the key {key.name!r} has {self._requests[key.name]} requests open, the most that it may have"
             raise RouterError(429, "too_many_requests", f"{text}; try again in 1 s", 1)
         self._requests[key.name] += 1
         tenant = self.tenants.of(key.tenant or "")

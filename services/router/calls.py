@@ -222,7 +222,7 @@ class Call(Ticket):
         late = code == "engine_silent"
         if late:
             again, seconds = self._silent is not None, self._calls.settings.first_byte_seconds
-            text = f"the engine of model {model} sent nothing within {seconds:g} s (KYB_FIRST_BYTE_SECONDS)"
+            text = f"the engine of model {model} sent nothing within {seconds:g} s"
             text = f"{text}{', twice' if again else ''}; try again later"
             self._silent = RouterError(504, "engine_timeout", text, 10)
             if again:

@@ -29,7 +29,7 @@ from services.router.intake import Intake, RequestBody
 from services.router.settings import RouterSettings
 
 LEAST_READ_BYTES = 16 * 1024
-"""What a caller must read of its last answer in KYB_SLOW_READER_SECONDS."""
+"""What a caller must read of its last answer in ``slow_reader_seconds``."""
 LINGER_SECONDS = 2.0
 """How long a caller may take to read the last answer and to close, before the connection is closed for it."""
 MOST_REFUSED = 100
@@ -70,7 +70,7 @@ class ConnectionLimits:
             return RouterError(503, "too_many_connections", f"{self.open} connections are open (KYB_CONNECTIONS)", 1)
         if self._by_address[address] >= self._most_per_address:
             self.rejected("address_connections")
-            text = f"{self._by_address[address]} connections of {address} are open (KYB_ADDRESS_CONNECTIONS)"
+            text = f"{self._by_address[address]} connections of {address} are open, the most that it may have"
             return RouterError(429, "too_many_connections", f"{text}; close some, or reuse them", 1)
         self.open += 1
         self._collections.opened(self.open)
@@ -434,7 +434,7 @@ class CallerConnection(asyncio.Protocol):
         elif self._first:
             self._front.limits.rejected("head_timeout")
             seconds = self._front.settings.head_seconds
-            text = f"the head of the request did not arrive within {seconds:g} s (KYB_HEAD_SECONDS)"
+            text = f"the head of the request did not arrive within {seconds:g} s"
             self._refuse(RouterError(408, "request_timeout", text))
         elif not self._idle:
             self._idle = True

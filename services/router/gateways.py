@@ -146,7 +146,7 @@ class GatewayApi:
         wait = self._quota.take(caller, len(items), time.monotonic())
         if wait is not None:
             self._rejected("signal_rate")
-            text = f"more than {self._settings.signals_per_second:g} signals per second (KYB_SIGNALS_PER_SECOND)"
+            text = f"more than {self._settings.signals_per_second:g} signals per second"
             raise RouterError(429, "too_many_signals", f"{text}; try again in {wait} s", wait)
         errors: list[dict[str, Any]] = []
         for index, item in enumerate(items):
@@ -186,7 +186,7 @@ class GatewayApi:
         ttl = data.ttl_seconds or SIGNAL_TTL_SECONDS
         if not self._quota.admits(caller, source, time.monotonic(), ttl):
             self._rejected("signal_sources")
-            text = f"signals of this caller name {self._settings.signal_sources} sources already (KYB_SIGNAL_SOURCES)"
+            text = f"signals of this caller name {self._settings.signal_sources} sources already"
             raise RouterError(429, "too_many_sources", f"{text}; try again when some have expired", 1)
         oldest = data.oldest_wait_seconds
         if oldest is None and data.oldest_wait_ms is not None:

@@ -23,7 +23,7 @@ from services.router.core.framing import Body, ChunkedBody, HttpError
 from services.router.core.head import Head
 
 BODY_BYTES_PER_SECOND = 64 * 1024
-"""A body may take KYB_BODY_SECONDS, and 1 s more for each so many bytes that have arrived."""
+"""A body may take ``body_seconds``, and 1 s more for each so many bytes that have arrived."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ class RequestBody:
         if left > 0:
             return left
         self._intake.rejected("body_timeout")
-        text = f"the body arrives too slowly: {self._received} bytes in {now - self._began:.0f} s (KYB_BODY_SECONDS)"
+        text = f"the body arrives too slowly: {self._received} bytes in {now - self._began:.0f} s"
         raise RouterError(408, "request_timeout", text, closes=True)
 
     @property

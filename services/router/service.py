@@ -165,7 +165,7 @@ class RunningRouter:
                 await self.ports.enter_async_context(self.server)
 
     async def drain(self) -> None:
-        """Answer the requests that are here or on their way, for at most KYB_DRAIN_SECONDS; another process takes the
+        """Answer the requests that are here or on their way, for at most ``drain_seconds``; another process takes the
         port's further connections."""
         self.dispatcher.closing = True
         self.events.stop()

@@ -4,12 +4,11 @@ from typing import Self
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from kybernate.settings import OptionalFile, Settings
+from kybernate.settings import Constants, OptionalFile, Settings
 
 DIVIDED = (
     "queue_limit",
     "held_bytes",
-    "caller_bytes",
     "caller_requests",
     "connections",
     "address_connections",
@@ -19,7 +18,42 @@ DIVIDED = (
 """Limits of one process, of which each worker has its share."""
 
 
-class RouterSettings(Settings):
+class RouterConstants(Constants):
+    """Values of a router that no environment sets. Durations are wall seconds."""
+
+    caller_requests: int = 4096
+    """Most requests of one API key at a time; further ones get a 429."""
+    address_connections: int = 12288
+    """Most open connections of one address; further ones get a 429."""
+    head_seconds: float = 15.0
+    """Time for the head of a connection's first request, else 408."""
+    body_seconds: float = 30.0
+    """Time for a request body, plus 1 s for each 64 KiB of it, else 408."""
+    slow_reader_seconds: float = 120.0
+    """Time for a caller to read what waits for it, some 64 KiB, before more of its answer is sent; else it is cut."""
+    first_byte_seconds: float = 600.0
+    """Time for the first byte of an engine's answer; then the request is sent once more, then it gets a 504. It may be
+    longer than KYB_HOLD_SECONDS, which counts waiting only."""
+    silence_seconds: float = 120.0
+    """Longest pause within an engine's answer; then the answer is broken off."""
+    api_families: str = "openai,anthropic,rerank,tokenize"
+    """APIs whose paths are forwarded to engines: openai, anthropic, rerank (also score, pooling), tokenize."""
+    permit_seconds: float = 2.0
+    """Validity of a permit of GET /v1/hold; parking waits until it expires."""
+    queue_seconds: float = 3.0
+    """Longest expected wait for a place at an active seat whose engine is full; further requests get a 429, except
+    as many as the pod declares (at most 16)."""
+    prometheus_seconds: float = 15.0
+    """Interval of the queries of KYB_PROMETHEUS_QUERIES."""
+    signals_per_second: float = 1000.0
+    """Most signals of POST /v1/signals per second and caller, on average; further ones get a 429."""
+    signal_sources: int = 500
+    """Most sources that one caller's signals name at a time; further ones get a 429."""
+    drain_seconds: float = 300.0
+    """Longest time that a worker which is replaced still answers the requests that it has."""
+
+
+class RouterSettings(RouterConstants, Settings):
     """Settings of a router. Durations are wall seconds unless model seconds are named."""
 
     host: str = "127.0.0.1"
@@ -41,36 +75,15 @@ class RouterSettings(Settings):
     """Model seconds that a request may wait for its model before it gets a 503."""
     queue_limit: int = Field(2000, ge=0)
     """Most requests that wait for one model; further ones get a 429."""
-    queue_seconds: float = Field(3.0, ge=0)
-    """Longest expected wait for a place at an active seat whose engine is full; further requests get a 429, except
-    as many as the pod declares (at most 16)."""
     held_bytes: int = Field(256 * 2**20, ge=0)
-    """Most bytes of request bodies in memory, from their first byte until they are answered; more get a 429."""
-    caller_bytes: int = Field(128 * 2**20, ge=0)
-    """Most of these bytes for one API key, or one address where no keys are used."""
+    """Most bytes of request bodies in memory, from their first byte until they are answered, and half of it
+    for one API key, or one address where no keys are used; more get a 429."""
     body_bytes: int = Field(32 * 2**20, gt=0)
     """Largest request body, unpacked; a larger one gets a 413."""
-    caller_requests: int = Field(4096, ge=1)
-    """Most requests of one API key at a time; further ones get a 429."""
     connections: int = Field(16384, ge=1)
     """Most open connections; further ones get a 503. The limit of open files can make it less."""
-    address_connections: int = Field(12288, ge=1)
-    """Most open connections of one address; further ones get a 429."""
-    head_seconds: float = Field(15.0, gt=0)
-    """Time for the head of a connection's first request, else 408."""
-    body_seconds: float = Field(30.0, gt=0)
-    """Time for a request body, plus 1 s for each 64 KiB of it, else 408."""
     idle_seconds: float = Field(75.0, gt=0)
     """Time until the next request of a kept connection, else it is closed."""
-    slow_reader_seconds: float = Field(120.0, gt=0)
-    """Time for a caller to read what waits for it, some 64 KiB, before more of its answer is sent; else it is cut."""
-    first_byte_seconds: float = Field(600.0, gt=0)
-    """Time for the first byte of an engine's answer; then the request is sent once more, then it gets a 504. It may be
-    longer than KYB_HOLD_SECONDS, which counts waiting only."""
-    silence_seconds: float = Field(120.0, gt=0)
-    """Longest pause within an engine's answer; then the answer is broken off."""
-    api_families: str = "openai,anthropic,rerank,tokenize"
-    """APIs whose paths are forwarded to engines: openai, anthropic, rerank (also score, pooling), tokenize."""
     aliases: str = ""
     """Further names of models, such as gpt-4o=llama,small=qwen: requests for gpt-4o go to llama, under its name."""
     engine_paths: str = ""
@@ -80,8 +93,6 @@ class RouterSettings(Settings):
     also use it under their host names. Others: only the router's own pages, under an address or localhost."""
     access_log: bool = False
     """One line in the log for each call, when it has ended."""
-    permit_seconds: float = Field(2.0, gt=0)
-    """Validity of a permit of GET /v1/hold; parking waits until it expires."""
     keepalive_seconds: float = Field(0.0, ge=0)
     """Interval of SSE comments to a waiting stream, which commit a 200; 0: none."""
     engine_metrics_seconds: float = Field(0.0, ge=0, le=60)
@@ -92,18 +103,15 @@ class RouterSettings(Settings):
     prometheus_queries: str = ""
     """Requests that wait for models elsewhere, as YAML: a pattern of models and a query with a sample per model, such
     as "*": sum by (model) (queue_size); of samples without the label model or model_name the pattern is the model."""
-    prometheus_seconds: float = Field(15.0, gt=0, le=60)
-    """Interval of these queries."""
-    signals_per_second: float = Field(1000.0, gt=0)
-    """Most signals of POST /v1/signals per second and caller, on average; further ones get a 429."""
-    signal_sources: int = Field(500, ge=1)
-    """Most sources that one caller's signals name at a time; further ones get a 429."""
     workers: int = Field(0, ge=0, le=64)
     """Processes that serve the port, each a separate router; limits are divided among them. SIGHUP replaces them one
     by one and refuses no connection. They need KYB_HEALTH_PORT: worker n has that port + n. 0: no workers, one process
     that serves the port itself."""
-    drain_seconds: float = Field(300.0, ge=0)
-    """Longest time that a worker which is replaced still answers the requests that it has."""
+
+    @property
+    def caller_bytes(self) -> int:
+        """Most bytes of request bodies of one caller."""
+        return self.held_bytes // 2
 
     @field_validator("workers")
     @classmethod
@@ -115,9 +123,9 @@ class RouterSettings(Settings):
         if given.get("health_port", 0) + workers > 65536:
             raise ValueError("KYB_HEALTH_PORT + KYB_WORKERS is above 65536")
         for name in DIVIDED if workers > 1 else ():
-            least = given.get("body_bytes", 1) if name.endswith("_bytes") else 1
+            least = 2 * given.get("body_bytes", 1) if name.endswith("_bytes") else 1
             if 0 < given.get(name, 0) < workers * least:
-                more = " times KYB_BODY_BYTES" if name.endswith("_bytes") else ""
+                more = " times twice KYB_BODY_BYTES" if name.endswith("_bytes") else ""
                 raise ValueError(f"KYB_{name.upper()}={given[name]} is too little: at least {workers}{more} is needed")
         return workers
 

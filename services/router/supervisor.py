@@ -170,7 +170,7 @@ class Slot:
         used = {worker.name[-1] for worker in self._workers}
         letter = next((letter for letter in self._letter + NAMES if letter not in used), None)
         if letter is None:
-            raise BlockingIOError(f"{len(used)} processes of this worker still end (KYB_DRAIN_SECONDS)")
+            raise BlockingIOError(f"{len(used)} processes of this worker still end")
         name = f"{self._settings.instance}-{self._number}{letter}"
         ours, theirs = socket.socketpair()
         descriptors = [sock.fileno() for sock in (*self._sockets, theirs)]

@@ -5,10 +5,17 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kybernate.settings import EMPTY_IS_NONE, OptionalFile, Settings
+from kybernate.settings import EMPTY_IS_NONE, Constants, OptionalFile, Settings
 
 
-class WebhookSettings(Settings):
+class WebhookConstants(Constants):
+    """Values of the webhook that no environment sets."""
+
+    probe_port: int = 9479
+    """First port of kyb-probe in a pod; annotation kyb.ai/probe-port overrides it."""
+
+
+class WebhookSettings(WebhookConstants, Settings):
     """Settings of the webhook."""
 
     host: str = "127.0.0.1"
@@ -23,8 +30,6 @@ class WebhookSettings(Settings):
     """Image of the container kyb-probe."""
     probe_user: Annotated[int | None, EMPTY_IS_NONE] = Field(65532, ge=1)
     """User id of kyb-probe; empty where namespaces assign it (OpenShift)."""
-    probe_port: int = Field(9479, ge=1, le=65000)
-    """First port of kyb-probe in a pod; annotation kyb.ai/probe-port overrides it."""
     stop_hook: bool = False
     """Let engines be checkpointed before kubelet signals them (preStop): for nodes with driver 595 and the open kernel
     module, where the end of a once restored process can hang the machine."""

@@ -25,6 +25,7 @@ from kybernate.dev.nats_server import NatsServer
 from kybernate.envelope import Message
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
+from services.router.settings import RouterConstants
 
 PATIENCE_SECONDS = 120.0
 """For what must happen on a busy machine; no test asserts a time."""
@@ -139,7 +140,7 @@ class Response:
 
 
 class Stack:
-    """A router with its bus. ``settings`` are ``KYB_*`` without the prefix, in lower case."""
+    """A router with its bus. ``settings`` are ``KYB_*`` without the prefix, in lower case, and constants of it."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         self._folder, self._settings = folder, settings
@@ -163,10 +164,12 @@ class Stack:
         self.run(self._open_bus())
         clean = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
         settings = {"port": 0, "log_format": "json", "nats_url": self.nats_url, **self._settings}
+        constants = [f"{name}={settings.pop(name)}" for name in settings.keys() & RouterConstants.model_fields.keys()]
         env = clean | {"KYB_" + name.upper(): str(value) for name, value in settings.items()}
         self.log = self._folder / "router.log"
         with self.log.open("wb") as out:
-            self.process = subprocess.Popen([sys.executable, "-m", "services.router"], env=env, stderr=out)
+            command = [sys.executable, "-m", "tests.quick", "services.router", *constants]
+            self.process = subprocess.Popen(command, env=env, stderr=out)
         self.wait(self._logged_port, "the router logs its address")
         self.wait(lambda: self.get("/readyz").status == 200, "the router is ready")
 

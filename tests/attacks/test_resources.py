@@ -123,7 +123,7 @@ def test_a_body_of_any_size_reaches_the_engine_as_it_came(stack: Stack, engine: 
 
 
 def test_bodies_count_from_their_first_byte(folder: Path) -> None:
-    with RawEngine() as engine, Stack(folder, held_bytes=20 * MIB, caller_bytes=20 * MIB) as stack:
+    with RawEngine() as engine, Stack(folder, held_bytes=20 * MIB) as stack:
         stack.seat("s0", "llama", engine.endpoint)
         with contextlib.ExitStack() as unfinished:
             opened = [unfinished.enter_context(stack.connect()) for _ in range(8)]

@@ -105,7 +105,7 @@ BAD = {
     "no default": (
         NAMED.replace("  default:", "  other:"),
         None,
-        ": has no configuration 'default' for nodes that name none; set KYB_CONFIG_NAME or the node label",
+        ": has no configuration 'default' for nodes that name none; set the node label",
     ),
     "key beside configs": (NAMED + "warmup: true\n", None, ":13: warmup: stands beside configs; move it into one of"),
     "configs that is a list": ("configs: [1]\n", None, ":1: configs: is not a mapping; write default: and others"),

@@ -159,8 +159,8 @@ async def fake_stand(**changes: Any) -> AsyncIterator[Stand]:
     """The plugin comes first, then kubelet."""
     with short_folder() as folder:
         (folder / "k").mkdir()
-        settings = {"KYB_GATE_SECONDS": "2", "KYB_REREAD_SECONDS": "0.2"}
-        async with _serving(Stand(folder / "k", folder, settings)) as stand:
+        constants = ("gate_seconds=2", "reread_seconds=0.2")
+        async with _serving(Stand(folder / "k", folder, constants=constants)) as stand:
 
             async def waits() -> bool:
                 stand.before_kubelet = await stand.unmet()
@@ -177,8 +177,8 @@ async def fake_stand(**changes: Any) -> AsyncIterator[Stand]:
 async def real_stand(kubelet_dir: Path, restart_command: str) -> AsyncIterator[Stand]:
     """Beside a kubelet that runs already."""
     with short_folder() as folder:
-        settings = {"KYB_GATE_SECONDS": "10", "KYB_REREAD_SECONDS": "0.2"}
-        async with _serving(Stand(kubelet_dir, folder, settings, restart_command=restart_command)) as stand:
+        constants = ("gate_seconds=10", "reread_seconds=0.2")
+        async with _serving(Stand(kubelet_dir, folder, constants=constants, restart_command=restart_command)) as stand:
             await stand.until_ready()
             yield stand
 

@@ -243,7 +243,7 @@ async def test_cdi_names_of_our_answers_are_fully_qualified(node: Stand) -> None
 @pytest.mark.fake_only("runs a second plugin, on NVIDIA's library as the stub plays it")
 async def test_where_cdi_is_asked_for_our_answer_names_a_device_and_brings_no_device_nodes() -> None:
     stubs = await asyncio.to_thread(build_stubs)
-    async with own_kubelet(settings={"KYB_GPUS": "nvml", "LD_LIBRARY_PATH": str(stubs)}) as stand:
+    async with own_kubelet(settings={"KYB_DRIVER": "cuda", "LD_LIBRARY_PATH": str(stubs)}) as stand:
         await stand.start(deviceListStrategy="cdi-cri")
         await stand.until_ready()
         for resource, seats in (await stand.allocatable()).items():

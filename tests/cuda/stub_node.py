@@ -50,6 +50,7 @@ class StubNode:
             **mine,
             "LD_LIBRARY_PATH": str(self.stubs),
             "KYB_FAKE_DRIVER": str(self.folder / "driver.sock"),
+            "KYB_DRIVER": "cuda",
             **more,
         }
 

@@ -219,7 +219,7 @@ async def test_a_system_that_is_not_ready_is_asked_again_at_the_next_call(tmp_pa
         reply = await helper.call("memory")
         assert (reply["code"], reply["name"]) == (-1, "UNREACHABLE")
         assert "no NVML on this machine" in reply["text"]
-        assert "KYB_DRIVER=fake" in reply["text"]  # the setting of the checkpointer; KYB_GPUS is that of other services
+        assert "KYB_DRIVER=fake" in reply["text"]
 
 
 async def test_a_library_that_does_not_fit_the_driver_is_asked_once(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ async def test_a_laptop_without_a_gpu_gets_one_line_per_finding() -> None:
 async def test_the_fake_driver_is_a_good_machine() -> None:
     async with stub_node() as node:
         pid = await node.user(node.gpus[0])
-        environment = plain() | {"KYB_GPUS": "fake", "KYB_FAKE_DRIVER": str(node.folder / "driver.sock")}
+        environment = plain() | {"KYB_DRIVER": "fake", "KYB_FAKE_DRIVER": str(node.folder / "driver.sock")}
         code, found = await checks(environment)
         assert code == 0, found
         assert found["nvml"]["finding"].startswith("2 x ")
@@ -102,12 +102,12 @@ async def test_a_driver_that_crashes_is_named(tmp_path: Path) -> None:
 
 
 async def test_wrong_use_is_exit_code_2() -> None:
-    code, _, err = await doctor(plain() | {"KYB_GPUS": "fake"})
-    assert (code, err) == (2, "kyb: KYB_GPUS=fake needs KYB_FAKE_DRIVER, the fake driver's socket\n")
-    code, _, err = await doctor(plain() | {"KYB_GPUS": "amd"})
+    code, _, err = await doctor(plain() | {"KYB_DRIVER": "fake"})
+    assert (code, err) == (2, "kyb: KYB_DRIVER=fake needs KYB_FAKE_DRIVER, the fake driver's socket\n")
+    code, _, err = await doctor(plain() | {"KYB_DRIVER": "amd"})
     assert code == 2
-    assert "known are nvml and fake" in err
-    code, _, err = await doctor(plain() | {"KYB_GPUS": "fake", "KYB_FAKE_DRIVER": "/nowhere"})
+    assert "known are cuda and fake" in err
+    code, _, err = await doctor(plain() | {"KYB_DRIVER": "fake", "KYB_FAKE_DRIVER": "/nowhere"})
     assert code == 2
     assert "no fake GPU driver at /nowhere" in err
     assert (await doctor(plain(), "--timeout", "nonsense"))[0] == 2

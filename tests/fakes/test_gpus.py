@@ -15,15 +15,15 @@ GIB = 2**30
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="this machine has NVML")
 async def test_a_machine_without_nvml_gets_a_clear_error():
-    with pytest.raises(GpuError, match=r"no NVML.*KYB_GPUS=fake"):
-        await open_gpus("nvml").list()
+    with pytest.raises(GpuError, match=r"no NVML.*KYB_DRIVER=fake"):
+        await open_gpus(False).list()
 
 
 async def test_fake_gpus_need_a_socket_with_a_driver(tmp_path):
     with pytest.raises(GpuError, match="KYB_FAKE_DRIVER"):
-        open_gpus("fake")
+        open_gpus(True)
     with pytest.raises(GpuError, match=r"no fake GPU driver at .*start python -m kybernate.dev.fakes.gpu"):
-        await open_gpus("fake", tmp_path / "none").list()
+        await open_gpus(True, tmp_path / "none").list()
 
 
 async def test_fake_gpus_tell_what_the_driver_has_and_survive_its_restart(tmp_path):

@@ -210,7 +210,7 @@ async def test_an_equal_answer_of_kubelet_causes_no_observation_and_another_one_
 
 def test_outside_of_a_cluster_the_api_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with short_folder() as folder, pytest.raises(PodsError, match="this is no pod; use KYB_PODS=kubelet"):
+    with short_folder() as folder, pytest.raises(PodsError, match="this is no pod; set KYB_KUBELET_URL"):
         ApiServerPods("n", folder / "s", wishes=False)
 
 

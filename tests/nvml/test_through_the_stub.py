@@ -220,5 +220,5 @@ async def test_without_gpus_that_report_events_the_wait_is_an_error(tmp_path):
 
 async def test_without_a_driver_the_error_says_so(tmp_path):
     async with reader(tmp_path / "none", tmp_path) as nvml:
-        with pytest.raises(GpuError, match=r"no NVML on this machine: Driver Not Loaded.*KYB_GPUS=fake"):
+        with pytest.raises(GpuError, match=r"no NVML on this machine: Driver Not Loaded.*KYB_DRIVER=fake"):
             await nvml.list()

@@ -40,7 +40,6 @@ def environment(folder: Path, kubelet_dir: Path, **more: str) -> dict[str, str]:
     return {
         "KYB_CONFIG": str(folder / "config.yaml"),
         "KYB_NODE": "node-0",
-        "KYB_GPUS": "fake",
         "KYB_FAKE_DRIVER": str(folder / "driver.sock"),
         "KYB_DEVICE_PLUGIN_DIR": str(kubelet_dir),
         "KYB_RUN_DIR": str(folder / "run"),
@@ -77,9 +76,11 @@ async def driver(folder: Path) -> AsyncIterator[FakeDriverClient]:
 
 @asynccontextmanager
 async def plugin(folder: Path, kubelet_dir: Path, name: str = "plugin", **env: str) -> AsyncIterator[Path]:
-    """A running plugin that has read its GPUs; gives its log."""
+    """A running plugin that has read its GPUs; gives its log. Lower-case names are constants."""
     log = folder / f"{name}.log"
-    async with process("-m", "services.plugin", log=log, **(environment(folder, kubelet_dir) | env)):
+    constants = [f"{name}={value}" for name, value in env.items() if name.islower()]
+    settings = environment(folder, kubelet_dir) | {name: value for name, value in env.items() if name.isupper()}
+    async with process("-m", "tests.quick", "services.plugin", *constants, log=log, **settings):
         await until(
             lambda: logged(log, "plugin.registered") or logged(log, "plugin.registration_failed"),
             what="the plugin has registered or was refused",

@@ -82,7 +82,7 @@ async def test_xid_79_makes_exactly_the_seats_of_its_groups_unhealthy_until_prob
                 await init(server.url)
                 await bus.until_connected()
                 uuids = [gpu["uuid"] for gpu in (await gpus.call("devices"))["gpus"]]
-                env = {"KYB_NATS_URL": server.url, "KYB_REREAD_SECONDS": "0.1"}
+                env = {"KYB_NATS_URL": server.url, "reread_seconds": "0.1"}
                 async with (
                     bus.subscribe(GpuHealthChanged.pattern()) as events,
                     plugin(folder, kubelet.options.folder, **env) as log,

@@ -22,7 +22,7 @@ from tests.plugin.processes import PATIENCE, all_logged, driver, logged, plugin,
 from tests.plugin.stand import ONE, TWO, config, until_ready
 from tests.until import until
 
-QUICK = {"KYB_REREAD_SECONDS": "0.1"}
+QUICK = {"reread_seconds": "0.1"}
 
 
 async def uuid_of(gpus: Any, index: int) -> str:

@@ -78,7 +78,7 @@ async def opened(**env: Any) -> AsyncIterator[tuple[NodePlugin, Path]]:
             cdi_dir=folder / "cdi",
             device_plugin_dir=folder,
             pod_resources=folder / "none.sock",
-            **{"gpus": "fake", "neighbours": "ignore", **env},
+            **{"driver": "fake", "neighbours": "ignore", **env},
         )
         bus = MemoryBus(MemoryServer())
         reading = GpuReading(KnownGpus(GPUS), frozenset(gpu.uuid for gpu in GPUS), frozenset({"/dev/nvidiactl"}))
@@ -198,7 +198,7 @@ async def test_an_unchanged_reading_makes_no_new_offer() -> None:
 
 
 async def test_auto_offers_no_cdi_when_the_spec_cannot_be_written() -> None:
-    async with opened(gpus="nvml") as (plugin, folder):
+    async with opened(driver="cuda") as (plugin, folder):
         nvidia = frozenset(gpu.uuid for gpu in GPUS)
         draft, _ = offers.draft_offer(plugin.settings, plugin.config, plugin.reading, (), nvidia=nvidia)
         assert (await offers.write_cdi_spec(plugin.settings, draft, "auto", any_allocated=True)).cdi is not None
@@ -210,7 +210,7 @@ async def test_auto_offers_no_cdi_when_the_spec_cannot_be_written() -> None:
 
 
 async def test_the_cdi_spec_is_removed_once_no_seat_is_allocated() -> None:
-    async with opened(gpus="nvml") as (plugin, folder):
+    async with opened(driver="cuda") as (plugin, folder):
         await plugin.apply(changed(folder, deviceListStrategy="cdi-cri"))
         spec = folder / "cdi" / "kyb.ai-group.json"
         seat = next(iter(plugin.node.offer.seats))

@@ -277,7 +277,7 @@ async def test_a_drain_waits_for_connections_in_their_tls_handshake(tmp_path: Pa
             assert answer.status == 200
         drained = asyncio.create_task(w.router.front.drain())
         await asyncio.sleep(3 * front.DRAIN_SECONDS)
-        assert not drained.done(), "the handshake has KYB_HEAD_SECONDS"
+        assert not drained.done(), "the handshake has head_seconds"
         await writer.start_tls(context, server_hostname="localhost")
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: r\r\n\r\n")
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")

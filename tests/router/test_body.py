@@ -152,7 +152,7 @@ def test_memory_is_counted_per_caller_and_in_total() -> None:
     memory = BodyMemory(100, 60)
     memory.take("a", 50)
     assert memory.full("a", 10) is None
-    assert "KYB_CALLER_BYTES" in str(memory.full("a", 11))
+    assert "half of KYB_HELD_BYTES" in str(memory.full("a", 11))
     memory.take("b", 45)
     assert "KYB_HELD_BYTES" in str(memory.full("b", 6))
     memory.give_back("a", 50)

@@ -190,11 +190,11 @@ def test_each_worker_has_its_share_of_the_limits() -> None:
         ({"KYB_HEALTH_PORT": "0"}, "KYB_HEALTH_PORT is not set"),
         ({"KYB_HEALTH_PORT": "65530"}, "above 65536"),
         ({"KYB_QUEUE_LIMIT": "7"}, "KYB_QUEUE_LIMIT=7 is too little: at least 8 is needed"),
-        ({"KYB_CALLER_BYTES": "200000000"}, "at least 8 times KYB_BODY_BYTES"),
+        ({"KYB_HELD_BYTES": "200000000"}, "at least 8 times twice KYB_BODY_BYTES"),
     ],
 )
 def test_limits_that_cannot_be_divided_are_named(more: dict[str, str], text: str) -> None:
-    enough = {"KYB_CALLER_BYTES": str(2**30), "KYB_HELD_BYTES": str(2**30)}
+    enough = {"KYB_HELD_BYTES": str(2**30)}
     with pytest.raises(SettingsError, match=text):
         RouterSettings.from_env({"KYB_HEALTH_PORT": "9474", **enough, **more, "KYB_WORKERS": "8"})
 
@@ -202,7 +202,6 @@ def test_limits_that_cannot_be_divided_are_named(more: dict[str, str], text: str
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"KYB_API_FAMILIES": "openapi"},
         {"KYB_ALIASES": "a"},
         {"KYB_ENGINE_PATHS": "/x"},
         {"KYB_PROMETHEUS_QUERIES": "'*"},

@@ -35,12 +35,16 @@ spec:
 
 
 async def test_an_answer_is_frozen_for_others_and_goes_on_and_what_was_decided_replays(tmp_path: Path) -> None:
-    config, pods, record = tmp_path / "config.yaml", tmp_path / "pods.yaml", tmp_path / "views.jsonl"
+    config, pods = tmp_path / "config.yaml", tmp_path / "pods.yaml"
     config.write_text(CONFIG)
     pods.write_text("".join(POD.format(model=model) for model in "abc"))
-    settings = {"gpu_manager": {"KYB_RECORD_VIEWS": str(record)}}
-    options = StackOptions(config=config, pods=pods, gpus=1, announce=False, speed=8, settings=settings)
+    options = StackOptions(config=config, pods=pods, gpus=1, announce=False, speed=8)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
+        await stack.ready(60)
+        record = stack.layout.folder / "state" / "views.jsonl"
+        await stack.pause("gpu_manager")
+        record.touch()  # a manager that finds it records
+        await stack.resume("gpu_manager")
         await stack.ready(60)
 
         async def ask(model: str, tokens: int) -> tuple[str, float]:
@@ -66,6 +70,8 @@ async def test_an_answer_is_frozen_for_others_and_goes_on_and_what_was_decided_r
         driver = await FakeDriverClient.connect(stack.layout.driver_socket)
         stats = await driver.call("stats")
         await driver.close()
+        await stack.pause("gpu_manager")
+        recorded = record.read_text()
 
     assert text == expected_text("a", "hi", 1800)
     assert ended > max(at for _, at in short), "the others were answered while it stood still"
@@ -75,7 +81,7 @@ async def test_an_answer_is_frozen_for_others_and_goes_on_and_what_was_decided_r
     assert node["errors"] == 0
     assert any("SLO 5 s" in line for line in why_lines([node]))
 
-    result = replay(record.read_text().splitlines())
+    result = replay(recorded.splitlines())
     assert (result.share, result.different) == (1.0, [])
     assert result.looks > 20
-    assert '"how":"freeze"' in record.read_text()
+    assert '"how":"freeze"' in recorded

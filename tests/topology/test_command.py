@@ -56,7 +56,7 @@ profiles:
 def kyb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kyb:
     """``await kyb("topology", ...)``: exit code, output, errors; no stack or setting of this machine is seen."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    for name in ("KYB_GPUS", "KYB_FAKE_DRIVER", "KYB_CONFIG", "KYB_CONFIG_NAME"):
+    for name in ("KYB_DRIVER", "KYB_FAKE_DRIVER", "KYB_CONFIG"):
         monkeypatch.delenv(name, raising=False)
 
     def run(argv: tuple[str, ...]) -> int:
@@ -118,7 +118,7 @@ async def test_a_running_drivers_gpus_are_read_as_the_services_read_them(
 ) -> None:
     socket, config = tmp_path / "driver", tmp_path / "config.yaml"
     config.write_text(f"configs:\n  default:\n    {CONFIG.replace(chr(10), chr(10) + '    ')}\n  other: 1\n")
-    monkeypatch.setenv("KYB_GPUS", "fake")
+    monkeypatch.setenv("KYB_DRIVER", "fake")
     monkeypatch.setenv("KYB_FAKE_DRIVER", str(socket))
     monkeypatch.setenv("KYB_CONFIG", str(config))
     async with driver(socket, "--preset", "4xA100-nvlink-pairs"):
@@ -127,8 +127,7 @@ async def test_a_running_drivers_gpus_are_read_as_the_services_read_them(
         assert out.startswith(PAIRS + f"Groups by {config}\n  this node names no configuration, so it gets default;")
         code, out, _ = await kyb("topology", "--json")
         assert json.loads(out)["gpus"][0]["uuid"] == hardware("4xA100-nvlink-pairs").gpus[0].uuid
-        monkeypatch.setenv("KYB_CONFIG_NAME", "third")
-        code, out, err = await kyb("topology")
+        code, out, err = await kyb("topology", "--name", "third")
         assert (code, out) == (2, "")
         assert err.startswith(f"kyb: {config}: no configuration 'third'")
 
@@ -172,8 +171,8 @@ async def test_config_check_shows_every_configuration_of_a_file(kyb: Kyb, tmp_pa
         (("--preset", "4xB100"), {}, 2, "kyb: --preset: no preset '4xB100'; presets are "),
         (("--preset", "8xL40S", "--stack"), {}, 2, "kyb: --preset and --stack name two machines; leave one out"),
         (("--stack",), {}, 1, "kyb: no stack runs here; start one with kyb up, or name a --preset"),
-        ((), {"KYB_GPUS": "real"}, 2, "kyb: KYB_GPUS='real': write nvml or fake"),
-        ((), {"KYB_GPUS": "fake"}, 1, "kyb: fake GPUs need the socket of the fake driver; set KYB_FAKE_DRIVER"),
+        ((), {"KYB_DRIVER": "real"}, 2, "kyb: KYB_DRIVER='real': write cuda or fake"),
+        ((), {"KYB_DRIVER": "fake"}, 1, "kyb: fake GPUs need the socket of the fake driver; set KYB_FAKE_DRIVER"),
         (("--preset", "8xL40S", "--config", "nowhere.yaml"), {}, 2, "kyb: nowhere.yaml: no such file; check the path"),
     ],
 )

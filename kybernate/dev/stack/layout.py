@@ -249,15 +249,14 @@ def _of_node(layout: Layout, node: NodeLayout, options: StackOptions, slots: int
         "KYB_CDI_DIR": str(folder / "cdi"),
         "KYB_NEIGHBOURS": "ignore",  # these GPUs are made up, whatever the cluster around offers
     } | owners
-    manager = {"KYB_PODS": "kubelet", "KYB_KUBELET_URL": node.kubelet_url} | owners
-    gpus = {"KYB_GPUS": "fake"} if layout.stubs is None else {"KYB_GPUS": "nvml"} | libraries
-    driver_kind = {"KYB_DRIVER": "fake"} if layout.stubs is None else {"KYB_DRIVER": "cuda"} | libraries
+    manager = {"KYB_KUBELET_URL": node.kubelet_url} | owners
+    driver_kind = {} if layout.stubs is None else {"KYB_DRIVER": "cuda"} | libraries
     local = {"KYB_FAKE_KUBELET": "true"}
     return {
         "driver": _python("kybernate.dev.fakes.gpu", plain, *driver),
         "checkpointer": _python("services.checkpointer", plain | service | driver_kind | local),
-        "gpu_manager": _python("services.gpu_manager", plain | service | config | manager | gpus),
-        "plugin": _python("services.plugin", plain | service | config | plugin | gpus),
+        "gpu_manager": _python("services.gpu_manager", plain | service | config | manager | driver_kind),
+        "plugin": _python("services.plugin", plain | service | config | plugin | driver_kind),
         # Kubelet ends the engines before it ends.
         "kubelet": replace(_python("kybernate.dev.fakes.kubelet", plain, *kubelet), stop_seconds=2.0),
     }

@@ -2,7 +2,7 @@
 
     python -m kybernate.lab.simulate.replay [--policy NAME] FILE…
 
-A recording (``KYB_RECORD_VIEWS=FILE`` in the manager) has one JSON object per line: first which policy with which
+A recording (``views.jsonl`` in the manager's state folder) has one JSON object per line: first which policy with which
 settings decided and how seats are written down, then each look, as a view and the decision about it. A manager that
 restarts writes a new first line. Everything here but ``main`` is pure.
 """

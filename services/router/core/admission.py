@@ -60,7 +60,7 @@ class HoldQueue:
         if soon and (patience is None or served <= patience):
             return None
         if not soon:
-            return f"{text}; a place is expected in {seconds:.1f} s (KYB_QUEUE_SECONDS)"
+            return f"{text}; a place is expected in {seconds:.1f} s"
         return f"{text}; an answer is expected in {served:.1f} s, the caller waits {patience:.1f} s"  # (2)
 
     def displaced(self, call: RoutedCall, model: Model) -> RoutedCall | None:

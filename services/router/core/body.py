@@ -405,7 +405,8 @@ class BodyMemory:
             return f"request bodies take {self.total} of {self.most_bytes} bytes (KYB_HELD_BYTES)"
         if self.by_caller[caller] + more > self.most_bytes_per_caller:
             mine = self.by_caller[caller]
-            return f"request bodies of this caller take {mine} of {self.most_bytes_per_caller} bytes (KYB_CALLER_BYTES)"
+            most = self.most_bytes_per_caller
+            return f"request bodies of this caller take {mine} of {most} bytes (half of KYB_HELD_BYTES)"
         return None
 
     def take(self, caller: str, size: int) -> None:
