@@ -2,20 +2,19 @@
 
     python scripts/mutants.py [--jobs 2] [--sample 20 --seed 7] [--only PATTERN] [--table FOLDER] [--check]
 
-The tables ``tests/mutants/*.toml`` list the mutations: name, the rule that it breaks, file, old text, new text, and the
-tests that must notice. First these tests must pass without a mutation. The run fails for a mutation that no test
-notices (it survived), and for a row that is an error: the old text does not occur exactly once, the code stays the
-same, does not compile or cannot be imported, a name is not defined, or the tests end without a verdict.
+The tables ``tests/mutants/*.toml`` list the mutations (``scripts/mutation.py``): name, the rule that it breaks,
+function, change, and the tests that must notice. First these tests must pass without a mutation. The run fails for a
+mutation that no test notices (it survived), and for a row that is an error: the function is not there or has the
+fragment not exactly once, the code stays the same, does not compile or cannot be imported, a name is not defined, or
+the tests end without a verdict.
 
 No file is changed. This process imports the libraries once and is forked for each mutation; the child replaces the
 source of one module while it is imported, then runs pytest. Processes that a test starts are not mutated.
 """
 
 import argparse
-import ast
 import contextlib
 import fnmatch
-import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -27,7 +26,6 @@ import signal
 import sys
 import tempfile
 import time
-import tomllib
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +34,9 @@ from types import CodeType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from scripts.mutation import Mutation, read_tables  # noqa: E402
+
 TABLE = ROOT / "tests" / "mutants"
 LIBRARIES = (
     *("aiohttp.web", "grpc.aio", "hypothesis.stateful", "hypothesis.strategies", "nats", "prometheus_client"),
@@ -54,80 +55,12 @@ BROKEN_CODE = ("NameError", "UnboundLocalError", "SyntaxError", "ImportError", "
 """Failures of a test that prove nothing about the rule."""
 
 
-@dataclass(frozen=True)
-class Mutation:
-    """One row of a table."""
-
-    name: str
-    rule: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-    """Files or single tests, as pytest takes them."""
-
-    @property
-    def module(self) -> str:
-        """Dotted name of the mutated module."""
-        return self.file.removesuffix(".py").replace("/", ".")
-
-    def source(self) -> str:
-        """The mutated source. Raises ValueError if this is no mutation of it."""
-        before = _text(self.file)
-        if (count := before.count(self.old)) != 1:
-            raise ValueError(f"the old text occurs {count} times in {self.file}, and must occur once")
-        after = before.replace(self.old, self.new)
-        try:
-            if _code(after) == _code(before):
-                raise ValueError("the code stays the same")
-        except SyntaxError as error:
-            raise ValueError(f"{error.msg}: line {error.lineno} of {self.file}") from error
-        return after
-
-
-@functools.cache
-def _text(file: str) -> str:
-    try:
-        return (ROOT / file).read_text()
-    except FileNotFoundError:
-        raise ValueError(f"there is no file {file}") from None
-
-
-@functools.cache
-def _code(source: str) -> str:
-    """The code without comments, docstrings and layout."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(body := getattr(node, "body", None), list):
-            node.body = [one for one in body if not _is_text(one)]  # type: ignore[attr-defined]
-    return ast.dump(tree)
-
-
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def read_tables(folder: Path) -> list[Mutation]:
-    """All mutations of all tables. Raises ValueError for a row that is incomplete or whose name occurs twice."""
-    found: dict[str, Mutation] = {}
-    for path in sorted(folder.glob("*.toml")):
-        for row in tomllib.loads(path.read_text())["mutation"]:
-            try:
-                mutation = Mutation(**{**row, "tests": tuple(row["tests"])})
-            except (KeyError, TypeError) as error:
-                raise ValueError(f"{path.name}: {row.get('name', row)}: {error}") from error
-            if mutation.name in found or not mutation.tests:
-                raise ValueError(f"{path.name}: {mutation.name} occurs twice or names no tests")
-            found[mutation.name] = mutation
-    return list(found.values())
-
-
 def stale(mutations: Iterable[Mutation]) -> dict[str, str]:
     """The rows that are no mutations of today's code: name → why."""
     found = {}
     for mutation in mutations:
         try:
-            mutation.source()
+            mutation.mutated  # noqa: B018
         except ValueError as error:
             found[mutation.name] = str(error)
     return found
@@ -149,16 +82,16 @@ class Result:
 
 class _MutantLoader(importlib.machinery.SourceFileLoader):
     def __init__(self, mutation: Mutation) -> None:
-        super().__init__(mutation.module, str(ROOT / mutation.file))
-        self._source = mutation.source()
+        super().__init__(mutation.scope.module, str(ROOT / mutation.scope.file))
+        self._code = mutation.compiled()
 
     def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002
-        return compile(self._source, self.path, "exec", dont_inherit=True)
+        return self._code
 
 
 class _MutantFinder(importlib.abc.MetaPathFinder):
     def __init__(self, mutation: Mutation) -> None:
-        self._module, self._loader = mutation.module, _MutantLoader(mutation)
+        self._module, self._loader = mutation.scope.module, _MutantLoader(mutation)
 
     def find_spec(self, name: str, path: object, target: object = None) -> Any:  # noqa: ARG002
         if name != self._module:
@@ -187,7 +120,7 @@ def _run(mutation: Mutation | None, tests: Sequence[str], folder: Path) -> Resul
         sys.meta_path.insert(0, _MutantFinder(mutation))
         importlib.import_module("tests.until").TIMEOUT_SECONDS = WAIT_SECONDS
         try:
-            importlib.import_module(mutation.module)
+            importlib.import_module(mutation.scope.module)
         except Exception as error:
             return Result("error", f"it cannot be imported: {error!r}")
     first = _FirstFailure()
@@ -318,7 +251,6 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = f"{folder}/hypothesis"
-        sys.path.insert(0, str(ROOT))
         for library in LIBRARIES:
             importlib.import_module(library)
         with contextlib.suppress(KeyboardInterrupt):
@@ -341,7 +273,7 @@ def _run_all(mutations: list[Mutation], pool: Pool, began: float) -> int:
             continue
         bad.append(name)
         one = by_name[name]
-        print(f"  rule:  {one.rule}\n  file:  {one.file}\n  tests: {' '.join(one.tests)}")
+        print(f"  rule:  {one.rule}\n  in:    {one.where} ({one.scope.file})\n  tests: {' '.join(one.tests)}")
         if result.verdict == "error":
             print("  | " + "\n  | ".join(output.splitlines()[-20:]), flush=True)
     if bad:

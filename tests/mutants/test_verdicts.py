@@ -13,24 +13,17 @@ ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "scripts" / "mutants.py"
 SEAT = ROOT / "kybernate" / "seat.py"
 TESTS = ["tests/test_seat.py"]
-LEASE = "(_S.PARKED, _T.LEASE): _S.ACTIVATING,"
+LEASE = "(_S.PARKED, _T.LEASE): _S.ACTIVATING"
 
 
 def run(folder: Path, rows: dict[str, dict[str, object]], *options: str) -> subprocess.CompletedProcess[str]:
     """Run the script on a table of these rows: name → what differs from a mutation that is killed."""
     table = []
     for name, changes in rows.items():
-        row = {
-            "rule": "r",
-            "file": "kybernate/seat.py",
-            "old": LEASE,
-            "new": "",
-            "tests": TESTS,
-            **changes,
-            "name": name,
-        }
-        lines = [f"{key} = {json.dumps(value)}" for key, value in row.items()]
-        table.append("\n".join(["[[mutation]]", *lines]))
+        row = {"rule": "r", "in": "kybernate: TRANSITIONS", "tests": TESTS, **changes}
+        if not {"replace", "always"} & set(changes):
+            row["drop"] = changes.get("drop", LEASE)
+        table.append("\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in row.items())]))
     (folder / "table.toml").write_text("\n".join(table))
     command = [sys.executable, str(SCRIPT), "--table", str(folder), *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -42,10 +35,17 @@ def test_each_mutant_has_a_verdict_and_the_checkout_stays_as_it_is(tmp_path: Pat
     found = run(
         tmp_path,
         {
-            "unseen": {"old": 'BACKOFF = "backoff"', "new": 'BACKOFF = "back-off"', "tests": ["tests/test_extras.py"]},
+            "unseen": {
+                "in": "kybernate: SeatState",
+                "replace": ['BACKOFF = "backoff"', 'BACKOFF = "back-off"'],
+                "tests": ["tests/test_extras.py"],
+            },
             "seen": {},
-            "no-import": {"old": "def advance(", "new": "import no_such_module\ndef advance("},
-            "no-name": {"old": "return TRANSITIONS[state, trigger]", "new": "return transitions[state, trigger]"},
+            "no-import": {
+                "in": "kybernate.seat: SeatState.LOST",
+                "replace": ['LOST = "lost"', "import no_such_module"],
+            },
+            "no-name": {"in": "kybernate.seat: advance", "replace": ["TRANSITIONS", "transitions"]},
         },
     )
 
@@ -66,11 +66,12 @@ def test_a_row_that_is_no_mutation_of_the_code_is_an_error_also_where_it_is_not_
         tmp_path,
         {
             "seen": {},
-            "gone": {"old": "a line that was deleted"},
-            "twice": {"old": "_S.PARKED", "new": "_S.LOST"},
-            "comment": {"old": "# no pod owns it", "new": "# it has no owner"},
-            "syntax": {"new": "("},
-            "no-file": {"file": "kybernate/nothing.py"},
+            "gone": {"drop": "(_S.PARKED, _T.LEASE): _S.ABSENT"},
+            "twice": {"drop": "_S.PARKED"},
+            "no-function": {"in": "kybernate: no_such_function"},
+            "same": {"in": "kybernate: advance", "replace": ["return TRANSITIONS[state, trigger]"] * 2},
+            "syntax": {"replace": [LEASE, "("]},
+            "statement": {"in": "kybernate: advance", "always": "return TRANSITIONS[state, trigger]"},
         },
         "--only",
         "seen",
@@ -78,13 +79,9 @@ def test_a_row_that_is_no_mutation_of_the_code_is_an_error_also_where_it_is_not_
 
     assert found.returncode == 1
     assert [line.split()[1].rstrip(":") for line in found.stdout.splitlines()] == [
-        "gone",
-        "twice",
-        "comment",
-        "syntax",
-        "no-file",
+        *("gone", "twice", "no-function", "same", "syntax", "statement")
     ]
-    assert "5 of 6 rows are no mutations of this code" in found.stderr
+    assert "6 of 7 rows are no mutations of this code" in found.stderr
 
 
 def test_a_test_that_fails_without_a_mutation_proves_nothing(tmp_path: Path) -> None:
