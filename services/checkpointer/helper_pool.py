@@ -1,4 +1,4 @@
-"""Helper processes, one per group: forked ahead, one call at a time, killed when a call overruns its deadline.
+"""Helper processes, one per group: started ahead, one call at a time, killed when a call overruns its deadline.
 
 A file names each living helper, so that a restarted checkpointer can first end the helpers of a killed one: a driver
 call begun before the restart must not take effect after the replay has read the states. A process inside the driver may
@@ -8,18 +8,18 @@ survive even SIGKILL (state D). Then it counts as stuck, and its group gets a ne
 import asyncio
 import contextlib
 import json
-import math
 import signal
+import socket
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from kybernate.logs import get_logger
-from services.checkpointer.helper_connection import HelperConnection
-from services.checkpointer.helper_template import HelperTemplate
 from services.checkpointer.processes import ProcessIdentity, alive, ended, identify, send
 
+STDERR = 2
 ANSWER_BYTES = 1 << 22
 """Maximum length of a reply; enough for thousands of GPU processes."""
 MOST_STUCK = 3
@@ -81,33 +81,29 @@ class Leftover:
 class HelperProcess:
     """A running helper; ``note`` is the file that names it for the next checkpointer."""
 
-    template: HelperTemplate
-    connection: HelperConnection
+    process: subprocess.Popen[bytes]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
     who: ProcessIdentity
     note: Path
     last_id: int = 0
 
     @classmethod
-    async def start(cls, template: HelperTemplate, folder: Path) -> "HelperProcess":
-        """Fork a helper and write its note. Raises HelperDiedError."""
-        try:
-            connection = await template.fork(ANSWER_BYTES)
-        except OSError as error:
-            raise HelperDiedError(f"no helper: {template.command[0]}: {error.strerror}") from error
-        lines: list[bytes] = []
-        try:
-            await connection.read([math.inf], lines)
-            pid = int(lines[0])
-        except BaseException as error:
-            connection.transport.close()
-            if not isinstance(error, EOFError | ValueError):
-                raise
-            why = lines[0].decode(errors="replace") if lines else f"it {error} before it served"
-            raise HelperDiedError(f"no helper: {why}") from error
-        who = identify(pid) or ProcessIdentity(pid=pid, start=0)  # 0: it ended already
+    async def start(cls, command: Sequence[str], folder: Path) -> "HelperProcess":
+        """Start a helper and write its note. Raises HelperDiedError."""
+        process, ours = _spawn([*command])
+        who = identify(process.pid) or ProcessIdentity(pid=process.pid, start=0)  # 0: it ended already
         note = folder / f"{who.pid}-{who.start}"
         note.touch()
-        return cls(template, connection, who, note)
+        try:
+            reader, writer = await asyncio.open_unix_connection(sock=ours, limit=ANSWER_BYTES)
+        except BaseException:  # cancelled; it has been asked for nothing, and ends at once
+            ours.close()
+            process.kill()
+            process.wait()
+            note.unlink()
+            raise
+        return cls(process, reader, writer, who, note)
 
     @property
     def ended(self) -> bool:
@@ -119,27 +115,25 @@ class HelperProcess:
 
         Raises HelperHungError or HelperDiedError for the first that fails.
         """
-        first, lines = self.last_id + 1, list[bytes]()
+        first, replies = self.last_id + 1, list[dict[str, Any]]()
         self.last_id += len(calls)
         asked = [json.dumps({"id": first + i, "verb": call.verb, **call.arguments}) for i, call in enumerate(calls)]
-        self.connection.transport.write("".join(f"{line}\n" for line in asked).encode())
-        try:
-            await self.connection.read([call.deadline for call in calls], lines)
-        except EOFError as error:
-            raise HelperDiedError(f"the helper {error} during {calls[len(lines)].verb}") from error
-        except TimeoutError:
-            pass  # the lines before may be no answers
-        replies = [_reply(line, first + i, calls[i].verb) for i, line in enumerate(lines)]
-        if len(replies) < len(calls):
-            verb, deadline, _ = calls[len(replies)]
-            raise HelperHungError(f"{verb} did not end within {deadline:.1f} s", verb)
+        self.writer.write("".join(f"{line}\n" for line in asked).encode())
+        for number, (verb, deadline, _) in enumerate(calls, first):
+            try:
+                async with asyncio.timeout(deadline):
+                    replies.append(_reply(await self.reader.readline(), number, verb))
+            except TimeoutError:
+                raise HelperHungError(f"{verb} did not end within {deadline:.1f} s", verb) from None
+            except (ConnectionError, ValueError) as error:  # ValueError: more than ANSWER_BYTES
+                raise HelperDiedError(f"the helper ended during {verb}: {error}") from error
         return replies
 
     async def gone(self) -> None:
         """Wait until it has ended, then close the connection and remove the note."""
         await ended(self.who)
-        self.template.reap()
-        self.connection.transport.close()
+        self.process.wait()  # it is a zombie now
+        self.writer.close()
         self.note.unlink(missing_ok=True)
 
 
@@ -156,7 +150,7 @@ class HelperPool:
     """All helpers of this checkpointer. Entering ends the helpers of an earlier one; leaving ends its own."""
 
     command: Sequence[str]
-    """Starts the template of which helpers are forked."""
+    """Starts a helper on the socket that is its stdin."""
     folder: Path
     """Folder of the notes."""
     start_seconds: float = 60.0
@@ -166,7 +160,6 @@ class HelperPool:
     kill: Callable[[ProcessIdentity], None] = sigkill
     hangs: int = 0
     """Calls that overran their deadline since the start."""
-    _template: HelperTemplate = field(init=False)
     _lines: dict[str, _Line] = field(default_factory=dict)
     _spares: list[HelperProcess] = field(default_factory=list)
     _filling: asyncio.Task[None] | None = None
@@ -174,9 +167,6 @@ class HelperPool:
     """Key and reason."""
     _ending: set[asyncio.Task[str]] = field(default_factory=set)
     _watching: set[asyncio.Task[None]] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self._template = HelperTemplate(self.command)
 
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -192,7 +182,6 @@ class HelperPool:
         self._spares.clear()
         await asyncio.gather(*self._ending, *(self._end(helper, key) for helper, key in helpers))
         await _cancelled(*self._watching)
-        await self._template.close()
 
     @property
     def pids(self) -> frozenset[int]:
@@ -287,22 +276,16 @@ class HelperPool:
 
     async def _start(self) -> HelperProcess:
         """A helper that has tried to initialize the driver; if that failed, its calls report why."""
-        helper: HelperProcess | None = None
+        helper = await HelperProcess.start(self.command, self.folder)
         try:
-            async with asyncio.timeout(self.start_seconds):
-                helper = await HelperProcess.start(self._template, self.folder)
-                await helper.ask([HelperCall("init", math.inf, {})])
-        except TimeoutError:
+            await helper.ask([HelperCall("init", self.start_seconds, {})])
+        except HelperHungError:
             self.hangs += 1
-            if helper is None:
-                await self._template.close()
-                raise HelperHungError(f"no helper was forked within {self.start_seconds:.0f} s") from None
             ending = await self._end(helper, "")
             text = f"a new helper could not initialize the driver within {self.start_seconds:.0f} s; {ending}"
             raise HelperHungError(text) from None
         except BaseException:
-            if helper is not None:
-                await self._end(helper, "")
+            await self._end(helper, "")
             raise
         return helper
 
@@ -346,8 +329,21 @@ class HelperPool:
         return reason
 
 
+def _spawn(command: list[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A process and this side of the socket that is its stdin. Raises HelperDiedError."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:  # output of libraries is for the log
+            return subprocess.Popen(command, stdin=theirs.fileno(), stdout=STDERR, start_new_session=True), ours
+        except OSError as error:
+            ours.close()
+            raise HelperDiedError(f"no helper: {command[0]}: {error.strerror}") from error
+
+
 def _reply(line: bytes, number: int, verb: str) -> dict[str, Any]:
     """The parsed reply. Raises HelperDiedError if it does not belong to the call."""
+    if not line.endswith(b"\n"):
+        raise HelperDiedError(f"the helper ended during {verb}")
     with contextlib.suppress(ValueError):
         reply = json.loads(line)
         if isinstance(reply, dict) and reply.get("id") == number:

@@ -1,4 +1,4 @@
-"""A driver that succeeds at every call and hangs at one verb; helpers of tests are forked with it."""
+"""A driver that succeeds at every call and hangs at one verb; helpers of tests use it."""
 
 import sys
 import time
@@ -19,6 +19,6 @@ class EchoDriver:
 
 
 def echo_command(hangs: str = "hang") -> tuple[str, ...]:
-    """The command line of a template whose helpers hang at a verb."""
+    """The command line of a helper that hangs at a verb."""
     helper = (sys.executable, "-m", "services.checkpointer.helper", "--driver", "fake")
     return (*helper, "--factory", "tests.cuda.echo_driver:EchoDriver", "--socket", hangs)

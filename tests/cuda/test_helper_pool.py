@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from services.checkpointer.helper.serving import serve
-from services.checkpointer.helper_connection import HelperConnection
 from services.checkpointer.helper_pool import (
     MOST_STUCK,
     HelperCall,
@@ -23,8 +22,7 @@ from services.checkpointer.helper_pool import (
     HelperProcess,
     sigkill,
 )
-from services.checkpointer.helper_template import HelperTemplate
-from services.checkpointer.processes import ProcessIdentity, alive, ended, identify
+from services.checkpointer.processes import ProcessIdentity, alive, ended
 from tests.cuda.echo_driver import echo_command
 from tests.cuda.stub_node import DEADLINE
 from tests.until import until
@@ -44,13 +42,6 @@ class NoKill:
 def pool_of(folder: Path, kill: NoKill, *, hangs: str = "hang", start_seconds: float = DEADLINE) -> HelperPool:
     """Helpers that hang at one verb."""
     return HelperPool(echo_command(hangs), folder, start_seconds=start_seconds, kill_seconds=0.5, kill=kill)
-
-
-async def start_template(pool: HelperPool) -> None:
-    """Return when the template forks at once: its own start is no part of a short ``start_seconds``."""
-    connection = await pool._template.fork(2**16)
-    await connection.read([DEADLINE], [])
-    connection.transport.close()
 
 
 def helper_of(pool: HelperPool, key: str) -> HelperProcess:
@@ -89,9 +80,10 @@ async def test_a_helper_exits_when_its_connection_closes_also_during_a_call(tmp_
         await pool.warm("G0")
         helper = helper_of(pool, "G0")
         asking = asyncio.create_task(helper.ask([HelperCall("state", DEADLINE, {}), HelperCall("hang", DEADLINE, {})]))
-        await until(lambda: helper.connection._lines[:1] == [b'{"code": 0, "id": 2}'], what="the other call is next")
-        helper.connection.transport.close()
-        with pytest.raises(HelperDiedError, match="the helper ended during hang"):
+        await until(lambda: helper.last_id == 3, what="both are sent")
+        await asyncio.sleep(0.1)  # the first is answered, or not: the connection ends either way
+        helper.writer.close()
+        with pytest.raises(HelperDiedError, match="the helper ended during"):
             await asking
         async with asyncio.timeout(DEADLINE):
             await ended(helper.who)
@@ -140,7 +132,6 @@ async def test_a_checkpointer_ends_without_a_helper_that_survives_its_simulated_
 
 async def test_a_helper_that_hangs_while_it_initializes_the_driver_is_killed_and_named(tmp_path: Path) -> None:
     async with pool_of(tmp_path, NoKill(), hangs="init", start_seconds=1.0) as pool:
-        await start_template(pool)
         with pytest.raises(HelperHungError, match="could not initialize the driver within"):
             await pool.call("G0", "state", deadline=DEADLINE)
         assert pool.stuck == {}
@@ -156,7 +147,6 @@ async def test_helpers_that_hang_at_their_start_and_survive_their_simulated_kill
         started.append(who)
 
     async with HelperPool(echo_command("init"), tmp_path, start_seconds=0.5, kill_seconds=0.2, kill=kill) as pool:
-        await start_template(pool)
         try:
             for _ in range(2 * MOST_STUCK):
                 with pytest.raises(HelperHungError):
@@ -172,12 +162,10 @@ async def test_helpers_that_hang_at_their_start_and_survive_their_simulated_kill
 
 async def test_a_helper_whose_answer_is_no_answer_is_a_dead_helper(tmp_path: Path) -> None:
     talks = """
-import os, socket
-control = socket.socket(fileno=0)
-helper = socket.socket(fileno=socket.recv_fds(control, 1, 1)[1][0])
-answers = helper.makefile("w")
-print(os.getpid(), '{"id": 1}', sep="\\n", file=answers, flush=True)
-for line in helper.makefile("r"): print("what?", file=answers, flush=True)
+import socket
+helper = socket.socket(fileno=0)
+calls, answers = helper.makefile("r"), helper.makefile("w")
+for answer in ('{"id": 1}', "what?"): calls.readline(), print(answer, file=answers, flush=True)
 """
     async with HelperPool((sys.executable, "-c", talks), tmp_path) as pool:
         with pytest.raises(HelperDiedError, match="answered state with"):
@@ -234,66 +222,17 @@ async def test_the_note_says_whose_helper_it_is(tmp_path: Path) -> None:
         assert "G7" not in [note.read_text() for note in tmp_path.iterdir()]
 
 
-def parent_of(who: ProcessIdentity) -> int:
-    return int(Path(f"/proc/{who.pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-async def test_helpers_live_on_when_their_template_was_killed_and_the_next_one_gets_a_new_template(
-    tmp_path: Path,
-) -> None:
-    async with pool_of(tmp_path, NoKill()) as pool:
-        await pool.warm("G0")
-        first = helper_of(pool, "G0")
-        template = identify(parent_of(first.who))
-        assert template is not None
-        await until(lambda: bool(pool._spares), what="the spare is there")
-        sigkill(template)
-        await ended(template)
-        assert (await pool.call("G0", "state", deadline=DEADLINE))["code"] == 0
-        await pool.warm("G1")
-        await until(lambda: bool(pool._spares), what="a new spare")
-        assert parent_of(pool._spares[0].who) != template.pid
-        assert helper_of(pool, "G0") is first
-    assert not list(tmp_path.iterdir())
-
-
 async def test_helpers_end_with_their_connection_also_during_a_call_and_leave_no_zombie(tmp_path: Path) -> None:
     """What a killed checkpointer leaves behind: nothing that it does not end by itself."""
     async with pool_of(tmp_path, NoKill()) as pool:
         await pool.warm("G0")
         helper = helper_of(pool, "G0")
-        helper.connection.transport.write(b'{"id": 2, "verb": "hang"}\n')
+        helper.writer.write(b'{"id": 2, "verb": "hang"}\n')
         await until(lambda: bool(pool._spares), what="the spare is there")
-        helper.connection.transport.abort()
+        helper.writer.transport.abort()
         await ended(helper.who)
         await pool.close("G0")
         await until(lambda: not Path(f"/proc/{helper.who.pid}").exists(), what="it was reaped")
-
-
-async def test_the_reason_of_a_fork_that_fails_is_named(tmp_path: Path) -> None:
-    code = (
-        "import errno, os, socket\n"
-        "from services.checkpointer.helper import template\n"
-        "def fork(): raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))\n"
-        "os.fork = fork\n"
-        "template.forked(socket.socket(fileno=os.dup(0)))\n"
-    )
-    async with HelperPool((sys.executable, "-c", code), tmp_path) as pool:
-        with pytest.raises(HelperDiedError, match="no helper: fork: Resource temporarily unavailable"):
-            await pool.call("G0", "state", deadline=DEADLINE)
-
-
-async def test_a_template_that_is_closed_while_it_starts_fails_no_fork() -> None:
-    template = HelperTemplate(echo_command())
-    fork = asyncio.create_task(template.fork(1 << 16))
-    await asyncio.sleep(0)  # the fork waits for the start
-    await template.close()
-    (await fork).transport.close()
-    connection, lines = await template.fork(1 << 16), list[bytes]()
-    await connection.read([DEADLINE], lines)
-    assert int(lines[0]) > 0
-    connection.transport.close()
-    await template.close()
 
 
 @pytest.mark.parametrize("left", ['{"id": 1, "ver', '{"id": 1, "verb": "state"}\n'], ids=["half a call", "no reader"])
@@ -314,52 +253,15 @@ def test_the_end_of_a_connection_is_no_error_of_a_helper(left: str, monkeypatch:
         assert exited.wait(20)
 
 
-async def connected(limit: int) -> tuple[HelperConnection, socket.socket]:
-    ours, theirs = socket.socketpair()
-    loop = asyncio.get_running_loop()
-    return (await loop.create_unix_connection(lambda: HelperConnection(limit), sock=ours))[1], theirs
+@pytest.mark.parametrize(("sends", "died"), [("5 * 2**20 * '.'", "Separator|limit"), ("'half'", "ended during init")])
+async def test_a_helper_that_sends_no_line_or_too_much_is_a_dead_helper(tmp_path: Path, sends: str, died: str) -> None:
+    code = f"import socket; socket.socket(fileno=0).sendall(({sends}).encode())"
+    async with HelperPool((sys.executable, "-c", code), tmp_path) as pool:
+        with pytest.raises(HelperDiedError, match=died):
+            await pool.call("G0", "state", deadline=DEADLINE)
 
 
-async def test_lines_arrive_in_pieces_and_together_until_the_connection_ends() -> None:
-    connection, helper = await connected(limit=100)
-    lines: list[bytes] = []
-    with helper:
-        helper.send(b"one\ntwo\nthr")
-        await connection.read([DEADLINE, DEADLINE], lines)
-        with pytest.raises(TimeoutError):
-            await connection.read([0.01, DEADLINE], [])
-        helper.send(b"ee\nfour\n")
-        await connection.read([DEADLINE], three := list[bytes]())
-        await connection.read([DEADLINE], four := list[bytes]())
-        assert [*lines, *three, *four] == [b"one", b"two", b"three", b"four"]
-        helper.send(b"five\npart")
-    lines.clear()
-    for _ in range(2):
-        with pytest.raises(EOFError, match="ended"):
-            await connection.read([DEADLINE, DEADLINE], lines)
-    assert lines == [b"five"], "half a line is none"
-
-
-async def test_each_line_has_its_deadline_from_the_line_before_it() -> None:
-    connection, helper = await connected(limit=100)
-    with helper:
-        lines: list[bytes] = []
-        reading = asyncio.create_task(connection.read([3600, 0.01, 3600], lines))
-        await asyncio.sleep(0.05)
-        assert not reading.done(), "the first deadline counts until the first line"
-        helper.send(b"one\n")
-        with pytest.raises(TimeoutError):
-            await reading
-        assert lines == [b"one"]
-        connection.transport.close()
-
-
-@pytest.mark.parametrize("awaited", [True, False])
-async def test_a_helper_that_sends_too_much_is_disconnected(awaited: bool) -> None:
-    connection, helper = await connected(limit=100)
-    with helper:
-        helper.send(101 * (b"." if awaited else b"\n"))
-        if awaited:
-            with pytest.raises(EOFError, match="sent more than 100 bytes"):
-                await connection.read([DEADLINE], [])
-        await until(connection.transport.is_closing, what="it is disconnected")
+async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async with HelperPool(("/nowhere/helper",), tmp_path) as pool:
+        with pytest.raises(HelperDiedError, match="no helper: /nowhere/helper: No such file"):
+            await pool.call("G0", "state", deadline=DEADLINE)

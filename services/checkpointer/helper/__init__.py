@@ -1,4 +1,4 @@
 """The helper process, which makes the driver calls and which the checkpointer may kill at any moment.
 
-It is forked from a template, which imports little besides the driver binding.
+It imports little besides the driver binding.
 """

@@ -1,4 +1,4 @@
-"""``python -m services.checkpointer.helper``: import the driver's code, and fork helpers, which serve."""
+"""``python -m services.checkpointer.helper``: answer driver calls on the socket that is its stdin."""
 
 import argparse
 import functools
@@ -9,11 +9,10 @@ import sys
 from collections.abc import Callable
 
 from services.checkpointer.helper.serving import HelperDriver, serve
-from services.checkpointer.helper.template import forked
 
 
 def main() -> None:
-    """Parse the command line, become the template on stdin, and serve in each helper."""
+    """Parse the command line and serve."""
     parser = argparse.ArgumentParser(prog="services.checkpointer.helper")
     parser.add_argument("--driver", choices=["fake", "cuda"], required=True, help="which driver answers")
     parser.add_argument("--factory", metavar="MODULE:CLASS", help="the fake driver's class; called with the socket")
@@ -21,17 +20,15 @@ def main() -> None:
     arguments = parser.parse_args()
     make: Callable[[], HelperDriver]
     if arguments.driver == "cuda":
-        from services.checkpointer.helper.cuda_driver import CudaDriver, preload
+        from services.checkpointer.helper.cuda_driver import CudaDriver
 
-        preload()
         make = CudaDriver
     elif arguments.factory is None or arguments.socket is None:
         parser.error("--driver fake needs --factory and --socket")
     else:
         module, _, name = arguments.factory.partition(":")
         make = functools.partial(getattr(importlib.import_module(module), name), arguments.socket)
-    connection = forked(socket.socket(fileno=os.dup(sys.stdin.fileno())))
-    serve(make(), connection)
+    serve(make(), socket.socket(fileno=os.dup(sys.stdin.fileno())))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ A context would take VRAM and list this process among the users of the GPU. ``ep
 stale jobs.
 """
 
-import contextlib
-import importlib
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +18,7 @@ from kybernate.cuda import (
     support,
     why_no_checkpoint,
 )
-from kybernate.gpus.nvml_reader import NvmlReader, load_pynvml
+from kybernate.gpus.nvml_reader import NvmlReader
 from kybernate.gpus.port import GpuError
 from services.checkpointer.helper.serving import Reply, unreachable
 
@@ -35,13 +33,6 @@ _REMEDIES: dict[int, str] = {
     CudaResult.COMPAT_NOT_SUPPORTED_ON_DEVICE: "take the CUDA compatibility library out of LD_LIBRARY_PATH",
     CudaResult.UNKNOWN: "is the kernel module loaded? see nvidia-smi and the kernel log",
 }
-
-
-def preload() -> None:
-    """Import what a first call would import, and open nothing: libraries of the driver do not survive a fork."""
-    importlib.import_module("kybernate.cuda.ctypes_api")
-    with contextlib.suppress(GpuError):  # each call says so
-        load_pynvml()
 
 
 class CudaDriver:

@@ -1,8 +1,8 @@
 """The protocol between helper and checkpointer: one JSON line per call, answered in order.
 
-Reads ``{"id": n, "verb": ..., ...}`` from its socket and answers ``{"id": n, "code": c, "name": ..., ...}`` there; its
-own first line is its pid. A driver call may hang for ever; the checkpointer then kills this process, which it could not
-do to a thread. The helper exits when the socket closes, even during a call.
+Reads ``{"id": n, "verb": ..., ...}`` from its socket and answers ``{"id": n, "code": c, "name": ..., ...}`` there. A
+driver call may hang for ever; the checkpointer then kills this process, which it could not do to a thread. The helper
+exits when the socket closes, even during a call.
 
 Verbs: ``init``, ``describe``; with ``pid``: ``state``, ``restore_tid``, ``lock`` (``timeout_ms``), ``checkpoint``,
 ``restore`` (``gpu_map``), ``unlock``; ``processes``, ``memory`` and ``usage``, which is both, for ``gpus`` or all.
@@ -57,7 +57,6 @@ def serve(driver: HelperDriver, connection: socket.socket) -> None:
         os._exit(0)
 
     with contextlib.suppress(OSError, ValueError):  # it closed, perhaps after half a call, and no one reads an answer
-        connection.sendall(f"{os.getpid()}\n".encode())
         threading.Thread(target=exit_at_its_end, daemon=True).start()
         while line := requests.readline():
             connection.sendall(f"{json.dumps(answer(driver, json.loads(line)))}\n".encode())
