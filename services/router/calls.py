@@ -14,7 +14,7 @@ from services.router.answer import Answer, Connection, media_type, no_stream
 from services.router.api import RouterError, model_of, patience_of, priority_of
 from services.router.auth import ApiKeyGuard, Caller
 from services.router.call_times import activation_seconds, count_served
-from services.router.core.body import RoutingFields
+from services.router.core.body import RoutingFields, media_bytes
 from services.router.core.framing import Body
 from services.router.core.head import HOP_BY_HOP, Head
 from services.router.core.step import Forward, Reject
@@ -146,7 +146,7 @@ class Call(Ticket):
         try:
             if self.body.small:
                 self._body = self.body.sent()
-                self._arrive(self.body.fields_now())
+                self._arrive(self.body.fields_now(self._body))
             else:
                 self._task = asyncio.create_task(self._scan())
                 self._calls.tasks.add(self._task)
@@ -172,8 +172,8 @@ class Call(Ticket):
         model = self._record.model = calls.limits.begin(caller, name)
         if caller.tenant:
             self._tokens = AnswerTokens(media=self._head.target.partition(b"?")[0].endswith(NO_TEXT))
-            self._request_bytes = len(self._body) if fields.text_bytes is None else fields.text_bytes
-            self._request_bytes -= fields.media_bytes
+            text = fields.text_bytes
+            self._request_bytes = len(self._body) - media_bytes(self._body) if text is None else text
         if model != name:
             self._body = self.body.renamed(self._body, fields, model)
         self._wait()

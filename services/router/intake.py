@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.router.api import RouterError
 from services.router.core.body import (
@@ -14,7 +14,6 @@ from services.router.core.body import (
     RoutingFields,
     Unpacker,
     is_form,
-    parsed_fields,
     renamed,
     routing_fields,
     too_large,
@@ -33,6 +32,8 @@ class Intake:
     memory: BodyMemory
     body_seconds: float
     rejected: Callable[[str], None]
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Of a large body, which may take 50 ms."""
 
 
 class RequestBody:
@@ -94,7 +95,7 @@ class RequestBody:
 
     @property
     def small(self) -> bool:
-        """Whether ``whole`` and ``fields`` take some milliseconds at most."""
+        """Whether ``sent`` is the body and ``fields_now`` takes no time."""
         return not self._encoding and self._size <= SMALL_BYTES and not is_form(self._type)
 
     def sent(self) -> bytes:
@@ -122,22 +123,15 @@ class RequestBody:
         return self.sent()
 
     async def fields(self, body: bytes) -> RoutingFields:
-        """Return what routing needs of a body; other calls go on meanwhile."""
-        scan = routing_fields(body, self._type)
-        try:
-            while True:
-                next(scan)
-                await asyncio.sleep(0)
-        except StopIteration as done:
-            found: RoutingFields = done.value
-            return found
-        except BodyError as error:
-            raise self._refused(error, closing=False) from error
+        """Return what routing needs of a large body, one in each turn of the loop."""
+        async with self._intake.reading:
+            await asyncio.sleep(0)
+            return self.fields_now(body)
 
-    def fields_now(self) -> RoutingFields:
-        """Return what routing needs of a small JSON body."""
+    def fields_now(self, body: bytes) -> RoutingFields:
+        """Return what routing needs of a body."""
         try:
-            return parsed_fields(self.sent())
+            return routing_fields(body, self._type)
         except BodyError as error:
             raise self._refused(error, closing=False) from error
 

@@ -51,17 +51,16 @@ class Watch:
 
 
 @pytest.mark.parametrize("element", [b"{},", b"[],", b'"",', b"[[[{}]]],"])
-def test_a_bomb_of_elements_is_refused_while_others_are_served(stack: Stack, engine: RawEngine, element: bytes) -> None:
+def test_a_bomb_of_elements_delays_no_other_caller(stack: Stack, engine: RawEngine, element: bytes) -> None:
     before = stack.memory_bytes()
     with Watch(stack) as watch:
-        response = stack.post(PATH, bomb(31 * MIB, element))
-    assert (response.status, response.code) == (400, "body_too_complex")
+        assert stack.post(PATH, bomb(31 * MIB, element)).status == 200  # whether it is an error is the engine's affair
     assert watch.seconds < 0.5, "seconds of CPU time in which no other caller was served"
     assert stack.memory_bytes() < before + 128 * MIB
-    assert not engine.heads
+    assert len(engine.bodies) == 1
 
 
-def test_members_at_the_top_are_counted_too(stack: Stack) -> None:
+def test_members_at_the_top_are_counted(stack: Stack) -> None:
     response = stack.post(PATH, b'{"model":"llama",' + b'"a":1,' * (4 * MIB) + b'"b":2}')
     assert (response.status, response.code) == (400, "body_too_complex")
 
@@ -93,8 +92,8 @@ GZIPPED = gzip.compress(call(), mtime=0)
         ((b"Content-Encoding: gzip, gzip",), gzip.compress(GZIPPED, mtime=0), 415, "unsupported_content_encoding"),
         ((), b"[" * 100_000, 400, "invalid_json"),
         ((), b'{"a":' * 100_000, 400, "body_too_complex"),
-        ((), b'{"model": ' + b"9" * 5000 + b"}", 400, "invalid_json"),
-        ((), b'{"model": "\\ud800"}', 400, "model_missing"),
+        ((), b'{"model": ' + b"9" * 5000 + b"}", 400, "model_missing"),
+        ((), b'{"model": "\\ud800"}', 400, "invalid_json"),
         ((), b'{"model": "a\\nb"}', 400, "model_missing"),
         ((), call().decode().encode("utf-16"), 400, "invalid_json"),
         ((), b'{"a":"' + b" " * 100_000 + b'","model":' + b'"x' * 5000 + b'"}', 400, "invalid_json"),

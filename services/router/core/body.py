@@ -1,27 +1,23 @@
 """What routing needs of a request body, and how much memory and work a body may take. Pure.
 
-A large body is never parsed as a whole: ``scan`` finds its ``model`` and ``stream`` and builds nothing else. The engine
-gets the body as it came and judges the rest of it.
+Of a JSON body only ``model`` and ``stream`` are decoded. The engine gets the body as it came and judges the rest of it.
 """
 
-import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 BODY_BYTES = "KYB_BODY_BYTES"
 """The setting that limits bodies of calls."""
 SMALL_BYTES = 64 * 1024
-"""Bodies up to this are parsed whole, which takes at most some milliseconds; larger ones are scanned, with pauses."""
-MOST_ELEMENTS = 100_000
-"""Objects, arrays, strings and members in a scanned body, which take about 0.1 s of CPU time."""
-DEEPEST = 200
-"""Objects and arrays in each other, in a scanned body."""
-ELEMENTS_PER_STEP = 500
-BYTES_PER_STEP = 64 * 1024
-"""The scan pauses after so many elements or bytes, so that other calls go on: about 1 ms."""
+"""Bodies up to this are read within a fifth of a millisecond."""
+MOST_MEMBERS = 1000
+"""Of the object in a JSON body, without those of objects in it."""
 LONGEST_VALUE = 4096
 """Bytes of the JSON of a name, of a number, of ``model`` and of ``stream``."""
 MOST_RATIO = 100
@@ -35,9 +31,6 @@ MOST_PARTS = 100
 """Parts of a form."""
 LONGEST_PART_HEAD = 4096
 
-_BLANK = re.compile(rb"[ \t\r\n]*+")
-_SCALAR = re.compile(rb"[-+.0-9A-Za-z]++")
-_STRUCTURE = re.compile(rb'["{}\[\]]')
 _PARAMETER = r"(?:;[ \t]*(?!boundary)[\w-]+=[\w.-]+)*"
 _FORM = re.compile(
     rf"""(?ai)[ \t]*multipart/form-data{_PARAMETER};[ \t]*boundary=("?)([\w'()+\-./:=?]{{1,70}})\1{_PARAMETER}[ \t]*"""
@@ -52,7 +45,6 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _DATA_URL = re.compile(rb"data:[^,]{0,200};base64,")
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_=\\"
 """With the backslash that some encoders of JSON write before a slash."""
-_STRING_PART = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 
 
 class BodyError(Exception):
@@ -75,9 +67,7 @@ class RoutingFields:
     text_bytes: int | None = None
     """Of a form: without its files."""
     model_at: tuple[int, int] | None = field(default=None, compare=False)
-    """Where the model's name begins and ends in a body that was scanned."""
-    media_bytes: int = field(default=0, compare=False)
-    """Of a body that was scanned: pictures and sound in base64, which are no text."""
+    """Where the model's name begins and ends in a form."""
 
 
 def is_form(content_type: str) -> bool:
@@ -85,82 +75,88 @@ def is_form(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
 
 
-def routing_fields(body: bytes, content_type: str = "") -> Generator[None, None, RoutingFields]:
-    """Find the fields in a body, JSON or a form, with pauses; returns them. Raises BodyError."""
+def routing_fields(body: bytes, content_type: str = "") -> RoutingFields:
+    """Find the fields in a body, JSON or a form. Raises BodyError."""
     if is_form(content_type):
-        return (yield from form_fields(body, content_type))
-    if len(body) > SMALL_BYTES:
-        return (yield from scan(body))
-    return parsed_fields(body)
+        return form_fields(body, content_type)
+    members = _members(body)
+    return RoutingFields(_value(members.get("model")), _value(members.get("stream")))
 
 
-def parsed_fields(body: bytes) -> RoutingFields:
-    """Find the fields in a small body. Raises BodyError."""
+class _Name(str):
+    """The name of a member of a large body: it is checked when it is read, before there are millions."""
+
+
+_SMALL = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def _members(body: bytes) -> dict[str, msgspec.Raw]:
+    """Return the members of a JSON body, whose values are checked and not decoded. Raises BodyError."""
+    count = 0
+
+    def name(_: type, text: Any) -> _Name:
+        nonlocal count
+        count += 1
+        if count > MOST_MEMBERS:
+            raise BodyError("body_too_complex", f"the body has more than {MOST_MEMBERS} members")
+        return _Name(text)
+
     try:
-        parsed = json.loads(body.decode())
+        if len(body) <= SMALL_BYTES:
+            found = _SMALL.decode(body)
+        else:
+            found = msgspec.json.decode(body, type=dict[_Name, msgspec.Raw], dec_hook=name)
     except RecursionError as error:
-        raise BodyError("invalid_json", "the body is nested too deeply") from error
-    except ValueError as error:
+        raise BodyError("body_too_complex", "the body is nested too deeply") from error
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BodyError("invalid_json", f"the body must be a JSON object in UTF-8: {error}") from error
+    for text in found:
+        if text not in FIELDS and text.casefold() in FIELDS:  # engines in Go take it for the field: they ignore case
+            raise BodyError("invalid_body", f"write the member {text!r} of the body as {text.casefold()!r}")
+    return found
+
+
+def _value(raw: msgspec.Raw | None) -> object:
+    """Decode a value; an empty text if it is too long to be of use. Raises BodyError."""
+    if raw is None:
+        return None
+    if len(memoryview(raw)) > LONGEST_VALUE:
+        return ""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise BodyError("invalid_json", f"the body is not JSON in UTF-8: {error}") from error
-    if not isinstance(parsed, dict):
-        raise BodyError("invalid_json", f"the body must be a JSON object, not {type(parsed).__name__}")
-    for name in parsed:
-        _check_name(name)
-    return RoutingFields(parsed.get("model"), parsed.get("stream"))
 
 
-def _check_name(name: object) -> None:
-    """Refuse a name that engines in Go take for another one: their JSON decoder ignores case. Raises BodyError."""
-    if isinstance(name, str) and name not in FIELDS and name.casefold() in FIELDS:
-        raise BodyError("invalid_body", f"write the member {name!r} of the body as {name.casefold()!r}")
-
-
-def scan(body: bytes) -> Generator[None, None, RoutingFields]:
-    """Find the fields without parsing the rest, with pauses; returns them. Raises BodyError.
-
-    What is between the brackets of other members is skipped, not checked: the engine does that.
-    """
-    cursor, found = _Cursor(body), RoutingFields()
-    cursor.expect(b"{", "the body must be a JSON object")
-    more = not cursor.take(b"}")
-    while more:
-        start = cursor.blank()
-        cursor.expect(b'"', "a member of the body has no name")
-        yield from cursor.string()
-        name = cursor.name(start)
-        cursor.expect(b":", "a member of the body has no value")
-        start = cursor.blank()
-        yield from cursor.skip()
-        _check_name(name)
-        if name in FIELDS:
-            setattr(found, str(name), cursor.value(start))
-            found.model_at = (start, cursor.at) if name == "model" else found.model_at
-        more = cursor.take(b",")
-        if not more:
-            cursor.expect(b"}", "the body is not JSON")
-    if cursor.blank() != len(body):
-        raise cursor.error("the body does not end with its object")
-    found.media_bytes = cursor.media_bytes
+def media_bytes(body: bytes) -> int:
+    """Return how many bytes of a JSON body are pictures and sound: long strings of base64, which are no text."""
+    found = at = 0
+    while at < len(body):
+        quote = body.rfind(b'"', at, at + LONGEST_VALUE)
+        if quote >= 0:
+            at = quote + 1
+            continue
+        end = body.find(b'"', at)
+        end = len(body) if end < 0 else end
+        prefix = _DATA_URL.match(body, at)
+        text = body[prefix.end() if prefix else at : end]
+        if text.count(b"\\") == text.count(b"\\/") and not text.translate(None, _BASE64):
+            found += end - at
+        at = end + 1
     return found
 
 
 def renamed(body: bytes, fields: RoutingFields, model: str) -> bytes:
-    """Return the body with another model. Raises BodyError."""
-    if fields.model_at is None:  # it was parsed, not scanned
-        scanning = scan(body)
-        try:
-            while True:
-                next(scanning)
-        except StopIteration as done:
-            fields = done.value
-    assert fields.model_at is not None
+    """Return the body with another model; all other values as they came. Raises BodyError."""
+    if fields.text_bytes is None:
+        return msgspec.json.encode(_members(body) | {"model": model})
+    assert fields.model_at is not None  # it is of a form that names a model
     begin, end = fields.model_at
-    name = json.dumps(model).encode() if fields.text_bytes is None else model.encode()
-    return body[:begin] + name + body[end:]
+    return body[:begin] + model.encode() + body[end:]
 
 
-def form_fields(body: bytes, content_type: str) -> Generator[None, None, RoutingFields]:
-    """Find the parts ``model`` and ``stream`` of a form, with pauses; returns them. Raises BodyError.
+def form_fields(body: bytes, content_type: str) -> RoutingFields:
+    """Find the parts ``model`` and ``stream`` of a form. Raises BodyError.
 
     Stricter than engines: what two parsers may read differently is refused, so that the seat runs what was asked for.
     """
@@ -185,7 +181,9 @@ def form_fields(body: bytes, content_type: str) -> Generator[None, None, Routing
         name = _plain_name(head)
         if name is None or body.startswith(delimiter[2:], begin):
             raise BodyError("invalid_body", "a part of the form has no plain name in quotes, or no content")
-        end = yield from _find(body, delimiter, begin)
+        end = body.find(delimiter, begin)
+        if end < 0:
+            raise BodyError("invalid_body", "the form does not end with its boundary")
         text_bytes += 0 if b"filename=" in head.lower() else end - begin
         if name in (b"model", b"stream"):
             if name in found:
@@ -201,130 +199,6 @@ def _plain_name(head: bytes) -> bytes | None:
     part = _PART.search(head)
     plain = len(_PART_NAMES.findall(head)) == 2 and not _CONTROL.search(head.replace(b"\r\n", b""))
     return part[1] if part is not None and plain else None
-
-
-def _find(body: bytes, what: bytes, at: int) -> Generator[None, None, int]:
-    while at < len(body):
-        found = body.find(what, at, at + 16 * BYTES_PER_STEP)
-        if found >= 0:
-            return found
-        at += 16 * BYTES_PER_STEP - len(what)
-        yield
-    raise BodyError("invalid_body", "the form does not end with its boundary")
-
-
-class _Cursor:
-    def __init__(self, body: bytes) -> None:
-        self._body, self.at, self._elements, self.media_bytes = body, 0, 0, 0
-
-    def error(self, what: str) -> BodyError:
-        return BodyError("invalid_json", f"{what} (byte {self.at})")
-
-    def blank(self) -> int:
-        """Skip white space, at most BYTES_PER_STEP; return the place after it."""
-        found = _BLANK.match(self._body, self.at, self.at + BYTES_PER_STEP)
-        assert found is not None  # it matches nothing, too
-        self.at = found.end()
-        return self.at
-
-    def take(self, byte: bytes) -> bool:
-        """Skip white space and this byte, if it follows."""
-        if self._body.startswith(byte, self.blank()):
-            self.at += 1
-            return True
-        return False
-
-    def expect(self, byte: bytes, otherwise: str) -> None:
-        if not self.take(byte):
-            raise self.error(otherwise)
-
-    def name(self, start: int) -> object:
-        """Decode the name of a member from ``start`` to here."""
-        raw = self._body[start : min(self.at, start + LONGEST_VALUE)]
-        return self.value(start) if b"\\" in raw else raw[1:-1].decode(errors="replace")
-
-    def value(self, start: int) -> object:
-        """Decode the JSON from ``start`` to here; an empty text if it is too long to be of use."""
-        if self.at - start > LONGEST_VALUE:
-            return ""
-        try:
-            return json.loads(self._body[start : self.at].decode())
-        except (ValueError, RecursionError) as error:
-            raise self.error("the body is not JSON in UTF-8") from error
-
-    def string(self) -> Iterator[None]:
-        """Skip the rest of a string, and count it if it is base64."""
-        start = self.at
-        yield from self._element()
-        yield from self._end_of_string()
-        if self.at - start > LONGEST_VALUE:
-            yield from self._count_media(start)
-
-    def _count_media(self, start: int) -> Iterator[None]:
-        prefix, end = _DATA_URL.match(self._body, start), self.at - 1
-        for at in range(prefix.end() if prefix else start, end, BYTES_PER_STEP):
-            if self._body[at : min(end, at + BYTES_PER_STEP)].translate(None, _BASE64):
-                return
-            yield
-        self.media_bytes += end - start
-
-    def _end_of_string(self) -> Iterator[None]:
-        quote = self._body.find(b'"', self.at)
-        if self._body.find(b"\\", self.at, quote) < 0 <= quote:
-            self.at = quote + 1
-            return
-        while True:
-            found = _STRING_PART.match(self._body, self.at, self.at + BYTES_PER_STEP)
-            assert found is not None
-            moved, self.at = found.end() > self.at, found.end()
-            if self._body.startswith(b'"', self.at):
-                self.at += 1
-                return
-            if not moved:
-                raise self.error("the body ends within a string")
-            yield
-
-    def skip(self) -> Iterator[None]:
-        """Skip one value of any kind."""
-        if self.take(b'"'):
-            yield from self.string()
-        elif self._body.startswith((b"{", b"["), self.at):
-            yield from self._nested()
-        else:
-            found = _SCALAR.match(self._body, self.at, self.at + LONGEST_VALUE)
-            if found is None:
-                raise self.error("a member of the body has no value")
-            self.at = found.end()
-
-    def _nested(self) -> Iterator[None]:
-        depth = 0
-        while True:
-            found = _STRUCTURE.search(self._body, self.at, self.at + BYTES_PER_STEP)
-            if found is None:
-                self.at += BYTES_PER_STEP
-                if self.at >= len(self._body):
-                    raise self.error("the body ends within an object or array")
-                yield
-                continue
-            self.at, token = found.end(), found[0]
-            if token == b'"':
-                yield from self.string()
-            elif token in b"{[":
-                yield from self._element()
-                depth += 1
-                if depth > DEEPEST:
-                    raise BodyError("body_too_complex", f"the body is nested more than {DEEPEST} deep")
-            else:
-                depth -= 1
-                if depth == 0:
-                    return
-
-    def _element(self) -> Iterator[None]:
-        self._elements += 1
-        if self._elements > MOST_ELEMENTS:
-            raise BodyError("body_too_complex", f"the body has more than {MOST_ELEMENTS} objects, arrays and strings")
-        if self._elements % ELEMENTS_PER_STEP == 0:
-            yield
 
 
 # --- compressed bodies ------------------------------------------------------------------------------------------------
