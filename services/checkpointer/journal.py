@@ -11,6 +11,7 @@ highest epoch by GPU of jobs whose file is removed. One thread writes and anothe
 no event loop and no step.
 """
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -18,16 +19,16 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from kybernate import files
 from kybernate.envelope import slug
 from kybernate.logs import get_logger
-from kybernate.work_thread import WorkThread
 from services.checkpointer.backends.port import SeatProcesses
 from services.checkpointer.records import History, JobFile, Record, hung_recently, read_records
 
@@ -63,8 +64,10 @@ class Journal:
         self._jobs = folder / "journal"
         self._parked = folder / "parked"
         self._epochs_file = folder / "epochs.json"
-        self._writer = WorkThread("journal")
-        self._syncer = WorkThread("journal-sync")
+        self._writer = ThreadPoolExecutor(1, "journal")
+        self._syncer = ThreadPoolExecutor(1, "journal-sync")
+        self._under_way: dict[asyncio.Future[Any], float] = {}
+        """Work of these threads that the event loop hears of, and when it was given; monotonic seconds."""
         self._syncing_since: float | None = None
         """When the fsync under way beside a job was begun; monotonic seconds."""
         self._open: dict[str, _OpenFile] = {}
@@ -87,7 +90,7 @@ class Journal:
     @property
     def waiting_seconds(self) -> float:
         """Wall seconds for which the oldest write or fsync under way has waited for the disk; 0: there is none."""
-        since = [one for one in (self._writer.since, self._syncer.since, self._syncing_since) if one is not None]
+        since = [*self._under_way.values(), *([] if self._syncing_since is None else [self._syncing_since])]
         return time.monotonic() - min(since) if since else 0.0
 
     def stalled(self) -> str | None:
@@ -154,7 +157,7 @@ class Journal:
             self._open[job.op] = _OpenFile(made, job.path)
             self._sync_beside(self._open[job.op])
 
-        await self._writer.do(write)
+        await self._do(self._writer, write)
         job.written_at = time.time()
 
     async def add(self, job: JobFile, record: Record, *, put_off: bool = False) -> None:
@@ -174,7 +177,7 @@ class Journal:
     def _sync_beside(self, file: _OpenFile) -> None:
         """Have what was written to it fsynced, once for all writes before the fsync begins; called by the writer."""
         file.written += 1
-        self._syncer.put(lambda: self._sync_unsynced(file))
+        self._syncer.submit(self._sync_unsynced, file)
 
     def _sync_unsynced(self, file: _OpenFile) -> None:
         written = file.written
@@ -197,7 +200,7 @@ class Journal:
         """Wait until the job and all its steps are on disk. Raises OSError."""
         file = self._open.get(job.op)
         if file is not None and file.synced != file.written:
-            await self._syncer.do(lambda: self._sync_unsynced(file))  # after all that was asked for
+            await self._do(self._syncer, lambda: self._sync_unsynced(file))  # after all that was asked for
         self._raise_failed(job)
 
     async def _record_after_all(self, job: JobFile, record: Record, then: Callable[[_OpenFile], None] | None) -> None:
@@ -221,7 +224,7 @@ class Journal:
             if then is not None:
                 then(file)
 
-        await self._writer.do(write)
+        await self._do(self._writer, write)
 
     async def finish(self, job: JobFile, record: Record) -> None:
         """Append the last record, close the file, and now and then remove the oldest finished jobs."""
@@ -234,7 +237,7 @@ class Journal:
         await self._record_after_all(job, record, close)
         if len(self.jobs) >= KEPT_JOBS + REMOVED_JOBS:
             await self._remove_old()
-        self._writer.put(self._make_next)
+        self._writer.submit(self._make_next)
 
     async def _remove_old(self) -> None:
         """Remove the oldest finished jobs beyond KEPT_JOBS, once they are REMOVED_JOBS."""
@@ -252,7 +255,7 @@ class Journal:
             for job in old:
                 job.path.unlink(missing_ok=True)
 
-        await self._writer.do(remove)
+        await self._do(self._writer, remove)
 
     def _make_next(self) -> None:
         """Make the next job's file while nothing waits for it; without one the job makes its own."""
@@ -264,7 +267,7 @@ class Journal:
         """Refuse jobs below this epoch on these GPUs from now on, also after a restart."""
         self._raise_epochs(gpus, epoch)
         epochs = json.dumps(self.epochs)
-        await self._writer.do(lambda: files.replace(self._epochs_file, epochs, durable=True))
+        await self._do(self._writer, lambda: files.replace(self._epochs_file, epochs, durable=True))
 
     def remember(self, processes: SeatProcesses) -> None:
         """Keep the processes of a parked seat; their file is written before the next record. Not fsynced: they do not
@@ -281,7 +284,14 @@ class Journal:
 
     async def write_parked(self) -> None:
         """Have the files written and removed now, without a record."""
-        await self._writer.do(self._change_parked)
+        await self._do(self._writer, self._change_parked)
+
+    def _do(self, thread: ThreadPoolExecutor, work: Callable[[], R]) -> "asyncio.Future[R]":
+        """Have it done, in order, also if the caller is cancelled meanwhile: what was recorded must be on disk."""
+        done = asyncio.get_running_loop().run_in_executor(thread, work)
+        self._under_way[done] = time.monotonic()
+        done.add_done_callback(self._under_way.pop)
+        return asyncio.shield(done)
 
     def _change_parked(self) -> None:
         while self._parked_changes:
@@ -290,8 +300,8 @@ class Journal:
 
     def close(self) -> None:
         """Wait for pending writes and close the files."""
-        self._writer.close()
-        self._syncer.close()
+        self._writer.shutdown()
+        self._syncer.shutdown()
         for handle in (*(file.handle for file in self._open.values()), *([] if self._next is None else [self._next])):
             os.close(handle)
         self._open.clear()

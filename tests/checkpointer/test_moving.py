@@ -75,7 +75,7 @@ async def test_a_seat_of_a_second_half_is_in_no_other_job_while_the_retarget_is_
         records = it.journal.jobs[op].records
         await until(lambda: "checkpoint" in [record.step for record in records], what="nothing else is written now")
         disk = threading.Event()
-        it.journal._writer.put(disk.wait)
+        it.journal._writer.submit(disk.wait)
         named = asyncio.create_task(
             it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op=op, activate=comes.target))
         )
