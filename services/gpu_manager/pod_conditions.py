@@ -2,7 +2,7 @@
 False; its reason is the state, and ``SeatReleased`` once the pod has ended. ``kubectl wait`` and controllers can use
 it; nothing of Kybernate depends on it.
 
-``docs/decisions/056-a-condition-on-pods.md``.
+``docs/decisions/018-the-chart.md``.
 """
 
 import asyncio
