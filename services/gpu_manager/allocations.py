@@ -96,12 +96,16 @@ def _follow_pod(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> N
     """The owner of a seat as it is now: in deletion, running, or exited."""
     moved = seat.pod is not None and seat.pod.endpoint != pod.endpoint
     node.own(seat, pod)
+    before = seat.durable.runs_after(pod.restarts)  # the store of the API server went back: the driver is asked
+    seat.outlives_list |= before
     if pod.deleting:
         seat.owner.ends = True
-        if pod.running and (seat.state is not S.RELEASING or seat.gate.ticket_open):
+        if pod.running and not before and (seat.state is not S.RELEASING or seat.gate.ticket_open):
             _runs(node, seat, pod, now)  # it started since the last read
         if seat.state is not S.RELEASING:
             _delete(node, seat, now)
+    elif before:
+        pass
     elif pod.running:
         _runs(node, seat, pod, now)
     elif seat.durable.seen_running and seat.state in HAS_PROCESS and not seat.outlives_list:
@@ -123,7 +127,7 @@ def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
         return
     node.unaccounted.pop(seat.id, None)
     if seat.state is S.RELEASING:  # (2)
-        durable.container_id, durable.seen_running = container_id, True
+        durable.begins(container_id, pod.restarts)
         seat.gate.ticket_open = seat.processes_gone = False
         return
     ungated = not seat.gate.ticket_open
@@ -134,7 +138,8 @@ def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
     if seat.state is S.WAITING:  # (4)
         ungated = True
         node.transition(seat, T.TICKET, now, reason="its container started without a ticket")
-    durable.container_id, durable.seen_running, seat.gate.ticket_open = container_id, True, False
+    durable.begins(container_id, pod.restarts)
+    seat.gate.ticket_open = False
     if ungated and not view.room(node, seat):  # (5)
         durable.conflict = True
         reason = f"its container started without a ticket while others hold group {seat.group.name}"
@@ -194,7 +199,7 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         return
     if ran:
         _exit(node, seat, "its container is started again", now)
-    if seat.state is S.BACKOFF:
+    if seat.state is S.BACKOFF and seat.owner.seen >= seat.entered_wall:  # else the call may be the next owner's
         node.transition(seat, T.CALLED, now)
     elif seat.state is S.STARTING and not (
         seat.durable.inherited or node.drain_on(seat.group) or not view.room(node, seat)  # where the ledger was lost
@@ -252,10 +257,33 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
             seat.processes_gone = seat.processes_gone or (same and progress.outcome == "gone")
             if seat.state is S.RELEASING and progress.outcome == "parked":
                 _release(node, seat)  # a checkpointer that died right after it took the first one has forgotten it
-        elif progress.outcome == "gone" and same and (seat.outlives_list or seat.state is S.QUARANTINED):
+        elif progress.outcome == "gone" and same and (seat.durable.seen_running or seat.state is S.QUARANTINED):
             _processes_gone(node, seat, "its processes are gone", now)
+        elif seat.state is S.STARTING and same:
+            _on_late_start(node, seat, progress, now)
         elif seat.state is S.QUARANTINED and progress.outcome in _clears(seat):
             _clear_quarantine(node, seat, progress, now)
+
+
+def _on_late_start(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
+    """What the driver has of an engine that does not become healthy: the ledger may be older than its last start.
+
+    (1) Parked before this manager came: a park by this one is its rehearsal's. (2) Where in its pool, nothing may tell.
+    """
+    match progress.outcome:
+        case "parked" if seat.rehearsal is None and not seat.durable.measured:  # (1)
+            group = view.group_with_gpus(node, seat, progress.gpus)
+            if group is None and node.groups[seat.home.name].peers and not progress.no_context:  # (2)
+                node.transition(seat, T.UNRECOVERABLE, now, reason=PARKED_NOWHERE)
+                return
+            seat.residence.group = group or seat.home
+            node.transition(seat, T.EVIDENCE, now, reason="the driver reports it as parked")
+            seat.assume_residue()
+            host_memory.recovered(seat, remembered=False)
+        case "lost":
+            node.transition(seat, T.UNRECOVERABLE, now, reason=progress.reason)
+        case "quarantined":
+            node.transition(seat, T.QUARANTINE, now, reason=progress.reason)
 
 
 def _clears(seat: ManagedSeat) -> Collection[str]:

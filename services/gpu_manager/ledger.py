@@ -64,6 +64,8 @@ class Durable:
 
     container_id: str = ""
     """The container that holds or held VRAM for it; a new one means a new start."""
+    restarts: int = 0
+    """How often its pod's container had been started again when that one ran."""
     seen_running: bool = False
     """A process was seen since the last ticket."""
     ticket: str = ""
@@ -109,6 +111,14 @@ class Durable:
     """By an operator; a pod's own pin is an annotation."""
     costs: Costs = field(default_factory=Costs)
     freeze: Freeze = field(default_factory=Freeze)
+
+    def begins(self, container_id: str, restarts: int) -> None:
+        """A container that was not known runs."""
+        self.container_id, self.restarts, self.seen_running = container_id, restarts, True
+
+    def runs_after(self, restarts: int) -> bool:
+        """True if its container, which was seen running, is younger than one of which a pod has this count."""
+        return self.seen_running and restarts < self.restarts
 
     def copy(self) -> "Durable":
         """A copy that does not follow the original."""

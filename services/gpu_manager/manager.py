@@ -422,7 +422,9 @@ class Manager:
                 await self.receive(found)
 
     async def _ask_checkpointer(self) -> None:
-        await self.jobs.ask_regularly(lambda since: view.checkpointer_questions(self.node, self.now().wall + -since))
+        await self.jobs.ask_regularly(
+            lambda since: view.checkpointer_questions(self.node, self.now(), self.now().wall + -since)
+        )
 
     # --- recovery -----------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ S = SeatState
 class ContainerEvidence(StrEnum):
     """What kubelet's pods, beside the ledger, tell about a seat's container."""
 
-    NEW = "new"  # it runs, and the ledger knows another one: it was started with a ticket
+    NEW = "new"  # it runs, and the ledger knows another one, not a younger one: it was started with a ticket
     RUNNING = "running"  # it runs, and the ledger knows it or is lost
     STOPPED = "stopped"  # it has run and does not any more
     ABSENT = "absent"  # it never ran
@@ -79,30 +79,37 @@ _REMEMBERED = (S.STARTING, S.LOST, S.QUARANTINED)
 _GOING = "its pod is being deleted"
 _INHERITED = "its container may start by an open ticket beside seats that leave it no room"
 _DELETED = (_C.DELETED_HOLDING, _C.DELETED_PARKED)
+_CONDEMNED = "the driver reports it as parked while it is killed"
+_RUNNING = (_C.NEW, _C.RUNNING)
 _NOT_RUNNING = (_C.STOPPED, _C.ABSENT)
 _LIVE = (_D.ALIVE, _D.ACTIVE)
 _HOLDS = (_D.ACTIVE, _D.LOST, _D.QUARANTINED)
 """Evidence of processes on the GPUs."""
+_EXISTS = (*_HOLDS, _D.PARKED)
+"""Evidence of processes."""
 
 _Row = tuple[Iterable[ContainerEvidence], Iterable[DriverEvidence], Iterable[SeatState], RecoveredAs]
 _ROWS: tuple[_Row, ...] = (
     # Any state in the ledger, FREE when it has none; the rows below refine the ones above.
-    ((_C.NEW,), _D, S, RecoveredAs(S.STARTING, True, True)),
+    ((_C.NEW,), _LIVE, S, RecoveredAs(S.STARTING, True, True)),
     ((_C.RUNNING,), _LIVE, S, RecoveredAs(S.ACTIVE, True, True)),
     *(((_C.RUNNING,), _LIVE, (known,), RecoveredAs(known, True, True)) for known in _REMEMBERED),
-    ((_C.RUNNING,), (_D.PARKED,), S, RecoveredAs(S.PARKED, False, True)),
-    ((_C.RUNNING,), (_D.GONE,), S, RecoveredAs(S.BACKOFF, False, False, reason="its processes are gone")),
-    ((_C.RUNNING,), (_D.LOST,), S, RecoveredAs(S.LOST, True, True)),
-    ((_C.RUNNING,), (_D.QUARANTINED,), S, RecoveredAs(S.QUARANTINED, True, True)),
+    (_RUNNING, (_D.PARKED,), S, RecoveredAs(S.PARKED, False, True)),
+    (_RUNNING, (_D.GONE,), S, RecoveredAs(S.BACKOFF, False, False, reason="its processes are gone")),
+    (_RUNNING, (_D.LOST,), S, RecoveredAs(S.LOST, True, True)),
+    (_RUNNING, (_D.QUARANTINED,), S, RecoveredAs(S.QUARANTINED, True, True)),
     ((_C.STOPPED,), _D, S, RecoveredAs(S.BACKOFF, False, False, reason="its container is not running")),
     ((_C.ABSENT,), _D, S, RecoveredAs(S.WAITING, False, False)),
-    # Processes that the driver has hold their group, whatever the pods say: their list may be stale.
+    # Processes that the driver has exist, whatever the pods say: their list may be stale.
+    (_NOT_RUNNING, (_D.PARKED,), S, RecoveredAs(S.PARKED, False, True)),
     (_NOT_RUNNING, (_D.ACTIVE,), S, RecoveredAs(S.ACTIVE, True, True)),
     *((_NOT_RUNNING, (_D.ACTIVE,), (known,), RecoveredAs(known, True, True)) for known in _REMEMBERED),
     (_NOT_RUNNING, (_D.LOST,), S, RecoveredAs(S.LOST, True, True)),
     (_NOT_RUNNING, (_D.QUARANTINED,), S, RecoveredAs(S.QUARANTINED, True, True)),
     (_NOT_RUNNING, _D, (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
     (_NOT_RUNNING, _HOLDS, (S.STARTING,), RecoveredAs(S.STARTING, True, True, ticket_open=True)),
+    # Processes that are being killed are no copy, whatever the driver says: part of their memory stays in use.
+    ((_C.RUNNING, *_NOT_RUNNING), (_D.PARKED,), (S.LOST,), RecoveredAs(S.LOST, True, True, reason=_CONDEMNED)),
     ((_C.DELETED_WITH_TICKET,), _D, S, RecoveredAs(S.RELEASING, True, False, True, _GOING)),
     ((_C.DELETED_HOLDING,), _D, S, RecoveredAs(S.RELEASING, True, True, reason=_GOING)),
     ((_C.DELETED_HOLDING,), (_D.PARKED,), S, RecoveredAs(S.RELEASING, False, True, reason=_GOING)),
@@ -220,8 +227,17 @@ def _owned(
         if entry is not None and (pod is None or pod.uid != entry.pod_uid):
             pod = _departed(entry)
         if pod is not None:
-            found.append((seat, pod, entry))
+            found.append((seat, _not_before(pod, entry), entry))
     return found
+
+
+def _not_before(pod: SeatPod, entry: LedgerEntry | None) -> SeatPod:
+    """The pod; one from before the container that the ledger has seen running (the API server's store went back) says
+    nothing about containers."""
+    known = entry.durable if entry is not None and entry.pod_uid == pod.uid else None
+    if known is None or not known.runs_after(pod.restarts):
+        return pod
+    return replace(pod, container_id=known.container_id, restarts=known.restarts, running=True)
 
 
 def _departed(entry: LedgerEntry) -> SeatPod:
@@ -333,13 +349,16 @@ def _recover_seat(
     node: NodeState, seat: ManagedSeat, pod: SeatPod, entry: LedgerEntry | None, seen: SeatProgress | None, now: Now
 ) -> None:
     """One owned seat, by the table."""
-    container, driver = container_evidence(pod, entry), driver_evidence(seen)
+    container = container_evidence(pod, entry)
+    asked = pod.container_id if pod.running else entry.durable.container_id if entry is not None else ""
+    seen = seen if seen is not None and seen.container_id == asked else None
+    driver = driver_evidence(seen)
     known = entry.state if entry is not None else S.FREE
     inherits = known is S.QUARANTINED and _waits(entry)
     found = RECOVERED[container, driver, S.STARTING if inherits else known]
     if inherits and found.state is S.STARTING:
         found = replace(found, state=S.QUARANTINED, reason=_INHERITED)
-    group, located = _group(node, seat, found, entry, seen)
+    group, located = _group(node, seat, found, entry, seen, fresh=container is _C.NEW)
     if not located:
         found = _unlocated(found, seen)
     if entry is not None:
@@ -348,11 +367,12 @@ def _recover_seat(
         seat.durable.started = True
         seat.durable.vram_bytes = seen.vram_bytes if seen is not None else 0
     if pod.running and (entry is None or container is _C.NEW):
-        seat.durable.container_id = pod.container_id or ""
+        seat.durable.begins(pod.container_id or "", pod.restarts)
+        seat.durable.residue_bytes, seat.durable.measured = 0, False  # of the container before
     seat.durable.seen_running, seat.processes_gone = found.process, not found.process
     seat.durable.unlocated = not located
     seat.durable.conflict &= located and found.state in (S.QUARANTINED, S.RELEASING)
-    seat.outlives_list = found.process and driver in _HOLDS and not (pod.running or pod.deleting)
+    seat.outlives_list = found.process and driver in _EXISTS and not (pod.running or pod.deleting)
     seat.state, seat.lease = found.state, found.lease
     seat.reason = found.reason or (seen.reason if seen is not None and driver in (_D.LOST, _D.QUARANTINED) else "")
     seat.entered, seat.entered_wall = now.unix, now.wall
@@ -367,7 +387,7 @@ _COPIED = frozenset({S.PARKED, S.ACTIVATING, S.MIGRATING})
 
 def _assume_residue(seat: ManagedSeat, entry: LedgerEntry | None) -> None:
     """A seat whose park the ledger does not know keeps an assumed residue."""
-    known = entry is not None and entry.state in _COPIED
+    known = entry is not None and entry.state in _COPIED and seat.durable.measured
     if seat.pod is not None and not known and seat.state in _COPIED:
         seat.assume_residue()
 
@@ -392,9 +412,17 @@ def _doubted(entry: LedgerEntry) -> LedgerEntry:
 
 
 def _group(
-    node: NodeState, seat: ManagedSeat, found: RecoveredAs, entry: LedgerEntry | None, seen: SeatProgress | None
+    node: NodeState,
+    seat: ManagedSeat,
+    found: RecoveredAs,
+    entry: LedgerEntry | None,
+    seen: SeatProgress | None,
+    *,
+    fresh: bool,
 ) -> tuple[Group, bool]:
     """Where a seat is: by evidence, else as the ledger has it; and whether that is certain.
+
+    ``fresh``: its container is younger than the ledger's entry, which tells nothing about it.
 
     A container starts, and gets its first context, on its home group. Without a ledger, a seat may be on any group of
     its pool; one that was being moved may be on either. What its pod allows tells nothing: it may allow less than when
@@ -407,7 +435,7 @@ def _group(
     recorded = entry is not None and not entry.durable.unlocated
     if recorded and found.state is S.STARTING:
         return seat.home, True
-    known = recorded and entry is not None and entry.state is not S.MIGRATING
+    known = recorded and not fresh and entry is not None and entry.state is not S.MIGRATING
     if not known and seen is not None and seen.no_context:
         return seat.home, True
     group = view.group_with_gpus(node, seat, entry.on if entry is not None else ()) or seat.home

@@ -23,6 +23,10 @@ S = SeatState
 
 CUT_GRACE_SECONDS = 2.0
 """Wall: how long after a cut the engine may take to notice that its callers left."""
+LATE_START_SECONDS = 60.0
+"""Wall: an engine that is not healthy by then may be frozen."""
+LATE_START_ASK_SECONDS = 30.0
+"""Wall, between two questions about it."""
 PREFERENCE = {S.ACTIVE: 0, S.ACTIVATING: 1, S.STARTING: 2, S.DRAINING: 3, S.PARKED: 4, S.PARKING: 4, S.WAITING: 5}
 """Which seat gets the demand for a model that names no seat: lowest first."""
 
@@ -455,8 +459,10 @@ def _probe(seat: ManagedSeat, *, idle: bool, since: WallTime) -> list[EngineProb
     return [EngineProbe(seat.id, endpoint, container_id, idle, since)] if endpoint and container_id else []
 
 
-def checkpointer_questions(node: NodeState, sent_before: WallTime) -> list[AskJobs]:
+def checkpointer_questions(node: NodeState, now: Now, sent_before: WallTime) -> list[AskJobs]:
     """Questions to the checkpointer: jobs sent before this instant, and processes that should be gone or fine again.
+
+    Also processes of a seat for which kubelet calls at the gate, and of one that has been starting for long.
 
     One question per seat: a process that hangs makes its own answer slow, and must not delay the others.
     """
@@ -465,10 +471,20 @@ def checkpointer_questions(node: NodeState, sent_before: WallTime) -> list[AskJo
     late = [switch.op for switch in jobs if switch.job.sent is None or switch.job.sent < sent_before]
     seats = node.seats.values()
     dying = [seat for seat in seats if seat.state in (S.RELEASING, S.LOST) and not seat.processes_gone]
-    unclear = [seat for seat in seats if seat.state is S.QUARANTINED or seat.outlives_list]
+    unclear = [seat for seat in seats if seat.state is S.QUARANTINED or seat.outlives_list or _doubtful(seat, now)]
     unclear = dying + [seat for seat in unclear if seat not in dying]
     questions = [question.model_copy(update={"ops": tuple(late)})] if late else []
     return questions + [question.model_copy(update={"targets": (target(node, seat),)}) for seat in unclear]
+
+
+def _doubtful(seat: ManagedSeat, now: Now) -> bool:
+    """True if the process of a seat may have ended, or may be frozen, although nothing has shown it."""
+    if not seat.durable.seen_running or seat.state is S.FREE:
+        return False
+    if seat.state is S.STARTING:
+        since = now.wall - seat.entered_wall
+        return since >= LATE_START_SECONDS and since % LATE_START_ASK_SECONDS < 1.0
+    return seat.gate.call is not None and seat.gate.confirmed < 2
 
 
 def next_wake(node: NodeState, now: Now) -> float:

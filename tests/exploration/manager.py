@@ -267,7 +267,7 @@ class Manager:
         open_targets = [q.job for q in self.questions.values() if isinstance(q.job, AskJobs)]
         if not self.recovered or open_targets:
             return False
-        found = product.questions(self.board, self.clock.wall - 1.0)
+        found = product.questions(self.board, self.now, self.clock.wall - 1.0)
         for question in found:
             self.ask(question)
         return bool(found)

@@ -68,6 +68,7 @@ from services.gpu_manager.inputs import (
     StartCalls,
     StartTicket,
     Tick,
+    WallTime,
 )
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.seat_pod import Owners, SeatPod
@@ -218,8 +219,8 @@ def engine_probes(board: Board) -> list[EngineProbe]:
     return view.engine_probes(board.node)
 
 
-def questions(board: Board, sent_before: float) -> list[AskJobs]:
-    return view.checkpointer_questions(board.node, sent_before)  # type: ignore[arg-type]
+def questions(board: Board, now: Now, sent_before: float) -> list[AskJobs]:
+    return view.checkpointer_questions(board.node, now, WallTime(sent_before))
 
 
 def ledger_of(board: Board) -> Ledger:

@@ -183,7 +183,9 @@ def test_the_checkpointer_is_asked_about_a_conflict_and_its_answer_ends_it(node:
     restart(node)
     assert {node.state(seat) for seat in (a, b, pair)} == {S.QUARANTINED}
 
-    asked = {target.seat for q in view.checkpointer_questions(node.node, node.now.wall) for target in q.targets}
+    asked = {
+        target.seat for q in view.checkpointer_questions(node.node, node.now, node.now.wall) for target in q.targets
+    }
     assert asked == {a, b, pair}
     node.look_at(a, "active")
     assert node.state(a) is S.QUARANTINED, "that is what the conflict is about"

@@ -353,7 +353,7 @@ def test_processes_that_the_driver_has_hold_although_the_pods_say_that_nothing_r
 
     assert world.managed(a).lease
     assert world.state(rival) is S.WAITING
-    questions = view.checkpointer_questions(world.node, world.now.wall)
+    questions = view.checkpointer_questions(world.node, world.now, world.now.wall)
     assert [target.seat for question in questions for target in question.targets] == [a]
     world.end_processes(a)
     world.tick(1)

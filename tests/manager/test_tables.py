@@ -50,25 +50,36 @@ def pod(*, running: bool = True, deleting: bool = False, container_id: str | Non
 @pytest.mark.parametrize(
     ("container", "driver", "states", "expected"),
     [
-        # A new container can only have started with a ticket, whatever was known before.
-        (C.NEW, tuple(D), tuple(S), RecoveredAs(S.STARTING, True, True)),
+        # A new container can only have started with a ticket; what it is by now, the driver has.
+        (C.NEW, (D.ALIVE, D.ACTIVE), tuple(S), RecoveredAs(S.STARTING, True, True)),
+        (C.NEW, (D.PARKED,), tuple(S), RecoveredAs(S.PARKED, False, True)),
+        (C.NEW, (D.GONE,), tuple(S), RecoveredAs(S.BACKOFF, False, False, reason="its processes are gone")),
+        (C.NEW, (D.LOST,), tuple(S), RecoveredAs(S.LOST, True, True)),
+        (C.NEW, (D.QUARANTINED,), tuple(S), RecoveredAs(S.QUARANTINED, True, True)),
         # A live process without park evidence holds its group, also when the ledger is lost.
         (C.RUNNING, (D.ALIVE, D.ACTIVE), tuple({*S} - {S.STARTING, S.LOST, S.QUARANTINED}),
          RecoveredAs(S.ACTIVE, True, True)),
         (C.RUNNING, (D.ALIVE, D.ACTIVE), (S.STARTING,), RecoveredAs(S.STARTING, True, True)),
         (C.RUNNING, (D.ALIVE, D.ACTIVE), (S.LOST,), RecoveredAs(S.LOST, True, True)),
         (C.RUNNING, (D.ALIVE, D.ACTIVE), (S.QUARANTINED,), RecoveredAs(S.QUARANTINED, True, True)),
-        (C.RUNNING, (D.PARKED,), tuple(S), RecoveredAs(S.PARKED, False, True)),
+        (C.RUNNING, (D.PARKED,), tuple({*S} - {S.LOST}), RecoveredAs(S.PARKED, False, True)),
+        # What is being killed is no copy: part of its memory may stay in use.
+        *((container, (D.PARKED,), (S.LOST,),
+           RecoveredAs(S.LOST, True, True, reason="the driver reports it as parked while it is killed"))
+          for container in (C.RUNNING, C.STOPPED, C.ABSENT)),
         (C.RUNNING, (D.GONE,), tuple(S), RecoveredAs(S.BACKOFF, False, False, reason="its processes are gone")),
         (C.RUNNING, (D.LOST,), tuple(S), RecoveredAs(S.LOST, True, True)),
         (C.RUNNING, (D.QUARANTINED,), tuple(S), RecoveredAs(S.QUARANTINED, True, True)),
         # A start that was under way keeps its lease and its ticket.
         (C.STOPPED, SILENT, (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
         (C.ABSENT, SILENT, (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
-        (C.STOPPED, SILENT, tuple(s for s in S if s is not S.STARTING),
+        (C.STOPPED, (D.ALIVE, D.GONE), tuple(s for s in S if s is not S.STARTING),
          RecoveredAs(S.BACKOFF, False, False, reason="its container is not running")),
-        (C.ABSENT, SILENT, tuple(s for s in S if s is not S.STARTING), RecoveredAs(S.WAITING, False, False)),
-        # Processes that the driver has hold their group, whatever the list of pods says.
+        (C.ABSENT, (D.ALIVE, D.GONE), tuple(s for s in S if s is not S.STARTING),
+         RecoveredAs(S.WAITING, False, False)),
+        # Processes that the driver has exist, whatever the list of pods says.
+        *((container, (D.PARKED,), tuple({*S} - {S.STARTING, S.LOST}), RecoveredAs(S.PARKED, False, True))
+          for container in (C.STOPPED, C.ABSENT)),
         *((container, HOLDS, (S.STARTING,), RecoveredAs(S.STARTING, True, True, ticket_open=True))
           for container in (C.STOPPED, C.ABSENT)),
         *((container, (D.ACTIVE,), tuple({*S} - {S.STARTING, S.LOST, S.QUARANTINED}),

@@ -90,7 +90,7 @@ def test_nothing_starts_on_the_pool_of_a_seat_whose_gpus_nothing_names(world: Wo
 def test_the_first_evidence_that_names_its_gpus_ends_that(world: World) -> None:
     a = world.seat(0, 0)
     restarted(world, seen(world, a, UNKNOWN))
-    assert [one.targets[0].seat for one in view.checkpointer_questions(world.node, world.now.wall)] == [a]
+    assert [one.targets[0].seat for one in view.checkpointer_questions(world.node, world.now, world.now.wall)] == [a]
     for nothing in (UNKNOWN, "active"):
         answer(world, seen(world, a, nothing))
         assert (world.state(a), world.managed(a).durable.unlocated) == (S.QUARANTINED, True)
