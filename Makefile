@@ -32,8 +32,8 @@ test: setup
 FAST := $(filter-out tests/test_bench.py,$(wildcard tests/test_*.py)) $(addprefix tests/,bus checkpointer config manager plugin policy probe router topology traces webhook)
 SLOW := test_auth.py test_cluster.py test_coexistence.py test_contract.py test_crashes.py test_credentials.py test_faults.py test_hazards.py \
   test_history.py test_hold.py test_lies.py test_missing_gpu.py test_moving.py test_nats.py test_overlap.py test_process.py test_real_nodes.py \
-  test_reconfigured.py test_registration.py test_reload.py test_restart.py test_search.py test_service.py test_snapshots.py test_supervisor.py test_vllm_cuda.py \
-  test_worker.py test_workers.py
+  test_reconfigured.py test_registration.py test_reload.py test_restart.py test_search.py test_service.py test_snapshots.py test_vllm_cuda.py \
+  test_worker.py
 test-fast: setup
 	@$(PY) -m pytest -q -n 3 --dist loadfile $(addprefix --ignore-glob=*/,$(SLOW)) $(FAST) $(ARGS)
 

@@ -48,7 +48,6 @@ LONG = (
     "family_live",
     "scale",
     "starved",
-    "workers",
 )
 """Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"

@@ -3,7 +3,6 @@
 A service is live while its event loop runs, and ready when every named condition holds. Liveness never depends on NATS.
 """
 
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable
@@ -97,16 +96,12 @@ class HttpServer:
     """Of the settings that hold the address; empty: the options ``--host`` and ``--port`` do."""
     tls: ssl.SSLContext | None = None
     """If set, the server speaks HTTPS only."""
-    sock: socket.socket | None = None
-    """A listening socket in place of the address."""
     runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> "HttpServer":
         self.runner = web.AppRunner(self.app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
         await self.runner.setup()
-        site: web.BaseSite = web.TCPSite(self.runner, self.host, self.port, backlog=1024, ssl_context=self.tls)
-        if self.sock is not None:
-            site = web.SockSite(self.runner, self.sock, backlog=1024, ssl_context=self.tls)
+        site = web.TCPSite(self.runner, self.host, self.port, backlog=1024, ssl_context=self.tls)
         with listening(self.host, self.port, self.prefix):
             await site.start()
         self.port = self.runner.addresses[0][1]
@@ -115,11 +110,6 @@ class HttpServer:
     async def __aexit__(self, *_: object) -> None:
         if self.runner is not None:
             await self.runner.cleanup()
-
-    async def stop_listening(self) -> None:
-        """Take no further connections; open ones stay."""
-        for site in list(self.runner.sites) if self.runner is not None else ():
-            await site.stop()
 
     @property
     def url(self) -> str:

@@ -53,6 +53,7 @@ RETIRED = {
         ],
         _FIXED,
     ),
+    "KYB_WORKERS": "a router is one process now: start further ones, each with its own port, behind a load balancer",
     "KYB_CALLER_BYTES": "it is half of KYB_HELD_BYTES now",
     "KYB_CUDA_BINDING": "libcuda is always called by ctypes",
     "KYB_CONFIG_NAME": "label the node kyb.ai/config=NAME, or set KYB_CONFIG to that configuration's file",

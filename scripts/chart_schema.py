@@ -112,7 +112,6 @@ RULES: dict[str, Json] = {
     "node.manager.hostPort": {"type": "integer", "minimum": 0, "maximum": 65535},
     "nats.maxConnections": {"type": "integer", "minimum": 16},
     "router.replicas": {"type": "integer", "minimum": 1},
-    "router.workers": {"type": "integer", "minimum": 0, "maximum": 64},
     "router.keepaliveSeconds": {"type": "number", "minimum": 0},
     "router.holdSeconds": {"type": "number", "exclusiveMinimum": 0},
     "router.service.type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},

@@ -54,7 +54,6 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "soak": ({"requests": 16}, {"CALLERS": 4, "UNKNOWN": 1}),
     "starved": ({"services": ("checkpointer",), "seconds": 3.0}, {"CGROUPS": Path("/nonexistent")}),
     "switch": ({"requests": 2}, {"SETTLE_SECONDS": 0.1, "IDLE_SECONDS": 0.1}),
-    "workers": ({"rounds": 1, "requests": 4}, {"CALLERS": 4}),
 }
 """By name: arguments of ``run``, and constants of the module or of ``bench.proxies``."""
 

@@ -3,12 +3,28 @@
 import sys
 
 from kybernate import lifecycle
+from kybernate.bus import open_bus
 from kybernate.config_errors import ConfigError
-from kybernate.logs import configure
-from services.router.service import check
+from kybernate.logs import configure, get_logger
+from kybernate.tracing import open_tracer
+from services.router.garbage import exempt_all
+from services.router.service import check, open_router
 from services.router.settings import RouterSettings
-from services.router.supervisor import supervise
-from services.router.worker import serve
+
+
+async def serve(settings: RouterSettings) -> None:
+    """Open the bus and the ports, then run the jobs. Raises ConfigError."""
+    source = f"kyb/router/{settings.instance}"
+    with open_tracer("router", settings.instance, settings.node) as tracer:
+        async with (
+            open_bus(
+                settings.nats_url, source=source, name=settings.instance, credentials=settings.credentials("router")
+            ) as bus,
+            open_router(settings, bus, tracer) as router,
+        ):
+            exempt_all()
+            get_logger().info("router.listening", url=router.url)
+            await lifecycle.run(bus=bus.closed(), **router.jobs())
 
 
 def main() -> None:
@@ -20,7 +36,7 @@ def main() -> None:
     except ConfigError as error:
         sys.stderr.write(f"kyb-router: {error}\n")
         raise SystemExit(2) from None
-    lifecycle.main(lambda: supervise(settings) if settings.workers else serve(settings), ConfigError)
+    lifecycle.main(lambda: serve(settings), ConfigError)
 
 
 if __name__ == "__main__":

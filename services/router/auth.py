@@ -39,11 +39,11 @@ _CALLER = web.RequestKey("kyb.caller", Caller)
 class ApiKeyGuard(KeyGuard):
     """Admits callers by the API keys of a file, each up to its limits; without a file, all callers."""
 
-    def __init__(self, path: Path | None, most_requests: int = 4096, workers: int = 1) -> None:
+    def __init__(self, path: Path | None, most_requests: int = 4096) -> None:
         super().__init__(path)
         self._most_requests = most_requests
         self._requests: Counter[str] = Counter()
-        self.tenants = Tenants(workers=workers)
+        self.tenants = Tenants()
         self.tenants.apply(self._file.tenants, time.monotonic())
 
     @contextlib.contextmanager
@@ -97,5 +97,5 @@ def open_auth(settings: RouterSettings) -> tuple[ApiKeyGuard, ServerCertificate 
     cert, key = settings.tls_cert_file, settings.tls_key_file
     if cert is None and key is not None:
         raise ConfigError(f"KYB_TLS_KEY_FILE={key}: KYB_TLS_CERT_FILE is not set; set both, or none")
-    guard = ApiKeyGuard(settings.api_keys_file, settings.caller_requests, max(1, settings.workers))
+    guard = ApiKeyGuard(settings.api_keys_file, settings.caller_requests)
     return guard, ServerCertificate(cert, key) if cert is not None else None

@@ -1,4 +1,4 @@
-"""``kyb-router-draining``: waits until a router, or all of its workers, have no calls left. For a preStop hook.
+"""``kyb-router-draining``: waits until a router has no calls left. For a preStop hook.
 
 Kubernetes removes a pod from its Services and runs the hook before it sends SIGTERM. Until then the router works as
 usual, so that streams can finish and drains are acknowledged. Standard library only.
@@ -20,23 +20,16 @@ LEFT = re.compile(rb"^kybernate_router_(?:held_requests\{[^}]*\}|in_flight_reque
 def main(argv: list[str] | None = None) -> None:
     """Return when no calls are left, or after ``--seconds``; always with code 0, since the pod ends in both cases."""
     parser = argparse.ArgumentParser("kyb-router-draining", description=__doc__)
-    parser.add_argument("--url", action="append", help="the router of this pod; once for each worker")
+    parser.add_argument("--url", default="http://127.0.0.1:8780", help="the router of this pod")
     parser.add_argument("--first", type=float, default=5, help="seconds until Services have removed this pod")
     parser.add_argument("--seconds", type=float, default=40, help="most seconds in total")
     options = parser.parse_args(argv)
     until = time.monotonic() + options.seconds
     time.sleep(min(options.first, options.seconds))
-    urls = options.url or ["http://127.0.0.1:8780"]
-    while (left := requests_left_of(urls)) != 0 and time.monotonic() < until:
+    while (left := requests_left(options.url)) != 0 and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
     if left != 0:
         sys.stderr.write(f"draining: {left} requests are cut after {options.seconds:g} s\n")
-
-
-def requests_left_of(urls: list[str]) -> int | None:
-    """Return the sum over routers; None if one cannot be read."""
-    found = [requests_left(url) for url in urls]
-    return None if None in found else sum(left or 0 for left in found)
 
 
 def requests_left(url: str) -> int | None:

@@ -10,7 +10,7 @@ import ssl
 import struct
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from aiohttp import web
 
@@ -40,8 +40,6 @@ OWN_BYTES = 512 * 1024
 """Largest body of a request to the router itself."""
 OWN_MEMORY_BYTES = 16 * OWN_BYTES
 """All bodies of such requests that are in memory; they take nothing from the bodies of calls."""
-DRAIN_SECONDS = 0.5
-"""How long the requests of new connections may be on their way, at least."""
 STOP_SECONDS = 1.0
 """How long calls may go on once the router stops."""
 HEALTHY = (
@@ -341,13 +339,6 @@ class CallerConnection(asyncio.Protocol):
         self.finished(close=not handler.keeps)
 
     @property
-    def engaged(self) -> bool:
-        """Whether a request or the rest of its answer is here, or may be on its way: a connection is opened for one."""
-        if self._ending:
-            return self._transport is not None and self._transport.get_write_buffer_size() > 0
-        return self._first or self._parser is None or self._parser.started
-
-    @property
     def calling(self) -> bool:
         """Whether an inference call is being answered."""
         return self._call is not None
@@ -482,8 +473,6 @@ class Front:
         self.connections: set[CallerConnection] = set()
         self.stopping = False
         self.url = ""
-        self.sock: socket.socket | None = None
-        """A listening socket in place of the settings' address."""
         self._tls = tls
         self._call_ended = asyncio.Event()
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_SECONDS)
@@ -491,26 +480,19 @@ class Front:
     async def __aenter__(self) -> Self:
         await self._runner.setup()
         settings, loop = self.settings, asyncio.get_running_loop()
-        at: dict[str, Any] = (
-            {"host": settings.host, "port": settings.port} if self.sock is None else {"sock": self.sock}
-        )
         with listening(settings.host, settings.port, "KYB"):
             self._server = await loop.create_server(
                 lambda: CallerConnection(self),
-                **at,
+                settings.host,
+                settings.port,
                 ssl=self._tls,
                 ssl_handshake_timeout=settings.head_seconds if self._tls else None,
                 backlog=1024,
-                start_serving=False,
             )
         port = self._server.sockets[0].getsockname()[1]
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.url = f"{'https' if self._tls else 'http'}://{host}:{port}"
         return self
-
-    async def listen(self) -> None:
-        """Take connections."""
-        await self._server.start_serving()
 
     async def __aexit__(self, *_: object) -> None:
         """Take no further requests, let those under way end, for a moment, and close all connections."""
@@ -527,20 +509,6 @@ class Front:
             connection.leave()
         for task in list(self.calls.tasks):
             task.cancel()
-
-    async def drain(self) -> None:
-        """Take no further connections and return when each one that is open waits for another request, or is closed.
-
-        A connection that was taken a moment ago has a moment, until its request is here. One in its TLS handshake is
-        not known yet, so all have the time for it. Only where another process has the same listening socket is nothing
-        refused: the kernel resets connections that wait in the queue of a socket when the last process closes it.
-        """
-        await self._stop_listening()
-        engaged, clock = True, asyncio.get_running_loop().time
-        handshaken = clock() + (self.settings.head_seconds if self._tls else 0)
-        while engaged or clock() < handshaken:
-            await asyncio.sleep(DRAIN_SECONDS)
-            engaged = any(connection.engaged for connection in self.connections)
 
     async def _stop_listening(self) -> None:
         """Close the socket. asyncio would drop connections that it has accepted in this turn of the loop."""

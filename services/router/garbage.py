@@ -29,8 +29,7 @@ class FullCollections:
         self._young, self._middle, self._full = gc.get_threshold()
         self._off = False
         self._closed = 0
-
-    """Connections that ended since the last collection."""
+        """Connections that ended since the last collection."""
 
     def opened(self, connections: int) -> None:
         """Note that there are now so many."""

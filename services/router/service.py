@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
@@ -67,7 +66,6 @@ class RunningRouter:
             queue_seconds=settings.queue_seconds,
             permit_seconds=settings.permit_seconds,
             speed=settings.speed,
-            workers=max(1, settings.workers),
         )
         self.traffic = traffic = Traffic(limits, self._identity)
         self.pools = EnginePools()
@@ -156,24 +154,6 @@ class RunningRouter:
 
     def _rejected(self, reason: str) -> None:
         self._metrics.rejections.labels(reason).inc()
-
-    async def listen(self) -> None:
-        """Take connections, unless another process already does so instead."""
-        if not self.dispatcher.closing:
-            await self.front.listen()
-            if self.server is not None:
-                await self.ports.enter_async_context(self.server)
-
-    async def drain(self) -> None:
-        """Answer the requests that are here or on their way, for at most ``drain_seconds``; another process takes the
-        port's further connections."""
-        self.dispatcher.closing = True
-        self.events.stop()
-        if self.server is not None:
-            await self.server.stop_listening()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.drain_seconds):
-                await self.front.drain()
 
     async def leave(self) -> None:
         """Announce that this router forwards nothing any more, once it is closed: no drain then waits until its
@@ -293,14 +273,9 @@ def check(settings: RouterSettings) -> None:
 async def open_router(
     settings: RouterSettings,
     bus: Bus,
-    api: socket.socket | None = None,
-    operations: socket.socket | None = None,
     tracer: "Tracer | None" = None,
 ) -> AsyncIterator[RunningRouter]:
-    """Listen on the settings' addresses; close everything at the end. Raises ConfigError.
-
-    Connections of sockets that are given wait in their queues until ``listen``.
-    """
+    """Listen on the settings' addresses; close everything at the end. Raises ConfigError."""
     async with aiohttp.ClientSession() as http:
         router = RunningRouter(settings, bus, http)
         if tracer is not None:
@@ -308,14 +283,12 @@ async def open_router(
             router.health.registry.register(tracer)
         try:
             async with router.ports:
-                router.front.sock = api
                 router.url = (await router.ports.enter_async_context(router.front)).url
                 router.page.api_url = router.url
                 if settings.health_port:
                     address = settings.health_host, settings.health_port
-                    router.server = HttpServer(router.operations, *address, sock=operations)
-                if api is None:
-                    await router.listen()
+                    router.server = HttpServer(router.operations, *address)
+                    await router.ports.enter_async_context(router.server)
                 yield router
         finally:
             await router.dispatcher.close()

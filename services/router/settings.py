@@ -1,21 +1,8 @@
 """Settings of a router, read from ``KYB_*``."""
 
-from typing import Self
-
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
 from kybernate.settings import Constants, OptionalFile, Settings
-
-DIVIDED = (
-    "queue_limit",
-    "held_bytes",
-    "caller_requests",
-    "connections",
-    "address_connections",
-    "signals_per_second",
-    "signal_sources",
-)
-"""Limits of one process, of which each worker has its share."""
 
 
 class RouterConstants(Constants):
@@ -49,8 +36,6 @@ class RouterConstants(Constants):
     """Most signals of POST /v1/signals per second and caller, on average; further ones get a 429."""
     signal_sources: int = 500
     """Most sources that one caller's signals name at a time; further ones get a 429."""
-    drain_seconds: float = 300.0
-    """Longest time that a worker which is replaced still answers the requests that it has."""
 
 
 class RouterSettings(RouterConstants, Settings):
@@ -103,33 +88,8 @@ class RouterSettings(RouterConstants, Settings):
     prometheus_queries: str = ""
     """Requests that wait for models elsewhere, as YAML: a pattern of models and a query with a sample per model, such
     as "*": sum by (model) (queue_size); of samples without the label model or model_name the pattern is the model."""
-    workers: int = Field(0, ge=0, le=64)
-    """Processes that serve the port, each a separate router; limits are divided among them. SIGHUP replaces them one
-    by one and refuses no connection. They need KYB_HEALTH_PORT: worker n has that port + n. 0: no workers, one process
-    that serves the port itself."""
 
     @property
     def caller_bytes(self) -> int:
         """Most bytes of request bodies of one caller."""
         return self.held_bytes // 2
-
-    @field_validator("workers")
-    @classmethod
-    def _can_be_divided(cls, workers: int, info: ValidationInfo) -> int:
-        """Each worker needs a part of every limit, room for the largest body, and a separate port."""
-        given = info.data
-        if workers and not given.get("health_port"):
-            raise ValueError("KYB_HEALTH_PORT is not set: each worker needs a port for its metrics")
-        if given.get("health_port", 0) + workers > 65536:
-            raise ValueError("KYB_HEALTH_PORT + KYB_WORKERS is above 65536")
-        for name in DIVIDED if workers > 1 else ():
-            least = 2 * given.get("body_bytes", 1) if name.endswith("_bytes") else 1
-            if 0 < given.get(name, 0) < workers * least:
-                more = " times twice KYB_BODY_BYTES" if name.endswith("_bytes") else ""
-                raise ValueError(f"KYB_{name.upper()}={given[name]} is too little: at least {workers}{more} is needed")
-        return workers
-
-    def of_worker(self, number: int, instance: str) -> Self:
-        """Return the settings of one worker, with its share of the limits."""
-        share = {name: getattr(self, name) // self.workers for name in DIVIDED}
-        return self.model_copy(update={**share, "instance": instance, "health_port": self.health_port + number})

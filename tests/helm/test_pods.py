@@ -128,13 +128,6 @@ def test_traces_are_on_where_they_are_made_and_off_by_default() -> None:
     }
 
 
-def test_more_workers_than_the_defaults_allow_start_with_room_for_a_request_each() -> None:
-    chart = render("--set=router.workers=8,router.callerBytes=268435456")
-    (env,) = (one.env for one in chart.containers() if one.spec["command"][0] == "kyb-router")
-    settings = RouterSettings.from_env({name: value for name, value in env.items() if name.startswith("KYB_")})
-    assert settings.of_worker(0, "p-0").caller_bytes == settings.body_bytes
-
-
 @every_set
 def test_a_pod_has_only_the_seed_of_its_role(values: str) -> None:
     roles = {"plugin": {"plugin"}, "node": {"manager"}, "router": {"router"}}

@@ -97,11 +97,6 @@ WRONG = {
         "leave existingConfigMap empty",
     ),
     "a request larger than all that may wait": (["router.heldBytes=1000"], "lower bodyBytes or raise heldBytes"),
-    "workers without room for a request": (["router.workers=5"], "or raise callerBytes to 167772160"),
-    "workers without room for one that waits": (
-        ["router.workers=9", "router.callerBytes=500000000"],
-        "or raise heldBytes to 301989888",
-    ),
     "more waiting bytes than memory, in decimal": (
         ["router.resources.limits.memory=0.2G"],
         "does not fit into router.resources.limits.memory=0.2G",

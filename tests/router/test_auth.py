@@ -15,7 +15,6 @@ from kybernate.cli.router_keys import add
 from kybernate.messages import AuditRecord, ParkSeat
 from kybernate.seat import SeatState
 from kybernate.tls import ServerCertificate
-from services.router import front
 from services.router.api import RouterError
 from services.router.auth import ApiKeyGuard, open_auth
 from services.router.core.head import Head
@@ -264,25 +263,6 @@ async def test_the_port_uses_tls_and_applies_a_renewed_certificate(tmp_path: Pat
         (mounted / "server.key").write_bytes((second / "server.key").read_bytes())
         await until(lambda: trusts(second, running.url), what="the router serves the new certificate", interval=0.1)
         assert not await trusts(first, running.url)
-
-
-async def test_a_drain_waits_for_connections_in_their_tls_handshake(tmp_path: Path) -> None:
-    certificates(tmp_path)
-    settings = {"tls_cert_file": tmp_path / "server.crt", "tls_key_file": tmp_path / "server.key"}
-    async with world(**settings) as w:
-        context = ssl.create_default_context(cafile=tmp_path / "ca.crt")
-        host, _, port = w.url.removeprefix("https://").rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        async with w.http.get(f"{w.url}/healthz", ssl=context) as answer:  # so the earlier connection is accepted
-            assert answer.status == 200
-        drained = asyncio.create_task(w.router.front.drain())
-        await asyncio.sleep(3 * front.DRAIN_SECONDS)
-        assert not drained.done(), "the handshake has head_seconds"
-        await writer.start_tls(context, server_hostname="localhost")
-        writer.write(b"GET /healthz HTTP/1.1\r\nHost: r\r\n\r\n")
-        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
-        writer.close()
-        drained.cancel()
 
 
 def test_a_certificate_without_its_key_is_an_error(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ def test_a_router_has_the_part_of_the_places_that_its_requests_are_and_a_quarter
 def test_the_least_parts_of_many_routers_do_not_overfill_an_engine():
     assert share(0, running=32, waiting=32, sources=8) == 4
     assert 9 * share(0, running=32, waiting=32, sources=9) <= 32
-    traffic = router(record(state=S.ACTIVE, max_requests=256), workers=8)
-    traffic.handle(step.EngineReported(K0, 32, 32), 1.0)
-    assert traffic.table.upstreams[K0].share == 4, "each of its eight workers has a part"
+    traffic = router(record(state=S.ACTIVE, max_requests=256))
+    traffic.handle(step.EngineReported(K0, 32, 32, sources=8), 1.0)
+    assert traffic.table.upstreams[K0].share == 4
     traffic.handle(step.EngineReported(K0, 32, 32, sources=16), 2.0)
     assert traffic.table.upstreams[K0].share == 2
 
@@ -170,14 +170,6 @@ def full(*, limits: Limits | None = None, **fields: object) -> Traffic:
     traffic.handle(synced(record(state=S.ACTIVE, **{"max_requests": 1, **fields})), 0.0)  # type: ignore[arg-type]
     assert kinds(arrive(traffic, 1), step.Forward)
     return traffic
-
-
-def test_workers_share_the_places_that_a_pod_declares() -> None:
-    """Each has at least one, so that a pod with fewer places than workers is overcommitted, and not starved."""
-    for declared, each in ((12, 3), (15, 3), (2, 1), (0, MOST_LIMIT)):
-        traffic = full(limits=Limits(workers=4), max_requests=declared)
-        (upstream,) = traffic.table.upstreams.values()
-        assert upstream.limit == each
 
 
 def test_a_call_waits_for_a_place_and_gets_the_next_one() -> None:

@@ -1,12 +1,10 @@
 """What ends one call or connection, and nothing else: errors of the router, engines that vanish, callers that leave."""
 
 import asyncio
-import contextlib
 import io
 import json
 import random
 import re
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
@@ -456,39 +454,3 @@ async def test_requests_that_arrive_while_the_router_stops_get_an_answer():
         assert b"router_stopping" in answer
         assert b"connection: close" in answer.lower()
         writer.close()
-
-
-@pytest.mark.parametrize("turns", range(5))
-async def test_a_connection_that_was_just_accepted_is_answered_when_another_process_takes_the_port(turns: int) -> None:
-    """asyncio drops a connection whose server is closed in the turn of the loop after it was accepted."""
-    async with world() as w:
-        front, loop = w.router.front, asyncio.get_running_loop()
-        callers = [socket.create_connection(("127.0.0.1", int(front.url.rpartition(":")[2]))) for _ in range(8)]
-        queue = front._server.sockets[0].dup()  # as another process has it
-        try:
-            for caller in callers:
-                caller.setblocking(False)
-                caller.send(b"GET /healthz HTTP/1.1\r\nHost: r\r\n\r\n")
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            await front.drain()
-            queued = _queued(queue, callers)
-            for caller in callers:
-                if caller in queued:
-                    continue
-                async with asyncio.timeout(20):
-                    assert (await loop.sock_recv(caller, 1024)).startswith(b"HTTP/1.1 200 OK")
-        finally:
-            for sock in (*callers, queue):
-                sock.close()
-
-
-def _queued(queue: socket.socket, callers: list[socket.socket]) -> list[socket.socket]:
-    """Take the connections that wait in the queue; return their callers."""
-    found = []
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            connection, address = queue.accept()
-            connection.close()
-            found += [caller for caller in callers if caller.getsockname() == address]
-    return found

@@ -122,18 +122,6 @@ def test_concurrency_counts_what_has_not_ended_and_others_are_free():
     assert tenants.begin("a", 0.0) is None
 
 
-def test_each_worker_allows_its_share_and_says_so():
-    tenants = Tenants(workers=4)
-    tenants.apply([Tenant(name="a", concurrency=8), Tenant(name="b", concurrency=1, requests_per_minute=4)], 0.0)
-    for _ in range(2):
-        assert tenants.begin("a", 0.0) is None
-    assert tenants.begin("a", 0.0) == ("2 of 2 requests at a time (concurrency / 4 workers)", 1)
-    assert tenants.begin("b", 0.0) is None
-    assert tenants.begin("b", 0.0) is not None
-    tenants.end("b", "m", Tokens())
-    assert tenants.begin("b", 1.0) == ("1 requests in a minute (requestsPerMinute / 4 workers)", 59)
-
-
 def test_changed_limits_forgive_nothing():
     tenants = Tenants()
     tenants.apply([Tenant(name="a", requests_per_minute=1, concurrency=2)], 0.0)

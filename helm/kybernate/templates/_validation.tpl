@@ -146,11 +146,10 @@
 {{- end -}}
 
 {{- if $v.router.enabled -}}
-{{- $workers := max 1 (int64 $v.router.workers) -}}
-{{- $least := mul $workers (int64 $v.router.bodyBytes) -}}
+{{- $least := int64 $v.router.bodyBytes -}}
 {{- range $name := list "heldBytes" "callerBytes" -}}
 {{- if lt (int64 (get $v.router $name)) $least -}}
-{{- $wrong = append $wrong (printf "router.%s=%v is less than a request of router.bodyBytes=%v in each of %v processes, so such a request could never wait; take fewer workers, lower bodyBytes or raise %s to %v" $name (int64 (get $v.router $name)) (int64 $v.router.bodyBytes) $workers $name $least) -}}
+{{- $wrong = append $wrong (printf "router.%s=%v is less than a request of router.bodyBytes=%v, so such a request could never wait; lower bodyBytes or raise %s to %v" $name (int64 (get $v.router $name)) $least $name $least) -}}
 {{- end -}}
 {{- end -}}
 {{- if gt (int64 $v.router.heldBytes) (int64 (include "kybernate.bytes" (dig "limits" "memory" "1024Gi" $v.router.resources))) -}}

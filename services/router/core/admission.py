@@ -28,8 +28,6 @@ class Limits:
     queue_seconds: float = 3.0
     permit_seconds: float = 2.0
     speed: float = 1.0
-    workers: int = 1
-    """Routers of one machine that share what pods declare."""
 
 
 class HoldQueue:

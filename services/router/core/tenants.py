@@ -94,14 +94,12 @@ class Tenants:
 
     used: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """(tenant, model, what): ``requests``, ``prompt`` and ``completion`` tokens since the router started."""
-    workers: int = 1
-    """Routers of one machine: each allows its share of every limit, at least 1."""
     _accounts: dict[str, _Account] = field(default_factory=dict)
 
     def apply(self, tenants: Iterable[Tenant], now: float) -> None:
         """Set the limits; what was used in the last minute counts on."""
         before, self._accounts = self._accounts, {}
-        for tenant in map(self._share, tenants):
+        for tenant in tenants:
             known = before.get(tenant.name)
             account = self._accounts[tenant.name] = _Account(tenant, running=known.running if known else 0)
             for of in ("requests", "tokens"):
@@ -110,12 +108,6 @@ class Tenants:
                 if limit is not None:
                     left = limit if had is None else min(limit, had.left)
                     setattr(account, of, Allowance(limit, left, now if had is None else had.at))
-
-    def _share(self, tenant: Tenant) -> Tenant:
-        limits = {of: getattr(tenant, of) for of in ("requests_per_minute", "tokens_per_minute", "concurrency")}
-        return tenant.model_copy(
-            update={of: max(1, limit // self.workers) for of, limit in limits.items() if limit is not None}
-        )
 
     def report(self) -> list[dict[str, Any]]:
         """Return what was used since the router started: a row for each tenant and model."""
@@ -136,10 +128,6 @@ class Tenants:
         account = self._accounts.get(name)
         return account.tenant if account else None
 
-    @property
-    def _each(self) -> str:
-        return f" / {self.workers} workers" if self.workers > 1 else ""
-
     def begin(self, name: str, now: float) -> Refused | None:
         """Count a request, until ``end``; return why it is refused."""
         account = self._accounts.get(name)
@@ -147,11 +135,11 @@ class Tenants:
             return None
         most = account.tenant.concurrency
         if most is not None and account.running >= most:
-            return Refused(f"{account.running} of {most} requests at a time (concurrency{self._each})", 1)
+            return Refused(f"{account.running} of {most} requests at a time (concurrency)", 1)
         for of in ("requests", "tokens"):
             allowance: Allowance | None = getattr(account, of)
             if allowance is not None and (wait := allowance.seconds(now)):
-                return Refused(f"{allowance.per_minute} {of} in a minute ({of}PerMinute{self._each})", wait)
+                return Refused(f"{allowance.per_minute} {of} in a minute ({of}PerMinute)", wait)
         account.running += 1
         if account.requests is not None:
             account.requests.left -= 1

@@ -37,7 +37,7 @@ class Traffic:
 
     def __init__(self, limits: Limits, identity: RouterIdentity) -> None:
         self.trust = Trust()
-        self.table = UpstreamTable(limits.workers)
+        self.table = UpstreamTable()
         self._step = step.RouterStep()
         self._commands = PendingCommands(identity, self._step)
         self._admission = Admission(limits, self.table, self.trust, self._commands, self._step)

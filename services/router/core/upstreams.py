@@ -151,8 +151,6 @@ class Upstream:
     """Address of the manager that wrote the last row of a lower epoch: its pod may have moved."""
     activation: SeatActivated | None = None
     """The last one received."""
-    workers: int = 1
-    """Routers of one machine that share what its pod declares."""
     weight: int = 0
     """Rendezvous hash of model and seat; the same in every router."""
 
@@ -171,8 +169,8 @@ class Upstream:
 
     @property
     def declared(self) -> int:
-        """This router's share of the requests that its pod declares; 0 if it declares none."""
-        return self.record.max_requests and max(1, self.record.max_requests // self.workers)
+        """The requests that its pod declares; 0 if it declares none."""
+        return self.record.max_requests
 
     @property
     def limit(self) -> int:
@@ -185,7 +183,7 @@ class Upstream:
         gateways have requests there; True: the limit rose."""
         before = self.limit
         if running and waiting:
-            self.share = share(len(self.in_flight), running, waiting, max(sources, self.workers))
+            self.share = share(len(self.in_flight), running, waiting, sources)
         elif self.share and self.full:
             self.share = larger(self.share)
             if self.limit < self.share:
@@ -421,8 +419,7 @@ def some(names: Sequence[str], where: str = "GET /v1/models") -> str:
 class UpstreamTable:
     """Upstreams by key of the roster, models and nodes by name. An upstream is in the model that it is assigned to."""
 
-    def __init__(self, workers: int = 1) -> None:
-        self._workers = workers
+    def __init__(self) -> None:
         self.upstreams: dict[str, Upstream] = {}
         self.models: dict[str, Model] = {}
         self.nodes: dict[str, dict[str, Upstream]] = {}
@@ -512,7 +509,6 @@ class UpstreamTable:
             self.closing[upstream.key] = upstream
         else:
             self.closing.pop(upstream.key, None)
-        upstream.workers = self._workers
         old, new = upstream.model, "" if upstream.record.state is SeatState.FREE else upstream.record.model
         if old == new:
             return Change(upstream, before, "")
