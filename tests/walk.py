@@ -15,7 +15,7 @@ from types import FrameType
 class Walk:
     """The files of a folder that a message visits, in order; consecutive visits to one file are one visit.
 
-    ``entry``: the function with which the walk begins; empty: with the first call.
+    ``entry``: the function that is walked; empty: all.
     """
 
     def __init__(self, folder: Path, entry: str = "") -> None:
@@ -39,6 +39,7 @@ class Walk:
             self._stack.append(name)
         elif event == "return" and self._stack:
             self._stack.pop()
+            self._begun = self._begun and frame.f_code.co_qualname != self._entry
 
     def _visit(self, name: str) -> None:
         if not self.files or self.files[-1] != name:

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from kybernate.messages import JobReply, ReleaseJob, SeatActivated, SeatProgress
 from kybernate.seat import SeatState, Trigger
 from services.gpu_manager import arbiter, host_memory, switch, view
+from services.gpu_manager.core.obstacles import first, obstacles
 from services.gpu_manager.inputs import EndingAnswered, JobsReported, Now, StartCall
 from services.gpu_manager.managed_seat import PARKED_NOWHERE, START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.seat_pod import Owners, SeatPod
@@ -81,7 +82,7 @@ def _inherit(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None
     if not view.room(node, fresh):
         fresh.durable.conflict = True
         other = "" if seat.pod is None else seat.pod.pod if seat.pod.name else seat.pod.uid
-        holders = (*view.in_the_way(node, fresh.group), *view.holders(node, fresh.group))
+        holders = (*view.overlapping(node, fresh.group), *view.holders(node, fresh.group))
         there = ", ".join(one.id for one in holders if one is not fresh)
         reason = (
             f"within {START_DEADLINE_SECONDS:.0f} s its container may start by the ticket of pod {other}, and group "
@@ -202,7 +203,7 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     if seat.state is S.BACKOFF and seat.owner.seen >= seat.entered_wall:  # else the call may be the next owner's
         node.transition(seat, T.CALLED, now)
     elif seat.state is S.STARTING and not (
-        seat.durable.inherited or node.drain_on(seat.group) or not view.room(node, seat)  # where the ledger was lost
+        seat.durable.inherited or first(obstacles(node, seat, seat.group, now, act="ticket"))
     ):
         arbiter.give_ticket(node, seat, now)
 
@@ -303,7 +304,7 @@ def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now
     """
     group = view.group_with_gpus(node, seat, progress.gpus) or (seat.home if progress.no_context else None)
     if group is not None:
-        same, others = view.holders(node, group), view.in_the_way(node, group)
+        same, others = view.holders(node, group), view.overlapping(node, group)
         others += same if len(same) >= group.slots else []
         seat.residence.group, seat.durable.unlocated = group, False
         if progress.outcome == "parked" and not seat.gate.ticket_open:  # (1)

@@ -17,6 +17,18 @@ from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group
 from services.gpu_manager import decisions, host_memory, view
 from services.gpu_manager import switch as switches
+from services.gpu_manager.core.obstacles import (
+    FOREIGN,
+    STARTING,
+    SWITCH,
+    drained,
+    first,
+    full_view,
+    kept_by,
+    leaving,
+    obstacles,
+    of_group,
+)
 from services.gpu_manager.inputs import (
     DrainAnnounced,
     ForeignProcessesSeen,
@@ -30,10 +42,6 @@ from services.gpu_manager.state import GpuClaim, NodeState
 
 S, T = SeatState, Trigger
 
-_UNMOVABLE = (S.QUARANTINED, S.LOST, S.RELEASING)
-"""States of holders that no drain can move; they leave by themselves or with an operator's help."""
-
-
 # --- demand -----------------------------------------------------------------------------------------------------------
 
 
@@ -44,7 +52,7 @@ def on_signal(node: NodeState, signal: TrafficSignal, now: Now) -> bool:
     if seat is None or seat.model != signal.model:
         return changed
     learning, group = node.learning, seat.group
-    rates = learning.rates((o.id for o in node.seats_on(group) if learning.of(o.id, o.model) is not None), now)
+    rates = learning.rates([o.id for o in node.seats_on(group) if learning.of(o.id, o.model) is not None], now)
     if arrived := learning.update(signal, seat.id, now):
         learning.count_hits(group.name, seat.id, arrived, rates)
     return changed
@@ -70,13 +78,16 @@ def on_gpu_processes(node: NodeState, seen: ForeignProcessesSeen, now: Now) -> N
     learned."""
     for seat in node.seats.values():
         seat.durable.peak_bytes = max(seat.durable.peak_bytes, seen.peaks.get(seat.durable.container_id, 0))
-    before = {group.name: node.foreign_on(group) for group in node.setup.groups}
+    before = {group.name: _foreign(node, group, now) for group in node.setup.groups}
     node.foreign = seen.processes
     for group in node.setup.groups:
-        why = node.foreign_on(group)
-        if bool(why) != bool(before[group.name]):
-            text = why or "no foreign process uses its GPUs any more"
-            decisions.decided(node, group, "block", text, now)
+        text = _foreign(node, group, now)
+        if bool(text) != bool(before[group.name]):
+            decisions.decided(node, group, "block", text or "no foreign process uses its GPUs any more", now)
+
+
+def _foreign(node: NodeState, group: Group, now: Now) -> str:
+    return next((one.text for one in of_group(node, group, now) if one.row is FOREIGN), "")
 
 
 # --- which groups decide ----------------------------------------------------------------------------------------------
@@ -146,37 +157,26 @@ def decide(node: NodeState, group: Group, now: Now) -> None:
 def _decide(node: NodeState, group: Group, now: Now) -> None:
     """Begin a switch of the group, or not.
 
-    (1) It pauses after a failed switch. (2) An operator wants a seat off it. (3) A foreign process uses its GPUs, an
-    invariant does not hold on them, or they are drained. (4) Its GPUs are being cleared for a seat of another group.
-    (5) Seats of other groups hold its GPUs: claim them. A switch of another group may hold them, too, while no seat has
-    their lease. (6) Otherwise do what the policy decides, which is asked again without the free slot when the seat that
-    it picked has no room there.
+    (1) An operator wants a seat off it. (2) Something keeps every seat from it; a switch of another group on its GPUs
+    does not keep it from claiming what else is there. (3) Seats of other groups hold its GPUs: claim them. (4)
+    Otherwise do what the policy decides, which is asked again without the free slot when the seat that it picked has no
+    room there.
     """
     state = node.groups[group.name]
-    state.wake, state.settles = None, False  # also where nothing is decided: a wake that is overdue would spin
-    if state.backoff.active(now):  # (1)
+    state.wake, state.settles, state.picked = None, False, ""  # an overdue wake would spin
+    if _carries_out_order(node, group, now):  # (1)
         return
-    leaves = view.ordered_out(node, group, now)  # (2)
-    if leaves is not None and node.bus_up and node.routers.settled(now):
-        leaving, state.why = leaves
-        node.claims.pop(group.name, None)
-        switches.drain(node, leaving, None, state.why, now, ordered=True)
+    others, found = view.overlapping(node, group), first(of_group(node, group, now))
+    if found is not None and not (others and found.row is SWITCH):  # (2)
+        state.why = found.text
+        if found.row.kind == "stop":
+            node.claims.pop(group.name, None)
         return
-    if stopped := node.foreign_on(group) or node.broken_on(group) or node.drained_on(group):  # (3)
-        state.why = stopped
-        node.claims.pop(group.name, None)
-        return
-    if claimed := view.claimed_for(node, group, now):  # (4)
-        state.why = f"its GPUs are being cleared for {claimed}"
-        return
-    if others := view.in_the_way(node, group):  # (5)
+    if others:  # (3)
         if _claim(node, group, others, now):
             _clear(node, group, others, now)
         return
-    if other := view.switch_in_the_way(node, group):
-        state.why = f"its GPUs are held by the switch {other.op} of group {other.group}"
-        return
-    seen, policy = view.full_view(node, group, now), node.setup.policy  # (6)
+    seen, policy = full_view(node, group, now), node.setup.policy  # (4)
     decision = policy.decide(seen)
     incoming = node.seats[decision.activate] if isinstance(decision, Switch) and decision.evict is None else None
     if incoming is not None and not view.room(node, incoming, on=group):
@@ -186,14 +186,34 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
         case Stay():
             _wake(node, group, decision, now)
         case Switch(activate=name, evict=None):
+            state.picked = name
             _grant(node, group, node.seats[name], decision.reason, now)
         case Switch(activate=name, evict=str(victim), how=how):
-            holder = node.seats[victim]
+            state.picked, holder = name, node.seats[victim]
             freeze = how == "freeze" and holder.owner.terms.tier.stall_budget_seconds > 0 and holder.freezes
             freeze = freeze and host_memory.fits(node, holder)
             _evict(node, holder, node.seats[name], decision.reason, now, freeze=freeze)
         case Park(seat=victim):
             _park(node, node.seats[victim], decision.reason, now)
+
+
+def _carries_out_order(node: NodeState, group: Group, now: Now) -> bool:
+    """True when a seat that an operator wants off this group begins to drain."""
+    drain = node.drain_on(group)
+    for seat in view.holders(node, group):
+        if seat.state is not S.ACTIVE or seat.backoff.park.active(now):
+            continue
+        reason = ""
+        if drain is not None and (drain.purpose == "upgrade" or not seat.pinned):
+            reason = drained(node, group)
+        elif (to := node.moves.get(seat.id, group.name)) != group.name:
+            reason = f"it moves to group {to}"
+        if reason and first(leaving(node, seat, now)) is None:
+            node.claims.pop(group.name, None)
+            node.groups[group.name].why = reason
+            switches.drain(node, seat, None, reason, now, ordered=True)
+            return True
+    return False
 
 
 def _wake(node: NodeState, group: Group, decision: Decision, now: Now) -> None:
@@ -205,15 +225,15 @@ def _wake(node: NodeState, group: Group, decision: Decision, now: Now) -> None:
 def _grant(node: NodeState, group: Group, incoming: ManagedSeat, reason: str, now: Now) -> None:
     """Give a free slot to a seat: a ticket at the start gate, or a switch without a victim.
 
-    The policy is not trusted with the invariants: there must be room.
+    The policy is not trusted with the invariants: nothing may stand in the way.
     """
-    if not view.room(node, incoming, on=group):
-        return
-    if incoming.state is S.WAITING and incoming.calls(now):
+    if found := first(obstacles(node, incoming, group, now)):
+        node.groups[group.name].why = found.text
+    elif incoming.state is S.WAITING:
         node.claims.pop(group.name, None)
         decisions.decided(node, group, "start", reason, now, incoming=incoming)
         give_ticket(node, incoming, now)
-    elif incoming.state is S.PARKED and node.bus_up:
+    elif incoming.state is S.PARKED:
         node.claims.pop(group.name, None)
         switches.activate(node, group, incoming, reason, now)
 
@@ -240,12 +260,19 @@ def _evict(
 ) -> None:
     """Drain a holder for another seat, or freeze it with its requests in flight.
 
-    (1) Never while routers may be present that would not learn of it. (2) The incoming seat has room: no seat need
-    leave. (3) It has room once the victim has left. (4) It has not: one more seat has to leave before it fits.
+    (1) Something keeps it from leaving, or would keep the other seat from its place: else it would be evicted for
+    nothing. (2) The incoming seat has room: no seat need leave. (3) It has room once the victim has left. (4) It has
+    not: one more seat has to leave before it fits.
     """
-    if not node.bus_up or victim.state is not S.ACTIVE or not node.routers.settled(now):  # (1)
+    if victim.state is not S.ACTIVE:
         return
     group = victim.group
+    found = first(leaving(node, victim, now))
+    if found is None and incoming is not None:
+        found = first(obstacles(node, incoming, group, now, act="send", without=victim), "stop")
+    if found is not None:  # (1)
+        node.groups[group.name].why = found.text
+        return
     if incoming is not None and view.room(node, incoming, on=group):  # (2)
         _grant(node, group, incoming, reason, now)
         return
@@ -277,14 +304,17 @@ def _claim(node: NodeState, group: Group, others: list[ManagedSeat], now: Now) -
     """
     state = node.groups[group.name]
     for seat in others:  # (1)
-        if stays := _stays(seat, now):
+        row = kept_by(node, seat, group, now)
+        if row is not None and row is not STARTING:
             node.claims.pop(group.name, None)
-            state.why = f"its GPUs are held by {seat.id} of group {seat.group.name}, which {stays}"
+            state.why = f"its GPUs are held by {seat.id} of group {seat.group.name}: {row.stage}"
             return False
-    if group.name in node.claims:  # (2)
+    if (claim := node.claims.get(group.name)) is not None:  # (2)
+        state.picked = claim.seat
         return True
     decision = _decide_among(node, group, others, now)
     state.why = decision.reason
+    state.picked = decision.activate if isinstance(decision, Switch) else ""
     _wake(node, group, decision, now)
     if not isinstance(decision, Switch) or decision.activate in {seat.id for seat in others}:  # (3)
         return False
@@ -293,21 +323,11 @@ def _claim(node: NodeState, group: Group, others: list[ManagedSeat], now: Now) -
     return True
 
 
-def _stays(seat: ManagedSeat, now: Now) -> str:
-    """Why a holder in the way cannot leave; empty: it can."""
-    if seat.pinned or seat.state in _UNMOVABLE:
-        return f"is {'pinned' if seat.pinned else seat.state}"
-    return "could not be parked a moment ago" if seat.backoff.park.active(now) else ""
-
-
 def _clear(node: NodeState, group: Group, others: list[ManagedSeat], now: Now) -> None:
     """Drain the seats of other groups that hold GPUs which this one has claimed."""
-    if not node.bus_up or not node.routers.settled(now):
-        return
     claimant = node.seats[node.claims[group.name].seat]
     for victim in others:
-        paused = node.groups[victim.group.name].backoff.active(now)
-        if victim.state is not S.ACTIVE or victim.group.name in node.switches or paused:
+        if victim.state is not S.ACTIVE or first(leaving(node, victim, now)) is not None:
             continue
         if _yields(node, group, victim, now):
             reason = f"its GPUs are needed together for {claimant.id} of group {claimant.group.name}"

@@ -13,7 +13,8 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.seat import SeatState
-from services.gpu_manager import operations, switch, view
+from services.gpu_manager import operations, switch
+from services.gpu_manager.core.obstacles import DRAINED, PINNED, QUARANTINED, REFUSED, STOPS, first, leaving, refusal
 from services.gpu_manager.inputs import Now, WallTime
 from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.operations import no as _no
@@ -56,17 +57,15 @@ def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
 def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
     if seat.state is S.ACTIVE:
         return _yes(seat, now)
-    if drained := node.shut_out(seat):
-        return _no("drained", drained, epoch=seat.epoch)
-    pinned = _pinned_holders(node, seat)
-    if pinned:
-        text = f"group {seat.group.name} is kept by pinned {pinned}; unpin it first"
-        return _no("pinned", text, epoch=seat.epoch, retry=30.0)
+    router = command.actor == "router"
+    if not router:
+        _end_backoffs(node, seat)
+    if found := refusal(node, seat, now, (DRAINED, REFUSED, QUARANTINED, PINNED) if router else STOPS):
+        return found.refusal(seat.epoch)
     seat.cause = command.cause
-    if command.actor == "router":
+    if router:
         node.levels.poke(command.actor, seat.id, command.cause, now)
     else:
-        seat.backoff.activation.until = WallTime(0.0)
         left = WISH_SECONDS if command.deadline is None else command.deadline - float(now.unix)
         seat.usage.wanted_since, seat.usage.wanted_until = now.model, now.wall + left
     return _yes(seat, now)
@@ -76,30 +75,24 @@ def _park(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> Com
     if seat.pinned:
         return _no("pinned", f"seat {seat.id} is pinned; unpin it first", epoch=seat.epoch)
     seat.usage.wanted_since = None
-    leaving = node.switch_leaving(seat)
-    if leaving is not None:
-        leaving.ordered = True
+    if (under_way := node.switch_leaving(seat)) is not None:
+        under_way.ordered = True
     if seat.state in (S.PARKED, S.PARKING, S.DRAINING):
         return _yes(seat)
     if seat.state is not S.ACTIVE:
         text = f"seat {seat.id} is {seat.state}; only an active seat can be parked"
         return _no("not-active", text, epoch=seat.epoch)
-    if seat.group.name in node.switches:
-        return _no("busy", f"group {seat.group.name} is in the middle of a switch", epoch=seat.epoch, retry=2.0)
-    if not node.bus_up or not node.routers.settled(now):
-        text = "not every router has published its presence since a restart or outage"
-        return _no("not-ready", text, epoch=seat.epoch, retry=3.0)
+    _end_backoffs(node, seat)
+    if found := first(leaving(node, seat, now)):
+        return found.refusal(seat.epoch)
     seat.cause = command.cause
     switch.drain(node, seat, None, f"{command.actor} asked for it", now, ordered=True)
     return _yes(seat)
 
 
 def _pin(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
-    if not seat.durable.pinned and (drained := node.drained_on(seat.group)):
-        return _no("drained", drained, epoch=seat.epoch)
-    pinned = _pinned_holders(node, seat)
-    if pinned:
-        return _no("pinned", f"every slot of group {seat.group.name} is kept by pinned {pinned}", epoch=seat.epoch)
+    if found := refusal(node, seat, now, (PINNED,) if seat.durable.pinned else (DRAINED, PINNED)):
+        return found.refusal(seat.epoch)
     seat.cause = command.cause
     if not seat.durable.pinned:
         seat.durable.pinned = True
@@ -117,16 +110,10 @@ def _unpin(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> Co
     return _yes(seat)
 
 
-def _pinned_holders(node: NodeState, seat: ManagedSeat) -> str:
-    """Other pinned seats, when they fill slots or memory of every group that the seat could be on; else empty."""
-    groups = [seat.group, *(node.groups[seat.group.name].peers if node.may_move(seat) else ())]
-    full = []
-    for group in groups:
-        pinned = [other for other in node.seats_on(group) if other.pinned and other is not seat]
-        if len(pinned) < group.slots and view.fit_together(node, group, [*pinned, seat]):
-            return ""
-        full += [other.id for other in pinned]
-    return ", ".join(full)
+def _end_backoffs(node: NodeState, seat: ManagedSeat) -> None:
+    """An operator asks for it now: what failed before does not count."""
+    for backoff in (seat.backoff.activation, seat.backoff.move, node.groups[seat.group.name].backoff):
+        backoff.until = WallTime(0.0)
 
 
 def _yes(seat: ManagedSeat, now: Now | None = None) -> CommandReply:

@@ -83,6 +83,11 @@ def settled(node: NodeState, switch: GroupSwitch, now: Now) -> bool:
     return True
 
 
+def dropped_for(node: NodeState, switch: GroupSwitch) -> list[str]:
+    """The seats whose copies are being dropped for that of a victim, while its job waits for them."""
+    return [] if switch.job.sent is not None else [seat.id for seat in node.seats.values() if seat.copy_ends]
+
+
 def reserve_start(node: NodeState, seat: ManagedSeat) -> None:
     """An engine starts that will rehearse: it keeps its copy from then on. Without room it does not rehearse."""
     if node.setup.host_bytes is None or seat.backend not in REHEARSED:

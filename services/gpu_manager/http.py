@@ -9,11 +9,13 @@ from aiohttp import web
 from kybernate.node.host_memory import HostMemory
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import host_memory, operations, view, why
+from services.gpu_manager import host_memory, operations, view
+from services.gpu_manager.core import obstacles
 from services.gpu_manager.inputs import Now, RouterAskedOverHttp
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.manager import Manager
+from services.gpu_manager.publish import record
 from services.gpu_manager.state import NodeState
 
 
@@ -27,7 +29,7 @@ def routes(manager: Manager, policy: GuardedPolicy, memory: HostMemory) -> list[
         await manager.until_recorded()
         node, now = manager.node, manager.now()
         owned = [seat for seat in node.seats.values() if seat.state is not SeatState.FREE]
-        records = [node.record(seat, now).model_dump(mode="json") for seat in owned]
+        records = [record(node, seat, now).model_dump(mode="json") for seat in owned]
         texts = {name: group.why for name, group in node.groups.items() if group.why}
         return web.json_response({"seats": records, "why": texts})
 
@@ -53,7 +55,7 @@ def pod_route(manager: Manager) -> web.RouteDef:
             return _error("the manager has just started and reads its seats; ask again", 503)
         for seat in node.seats.values():
             if seat.pod is not None and seat.pod.uid == uid and seat.state is not SeatState.FREE:
-                return web.json_response(node.record(seat, manager.now()).model_dump(mode="json"))
+                return web.json_response(record(node, seat, manager.now()).model_dump(mode="json"))
         return _error(f"no seat of node {node.name} belongs to pod {uid}", 404)
 
     return web.get("/v1/pods/{uid}", pod)
@@ -108,7 +110,7 @@ def _why_group(node: NodeState, group: Group, now: Now) -> dict[str, Any]:
     return {
         "group": group.name,
         "why": node.groups[group.name].why,
-        "drained": node.drained_on(group),
+        "drained": obstacles.drained(node, group),
         "peers": [peer.name for peer in node.groups[group.name].peers],
         "switch": None
         if switch is None
@@ -122,8 +124,8 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
     return {
         "seat": seen.seat,
         "model": seat.model,
-        "blocked": node.blocked(seat, now),
-        "stage": why.seat_stage(node, seat, now).as_json(),
+        "blocked": obstacles.blocked(node, seat, now),
+        "stage": obstacles.stage(node, seat, now).as_json(),
         "state": str(seen.state),
         "tier": seen.tier,
         "weight": seen.weight,

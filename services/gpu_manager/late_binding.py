@@ -7,6 +7,7 @@ from kybernate.messages import JobReply, JobStatus, RetargetJob
 from kybernate.policy import Switch
 from kybernate.seat import COMING, SeatState
 from services.gpu_manager import decisions, view
+from services.gpu_manager.core.obstacles import first, full_view, obstacles
 from services.gpu_manager.group_switch import NOT_RESTORED, GroupSwitch
 from services.gpu_manager.inputs import Now, RetargetAnswered
 from services.gpu_manager.managed_seat import ManagedSeat
@@ -119,14 +120,14 @@ def _give_back(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> N
 def _choice(node: NodeState, switch: GroupSwitch, now: Now) -> ManagedSeat | None:
     """The seat that the policy would activate now; None if it picks none or the pick cannot be activated."""
     group, victim = node.groups[switch.group], node.seats[switch.victim or ""]
-    decision = node.setup.policy.decide(view.full_view(node, group.group, now))
+    decision = node.setup.policy.decide(full_view(node, group.group, now))
     if not isinstance(decision, Switch) or decision.evict is not None:
         return None
     seat = node.seats[decision.activate]
     ready = seat.state is S.PARKED or (seat.state is S.WAITING and seat.calls(now))
-    if not ready or seat is victim or not view.room(node, seat, without=victim, on=group.group):
+    if not ready or seat is victim:
         return None
-    if node.drain_on(group.group):
+    if first(obstacles(node, seat, group.group, now, act="send", without=victim)) is not None:
         return None
     if seat.id != switch.incoming:
         group.why = decision.reason

@@ -10,7 +10,8 @@ from prometheus_client.registry import Collector
 
 from kybernate.messages import GroupDecided, SeatActivated
 from kybernate.seat import SeatState
-from services.gpu_manager import host_memory, view, why
+from services.gpu_manager import host_memory, view
+from services.gpu_manager.core import obstacles
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager
@@ -129,7 +130,7 @@ def _blocked(node: NodeState, now: Now) -> Metric:
     for seat in node.seats.values():
         if seat.pod is None or seat.state is SeatState.ACTIVE or not view.demand(node, seat).waiting:
             continue
-        found = why.seat_stage(node, seat, now)
+        found = obstacles.stage(node, seat, now)
         named = found.data.get("seats") or [found.data.get("victim") or found.data.get("seat") or ""]
         for on in named:
             gauge.add_metric([node.name, seat.group.name, seat.id, seat.model, found.stage, str(on)], 1)

@@ -18,7 +18,8 @@ from kybernate.messages import (
     ResumeNode,
 )
 from kybernate.seat import COMING, SeatState
-from services.gpu_manager import view, why
+from services.gpu_manager import view
+from services.gpu_manager.core.obstacles import IMMOVABLE, drained, first, obstacles, stage
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.ledger import Ledger, OperatorOrder
 from services.gpu_manager.managed_seat import Backoff, ManagedSeat
@@ -50,7 +51,7 @@ def answer(node: NodeState, command: OrderCommand, now: Now) -> CommandReply:
         return CommandReply(accepted=True, op=name, order=status(node, known, now), repeated=True)
     match command:
         case MigrateSeat():
-            refusal = _migrate_refused(node, order)
+            refusal = _migrate_refused(node, order, now)
         case DrainNode():
             refusal = _drain_refused(node, order)
         case _:
@@ -101,7 +102,7 @@ def _order(node: NodeState, command: OrderCommand, name: str, now: Now) -> Opera
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def _migrate_refused(node: NodeState, order: OperatorOrder) -> CommandReply | None:
+def _migrate_refused(node: NodeState, order: OperatorOrder, now: Now) -> CommandReply | None:
     """(1) The seat. (2) The group. (3) The pair. (4) What keeps the group from taking it."""
     if (refused := seat_refused(node, order.target)) is not None:  # (1)
         return refused
@@ -114,36 +115,13 @@ def _migrate_refused(node: NodeState, order: OperatorOrder) -> CommandReply | No
         return no("unknown-group", f"node {node.name} has no group {order.to}; it has {', '.join(node.groups)}")
     if seat.group.name == order.to:  # (3)
         return None
-    if reason := _unusable(node, seat, order.to):
-        return no("cannot-use", f"seat {seat.id} cannot use group {order.to}: {reason}", epoch=seat.epoch)
+    found = first(obstacles(node, seat, state.group, now, act="command"))
+    if found is not None and found.row is IMMOVABLE:
+        return found.refusal(seat.epoch)
     if seat.state not in _MOVABLE:
         text = f"seat {seat.id} is {seat.state}; only an active or parked seat can be moved"
         return no("not-active", text, epoch=seat.epoch, retry=2.0)
-    group = state.group  # (4)
-    if drained := node.drained_on(group):
-        return no("drained", f"group {order.to}: {drained}", epoch=seat.epoch)
-    if stopped := node.foreign_on(group) or node.broken_on(group):
-        return no("blocked", stopped, epoch=seat.epoch)
-    pinned = [other for other in node.seats_on(group) if other.pinned]
-    if len(pinned) >= group.slots or not view.fit_together(node, group, [*pinned, seat]):
-        names = ", ".join(other.id for other in pinned)
-        return no("pinned", f"group {order.to} is kept by pinned {names}; unpin it first")
-    return None
-
-
-def _unusable(node: NodeState, seat: ManagedSeat, to: str) -> str:
-    """Why a seat cannot be on this group; empty: it can."""
-    faulty = [gpu.uuid for gpu in node.groups[to].group.gpus if gpu.uuid in node.faulty]
-    if faulty:
-        return f"{faulty[0]} is faulty: {node.faulty[faulty[0]]}"
-    if to in {peer.name for peer in node.groups[seat.group.name].peers}:
-        return node.why_immovable(seat)
-    target, home = node.groups[to].group, seat.home
-    if len(target.gpus) != len(home.gpus):
-        return f"it has {len(target.gpus)} GPUs, the seat needs {len(home.gpus)}"
-    if not home.profile.rebalance:
-        return f"profile {home.profile.name} has rebalance: false, so its containers see only their own group"
-    return "seats move between groups of one GPU of the same model, of one profile"
+    return found.refusal(seat.epoch, f"group {order.to}: {found.text}") if found is not None else None  # (4)
 
 
 def _drain_refused(node: NodeState, order: OperatorOrder) -> CommandReply | None:
@@ -163,8 +141,8 @@ def _resume_refused(node: NodeState, order: OperatorOrder) -> CommandReply | Non
         return None
     if order.target not in node.groups:
         return no("unknown-group", f"node {node.name} has no group {order.target}; it has {', '.join(node.groups)}")
-    if drained := node.drained_on(node.groups[order.target].group):
-        return no("drained", f"group {order.target} is drained by another operation: {drained}")
+    if text := drained(node, node.groups[order.target].group):
+        return no("drained", f"group {order.target} is drained by another operation: {text}")
     return None
 
 
@@ -205,7 +183,7 @@ def _leaves(node: NodeState, seat: ManagedSeat, now: Now) -> Iterable[str]:
         ends = f"end its {in_flight} requests in flight (at most {node.setup.drain_seconds:.0f} s), " * bool(in_flight)
         yield f"{ends}park {seat.id} ({seat.model}) on group {seat.group.name}; about {park:.0f} s"
     elif seat.state not in _EMPTY:
-        yield f"wait for {seat.id} ({seat.model}): {why.seat_stage(node, seat, now).text or seat.state}; then park it"
+        yield f"wait for {seat.id} ({seat.model}): {stage(node, seat, now).text or seat.state}; then park it"
 
 
 # --- begin and end ----------------------------------------------------------------------------------------------------
@@ -319,7 +297,7 @@ def _result(node: NodeState, order: OperatorOrder, now: Now) -> tuple[OrderOutco
     if seat.state is S.PARKED and (refused or seat.backoff.move.active(now)):
         return "failed", refused or f"{seat.id} could not be activated there: {seat.reason}"
     if seat.state in (S.ACTIVE, S.PARKED) and float(now.unix) > order.begun + MOVE_SECONDS:
-        return "failed", f"not moved within {MOVE_SECONDS:.0f} s; at last: {why.seat_stage(node, seat, now).text}"
+        return "failed", f"not moved within {MOVE_SECONDS:.0f} s; at last: {stage(node, seat, now).text}"
     return "", ""
 
 
@@ -377,7 +355,7 @@ def _phase(order: OperatorOrder, seat: ManagedSeat) -> str:
 def _text(node: NodeState, seat: ManagedSeat, now: Now) -> str:
     if seat.state is S.ACTIVE:
         return f"{seat.id} ({seat.model}) is pinned" if seat.pinned else f"{seat.id} ({seat.model}) is to be parked"
-    return why.seat_stage(node, seat, now).text or f"{seat.id} is {seat.state}"
+    return stage(node, seat, now).text or f"{seat.id} is {seat.state}"
 
 
 def _left_over(node: NodeState, order: OperatorOrder) -> str:

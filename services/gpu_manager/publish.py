@@ -27,8 +27,10 @@ from kybernate.node import run_files
 from kybernate.node.run_files import Wish
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import COMING, SeatState
-from services.gpu_manager import view, why
+from services.gpu_manager import view
+from services.gpu_manager.core import obstacles
 from services.gpu_manager.inputs import DrainAnnounced, Now, Published, SeatTicket, StartCall, StartTicket, UnixTime
+from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.state import NodeState
 
 log = get_logger()
@@ -49,6 +51,43 @@ _NONE = ("", "")
 
 
 # --- the roster -------------------------------------------------------------------------------------------------------
+
+
+def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
+    """The seat's row of the roster, as of now."""
+    pod = seat.pod
+    return SeatRecord(
+        node=node.name,
+        seat=seat.id,
+        state=seat.state,
+        epoch=seat.epoch,
+        seq=node.seq,
+        model=seat.model,
+        endpoint=pod.endpoint if pod else None,
+        group=seat.group.name,
+        home_group=seat.home.name,
+        gpus=tuple(gpu.index for gpu in seat.group.gpus),
+        resource=seat.home.profile.resource,
+        pod=pod.pod if pod else "",
+        pod_uid=pod.uid if pod else "",
+        tier=seat.owner.terms.tier_name,
+        slo_seconds=seat.owner.terms.tier.slo_seconds,
+        pinned=seat.pinned,
+        vram_bytes=seat.durable.vram_bytes or (pod.vram_bytes if pod else 0),
+        host_bytes=seat.durable.host_taken_bytes,
+        reason=seat.reason,
+        since=float(seat.entered),
+        started=seat.durable.started,
+        max_requests=pod.notes.max_requests if pod else 0,
+        activate_seconds=seat.durable.costs.switch_seconds,
+        manager_url=node.manager_url,
+        node_signals=True,
+        blocked=obstacles.blocked(node, seat, now),
+        drained=obstacles.drained(node, seat.group),
+        fixed=node.why_immovable(seat),
+        stall_seconds=seat.stall_seconds(now),
+        reported_at=float(now.unix),
+    )
 
 
 class RosterWriter:
@@ -96,7 +135,10 @@ class RosterWriter:
         for seat in self._node.seats.values():
             if seat.id in self._dirty:
                 continue  # it is written with what is true by then, and no later
-            if (self._node.blocked(seat, now), self._node.drained_on(seat.group)) != self._blocked.get(seat.id, _NONE):
+            if (
+                obstacles.blocked(self._node, seat, now),
+                obstacles.drained(self._node, seat.group),
+            ) != self._blocked.get(seat.id, _NONE):
                 self.changed(seat.id)
 
     async def published(self) -> Published:
@@ -161,22 +203,22 @@ class RosterWriter:
         await self._until_recorded()
         del self._dirty[seat]
         state = self._node.seats[seat].state
-        record = self._node.record(self._node.seats[seat], self._now())
-        self._blocked[seat] = record.blocked, record.drained
+        row = record(self._node, self._node.seats[seat], self._now())
+        self._blocked[seat] = row.blocked, row.drained
         try:
-            if state is SeatState.FREE and not record.drained:  # a drained node without pods is still known by its rows
-                self._written[record.key] = None
-                await bucket.delete(record.key)
+            if state is SeatState.FREE and not row.drained:  # a drained node without pods is still known by its rows
+                self._written[row.key] = None
+                await bucket.delete(row.key)
             else:
-                value = self._written[record.key] = record.model_dump_json().encode()
-                await bucket.put(record.key, value)
+                value = self._written[row.key] = row.model_dump_json().encode()
+                await bucket.put(row.key, value)
             for take in self.on_record:
-                take(record)
+                take(row)
         except BusError:
             self._dirty[seat] = 0.0
             raise
         if state is SeatState.DRAINING:
-            await self._receive(DrainAnnounced(seat, record.epoch))
+            await self._receive(DrainAnnounced(seat, row.epoch))
 
     def _bus_changed(self, connected: bool) -> None:
         if connected and self._node.recovered:  # before, it takes all seats for free; recovery publishes each
@@ -336,11 +378,11 @@ def gate_texts(node: NodeState, now: Now) -> dict[str, str]:
         held = ", ".join(
             f"{seat.id} (model {seat.model}, {seat.state} for {now.unix - seat.entered:.0f} s"
             f"{', pinned' if seat.pinned else ''})"
-            for seat in view.holders(node, group) or view.in_the_way(node, group)
+            for seat in view.holders(node, group) or view.overlapping(node, group)
         )
         holders = f"group {group.name} is held by {held}" if held else ""
         for place, (_, seat) in enumerate(sorted(calling, key=lambda pair: pair[0]), start=1):
-            stage, at = why.seat_stage(node, seat, now), f"place {place} of {len(calling)} at the start gate"
+            stage, at = obstacles.stage(node, seat, now), f"place {place} of {len(calling)} at the start gate"
             texts[seat.id] = (
                 f"seat {seat.id} is refused: {stage.text}"
                 if stage.stage == "refused"

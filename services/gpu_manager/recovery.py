@@ -540,7 +540,7 @@ def _quarantine_conflicts(node: NodeState, listed: set[str]) -> None:
     """
     for group in node.setup.groups:
         holders = view.holders(node, group)
-        others = view.in_the_way(node, group) if holders else []
+        others = view.overlapping(node, group) if holders else []
         if len(holders) > group.slots or others:
             names = ", ".join(seat.id for seat in (*holders, *others))
             sure = [seat for seat in holders if seat.id in listed]

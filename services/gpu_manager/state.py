@@ -23,7 +23,6 @@ from kybernate.messages import (
     SwitchJob,
 )
 from kybernate.policy import Policy, SeatView
-from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group, peers
 from services.gpu_manager.demand import DemandLevels, Learning, Routers
@@ -39,8 +38,6 @@ from services.gpu_manager.inputs import (
 )
 from services.gpu_manager.ledger import OperatorOrder
 from services.gpu_manager.managed_seat import (
-    AT_HOME,
-    START_DEADLINE_SECONDS,
     Backoff,
     ManagedSeat,
     Ownership,
@@ -91,7 +88,9 @@ class GroupState:
     wake: ModelTime | None = None
     """When the policy wants to decide again."""
     why: str = ""
-    """The reason of the last decision."""
+    """The reason of the last decision, or what forbids one."""
+    picked: str = ""
+    """The seat that the last decision would activate; empty: none."""
     settles: bool = False
     """That decision only waits until a holder has been active for long enough."""
     stay_due: WallTime = WallTime(0.0)
@@ -209,46 +208,10 @@ class NodeState:
         switch = self.switches.get(seat.group.name)
         return switch if switch is not None and switch.victim == seat.id else None
 
-    def foreign_on(self, group: Group) -> str:
-        """Why nothing is started on this group: a process that belongs to no seat uses its GPUs. Empty: none does."""
-        if not self.foreign:
-            return ""
-        index = {uuid: gpu.index for gpu in group.gpus for uuid in {gpu.uuid, gpu.mig.parent if gpu.mig else gpu.uuid}}
-        found = [f"{one.name} (pid {one.pid}) on GPU {index[one.gpu]}" for one in self.foreign if one.gpu in index]
-        if not found:
-            return ""
-        return (
-            f"group {group.name} is quarantined: {', '.join(found)} belongs to no seat; end it, or take these GPUs out "
-            f"of the configuration"
-        )
-
     def gpus_of(self, seat: ManagedSeat) -> set[str]:
         """UUIDs of the GPUs that its processes may be on: those of its group; where that is not known, of its pool."""
         pool = (seat.home, *self.groups[seat.home.name].peers) if seat.durable.unlocated else ()
         return {uuid for group in (seat.group, *pool) for uuid in group.uuids}
-
-    def unlocated_on(self, group: Group) -> str:
-        """Why nothing is granted on this group: nothing tells whether a seat is there. Empty: that is known of all."""
-        for seat in self.seats.values():
-            if seat.durable.unlocated and not seat.processes_gone and not self.gpus_of(seat).isdisjoint(group.uuids):
-                return (
-                    f"neither the ledger nor the driver tells on which GPU of its pool {seat.id} ({seat.model}) is; "
-                    f"the driver is asked again; if it stays silent, delete the pod {seat.pod.pod if seat.pod else ''}"
-                )
-        return ""
-
-    def broken_on(self, group: Group) -> str:
-        """Why nothing is granted on this group: a broken invariant, a start that may be under way although nothing
-        remembers its ticket, or a seat that may be there. Empty: none of them."""
-        for name in self.unaccounted:
-            seat = self.seats[name]
-            if any(gpu in group.gpus for gpu in seat.home.gpus):
-                return (
-                    f"the ledger was lost, and the container of {name} ({seat.model}) may be on its way to group "
-                    f"{seat.home.name}; it is waited for, {START_DEADLINE_SECONDS:.0f} s at most"
-                )
-        broken = next((self.broken[gpu.uuid] for gpu in group.gpus if gpu.uuid in self.broken), "")
-        return broken or self.unlocated_on(group)
 
     def drain_on(self, group: Group) -> OperatorOrder | None:
         """The drain that empties GPUs of this group, also that of a group that shares one with it."""
@@ -256,23 +219,6 @@ class NodeState:
             return self.drains.get("")
         mine = {*group.uuids}
         return next((drain for drain in self.drains.values() if not mine.isdisjoint(drain.gpus)), None)
-
-    def drained_on(self, group: Group) -> str:
-        """Why nothing is started or activated on this group: an operator drained it. Empty: no one did."""
-        drain = self.drain_on(group)
-        if drain is None:
-            return ""
-        command = f"kyb resume group {drain.target}" if drain.target else f"kyb resume node {self.name}"
-        scope = drain.scope if drain.target else f"node {self.name}"
-        return f"{scope} is drained for {drain.purpose} by {drain.actor}; it ends with: {command}"
-
-    def shut_out(self, seat: ManagedSeat) -> str:
-        """Why a drain keeps this seat from being activated anywhere; empty: nothing does, or it may move elsewhere."""
-        drained = self.drained_on(seat.group)
-        if not drained or seat.state in AT_HOME or self.why_immovable(seat):
-            return drained
-        peers = self.groups[seat.group.name].peers
-        return drained if all(self.drain_on(peer) is not None for peer in peers) else ""
 
     def why_immovable(self, seat: ManagedSeat) -> str:
         """Why this seat stays on its group although that is part of a pool; empty: it may move, or has no other
@@ -290,16 +236,6 @@ class NodeState:
         """True for a parked seat that could be activated on another group."""
         movable = seat.state is SeatState.PARKED and bool(self.groups[seat.group.name].peers)
         return movable and not self.why_immovable(seat)
-
-    def blocked(self, seat: ManagedSeat, now: Now) -> str:
-        """Why a seat is not started or activated at present, whatever the demand; empty: nothing prevents it."""
-        if seat.yields_group(now):
-            return seat.backoff.activation.reason
-        why = seat.refused() or self.shut_out(seat)
-        if why or seat.state in (SeatState.ACTIVE, SeatState.DRAINING):  # what else is on its GPUs does not stop it
-            return why
-        elsewhere = "" if self.may_move(seat) else self.foreign_on(seat.group)
-        return elsewhere or self.unlocated_on(seat.group)
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
@@ -397,39 +333,3 @@ class NodeState:
         """Count and log an input that contradicts the state. The caller changes nothing."""
         self.refused += 1
         self.effects.append(InputRefused(text))
-
-    def record(self, seat: ManagedSeat, now: Now) -> SeatRecord:
-        """The seat's row of the roster, as of now."""
-        pod = seat.pod
-        return SeatRecord(
-            node=self.name,
-            seat=seat.id,
-            state=seat.state,
-            epoch=seat.epoch,
-            seq=self.seq,
-            model=seat.model,
-            endpoint=pod.endpoint if pod else None,
-            group=seat.group.name,
-            home_group=seat.home.name,
-            gpus=tuple(gpu.index for gpu in seat.group.gpus),
-            resource=seat.home.profile.resource,
-            pod=pod.pod if pod else "",
-            pod_uid=pod.uid if pod else "",
-            tier=seat.owner.terms.tier_name,
-            slo_seconds=seat.owner.terms.tier.slo_seconds,
-            pinned=seat.pinned,
-            vram_bytes=seat.durable.vram_bytes or (pod.vram_bytes if pod else 0),
-            host_bytes=seat.durable.host_taken_bytes,
-            reason=seat.reason,
-            since=float(seat.entered),
-            started=seat.durable.started,
-            max_requests=pod.notes.max_requests if pod else 0,
-            activate_seconds=seat.durable.costs.switch_seconds,
-            manager_url=self.manager_url,
-            node_signals=True,
-            blocked=self.blocked(seat, now),
-            drained=self.drained_on(seat.group),
-            fixed=self.why_immovable(seat),
-            stall_seconds=seat.stall_seconds(now),
-            reported_at=float(now.unix),
-        )

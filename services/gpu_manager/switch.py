@@ -16,6 +16,7 @@ from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.seat import COMING, SeatState, Trigger
 from kybernate.topology import Group
 from services.gpu_manager import decisions, host_memory, late_binding, rehearsal, view
+from services.gpu_manager.core.obstacles import QUARANTINED, first, obstacles
 from services.gpu_manager.group_switch import (
     NOT_RESTORED,
     RESEND_SECONDS,
@@ -137,28 +138,34 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     """Wait for the routers and then for the engine.
 
     (1) The eviction is not justified any more, and no other seat waits for the place: the victim serves on. (2) The
-    seat for which it leaves has room without it: the victim serves on. (3) Without the bus nothing moves on. (4) All
-    routers are quiet, and requests in flight are frozen with the victim. (5) Not all routers are quiet. (6) They are:
-    from now on the engine is asked. (7) At the deadline streams are cut, but not before the roster says that the
-    seat is closed: a router that starts later would send to it while it is parked.
+    seat for which it leaves has room without it: the victim serves on. (3) A person has to act before that seat can
+    take the place (evidence may end a quarantine), and no other waits for it: the victim serves on. (4) Without the bus
+    nothing moves on. (5) All routers are quiet, and requests in flight are frozen with the victim. (6) Not all routers
+    are quiet. (7) They are: from now on the engine is asked. (8) At the deadline streams are cut, but not before the
+    roster says that the seat is closed: a router that starts later would send to it while it is parked.
     """
     victim, group = node.seats[switch.victim or ""], node.groups[switch.group].group
     if not _justified(node, switch, now) and not late_binding.bind_another(node, switch, now):  # (1)
         _turn_back(node, switch, "it is wanted again" if switch.beneficiary is None else _NOT_WAITING, now)
         return
-    needs = switch.incoming or switch.room_for
-    if needs and not switch.ordered and view.room(node, node.seats[needs], on=group):  # (2)
-        _turn_back(node, switch, f"there is room for {needs} without it", now)
-        return
-    if not node.bus_up:  # (3)
+    needs = node.seats.get(switch.incoming or switch.room_for or "")
+    if needs is not None and not switch.ordered:
+        if view.room(node, needs, on=group):  # (2)
+            _turn_back(node, switch, f"there is room for {needs.id} without it", now)
+            return
+        stop = first(obstacles(node, needs, group, now, act="send", without=victim), "stop")
+        if stop is not None and stop.row is not QUARANTINED and not late_binding.bind_another(node, switch, now):  # (3)
+            _turn_back(node, switch, stop.text, now)
+            return
+    if not node.bus_up:  # (4)
         return
     drain = switch.drain
     quiet = drain.announced and node.routers.quiet(victim.id, switch.epoch, now, frozen=drain.freeze)
-    if quiet and drain.freeze and view.demand(node, victim).in_flight:  # (4)
+    if quiet and drain.freeze and view.demand(node, victim).in_flight:  # (5)
         _frozen(node, switch, victim, now)
         return
-    _note_quiet(drain, quiet, now)  # (5), (6)
-    if now.model >= drain.deadline and drain.announced and node.routers.settled(now):  # (7)
+    _note_quiet(drain, quiet, now)  # (6), (7)
+    if now.model >= drain.deadline and drain.announced and node.routers.settled(now):  # (8)
         drain.cut = now.wall
         _drained(node, switch, SwitchTrigger.DEADLINE, "drain deadline passed; streams that still run are cut", now)
 
@@ -283,10 +290,9 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     if victim is not None and not _is_parked_by(victim, switch):
         victim = None
     incoming = node.seats[switch.incoming] if switch.incoming else None
-    if switch.job.sent is None and untouched and incoming is not None:
-        granted = node.drain_on(group) is None and view.room(node, incoming, without=victim, on=group)
-        if not granted:
-            switch.incoming = incoming = None  # the victim may leave
+    asked = switch.job.sent is None and untouched and incoming is not None
+    if asked and incoming and first(obstacles(node, incoming, group, now, act="send", without=victim)) is not None:
+        switch.incoming = incoming = None  # the victim may leave
     switch.job.sent = now.wall
     if incoming is not None:
         _call_off(node, incoming, group, now)

@@ -109,34 +109,43 @@ def _must_return(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
 # --- the policy's views -----------------------------------------------------------------------------------------------
 
 
-def group_view(node: NodeState, group: Group, now: Now) -> GroupView:
-    """The policy's view of a group, without seats elsewhere.
+def candidates(node: NodeState, group: Group, now: Now) -> list[ManagedSeat]:
+    """The seats that hold a group or could take it.
 
     (1) A seat that another group may be bringing back is left out; one that an operator moves here is shown. (2) Seats
-    that back off from activation are left out where another one serves or waits. (3) Holders that back off from parking
-    count as pinned where another one can leave.
+    that back off from activation are left out where another one serves or waits.
     """
     own = [*node.seats_on(group), *_ordered_to(node, group)]
-    present = [seat for seat in own if _available(node, seat, group)]  # (1)
+    present = [seat for seat in own if not (seat.state is S.PARKED and _is_away(node, seat, group))]  # (1)
     ready = [seat for seat in present if not seat.yields_group(now)]
-    if len(ready) < len(present) and any(_of_use(node, seat, now) for seat in ready):  # (2)
-        present = ready
-    seats = tuple(seat_view(node, seat, now) for seat in present)
-    stuck = {seat.id for seat in present if seat.state is S.ACTIVE and seat.backoff.park.active(now)}
-    if stuck and any(seat.state is S.ACTIVE and not seat.pinned and seat.seat not in stuck for seat in seats):  # (3)
-        seats = tuple(replace(seat, pinned=True) if seat.seat in stuck else seat for seat in seats)
+    return ready if len(ready) < len(present) and any(_of_use(node, seat, now) for seat in ready) else present  # (2)
+
+
+def _is_away(node: NodeState, seat: ManagedSeat, group: Group) -> bool:
+    return seat.starts_cold or bool(brought_elsewhere(node, seat, group))
+
+
+def spared(node: NodeState, group: Group, now: Now) -> set[str]:
+    """Holders that back off from parking, where another one can leave: it goes first."""
+    active = [seat for seat in holders(node, group) if seat.state is S.ACTIVE]
+    stuck = {seat.id for seat in active if seat.backoff.park.active(now)}
+    return stuck if any(seat.id not in stuck and not seat.pinned for seat in active) else set()
+
+
+def group_view(node: NodeState, group: Group, now: Now) -> GroupView:
+    """The policy's view of a group, without seats elsewhere. Holders that are spared count as pinned."""
+    seats = tuple(seat_view(node, seat, now) for seat in candidates(node, group, now))
+    if keep := spared(node, group, now):
+        seats = tuple(replace(seat, pinned=True) if seat.seat in keep else seat for seat in seats)
     hits = node.learning.hits.get(group.name)
     share = hits.share if hits is not None else None
     free = free_bytes(node, group)
     return GroupView(group.name, group.slots, seats, now=float(now.model), hit_share=share, free_bytes=free)
 
 
-def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
-    """The policy's view of a group, with the parked seats of its peers that could be activated on it."""
-    return replace(group_view(node, group, now), elsewhere=_elsewhere(node, group, now))
-
-
-def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None = None) -> SeatView:
+def seat_view(
+    node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None = None, home_busy: bool = False
+) -> SeatView:
     """The policy's view of one seat. ``on``: the other group to which it could move."""
     found, usage, costs = _with_frozen(node, seat, now), seat.usage, seat.durable.costs
     terms, tier = seat.owner.terms, seat.owner.terms.tier
@@ -162,7 +171,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         park_seconds=costs.park_seconds,
         activate_seconds=(seat.durable.spilled and costs.cold_seconds) or costs.activate_seconds,
         move_seconds=None if on is None else node.move_seconds,
-        home_busy=on is not None and _home_busy(node, seat, now),
+        home_busy=home_busy,
         weight=tier.weight,
         slo_seconds=tier.slo_seconds,
         stall_budget_seconds=tier.stall_budget_seconds if seat.freezes else 0.0,
@@ -179,83 +188,33 @@ def _of_use(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
     return bool(found.waiting or found.in_flight) or wanted(node, seat, now)
 
 
-def _elsewhere(node: NodeState, group: Group, now: Now) -> tuple[SeatView, ...]:
-    """Parked seats of other groups that are wanted and could be activated on this one."""
-    names = {peer.name for peer in node.groups[group.name].peers}
-    if not names or any(gpu.uuid in node.faulty for gpu in group.gpus):
-        return ()
-    found = []
-    for seat in node.seats.values():
-        if seat.state is not S.PARKED or seat.group.name not in names or seat.id in node.moves:
-            continue
-        if seat.id not in node.moved_views and not seat.backoff.move.active(now) and node.may_move(seat):
-            node.moved_views[seat.id] = seat_view(node, seat, now, on=group)
-        view = node.moved_views.get(seat.id)
-        if view is not None and requested(view) and _available(node, seat, group):
-            found.append(view)
-    return tuple(found)
-
-
-def _available(node: NodeState, seat: ManagedSeat, group: Group) -> bool:
-    """True when this group may bring a seat back: its process lives, and no switch of another group does so already.
+def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:
+    """Why only another group may bring a seat back: an operator moves it there, or a switch there may bring it; empty:
+    this one may.
 
     A drain that makes room for it there is called off if it can come here without one.
     """
-    if seat.state is not S.PARKED:
-        return True
-    if seat.starts_cold:  # its container is ending, and comes back at its gate
-        return False
-    if node.moves.get(seat.id, group.name) != group.name:
-        return False
-    others = [switch for switch in node.switches.values() if switch.group != group.name]
-    if any(seat.id in switch.retarget.offered for switch in others):  # the checkpointer may have accepted it already
-        return False
-    switch = next((switch for switch in others if switch.incoming == seat.id), None)
-    if switch is None:
-        return True
-    return (
-        switch.phase is SwitchPhase.DRAINING
-        and len(holders(node, group)) < group.slots
-        and (not group.profile.packs or room(node, seat, on=group))
-    )
+    if (to := node.moves.get(seat.id, group.name)) != group.name:
+        return f"{seat.id} is being moved to group {to}"
+    for switch in node.switches.values():
+        if switch.group == group.name:
+            continue
+        text = f"the switch {switch.op} brings {seat.id} to group {switch.group}"
+        if seat.id in switch.retarget.offered:  # the checkpointer may have accepted it already
+            return text
+        if switch.incoming == seat.id and not (
+            switch.phase is SwitchPhase.DRAINING
+            and len(holders(node, group)) < group.slots
+            and (not group.profile.packs or room(node, seat, on=group))
+        ):
+            return text
+    return ""
 
 
 def _ordered_to(node: NodeState, group: Group) -> list[ManagedSeat]:
     """Parked seats of other groups that an operator moves to this one."""
     seats = [node.seats[seat] for seat, to in node.moves.items() if to == group.name]
     return [seat for seat in seats if seat.group.name != group.name and node.may_move(seat)]
-
-
-def ordered_out(node: NodeState, group: Group, now: Now) -> tuple[ManagedSeat, str] | None:
-    """An active seat that an operator wants off this group now, and why."""
-    drain = node.drain_on(group)
-    for seat in holders(node, group):
-        if seat.state is not S.ACTIVE or seat.backoff.park.active(now):
-            continue
-        if drain is not None and (drain.purpose == "upgrade" or not seat.pinned):
-            return seat, node.drained_on(group)
-        if (to := node.moves.get(seat.id, group.name)) != group.name:
-            return seat, f"it moves to group {to}"
-    return None
-
-
-def _home_busy(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
-    """True when the group that a parked seat is on has no slot for it now."""
-    group = seat.group
-    switch = node.switches.get(group.name)
-    if switch is not None and not _leaves_empty(node, switch):
-        return True
-    if node.groups[group.name].backoff.active(now) or node.foreign_on(group) or node.drain_on(group) is not None:
-        return True
-    if not group.seat_ids:  # GPUs that are no group of this configuration any more: it is there until it leaves
-        return True
-    return not room(node, seat) or claimed_for(node, group, now) is not None
-
-
-def _leaves_empty(node: NodeState, switch: GroupSwitch) -> bool:
-    """True when the victim is parked and no seat comes: only the report that the job is over is on its way."""
-    victim = node.seats.get(switch.victim or "")
-    return switch.incoming is None and victim is not None and victim.state is S.PARKED
 
 
 # --- room -------------------------------------------------------------------------------------------------------------
@@ -267,12 +226,12 @@ def holders(node: NodeState, group: Group) -> list[ManagedSeat]:
     return [seat for seat in on if not seat.durable.unlocated]
 
 
-def in_the_way(node: NodeState, group: Group) -> list[ManagedSeat]:
+def overlapping(node: NodeState, group: Group) -> list[ManagedSeat]:
     """Seats of other groups that hold a GPU of this one."""
     return [seat for other in node.groups[group.name].neighbours for seat in holders(node, other)]
 
 
-def switch_in_the_way(node: NodeState, group: Group) -> GroupSwitch | None:
+def overlapping_switch(node: NodeState, group: Group) -> GroupSwitch | None:
     """A switch of another group that holds a GPU of this one until it ends, also while no seat has the lease."""
     gpus = {*group.uuids}
     for switch in node.switches.values():
@@ -292,7 +251,7 @@ def room(node: NodeState, seat: ManagedSeat, *, without: ManagedSeat | None = No
     """
     group = on or seat.group
     gpus = {*group.uuids}
-    if node.broken_on(group) or switch_in_the_way(node, group) is not None:
+    if overlapping_switch(node, group) is not None:
         return False
     leases = [other for other in node.seats.values() if other.lease and other is not seat and other is not without]
     same = [other for other in leases if other.group.name == group.name]

@@ -160,7 +160,10 @@ class Manager:
         if arrived > self.handled + PAUSE_SECONDS:
             self._carry_out(self.board.handle(Paused(), now), "")
         self.messages, self.handled = self.messages + 1, arrived
+        switching = product.switching(self.board)
         effects = self.board.handle(message, now)
+        if found := product.unexplained(self.board, switching - product.switching(self.board), now):
+            raise ViolationError(f"nothing keeps a seat from its group, and it was not granted: {found}")
         if effects:
             self._carry_out(effects, asker)
         if not isinstance(message, TrafficSignal):

@@ -44,6 +44,7 @@ from services.checkpointer.core.procedure import End, Procedure, Step
 from services.gpu_manager import recovery, view
 from services.gpu_manager.allocations import HAS_PROCESS
 from services.gpu_manager.board import Board
+from services.gpu_manager.core import obstacles
 from services.gpu_manager.inputs import (
     BusChanged,
     DrainAnnounced,
@@ -71,6 +72,7 @@ from services.gpu_manager.inputs import (
     WallTime,
 )
 from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.publish import record
 from services.gpu_manager.seat_pod import Owners, SeatPod
 from services.gpu_manager.state import NodeSetup
 from services.router.core import step as routing
@@ -287,7 +289,7 @@ def answered(job: object, reply: JobReply | None) -> object:
 
 
 def seat_row(board: Board, seat: str, now: Now) -> SeatRecord:
-    return board.node.record(board.node.seats[seat], now)
+    return record(board.node, board.node.seats[seat], now)
 
 
 def ticket_open(board: Board, seat: str) -> bool:
@@ -314,6 +316,24 @@ def stuck_reason(board: Board, seat: str, now: Now) -> str:
     why = board.node.groups[row.group].why
     text = row.blocked or row.reason or (why if why != "no demand" else "")
     return f"{row.state}: {text}" if text else ""
+
+
+def switching(board: Board) -> set[str]:
+    """The groups that are in a switch."""
+    return {*board.node.switches}
+
+
+def unexplained(board: Board, over: set[str], now: Now) -> list[str]:
+    """Seats that ask and have no obstacle on their group, or a list out of order; without those of groups whose switch
+    is just ``over``: these decide with the next message."""
+    found = []
+    for seat in board.node.seats.values():
+        if board.node.recovered and seat.group.name not in over and view.wanted(board.node, seat, now):
+            rows = list(obstacles.obstacles(board.node, seat, seat.group, now))
+            numbers = [one.row.nr for one in rows]
+            if obstacles.first(rows) is None or numbers != sorted({*numbers}):
+                found.append(f"{seat.id} is {seat.state} with the obstacles {numbers}")
+    return found
 
 
 # --- the router -------------------------------------------------------------------------------------------------------

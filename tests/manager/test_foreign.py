@@ -15,6 +15,7 @@ from services.gpu_manager import publish
 from services.gpu_manager.gpu_processes import READS, GpuProcesses
 from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen, StartTicket
 from services.gpu_manager.ledger import Ledger, LedgerEntry
+from services.gpu_manager.publish import record
 from services.gpu_manager.seat_pod import with_owned
 from tests.manager.world import World, make_gpu, make_group
 
@@ -28,10 +29,10 @@ def wanted(world: World, model: str) -> TrafficSignal:
 def test_a_seat_that_serves_or_drains_beside_a_foreign_process_is_not_blocked(world: World) -> None:
     parked, active = world.fill("a", "b")
     world.receive(ForeignProcessesSeen((STRANGER,)))
-    assert "python3 (pid 4711)" in world.node.record(world.managed(parked), world.now).blocked
-    assert world.node.record(world.managed(active), world.now).blocked == ""
+    assert "python3 (pid 4711)" in record(world.node, world.managed(parked), world.now).blocked
+    assert record(world.node, world.managed(active), world.now).blocked == ""
     world.managed(active).advance(Trigger.EVICT)
-    assert world.node.record(world.managed(active), world.now).blocked == ""
+    assert record(world.node, world.managed(active), world.now).blocked == ""
 
 
 def test_beside_a_foreign_process_nothing_is_started_and_the_reason_is_shown(world: World) -> None:
@@ -43,9 +44,9 @@ def test_beside_a_foreign_process_nothing_is_started_and_the_reason_is_shown(wor
     assert [effect.seat for effect in world.effects if isinstance(effect, StartTicket)] == [other]
     text = publish.gate_texts(world.node, world.now)[first]
     assert "group G0 is quarantined: python3 (pid 4711) on GPU 0 belongs to no seat" in text
-    assert "python3 (pid 4711)" in world.node.record(world.managed(first), world.now).blocked
+    assert "python3 (pid 4711)" in record(world.node, world.managed(first), world.now).blocked
     assert "is quarantined" in world.node.groups["G0"].why
-    assert world.node.record(world.managed(other), world.now).blocked == ""
+    assert record(world.node, world.managed(other), world.now).blocked == ""
 
     world.receive(ForeignProcessesSeen(()))
     world.call(first)
@@ -195,7 +196,7 @@ def test_a_container_with_two_kinds_of_seats_is_never_started(world: World) -> N
     world.call(seat)
     assert world.state(seat) is S.WAITING
     assert "asks for kyb.ai/a and kyb.ai/b" in publish.gate_texts(world.node, world.now)[seat]
-    assert "asks for" in world.node.record(world.managed(seat), world.now).blocked
+    assert "asks for" in record(world.node, world.managed(seat), world.now).blocked
 
 
 async def test_a_name_that_is_no_text_is_a_name(tmp_path: Path) -> None:

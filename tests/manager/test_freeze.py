@@ -7,6 +7,7 @@ from kybernate.policy import Decision, GroupView, KybBalanced, Switch
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery, view
 from services.gpu_manager.inputs import Recovered
+from services.gpu_manager.publish import record
 from tests.manager.world import World, status
 
 
@@ -67,7 +68,7 @@ def test_it_is_parked_with_its_answers_as_soon_as_every_router_has_closed_it() -
     assert "2 requests in flight are frozen with it" in evicted.reason
     world.finish()
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
-    assert world.node.record(world.managed(b), world.now).stall_seconds == pytest.approx(60.0)
+    assert record(world.node, world.managed(b), world.now).stall_seconds == pytest.approx(60.0)
 
 
 @pytest.mark.parametrize(("in_flight", "permits"), [(2, None), (2, 1)], ids=["an older router", "a permission"])
@@ -141,7 +142,7 @@ def test_a_manager_that_starts_again_remembers_since_when_they_stand_still() -> 
 
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
     assert (world.managed(b).durable.freeze.since, world.managed(a).durable.freeze.since) == (since, 0.0)
-    assert world.node.record(world.managed(b), world.now).stall_seconds == pytest.approx(55.0)
+    assert record(world.node, world.managed(b), world.now).stall_seconds == pytest.approx(55.0)
 
 
 def test_a_budget_that_is_used_up_brings_no_seat_back() -> None:

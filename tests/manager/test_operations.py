@@ -25,6 +25,7 @@ from services.gpu_manager.inputs import (
 )
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.operations import MOST_ORDERS, MOVE_SECONDS
+from services.gpu_manager.publish import record
 from tests.manager.test_recovery import restart
 from tests.manager.world import World, make_group
 
@@ -69,7 +70,7 @@ def test_a_drained_group_parks_its_seat_and_starts_and_activates_nothing_until_i
     world.tick(30)
     assert holders(world) == set()
     assert "group G0 is drained for maintenance by alice" in publish.gate_texts(world.node, world.now)[c]
-    assert "kyb resume group G0" in world.node.record(world.managed(a), world.now).blocked
+    assert "kyb resume group G0" in record(world.node, world.managed(a), world.now).blocked
 
     assert world.order(ResumeNode, "op-2", group="G0").accepted
 
@@ -101,7 +102,7 @@ def test_a_seat_that_may_move_is_not_refused_and_is_activated_on_another_group(s
     soft.finish()
     assert (soft.state(b), soft.managed(b).group.name) == (S.ACTIVE, "G1")
     assert soft.state(c) is S.PARKED
-    assert soft.node.record(soft.managed(b), soft.now).drained == ""
+    assert record(soft.node, soft.managed(b), soft.now).drained == ""
 
 
 def test_all_groups_of_a_drained_node_are_empty_and_a_group_alone_cannot_be_resumed(world: World) -> None:

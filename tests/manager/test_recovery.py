@@ -20,6 +20,7 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery, view
 from services.gpu_manager.inputs import BusChanged, JobsReported, Published, Recovered, RecoveryBegun, StartTicket
 from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
+from services.gpu_manager.publish import record
 from tests.manager.world import World, make_group, status
 
 
@@ -112,14 +113,14 @@ def test_events_and_roster_rows_after_a_restart_are_newer_than_those_before(worl
     """Also with the clock set back: routers drop what is older within the epoch of a seat."""
     a, b = world.fill("a", "b")
     before = world.events(b)[-1]
-    rows = [world.node.record(world.managed(seat), world.now).seq for seat in (a, b)]
+    rows = [record(world.node, world.managed(seat), world.now).seq for seat in (a, b)]
     world.unix_offset = hours * 3600.0
 
     restart(world)
 
     assert world.managed(b).epoch == before.epoch
     assert all(
-        world.node.record(world.managed(seat), world.now).seq >= row for seat, row in zip((a, b), rows, strict=True)
+        record(world.node, world.managed(seat), world.now).seq >= row for seat, row in zip((a, b), rows, strict=True)
     )
     world.node.emit(world.managed(b), SeatActivated, world.now)
     after = world.node.effects[-1]

@@ -6,9 +6,11 @@ from kybernate.messages import JobReply, PinSeat
 from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
 from services.gpu_manager import switch
+from services.gpu_manager.core.obstacles import blocked
 from services.gpu_manager.http import why_answer
 from services.gpu_manager.inputs import JobAnswered
 from services.gpu_manager.live_policy import GuardedPolicy
+from services.gpu_manager.publish import record
 from tests.manager.world import World, make_group
 
 
@@ -80,7 +82,7 @@ def test_it_says_so(world: World, a: str) -> None:
     live(world, a, 60)
     row = world.managed(a)
     assert row.backoff.activation.count >= 3
-    text = world.node.record(row, world.now).blocked
+    text = record(world.node, row, world.now).blocked
     assert f"did not come back {row.backoff.activation.count} times in a row; others go first for" in text
     assert "made parked" in text, "the checkpointer's reason"
     thinking = GuardedPolicy("kyb-balanced", KybBalanced())
@@ -111,7 +113,7 @@ def test_who_serves_again_begins_anew(world: World, a: str) -> None:
     world.tick(1)
     world.finish()
     assert world.state(a) is S.ACTIVE
-    assert (row.backoff.activation.count, world.node.blocked(row, world.now)) == (0, "")
+    assert (row.backoff.activation.count, blocked(world.node, row, world.now)) == (0, "")
 
 
 def test_a_group_that_has_failed_all_day_is_still_tried(world: World) -> None:

@@ -7,7 +7,8 @@ import pytest
 from kybernate.messages import JobReply, ParkSeat, SwitchJob
 from kybernate.policy import Decision, GroupView, KybBalanced, Policy, Stay, Switch
 from kybernate.seat import SeatState as S
-from services.gpu_manager import view
+from kybernate.topology import Group
+from services.gpu_manager.core import obstacles
 from services.gpu_manager.inputs import EngineSeen, InvariantBroken, JobAnswered, PodsSeen, StartTicket, Tick
 from services.gpu_manager.seat_pod import Owners
 from tests.manager.world import World, make_group
@@ -135,27 +136,32 @@ def test_a_holder_beside_a_switch_without_a_lease_is_a_broken_invariant(node: Wo
     assert [e.gpu for e in effects if isinstance(e, InvariantBroken)] == ["GPU-1"]
 
 
+def broken_on(node: World, group: Group) -> bool:
+    """Nothing is granted on this group, since an invariant does not hold there."""
+    return any(one.row is obstacles.BROKEN for one in obstacles.of_group(node.node, group, node.now))
+
+
 def test_a_broken_invariant_leaves_no_room_on_its_gpu(node: World) -> None:
     waiting = node.managed(node.seat(1, 1))
-    assert view.room(node.node, waiting)
+    assert not broken_on(node, waiting.group)
 
     node.node.broken = {"GPU-1": "two groups"}
 
-    assert not view.room(node.node, waiting)
-    assert view.room(node.node, node.managed(node.seat(0, 0)))
+    assert broken_on(node, waiting.group)
+    assert not broken_on(node, node.groups[0])
 
 
 def test_a_gpu_gets_grants_again_once_its_invariant_holds_whatever_message_shows_it(node: World) -> None:
     node.pod(node.seat(1, 0), "s")
     node.serve(node.seat(2, 0), "p")
     seem_to_hold(node, node.seat(1, 0))
-    assert node.node.broken_on(node.groups[2])
+    assert broken_on(node, node.groups[2])
     node.managed(node.seat(1, 0)).lease = False
 
     effects = node.tick(0.1)
 
     assert not effects, "nothing else follows from this message"
-    assert not node.node.broken_on(node.groups[2])
+    assert not broken_on(node, node.groups[2])
 
 
 def test_a_seat_that_is_deleted_in_a_conflict_is_no_broken_invariant(node: World) -> None:
@@ -182,7 +188,7 @@ def test_a_switch_on_a_broken_gpu_parks_its_victim_and_brings_nothing(node: Worl
     node.announce(victim)
     node.ack(victim)
     seem_to_hold(node, node.seat(1, 0))
-    assert node.node.broken_on(node.groups[2])
+    assert broken_on(node, node.groups[2])
 
     answer = EngineSeen(victim, node.managed(victim).durable.container_id, True, 0, asked_at=node.now.wall)
     (job,) = [effect for effect in node.board.handle(answer, node.now) if isinstance(effect, SwitchJob)]

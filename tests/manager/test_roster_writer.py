@@ -324,7 +324,6 @@ async def test_the_row_of_a_parked_seat_is_not_postponed_by_looking_for_reasons_
     incoming, victim = world.fill("a", "b")
     world.tick(10)
     world.traffic(incoming, waiting=1)
-    world.receive(ForeignProcessesSeen((ForeignProcess("GPU-0", 7, "python3"),)))
     written: list[SeatState] = []
 
     async def receive(_: object) -> None:
@@ -343,6 +342,7 @@ async def test_the_row_of_a_parked_seat_is_not_postponed_by_looking_for_reasons_
         try:
             await until(lambda: not writer._dirty and looked(SeatState.DRAINING), what="all rows are written")
             world.quiet(victim)
+            world.receive(ForeignProcessesSeen((ForeignProcess("GPU-0", 7, "python3"),)))
             world.progress(world.job(), activate="started", done=False)
             assert world.state(victim) is SeatState.PARKED
             writer.changed(victim)

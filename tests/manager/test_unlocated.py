@@ -10,6 +10,7 @@ from services.gpu_manager import recovery, view
 from services.gpu_manager.inputs import BusChanged, JobsReported, PodsSeen, Recovered, SeatTicket, StartTicket
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.managed_seat import REHEARSAL
+from services.gpu_manager.publish import record
 from services.gpu_manager.seat_pod import Owners
 from tests.manager.packed import make_packed
 from tests.manager.world import GIB, World, make_group, status
@@ -498,7 +499,7 @@ def test_operators_learn_why_and_what_to_do(world: World) -> None:
     assert "the driver does not answer" in world.stage(a).text
     stage = world.stage(waiting)
     assert (stage.stage, "delete the pod default/a" in stage.text) == ("unlocated-seat", True)
-    assert "delete the pod" in world.node.record(world.managed(waiting), world.now).blocked
+    assert "delete the pod" in record(world.node, world.managed(waiting), world.now).blocked
     refused = world.order(MigrateSeat, seat=c, to="G1")
     assert (refused.code, "delete the pod" in refused.reason) == ("blocked", True)
 

@@ -10,6 +10,7 @@ from kybernate.node import run_files
 from kybernate.policy import KybBalanced
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
+from services.gpu_manager.core import obstacles
 from services.gpu_manager.http import why_answer
 from services.gpu_manager.inputs import (
     BusChanged,
@@ -157,35 +158,45 @@ def test_a_back_off_says_until_when(world: World) -> None:
     world.progress(world.job(), activate="parked")
     world.traffic(b, waiting=1)
     text, data = waits(world, a, "backoff")
+    assert "group G0 pauses after a failed switch; tried again in" in text
+    assert (data["of"], data["name"]) == ("group", "G0")
+    world.tick(world.node.groups["G0"].backoff.until - world.wall + 0.01)
+    world.finish()
+    world.traffic(b, in_flight=1)
+    text, data = waits(world, a, "backoff")
     assert "did not come back once" in text
     assert "tried again in" in text
     assert (data["of"], data["name"], data["failures"]) == ("seat", a, 1)
     assert float(str(data["until"])) > float(world.now.unix)
-    world.traffic(a)
-    world.traffic(b, waiting=1)
-    assert waits(world, b, "backoff")[1]["of"] == "group"
 
 
-def test_a_holder_that_could_not_be_parked_is_named_with_the_end_of_its_back_off(world: World) -> None:
-    a, b = world.drained_switch()
-    world.progress(world.job(), "active")
+def test_a_holder_that_could_not_be_parked_is_named_with_the_end_of_its_back_off() -> None:
+    """While another one can leave; that one is too small."""
+    world = World(groups=(make_group("G0", [0], 3, slots=2),))
+    world.boot()
+    a, b, c = world.seat(0, 0), world.seat(0, 1), world.seat(0, 2)
+    for seat, model, vram in ((a, "a", "70GiB"), (b, "b", "50GiB"), (c, "c", "20GiB")):
+        world.pod(seat, model, vram=vram)
+        world.call(seat)
+        world.finish()
+        world.start(seat)
+        world.healthy(seat)
+    assert (world.state(a), world.state(b), world.state(c)) == (S.PARKED, S.ACTIVE, S.ACTIVE)
     world.managed(b).backoff.park.until = world.wall + 50
-    world.node.groups["G0"].backoff.until = world.wall
+    world.traffic(a, waiting=1)
     text, data = waits(world, a, "backoff")
     assert f"{b} of group G0 could not be parked; tried again in 50 s" in text
     assert (data["of"], data["name"]) == ("park", b)
 
 
-def test_a_faulty_gpu_is_named_with_what_the_plugin_found(full: tuple[World, str, str], tmp_path: Path) -> None:
-    world, a, _ = full
-    world.traffic(a, waiting=1)
+def test_a_faulty_gpu_is_named_with_what_the_plugin_found(world: World, tmp_path: Path) -> None:
+    (a,) = world.fill("a")
     run_files.write_gpu_faults(tmp_path, {"GPU-0": "XID 79"})
     world.receive(FaultyGpusSeen(run_files.read_gpu_faults(tmp_path)))
-    text, data = waits(world, a, "faulty-gpu")
-    assert "a GPU of group G0 is faulty, activations on it may fail: GPU 0: XID 79" in text
-    assert data == {"gpus": [{"index": 0, "reason": "XID 79"}]}
-    world.receive(FaultyGpusSeen({}))
-    assert world.stage(a).stage != "faulty-gpu"
+    (found,) = list(obstacles.obstacles(world.node, world.managed(a), world.groups[0], world.now, act="run"))[-1:]
+    assert (found.row.kind, found.stage.stage) == ("prefer", "faulty-gpu")
+    assert "a GPU of group G0 is faulty, activations on it may fail: GPU 0: XID 79" in found.text
+    assert found.stage.data == {"gpus": [{"index": 0, "reason": "XID 79"}]}
 
 
 def test_a_foreign_process_is_named(full: tuple[World, str, str]) -> None:

@@ -30,8 +30,10 @@ from kybernate.messages import (
 from kybernate.policy import KybBalanced, Policy
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group, group_key, seat_id
-from services.gpu_manager import recovery, view, why
+from services.gpu_manager import recovery, view
 from services.gpu_manager.board import Board
+from services.gpu_manager.core import obstacles
+from services.gpu_manager.core.phases import Stage
 from services.gpu_manager.inputs import (
     BusChanged,
     DrainAnnounced,
@@ -50,7 +52,6 @@ from services.gpu_manager.inputs import (
 from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.seat_pod import Owners, SeatPod
 from services.gpu_manager.state import NodeSetup, NodeState
-from services.gpu_manager.why import SeatStage
 
 GIB = 2**30
 C = TypeVar("C", bound=Command)
@@ -113,12 +114,25 @@ class World:
     def receive(self, message: object) -> list[object]:
         drained = {group.name for group in self.groups if self.node.drain_on(group) is not None}
         coming = {seat.id for seat in self.node.seats.values() if seat.state in COMING}
+        switching = {*self.node.switches}
         effects: list[object] = list(self.board.handle(message, self.now))
         if drained:
             self._starts_nothing(drained & {*self.node.groups}, coming, effects)
         self.effects += effects
         assert view.broken_invariants(self.node) == {}
+        self._explained(switching - {*self.node.switches})
         return effects
+
+    def _explained(self, over: set[str]) -> None:
+        """Each seat that asks and is not granted its group has an obstacle there, and the list is in order. ``over``:
+        groups whose switch has ended, which decide with the next message."""
+        for seat in self.node.seats.values():
+            if self.node.recovered and seat.group.name not in over and view.wanted(self.node, seat, self.now):
+                found = list(obstacles.obstacles(self.node, seat, seat.group, self.now))
+                assert obstacles.first(found) is not None, (
+                    f"{seat.id} is {seat.state}, and nothing keeps it from running"
+                )
+                assert [one.row.nr for one in found] == sorted({one.row.nr for one in found})
 
     def _starts_nothing(self, drained: set[str], coming: set[str], effects: list[object]) -> None:
         """No ticket and no new activation on groups that were drained before the message and still are."""
@@ -272,9 +286,9 @@ class World:
         """The phases of an operation that were reported."""
         return [effect.order.phase for effect in self.effects if isinstance(effect, OrderChanged) and effect.op == op]
 
-    def stage(self, seat: str) -> SeatStage:
+    def stage(self, seat: str) -> Stage:
         """What a seat waits for."""
-        return why.seat_stage(self.node, self.managed(seat), self.now)
+        return obstacles.stage(self.node, self.managed(seat), self.now)
 
     def wish(self, seat: str) -> CommandReply:
         return self.command(ActivateSeat, seat)

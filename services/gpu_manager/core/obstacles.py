@@ -1,0 +1,619 @@
+"""Why a seat does not run on a group now: one ordered list decides, refuses and explains. Pure reads.
+
+An *obstacle* is one reason. A seat is granted a group exactly when its list there has no *stop* (it needs an act of a
+person) and no *wait* (it ends by itself); a *prefer* forbids nothing. Commands refuse by the first entry, and
+``kyb why``, the roster's ``blocked`` and the start gate show it. ``docs/obstacles.md`` is made from the rows below.
+
+The numbers are the order. 1xx: what needs a person, since patience does not help. 2xx: what the node does not know, and
+whether the seat itself asks. 3xx: what passes by itself, then whose turn it is. In each block from wide to narrow.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from kybernate.messages import CommandReply
+from kybernate.policy import GroupView
+from kybernate.seat import SeatState
+from kybernate.topology import Group
+from services.gpu_manager import view
+from services.gpu_manager.core import phases
+from services.gpu_manager.core.phases import Stage
+from services.gpu_manager.group_switch import GroupSwitch
+from services.gpu_manager.inputs import Now
+from services.gpu_manager.managed_seat import AT_HOME, START_DEADLINE_SECONDS, ManagedSeat
+from services.gpu_manager.state import NodeState
+
+S = SeatState
+
+Act = Literal["run", "ticket", "send", "command", "home", "guest"]
+"""What is asked: may it take a free slot (``run``); may a second call of a starting seat have a ticket (``ticket``);
+may a job or a drain bring it to the place of a victim (``send``); may a command want it there (``command``); has its
+own group a slot for it (``home``); may another group bring it (``guest``)."""
+Subject = Literal["group", "seat", "pair", "holder"]
+Kind = Literal["stop", "wait", "prefer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the list. The docstring of ``holds`` says when it holds."""
+
+    holds: "Callable[[Ask], Stage | None]"
+    nr: int
+    stage: str
+    subject: Subject
+    who: str
+    """Who can end it; ``-``: time."""
+    ends: str = ""
+    """How it ends by itself; empty: it does not."""
+    code: str = "blocked"
+    """Of the commands that it refuses."""
+    retry: float | None = None
+    """Wall: when such a command is worth repeating."""
+
+    @property
+    def kind(self) -> Kind:
+        """``stop`` and ``wait`` forbid, ``prefer`` does not."""
+        return "stop" if self.nr < 200 else "wait" if self.nr < 400 else "prefer"
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A row that holds now."""
+
+    row: Row
+    stage: Stage
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        return self.stage.text
+
+    def refusal(self, epoch: int, text: str = "") -> CommandReply:
+        """The answer to a command that it refuses."""
+        return CommandReply(
+            accepted=False,
+            code=self.row.code,
+            reason=text or self.text,
+            epoch=epoch,
+            retry_after_seconds=self.row.retry,
+        )
+
+
+@dataclass
+class Ask:
+    """May this seat run on this group now? ``without``: a holder that counts as gone, with its switch."""
+
+    node: NodeState
+    group: Group
+    now: Now
+    of: ManagedSeat | None = None
+    without: ManagedSeat | None = None
+    act: Act = "run"
+
+    @property
+    def seat(self) -> ManagedSeat:
+        """The seat; rows about a group alone do not read it."""
+        assert self.of is not None
+        return self.of
+
+    @cached_property
+    def fits(self) -> bool:
+        """The seat has room there: slots, GPUs, VRAM."""
+        return view.room(self.node, self.seat, without=self.without, on=self.group)
+
+    @cached_property
+    def stuck(self) -> dict[int, ManagedSeat]:
+        """Holders that cannot leave now, the first of each row; empty where the seat fits beside all of them.
+
+        A command counts every pinned seat of the group, parked or not: it will want its place back.
+        """
+        node, group = self.node, self.group
+        holders = [*view.holders(node, group), *view.overlapping(node, group)]
+        if self.act == "command":
+            holders += [one for one in node.seats_on(group) if one.pinned and one not in holders]
+        others = [one for one in holders if one is not self.of and one is not self.without]
+        found = [(nr, one) for one in others if (nr := self._keeps(one))]
+        if not self._lacks_room(found):
+            return {}
+        if not self._lacks_room(stops := [(nr, one) for nr, one in found if nr < 200]):
+            found = [one for one in found if one not in stops]
+        return dict(reversed(found))
+
+    def _lacks_room(self, found: list[tuple[int, ManagedSeat]]) -> bool:
+        """True when the seat does not fit beside these holders alone."""
+        node, group, own = self.node, self.group, [one for _, one in found if one.group.name == self.group.name]
+        if not found or (len(own) == len(found) and len(own) < group.slots):
+            return bool(found) and not view.fit_together(node, group, [*own, self.seat])
+        return True
+
+    def _keeps(self, holder: ManagedSeat) -> int:
+        """The number of the row by which a holder does not leave; 0: it could."""
+        if holder.state in (S.RELEASING, S.LOST):
+            return 0 if self.act == "command" else 330
+        if holder.state is S.QUARANTINED or holder.pinned:
+            return 140 if holder.state is S.QUARANTINED else 170
+        if self.act == "command" or holder.state is S.STARTING:
+            return 0 if self.act == "command" else 340
+        other = holder.group.name != self.group.name and holder.backoff.park.active(self.now)
+        return 350 if other or holder.id in view.spared(self.node, self.group, self.now) else 0
+
+
+_ROWS: list[Row] = []
+
+
+def _row(*columns: Any, **more: Any) -> Callable[[Callable[[Ask], Stage | None]], Row]:
+    """Make a row of a function."""
+
+    def add(holds: Callable[[Ask], Stage | None]) -> Row:
+        _ROWS.append(Row(holds, *columns, **more))
+        return _ROWS[-1]
+
+    return add
+
+
+# --- 1xx: a person has to act -----------------------------------------------------------------------------------------
+
+
+@_row(100, "drained", "group", "operator", code="drained")
+def DRAINED(ask: Ask) -> Stage | None:
+    """A drain is in force on one of its GPUs. Seats that hold them leave."""
+    drain = ask.node.drain_on(ask.group)
+    if drain is None:
+        return None
+    data = {"op": drain.op, "scope": drain.target or ask.node.name, "for": drain.purpose, "actor": drain.actor}
+    return Stage("drained", drained(ask.node, ask.group), data)
+
+
+@_row(110, "foreign-process", "group", "administrator")
+def FOREIGN(ask: Ask) -> Stage | None:
+    """A process that belongs to no seat uses one of its GPUs."""
+    if not ask.node.foreign:
+        return None
+    gpus = ask.group.gpus
+    index = {uuid: gpu.index for gpu in gpus for uuid in {gpu.uuid, gpu.mig.parent if gpu.mig else gpu.uuid}}
+    found = [one for one in ask.node.foreign if one.gpu in index]
+    if not found:
+        return None
+    names = ", ".join(f"{one.name} (pid {one.pid}) on GPU {index[one.gpu]}" for one in found)
+    text = (
+        f"group {ask.group.name} is quarantined: {names} belongs to no seat; end it, or take these GPUs out of the "
+        f"configuration"
+    )
+    data = [{"gpu": one.gpu, "pid": one.pid, "name": one.name} for one in found]
+    return Stage("foreign-process", text, {"processes": data})
+
+
+@_row(120, "invariant-broken", "group", "administrator")
+def BROKEN(ask: Ask) -> Stage | None:
+    """Invariant 1, 2 or 8 does not hold on one of its GPUs."""
+    broken = ask.node.broken
+    text = next((broken[gpu.uuid] for gpu in ask.group.gpus if gpu.uuid in broken), "") if broken else ""
+    return Stage("invariant-broken", text) if text else None
+
+
+@_row(130, "refused", "seat", "pod owner", code="refused")
+def REFUSED(ask: Ask) -> Stage | None:
+    """Its container can never run on its group."""
+    text = ask.seat.refused()
+    return Stage("refused", text) if text else None
+
+
+@_row(140, "quarantined", "holder", "operator", "evidence may end it", code="quarantined")
+def QUARANTINED(ask: Ask) -> Stage | None:
+    """It is quarantined, or a holder that leaves it no room is."""
+    if ask.seat.state is S.QUARANTINED:
+        return Stage("quarantined", ask.seat.reason, {"conflict": ask.seat.durable.conflict})
+    if (holder := ask.stuck.get(140)) is None:
+        return None
+    text = f"{holder.id} holds group {holder.group.name} and is quarantined: {holder.reason}"
+    return Stage("quarantined", text, {"seat": holder.id})
+
+
+@_row(150, "immovable", "pair", "pod owner", code="cannot-use")
+def IMMOVABLE(ask: Ask) -> Stage | None:
+    """The group is not its own, and is in no pool with it, or is faulty, or the pod, its backend or the driver forbids
+    moves."""
+    node, seat, group = ask.node, ask.seat, ask.group
+    if group.name == seat.group.name:
+        return None
+    why = next((f"{gpu.uuid} is faulty: {node.faulty[gpu.uuid]}" for gpu in group.gpus if gpu.uuid in node.faulty), "")
+    if not why and any(peer.name == group.name for peer in node.groups[seat.group.name].peers):
+        why = node.why_immovable(seat)
+    elif not why and len(group.gpus) != len(seat.home.gpus):
+        why = f"it has {len(group.gpus)} GPUs, the seat needs {len(seat.home.gpus)}"
+    elif not why and not seat.home.profile.rebalance:
+        why = f"profile {seat.home.profile.name} has rebalance: false, so its containers see only their own group"
+    elif not why:
+        why = "seats move between groups of one GPU of the same model, of one profile"
+    return Stage("immovable", f"seat {seat.id} cannot use group {group.name}: {why}") if why else None
+
+
+@_row(170, "pinned-neighbour", "holder", "operator", code="pinned", retry=30.0)
+def PINNED(ask: Ask) -> Stage | None:
+    """Pinned holders leave the seat no slot, GPU or VRAM."""
+    if 170 not in ask.stuck:
+        return None
+    node, group = ask.node, ask.group
+    seats = {one.id: one for one in (*node.seats_on(group), *view.overlapping(node, group)) if one.pinned}
+    pinned = [one for one in seats.values() if one is not ask.seat and (one.lease or ask.act == "command")]
+    names = ", ".join(f"{one.id} ({one.model})" for one in pinned)
+    text = f"group {group.name} is kept by pinned {names}; kyb unpin it"
+    return Stage("pinned-neighbour", text, {"seats": [one.id for one in pinned]})
+
+
+# --- 2xx: what the node does not know, and whether the seat asks ------------------------------------------------------
+
+
+@_row(210, "lost-ticket", "group", "-", f"{START_DEADLINE_SECONDS:.0f} s at most")
+def LOST_TICKET(ask: Ask) -> Stage | None:
+    """A container may come by a ticket that nothing remembers."""
+    for name in ask.node.unaccounted:
+        seat = ask.node.seats[name]
+        if any(gpu in ask.group.gpus for gpu in seat.home.gpus):
+            text = (
+                f"the ledger was lost, and the container of {name} ({seat.model}) may be on its way to group "
+                f"{seat.home.name}; it is waited for, {START_DEADLINE_SECONDS:.0f} s at most"
+            )
+            return Stage("lost-ticket", text, {"seat": name})
+    return None
+
+
+@_row(220, "unlocated-seat", "group", "pod owner", "the driver's answer")
+def UNLOCATED(ask: Ask) -> Stage | None:
+    """Nothing tells on which GPU of its pool a seat is."""
+    node, gpus = ask.node, ask.group.uuids
+    for seat in node.seats.values():
+        if seat.durable.unlocated and not seat.processes_gone and not node.gpus_of(seat).isdisjoint(gpus):
+            text = (
+                f"neither the ledger nor the driver tells on which GPU of its pool {seat.id} ({seat.model}) is; "
+                f"the driver is asked again; if it stays silent, delete the pod {seat.pod.pod if seat.pod else ''}"
+            )
+            return Stage("unlocated-seat", text, {"seat": seat.id})
+    return None
+
+
+@_row(230, "container", "seat", "-", "kubelet's call")
+def CONTAINER(ask: Ask) -> Stage | None:
+    """Its container ends and starts again."""
+    seat = ask.seat
+    if seat.state is S.BACKOFF:
+        return Stage("container", f"kubelet starts its container again: {seat.reason}")
+    if seat.state is S.PARKED and seat.starts_cold:
+        why = seat.durable.spilled or "it is parked by restart"
+        return Stage("container", f"its container ends and is started again: {why}")
+    return None
+
+
+@_row(240, "start-gate", "seat", "-", "kubelet's call, a request, startWithin")
+def START_GATE(ask: Ask) -> Stage | None:
+    """Kubelet has not called the start gate for it, or no request asks for it and the warm-up is off."""
+    node, seat = ask.node, ask.seat
+    if seat.state is not S.WAITING or view.wanted(node, seat, ask.now):
+        return None
+    if seat.gate.called is None:
+        return Stage("start-gate", "kubelet has not called the start gate for it yet", {"called": False})
+    text = f"without requests it starts {node.setup.start_within_seconds:.0f} s after the first call (warmup is off)"
+    return Stage("start-gate", text)
+
+
+@_row(250, "idle", "seat", "callers", "a request")
+def IDLE(ask: Ask) -> Stage | None:
+    """It is parked, no request asks for it, and the policy does not fetch it ahead of requests."""
+    named = ask.node.groups[ask.group.name].picked == ask.seat.id
+    return (
+        None if ask.seat.state is not S.PARKED or named or view.wanted(ask.node, ask.seat, ask.now) else Stage("idle")
+    )
+
+
+# --- 3xx: what passes by itself ---------------------------------------------------------------------------------------
+
+
+@_row(260, "routers", "group", "administrator", "the bus, and 3 s", code="not-ready", retry=3.0)
+def ROUTERS(ask: Ask) -> Stage | None:
+    """The bus is away; where a seat has to leave: not every router has published its presence."""
+    node = ask.node
+    if node.bus_up and node.routers.settled(ask.now):
+        return None
+    if ask.of is not None and (node.bus_up or ask.of.state is not S.PARKED) and ask.fits:
+        return None  # no seat has to leave for it
+    text = "the bus is away" if not node.bus_up else "routers publish their presence after a restart or outage"
+    return Stage("routers", f"nothing is evicted: {text}", {"bus": node.bus_up})
+
+
+@_row(270, "backoff", "group", "operator", "30 s at most")
+def PAUSE(ask: Ask) -> Stage | None:
+    """The last switch of the group failed."""
+    backoff, name = ask.node.groups[ask.group.name].backoff, ask.group.name
+    if not backoff.active(ask.now):
+        return None
+    return phases.backs_off("group", name, backoff, f"group {name} pauses after a failed switch", ask.now)
+
+
+@_row(280, "barrier", "group", "policy", "the claim ends")
+def BARRIER(ask: Ask) -> Stage | None:
+    """Its GPUs are cleared for a seat of another group that goes first."""
+    claimant = view.claimed_for(ask.node, ask.group, ask.now) if ask.node.claims else None
+    if claimant is None:
+        return None
+    larger = ask.node.seats[claimant].group.name
+    text = f"the GPUs of group {ask.group.name} are being cleared for {claimant} of group {larger}"
+    return Stage("barrier", text, {"group": larger, "seat": claimant})
+
+
+@_row(290, "switch", "group", "-", "the switch ends", code="busy", retry=2.0)
+def SWITCH(ask: Ask) -> Stage | None:
+    """The group is in a switch (stages ``drain``, ``host-memory``, ``vram-evidence``, ``activating``), one of another
+    group with its job sent holds its GPUs, or one clears GPUs for the seat."""
+    switch = _switch(ask)
+    return None if switch is None else phases.of_switch(ask.node, switch, ask.now)
+
+
+def _switch(ask: Ask) -> GroupSwitch | None:
+    node = ask.node
+    if not node.switches:
+        return None
+    found = node.switches.get(ask.group.name) or view.overlapping_switch(node, ask.group)
+    if found is None and ask.of is not None:
+        found = next((one for one in node.switches.values() if one.clears_for == ask.of.id), None)
+    return found
+
+
+@_row(300, "backoff", "seat", "operator", "300 s at most")
+def RESTS(ask: Ask) -> Stage | None:
+    """Its activation failed, and another seat of the group serves or is asked for."""
+    node, seat = ask.node, ask.seat
+    if not seat.yields_group(ask.now) or seat in view.candidates(node, ask.group, ask.now):
+        return None
+    backoff = seat.backoff.activation
+    return phases.backs_off("seat", seat.id, backoff, f"{seat.id} {backoff.reason}", ask.now)
+
+
+@_row(310, "backoff", "pair", "operator", "600 s at most")
+def STAYS(ask: Ask) -> Stage | None:
+    """Its last move failed."""
+    seat = ask.seat
+    if ask.group.name == seat.group.name or not seat.backoff.move.active(ask.now):
+        return None
+    text = f"{seat.id} could not be moved to another group: {seat.reason}"
+    return phases.backs_off("move", seat.id, seat.backoff.move, text, ask.now)
+
+
+@_row(320, "moving", "pair", "operator", "the operation or the switch ends")
+def MOVING(ask: Ask) -> Stage | None:
+    """An operator moves it elsewhere, or a switch of another group brings it."""
+    text = view.brought_elsewhere(ask.node, ask.seat, ask.group)
+    return Stage("moving", text) if text else None
+
+
+@_row(330, "vram-evidence", "holder", "administrator", "evidence")
+def UNPROVEN(ask: Ask) -> Stage | None:
+    """A deleted or lost holder: its processes are not proven gone."""
+    holder = ask.seat if ask.seat.state in (S.RELEASING, S.LOST) else ask.stuck.get(330)
+    return None if holder is None else phases.unproven(holder)
+
+
+@_row(340, "starting", "holder", "-", f"health, or {START_DEADLINE_SECONDS:.0f} s without a process")
+def STARTING(ask: Ask) -> Stage | None:
+    """The engine of a holder starts (stage ``rehearsing``: is parked and activated once)."""
+    if ask.seat.state is not S.STARTING:
+        holder = ask.stuck.get(340)
+        return None if holder is None else phases.starts(holder)
+    no_ticket = first(obstacles(ask.node, ask.seat, ask.group, ask.now, act="ticket"))
+    return phases.starts(ask.seat, no_ticket.text if no_ticket is not None else "")
+
+
+@_row(350, "backoff", "holder", "-", "60 s at most")
+def UNPARKED(ask: Ask) -> Stage | None:
+    """The park of a holder failed, and another holder can leave, or it is in the way of a larger group."""
+    if (holder := ask.stuck.get(350)) is None:
+        return None
+    text = f"{holder.id} of group {holder.group.name} could not be parked"
+    return phases.backs_off("park", holder.id, holder.backoff.park, text, ask.now)
+
+
+@_row(355, "start-gate", "seat", "-", "kubelet's next call")
+def NO_CALL(ask: Ask) -> Stage | None:
+    """Kubelet does not wait at the start gate at this moment."""
+    if ask.seat.state is not S.WAITING or ask.seat.calls(ask.now):
+        return None
+    return Stage("start-gate", "kubelet calls the start gate again in a moment")
+
+
+@_row(360, "policy", "pair", "policy", "its next decision")
+def POLICY(ask: Ask) -> Stage | None:
+    """The policy's last decision does not name this seat (stage ``minimum-active-time``: a holder has not been active
+    for long enough)."""
+    state = ask.node.groups[ask.group.name]
+    if state.picked == ask.seat.id:
+        return None
+    if not state.settles or state.wake is None:
+        return Stage("policy", state.why)
+    left = max(0.0, (state.wake - ask.now.model) / ask.now.pace)
+    holders = [one.id for one in (*view.holders(ask.node, ask.group), *view.overlapping(ask.node, ask.group))]
+    return Stage("minimum-active-time", state.why, {"seats": holders, "seconds": left})
+
+
+@_row(370, "room", "pair", "policy", "a holder leaves")
+def ROOM(ask: Ask) -> Stage | None:
+    """Slots, GPUs or VRAM do not suffice beside the seats that hold them or were promised them."""
+    if ask.fits:
+        return None
+    holders = (*view.holders(ask.node, ask.group), *view.overlapping(ask.node, ask.group))
+    names = ", ".join(f"{one.id} ({one.state.value})" for one in holders if one not in (ask.seat, ask.without))
+    return Stage("room", f"no room beside {names or 'a switch'}")
+
+
+# --- 4xx: another seat, or another group, goes first ------------------------------------------------------------------
+
+
+@_row(400, "faulty-gpu", "group", "administrator")
+def FAULTY(ask: Ask) -> Stage | None:
+    """The device plugin takes one of its GPUs for faulty; activations on it may fail."""
+    if not ask.node.faulty:
+        return None
+    found = {gpu.index: reason for gpu in ask.group.gpus if (reason := ask.node.faulty.get(gpu.uuid))}
+    if not found:
+        return None
+    names = "; ".join(f"GPU {index}: {reason}" for index, reason in found.items())
+    text = f"a GPU of group {ask.group.name} is faulty, activations on it may fail: {names}"
+    return Stage("faulty-gpu", text, {"gpus": [{"index": i, "reason": why} for i, why in found.items()]})
+
+
+@_row(410, "backoff", "seat", "operator", "300 s at most")
+def RETRIED(ask: Ask) -> Stage | None:
+    """Its activation failed, and it is alone: it is tried after each pause of its group."""
+    seat = ask.seat
+    if not seat.yields_group(ask.now):
+        return None
+    backoff, what = seat.backoff.activation, "it is tried after each pause of its group"
+    data = {"of": "seat", "name": seat.id, "failures": backoff.count}
+    return Stage("backoff", f"{seat.id} {backoff.reason}; no other seat is asked for: {what}", data)
+
+
+ROWS: tuple[Row, ...] = tuple(sorted(_ROWS, key=lambda row: row.nr))
+"""The list, in order. A rider adds its rows here."""
+
+STOPS = tuple(row for row in ROWS if row.kind == "stop")
+_GROUP = tuple(row for row in ROWS if row.subject == "group" and row.nr < 400 and row.nr != 260)
+_STOPS_OF_GROUP = (DRAINED, FOREIGN, BROKEN)
+_BLOCKS = (*_STOPS_OF_GROUP, REFUSED, LOST_TICKET, UNLOCATED, RESTS)
+_COUNTED: dict[Act, tuple[Row, ...]] = {
+    "run": ROWS,
+    "ticket": (DRAINED, FOREIGN, BROKEN, REFUSED, LOST_TICKET, UNLOCATED, ROOM),
+    "send": tuple(row for row in ROWS if not 250 <= row.nr <= 360),
+    "command": tuple(row for row in ROWS if row.nr < 230),
+    "home": (*_GROUP, ROOM),
+    "guest": (IMMOVABLE, CONTAINER, STAYS, MOVING),
+}
+
+
+# --- the lists --------------------------------------------------------------------------------------------------------
+
+
+def of_group(node: NodeState, group: Group, now: Now) -> Iterator[Obstacle]:
+    """What keeps every seat from a group, in order; without the routers, which only evictions and switches need."""
+    return _of(_GROUP, Ask(node, group, now))
+
+
+def obstacles(
+    node: NodeState, seat: ManagedSeat, group: Group, now: Now, *, act: Act = "run", without: ManagedSeat | None = None
+) -> Iterator[Obstacle]:
+    """Why a seat does not run on a group now, in order. ``without``: a victim that counts as gone."""
+    return _of(_COUNTED[act], Ask(node, group, now, seat, without, act))
+
+
+def leaving(node: NodeState, holder: ManagedSeat, now: Now) -> Iterator[Obstacle]:
+    """Why an active holder is not drained now."""
+    return _of((ROUTERS, PAUSE, SWITCH), Ask(node, holder.group, now))
+
+
+def kept_by(node: NodeState, holder: ManagedSeat, group: Group, now: Now) -> Row | None:
+    """The row by which a holder of other GPUs keeps this group from having them; None: it can leave."""
+    nr = Ask(node, group, now)._keeps(holder)
+    return next((row for row in ROWS if row.nr == nr), None)
+
+
+def first(found: Iterable[Obstacle], *kinds: Kind) -> Obstacle | None:
+    """The first stop or wait; the first of some ``kinds``."""
+    return next((one for one in found if one.row.kind in (kinds or ("stop", "wait"))), None)
+
+
+def _of(rows: Iterable[Row], ask: Ask) -> Iterator[Obstacle]:
+    for row in rows:
+        stage = row.holds(ask)
+        if stage is not None:
+            yield Obstacle(row, stage)
+
+
+def refusal(node: NodeState, seat: ManagedSeat, now: Now, rows: Collection[Row] = STOPS) -> Obstacle | None:
+    """The stop that refuses a command that wants a seat active: that of its group, if each group to which it may go has
+    one."""
+    groups = [seat.group, *(node.groups[seat.group.name].peers if not node.why_immovable(seat) else ())]
+    if (to := node.moves.get(seat.id)) is not None or seat.state in AT_HOME:
+        groups = [node.groups[to].group if to is not None else seat.group]
+    lists = (obstacles(node, seat, group, now, act="command") for group in groups)
+    found = [next((one for one in each if one.row in rows), None) for each in lists]
+    return found[0] if all(found) else None
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+_OWN = {S.QUARANTINED: QUARANTINED, S.BACKOFF: CONTAINER, S.RELEASING: UNPROVEN, S.LOST: UNPROVEN, S.STARTING: STARTING}
+"""The row about a seat in such a state; in the others it is in a switch."""
+
+
+def waits(node: NodeState, seat: ManagedSeat, now: Now) -> Iterator[Obstacle]:
+    """What an owned seat that does not serve waits for. Stops of its group are left out where it may go to another
+    group that has none."""
+    if seat.state not in (S.PARKED, S.WAITING):
+        return _of((_OWN.get(seat.state, SWITCH),), Ask(node, seat.group, now, seat))
+    group = node.groups[node.moves.get(seat.id, seat.group.name)].group
+    stopped = refusal(node, seat, now) is not None
+    return (one for one in obstacles(node, seat, group, now) if stopped or one.row.kind != "stop")
+
+
+def stage(node: NodeState, seat: ManagedSeat, now: Now) -> Stage:
+    """What an owned seat does, else what it waits for first."""
+    if seat.state is S.ACTIVE:
+        return Stage("active")
+    found = next(waits(node, seat, now), None)
+    if found is not None:
+        return found.stage
+    if seat.state in (S.PARKED, S.WAITING):
+        return Stage("policy", node.groups[seat.group.name].why)
+    return Stage("switch", "its switch is over in a moment")
+
+
+def blocked(node: NodeState, seat: ManagedSeat, now: Now) -> str:
+    """Why a seat is not started or activated at present, whatever the demand, if no holder is the reason; empty:
+    nothing prevents it. What is on the GPUs of a seat that serves does not stop it."""
+    rows = (DRAINED, REFUSED) if seat.state in (S.ACTIVE, S.DRAINING) else _BLOCKS
+    for one in _of(rows, Ask(node, seat.group, now, seat)):
+        if one.row not in _STOPS_OF_GROUP or refusal(node, seat, now, _STOPS_OF_GROUP) is not None:
+            return seat.backoff.activation.reason if one.row is RESTS else one.text
+    return ""
+
+
+def drained(node: NodeState, group: Group) -> str:
+    """Which drain keeps seats off a group, and how it ends; empty: none does."""
+    drain = node.drain_on(group)
+    if drain is None:
+        return ""
+    command = f"kyb resume group {drain.target}" if drain.target else f"kyb resume node {node.name}"
+    scope = drain.scope if drain.target else f"node {node.name}"
+    return f"{scope} is drained for {drain.purpose} by {drain.actor}; it ends with: {command}"
+
+
+# --- the policy's view of a pool --------------------------------------------------------------------------------------
+
+
+def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
+    """The policy's view of a group, with the parked seats of its peers that are wanted and may be activated on it."""
+    seen, peers = view.group_view(node, group, now), {peer.name for peer in node.groups[group.name].peers}
+    if not peers:
+        return seen
+    found = []
+    for seat in node.seats.values():
+        if seat.state is not S.PARKED or seat.group.name not in peers:
+            continue
+        if seat.id not in node.moved_views:
+            busy = _home_busy(node, seat, now)
+            node.moved_views[seat.id] = view.seat_view(node, seat, now, on=group, home_busy=busy)
+        guest = node.moved_views[seat.id]
+        moves = first(obstacles(node, seat, group, now, act="guest")) is None and seat.id not in node.moves
+        if view.requested(guest) and moves:
+            found.append(guest)
+    return replace(seen, elsewhere=tuple(found))
+
+
+def _home_busy(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
+    """True when the group that a parked seat is on has no slot for it now. GPUs that are no group of this configuration
+    any more have none; a switch of which only the last report is on its way keeps none."""
+    switch = node.switches.get(seat.group.name)
+    victim = node.seats.get(switch.victim or "") if switch is not None and switch.incoming is None else None
+    over = victim is not None and victim.state is S.PARKED
+    found = obstacles(node, seat, seat.group, now, act="home")
+    return not seat.group.seat_ids or any(not (over and one.row is SWITCH) for one in found)

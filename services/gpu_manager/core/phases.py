@@ -1,0 +1,103 @@
+"""What a seat or a switch is doing, for people: a stage with a stable name, its data, and a text. Pure reads."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kybernate.seat import COMING, SeatState
+from services.gpu_manager import host_memory, view
+from services.gpu_manager.group_switch import GroupSwitch, SwitchPhase
+from services.gpu_manager.inputs import Now
+from services.gpu_manager.managed_seat import Backoff, ManagedSeat
+from services.gpu_manager.state import NodeState
+
+S = SeatState
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a seat waits for, or does. Times in ``data`` are wall seconds from now."""
+
+    stage: str
+    text: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"stage": self.stage, "text": self.text, "data": self.data}
+
+
+def of_switch(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
+    """A switch under way: it drains, copies are dropped for its victim's, the park is not proven yet, or a seat is
+    brought back."""
+    if switch.phase in (SwitchPhase.DRAINING, SwitchPhase.CUTTING):
+        return _drains(node, switch, now)
+    victim = node.seats[switch.victim] if switch.victim is not None else None
+    data = {"op": switch.op, "group": switch.group, "victim": switch.victim, "incoming": switch.incoming}
+    leaves = victim is not None and victim.state in (S.PARKING, S.RELEASING, S.LOST)
+    if victim is not None and leaves and victim.group.name == switch.group:
+        since = now.wall - switch.times.drained
+        if dropped := host_memory.dropped_for(node, switch):
+            text = (
+                f"the copies of {', '.join(dropped)} are dropped, so that host memory has room for that of {victim.id}"
+            )
+            return Stage("host-memory", text, {**data, "drained_seconds": since, "seats": dropped})
+        taken = "parks it" if switch.job.journaled else "has not confirmed the job"
+        text = f"{victim.id} is being parked; its VRAM counts as free on evidence only; the checkpointer {taken}"
+        return Stage("vram-evidence", text, {**data, "journaled": switch.job.journaled, "drained_seconds": since})
+    incoming = node.seats[switch.incoming] if switch.incoming is not None else None
+    if incoming is not None and incoming.state in COMING:
+        return Stage("activating", f"the checkpointer activates {incoming.id} on group {switch.group}", data)
+    return Stage("switch", f"the switch {switch.op} ends in a moment", data)
+
+
+def _drains(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
+    """Which router, or the engine, the drain of the victim waits for."""
+    victim, drain = node.seats[switch.victim or ""], switch.drain
+    left = max(0.0, (drain.deadline - now.model) / now.pace)
+    if not drain.announced:  # its time begins then
+        left = node.setup.drain_seconds / now.pace
+    elif switch.phase is SwitchPhase.CUTTING:
+        left = max(0.0, drain.cut + view.CUT_GRACE_SECONDS - now.wall)
+    routers = node.routers.busy(victim.id, switch.epoch, frozen=drain.freeze)
+    waits: list[str] = []
+    if switch.phase is SwitchPhase.CUTTING:
+        waits.append("its streams are being cut; the engine notices")
+    elif not node.bus_up:
+        waits.append("the bus is away")
+    elif not drain.announced:
+        waits.append("the roster does not say yet that it drains")
+    elif now.wall < node.routers.permitted_until:
+        waits.append("a router without NATS may forward by an answer over HTTP")
+    for name, in_flight in routers.items():
+        waits.append(f"router {name} " + ("has not answered" if in_flight is None else f"has {in_flight} in flight"))
+    endpoint = victim.pod.endpoint if victim.pod is not None else None
+    asked = not waits
+    if asked:
+        waits.append(f"its engine {endpoint} still computes, or does not answer")
+    text = f"{victim.id} ({victim.model}) drains, for {left:.0f} s more at most: {'; '.join(waits)}"
+    data = {"op": switch.op, "victim": victim.id, "incoming": switch.incoming, "seconds": left, "routers": routers}
+    return Stage("drain", text, {**data, "engine": endpoint if asked else None})
+
+
+def unproven(seat: ManagedSeat) -> Stage:
+    """A deleted or lost seat: evidence ends its hold."""
+    what = "its pod is deleted" if seat.state is S.RELEASING else "its processes are being killed"
+    text = f"{seat.id}: {what}; group {seat.group.name} is held until the checkpointer finds none of its processes"
+    return Stage("vram-evidence", text, {"seat": seat.id, "processes_gone": seat.processes_gone})
+
+
+def starts(seat: ManagedSeat, no_ticket: str = "") -> Stage:
+    """A start. ``no_ticket``: why a new call of it would get none."""
+    stage, what = "starting", "its engine loads and is not healthy yet"
+    if not seat.durable.seen_running:
+        what = "no process came yet" + (f"; it gets no other ticket: {no_ticket}" if no_ticket else "")
+    elif seat.rehearsal is not None and not seat.rehearsal.done:
+        stage, what = "rehearsing", "its engine is parked and activated once before it serves"
+    return Stage(stage, f"{seat.id} starts on group {seat.group.name}: {what}", {"seat": seat.id})
+
+
+def backs_off(of: str, name: str, backoff: Backoff, why: str, now: Now) -> Stage:
+    """A pause after a failure ``of`` a seat, a group, a park or a move."""
+    left = max(0.0, backoff.until - now.wall)
+    data = {"of": of, "name": name, "seconds": left, "until": float(now.unix) + left, "failures": backoff.count}
+    return Stage("backoff", f"{why}; tried again in {left:.0f} s", data)

@@ -1,0 +1,238 @@
+"""What decides, what refuses and what explains say the same: where they once contradicted each other."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kybernate.messages import ActivateSeat, MigrateSeat, ParkSeat, PinSeat
+from kybernate.policy import KybBalanced
+from kybernate.policy.rules import Quantum
+from kybernate.seat import SeatState as S
+from services.gpu_manager.http import why_answer
+from services.gpu_manager.inputs import BusChanged, FaultyGpusSeen, ForeignProcess, ForeignProcessesSeen, StartTicket
+from services.gpu_manager.live_policy import GuardedPolicy
+from tests.manager.test_host_memory import SIZE, HostWorld
+from tests.manager.world import World, make_group
+
+STRANGER = ForeignProcessesSeen((ForeignProcess("GPU-0", 4711, "python3"),))
+
+
+def why(world: World) -> dict[str, Any]:
+    """By group and by seat: what ``kyb why`` shows."""
+    answer = why_answer(world.node, GuardedPolicy("kyb-balanced", KybBalanced()), world.now)
+    found = {group["group"]: group for group in answer["groups"]}
+    return found | {seat["seat"]: seat for group in answer["groups"] for seat in group["seats"]}
+
+
+@pytest.fixture
+def overlapping() -> World:
+    world = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2), make_group("G01", [0, 1], 2)))
+    world.boot()
+    return world
+
+
+def test_1_a_drain_for_a_seat_beside_a_foreign_process_is_called_off(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    assert world.state(b) is S.DRAINING
+
+    world.receive(STRANGER)
+
+    assert world.stage(a).stage == "foreign-process"
+    assert world.state(b) is S.ACTIVE
+
+
+def test_1_a_job_that_was_not_sent_yet_brings_nothing_beside_a_foreign_process(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(a, waiting=1)
+    world.announce(b)
+    world.ack(b)
+    world.node.foreign = STRANGER.processes  # in the moment before the engine's answer
+
+    world.idle(b)
+
+    assert world.job().activate is None
+
+
+def test_2_a_second_call_gets_no_ticket_beside_a_foreign_process(world: World) -> None:
+    seat = world.seat(0, 0)
+    world.pod(seat, "a")
+    world.call(seat)
+    assert world.state(seat) is S.STARTING
+    world.receive(STRANGER)
+    world.call(seat)
+
+    world.look()
+    world.look()
+
+    assert len([effect for effect in world.effects if isinstance(effect, StartTicket)]) == 1
+
+
+def test_3_an_activation_is_refused_where_pinned_seats_of_an_overlapping_group_keep_it(overlapping: World) -> None:
+    world = overlapping
+    (pair,) = world.fill("p", group=2)
+    (single,) = world.fill("s", group=0)
+    assert world.state(pair) is S.PARKED
+    world.command(PinSeat, single)
+
+    refused = world.command(ActivateSeat, pair)
+
+    assert (refused.accepted, refused.code) == (False, "pinned")
+    assert "kyb unpin it" in refused.reason
+
+
+def test_3_an_operators_activation_is_refused_beside_a_foreign_process(world: World) -> None:
+    a, _ = world.fill("a", "b")
+    world.receive(STRANGER)
+
+    refused = world.wish(a)
+
+    assert (refused.accepted, refused.code) == (False, "blocked")
+    assert "python3 (pid 4711)" in refused.reason
+    assert world.command(ActivateSeat, a, actor="router").accepted, "its calls are held"
+
+
+def test_4_a_faulty_gpu_is_not_the_reason_where_a_pinned_seat_is(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.command(PinSeat, b)
+    world.traffic(a, waiting=1)
+
+    world.receive(FaultyGpusSeen({"GPU-0": "XID 79"}))
+
+    assert world.stage(a).stage == "pinned-neighbour"
+
+
+def test_5_a_seat_that_failed_alone_does_not_wait_for_others(world: World) -> None:
+    a, b = world.drained_switch()
+    world.progress(world.job(), activate="parked")
+    assert world.state(a) is S.PARKED
+    world.traffic(b)
+
+    assert why(world)[a]["blocked"] == ""
+    world.tick(world.node.groups["G0"].backoff.until - world.wall + 0.01)
+    assert world.node.switches["G0"].incoming == a, "it is tried before its back-off ends"
+
+
+def test_6_a_rehearsal_is_no_start_that_is_not_healthy_yet(world: World) -> None:
+    seat = world.seat(0, 0)
+    world.pod(seat, "a", backend="vllm")
+    world.call(seat)
+    world.start(seat)
+    assert world.stage(seat).stage == "starting"
+
+    world.healthy(seat)
+
+    assert world.state(seat) is S.STARTING
+    assert world.stage(seat).stage == "rehearsing"
+
+
+def test_7_the_wait_for_host_memory_is_not_blamed_on_the_checkpointer() -> None:
+    world = HostWorld(groups=(make_group("G0", [0], 4),))
+    _, b, c = world.fill("a", "b", "c", vram=SIZE)
+    world.expect(c, 9)
+    world.pod(d := world.seat(0, 3), "d", vram=SIZE)
+    world.call(d)
+    world.quiet(c)
+    assert world.node.switches["G0"].job.sent is None
+
+    found = world.stage(d)
+
+    assert found.stage == "host-memory"
+    assert "journaled" not in found.data, "the doctor asks about the checkpointer by this"
+    assert world.managed(b).copy_ends or world.managed(world.seat(0, 0)).copy_ends
+
+
+def test_8_an_operator_who_parks_a_seat_ends_the_pause_of_its_group_for_all(world: World) -> None:
+    _, b = world.drained_switch()
+    world.progress(world.job(), park="active")
+    assert world.node.groups["G0"].backoff.active(world.now)
+
+    assert world.command(ParkSeat, b).accepted
+
+    assert world.state(b) is S.DRAINING
+    assert not world.node.groups["G0"].backoff.active(world.now), "a switch begins in no pause"
+
+
+def test_9_a_group_in_which_nothing_begins_without_the_bus_says_so(world: World) -> None:
+    (a,) = world.fill("a")
+    world.command(ParkSeat, a)
+    world.finish()
+    world.receive(BusChanged(False))
+    world.traffic(a, waiting=1)
+
+    assert world.state(a) is S.PARKED
+    assert "bus" in why(world)["G0"]["why"]
+
+
+def test_9_a_group_that_pauses_says_so(world: World) -> None:
+    world.drained_switch()
+    world.progress(world.job(), park="active")
+    world.tick(0.01)
+
+    assert "pauses" in why(world)["G0"]["why"]
+
+
+def test_10_a_broken_invariant_is_in_the_roster(world: World) -> None:
+    a, _ = world.fill("a", "b")
+    world.node.broken = {"GPU-0": "two groups"}
+
+    assert "two groups" in why(world)[a]["blocked"]
+
+
+def test_11_a_holder_that_is_alone_and_could_not_be_parked_is_taken_again_and_no_wait(world: World) -> None:
+    a, b = world.drained_switch()
+    world.progress(world.job(), park="active")
+    world.tick(world.node.groups["G0"].backoff.until - world.wall - 0.01)
+    assert world.managed(b).backoff.park.active(world.now)
+    assert world.stage(a).data.get("of") == "group"
+
+    world.wall += 0.02
+    assert world.stage(a).data.get("of") != "park"
+    world.tick(0.01)
+
+    assert world.managed(b).backoff.park.active(world.now)
+    assert (world.state(b), world.stage(a).stage) == (S.DRAINING, "drain")
+
+
+def test_11_a_holder_in_the_way_of_a_claim_that_could_not_be_parked_ends_the_claim(overlapping: World) -> None:
+    world = overlapping
+    world.configure(policy=Quantum(5.0, 1.0))
+    (pair,) = world.fill("p", group=2)
+    (single,) = world.fill("s", group=0)
+    world.tick(60)
+    world.beat()
+    world.traffic(pair, waiting=1)
+    world.quiet(single)
+    world.progress(world.job(), park="active")
+    world.tick(world.node.groups["G0"].backoff.until - world.wall + 0.01)
+    world.beat()
+
+    assert world.managed(single).backoff.park.active(world.now)
+    assert "G01" not in world.node.claims
+    assert "could not be parked" in world.stage(pair).text or world.stage(pair).data["of"] == "group"
+    assert why(world)["G01"]["why"] == world.stage(pair).text or "backoff" in why(world)["G01"]["why"]
+
+
+def test_12_a_container_past_the_gate_beside_a_broken_invariant_alone_is_not_quarantined(world: World) -> None:
+    seat = world.seat(0, 0)
+    world.pod(seat, "a")
+    world.node.broken = {"GPU-0": "two groups"}
+
+    world.pods[seat] = replace(world.pods[seat], container_id="process://past", running=True)
+    world.look()
+
+    assert world.state(seat) is S.STARTING
+
+
+def test_a_move_is_refused_by_the_reason_that_its_seat_would_wait_for() -> None:
+    world = World(groups=(make_group("G0", [0], 1, rebalance=True), make_group("G1", [1], 1, rebalance=True)))
+    world.boot()
+    (a,), (b,) = world.fill("a"), world.fill("b", group=1)
+    world.command(PinSeat, b)
+
+    refused = world.order(MigrateSeat, seat=a, to="G1")
+
+    assert (refused.code, "kyb unpin it" in refused.reason) == ("pinned", True)
