@@ -351,15 +351,16 @@ async def test_nothing_is_touched_by_a_job_that_the_journal_could_not_record(
         assert stand.backend.done == []
 
 
-async def test_the_second_half_is_not_begun_while_the_victim_serves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("outcome", ["active", "quarantined"])
+async def test_the_second_half_is_not_begun_while_the_victim_serves(tmp_path: Path, outcome: Outcome) -> None:
     async with running(tmp_path) as stand:
-        stand.backend.outcomes["park v"] = "active"
+        stand.backend.outcomes["park v"] = outcome
         await stand.worker.switch(switch(5, "v", "w"))
 
         status = await stand.done("op-5")
 
         assert status.activate is not None
-        assert (status.park[0].outcome, status.activate.outcome) == ("active", "pending")
+        assert (status.park[0].outcome, status.activate.outcome) == (outcome, "pending")
         assert "activate w" not in stand.backend.done
 
 
