@@ -192,7 +192,7 @@ _PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
         "engine_key",
         _file_name,
         "is not the name of a key",
-        "write the name of a file in KYB_ENGINE_KEYS_DIR",
+        "write NAME of the file NAMESPACE.NAME in KYB_ENGINE_KEYS_DIR",
     ),
     MAX_REQUESTS: (
         "max_requests",

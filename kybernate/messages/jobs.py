@@ -29,7 +29,7 @@ class SeatTarget(BaseModel):
     endpoint: str = ""
     """Where its engine answers: ``http://<pod IP>:<port>``; empty: not known."""
     engine_key: str = ""
-    """Name of the key that its engine requires; empty: none."""
+    """The file of the key that its engine requires, ``namespace.name``; empty: none."""
     verify: bool = True
     """Compare its models' answers before it serves again."""
 

@@ -49,7 +49,8 @@ FLOOR_WALL_SECONDS = 10.0
 
 @dataclass
 class EngineHttp:
-    """Calls to engines; ``keys`` is the folder with a file per engine key (``kyb.ai/engine-key``)."""
+    """Calls to engines; ``keys`` is the folder with a file per engine key: the namespace, a dot, and the name
+    in ``kyb.ai/engine-key``."""
 
     session: aiohttp.ClientSession
     keys: Path | None = None
@@ -100,7 +101,8 @@ class EngineHttp:
         try:
             return (self.keys / target.engine_key).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise EngineSilentError(f"key {target.engine_key!r} cannot be read: {error}") from error
+            remedy = "name it so in the Secret of the engine keys: the namespace, a dot, and kyb.ai/engine-key"
+            raise EngineSilentError(f"key {target.engine_key!r} cannot be read: {error}; {remedy}") from error
 
 
 _BUSY = (429, 503)

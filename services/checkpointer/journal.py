@@ -251,7 +251,8 @@ class Journal:
         epochs = json.dumps(self.epochs)
 
         def remove() -> None:
-            files.replace(self._epochs_file, epochs, durable=True)  # first: a removed job's epoch must not be forgotten
+            # First: a removed job's epoch must not be forgotten.
+            files.replace(self._epochs_file, epochs, durable=True, mode=0o600)
             for job in old:
                 job.path.unlink(missing_ok=True)
 
@@ -267,7 +268,7 @@ class Journal:
         """Refuse jobs below this epoch on these GPUs from now on, also after a restart."""
         self._raise_epochs(gpus, epoch)
         epochs = json.dumps(self.epochs)
-        await self._do(self._writer, lambda: files.replace(self._epochs_file, epochs, durable=True))
+        await self._do(self._writer, lambda: files.replace(self._epochs_file, epochs, durable=True, mode=0o600))
 
     def remember(self, processes: SeatProcesses) -> None:
         """Keep the processes of a parked seat; their file is written before the next record. Not fsynced: they do not
@@ -275,7 +276,7 @@ class Journal:
         seat = processes.target.seat
         self.parked[seat] = processes
         text = processes.model_dump_json()
-        self._parked_changes.append(lambda: files.replace(self._parked_file(seat), text, durable=False))
+        self._parked_changes.append(lambda: files.replace(self._parked_file(seat), text, durable=False, mode=0o600))
 
     def forget(self, seat: str) -> None:
         """Drop the processes of a seat that is no longer parked; their file is removed before the next record."""

@@ -36,7 +36,8 @@ class CheckpointerSettings(CheckpointerConstants, NodeSettings):
     """Refusals that are lifted for this node, comma-separated: several-gpus, several-processes, nccl, managed-memory.
     The same variable in an engine's environment keeps only those that it names. See docs/checkpointer.md."""
     engine_keys_dir: OptionalFile = None
-    """Folder of API keys of engines: a file per key, which pods name by kyb.ai/engine-key."""
+    """Folder of API keys of engines: a file per key, ``namespace.name``; pods of that namespace name it by
+    kyb.ai/engine-key."""
     fake_kubelet: bool = False
     """Containers are processes of the fake kubelet (``process://<pid>``). Never with a real one: anyone who may patch a
     pod's status could have any process of the node killed."""

@@ -189,6 +189,6 @@ class LearnedFile:
     def _put(self, text: str) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            files.replace(self.path, text, durable=False)
+            files.replace(self.path, text, durable=False, mode=0o600)
         except OSError as error:
             log.warning("learned_state.write_failed", file=str(self.path), reason=str(error))

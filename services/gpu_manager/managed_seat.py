@@ -398,6 +398,6 @@ class ManagedSeat:
             backend=self.backend,
             parked_on=tuple(gpu.uuid for gpu in copied),
             endpoint=(pod.endpoint or "") if pod else "",
-            engine_key=pod.notes.engine_key if pod and not signs else "",
+            engine_key=pod.engine_key if pod and not signs else "",
             verify=pod.notes.verify if pod else True,
         )

@@ -61,6 +61,12 @@ class SeatPod:
         return f"http://{host}:{self.notes.port}"
 
     @property
+    def engine_key(self) -> str:
+        """The file of the key that its engine requires, ``namespace.name``: a pod gets no other namespace's key. Empty:
+        it names none."""
+        return f"{self.namespace}.{self.notes.engine_key}" if self.notes.engine_key else ""
+
+    @property
     def vram_bytes(self) -> int:
         """Declared footprint over all its GPUs; 0 when nothing (or nothing readable) is declared."""
         return self.notes.vram_bytes or 0

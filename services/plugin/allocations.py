@@ -89,4 +89,4 @@ def dump(allocations: Allocations) -> str:
 def save(state_dir: Path, text: str) -> None:
     """Replace the file. Blocking. Raises OSError."""
     state_dir.mkdir(parents=True, exist_ok=True)
-    files.replace(state_dir / FILE, text, durable=False)
+    files.replace(state_dir / FILE, text, durable=False, mode=0o600)

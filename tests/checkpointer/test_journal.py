@@ -232,6 +232,19 @@ async def test_a_parked_seat_is_on_record_before_the_end_of_its_park(
     journal.close()
 
 
+async def test_only_its_owner_reads_its_files(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    target = SeatTarget(seat="s00", pod_uid="u", container_id="process://1", gpus=("GPU-a",))
+    journal.remember(SeatProcesses(target=target, group="G0", epoch=1, members=()))
+    await journal.begin(job(1))
+    await journal.write_parked()
+    await journal.fence(("GPU-a",), 2)
+    journal.close()
+    modes = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.rglob("*") if file.is_file()}
+    assert {"epochs.json", "s00.json"} < modes.keys()
+    assert set(modes.values()) == {0o600}, modes
+
+
 async def test_no_record_is_written_before_the_processes_of_a_parked_seat_that_another_job_failed_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,7 @@
 """The backend of a seat: rehearsed before it serves, demoted after two failures, remembered in the ledger."""
 
+from dataclasses import replace
+
 import pytest
 
 from kybernate.engines import next_backend
@@ -166,6 +168,16 @@ def test_an_engine_whose_rehearsal_goes_on_serves_only_after_it_also_if_the_ledg
     reply = JobReply(accepted=True, jobs=(under_way,), seats=(seen,))
     world.receive(Recovered(world.owners(), Ledger(lost=True), reply))
     assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
+
+
+def test_a_pod_gets_engine_keys_of_no_other_namespace(world: World) -> None:
+    seat = world.seat(0, 0)
+    world.pod(seat, "a", backend="vllm", **{"engine-key": "team-b.k"})
+    world.pods[seat] = replace(world.pods[seat], namespace="team-a")
+    world.look()
+    assert world.managed(seat).target().engine_key == "team-a.team-b.k"
+    world.pod(seat, "a", backend="vllm")
+    assert world.managed(seat).target().engine_key == ""
 
 
 def test_a_backend_that_fails_twice_is_demoted_also_after_a_restart(world: World) -> None:

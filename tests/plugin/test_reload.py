@@ -119,6 +119,7 @@ def test_allocations_survive_on_disk(tmp_path: Path) -> None:
     known.observe({"s1": ONE, "s2": TWO})
     assert allocations.load(tmp_path) == Allocations()
     allocations.save(tmp_path / "new", allocations.dump(known))
+    assert (tmp_path / "new" / allocations.FILE).stat().st_mode & 0o777 == 0o600
     assert allocations.load(tmp_path / "new") == Allocations(known.seats)
     assert [path.name for path in (tmp_path / "new").iterdir()] == [allocations.FILE]
 
