@@ -276,12 +276,14 @@ def backend_option(container: Mapping[str, Any]) -> dict[str, str]:
     """Return the annotation ``kyb.ai/backend`` that a container's image, command line and environment imply: that of an
     engine which was started so that it can sleep or unload; empty for any other."""
     words = [str(word) for part in ("command", "args") for word in container.get(part) or ()]
-    options = {word.replace("_", "-") for word in " ".join(words).split()}  # a shell's line is one word
-    settings = {str(one.get("name")): one.get("value") for one in container.get("env") or ()}
-    if "--enable-sleep-mode" in options and settings.get("VLLM_SERVER_DEV_MODE") == "1":
+    line = " ".join(words).split()  # a shell's line is one word
+    options = {word.removesuffix("=true").replace("_", "-") for word in line}
+    dev_mode = {"name": "VLLM_SERVER_DEV_MODE", "value": "1"} in (container.get("env") or ())
+    if "--enable-sleep-mode" in options and (dev_mode or "VLLM_SERVER_DEV_MODE=1" in line):
         return {BACKEND: "vllm"}
     if {"--enable-memory-saver", "--enable-weights-cpu-backup"} <= options:
         return {BACKEND: "sglang"}
-    if re.split("[:@]", str(container.get("image", "")).rpartition("/")[2])[0] == "ollama":
+    image = re.split("[:@]", str(container.get("image", "")).rpartition("/")[2])[0]
+    if image == "ollama" or re.search(r"(?:^|[\s/])ollama serve(?:\s|$)", " ".join(line)):
         return {BACKEND: "unload"}
     return {}

@@ -7,6 +7,7 @@ import copy
 import itertools
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,20 +20,10 @@ VENDOR = "nvidia.com/"
 """Of the resources that a seat replaces: whole GPUs, shared ones and MIG instances."""
 GPU = f"{VENDOR}gpu"
 ENGINE_LABEL = "kyb.ai/engine"
+WORKLOADS = ("Deployment", "StatefulSet")
 _KUBERNETES = re.compile(r"\$(?:\$|\(([^)]+)\))")
 """``$(A)``, and ``$$`` for a dollar sign."""
-_SHELL = re.compile(r"\\([$`\"\\\n])|\$(?:(\w+)|\{(\w+)(?:(:?)-([^}]*))?\})")
-"""``$A``, ``${A}``, ``${A-default}``, and ``${A:-default}``, which counts an empty value as none; what a backslash
-escapes between double quotes."""
-_TOKENS = re.compile(
-    r"(?P<blank>(?:[ \t\r]|\\\n)+)|(?P<comment>(?<![^\s;|&()])#[^\n]*)|(?P<redirect>(?:\d+|&)?[<>]{1,3}[&|]?)"
-    r"|(?P<end>[;|&()\n]+)|'(?P<single>[^']*)'|\"(?P<double>(?:\\.|[^\"\\])*)\"|\\(?P<escaped>.)"
-    r"|(?P<output>\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`)|(?P<variable>\$(?:\w+|\{[^}]*\}))"
-    r"|(?P<plain>[^\s;|&()<>'\"\\$`]+|.)",
-    re.DOTALL,
-)
-"""The parts of a shell's script."""
-_SHELLS = re.compile(r"(.*/)?(ba|da|a|k|z)?sh")
+_SHELL = re.compile(r"(.*/)?(ba|da|a|k|z)?sh")
 _KEYS = {"VLLM_API_KEY", "LLAMA_API_KEY"}
 _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
@@ -65,6 +56,14 @@ class Engine:
     expect: tuple[str, ...] = ()
 
 
+KINDS = {
+    "InferenceService": "KServe makes its pods: write the seat into spec.predictor (docs/backends.md)",
+    "LLMInferenceService": "KServe makes its pods: write the seat into spec.template (docs/backends.md)",
+    "LeaderWorkerSet": "several pods are one engine, which no seat holds: use one pod with several GPUs",
+}
+"""What is neither a Deployment nor a StatefulSet, and what to do."""
+CONNECTORS = "a KV connector keeps the engine's memory registered with other engines, and a park unmaps it"
+PREFILL = "an engine that only prefills, or only decodes, answers no client alone"
 ENGINES = (
     Engine(
         "vLLM",
@@ -132,6 +131,15 @@ ENGINES = (
             "kyb.ai/backend: trtllm uses TensorRT-LLM's own sleep, a prototype that wants a key: docs/backends.md",
         ),
     ),
+    Engine(
+        "TGI",
+        r"text-generation-inference",
+        r"\btext-generation-launcher\b",
+        80,
+        "cuda",
+        model=("--model-id",),
+        expect=("TGI has no sleep: the driver's checkpoint copies all of its VRAM to the pod's memory",),
+    ),
 )
 
 
@@ -167,7 +175,8 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
         raise OnboardError(f"{name} has no spec.template.spec.containers; give a whole manifest") from None
     index, engine = engine_of(name, containers)
     container, where = containers[index], ("spec", "template", "spec", "containers", index)
-    line = _line(container, engine)
+    line = _line(container)
+    _refuse(name, template, container, engine, line)
     served = model or _model(engine, container)
     if not served:
         raise OnboardError(f"{name}: no argument names the model that {engine.name} serves; give --model NAME")
@@ -184,10 +193,9 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
     port = given or _declared_port(container) or str(engine.port)
     if not port.isdecimal():
         raise OnboardError(f"{name}: its port is {port!r}; write a number, which the pod's annotation needs, too")
-    if unknown := [word for word in line if word.startswith("$") and not given]:
-        notes.append(f"the value of {', '.join(unknown)} is not in the manifest: is its port {port}?")
     draft = Draft(manifest)
-    draft.put(("spec", "strategy"), {"type": "Recreate"})
+    if manifest["kind"] == "Deployment":  # a StatefulSet ends a pod before it makes the next
+        draft.put(("spec", "strategy"), {"type": "Recreate"})
     draft.put(("spec", "template", "metadata", "labels", ENGINE_LABEL), "true")
     for key, value in ((MODEL, served), (PORT, port), (BACKEND, backend)):
         draft.put(("spec", "template", "metadata", "annotations", key), value)
@@ -309,9 +317,38 @@ def _covers(value: Any, part: Any) -> bool:
 
 def _name(manifest: Mapping[str, Any]) -> str:
     kind, name = manifest.get("kind"), (manifest.get("metadata") or {}).get("name")
-    if kind != "Deployment" or not name:
-        raise OnboardError(f"kind {kind!r}, name {name!r}: is no Deployment with a name; give one")
-    return f"deploy/{name}"
+    if remedy := KINDS.get(str(kind)):
+        raise OnboardError(f"{kind} {name}: {remedy}")
+    if kind not in WORKLOADS or not name:
+        raise OnboardError(f"kind {kind!r}, name {name!r}: is no {' or '.join(WORKLOADS)} with a name; give one")
+    return f"{'deploy' if kind == 'Deployment' else 'statefulset'}/{name}"
+
+
+def _refuse(
+    name: str, template: Mapping[str, Any], container: Mapping[str, Any], engine: Engine, line: Sequence[str]
+) -> None:
+    """Raise OnboardError about an engine that cannot be parked, or whose command line is a shell's script."""
+    words = [str(word) for part in ("command", "args") for word in container.get(part) or ()]
+    role = ((template.get("metadata") or {}).get("labels") or {}).get("llm-d.ai/role", "")
+    if role in ("prefill", "decode") or "--disaggregation-mode" in line:
+        raise OnboardError(f"{name}: {PREFILL}; leave it on whole GPUs")
+    if "--kv-transfer-config" in line:
+        connector = re.search(r'"kv_connector"\s*:\s*"([^"]+)"', _option(line, ("--kv-transfer-config",)))
+        which = f" ({connector[1]})" if connector else ""
+        raise OnboardError(f"{name}: {CONNECTORS}{which}; leave it on whole GPUs, or remove --kv-transfer-config")
+    if not words or not _SHELL.fullmatch(words[0]):
+        return
+    try:
+        script = shlex.split(words[-1].replace("\\\n", " "), comments=True)
+    except ValueError:
+        script = []
+    if len(words) == 3 and script and not re.search(r"[;|&<>$`()*\n]", words[-1].replace("\\\n", " ").strip()):
+        text = f"write {engine.name}'s words as a list, and try again:\n    command: {json.dumps(script)}\n    args: []"
+    else:
+        env = [f"{key}={value}" for key, value in engine.env.items()]
+        needs = ", ".join((*engine.flags, *env)) or "nothing"
+        text = f"write {engine.name}'s words as a list without a shell, or the seat by hand (it needs {needs})"
+    raise OnboardError(f"{name}: its command is a shell's script, which is not changed here; {text}")
 
 
 def engine_of(name: str, containers: Sequence[Mapping[str, Any]]) -> tuple[int, Engine]:
@@ -325,51 +362,13 @@ def engine_of(name: str, containers: Sequence[Mapping[str, Any]]) -> tuple[int, 
     raise OnboardError(f"{name}: no container is one of {known}, by image or command; write the seat by hand")
 
 
-def _line(container: Mapping[str, Any], engine: Engine | None = None) -> list[str]:
-    """The words of its command line as its engine gets them, ``--a_b=c`` as ``--a-b c``.
-
-    Of a shell's script with several commands those of the engine's; without an engine, or its command, of all.
-    """
-    environment, script = _environment(container), _script(container)
-    given = [(part, index, _kubernetes(text, environment)) for part, index, text in _given(container)]
-    line = [text for _, _, text in given]
-    if script is not None:
-        at = [(part, index) for part, index, _ in given].index(script)
-        commands = _commands(container, line[at])
-        if engine is not None:
-            named = [one for one in commands if re.search(engine.commands, " ".join(one))]
-            commands = [one for one in named if _runs(engine, one)][-1:] or named[-1:] or commands
-        line_words = itertools.chain.from_iterable(commands)
-        line = [one for word in line_words for one in (line[at + 2 :] if word in ("$@", "$*") else [word])]
-    pieces = [piece for word in line for piece in (word.split("=", 1) if word.startswith("-") else [word])]
+def _line(container: Mapping[str, Any]) -> list[str]:
+    """The words of its command line as its engine gets them, ``--a_b=c`` as ``--a-b c``."""
+    environment = _environment(container)
+    given = [_kubernetes(str(word), environment) for part in ("command", "args") for word in container.get(part) or ()]
+    split = [word.split("=", 1) if word.startswith("-") else [word] for word in given]
+    pieces = itertools.chain.from_iterable(split)
     return [piece.replace("_", "-") if piece.startswith("--") else piece for piece in pieces]
-
-
-def _runs(engine: Engine, command: Sequence[str]) -> bool:
-    """Whether a shell's command is the engine's own: it gets all words behind."""
-    words = list(itertools.dropwhile(lambda word: word in ("exec", "env") or re.match(r"\w+=", word), command))
-    program = words[0].rpartition("/")[2] if words else ""
-    if re.fullmatch(r"python[\d.]*", program):
-        program = _option(words, ("-m",))
-    return bool(re.match(engine.commands, program))
-
-
-def _given(container: Mapping[str, Any]) -> list[tuple[str, int, str]]:
-    """Its command line as (part, index, text)."""
-    return [
-        (part, index, str(word)) for part in ("command", "args") for index, word in enumerate(container.get(part) or ())
-    ]
-
-
-def _script(container: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The place of the line that a shell runs, after its ``-c``; None without one."""
-    shell = False
-    given = _given(container)
-    for (_, _, word), (part, index, _) in itertools.pairwise(given):
-        shell = shell or bool(_SHELLS.fullmatch(word))
-        if shell and re.fullmatch(r"-\w*c", word):
-            return part, index
-    return None
 
 
 def _environment(container: Mapping[str, Any]) -> dict[str, str | None]:
@@ -391,51 +390,6 @@ def _kubernetes(text: str, known: Mapping[str, str | None]) -> str:
     return _KUBERNETES.sub(value, text)
 
 
-def _commands(container: Mapping[str, Any], script: str) -> list[list[str]]:
-    """The words of each command of a shell's script, without quotes, comments and redirections.
-
-    The last one is empty where the script ends with a comment, or with an operator. Variables that are not known stay.
-    """
-    known, others = _environment(container), bool(container.get("envFrom"))
-
-    def value(found: re.Match[str]) -> str:
-        escaped, name, colon, default = found[1], found[2] or found[3], found[4], found[5]
-        if escaped:
-            return escaped.strip("\n")
-        here = known.get(name)
-        if default is not None and (here == "" if colon and here is not None else name not in known and not others):
-            return default
-        return found[0] if here is None else here
-
-    commands: list[list[str]] = [[]]
-    word: str | None = None
-    is_target = False  # of a redirection
-
-    def end() -> None:
-        nonlocal word, is_target
-        if word is not None:
-            commands[-1] += [] if is_target else [word]
-            word, is_target = None, False
-
-    for found in _TOKENS.finditer(script):
-        kind, text = str(found.lastgroup), found[str(found.lastgroup)]
-        if kind in ("blank", "end", "comment", "redirect"):
-            end()
-            if kind in ("end", "comment"):
-                commands.append([])
-            is_target = kind == "redirect" or (is_target and kind == "blank")
-            continue
-        replaced = _SHELL.sub(value, text) if kind in ("variable", "double") else text
-        first, *more = re.split(r"\s+", replaced) if kind == "variable" and replaced != text else [replaced]
-        if first or kind != "variable":
-            word = (word or "") + first
-        for part in more:  # the shell splits a value that is not quoted
-            end()
-            word = part or None
-    end()
-    return commands
-
-
 def _option(line: Sequence[str], names: Iterable[str]) -> str:
     for name in names:
         if name in line[:-1]:
@@ -450,7 +404,7 @@ def _values(line: Sequence[str], option: str) -> list[str]:
 
 
 def _model(engine: Engine, container: Mapping[str, Any]) -> str:
-    line = _line(container, engine)
+    line = _line(container)
     given = _option(line, (engine.verb,)) if engine.verb else ""
     if given == "serve":  # trtllm-serve serve MODEL
         given = _option(line, ("serve",))
@@ -489,19 +443,9 @@ def _backend(engine: Engine, line: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _switches(draft: Draft, where: Path, container: Mapping[str, Any], engine: Engine) -> None:
-    """Flags and variables that its sleep needs. Raises OnboardError."""
-    missing = [flag for flag in engine.flags if flag not in _line(container, engine)]
-    if missing and (script := _script(container)):
-        part, index = script
-        line = list(container[part])
-        text = str(line[index]).rstrip(" \n\\")
-        if not _runs(engine, _commands(container, _kubernetes(text, _environment(container)))[-1]):
-            raise OnboardError(
-                f"the shell's line in {part} does not end with the options of {engine.name}: "
-                f"give it {' '.join(missing)} by hand, and try again"
-            )
-        draft.put((*where, part), [*line[:index], f"{text} {' '.join(missing)}", *line[index + 1 :]])
-    elif missing:
+    """Flags and variables that its sleep needs."""
+    missing = [flag for flag in engine.flags if flag not in _line(container)]
+    if missing:
         part = "args" if container.get("args") or not container.get("command") else "command"
         draft.put((*where, part), [*(container.get(part) or ()), *missing])
     env = [one for one in container.get("env") or () if one.get("name") not in engine.env]

@@ -1,10 +1,11 @@
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kybernate import annotations
-from kybernate.annotations import SeatAnnotations, parse, tier_problem
+from kybernate.annotations import SeatAnnotations, backend_option, parse, tier_problem
 
 CONFIG_PAGE = Path(__file__).parent.parent / "docs" / "config.md"
 
@@ -152,3 +153,17 @@ def test_the_schema_permits_backends_of_other_packages_and_the_service_refuses_u
     assert "enum" not in form
     assert "sglang" in form["description"]
     assert "is not a way of parking" in str(parse({"kyb.ai/backend": "acme"}).problems[0])
+
+
+@pytest.mark.parametrize(
+    ("container", "backend"),
+    [
+        ({"image": "debian", "command": ["/usr/bin/ollama", "serve"]}, "unload"),
+        ({"image": "debian", "command": ["sh", "-c", "ollama serve"]}, "unload"),
+        ({"image": "x", "command": ["env", "VLLM_SERVER_DEV_MODE=1", "vllm", "serve", "--enable-sleep-mode"]}, "vllm"),
+        ({"image": "x", "command": ["sh", "-c", "VLLM_SERVER_DEV_MODE=1 vllm serve --enable_sleep_mode=true"]}, "vllm"),
+        ({"image": "x", "command": ["vllm", "serve", "--enable-sleep-mode"]}, None),
+    ],
+)
+def test_engines_that_are_not_their_own_image_are_recognised(container: dict[str, Any], backend: str | None) -> None:
+    assert backend_option(container).get("kyb.ai/backend") == backend

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kybernate.footprint import Footprint
 
 Json = dict[str, Any]
-LIVE = ("deploy/", "service/")
+LIVE = ("deploy/", "statefulset/", "service/")
 """Targets of the cluster; others are files."""
 Target = Annotated[str, typer.Argument(metavar="FILE|deploy/NAME", help="A manifest, or a Deployment of the cluster.")]
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Of the Deployment; default: kubectl's.")]
@@ -27,6 +27,7 @@ def onboard(
     target: Target,
     model: Annotated[str, typer.Option(help="What clients ask for; default: what its arguments name.")] = "",
     resource: Annotated[str, typer.Option(help="The seat; default: kyb.ai/gpu-Nx-seat for its N GPUs.")] = "",
+    name: Annotated[str, typer.Option(help="Which of several Deployments of a file.")] = "",
     namespace: Namespace = "",
     apply: Apply = False,
     output: OutputOption = Output.TEXT,
@@ -40,7 +41,7 @@ def onboard(
         facts = {"engine": done.engine, "backend": done.backend, "notes": [*done.notes, *notes]}
         return done.manifest, facts | ({"footprint": asdict(found)} if found is not None else {})
 
-    _run(target, namespace, make, apply, output)
+    _run(target, namespace, make, apply, output, name=name)
 
 
 def offboard(
@@ -95,12 +96,13 @@ def _run(
     apply: bool,
     output: Output,
     record: str = "",
+    name: str = "",
 ) -> None:
     import yaml
 
     from kybernate.onboard import RECORD, OnboardError, without_record
 
-    before = _read(target, namespace)
+    before = _read(target, namespace, name)
     try:
         after, facts = make(before)
     except OnboardError as error:
@@ -123,9 +125,11 @@ def _run(
             print(text.strip())
 
 
-def _read(target: str, namespace: str) -> Json:
+def _read(target: str, namespace: str, name: str) -> Json:
     """The object. Raises CliError."""
     import yaml
+
+    from kybernate.onboard import KINDS, WORKLOADS
 
     if target.startswith(LIVE):
         manifest: Json = json.loads(kubectl(["get", "-o", "json", target, *_in(namespace)]))
@@ -136,9 +140,13 @@ def _read(target: str, namespace: str) -> Json:
         documents = [one for one in yaml.safe_load_all(Path(target).read_text()) if one]
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise CliError(f"{target}: cannot be read as YAML: {error}", code=2) from None
-    found = [one for one in documents if isinstance(one, dict) and one.get("kind") == "Deployment"]
+    found = [one for one in documents if isinstance(one, dict) and one.get("kind") in (*WORKLOADS, *KINDS)]
+    names = [str((one.get("metadata") or {}).get("name")) for one in found]
+    if name:
+        found = [one for one, its in zip(found, names, strict=True) if its == name]
     if len(found) != 1:
-        raise CliError(f"{target}: has {len(found)} Deployments; give a file with one", code=2)
+        which = f"{len(found)} of {', '.join(names)}" if names else "no Deployment"
+        raise CliError(f"{target}: has {which}; choose one: --name NAME", code=2)
     return found[0]
 
 

@@ -78,7 +78,7 @@ def up(
     options = StackOptions(
         driver=driver.value,
         engine=engine.value,
-        config=config or LAPTOP / "config.yaml",
+        config=config or LAPTOP / ("config.yaml" if gpus >= 4 else "small.yaml"),
         pods=pods,
         port=port,
         nodes=nodes,

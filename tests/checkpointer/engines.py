@@ -200,7 +200,9 @@ class PlayedEngine:
         match request.path:
             case "/models":
                 status = {"value": "unloaded" if self.asleep else "loaded"}
-                return web.json_response({"data": [{"id": "m", "status": status}]})
+                return web.json_response(
+                    {"data": [{"id": "m", "status": status}, {"id": "d", "status": {"value": "downloaded"}}]}
+                )
             case "/models/unload":
                 await self._sleep()
                 return web.Response()

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from kybernate.footprint import expected, footprint
-from kybernate.onboard import RECORD, OnboardError, _line, offboard, onboard
+from kybernate.onboard import RECORD, OnboardError, offboard, onboard
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Kyb
@@ -56,7 +56,7 @@ def test_vllm_sleeps_in_dev_mode() -> None:
     done = onboard(example("vllm"))
     engine = container(done.manifest)
     assert (done.engine, done.backend) == ("vLLM", "vllm")
-    assert engine["args"][0].endswith("--max-model-len 16384 --enable-sleep-mode"), "the shell's line goes on"
+    assert engine["args"][-2:] == ["--max-model-len=16384", "--enable-sleep-mode"]
     assert {"name": "VLLM_SERVER_DEV_MODE", "value": "1"} in engine["env"]
     assert engine["env"][0]["name"] == "HF_TOKEN"
     assert engine["resources"]["limits"] == {"memory": "48Gi", "kyb.ai/gpu-1x-seat": "1"}
@@ -74,25 +74,11 @@ SH = ("sh", "-c")
     ("command", "args", "env"),
     [
         ((), ("--model", "$(MODEL)", "--port=$(PORT)"), {"MODEL": "org/m", "PORT": "9000"}),
-        (("sh", "-c"), ("exec vllm serve \\\n  'org/m' \\\n  --port 9000",), {}),
-        (("sh", "-c"), ('vllm serve "${MODEL}" --port $PORT',), {"MODEL": "org/m", "PORT": "9000"}),
-        (("/bin/bash", "-e", "-lc"), ('vllm serve ${MODEL:-org/m} --port "${PORT-9000}"',), {}),
-        (("sh", "-c"), ("vllm serve ${MODEL:-x} --port ${PORT:-9000}",), {"MODEL": "org/m", "PORT": ""}),
-        (("sh", "-c"), ("pip list && vllm serve $$MODEL --port $(PORT) \\\n",), {"MODEL": "org/m", "PORT": "9000"}),
-        (SH, ("vllm serve org/m $EXTRA",), {"EXTRA": " --port 9000 "}),
-        (
-            SH,
-            ("curl --port 80; vllm serve org/m >/log --port 9000 --enable-sleep-mode; echo vllm serve y --port 7",),
-            {},
-        ),
-        (SH, ("vllm serve 'org/m' --port \"${PORT}\" --enable-sleep-mode; true # it's over",), {"PORT": "9000"}),
-        (SH, ('vllm serve "$@"', "sh", "org/m", "--port", "$(PORT)"), {"PORT": "9000"}),
-        (SH, ("python -m vllm.entrypoints.openai.api_server --model org/m --x ';' \"\\$A\" --port 9000",), {}),
         ((), ("--model=$(MODEL)", "--port", "$(PORT)"), {"ORG": "org", "MODEL": "$(ORG)/m", "PORT": "9000"}),
         ((), ("org/m", "--port=9000", "--hf_overrides", '{"a": 1, "b": "it\'s"}'), {}),
     ],
 )
-def test_variables_quotes_and_line_ends_of_a_command_line_are_read_as_its_engine_gets_them(
+def test_variables_of_a_command_line_are_read_as_its_engine_gets_them(
     command: tuple[str, ...], args: tuple[str, ...], env: dict[str, str]
 ) -> None:
     variables = [{"name": name, "value": value} for name, value in env.items()]
@@ -109,10 +95,8 @@ SECRET = {"name": "MODEL", "valueFrom": {"configMapKeyRef": {"name": "c", "key":
         (("--model=$(MODEL)",), {"env": [SECRET]}),
         (("--model=$$(MODEL)",), {"env": [{"name": "MODEL", "value": "m"}]}),
         (("--model", "${MODEL}"), {"env": [{"name": "MODEL", "value": "m"}]}),
-        (("vllm serve ${MODEL:-m}",), {"env": [SECRET], "command": SH}),
-        (("vllm serve ${MODEL:-m}",), {"envFrom": [{"configMapRef": {"name": "c"}}], "command": SH}),
     ],
-    ids=["another object", "an escaped dollar sign", "no shell", "a default of another object's", "of any object's"],
+    ids=["another object", "an escaped dollar sign", "no shell"],
 )
 def test_a_model_whose_name_is_not_in_the_manifest_is_asked_for(args: tuple[str, ...], more: dict[str, Any]) -> None:
     manifest = deployment(VLLM, *args, **more)
@@ -121,57 +105,75 @@ def test_a_model_whose_name_is_not_in_the_manifest_is_asked_for(args: tuple[str,
     assert annotations(onboard(manifest, "m").manifest)["kyb.ai/model"] == "m"
 
 
-@pytest.mark.parametrize(
-    ("command", "args"),
-    [
-        ((), ("m", "--hf-overrides", '{"rope_theta": 1}')),
-        (SH, ("vllm serve m --hf-overrides '{\"rope_theta\": 1}'",)),
-        (("sh", "-c", "cd /models\nexec vllm serve m \\\n  --port 8000 \\\n"), ()),
-    ],
-    ids=["no shell", "a shell", "lines"],
-)
-def test_switches_follow_the_options_of_the_engine(command: tuple[str, ...], args: tuple[str, ...]) -> None:
-    before = deployment(VLLM, *args, command=command)
+def test_switches_follow_the_options_of_the_engine() -> None:
+    args = ("m", "--hf-overrides", '{"rope_theta": 1}')
+    before = deployment(VLLM, *args)
     after = onboard(before).manifest
-    assert _line(container(after)) == [*_line(container(before)), "--enable-sleep-mode"]
-    if not command:
-        assert container(after)["args"] == [*args, "--enable-sleep-mode"]
+    assert container(after)["args"] == [*args, "--enable-sleep-mode"]
     assert offboard(after) == (before, ())
+    asked = deployment(VLLM, "m", "--enable-sleep-mode=true")
+    assert container(onboard(asked).manifest)["args"] == container(asked)["args"]
+
+
+LIST = r'write vLLM.s words as a list, and try again:\n    command: \["vllm", "serve", "org/m", "--port", "9000"\]'
 
 
 @pytest.mark.parametrize(
-    "script",
+    ("command", "script", "text"),
     [
-        "vllm serve m 2>&1 | tee /log",
-        "vllm serve m & wait",
-        "vllm serve m\necho ended",
-        "vllm serve m --port 9000 # ok",
-        "vllm serve m; echo vllm ended --enable-sleep-mode",
-        "vllm serve m;",
-        "(vllm serve m)",
+        (SH, "vllm serve org/m --port 9000", LIST),
+        (("/bin/bash", "-c"), "vllm serve \\\n  'org/m' \\\n  --port 9000\n", LIST),
+        (SH, "vllm serve $MODEL", "it needs --enable-sleep-mode, VLLM_SERVER_DEV_MODE=1"),
+        (SH, "pip list && vllm serve m | tee /log", "without a shell, or the seat by hand"),
+        (("/bin/bash", "-e", "-lc"), "vllm serve m", "without a shell"),
+        (SH, "vllm serve 'm", "without a shell"),
     ],
 )
-def test_a_shells_line_that_goes_on_after_the_engine_is_not_changed(script: str) -> None:
-    with pytest.raises(OnboardError, match="give it --enable-sleep-mode by hand"):
-        onboard(deployment(VLLM, script, command=SH))
-    changed = script.replace("serve m", "serve m --enable-sleep-mode")
-    after = onboard(deployment(VLLM, changed, command=SH)).manifest
-    assert container(after)["args"] == [changed]
+def test_a_shells_script_is_refused_with_the_words_to_write(command: tuple[str, ...], script: str, text: str) -> None:
+    with pytest.raises(OnboardError, match=f"its command is a shell's script, which is not changed here; .*{text}"):
+        onboard(deployment(VLLM, script, command=command))
+
+
+CONNECTOR = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
 
 
 @pytest.mark.parametrize(
-    "script", ["# a server\nA=1 exec vllm serve m", "python3 -m vllm.x --model m >/log", "id | vllm serve m#"]
+    ("args", "labels", "text"),
+    [
+        (("m", "--kv-transfer-config", CONNECTOR), {}, r"a KV connector keeps .* \(NixlConnector\); leave it on whole"),
+        (("m", "--kv_transfer_config=" + CONNECTOR.replace("Nixl", "P2pNccl")), {}, r"\(P2pNcclConnector\)"),
+        (("m", "--kv-transfer-config", CONNECTOR.replace("Nixl", "MooncakeStore")), {}, "MooncakeStoreConnector"),
+        (("m", "--kv-transfer-config", CONNECTOR.replace("NixlConnector", "LMCacheConnectorV1")), {}, "LMCache"),
+        (("m",), {"llm-d.ai/role": "prefill"}, "only prefills, or only decodes, answers no client alone"),
+        (("m", "--disaggregation-mode", "prefill"), {}, "only prefills"),
+    ],
 )
-def test_switches_come_last_in_the_engines_own_command(script: str) -> None:
-    after = onboard(deployment(VLLM, script, command=SH)).manifest
-    assert container(after)["args"] == [f"{script} --enable-sleep-mode"]
+def test_engines_that_share_their_kv_memory_are_refused(args: tuple[str, ...], labels: Json, text: str) -> None:
+    manifest = deployment(VLLM, *args)
+    manifest["spec"]["template"]["metadata"]["labels"] |= labels
+    with pytest.raises(OnboardError, match=text):
+        onboard(manifest)
 
 
-def test_a_port_that_may_be_in_an_unknown_variable_is_noted() -> None:
-    notes = onboard(deployment(VLLM, "vllm serve m $EXTRA", command=SH)).notes
-    assert "the value of $EXTRA is not in the manifest: is its port 8000?" in notes
-    known = onboard(deployment(VLLM, "vllm serve m --port 9000 $EXTRA", command=SH)).notes
-    assert not any("$EXTRA" in note for note in known)
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("InferenceService", "write the seat into spec.predictor"),
+        ("LLMInferenceService", "write the seat into spec.template"),
+        ("LeaderWorkerSet", "use one pod with several GPUs"),
+        ("Job", "is no Deployment or StatefulSet with a name"),
+    ],
+)
+def test_other_kinds_are_refused_with_the_way(kind: str, text: str) -> None:
+    with pytest.raises(OnboardError, match=text):
+        onboard(deployment(VLLM, "m") | {"kind": kind})
+
+
+def test_a_stateful_set_keeps_its_way_of_updates() -> None:
+    before = deployment(VLLM, "m") | {"kind": "StatefulSet"}
+    done = onboard(before)
+    assert "strategy" not in done.manifest["spec"]
+    assert offboard(done.manifest) == (before, ())
 
 
 def test_sglang_on_two_gpus_gets_a_seat_of_two_and_no_exec_probe() -> None:
@@ -220,6 +222,7 @@ MODULE = ("python", "-m", "vllm.entrypoints.openai.api_server")
         (deployment(TRTLLM, command=("trtllm-serve", "m")), "TensorRT-LLM", "restart", "m", "8000"),
         (deployment(TRTLLM, command=("trtllm-serve", "serve", "m")), "TensorRT-LLM", "restart", "m", "8000"),
         (deployment("ollama/ollama", ports=[{"containerPort": 7}]), "Ollama", "unload", "given", "7"),
+        (deployment("ghcr.io/huggingface/text-generation-inference:3", "--model-id=m"), "TGI", "cuda", "m", "80"),
     ],
 )
 def test_engines_are_recognised_by_image_and_arguments(
@@ -280,12 +283,12 @@ def test_the_way_back_keeps_and_names_what_was_changed_since() -> None:
     before = example("vllm")
     after = onboard(before).manifest
     changed = copy.deepcopy(after)
-    container(changed)["args"] = ["vllm serve other --enable-sleep-mode"]
+    container(changed)["args"] = ["other", "--enable-sleep-mode"]
     container(changed)["image"] = "vllm/vllm-openai:v0.20.0"
     container(changed)["livenessProbe"]["timeoutSeconds"] = 1
     back, kept = offboard(changed)
     assert kept == ("spec.template.spec.containers.0.args",)
-    assert container(back)["args"] == ["vllm serve other --enable-sleep-mode"]
+    assert container(back)["args"] == ["other", "--enable-sleep-mode"]
     assert container(back)["image"] == "vllm/vllm-openai:v0.20.0"
     assert container(back)["resources"] == container(before)["resources"]
     with pytest.raises(OnboardError, match="was not changed by kyb onboard"):
@@ -357,6 +360,17 @@ async def test_a_deployment_of_the_cluster_is_changed_and_changed_back_by_kubect
     monkeypatch.setenv("PATH", str(kubectl))
     gone = await kyb("onboard", "deploy/qwen3-8b")
     assert (gone.code, "kubectl is not on PATH" in gone.err) == (1, True)
+
+
+async def test_one_of_several_deployments_of_a_file_is_chosen_by_its_name(kyb: "Kyb", tmp_path: Path) -> None:
+    first, second = deployment(VLLM, "a"), deployment(VLLM, "b")
+    second["metadata"]["name"] = "y"
+    file = tmp_path / "two.yaml"
+    file.write_text(yaml.safe_dump_all([first, {"kind": "Service"}, second]))
+    without = await kyb("onboard", str(file))
+    assert (without.code, without.err) == (2, f"kyb: {file}: has 2 of x, y; choose one: --name NAME\n")
+    done = await kyb("onboard", str(file), "--name", "y", "-o", "json")
+    assert annotations(json.loads(done.out)["manifest"])["kyb.ai/model"] == "b"
 
 
 POD = {

@@ -161,6 +161,12 @@ def test_all_mistakes_of_a_pod_are_named_at_once(tmp_path: Path) -> None:
     assert places == ["gpu-9x-seat", "port", "vram", "backend"]
 
 
+def test_the_command_line_chooses_the_backend_where_no_annotation_does(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(COMMAND.replace("    kyb.ai/backend: fake\n", "").replace("[serve]", "[ollama, serve]"))
+    assert len(load_pods(path, CONFIG)) == 1
+
+
 @pytest.mark.parametrize("kind", BAD)
 def test_a_mistake_in_pods_gives_one_message(kind: str, tmp_path: Path) -> None:
     text, expected = BAD[kind]

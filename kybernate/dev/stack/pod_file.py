@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kybernate.annotations import BACKEND, PREFIX, VRAM, group_problem, parse, tier_problem
+from kybernate.annotations import BACKEND, PREFIX, VRAM, group_problem, parse, tier_problem, with_options
 from kybernate.config import NodeConfig
 from kybernate.config_errors import ConfigError, Document, Place, read_documents, refuse, suggest
 from kybernate.engines import ENGINE_BACKENDS, RESTART
@@ -118,11 +118,14 @@ def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, ba
         for key, value in annotations.items()
         if not isinstance(value, str)
     )
-    parsed = parse({key: value for key, value in annotations.items() if isinstance(value, str)})
+    own = {key: value for key, value in annotations.items() if isinstance(value, str)}
+    containers = (manifest.get("spec") or {}).get("containers") or () if container else ()
+    implied, replaced = with_options(own, next((one for one in containers if one.get("name") == container), {}))
+    parsed = parse(implied)
     in_config = group_problem(parsed.prefer_group, resource, [config]) if resource else None
     errors += (
         source.error((*notes, problem.name), problem.value, problem.what, problem.remedy)
-        for problem in (tier_problem(parsed.tier, config.all_tiers), in_config, *parsed.problems)
+        for problem in (tier_problem(parsed.tier, config.all_tiers), in_config, *parsed.problems, *replaced)
         if problem is not None
     )
     wrong = any(problem.name == BACKEND for problem in parsed.problems)

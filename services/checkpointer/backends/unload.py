@@ -12,6 +12,8 @@ from services.checkpointer.backends.port import EngineReply, SeatProcesses
 from services.checkpointer.core.answers import MISSHAPEN
 
 FOR_EVER = -1
+IN_MEMORY = ("loading", "loaded", "sleeping")
+"""States of llama.cpp's models that hold memory; a model that is downloaded, or downloads, holds none."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Unload:
     async def loaded(self, seat: SeatProcesses, seconds: float) -> tuple[str, ...]:
         """Models in memory."""
         ollama, models = await self._models(seat, seconds)
-        return tuple(name for name, state in models.items() if ollama or state != "unloaded")
+        return tuple(name for name, state in models.items() if ollama or state in IN_MEMORY)
 
     async def asleep(self, seat: SeatProcesses, seconds: float) -> bool | None:
         """True when no model is in memory or on its way."""
@@ -43,7 +45,7 @@ class Unload:
         for name, state in models.items():
             if ollama:
                 await self._keep(seat, name, 0, seconds)
-            elif state != "unloaded":
+            elif state in IN_MEMORY:
                 await self._post(seat, "/models/unload", {"model": name}, seconds)
 
     async def wake(self, seat: SeatProcesses, seconds: float) -> None:
