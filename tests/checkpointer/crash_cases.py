@@ -85,7 +85,10 @@ def _table() -> str:
     ]
     for crash in crashes():
         ends = [crash.end(backend) for backend in BACKENDS]
-        if any(ends):
+        if any(ends) and crash.victim == "checkpointer":
             cells = " | ".join(end or "–" for end in ends)
             lines.append(f"| {crash.victim} | {crash.half} | {MOMENTS[crash.moment]} | {cells} |")
+    for victim in ("engine", "both"):
+        [end] = {crash.end(one) for crash in crashes() for one in BACKENDS if crash.victim == victim} - {""}
+        lines.append(f"| {victim} | each | each moment |" + f" {end} |" * len(BACKENDS))
     return "\n".join(lines) + "\n"

@@ -29,9 +29,9 @@ python -m pytest tests/conformance --kubelet-dir /var/lib/kubelet/device-plugins
 On a real kubelet run it as root on the node; the GPUs are fake there as well. It offers `kyb.ai/conformance-*` and
 `kyb.ai/probe-*`, which stay in the node's status with 0. Without `--conformance-kubectl` no pods are made, and what
 needs them is skipped; the same for restarts of kubelet. Uninstall Kybernate first: kubelet knows one plugin per
-resource, and the chart's admission policy and webhook refuse or change pods of the suite. Tests marked ¹ inject faults
-or look into kubelet and run on the fake only. Results are written with `--conformance-report docs/conformance.json`.
-"In part": other tests of the rule were skipped.
+resource, and the chart's admission policy and webhook refuse or change pods of the suite. The tests of rule N have the
+mark `item(N)`; those marked ¹ inject faults or look into kubelet and run on the fake only. Results are written with
+`--conformance-report docs/conformance.json`. "In part": other tests of the rule were skipped.
 """
 
 
@@ -43,10 +43,15 @@ class Shown:
     name: str
     fake_only: bool
 
-    def markdown(self) -> str:
-        """A link, with its mark."""
-        words = self.name.removeprefix("test_").replace("_", " ")
-        return f"[{words}](../tests/conformance/{self.file}){'¹' if self.fake_only else ''}"
+
+def _links(tests: list[Shown]) -> str:
+    """Each file once, with the number of its tests and the mark of those for the fake only."""
+    files = {test.file: [other for other in tests if other.file == test.file] for test in tests}
+    return ", ".join(
+        f"[{file.removeprefix('test_').removesuffix('.py').replace('_', ' ')}](../tests/conformance/{file})"
+        f" {len(own)}{'¹' * all(test.fake_only for test in own)}"
+        for file, own in files.items()
+    )
 
 
 def shown() -> dict[int, list[Shown]]:
@@ -65,11 +70,11 @@ def shown() -> dict[int, list[Shown]]:
 def page(results: Mapping[str, Mapping[str, Mapping[str, str]]]) -> str:
     """The page as Markdown."""
     tests = shown()
-    lines = [_HEAD, "| | rule | test | fake | real |", "|---|---|---|---|---|"]
+    lines = [_HEAD, "| | rule | tests | fake | real |", "|---|---|---|---|---|"]
     for number, rule in ITEMS.items():
         own = tests.get(number, [])
         if own:
-            text = " · ".join(test.markdown() for test in own)
+            text = _links(own)
             columns = [_result(results, column, number) for column in ("fake", "real")]
         else:
             text, columns = f"*No test:* {REASONS.get(number, '?')}", ["–", "–"]
