@@ -160,10 +160,10 @@ class Manager:
         if arrived > self.handled + PAUSE_SECONDS:
             self._carry_out(self.board.handle(Paused(), now), "")
         self.messages, self.handled = self.messages + 1, arrived
-        switching = product.switching(self.board)
+        before = product.unhindered(self.board, now)
         effects = self.board.handle(message, now)
-        if found := product.unexplained(self.board, switching - product.switching(self.board), now):
-            raise ViolationError(f"nothing keeps a seat from its group, and it was not granted: {found}")
+        if isinstance(message, Tick) and (left := before & product.unhindered(self.board, now)):
+            raise ViolationError(f"nothing keeps {left} from their groups, and a tick does not grant them")
         if effects:
             self._carry_out(effects, asker)
         if not isinstance(message, TrafficSignal):

@@ -318,21 +318,16 @@ def stuck_reason(board: Board, seat: str, now: Now) -> str:
     return f"{row.state}: {text}" if text else ""
 
 
-def switching(board: Board) -> set[str]:
-    """The groups that are in a switch."""
-    return {*board.node.switches}
-
-
-def unexplained(board: Board, over: set[str], now: Now) -> list[str]:
-    """Seats that ask and have no obstacle on their group, or a list out of order; without those of groups whose switch
-    is just ``over``: these decide with the next message."""
-    found = []
+def unhindered(board: Board, now: Now) -> set[str]:
+    """Seats that ask and have no obstacle on their group. Raises AssertionError for a list that is out of order."""
+    found = set()
     for seat in board.node.seats.values():
-        if board.node.recovered and seat.group.name not in over and view.wanted(board.node, seat, now):
+        if board.node.recovered and view.wanted(board.node, seat, now):
             rows = list(obstacles.obstacles(board.node, seat, seat.group, now))
             numbers = [one.row.nr for one in rows]
-            if obstacles.first(rows) is None or numbers != sorted({*numbers}):
-                found.append(f"{seat.id} is {seat.state} with the obstacles {numbers}")
+            assert numbers == sorted({*numbers}), numbers
+            if obstacles.first(rows) is None:
+                found.add(seat.id)
     return found
 
 

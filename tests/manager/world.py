@@ -114,25 +114,25 @@ class World:
     def receive(self, message: object) -> list[object]:
         drained = {group.name for group in self.groups if self.node.drain_on(group) is not None}
         coming = {seat.id for seat in self.node.seats.values() if seat.state in COMING}
-        switching = {*self.node.switches}
+        unhindered = self._unhindered()
         effects: list[object] = list(self.board.handle(message, self.now))
         if drained:
             self._starts_nothing(drained & {*self.node.groups}, coming, effects)
         self.effects += effects
         assert view.broken_invariants(self.node) == {}
-        self._explained(switching - {*self.node.switches})
+        assert not isinstance(message, Tick) or not unhindered & self._unhindered(), "nothing forbids it, and it waits"
         return effects
 
-    def _explained(self, over: set[str]) -> None:
-        """Each seat that asks and is not granted its group has an obstacle there, and the list is in order. ``over``:
-        groups whose switch has ended, which decide with the next message."""
+    def _unhindered(self) -> set[str]:
+        """Seats that ask and have no obstacle on their group: they are granted it with the next tick."""
+        found = set()
         for seat in self.node.seats.values():
-            if self.node.recovered and seat.group.name not in over and view.wanted(self.node, seat, self.now):
-                found = list(obstacles.obstacles(self.node, seat, seat.group, self.now))
-                assert obstacles.first(found) is not None, (
-                    f"{seat.id} is {seat.state}, and nothing keeps it from running"
-                )
-                assert [one.row.nr for one in found] == sorted({one.row.nr for one in found})
+            if self.node.recovered and view.wanted(self.node, seat, self.now):
+                rows = list(obstacles.obstacles(self.node, seat, seat.group, self.now))
+                assert [one.row.nr for one in rows] == sorted({one.row.nr for one in rows})
+                if obstacles.first(rows) is None:
+                    found.add(seat.id)
+        return found
 
     def _starts_nothing(self, drained: set[str], coming: set[str], effects: list[object]) -> None:
         """No ticket and no new activation on groups that were drained before the message and still are."""
