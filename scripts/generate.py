@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a script's folder is on the path, the repository is not
 
-from scripts import chart_schema, dashboards, options, rights_page  # noqa: E402
+from scripts import chart_schema, dashboards, obstacles_page, options, rights_page  # noqa: E402
 from scripts.schemas import documents  # noqa: E402
 from services.router import openapi  # noqa: E402
 from services.router.api import FAMILIES  # noqa: E402
@@ -23,7 +23,7 @@ def main(root: Path = ROOT) -> int:
     parser.add_argument("--root", type=Path, default=root, help="the repository (default: this one)")
     arguments = parser.parse_args()
     made = documents() | table.documents(ROOT) | failures.documents(ROOT) | chart_schema.documents(ROOT)
-    made |= dashboards.documents() | options.documents()
+    made |= dashboards.documents() | options.documents() | obstacles_page.documents()
     forwarded = [path for paths in FAMILIES.values() for path in paths]
     made["docs/openapi.json"] = json.dumps(openapi.document(forwarded), indent=2) + "\n"
     for part in (rights_page, engine_cases, lie_cases, crash_cases):  # written by people around a table that is not

@@ -198,7 +198,7 @@ def _groups(node: dict[str, Any]) -> Iterator[Finding]:
         for stage in ("foreign-process", "invariant-broken", "refused"):
             if stage in stages:
                 text = f"group {group['group']}: {stages[stage]['stage']['text']}"
-                yield fail(stage, text, "kyb why names it; docs/operate.md#what-a-seat-waits-for")
+                yield fail(stage, text, "kyb why names it; docs/obstacles.md")
         if "unlocated-seat" in stages:
             text = f"group {group['group']}: {stages['unlocated-seat']['stage']['text']}"
             yield warn("rollback", text, "delete that pod before a rollback: an earlier release looks at home for it")

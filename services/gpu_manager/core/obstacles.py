@@ -158,7 +158,7 @@ def _row(*columns: Any, **more: Any) -> Callable[[Callable[[Ask], Stage | None]]
 
 @_row(100, "drained", "group", "operator", code="drained")
 def DRAINED(ask: Ask) -> Stage | None:
-    """A drain is in force on one of its GPUs. Seats that hold them leave."""
+    """A drain is in force on one of its GPUs; their holders leave. Data: ``op``, ``scope``, ``for``, ``actor``."""
     drain = ask.node.drain_on(ask.group)
     if drain is None:
         return None
@@ -168,7 +168,7 @@ def DRAINED(ask: Ask) -> Stage | None:
 
 @_row(110, "foreign-process", "group", "administrator")
 def FOREIGN(ask: Ask) -> Stage | None:
-    """A process that belongs to no seat uses one of its GPUs."""
+    """A process that belongs to no seat uses one of its GPUs. Data: ``processes`` (``gpu``, ``pid``, ``name``)."""
     if not ask.node.foreign:
         return None
     gpus = ask.group.gpus
@@ -202,7 +202,7 @@ def REFUSED(ask: Ask) -> Stage | None:
 
 @_row(140, "quarantined", "holder", "operator", "evidence may end it", code="quarantined")
 def QUARANTINED(ask: Ask) -> Stage | None:
-    """It is quarantined, or a holder that leaves it no room is."""
+    """It is quarantined (data ``conflict``), or a holder that leaves it no room is (data ``seat``)."""
     if ask.seat.state is S.QUARANTINED:
         return Stage("quarantined", ask.seat.reason, {"conflict": ask.seat.durable.conflict})
     if (holder := ask.stuck.get(140)) is None:
@@ -232,7 +232,7 @@ def IMMOVABLE(ask: Ask) -> Stage | None:
 
 @_row(170, "pinned-neighbour", "holder", "operator", code="pinned", retry=30.0)
 def PINNED(ask: Ask) -> Stage | None:
-    """Pinned holders leave the seat no slot, GPU or VRAM."""
+    """Pinned holders leave the seat no slot, GPU or VRAM. Data: ``seats``."""
     if 170 not in ask.stuck:
         return None
     node, group = ask.node, ask.group
@@ -248,7 +248,7 @@ def PINNED(ask: Ask) -> Stage | None:
 
 @_row(210, "lost-ticket", "group", "-", f"{START_DEADLINE_SECONDS:.0f} s at most")
 def LOST_TICKET(ask: Ask) -> Stage | None:
-    """A container may come by a ticket that nothing remembers."""
+    """A container may come by a ticket that nothing remembers. Data: ``seat``."""
     for name in ask.node.unaccounted:
         seat = ask.node.seats[name]
         if any(gpu in ask.group.gpus for gpu in seat.home.gpus):
@@ -262,7 +262,7 @@ def LOST_TICKET(ask: Ask) -> Stage | None:
 
 @_row(220, "unlocated-seat", "group", "pod owner", "the driver's answer")
 def UNLOCATED(ask: Ask) -> Stage | None:
-    """Nothing tells on which GPU of its pool a seat is."""
+    """Nothing tells on which GPU of its pool a seat is. Data: ``seat``."""
     node, gpus = ask.node, ask.group.uuids
     for seat in node.seats.values():
         if seat.durable.unlocated and not seat.processes_gone and not node.gpus_of(seat).isdisjoint(gpus):
@@ -312,7 +312,7 @@ def IDLE(ask: Ask) -> Stage | None:
 
 @_row(260, "routers", "group", "administrator", "the bus, and 3 s", code="not-ready", retry=3.0)
 def ROUTERS(ask: Ask) -> Stage | None:
-    """The bus is away; where a seat has to leave: not every router has published its presence."""
+    """The bus is away; where a seat has to leave: not every router has published its presence. Data: ``bus``."""
     node = ask.node
     if node.bus_up and node.routers.settled(ask.now):
         return None
@@ -324,7 +324,7 @@ def ROUTERS(ask: Ask) -> Stage | None:
 
 @_row(270, "backoff", "group", "operator", "30 s at most")
 def PAUSE(ask: Ask) -> Stage | None:
-    """The last switch of the group failed."""
+    """The last switch of the group failed. Data: ``of``, ``name``, ``seconds``, ``until`` (unix), ``failures``."""
     backoff, name = ask.node.groups[ask.group.name].backoff, ask.group.name
     if not backoff.active(ask.now):
         return None
@@ -333,7 +333,7 @@ def PAUSE(ask: Ask) -> Stage | None:
 
 @_row(280, "barrier", "group", "policy", "the claim ends")
 def BARRIER(ask: Ask) -> Stage | None:
-    """Its GPUs are cleared for a seat of another group that goes first."""
+    """Its GPUs are cleared for a seat of another group that goes first. Data: ``group``, ``seat``."""
     claimant = view.claimed_for(ask.node, ask.group, ask.now) if ask.node.claims else None
     if claimant is None:
         return None
@@ -389,14 +389,14 @@ def MOVING(ask: Ask) -> Stage | None:
 
 @_row(330, "vram-evidence", "holder", "administrator", "evidence")
 def UNPROVEN(ask: Ask) -> Stage | None:
-    """A deleted or lost holder: its processes are not proven gone."""
+    """A deleted or lost holder: its processes are not proven gone. Data: ``seat``, ``processes_gone``."""
     holder = ask.seat if ask.seat.state in (S.RELEASING, S.LOST) else ask.stuck.get(330)
     return None if holder is None else phases.unproven(holder)
 
 
 @_row(340, "starting", "holder", "-", f"health, or {START_DEADLINE_SECONDS:.0f} s without a process")
 def STARTING(ask: Ask) -> Stage | None:
-    """The engine of a holder starts (stage ``rehearsing``: is parked and activated once)."""
+    """The engine of a holder starts (stage ``rehearsing``: is parked and activated once). Data: ``seat``."""
     if ask.seat.state is not S.STARTING:
         holder = ask.stuck.get(340)
         return None if holder is None else phases.starts(holder)
@@ -424,7 +424,7 @@ def NO_CALL(ask: Ask) -> Stage | None:
 @_row(360, "policy", "pair", "policy", "its next decision")
 def POLICY(ask: Ask) -> Stage | None:
     """The policy's last decision does not name this seat (stage ``minimum-active-time``: a holder has not been active
-    for long enough)."""
+    for long enough; data ``seats``, ``seconds``)."""
     state = ask.node.groups[ask.group.name]
     if state.picked == ask.seat.id:
         return None
@@ -450,7 +450,7 @@ def ROOM(ask: Ask) -> Stage | None:
 
 @_row(400, "faulty-gpu", "group", "administrator")
 def FAULTY(ask: Ask) -> Stage | None:
-    """The device plugin takes one of its GPUs for faulty; activations on it may fail."""
+    """The device plugin takes one of its GPUs for faulty, and activations may fail. Data: ``gpus``."""
     if not ask.node.faulty:
         return None
     found = {gpu.index: reason for gpu in ask.group.gpus if (reason := ask.node.faulty.get(gpu.uuid))}

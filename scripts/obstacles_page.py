@@ -1,0 +1,34 @@
+"""``docs/obstacles.md``, from the rows of the manager's list."""
+
+from services.gpu_manager.core.obstacles import ROWS
+
+PATH = "docs/obstacles.md"
+
+_HEAD = """# What a seat waits for
+
+A node decides by one ordered list of obstacles, and shows its first entry: `kyb why MODEL`, `blocked` of the roster,
+the texts of the start gate and the refusals of commands come from it. A seat is granted a group exactly when its list
+there has no *stop* (a person has to act) and no *wait* (it ends by itself); a *prefer* forbids nothing. This page is
+made from `services/gpu_manager/core/obstacles.py`.
+
+`kyb why -o json` and `GET /v1/why` have the first entry as `stage` (`stage`, `text`, `data`). The names are stable. A
+seat that serves has the stage `active`. The stages of a switch: `drain` (data `victim`, `incoming`, `op`, `routers`:
+in flight by router, null where one has not acknowledged, `engine`, `seconds` until streams are cut), `host-memory`
+(copies are dropped for that of the victim: `seats`, `drained_seconds`), `vram-evidence` (the park is not proven:
+`victim`, `incoming`, `op`, `journaled`, `drained_seconds`), `activating`, `switch`.
+
+| nr | stage | kind | about | it holds while | who ends it | ends by itself | code of a refused command |
+|---|---|---|---|---|---|---|---|
+"""
+
+
+def documents() -> dict[str, str]:
+    """The page by its path."""
+    lines = []
+    for row in ROWS:
+        text = " ".join((row.holds.__doc__ or "").split()).replace("``", "`")
+        code = f"`{row.code}`" if row.kind == "stop" or row.code != "blocked" else ""
+        lines.append(
+            f"| {row.nr} | `{row.stage}` | {row.kind} | {row.subject} | {text} | {row.who} | {row.ends} | {code} |\n"
+        )
+    return {PATH: _HEAD + "".join(lines)}
