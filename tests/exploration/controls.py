@@ -71,7 +71,7 @@ def _a_lost_ticket_is_not_waited_for() -> Any:
 
 def _a_seat_without_ledger_is_at_home() -> Any:
     group = recovery._group
-    return mock.patch.object(recovery, "_group", lambda *known: (group(*known)[0], True))
+    return mock.patch.object(recovery, "_group", lambda *known, fresh: (group(*known, fresh=fresh)[0], True))
 
 
 def _a_start_does_not_fence() -> Any:

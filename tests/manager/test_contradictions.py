@@ -312,3 +312,13 @@ def test_10_a_seat_that_moved_is_at_home_once_its_container_ended() -> None:
     world.exit(a)
 
     assert (world.state(a), world.managed(a).group.name) == (S.BACKOFF, "G0")
+
+
+def test_a_seat_that_is_being_killed_is_asked_about_until_it_is_gone(world: World) -> None:
+    _, b = world.fill("a", "b")
+    restart(world, b="lost")
+    assert (world.state(b), asked(world)) == (S.LOST, [b])
+
+    look_at(world, b, "gone")
+
+    assert asked(world) == []

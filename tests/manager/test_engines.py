@@ -23,6 +23,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.metrics: str | None = "vllm:num_requests_running 0\n"
+        self.status = 200
         self.prometheus = ""
         """At TensorRT-LLM's path."""
         self.url = ""
@@ -30,7 +31,7 @@ class Engine:
     async def answer(self, _: web.Request) -> web.Response:
         if self.metrics is None:
             await asyncio.Event().wait()
-        return web.Response(text=self.metrics)
+        return web.Response(text=self.metrics, status=self.status)
 
     async def answer_prometheus(self, _: web.Request) -> web.Response:
         return web.Response(text=self.prometheus, status=200 if self.prometheus else 404)
@@ -186,3 +187,11 @@ def test_a_silent_engine_is_parked_only_at_the_deadline(world: World) -> None:
         world.beat()
 
     assert world.state(b) is S.PARKING
+
+
+async def test_what_an_error_page_counts_is_no_answer(engine: Engine) -> None:
+    engine.status = 503
+
+    seen = await first_answer(engine.url)
+
+    assert (seen.healthy, seen.running) == (True, None)

@@ -5,8 +5,10 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from kybernate.gpus import GpuError
-from kybernate.machine import GpuProcess
+from kybernate.machine import GpuProcess, Mig
 from kybernate.messages import TrafficSignal
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.seat import SeatState as S
@@ -210,3 +212,19 @@ async def test_a_name_that_is_no_text_is_a_name(tmp_path: Path) -> None:
         found = await foreign(watch, ["process://1234", "containerd://abc"])
     assert found is not None
     assert [stranger.pid for stranger in found] == [10]
+
+
+@pytest.mark.parametrize("gpu", ["GPU-0", "MIG-0-1"])
+def test_a_foreign_process_on_a_gpu_or_its_instance_stops_the_instances_group(gpu: str) -> None:
+    whole = make_group("G0", [0], 2)
+    instance = replace(whole.gpus[0], uuid="MIG-0-1", mig=Mig("GPU-0", "1g.10gb", 1, 0))
+    world = World(groups=(replace(whole, gpus=(instance,)),))
+    world.boot()
+    seat = world.seat(0, 0)
+    world.receive(ForeignProcessesSeen((replace(STRANGER, gpu=gpu),)))
+    world.pod(seat, "a")
+
+    world.call(seat)
+
+    assert world.state(seat) is S.WAITING
+    assert "python3 (pid 4711)" in record(world.node, world.managed(seat), world.now).blocked

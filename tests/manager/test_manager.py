@@ -229,3 +229,19 @@ async def test_a_manager_receives_the_levels_of_its_node_and_of_its_models_only(
         await until(lambda: ("seat", seat) in levels, what="the level of this node")
 
         assert [source for source, _ in levels["seat", seat]] == ["of this node"]
+
+
+async def test_the_board_knows_whether_its_bus_is_connected(tmp_path: Path) -> None:
+    async def ask(job: Message) -> JobReply:
+        assert isinstance(job, AskJobs)
+        return look(job, "parked")
+
+    async with running(World(), tmp_path, ask, taken) as manager:
+        await until(lambda: manager.node.recovered and manager.node.bus_up, what="the board is recovered")
+        bus = manager.bus
+        assert isinstance(bus, MemoryBus)
+
+        bus.cut()
+        await until(lambda: not manager.node.bus_up, what="the loss is known")
+        bus.restore()
+        await until(lambda: manager.node.bus_up, what="and the return")

@@ -610,3 +610,21 @@ def test_a_job_that_is_sent_again_does_not_park_the_next_container_of_its_victim
     assert again.park == ()
     assert again.activate is not None
     assert again.activate.seat == c
+
+
+@pytest.mark.parametrize(("gpu", "group"), [("GPU-0", "G0"), ("GPU-1", "G1")])
+def test_a_copy_whose_move_failed_is_where_the_driver_names_it(
+    world: World, a: str, b: str, gpu: str, group: str
+) -> None:
+    job = move(world, a, b)
+    reported(world, job, a, "quarantined")
+    assert world.state(a) is S.QUARANTINED
+    target = world.managed(a).target()
+    found = SeatProgress(
+        seat=a, pod_uid=target.pod_uid, container_id=target.container_id, outcome="parked", gpus=(gpu,)
+    )
+
+    world.receive(JobsReported(JobReply(accepted=True, seats=(found,))))
+
+    assert (world.state(a), world.managed(a).group.name) == (S.PARKED, group)
+    assert world.managed(a).target().parked_on == (gpu,)

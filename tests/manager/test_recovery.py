@@ -547,6 +547,44 @@ def test_two_seats_that_the_driver_lists_on_one_group_are_both_quarantined(world
     assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.QUARANTINED)
 
 
+@pytest.mark.parametrize("outcome", ["active", "quarantined"])
+def test_a_conflict_spares_no_seat_whose_gpus_the_driver_does_not_name(world: World, outcome: str) -> None:
+    a, b = world.fill("a", "b")
+
+    restart(world, ledger=Ledger(), a="active", b=outcome)
+
+    assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.QUARANTINED)
+
+
+def test_seats_of_overlapping_groups_that_the_driver_lists_on_their_gpus_are_both_quarantined() -> None:
+    world = World(groups=(make_group("G0", [0], 2), make_group("G01", [0, 1], 2)))
+    world.boot()
+    (a,) = world.fill("a")
+    world.pod(world.seat(1, 0), "big")
+    both = {"a": ("GPU-0",), "big": ("GPU-0", "GPU-1")}
+    big = world.seat(1, 0)
+    world.pods[big] = replace(world.pods[big], container_id="process://9", running=True)
+
+    restart(world, ledger=Ledger(), gpus=both, a="active", big="active")
+    assert (world.state(a), world.state(big)) == (S.QUARANTINED, S.QUARANTINED)
+    restart(world, ledger=Ledger(), gpus={"big": both["big"]}, a="active", big="active")
+
+    assert (world.state(a), world.state(big)) == (S.QUARANTINED, S.ACTIVE)
+
+
+def test_a_group_fits_when_all_gpus_that_are_named_are_its_own() -> None:
+    groups = (make_group("G01", [0, 1], 2, rebalance=True), make_group("G23", [2, 3], 2, rebalance=True))
+    world = World(groups=groups)
+    world.boot()
+    (a,) = world.fill("a")
+
+    restart(world, ledger=Ledger(), gpus={"a": ("GPU-2", "GPU-3")}, a="active")
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
+    restart(world, ledger=Ledger(), gpus={"a": ("GPU-3", "GPU-4")}, a="active")
+
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G01"), "which is its home"
+
+
 @pytest.mark.parametrize("known", ["nothing", "by-the-ledger", "by-the-driver"])
 def test_a_parked_seat_that_may_be_on_any_group_starts_cold_unless_its_group_is_known(known: str) -> None:
     """Its copy would be restored to the GPUs that it was parked on, and another seat may have them."""

@@ -27,12 +27,14 @@ from services.gpu_manager.inputs import (
     PodsSeen,
     StartCall,
     StartCalls,
+    Tick,
     UnixTime,
 )
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.seat_pod import Owners
 from services.gpu_manager.state import Effect
+from tests.manager.test_ledger import runs
 from tests.manager.test_manager import look, running, taken
 from tests.manager.world import World
 from tests.until import until
@@ -43,6 +45,8 @@ class SlowDisk:
 
     def __init__(self, manager: Manager) -> None:
         self._write, self.turns, self.reached = manager.ledger.write, threading.Event(), threading.Event()
+        self.error: OSError | None = None
+        """It fails in the end."""
         self.turns.set()
         manager.ledger.write = self.write  # type: ignore[method-assign]
 
@@ -50,6 +54,8 @@ class SlowDisk:
         if not self.turns.is_set():
             self.reached.set()
         self.turns.wait()
+        if self.error is not None:
+            raise self.error
         self._write(ledger, durable=durable)
 
 
@@ -137,6 +143,48 @@ async def test_a_command_is_confirmed_only_when_it_is_on_disk(tmp_path: Path) ->
         assert not asked.done()
         disk.turns.set()
         assert (await asked).accepted
+
+
+async def test_a_write_that_takes_long_and_fails_ends_the_manager_before_the_ticket(tmp_path: Path) -> None:
+    async with with_a_slow_disk(tmp_path) as (manager, seat, disk):
+        disk.turns.clear()
+        disk.error = OSError(5, "Input/output error")
+        unix = manager.now().unix
+        await manager.receive(StartCalls({seat: StartCall("call-1", unix, UnixTime(unix + 25))}))
+        await until(disk.reached.is_set, what="the ledger is being written")
+        await asyncio.sleep(3 * manager_module.BRIEF_SECONDS)
+        disk.turns.set()
+
+        await until(lambda: not runs(), what="the manager has ended")
+        assert manager.node.seats[seat].state is S.STARTING, "the board gave a ticket"
+        assert not list(tmp_path.rglob("ticket.json"))
+
+
+async def test_three_seconds_between_two_arrivals_are_a_pause_however_long_they_are_handled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_a_slow_disk(tmp_path) as (manager, _, _disk):
+        handled: list[object] = []
+        handle, next_one = manager.board.handle, manager._next
+        arrived = manager.now().wall
+        gaps = [1.0, 2.9, 2.9, 3.1, 2.9]
+
+        async def scripted() -> tuple[object, None, float]:
+            nonlocal arrived
+            if not gaps:
+                monkeypatch.setattr(manager, "_next", next_one)
+                await asyncio.Event().wait()
+            arrived += gaps.pop(0)
+            return Tick(), None, arrived
+
+        monkeypatch.setattr(
+            manager.board, "handle", lambda message, now: handled.append(message) or handle(message, now)
+        )
+        monkeypatch.setattr(manager, "_next", scripted)
+        await until(lambda: not gaps, what="all messages are taken")
+        await until(lambda: len(handled) >= 6, what="and handled")
+
+        assert handled[-6:] == [Tick(), Tick(), Tick(), Paused(), Tick(), Tick()]
 
 
 async def test_a_message_counts_from_its_arrival_and_a_gap_without_any_as_a_pause(
