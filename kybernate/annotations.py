@@ -287,3 +287,11 @@ def backend_option(container: Mapping[str, Any]) -> dict[str, str]:
     if image == "ollama" or re.search(r"(?:^|[\s/])ollama serve(?:\s|$)", " ".join(line)):
         return {BACKEND: "unload"}
     return {}
+
+
+def chosen_devices(container: Mapping[str, Any]) -> Iterable[tuple[int, str]]:
+    """(index, name) of each variable by which a container of a seat chooses GPUs itself. Kubelet puts a pod's variables
+    after those of its seat, so that they win: the engine would run on another group's GPU."""
+    for index, one in enumerate(container.get("env") or ()):
+        if isinstance(one, Mapping) and one.get("name") in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+            yield index, str(one["name"])

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kybernate.annotations import BACKEND, ENGINE_KEY, MODEL, PORT, PREFIX
+from kybernate.annotations import BACKEND, ENGINE_KEY, MODEL, PORT, PREFIX, chosen_devices
 
 RECORD = "kyb.ai/onboarded"
 """Annotation of the Deployment: its changes as JSON, for the way back."""
@@ -204,6 +204,10 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
             if asked.startswith(VENDOR):
                 draft.put((*where, "resources", part, asked), None)
     draft.put((*where, "resources", "limits", resource), "1")
+    if chosen := dict(chosen_devices(container)):
+        kept = [one for one in container["env"] if one.get("name") not in chosen.values()]
+        draft.put((*where, "env"), kept or None)
+        notes.append(f"{' and '.join(chosen.values())} removed: the seat sets it, and the pod's own value would win")
     if backend == engine.backend:
         _switches(draft, where, container, engine)
     for probe in _PROBES:
@@ -448,7 +452,7 @@ def _switches(draft: Draft, where: Path, container: Mapping[str, Any], engine: E
     if missing:
         part = "args" if container.get("args") or not container.get("command") else "command"
         draft.put((*where, part), [*(container.get(part) or ()), *missing])
-    env = [one for one in container.get("env") or () if one.get("name") not in engine.env]
+    env = [one for one in draft.get((*where, "env")) or () if one.get("name") not in engine.env]
     if engine.env:
         draft.put((*where, "env"), [*env, *({"name": name, "value": value} for name, value in engine.env.items())])
 

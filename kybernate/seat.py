@@ -64,6 +64,7 @@ TRANSITIONS: dict[tuple[SeatState, Trigger], SeatState] = {
     (_S.STARTING, _T.UNRECOVERABLE): _S.LOST,
     (_S.STARTING, _T.EXITED): _S.BACKOFF,
     (_S.ACTIVE, _T.EVICT): _S.DRAINING,
+    (_S.ACTIVE, _T.UNRECOVERABLE): _S.LOST,  # its processes are on another group's GPUs
     (_S.ACTIVE, _T.EXITED): _S.BACKOFF,
     (_S.DRAINING, _T.DEMAND): _S.ACTIVE,
     (_S.DRAINING, _T.DRAINED): _S.PARKING,

@@ -3,14 +3,16 @@ started or restored on its groups.
 
 A restore that runs out of memory destroys what it restores, and a foreign process may allocate more at any time. Seats
 that run already go on. A process that holds 0 bytes is none: NVML lists whatever opened a device, for example one that
-asked for the number of GPUs (llm-d #148). This module reads /proc; the decision what follows is the board's.
+asked for the number of GPUs (llm-d #148). A seat whose processes hold memory on another group's GPUs is ended; its pod
+sets CUDA_VISIBLE_DEVICES itself, for example. This module reads /proc; the decision what follows is the board's.
 """
 
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from kybernate.gpus import GpuError, Gpus
 from kybernate.logs import OnceLogger
@@ -19,6 +21,8 @@ from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen
 PROC = Path("/proc")
 READS = 2
 """A process counts once it was seen in so many reads in a row: containers start and end between two reads of pods."""
+STRAY_READS = 3
+"""The same for a process on another group's GPU: a seat may move between the look at its place and the read."""
 _PROCESS = "process://"
 
 
@@ -30,11 +34,14 @@ class GpuProcesses:
         self._gpus, self._helpers, self._proc = gpus, helpers, proc
         self._seen: dict[tuple[int, str], int] = {}
         self._peaks: dict[str, int] = {}
+        self._astray: dict[tuple[str, str], int] = {}
         self._unread = OnceLogger("gpu_processes.read_failed")
 
-    async def read(self, containers: Collection[str]) -> ForeignProcessesSeen | None:
-        """Processes that are in none of these containers, by GPU, and what each container used at most; None when the
-        driver does not answer."""
+    async def read(
+        self, containers: Collection[str], places: Mapping[str, frozenset[str]] = MappingProxyType({})
+    ) -> ForeignProcessesSeen | None:
+        """Processes that are in none of these containers, by GPU, what each container used at most, and which have
+        processes elsewhere than in their ``places`` (UUIDs); None when the driver does not answer."""
         try:
             processes = await self._gpus.processes()
         except GpuError as error:
@@ -51,9 +58,12 @@ class GpuProcesses:
                 gpus[process.gpu] = gpus.get(process.gpu, 0) + process.bytes
         now = {container: max(gpus.values()) * len(gpus) for container, gpus in used.items()}
         self._peaks = {one: max(now.get(one, 0), self._peaks.get(one, 0)) for one in containers}
+        astray = {(one, gpu) for one, place in places.items() for gpu in used.get(one, {}).keys() - place}
+        self._astray = {key: self._astray.get(key, 0) + 1 for key in astray}
         return ForeignProcessesSeen(
             tuple(ForeignProcess(gpu, pid, names[pid]) for (pid, gpu), n in sorted(self._seen.items()) if n >= READS),
             self._peaks,
+            frozenset(key for key, n in self._astray.items() if n >= STRAY_READS),
         )
 
     def _names(self, pids: set[int], containers: tuple[str, ...]) -> tuple[dict[int, str], dict[int, str]]:

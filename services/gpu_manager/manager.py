@@ -416,8 +416,9 @@ class Manager:
             if faults != self.node.faulty:
                 await self.receive(FaultyGpusSeen(faults))
             containers = {seat.durable.container_id for seat in self.node.seats.values() if seat.durable.container_id}
-            found = await self.gpu_processes.read(containers) if self.gpu_processes is not None else known
-            if found is not None and found != known:
+            places = view.places(self.node)
+            found = await self.gpu_processes.read(containers, places) if self.gpu_processes is not None else known
+            if found is not None and (found != known or found.strays):
                 known = found
                 await self.receive(found)
 

@@ -9,11 +9,11 @@ import pytest
 
 from kybernate.gpus import GpuError
 from kybernate.machine import GpuProcess, Mig
-from kybernate.messages import TrafficSignal
+from kybernate.messages import KillJob, SeatLost, TrafficSignal
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.seat import SeatState as S
 from kybernate.seat import Trigger
-from services.gpu_manager import publish
+from services.gpu_manager import publish, view
 from services.gpu_manager.gpu_processes import READS, GpuProcesses
 from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen, StartTicket
 from services.gpu_manager.ledger import Ledger, LedgerEntry
@@ -228,3 +228,41 @@ def test_a_foreign_process_on_a_gpu_or_its_instance_stops_the_instances_group(gp
 
     assert world.state(seat) is S.WAITING
     assert "python3 (pid 4711)" in record(world.node, world.managed(seat), world.now).blocked
+
+
+async def test_a_process_of_a_seat_on_another_groups_gpu_is_seen_after_three_reads_in_a_row(tmp_path: Path) -> None:
+    proc(tmp_path, 10, cgroup="0::/kubepods/pod1/cri-containerd-abcdef.scope")
+    gpus = Processes(GpuProcess(10, "GPU-0", 30), GpuProcess(10, "GPU-1", 30))
+    watch = GpuProcesses(gpus, tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+    one = "containerd://abcdef"
+
+    async def strays(*place: str) -> object:
+        seen = await watch.read([one], {one: frozenset(place)})
+        assert seen is not None
+        return seen.strays
+
+    assert [await strays("GPU-1") for _ in range(3)] == [frozenset(), frozenset(), {(one, "GPU-0")}]
+    assert await strays("GPU-0", "GPU-1") == frozenset()
+    assert await strays("GPU-1") == frozenset(), "it may have moved meanwhile"
+
+
+@pytest.mark.parametrize("state", [S.STARTING, S.ACTIVE])
+def test_a_seat_that_holds_memory_on_another_groups_gpu_is_ended_with_the_reason(world: World, state: S) -> None:
+    seat, other = world.seat(1, 0), world.seat(0, 0)
+    world.serve(other, "b")
+    if state is S.ACTIVE:
+        world.serve(seat, "a")
+    else:
+        world.pod(seat, "a")
+        world.call(seat)
+        world.start(seat)
+    container = world.managed(seat).durable.container_id
+    assert view.places(world.node)[container] == {"GPU-2", "GPU-3"}
+    world.receive(ForeignProcessesSeen((), {}, frozenset({(container, "GPU-2"), ("gone", "GPU-0")})))
+    assert world.state(seat) is state
+    effects = world.receive(ForeignProcessesSeen((), {}, frozenset({(container, "GPU-0")})))
+    assert (world.state(seat), world.state(other)) == (S.LOST, S.ACTIVE)
+    assert [effect.target.seat for effect in effects if isinstance(effect, KillJob)] == [seat]
+    (event,) = [effect for effect in effects if isinstance(effect, SeatLost)]
+    assert "memory on GPU 0, which group G23 does not have; it is ended: remove CUDA_VISIBLE_DEVICES" in event.reason
+    assert "CUDA_VISIBLE_DEVICES" in world.stage(seat).text

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kybernate.annotations import BACKEND, PREFIX, VRAM, group_problem, parse, tier_problem, with_options
+from kybernate.annotations import (
+    BACKEND,
+    PREFIX,
+    VRAM,
+    chosen_devices,
+    group_problem,
+    parse,
+    tier_problem,
+    with_options,
+)
 from kybernate.config import NodeConfig
 from kybernate.config_errors import ConfigError, Document, Place, read_documents, refuse, suggest
 from kybernate.engines import ENGINE_BACKENDS, RESTART
@@ -167,6 +176,10 @@ def _seat(document: Document, manifest: Mapping[str, Any], place: Place, config:
                 raise document.source.error(where, None, "no profile advertises this resource", remedy)
             if str(quantity) != "1":
                 raise document.source.error(where, quantity, "a container has exactly one seat", "write 1")
+            for one, name in chosen_devices(container):
+                raise document.source.error(
+                    (*at, index, "env", one), name, "chooses another GPU than the seat's", "remove it: the seat sets it"
+                )
             if (container["name"], key) not in [(owner, resource) for _, owner, resource in found]:
                 found.append((where, container["name"], key))
     if not found:

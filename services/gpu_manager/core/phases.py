@@ -81,7 +81,9 @@ def _drains(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
 
 def unproven(seat: ManagedSeat) -> Stage:
     """A deleted or lost seat: evidence ends its hold."""
-    what = "its pod is deleted" if seat.state is S.RELEASING else "its processes are being killed"
+    what = "its pod is deleted"
+    if seat.state is not S.RELEASING:
+        what = f"its processes are being killed{f' ({seat.reason})' if seat.reason else ''}"
     text = f"{seat.id}: {what}; group {seat.group.name} is held until the checkpointer finds none of its processes"
     return Stage("vram-evidence", text, {"seat": seat.id, "processes_gone": seat.processes_gone})
 

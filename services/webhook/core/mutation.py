@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from kybernate.annotations import PROBE_PORT, VRAM, SeatAnnotations, group_problem, parse, tier_problem
+from kybernate.annotations import PROBE_PORT, VRAM, SeatAnnotations, chosen_devices, group_problem, parse, tier_problem
 from kybernate.config import NodeConfig
 from kybernate.config_errors import suggest
 from kybernate.sizes import format_bytes
@@ -89,7 +89,14 @@ def mutate(pod: Mapping[str, Any], settings: WebhookSettings, configs: Sequence[
     patch: list[Json] = []
     warnings: list[str] = []
     notes = parse((pod.get("metadata") or {}).get("annotations") or {})
-    if engines and (wrong := _problems(notes, dict.fromkeys(name for one in seats for name in one), configs)):
+    wrong = _problems(notes, dict.fromkeys(name for one in seats for name in one), configs) if engines else []
+    wrong += [
+        f"container {containers[at].get('name')} sets {name}, which the seat sets: remove it, or the engine runs on "
+        "another group's GPU"
+        for at in engines
+        for _, name in chosen_devices(containers[at])
+    ]
+    if wrong:
         raise PodRefusedError("\n".join(wrong))
     for at in engines:
         changes, more = _memory(f"/spec/containers/{at}", containers[at], notes)
