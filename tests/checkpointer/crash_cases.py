@@ -4,6 +4,8 @@ of docs/backends.md."""
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from tests.checkpointer.engine_cases import shared_end
+
 PATH = "docs/backends.md"
 BEGIN, END = (
     "<!-- Made from tests/checkpointer/crash_cases.py by scripts/generate.py. -->\n",
@@ -79,16 +81,13 @@ def embedded(text: str) -> str:
 
 
 def _table() -> str:
-    lines = [
-        "| killed | half | when | " + " | ".join(BACKENDS.values()) + " |",
-        "|---|---|---|" + "---|" * len(BACKENDS),
-    ]
+    lines = ["| killed | half | when | ends | but |", "|---|---|---|---|---|"]
     for crash in crashes():
-        ends = [crash.end(backend) for backend in BACKENDS]
-        if any(ends) and crash.victim == "checkpointer":
-            cells = " | ".join(end or "–" for end in ends)
-            lines.append(f"| {crash.victim} | {crash.half} | {MOMENTS[crash.moment]} | {cells} |")
+        ends = {name: end for backend, name in BACKENDS.items() if (end := crash.end(backend))}
+        if ends and crash.victim == "checkpointer":
+            only = f" ({', '.join(ends)})" if len(ends) == 1 else ""
+            lines.append(f"| {crash.victim} | {crash.half} | {MOMENTS[crash.moment]}{only} | {shared_end(ends)} |")
     for victim in ("engine", "both"):
         [end] = {crash.end(one) for crash in crashes() for one in BACKENDS if crash.victim == victim} - {""}
-        lines.append(f"| {victim} | each | each moment |" + f" {end} |" * len(BACKENDS))
+        lines.append(f"| {victim} | each | each moment | {end} | |")
     return "\n".join(lines) + "\n"

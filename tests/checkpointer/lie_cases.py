@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from kybernate.dev.fakes.engine.lies import Lie
 from tests.checkpointer.engine_cases import ENGINES as VENDORS
+from tests.checkpointer.engine_cases import shared_end
 
 PATH = "docs/backends.md"
 BEGIN, END = (
@@ -45,6 +46,7 @@ def embedded(text: str) -> str:
 
 
 def _table() -> str:
-    lines = ["| lie | " + " | ".join(VENDORS.values()) + " |", "|---|" + "---|" * len(VENDORS)]
-    lines += [f"| {lie or 'none'} | " + " | ".join(ends[one] for one in VENDORS) + " |" for lie, ends in ENDS.items()]
+    lines = ["| lie | ends | but |", "|---|---|---|"]
+    for lie, ends in ENDS.items():
+        lines.append(f"| {lie or 'none'} | {shared_end({name: ends[one] for one, name in VENDORS.items()})} |")
     return "\n".join(lines) + "\n"

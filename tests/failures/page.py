@@ -21,7 +21,8 @@ connection, a 429 or a 5xx. A killed service is started again by its supervisor,
 A case passes only if the client gets its answer, all models are active or parked in the end, the neighbour's engine
 was not touched, and the fake driver counted no second engine on a GPU. "Cold start" names the seats whose engine
 was started again instead of restored. `make test` tries a part of the table again, `make failures` all of it; a
-result that is worse than the table fails the test. What was not tried, and is known: [limits](operate.md#known-limits).
+result that is worse than the table fails the test. Where no operator is named, there was nothing to do. What was not
+tried, and is known: [limits](operate.md#known-limits).
 """
 
 
@@ -83,20 +84,29 @@ def documents(root: Path) -> dict[Path, str]:
 
 
 def _matrix(results: Mapping[str, Result]) -> str:
-    """Steps downwards, processes across."""
-    lines = [f"| when | {' | '.join(KILLED)} |", "|---" * (len(KILLED) + 1) + "|"]
-    for step in STEPS:
-        cells = [_cell(results.get(f"{process}: {step}")) for process in KILLED]
-        lines.append(f"| {step} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    """A row per process and result, with the steps that had it."""
+    lines = ["| killed | at | result |", "|---|---|---|"]
+    for process in KILLED:
+        steps: dict[str, list[str]] = {}
+        for step in STEPS:
+            steps.setdefault(_cell(results.get(f"{process}: {step}")), []).append(step)
+        lines += [f"| {process} | {_at(own)} | {cell} |" for cell, own in steps.items()]
+    return f"The steps: {'; '.join(STEPS)}.\n\n" + "\n".join(lines) + "\n"
+
+
+def _at(steps: list[str]) -> str:
+    return "each step" if steps == list(STEPS) else "; ".join(steps)
 
 
 def _rows(cases: list[Case], results: Mapping[str, Result]) -> str:
-    lines = ["| what | when | result | operator |", "|---|---|---|---|"]
+    """A row per result; what an operator had to do stands in it."""
+    found: dict[tuple[str, str], list[str]] = {}
     for case in cases:
         result = results.get(case.name)
-        action = (result.action or "nothing to do") if result else "–"
-        lines.append(f"| {case.what} | {case.when} | {_cell(result)} | {action} |")
+        cell = _cell(result) + (f"; operator: {result.action}" if result and result.action else "")
+        found.setdefault((case.when, cell), []).append(case.what)
+    lines = ["| when | what | result |", "|---|---|---|"]
+    lines += [f"| {when} | {'; '.join(what)} | {cell} |" for (when, cell), what in found.items()]
     return "\n".join(lines) + "\n"
 
 
