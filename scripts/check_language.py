@@ -40,6 +40,12 @@ _ABSENT = re.compile(r"\b(?:research|shared/design)/[\w-]+\.md\b|\bresearch (?:Â
 ABSENT_REMEDY = "a source that readers have: a page of docs/, the vendor's documentation, an issue's number"
 """Pages that were written for the authors and are not in the repository."""
 
+RIDDLES = re.compile(
+    r"\b(?:of|in|for) which\b|\b(?:the one|those) (?:that|which|who)\b|\bwhat (?:is|was|does)\b", re.IGNORECASE
+)
+MOST_RIDDLES = 60
+"""Of the pages below ``docs/`` and README together; lower it with the pages. Two sentences say the same."""
+
 NOT_OURS = re.compile(
     r"^(LICENSE|services/router/assets/vendor/|tests/ui/vendor/|kybernate/pb/|proto/|requirements.*\.txt|docs/images/|docs/measurements/"
     r"|scripts/check_language\.py$|tests/test_checks\.py$)"
@@ -75,15 +81,21 @@ def tracked(paths: Iterable[str]) -> list[Path]:
 
 def main(arguments: list[str]) -> int:
     """Print each finding as ``path:line: word: remedy``."""
-    found = 0
+    found, riddles = 0, dict[Path, int]()
     for path in tracked(arguments):
         try:
             lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
         except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
             continue
+        if path.suffix == ".md":
+            riddles[path] = len(RIDDLES.findall("\n".join(lines)))
         for number, word in findings(lines):
             print(f"{path}:{number}: {word!r}: write {UNUSED.get(word, ABSENT_REMEDY)}")
             found += 1
+    if (riddled := sum(riddles.values())) > MOST_RIDDLES:
+        worst = ", ".join(f"{path} {riddles[path]}" for path in sorted(riddles, key=riddles.__getitem__)[-5:])
+        print(f"pages say 'of which', 'those that', 'what is' {riddled} times, limit {MOST_RIDDLES}: name it ({worst})")
+        found += 1
     if found:
         print(f"check_language: {found} findings", file=sys.stderr)
     return 1 if found else 0

@@ -60,6 +60,22 @@ def test_a_planted_word_fails_the_check(tmp_path: Path, monkeypatch: pytest.Monk
     assert check_language.main([]) == 0
 
 
+def test_riddles_of_grammar_in_pages_are_counted_and_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_language, "ROOT", tmp_path)
+    monkeypatch.setattr(check_language, "MOST_RIDDLES", 2)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "page.md").write_text("A pool of which one seat moves. What is parked is those that wait.\n")
+    (tmp_path / "code.py").write_text("# What is counted are pages.\n")
+    subprocess.run(["git", "-C", str(tmp_path), "add", "."], check=True)
+
+    assert check_language.main([]) == 1
+    assert "3 times, limit 2: name it (page.md 3)" in capsys.readouterr().out
+    monkeypatch.setattr(check_language, "MOST_RIDDLES", 3)
+    assert check_language.main([]) == 0
+
+
 def graph(*imports: tuple[str, str]) -> grimp.ImportGraph:
     made = grimp.ImportGraph()
     for importer, imported in imports:
