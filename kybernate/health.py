@@ -3,10 +3,12 @@
 A service is live while its event loop runs, and ready when every named condition holds. Liveness never depends on NATS.
 """
 
+import asyncio
 import ssl
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import cast
 
 from aiohttp import web
 from prometheus_client import (
@@ -25,6 +27,11 @@ from kybernate.bus.port import NodeBus
 from kybernate.lifecycle import listening
 from kybernate.settings import Settings
 
+MOST_CONNECTIONS = 512
+"""Of one server; further ones are closed."""
+IDLE_SECONDS = 20.0
+METRICS_SHARE = 0.1
+"""Of a CPU core that readers of metrics take at most: the text is kept for as long as that needs, at most 1 s."""
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
@@ -40,6 +47,7 @@ class Health:
 
     def __post_init__(self) -> None:
         """Every service has the metrics of its process and its version."""
+        self._text, self._fresh_until = b"", 0.0
         ProcessCollector(registry=self.registry)
         build = Gauge("kybernate_build_info", "1, with the version", ["version"], registry=self.registry)
         build.labels(__version__).set(1)
@@ -79,7 +87,12 @@ class Health:
         return web.json_response(body | ({"notes": notes} if notes else {}), status=503 if unmet else 200)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        now = time.monotonic()
+        if now >= self._fresh_until:
+            self._text = generate_latest(self.registry)
+            took = time.monotonic() - now
+            self._fresh_until = now + min(1.0, took / METRICS_SHARE)
+        return web.Response(body=self._text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 @dataclass
@@ -96,19 +109,37 @@ class HttpServer:
     """Of the settings that hold the address; empty: the options ``--host`` and ``--port`` do."""
     tls: ssl.SSLContext | None = None
     """If set, the server speaks HTTPS only."""
+    idle_seconds: float = IDLE_SECONDS
+    """Time for a request to arrive on a connection, and for the next one; then it is closed."""
     runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> "HttpServer":
-        self.runner = web.AppRunner(self.app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+        if not self.app.frozen:
+            self.app.on_response_prepare.append(_without_name)
+        self.runner = web.AppRunner(
+            self.app,
+            handler_cancellation=True,
+            access_log=None,
+            shutdown_timeout=1.0,
+            keepalive_timeout=self.idle_seconds,
+        )
         await self.runner.setup()
-        site = web.TCPSite(self.runner, self.host, self.port, backlog=1024, ssl_context=self.tls)
+        serving = self.runner.server
+        assert serving is not None  # set up
+
+        def accepted() -> asyncio.Protocol:
+            return serving() if len(serving.connections) < MOST_CONNECTIONS else _Refused()
+
         with listening(self.host, self.port, self.prefix):
-            await site.start()
-        self.port = self.runner.addresses[0][1]
+            self._server = await asyncio.get_running_loop().create_server(
+                accepted, self.host, self.port, backlog=MOST_CONNECTIONS, ssl=self.tls
+            )
+        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self.runner is not None:
+            self._server.close()
             await self.runner.cleanup()
 
     @property
@@ -116,6 +147,19 @@ class HttpServer:
         """Base URL of the server."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
+
+
+class _Refused(asyncio.Protocol):
+    """A connection that is one too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close it."""
+        cast(asyncio.Transport, transport).abort()
+
+
+async def _without_name(_: web.Request, response: web.StreamResponse) -> None:
+    """Do not say which software answers."""
+    response.headers.popall("Server", None)
 
 
 class BusMetrics(Collector):

@@ -8,8 +8,8 @@ import contextlib
 import socket
 import ssl
 import struct
-from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Self, cast
 
 from aiohttp import web
@@ -20,11 +20,11 @@ from kybernate.web_origin import WebOrigins
 from services.router.aiohttp_bridge import AiohttpHandler
 from services.router.api import RouterError, no_content
 from services.router.calls import Call, Calls
+from services.router.connections import ConnectionLimits, TlsCaller, address_of
 from services.router.core.body import BodyMemory
 from services.router.core.framing import HttpError
 from services.router.core.head import Head, HeadParser
 from services.router.deadline import Deadline
-from services.router.garbage import FullCollections
 from services.router.intake import Intake, RequestBody
 from services.router.settings import RouterSettings
 
@@ -32,10 +32,17 @@ LEAST_READ_BYTES = 16 * 1024
 """What a caller must read of its last answer in ``slow_reader_seconds``."""
 LINGER_SECONDS = 2.0
 """How long a caller may take to read the last answer and to close, before the connection is closed for it."""
+BACKLOG = 1024
+"""Connections that the kernel keeps until they are accepted."""
+MOST_ACCEPTED = 64
+"""In one turn of the loop, before they are counted."""
 MOST_REFUSED = 100
 """Refused connections that get an answer at the same time; further ones are only closed."""
 MOST_PIPELINED = 64 * 1024
-"""Bytes after a request that are read before it is answered."""
+"""Bytes after a request that is not answered: no client of engines sends more, and a caller whose bytes are not read
+could leave unnoticed."""
+PARTIAL_BYTES = 16 * 2**20
+"""All heads that are not complete, and all bytes after requests that are not answered; a quarter for one address."""
 OWN_BYTES = 512 * 1024
 """Largest body of a request to the router itself."""
 OWN_MEMORY_BYTES = 16 * OWN_BYTES
@@ -52,42 +59,12 @@ KNOWN_SECONDS = 10.0
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class ConnectionLimits:
-    """Counts open connections, in total and per address."""
-
-    def __init__(self, most: int, most_per_address: int, rejected: Callable[[str], None]) -> None:
-        self._most, self._most_per_address, self.rejected = most, most_per_address, rejected
-        self._by_address: Counter[str] = Counter()
-        self.open = self.refused = 0
-        self._collections = FullCollections()
-
-    def enter(self, address: str) -> RouterError | None:
-        """Count a new connection; return why it is refused, or None."""
-        if self.open >= self._most:
-            self.rejected("connections")
-            return RouterError(503, "too_many_connections", f"{self.open} connections are open (KYB_CONNECTIONS)", 1)
-        if self._by_address[address] >= self._most_per_address:
-            self.rejected("address_connections")
-            text = f"{self._by_address[address]} connections of {address} are open, the most that it may have"
-            return RouterError(429, "too_many_connections", f"{text}; close some, or reuse them", 1)
-        self.open += 1
-        self._collections.opened(self.open)
-        self._by_address[address] += 1
-        return None
-
-    def leave(self, address: str) -> None:
-        """Forget a connection that was counted."""
-        self.open -= 1
-        self._collections.closed(self.open)
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
-
-
 class CallerConnection(asyncio.Protocol):
     """One connection of a caller. Its requests are answered one after another."""
 
-    def __init__(self, front: "Front") -> None:
+    def __init__(self, front: "Front", tls: TlsCaller | None = None) -> None:
+        self._tls = tls
+        """Has counted the connection already."""
         self._front, self._loop = front, asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._deadline = Deadline(self._loop, self._late)
@@ -110,7 +87,8 @@ class CallerConnection(asyncio.Protocol):
         self._first = True
         self._idle = False
         """Whether it has been without a request for ``KNOWN_SECONDS``."""
-        self._reading = True
+        self._counted = 0
+        """Bytes of a partial head, and after a request."""
         self.slow = False
         """The caller reads more slowly than it is answered: nothing further is begun for it."""
         self._unread: int | None = None
@@ -121,9 +99,11 @@ class CallerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection, or refuse it; then its first request must be complete in time."""
         self._transport = cast(asyncio.Transport, transport)
-        self.address = str((self._transport.get_extra_info("peername") or ("",))[0])
+        self.address = address_of(transport)
         limits = self._front.limits
-        error = limits.enter(self.address)
+        if self._tls is not None:
+            self._tls.shaken()
+        error = limits.enter(self.address) if self._tls is None else None
         if error is None:
             self._front.connections.add(self)
             self._deadline.set(self._front.settings.head_seconds)
@@ -139,11 +119,13 @@ class CallerConnection(asyncio.Protocol):
         """End what is under way, and forget the connection."""
         self._deadline.end()
         self._transport = None
+        self._hold(0)
         if self._refused:
             self._front.limits.refused -= 1
             return
         self._front.connections.discard(self)
-        self._front.limits.leave(self.address)
+        if self._tls is None:
+            self._front.limits.leave(self.address)
         self._ending = True
         call, handler, task = self._call, self._handler, self._task
         self._call = self._handler = self._task = None
@@ -175,18 +157,18 @@ class CallerConnection(asyncio.Protocol):
             self._call.resume()
         if self._handler is not None and self._handler.writing_paused:
             self._handler.resume_writing()
-        if not self._busy and not self._ending and (self._rest or not self._reading):
+        if not self._busy and not self._ending and self._rest:
             self._loop.call_soon(self._next)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes of requests."""
         if self._ending:
             return
-        if self._busy or self._rest or self.slow or not self._reading:
+        if self._busy or self._rest or self.slow:
             self._rest += data
-            if len(self._rest) > MOST_PIPELINED and self._transport is not None:
-                self._reading = False
-                self._transport.pause_reading()
+            if len(self._rest) > MOST_PIPELINED or not self._hold(len(self._rest)):
+                self._front.limits.rejected("pipelined")
+                self.abort()
             return
         self._take(data)
 
@@ -224,7 +206,14 @@ class CallerConnection(asyncio.Protocol):
         assert self._parser is not None
         found = self._parser.feed(data)
         if found is None:
+            if not self._hold(self._parser.size):
+                self._front.limits.rejected("head_memory")
+                raise RouterError(
+                    503, "too_many_connections", "partial heads of requests take too much memory", 1, closes=True
+                )
             return b""
+        if self._counted:
+            self._hold(0)
         self._head, data = found
         self._parser = None
         head, calls = self._head, self._front.calls
@@ -323,7 +312,7 @@ class CallerConnection(asyncio.Protocol):
             return
         self._parser, self._idle = self._heads, False
         self._deadline.set(min(KNOWN_SECONDS, self._front.settings.idle_seconds))
-        if (self._rest or not self._reading) and not self.slow:
+        if self._rest and not self.slow:
             self._loop.call_soon(self._next)
 
     def handled(self) -> None:
@@ -334,7 +323,7 @@ class CallerConnection(asyncio.Protocol):
         self._handler = None
         handler.leave()
         body.close()
-        if self._transport is not None and self._reading and not self._transport.is_reading():
+        if self._transport is not None and not self._transport.is_reading():
             self._transport.resume_reading()  # aiohttp has paused it for a body that nothing read
         self.finished(close=not handler.keeps)
 
@@ -364,10 +353,21 @@ class CallerConnection(asyncio.Protocol):
         if self._transport is None or self._busy or self._ending or self.slow:
             return
         rest, self._rest = self._rest, b""
-        if not self._reading:
-            self._reading = True
-            self._transport.resume_reading()
+        self._hold(0)
         self._take(rest)
+
+    def _hold(self, size: int) -> bool:
+        """Count this many bytes of the connection; False: they are too many, and nothing is counted."""
+        memory = self._front.partial
+        if self._counted:
+            memory.give_back(self.address, self._counted)
+            self._counted = 0
+        if size and memory.full(self.address, size) is not None:
+            return False
+        if size:
+            memory.take(self.address, size)
+            self._counted = size
+        return True
 
     def _fail(self, error: RouterError) -> None:
         """Answer a request with an error, before it is handled."""
@@ -397,9 +397,6 @@ class CallerConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if not self._reading:
-            self._reading = True
-            transport.resume_reading()
         if not sending and not transport.can_write_eof():  # TLS
             transport.close()
             return
@@ -468,6 +465,7 @@ class Front:
         self.calls, self.settings, self.limits = calls, settings, limits
         self.origins = WebOrigins(settings.cors_origins)
         memory = OwnMemory(OWN_MEMORY_BYTES, OWN_MEMORY_BYTES)
+        self.partial = OwnMemory(PARTIAL_BYTES, PARTIAL_BYTES // 4)
         self.own = Intake(memory, settings.body_seconds, limits.rejected)
         """Bodies of requests to the router itself."""
         self.connections: set[CallerConnection] = set()
@@ -481,18 +479,19 @@ class Front:
         await self._runner.setup()
         settings, loop = self.settings, asyncio.get_running_loop()
         with listening(settings.host, settings.port, "KYB"):
-            self._server = await loop.create_server(
-                lambda: CallerConnection(self),
-                settings.host,
-                settings.port,
-                ssl=self._tls,
-                ssl_handshake_timeout=settings.head_seconds if self._tls else None,
-                backlog=1024,
-            )
+            family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+            sock = socket.create_server((settings.host, settings.port), family=family)
+            self._server = await loop.create_server(self._caller, sock=sock, backlog=MOST_ACCEPTED)
+            sock.listen(BACKLOG)
         port = self._server.sockets[0].getsockname()[1]
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.url = f"{'https' if self._tls else 'http'}://{host}:{port}"
         return self
+
+    def _caller(self) -> asyncio.Protocol:
+        if self._tls is None:
+            return CallerConnection(self)
+        return TlsCaller(self.limits, self._tls, self.settings.head_seconds, partial(CallerConnection, self))
 
     async def __aexit__(self, *_: object) -> None:
         """Take no further requests, let those under way end, for a moment, and close all connections."""

@@ -21,6 +21,7 @@ from services.router import openapi
 from services.router.api import RouterError, aliases_of, engine_paths
 from services.router.auth import open_auth
 from services.router.calls import Calls
+from services.router.connections import ConnectionLimits, most_connections
 from services.router.core.admission import Limits
 from services.router.core.body import BodyMemory
 from services.router.core.managers import RouterIdentity
@@ -28,7 +29,7 @@ from services.router.core.reports import Loads
 from services.router.core.traffic import Traffic
 from services.router.dispatch import Dispatcher
 from services.router.engines import EnginePools
-from services.router.front import ConnectionLimits, Front
+from services.router.front import Front
 from services.router.gateways import GatewayApi, for_auth_request
 from services.router.history import History
 from services.router.intake import Intake
@@ -77,7 +78,9 @@ class RunningRouter:
         self.levels.on_signal = lambda signal: self.loads.add(signal, time.monotonic())
         self.health = health = self._health()
         memory = BodyMemory(settings.held_bytes, settings.caller_bytes)
-        self.connections = ConnectionLimits(settings.connections, settings.address_connections, self._rejected)
+        self.connections = ConnectionLimits(
+            most_connections(settings.connections), settings.address_connections, self._rejected
+        )
         self._metrics = Metrics(
             health.registry,
             held=lambda: [(model.name, len(model.held)) for model in traffic.table.models.values()],

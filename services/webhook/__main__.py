@@ -16,6 +16,8 @@ from kybernate.tls import ServerCertificate
 from services.webhook.core.mutation import ReviewError, outcome, respond
 from services.webhook.settings import WebhookSettings
 
+KEPT_SECONDS = 300.0
+"""The API server keeps a connection for its next reviews."""
 REVIEW_BYTES = 8 * 2**20
 """The API server accepts requests of 3 MiB, and a review has the old and the new object."""
 
@@ -64,7 +66,7 @@ async def serve(settings: WebhookSettings) -> None:
     """Run until stopped. Raises ConfigError, CannotListenError."""
     health, certificate = Health(), ServerCertificate(settings.tls_cert_file, settings.tls_key_file)
     app = application(settings, health)
-    webhook = HttpServer(app, settings.host, settings.port, "KYB", tls=certificate.context)
+    webhook = HttpServer(app, settings.host, settings.port, "KYB", tls=certificate.context, idle_seconds=KEPT_SECONDS)
     async with webhook as server, health.server(settings) as probes:
         get_logger().info("webhook.listening", url=server.url, health=probes.url)
         await lifecycle.run(certificate=certificate.watch())

@@ -9,8 +9,8 @@ import httptools
 
 from services.router.core.framing import HttpError
 
-MOST_HEAD_BYTES = 64 * 1024
-"""Of the head of a request or of an answer."""
+MOST_REQUEST_HEAD_BYTES = 16 * 1024
+MOST_ANSWER_HEAD_BYTES = 64 * 1024
 MOST_FIELDS = 128
 """Header fields of a request or of an answer."""
 MOST_KNOWN_BYTES = 1024
@@ -170,7 +170,7 @@ class HeadParser:
         before = len(self._data)
         whole = self._data + data if before else data
         end = whole.find(b"\r\n\r\n", max(0, before - 3)) + 4
-        if (end if end > 3 else len(whole)) > MOST_HEAD_BYTES:
+        if (end if end > 3 else len(whole)) > (MOST_REQUEST_HEAD_BYTES if self._request else MOST_ANSWER_HEAD_BYTES):
             raise HttpError("the head is too long", too_large=True)
         if self._parser is None:
             make = httptools.HttpRequestParser if self._request else httptools.HttpResponseParser
@@ -190,6 +190,11 @@ class HeadParser:
         self._known = _known(head, whole[:end])
         self._begin()
         return head, whole[end:]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the head that is not complete."""
+        return len(self._data)
 
     def forget(self) -> None:
         """Forget the last head: the next one is parsed."""

@@ -1,0 +1,190 @@
+"""Connections that cost memory or descriptors: silent ones, partial heads, callers who left, few descriptors."""
+
+import contextlib
+import resource
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kybernate.seat import SeatState
+from tests.attacks.stack import RawEngine, Response, Stack, call, receive, request
+from tests.bus.guarded import certificates
+
+MIB = 2**20
+PATH = "/v1/chat/completions"
+
+
+@contextlib.contextmanager
+def many(stack: Stack, count: int, first: bytes = b"") -> Iterator[list[socket.socket]]:
+    """So many connections, from four addresses, on which these bytes were sent."""
+    found: list[socket.socket] = []
+    try:
+        for at in range(count):
+            one = socket.create_connection(("127.0.0.1", stack.port), 60, (f"127.0.0.{2 + at % 4}", 0))
+            found.append(one)
+            if first:
+                with contextlib.suppress(OSError):
+                    one.sendall(first)
+        yield found
+    finally:
+        for one in found:
+            one.close()
+
+
+@pytest.fixture(autouse=True)
+def _descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_partial_heads_take_little_memory_and_others_are_served(tmp_path: Path) -> None:
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n" + b"".join(
+        b"X-%d: %s\r\n" % (at, b"y" * 480) for at in range(126)
+    )
+    with RawEngine() as engine, Stack(tmp_path / "stack") as stack:
+        stack.seat("s0", "llama", engine.endpoint)
+        for size in (16_000, len(head)):
+            with many(stack, 6000, head[:size]):
+                assert stack.post(PATH, call()).status == 200
+                assert stack.memory_bytes() < 300 * MIB
+        assert stack.memory_bytes(peak=True) < 300 * MIB
+
+
+class TlsStack(Stack):
+    """A router whose port speaks TLS; its callers trust it."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        folder.mkdir(parents=True)
+        certificates(folder)
+        self._trusting = ssl.create_default_context(cafile=folder / "ca.crt")
+        super().__init__(folder, tls_cert_file=folder / "server.crt", tls_key_file=folder / "server.key", **settings)
+
+    def connect(self) -> socket.socket:
+        return self._trusting.wrap_socket(super().connect(), server_hostname="localhost")
+
+
+@pytest.mark.parametrize("first", [b"", b"\x16\x03\x01"], ids=["silent", "a few bytes"])
+def test_connections_to_a_tls_port_that_never_shake_hands_take_little_memory(tmp_path: Path, first: bytes) -> None:
+    with TlsStack(tmp_path / "stack", connections=4096) as stack:
+        with many(stack, 3000, first):
+            assert stack.memory_bytes() < 300 * MIB
+            assert stack.get("/healthz").status == 200
+        assert stack.memory_bytes(peak=True) < 300 * MIB
+
+
+def test_connections_to_a_tls_port_are_counted_when_they_are_accepted(tmp_path: Path) -> None:
+    with TlsStack(tmp_path / "stack", connections=100) as stack, many(stack, 300) as callers:
+
+        def closed() -> int:
+            found = 0
+            for caller in callers:
+                caller.setblocking(False)
+                with contextlib.suppress(BlockingIOError, ConnectionError):
+                    found += caller.recv(1) == b""
+            return found
+
+        stack_open = 0
+        deadline = time.monotonic() + 8  # before a limit of time closes them
+        while (stack_open := 300 - closed()) > 100 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert stack_open <= 100
+
+
+def test_an_idle_tls_connection_takes_40_kib(tmp_path: Path) -> None:
+    with TlsStack(tmp_path / "stack") as stack:
+        ask = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        before, open_ones = stack.memory_bytes(), []
+        for _ in range(500):
+            one = stack.connect()
+            one.sendall(ask)
+            assert one.recv(4096)
+            open_ones.append(one)
+        each = (stack.memory_bytes() - before) / 500
+        for one in open_ones:
+            one.close()
+        assert each < 48 * 1024, "40 KiB, and the heap's fragments"
+
+
+def test_callers_who_left_are_gone_and_no_engine_computes_for_them(tmp_path: Path) -> None:
+    with RawEngine() as engine, Stack(tmp_path / "stack") as stack:
+        stack.seat("s0", "llama", engine.endpoint, SeatState.PARKED)
+        linger = struct.pack("ii", 1, 0)
+        for more, reset in ((b"x" * 500_000, True), (b"x" * 10_000, False), (b"", True)):
+            with many(stack, 100, request(PATH, call()) + more[:1]) as callers:
+                for caller in callers:
+                    caller.setblocking(False)
+                    with contextlib.suppress(OSError):
+                        caller.send(more)
+                    if reset:
+                        caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            deadline = time.monotonic() + 5
+            while stack.metric("kybernate_router_held_requests") and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert stack.metric("kybernate_router_held_requests") == 0
+        stack.seat("s0", "llama", engine.endpoint)
+        assert stack.post(PATH, call()).status == 200
+        assert len(engine.heads) == 1
+
+
+@pytest.mark.parametrize("hard", [1024, 20_000])
+def test_too_few_descriptors_leave_room_for_calls_and_do_not_fill_the_log(tmp_path: Path, hard: int) -> None:
+    with RawEngine() as engine, Stack(tmp_path / "stack", log_format="json") as stack:
+        stack.seat("s0", "llama", engine.endpoint)
+        assert stack.process is not None
+        stack.process.kill()
+        stack.process.wait()
+        # As a shell with ulimit -n: the limits are those of a process when it starts.
+        env = dict(line.split("=", 1) for line in Path("/proc/self/environ").read_text().split("\0") if "=" in line)
+        env = {name: value for name, value in env.items() if not name.startswith("KYB_")}
+        env |= {"KYB_PORT": "0", "KYB_LOG_FORMAT": "json", "KYB_NATS_URL": stack.nats_url}
+        limited = f"ulimit -Sn 1024 && ulimit -Hn {hard} && exec {sys.executable} -m services.router"
+        with stack.log.open("wb") as out:
+            stack.process = subprocess.Popen(["bash", "-c", limited], env=env, stderr=out)
+        stack.wait(stack._logged_port, "the router logs its address")
+        stack.wait(lambda: stack.get("/v1/models/llama").status == 200, "the router knows the model")
+        kept = [stack.connect() for _ in range(6)]
+        found: list[int] = []
+
+        def ask(caller: socket.socket) -> None:
+            caller.sendall(request(PATH, call()))
+            found.append(Response(receive(caller, b'{"ok":true}')).status)
+
+        with many(stack, 1200, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"):
+            threads = [threading.Thread(target=ask, args=(caller,)) for caller in kept]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        for caller in kept:
+            caller.close()
+        assert found == [200] * 6
+        assert len(stack.log.read_text().splitlines()) < 100
+
+
+def test_the_operations_port_closes_silent_and_partial_connections(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = int(server.getsockname()[1])
+    with Stack(tmp_path / "stack", health_port=port) as stack:
+        stack.port = port
+        with many(stack, 1000, b"GET /metrics HT") as callers:
+            assert len(callers) == 1000
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline:
+                files = len(list(Path(f"/proc/{stack.pid}/fd").iterdir()))
+                if files < 100:
+                    break
+                time.sleep(0.2)
+            assert files < 100
+        answer = stack.get("/metrics")
+        assert answer.status == 200
+        assert answer.header("Server") is None
