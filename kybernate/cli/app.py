@@ -278,14 +278,6 @@ def add_extras(target: typer.Typer) -> None:
 add_extras(app)
 
 
-@app.command(epilog="Example: kyb version -o json")
-def version(output: OutputOption = Output.TEXT) -> None:
-    """Show the version."""
-    from kybernate import __version__
-
-    answer(output, {"version": __version__}, f"kyb {__version__}")
-
-
 def _print_services(output: Output) -> None:
     from kybernate.cli.local import local_stack, processes
 

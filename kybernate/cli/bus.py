@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 from kybernate.cli.output import CliError, Output, OutputOption, answer
 
 if TYPE_CHECKING:
+    from kybernate.bus import Credentials
     from kybernate.bus.rights import Role
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -21,26 +23,11 @@ bus = typer.Typer(no_args_is_help=True, help="The NATS bus: streams, keys.")
 T = TypeVar("T")
 
 NatsUrl = Annotated[str | None, typer.Option(help="Default: KYB_NATS_URL, else the running stack's.")]
-NkeyFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_NKEY_FILE", help="Seed of the key to connect with.")]
-CredsFile = Annotated[
-    Path | None,
-    typer.Option(envvar="KYB_NATS_CREDS_FILE", help="In its place: user JWT and seed, for a NATS in operator mode."),
-]
-CaFile = Annotated[
-    Path | None, typer.Option(envvar="KYB_NATS_CA_FILE", help="Authority of the server's certificate (PEM).")
-]
-CertFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_CERT_FILE", help="A client certificate.")]
-KeyFile = Annotated[Path | None, typer.Option(envvar="KYB_NATS_KEY_FILE", help="Its private key.")]
 
 
 @bus.command("init", epilog="Example: kyb bus init --nats-url nats://nats:4222 --replicas 3")
 def init(
     nats_url: NatsUrl = None,
-    nkey_file: NkeyFile = None,
-    creds_file: CredsFile = None,
-    ca_file: CaFile = None,
-    cert_file: CertFile = None,
-    key_file: KeyFile = None,
     replicas: Annotated[
         int | None,
         typer.Option(min=1, max=5, help="Servers that keep each stream and bucket; else as now, or 1 for new ones."),
@@ -53,11 +40,11 @@ def init(
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Create the streams and buckets that are missing, and bring the rest up to date."""
-    from kybernate.bus import Credentials, setup
+    """Create the streams and buckets that are missing, and bring the rest up to date, as KYB_NATS_*_FILE say."""
+    from kybernate.bus import setup
     from kybernate.bus.rights import Role
 
-    who = Credentials(Role.INIT, nkey_file, ca_file, cert_file, key_file, creds_file)
+    who = _credentials(Role.INIT)
 
     def report(why: str) -> None:
         print(f"kyb: {why}; trying again for up to {wait:g} s", file=sys.stderr)
@@ -76,24 +63,18 @@ def init(
     answer(output, {"changed": list(changed)}, text)
 
 
-@bus.command("check", epilog="Example: kyb bus check --role router --nkey-file router.nk")
+@bus.command("check", epilog="Example: kyb bus check --role router, with KYB_NATS_NKEY_FILE=router.nk")
 def check(
     role: Annotated[str, typer.Option(help="Role of the key, e.g. router.")],
     nats_url: NatsUrl = None,
-    nkey_file: NkeyFile = None,
-    creds_file: CredsFile = None,
-    ca_file: CaFile = None,
-    cert_file: CertFile = None,
-    key_file: KeyFile = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Check that a key has the rights of its role. Sends only messages that no service acts on."""
-    from kybernate.bus import Credentials
+    """Check that a key (KYB_NATS_*_FILE) has the rights of its role. Sends only messages that no service acts on."""
     from kybernate.bus.setup import examine
 
     address = _address(nats_url)
     who = _role(role)
-    credentials = Credentials(who, nkey_file, ca_file, cert_file, key_file, creds_file)
+    credentials = _credentials(who)
     missing = _run(examine(address, credentials, who))
     address = address.rsplit("@")[-1]  # without a password
     if missing:
@@ -163,6 +144,14 @@ async def _secret(account: Path, namespace: str, name: str, rotate: "Role | None
         _print_changes(output, f"Secret {namespace}/{name}", changed)
     finally:
         await kube.close()
+
+
+def _credentials(role: "Role") -> "Credentials":
+    """The files that ``KYB_NATS_*_FILE`` name, as for the services."""
+    from kybernate.settings import PREFIX, Settings
+
+    files = {name: os.environ.get(name, "") for name in os.environ if re.fullmatch(rf"{PREFIX}NATS_\w+_FILE", name)}
+    return Settings.from_env(files).credentials(role)
 
 
 def _role(name: str) -> "Role":

@@ -53,7 +53,6 @@ def gpu(
     pid: Annotated[int, typer.Option(help="First process of that vLLM.")] = 0,
     cycles: Annotated[int, typer.Option(min=1, help="Parks and activations of the self-test.")] = 10,
     output: OutputOption = Output.TEXT,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
 ) -> None:
     """Check whether GPU processes can be parked here. Exit code 1: at least one check fails."""
     from kybernate.doctor import DoctorError, examine_gpu
@@ -63,11 +62,11 @@ def gpu(
         raise CliError("--self-test URL and --pid PID go together", code=2)
     try:
         if self_test:
-            _report([test_engine(os.environ, self_test, pid, cycles)], as_json=as_json or output is Output.JSON)
+            _report([test_engine(os.environ, self_test, pid, cycles)], as_json=output is Output.JSON)
         findings = examine_gpu(os.environ, seconds=timeout)
     except DoctorError as error:
         raise CliError(str(error), code=2) from None
-    _report(findings, as_json=as_json or output is Output.JSON)
+    _report(findings, as_json=output is Output.JSON)
 
 
 def _report(findings: "list[Finding]", *, as_json: bool) -> None:

@@ -34,7 +34,6 @@ def topology(
     ] = None,
     name: Annotated[str | None, typer.Option(help="Which of its configurations.")] = None,
     output: OutputOption = Output.TEXT,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
 ) -> None:
     """Show how GPUs are connected, as nvidia-smi topo -m does, and the groups that they form, and why.
 
@@ -48,7 +47,7 @@ def topology(
     path = config or found
     chosen = load(path, name) if path else every_size(machine[0], machine[2])
     body = report(chosen, *machine)
-    if as_json or output is Output.JSON:
+    if output is Output.JSON:
         print(json.dumps({"config": str(path) if path else None, "name": chosen.chosen, **body}))
         return
     for line in lines(body, path):

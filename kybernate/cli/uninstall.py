@@ -5,10 +5,10 @@ The hook's Job lists the pods with seats at the API server, and their states at 
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +22,8 @@ LOOK_SECONDS = 1.0
 UNSURE_SECONDS = 20.0
 """How long to wait until the state of every pod's seat is known."""
 PAGE = 500
+DELETE_SECONDS = 300.0
+"""With --force: time limit of deletions."""
 
 
 @dataclass(slots=True)
@@ -138,26 +140,12 @@ async def sure_look(cluster: Cluster) -> Look:
 
 def uninstall_check(
     forced: Annotated[bool, typer.Option("--force", help="Delete the frozen pods, and allow it.")] = False,
-    url: Annotated[str, typer.Option(envvar="KYB_URL", help="The router.")] = "",
-    manager_port: Annotated[
-        int, typer.Option(envvar="KYB_MANAGER_PORT", min=0, max=65535, help="The managers' port on their hosts.")
-    ] = 9471,
-    resource_prefixes: Annotated[
-        str,
-        typer.Option(envvar="KYB_RESOURCE_PREFIXES", help="Comma-separated prefixes of the resources that are seats."),
-    ] = "kyb.ai/",
-    namespace: Annotated[
-        str, typer.Option(envvar="KYB_NAMESPACE", help=f"Namespace whose annotation {FORCE} may be --force, too.")
-    ] = "",
-    force_value: Annotated[
-        str, typer.Option(envvar="KYB_FORCE_VALUE", help=f"Value of {FORCE} that is --force; empty: none.")
-    ] = "",
-    service_account: Annotated[Path | None, typer.Option(help="Folder of the pod's token.")] = None,
-    delete_seconds: Annotated[float, typer.Option(min=0, help="With --force: time limit of deletions.")] = 300,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Refuse an uninstall that would leave engines frozen (exit code 1). Runs in a hook of the chart."""
-    from kybernate.kube import ACCOUNT, Kube, in_cluster
+    """Refuse an uninstall that would leave engines frozen (exit code 1). Runs in a hook of the chart, which says by
+    KYB_URL, KYB_MANAGER_PORT, KYB_RESOURCE_PREFIXES, KYB_NAMESPACE and KYB_FORCE_VALUE what it needs to know."""
+    from kybernate.annotations import PREFIX
+    from kybernate.kube import Kube, in_cluster
 
     where = in_cluster()
     if where is None:
@@ -167,16 +155,18 @@ def uninstall_check(
             2,
         )
 
+    env = os.environ.get
+    forcing = Forcing(env("KYB_NAMESPACE", ""), env("KYB_FORCE_VALUE", ""))
+    prefixes = tuple(env("KYB_RESOURCE_PREFIXES", PREFIX).split(","))
+
     async def work() -> None:
-        kube = Kube(where, service_account or ACCOUNT)
+        kube = Kube(where)
         try:
-            cluster = Cluster(kube, url.rstrip("/"), manager_port, prefixes)
-            forcing = Forcing(namespace, force_value)
-            await _check(cluster, forced or await annotated(kube, forcing), forcing, delete_seconds, output)
+            cluster = Cluster(kube, env("KYB_URL", "").rstrip("/"), int(env("KYB_MANAGER_PORT", "9471")), prefixes)
+            await _check(cluster, forced or await annotated(kube, forcing), forcing, output)
         finally:
             await kube.close()
 
-    prefixes = tuple(one.strip() for one in resource_prefixes.split(",") if one.strip())
     asyncio.run(work())
 
 
@@ -189,11 +179,11 @@ async def annotated(kube: Any, forcing: Forcing) -> bool:
     return bool((found.get("metadata", {}).get("annotations") or {}).get(FORCE) == forcing.value)
 
 
-async def _check(cluster: Cluster, forced: bool, forcing: Forcing, delete_seconds: float, output: Output) -> None:
+async def _check(cluster: Cluster, forced: bool, forcing: Forcing, output: Output) -> None:
     """Run the check. Raises CliError when the uninstall is refused."""
     done: tuple[str, ...] = ()
     if forced:
-        done = await force(cluster, delete_seconds)
+        done = await force(cluster, DELETE_SECONDS)
     elif why := refusal(await sure_look(cluster), forcing):
         raise CliError(why)
     text = "\n".join((*done, "no engine is left frozen; the uninstall may go on"))

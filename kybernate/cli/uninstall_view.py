@@ -15,7 +15,7 @@ FORCE = "kyb.ai/uninstall"
 """Annotation of the release's namespace that is --force, for one revision of one release: the namespace and its
 annotations survive it. A value of the chart cannot be set after a refusal: Helm does not upgrade a release
 that it began to uninstall."""
-SKIP = "to go on without this check: helm uninstall --no-hooks"
+SKIP = "to go on without this check:\n       helm uninstall --no-hooks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Forcing:
         if not self.namespace or not self.value:
             return "or --force: these pods are deleted"
         command = f"kubectl annotate --overwrite namespace {self.namespace} {FORCE}={self.value}"
-        return f"or {command} and uninstall again: these pods are deleted"
+        return f"or let the next uninstall delete these pods:\n       {command}"
 
 
 def refusal(look: Look, forcing: Forcing = Forcing()) -> str:
@@ -128,6 +128,7 @@ def refusal(look: Look, forcing: Forcing = Forcing()) -> str:
         f"{', '.join(one.text for one in look.held)}",
         "scale their Deployments to 0 (or delete these pods) and uninstall again",
         forcing.remedy,
+        "to keep the release, which helm upgrade refuses from now on:\n       helm rollback RELEASE",
     ]
     if any(one.state is None for one in look.held):
         why = f"; routers: {look.failure}" if look.failure else ""

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
@@ -34,34 +34,40 @@ async def test_init_and_check_use_the_given_key(bus: Guarded, kyb: "Kyb", monkey
     monkeypatch.setenv("KYB_NATS_NKEY_FILE", str(bus.folder / "init.nk"))
     result = await kyb("bus", "init")
     assert (result.code, result.out) == (0, "nothing to do: all streams and buckets are there\n")
-    result = await kyb("bus", "init", "--replicas", "1", "--wait", "0", "--nkey-file", str(bus.folder / "viewer.nk"))
+
+    async def bus_with(key: str, *argv: str) -> Any:
+        monkeypatch.setenv("KYB_NATS_NKEY_FILE", str(bus.folder / f"{key}.nk"))
+        return await kyb("bus", *argv)
+
+    result = await bus_with("viewer", "init", "--replicas", "1", "--wait", "0")
     assert result.code == 1
     assert "with the key of role init" in result.err
-    good = await kyb("bus", "check", "--role", "router", "--nkey-file", str(bus.folder / "router.nk"))
+    good = await bus_with("router", "check", "--role", "router")
     assert (good.code, good.out) == (0, f"{bus.url}: good for role router\n")
-    wrong = await kyb("bus", "check", "--role", "router", "--nkey-file", str(bus.folder / "signals.nk"))
+    wrong = await bus_with("signals", "check", "--role", "router")
     assert wrong.code == 1
     assert "role router lacks rights" in wrong.err
     assert "kyb.v1.evt" in wrong.err
     (bus.folder / "other.nk").write_text(new_seed())
-    unlisted = await kyb("bus", "check", "--role", "router", "--nkey-file", str(bus.folder / "other.nk"))
+    unlisted = await bus_with("other", "check", "--role", "router")
     assert (unlisted.code, "refused the key of role router" in unlisted.err) == (1, True)
-    none = await kyb("bus", "check", "--role", "router", "--nkey-file", str(bus.folder / "nowhere.nk"))
+    none = await bus_with("nowhere", "check", "--role", "router")
     assert (none.code, "nowhere.nk: No such file" in none.err) == (1, True)
     assert (await kyb("bus", "check", "--role", "king")).code == 2
 
 
-async def test_users_that_are_jwts_are_made_by_nsc_and_checked_with_their_files(tmp_path: Path, kyb: "Kyb") -> None:
+async def test_users_that_are_jwts_are_made_by_nsc_and_checked_with_their_files(
+    tmp_path: Path, kyb: "Kyb", monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with operated(tmp_path) as world:
-        file = str(tmp_path / "router.creds")
-        argv = ("bus", "check", "--nats-url", world.url, "--creds-file", file, "--role")
+        monkeypatch.setenv("KYB_NATS_CREDS_FILE", str(tmp_path / "router.creds"))
+        argv = ("bus", "check", "--nats-url", world.url, "--role")
         assert (await kyb(*argv, "router")).out == f"{world.url}: good for role router\n"
         wrong = await kyb(*argv, "manager")
         assert (wrong.code, "give its user the rights that kyb bus users prints" in wrong.err) == (1, True)
-        init = ("bus", "init", "--nats-url", world.url, "--creds-file")
-        assert (
-            await kyb(*init, str(tmp_path / "init.creds"))
-        ).out == "nothing to do: all streams and buckets are there\n"
+        monkeypatch.setenv("KYB_NATS_CREDS_FILE", str(tmp_path / "init.creds"))
+        made = await kyb("bus", "init", "--nats-url", world.url)
+        assert made.out == "nothing to do: all streams and buckets are there\n"
     printed = await kyb("bus", "users", "--account", "GPU TEAM", "--replicas", "3")
     assert printed.out.splitlines() == nsc("GPU TEAM", 3)
     assert "--account 'GPU TEAM' --name kyb-router --output-file router.creds" in printed.out

@@ -123,7 +123,7 @@ async def test_without_a_stack_the_commands_name_the_remedy(kyb: "Kyb") -> None:
 
 
 async def test_version_and_help_have_their_usual_names(kyb: "Kyb") -> None:
-    assert (await kyb("--version")).out == (await kyb("version")).out
+    assert (await kyb("--version")).out.startswith("kyb ")
     assert "Usage: kyb" in (await kyb("-h")).out
     assert "--since" in (await kyb("events", "-h")).out
     done = subprocess.run([sys.executable, "-m", "kybernate", "--version"], capture_output=True, text=True, check=True)

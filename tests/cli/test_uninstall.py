@@ -161,7 +161,10 @@ async def test_parked_seats_refuse_the_uninstall_known_from_router_or_manager(
     assert "2 pods" in why
     assert "demo/b (seat s-b is parked), demo/c (seat s-c is parked)" in why
     assert "scale their Deployments to 0" in why
-    assert "kubectl annotate --overwrite namespace demo kyb.ai/uninstall=force-kyb-3-17 and" in why
+    assert "kubectl annotate --overwrite namespace demo kyb.ai/uninstall=force-kyb-3-17\n" in why, (
+        "a command stands on a line by itself"
+    )
+    assert "\n       helm rollback RELEASE" in why
     world.pods = world.pods[:1]
     assert refusal(await cluster.look()) == ""  # the pods of the parked seats are gone
 
@@ -173,7 +176,7 @@ async def test_without_any_answer_the_error_says_how_to_go_on(cluster: Cluster, 
     assert "no key" in why
     assert "helm uninstall --no-hooks" in why
     world.forbidden = True
-    with pytest.raises(CliError, match=r"HTTP 403.*--no-hooks"):
+    with pytest.raises(CliError, match=r"(?s)HTTP 403.*--no-hooks"):
         await cluster.look()
     world.forbidden, world.pods = False, []
     assert refusal(await cluster.look()) == ""

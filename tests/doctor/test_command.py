@@ -31,7 +31,7 @@ async def doctor(environment: Mapping[str, str], *arguments: str) -> tuple[int, 
 
 async def checks(environment: Mapping[str, str], *arguments: str) -> tuple[int, dict[str, Any]]:
     """Exit code, and findings by check."""
-    code, out, err = await doctor(environment, "--json", *arguments)
+    code, out, err = await doctor(environment, "-o", "json", *arguments)
     assert not err
     report = json.loads(out)
     assert report["ok"] is (code == 0)

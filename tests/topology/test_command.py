@@ -93,7 +93,7 @@ async def test_a_configuration_shows_its_groups_and_what_gets_none(kyb: Kyb, tmp
     ]
 
 
-@pytest.mark.parametrize("form", [("--json",), ("-o", "json")])
+@pytest.mark.parametrize("form", [("-o", "json")])
 async def test_programs_get_everything(kyb: Kyb, form: tuple[str, ...]) -> None:
     code, out, _ = await kyb("topology", "--preset", "2xA100-half-mig", *form)
     body = json.loads(out)
@@ -125,7 +125,7 @@ async def test_a_running_drivers_gpus_are_read_as_the_services_read_them(
         code, out, err = await kyb("topology")
         assert (code, err) == (0, "")
         assert out.startswith(PAIRS + f"Groups by {config}\n  this node names no configuration, so it gets default;")
-        code, out, _ = await kyb("topology", "--json")
+        code, out, _ = await kyb("topology", "-o", "json")
         assert json.loads(out)["gpus"][0]["uuid"] == hardware("4xA100-nvlink-pairs").gpus[0].uuid
         code, out, err = await kyb("topology", "--name", "third")
         assert (code, out) == (2, "")

@@ -33,7 +33,6 @@ def simulate(
     slots: given.Slots = 1,
     memory: given.Memory = 0.0,
     sharing: given.Sharing = 0.0,
-    seats: given.Seats = 64,
     cost: given.Cost = "stock",
     measured: given.Measured = None,
     vram: given.Vram = None,
@@ -87,7 +86,7 @@ def simulate(
         return
     inputs = Inputs(
         traces=tuple(traces or ()), scenario=scenario, window=window, only=tuple(only or ()), groups=groups,
-        slots=slots, memory=memory, seats=seats, cost=cost, measured=measured, vram=tuple(vram or ()), kv=kv,
+        slots=slots, memory=memory, cost=cost, measured=measured, vram=tuple(vram or ()), kv=kv,
         tiers=tuple(tier or ()), pinned=frozenset(pin or ()), slo=slo,
         stall_budget=stall_budget, move_seconds=move_seconds, host_memory=host_memory, cap=cap, start=start,
         duration=duration, speed_up=speed_up, seed=seed,

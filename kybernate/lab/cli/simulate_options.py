@@ -25,7 +25,6 @@ Memory = Annotated[
 Sharing = Annotated[
     float, typer.Option(min=0, help="Each other busy seat of a group slows a seat's requests by this share, e.g. 0.3.")
 ]
-Seats = Annotated[int, typer.Option(min=1, help="At most; models with most work first.")]
 Cap = Annotated[int, typer.Option(min=1, help="Requests that a seat serves side by side.")]
 Cost = Annotated[
     str, typer.Option(help="stock-slow, stock, fast, pinned; GB/s out/in like 4/7; seconds to park/activate, 2.5s/3s.")

@@ -35,7 +35,6 @@ def tune(
     only: given.Only = None,
     groups: given.Groups = 1,
     slots: given.Slots = 1,
-    seats: given.Seats = 64,
     cost: given.Cost = "stock",
     measured: given.Measured = None,
     vram: given.Vram = None,
@@ -64,7 +63,7 @@ def tune(
             raise CliError(f"--policy: {name} has nothing to tune; there are {', '.join(MODES)}", 2)
     scenario = read_scenario(
         Inputs(
-            traces=tuple(traces), only=tuple(only or ()), groups=groups, slots=slots, seats=seats,
+            traces=tuple(traces), only=tuple(only or ()), groups=groups, slots=slots,
             cost=cost, measured=measured, vram=tuple(vram or ()), tiers=tuple(tier or ()),
             pinned=frozenset(pin or ()), slo=slo, move_seconds=move_seconds, cap=cap, start=start, duration=duration,
             speed_up=speed_up,
