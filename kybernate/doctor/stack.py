@@ -279,6 +279,9 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
             yield warn("seat", text, f"kyb logs {seat.get('model')}, or kubectl logs {seat.get('pod')} --previous")
         elif seat.get("blocked") and not seat.get("drained"):
             yield warn("seat", f"{name}: {seat['blocked']}", f"kyb why {seat.get('model')}")
+        if state == "active" and "holds a lock of" in str(seat.get("reason")):
+            remedy = "give each pod its own TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR, VLLM_CACHE_ROOT and TMPDIR"
+            yield warn("cache", f"{name} was not parked: {seat['reason']}", remedy)
     settled = sum(seat.get("state") in ("active", "parked") for seat in owned)
     if settled == len(owned):
         yield ok("seats", f"{len(owned)}, all active or parked")

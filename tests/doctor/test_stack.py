@@ -136,6 +136,10 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         lambda facts: replace(facts, seats=({**SEAT, "state": "backoff", "reason": "exit code 1"},)),
         "seat", "exit code 1", "kyb logs qwen",
     ),
+    "an engine holds the lock of a shared cache": (
+        lambda facts: replace(facts, seats=({**SEAT, "state": "active", "reason": "pid 7 holds a lock of /x"},)),
+        "cache", "s0 (qwen) on n1 was not parked: pid 7 holds a lock of /x", "give each pod its own TORCHIND",
+    ),
     "a GPU is faulty": (
         lambda facts: replace(facts, gpus=({"node": "n1", "index": 3, "healthy": False, "reason": "XID 79"},)),
         "gpu", "GPU 3 of n1: XID 79", "dmesg",

@@ -85,6 +85,9 @@ spec:
         assert env["SEAT"] == "a"
         assert (env["FROM_PLUGIN"], env["BOTH"], env["NAME"], env["KYB_SPEED"]) == ("yes", "pod", "p", "4")
         assert env["POD_IP"] == running.ip
+        assert env["VLLM_CACHE_ROOT"].endswith(f"/{running.spec.key.replace('/', '_')}/vllm"), (
+            "no two pods share a lock"
+        )
         assert running.ip.startswith("127.")
         assert running.document()["status"]["podIP"] == running.ip
         kubelet.delete("default", "p", 0.0)

@@ -14,11 +14,15 @@ from services.checkpointer.backends.port import Ending, Note, SeatProcesses
 from services.checkpointer.backends.reservations import NoHeadroomError, ReservedError, UnreadableMemoryError
 from services.checkpointer.core.failures import READS, SPENT, TERMINAL, JobGoal, ProcessState, StepTrouble, Verb
 from services.checkpointer.core.procedure import Procedure, Step
-from services.checkpointer.core.refusals import MoveRefusal, move_refusal, park_refusal, permutation
+from services.checkpointer.core.refusals import Allowance, MoveRefusal, move_refusal, park_refusal, permutation
+from services.checkpointer.file_locks import why_not_frozen
 from services.checkpointer.freezer import FreezeError
 from services.checkpointer.processes import ProcessIdentity, alive, send
 
 POLL_SECONDS = 0.01
+LET_GO_SECONDS = 10.0
+"""Model seconds in which locks must be released and compilers end."""
+LOOK_SECONDS = 0.1
 
 _LABELS = {Verb.EVIDENCE: "verify", Verb.VERIFY: "verify"}
 _REFUSALS = frozenset({Verb.CHECKS, Verb.HEADROOM, Verb.MAP, Verb.ROOM})
@@ -44,6 +48,8 @@ class JobHalf:
     """Verbs about attached members that are journaled: one record each, since there may be a hundred of them."""
     _unmovable: MoveRefusal | None = None
     _residue_bytes: int = 0
+    _holds: bool = False
+    """It was not parked for what it holds, now."""
 
     async def run(self, goal: JobGoal, *, replaying: bool = False) -> Ending:
         """Run to the end. Raises only what the journal raises."""
@@ -79,7 +85,7 @@ class JobHalf:
         ending.gpus = self._gpus_of(ending)
         ending.move_refused = self._unmovable.whose if self._unmovable is not None else ""
         ending.failed = ending.outcome != goal and bool(self._failed - _REFUSALS)
-        ending.refused = Verb.CHECKS in self._failed
+        ending.refused = Verb.CHECKS in self._failed and not self._holds
         return ending
 
     async def _step(self, procedure: Procedure, step: Step, ending: Ending) -> None:
@@ -133,6 +139,7 @@ class JobHalf:
             match step.verb:
                 case Verb.CHECKS:
                     await check_park(seat, self.calls, self.host)
+                    await self._let_go()
                 case Verb.HEADROOM:
                     await self._reserve_memory(states)
                 case Verb.EVIDENCE:
@@ -152,6 +159,16 @@ class JobHalf:
         except FreezeError as error:
             raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
         return None, 0
+
+    async def _let_go(self) -> None:
+        """Wait until no process of the seat holds what others need. Raises StepFailedError."""
+        deadline = time.monotonic() + self.calls.timeouts.wall(LET_GO_SECONDS)
+        shared = Allowance.FILE_LOCKS not in _allowed(self.seat, self.host)
+        while why := why_not_frozen(self.host.living(self.seat), shared=shared, proc=self.host.inspection.proc):
+            if time.monotonic() > deadline:
+                self._holds = True
+                raise StepFailedError(StepTrouble.REFUSED, why)
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _move(self, verb: Verb, index: int, states: list[ProcessState]) -> None:
         seat, member = self.seat, self.seat.members[index]
@@ -268,6 +285,14 @@ class JobHalf:
         return ""
 
 
+def _allowed(seat: SeatProcesses, host: Host) -> frozenset[str]:
+    """The allowances that hold for this seat."""
+    allowed = host.allowed
+    for member in seat.holders:
+        allowed = host.inspection.allowed(member.who, allowed)
+    return allowed
+
+
 async def check_park(seat: SeatProcesses, calls: DriverCalls, host: Host) -> None:
     """Apply the rules of the driver's checkpoint; changes nothing. Raises StepFailedError."""
     driver = await calls.describe(seat.group)
@@ -275,12 +300,9 @@ async def check_park(seat: SeatProcesses, calls: DriverCalls, host: Host) -> Non
         pids = seat.reading.pids
     else:
         pids = frozenset(use.pid for use in await calls.processes(seat.group, seat.at))
-    allowed = host.allowed
-    for member in seat.holders:
-        allowed = host.inspection.allowed(member.who, allowed)
     processes = [host.inspection.process(member.who) for member in seat.holders]
     neighbours = {host.inspection.name(pid) for pid in pids}
     gpus = tuple(dict.fromkeys((*seat.at, *(gpu for gpu, size in seat.footprint.items() if size))))
-    why = park_refusal(gpus, driver, processes, neighbours, allowed, host.machine)
+    why = park_refusal(gpus, driver, processes, neighbours, _allowed(seat, host), host.machine)
     if why is not None:
         raise StepFailedError(StepTrouble.REFUSED, why)

@@ -17,6 +17,7 @@ class Allowance(StrEnum):
     SEVERAL_PROCESSES = "several-processes"
     NCCL = "nccl"
     MANAGED_MEMORY = "managed-memory"
+    FILE_LOCKS = "file-locks"
 
 
 KILL_HANGS_ON_DRIVER = 595

@@ -22,6 +22,8 @@ from kybernate.dev.fakes.kubelet.process import (
 )
 from kybernate.logs import get_logger
 
+CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "VLLM_CACHE_ROOT": "vllm"}
+"""Caches of compiled code, whose files engines lock, and their folders in that of a pod."""
 GATE_PAUSE_SECONDS = 0.05
 GATE_PAUSE_MAX_SECONDS = 1.0
 
@@ -182,7 +184,13 @@ class Pod:
     def _environment(self, spec: ContainerSpec, answered: Mapping[str, str]) -> dict[str, str]:
         """The plugin's variables come before the pod's; of a name that both set the later one wins here."""
         own = {"POD_IP": self.ip, "POD_NAME": self.spec.name, "POD_NAMESPACE": self.spec.namespace}
-        env = base_environment() | dict(self.around.env) | own | dict(answered)
+        base = base_environment() | dict(self.around.env)
+        # Engines here share a file system: of a cache that they shared, a parked one could hold the lock.
+        caches = Path(base.get("XDG_CACHE_HOME") or self.around.logs.parent / "caches") / self.spec.key.replace(
+            "/", "_"
+        )
+        own |= {name: str(caches / folder) for name, folder in CACHES.items()}
+        env = base | own | dict(answered)
         fields = {
             "status.podIP": self.ip,
             "metadata.name": self.spec.name,
