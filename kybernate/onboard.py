@@ -163,7 +163,7 @@ class Onboarding:
     """What to expect, and what to look at."""
 
 
-def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") -> Onboarding:
+def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") -> Onboarding:  # noqa: C901, PLR0912
     """The manifest as a seat. ``model``, ``resource``: in place of what it names itself. Raises OnboardError."""
     name = _name(manifest)
     if RECORD in (manifest["metadata"].get("annotations") or {}):

@@ -50,7 +50,7 @@ class Board:
         self.node = NodeState(setup)
         """Read it anywhere; only ``handle`` changes it."""
 
-    def handle(self, message: object, now: Now) -> list[Effect]:
+    def handle(self, message: object, now: Now) -> list[Effect]:  # noqa: C901, PLR0912
         """Take one message in and return everything that follows from it, in order. Raises TypeError if unknown."""
         node, repeated, claims = self.node, False, set(self.node.claims)
         node.effects = []
