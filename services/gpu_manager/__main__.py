@@ -30,8 +30,8 @@ from kybernate.policy import UNUSABLE
 from kybernate.presence import NodePresence
 from kybernate.topology import Group, Topology, plan
 from kybernate.tracing import open_tracer
-from services.gpu_manager import host_memory
 from services.gpu_manager.board import Board
+from services.gpu_manager.core.riders import host_memory
 from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.gpu_processes import GpuProcesses
 from services.gpu_manager.http import routes

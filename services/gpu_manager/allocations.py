@@ -4,8 +4,9 @@ from collections.abc import Collection
 
 from kybernate.messages import JobReply, ReleaseJob, SeatActivated, SeatProgress
 from kybernate.seat import SeatState, Trigger
-from services.gpu_manager import arbiter, host_memory, switch, view
+from services.gpu_manager import arbiter, switch, view
 from services.gpu_manager.core.obstacles import first, obstacles
+from services.gpu_manager.core.riders import host_memory
 from services.gpu_manager.inputs import EndingAnswered, JobsReported, Now, StartCall
 from services.gpu_manager.managed_seat import PARKED_NOWHERE, START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.seat_pod import Owners, SeatPod

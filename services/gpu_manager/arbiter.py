@@ -15,7 +15,7 @@ from kybernate.messages import DrainAck, JobProgress, Presence, TrafficSignal
 from kybernate.policy import Decision, GroupView, Park, Stay, Switch
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group
-from services.gpu_manager import decisions, host_memory, view
+from services.gpu_manager import decisions, view
 from services.gpu_manager import switch as switches
 from services.gpu_manager.core.obstacles import (
     FOREIGN,
@@ -29,6 +29,7 @@ from services.gpu_manager.core.obstacles import (
     obstacles,
     of_group,
 )
+from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.inputs import (
     DrainAnnounced,
     ForeignProcessesSeen,
@@ -206,7 +207,7 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
         case Switch(activate=name, evict=str(victim), how=how):
             state.picked, holder = name, node.seats[victim]
             freeze = how == "freeze" and holder.owner.terms.tier.stall_budget_seconds > 0 and holder.freezes
-            freeze = freeze and host_memory.fits(node, holder)
+            freeze = freeze and all(rider.may_freeze(node, holder) for rider in RIDERS)
             _evict(node, holder, node.seats[name], decision.reason, now, freeze=freeze)
         case Park(seat=victim):
             _park(node, node.seats[victim], decision.reason, now)
@@ -263,7 +264,8 @@ def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     gate.ticket_open, gate.ticket_given = True, now.wall
     seat.durable.ticket, seat.durable.inherited, seat.durable.seen_running = call.call, False, False
     if seat.state is S.WAITING:
-        host_memory.reserve_start(node, seat)
+        for rider in RIDERS:
+            rider.starts(node, seat)
         node.transition(seat, T.TICKET, now, epoch=epoch)
     else:
         seat.epoch, seat.entered_wall = epoch, now.wall

@@ -9,8 +9,9 @@ from aiohttp import web
 from kybernate.node.host_memory import HostMemory
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import host_memory, operations, view
+from services.gpu_manager import operations, view
 from services.gpu_manager.core import obstacles
+from services.gpu_manager.core.riders import host_memory
 from services.gpu_manager.inputs import Now, RouterAskedOverHttp
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.managed_seat import ManagedSeat

@@ -10,8 +10,9 @@ from prometheus_client.registry import Collector
 
 from kybernate.messages import GroupDecided, SeatActivated
 from kybernate.seat import SeatState
-from services.gpu_manager import host_memory, view
+from services.gpu_manager import view
 from services.gpu_manager.core import obstacles
+from services.gpu_manager.core.riders import host_memory
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager

@@ -14,7 +14,8 @@ from typing import Any
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobReply, JobStatus, KillJob, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import host_memory, operations, switch, view
+from services.gpu_manager import operations, switch, view
+from services.gpu_manager.core.riders import host_memory
 from services.gpu_manager.group_switch import Drain, GroupSwitch, JobExchange, SwitchPhase, SwitchTimes
 from services.gpu_manager.inputs import Now, Recovered, RecoveryBegun, SeatTicket, WallTime
 from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry

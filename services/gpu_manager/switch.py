@@ -4,19 +4,20 @@
         └──deadline──► cutting ──idle or grace over──► job
 
 The phases are the table ``group_switch.SWITCH_TRANSITIONS``; this file reads in the order in which they happen. The
-incoming seat is chosen again on the way (``late_binding.py``), and an engine that sleeps rehearses before it serves
-(``rehearsal.py``). A job status is always the whole truth about a job, so receiving it twice or late changes nothing.
+incoming seat is chosen again on the way (``late_binding.py``), and riders are asked (``core/riders``). A job status is
+always the whole truth about a job, so receiving it twice or late changes nothing.
 """
 
 from collections.abc import Sequence
+from functools import reduce
 
-from kybernate.engines import RESTART, SIGNED
-from kybernate.messages import JobStatus, SeatProgress, SeatTarget, SwitchJob
+from kybernate.messages import JobStatus, SeatProgress, SwitchJob
 from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.seat import COMING, SeatState, Trigger
 from kybernate.topology import Group
-from services.gpu_manager import decisions, host_memory, late_binding, rehearsal, view
+from services.gpu_manager import decisions, late_binding, view
 from services.gpu_manager.core.obstacles import QUARANTINED, first, obstacles
+from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.group_switch import (
     NOT_RESTORED,
     RESEND_SECONDS,
@@ -28,7 +29,7 @@ from services.gpu_manager.group_switch import (
 )
 from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now
 from services.gpu_manager.ledger import Freeze
-from services.gpu_manager.managed_seat import REHEARSAL, Backoff, ManagedSeat
+from services.gpu_manager.managed_seat import Backoff, ManagedSeat
 from services.gpu_manager.state import NodeState
 
 S, T = SeatState, Trigger
@@ -74,7 +75,8 @@ def drain(
     decisions.of_switch(node, switch, reason, now)
     switch.times.leaves = None if view.demand(node, victim).in_flight else now.wall
     node.routers.forget(victim.id)
-    host_memory.reserve(node, victim, switch.epoch, now)
+    for rider in RIDERS:
+        rider.drains(node, victim, switch.epoch, now)
     node.transition(victim, T.EVICT, now, epoch=switch.epoch, switch=switch, reason=reason)
 
 
@@ -129,7 +131,7 @@ def step(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     if switch.phase is SwitchPhase.JOB:
         sent = switch.job.sent
         due = sent is None or now.wall >= sent + RESEND_SECONDS
-        if not switch.job.journaled and due and host_memory.settled(node, switch, now):
+        if not switch.job.journaled and due and not any(rider.before_job(node, switch, now) for rider in RIDERS):
             _send(node, switch, now)
         late_binding.offer(node, switch, now)
 
@@ -239,7 +241,7 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
     seat = node.seats.get(answer.seat)
     if seat is None or not answer.container_id or seat.durable.container_id != answer.container_id:
         return
-    if seat.state is S.STARTING and answer.healthy and rehearsal.rehearsed(node, seat, now):
+    if seat.state is S.STARTING and answer.healthy and all(rider.before_serving(node, seat, now) for rider in RIDERS):
         found, usage = view.demand(node, seat), seat.usage
         costs, took = seat.durable.costs, (now.wall - seat.entered_wall) * now.pace
         costs.cold_seconds = _mean(costs.cold_seconds or took, took)
@@ -307,7 +309,9 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
             epoch=switch.epoch,
             op=switch.op,
             group=switch.group,
-            park=(_leaving(victim),) if victim is not None else (),
+            park=(reduce(lambda target, rider: rider.parks(victim, target), RIDERS, victim.target()),)
+            if victim is not None
+            else (),
             activate=view.target(node, incoming, group) if incoming is not None else None,
         )
     )
@@ -319,15 +323,6 @@ def _is_parked_by(victim: ManagedSeat, switch: GroupSwitch) -> bool:
     return victim.group.name == switch.group and victim.state in (S.PARKING, S.RELEASING, S.LOST, S.QUARANTINED)
 
 
-def _leaving(victim: ManagedSeat) -> SeatTarget:
-    """How the checkpointer parks the victim."""
-    target = victim.target()
-    if not victim.durable.spilled:
-        return target
-    key = "" if target.backend == SIGNED else target.engine_key
-    return target.model_copy(update={"backend": RESTART, "engine_key": key})
-
-
 def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
     """The checkpointer's answer to the job.
 
@@ -335,8 +330,9 @@ def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
     again under a new one. (4) Busy: it is sent again. (5) Refused: everything stays as it was before.
     """
     switch, reply = node.switch_of_op(answer.op), answer.reply
-    if reply is not None and answer.op.startswith(REHEARSAL):
-        rehearsal.on_answer(node, answer.op, reply, now)
+    if reply is not None and switch is None:
+        for rider in RIDERS:
+            rider.on_answer(node, answer.op, reply, now)
     if switch is None or switch.job.journaled or reply is None or _unsent(node, switch, "answer"):  # (1)
         return
     if reply.accepted:  # (2)
@@ -401,7 +397,8 @@ def on_job_status(node: NodeState, status: JobStatus, now: Now) -> None:
     switch = node.switch_of_op(status.op)
     if switch is None:  # (1)
         _on_kill_status(node, status, now)
-        rehearsal.on_status(node, status, now)
+        for rider in RIDERS:
+            rider.on_status(node, status, now)
         return
     if _unsent(node, switch, "status"):
         return
@@ -436,8 +433,6 @@ def _on_kill_status(node: NodeState, status: JobStatus, now: Now) -> None:
         if seat.state is S.LOST:
             seat.unkilled = progress.container_id
             node.transition(seat, T.QUARANTINE, now, reason=progress.reason)
-        elif seat.state is S.PARKED and seat.copy_ends:
-            host_memory.kept(node, seat, progress.reason, now)
 
 
 def _on_victim_progress(
@@ -459,7 +454,8 @@ def _on_victim_progress(
     elif progress.outcome in PARK_FAILED:  # (3)
         _back_off_group(node, switch.group, now)
         _back_off_park(node, switch, seat, now)
-        seat.durable.host_active_bytes = progress.host_bytes or seat.durable.host_active_bytes
+        for rider in RIDERS:
+            rider.after(seat, progress)
         node.transition(seat, PARK_FAILED[progress.outcome], now, switch=switch, reason=progress.reason)
         if seat.lease:
             _drop_claim(node, switch, now)
@@ -529,7 +525,8 @@ def _activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress
         "total": total,
     }
     seat.usage.unclaimed = False
-    seat.durable.host_active_bytes = progress.host_bytes
+    for rider in RIDERS:
+        rider.after(seat, progress)
     _serves(node, seat, now)
     epoch = max(switch.epoch, seat.epoch)
     trigger = T.MOVED_ACTIVE if moving else T.VERIFIED

@@ -11,7 +11,8 @@ from typing import Any
 from unittest import mock
 
 from kybernate.messages import AskJobs
-from services.gpu_manager import allocations, demand, recovery, rehearsal, switch, view
+from services.gpu_manager import allocations, demand, recovery, switch, view
+from services.gpu_manager.core.riders.rehearsal import Rehearsals
 from tests.exploration.search import Chaos, Found, Totals, random_run
 from tests.exploration.world import SHAPES, Setup
 
@@ -55,9 +56,11 @@ def _memory_is_not_counted() -> Any:
 
 
 def _a_rehearsal_is_over_when_it_begins() -> Any:
-    rehearsed = rehearsal.rehearsed
+    rehearsed = Rehearsals.before_serving
     return mock.patch.object(
-        rehearsal, "rehearsed", lambda node, seat, now: bool(seat.rehearsal) or rehearsed(node, seat, now)
+        Rehearsals,
+        "before_serving",
+        lambda self, node, seat, now: bool(seat.rehearsal) or rehearsed(self, node, seat, now),
     )
 
 

@@ -160,9 +160,9 @@ class Manager:
         if arrived > self.handled + PAUSE_SECONDS:
             self._carry_out(self.board.handle(Paused(), now), "")
         self.messages, self.handled = self.messages + 1, arrived
-        before = product.unhindered(self.board, now)
+        before = product.unhindered(self.board, now) if isinstance(message, Tick) else set()
         effects = self.board.handle(message, now)
-        if isinstance(message, Tick) and (left := before & product.unhindered(self.board, now)):
+        if before and (left := before & product.unhindered(self.board, now)):
             raise ViolationError(f"nothing keeps {left} from their groups, and a tick does not grant them")
         if effects:
             self._carry_out(effects, asker)

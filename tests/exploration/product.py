@@ -319,16 +319,11 @@ def stuck_reason(board: Board, seat: str, now: Now) -> str:
 
 
 def unhindered(board: Board, now: Now) -> set[str]:
-    """Seats that ask and have no obstacle on their group. Raises AssertionError for a list that is out of order."""
-    found = set()
-    for seat in board.node.seats.values():
-        if board.node.recovered and view.wanted(board.node, seat, now):
-            rows = list(obstacles.obstacles(board.node, seat, seat.group, now))
-            numbers = [one.row.nr for one in rows]
-            assert numbers == sorted({*numbers}), numbers
-            if obstacles.first(rows) is None:
-                found.add(seat.id)
-    return found
+    """Seats that ask and have no obstacle on their group."""
+    node = board.node
+    asking = [seat for seat in node.seats.values() if node.recovered and view.wanted(node, seat, now)]
+    lists = {seat.id: obstacles.obstacles(node, seat, seat.group, now) for seat in asking}
+    return {seat for seat, found in lists.items() if obstacles.first(found) is None}
 
 
 # --- the router -------------------------------------------------------------------------------------------------------

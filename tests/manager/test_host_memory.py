@@ -21,7 +21,7 @@ from kybernate.messages import (
     TrafficSignal,
 )
 from kybernate.seat import SeatState as S
-from services.gpu_manager import host_memory
+from services.gpu_manager.core.riders import host_memory
 from services.gpu_manager.http import why_answer
 from services.gpu_manager.inputs import (
     BusChanged,
@@ -216,7 +216,7 @@ def test_a_copy_that_is_wanted_is_not_dropped(world: HostWorld, needed_by: str) 
     else:
         world.traffic(a, waiting=1)
     assert not world.node.switches
-    host_memory.reserve(world.node, world.managed(c), 1, world.now)
+    host_memory.HostMemory().drains(world.node, world.managed(c), 1, world.now)
     assert not any(seat.copy_ends for seat in world.node.seats.values())
 
 
@@ -239,7 +239,7 @@ def test_answers_are_frozen_only_with_a_seat_whose_copy_is_granted(gib: int, fre
     world.expect(a, 9)
     assert (world.state(a), world.node.switches) == (S.ACTIVE, {})
     world.configure(host_bytes=(VRAM + 1) * GIB)
-    host_memory.reserve(world.node, world.managed(a), 1, world.now)
+    host_memory.HostMemory().drains(world.node, world.managed(a), 1, world.now)
     assert not any(seat.copy_ends for seat in world.node.seats.values())
 
 

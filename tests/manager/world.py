@@ -114,25 +114,21 @@ class World:
     def receive(self, message: object) -> list[object]:
         drained = {group.name for group in self.groups if self.node.drain_on(group) is not None}
         coming = {seat.id for seat in self.node.seats.values() if seat.state in COMING}
-        unhindered = self._unhindered()
+        unhindered = self._unhindered() if isinstance(message, Tick) else set()
         effects: list[object] = list(self.board.handle(message, self.now))
         if drained:
             self._starts_nothing(drained & {*self.node.groups}, coming, effects)
         self.effects += effects
         assert view.broken_invariants(self.node) == {}
-        assert not isinstance(message, Tick) or not unhindered & self._unhindered(), "nothing forbids it, and it waits"
+        assert not unhindered or not unhindered & self._unhindered(), "nothing forbids it, and it waits"
         return effects
 
     def _unhindered(self) -> set[str]:
         """Seats that ask and have no obstacle on their group: they are granted it with the next tick."""
-        found = set()
-        for seat in self.node.seats.values():
-            if self.node.recovered and view.wanted(self.node, seat, self.now):
-                rows = list(obstacles.obstacles(self.node, seat, seat.group, self.now))
-                assert [one.row.nr for one in rows] == sorted({one.row.nr for one in rows})
-                if obstacles.first(rows) is None:
-                    found.add(seat.id)
-        return found
+        node, now = self.node, self.now
+        asking = [seat for seat in node.seats.values() if node.recovered and view.wanted(node, seat, now)]
+        lists = {seat.id: obstacles.obstacles(node, seat, seat.group, now) for seat in asking}
+        return {seat for seat, found in lists.items() if obstacles.first(found) is None}
 
     def _starts_nothing(self, drained: set[str], coming: set[str], effects: list[object]) -> None:
         """No ticket and no new activation on groups that were drained before the message and still are."""

@@ -8,18 +8,16 @@ The numbers are the order. 1xx: what needs a person, since patience does not hel
 whether the seat itself asks. 3xx: what passes by itself, then whose turn it is. In each block from wide to narrow.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Literal
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from functools import cache
 
-from kybernate.messages import CommandReply
 from kybernate.policy import GroupView
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager import view
 from services.gpu_manager.core import phases
-from services.gpu_manager.core.phases import Stage
+from services.gpu_manager.core.rows import ROWS, Act, Ask, Kind, Obstacle, Row, Stage, row
 from services.gpu_manager.group_switch import GroupSwitch
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.managed_seat import AT_HOME, START_DEADLINE_SECONDS, ManagedSeat
@@ -27,136 +25,11 @@ from services.gpu_manager.state import NodeState
 
 S = SeatState
 
-Act = Literal["run", "ticket", "send", "command", "home", "guest"]
-"""What is asked: may it take a free slot (``run``); may a second call of a starting seat have a ticket (``ticket``);
-may a job or a drain bring it to the place of a victim (``send``); may a command want it there (``command``); has its
-own group a slot for it (``home``); may another group bring it (``guest``)."""
-Subject = Literal["group", "seat", "pair", "holder"]
-Kind = Literal["stop", "wait", "prefer"]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the list. The docstring of ``holds`` says when it holds."""
-
-    holds: "Callable[[Ask], Stage | None]"
-    nr: int
-    stage: str
-    subject: Subject
-    who: str
-    """Who can end it; ``-``: time."""
-    ends: str = ""
-    """How it ends by itself; empty: it does not."""
-    code: str = "blocked"
-    """Of the commands that it refuses."""
-    retry: float | None = None
-    """Wall: when such a command is worth repeating."""
-
-    @property
-    def kind(self) -> Kind:
-        """``stop`` and ``wait`` forbid, ``prefer`` does not."""
-        return "stop" if self.nr < 200 else "wait" if self.nr < 400 else "prefer"
-
-
-@dataclass(frozen=True, slots=True)
-class Obstacle:
-    """A row that holds now."""
-
-    row: Row
-    stage: Stage
-
-    @property
-    def text(self) -> str:
-        """For people."""
-        return self.stage.text
-
-    def refusal(self, epoch: int, text: str = "") -> CommandReply:
-        """The answer to a command that it refuses."""
-        return CommandReply(
-            accepted=False,
-            code=self.row.code,
-            reason=text or self.text,
-            epoch=epoch,
-            retry_after_seconds=self.row.retry,
-        )
-
-
-@dataclass
-class Ask:
-    """May this seat run on this group now? ``without``: a holder that counts as gone, with its switch."""
-
-    node: NodeState
-    group: Group
-    now: Now
-    of: ManagedSeat | None = None
-    without: ManagedSeat | None = None
-    act: Act = "run"
-
-    @property
-    def seat(self) -> ManagedSeat:
-        """The seat; rows about a group alone do not read it."""
-        assert self.of is not None
-        return self.of
-
-    @cached_property
-    def fits(self) -> bool:
-        """The seat has room there: slots, GPUs, VRAM."""
-        return view.room(self.node, self.seat, without=self.without, on=self.group)
-
-    @cached_property
-    def stuck(self) -> dict[int, ManagedSeat]:
-        """Holders that cannot leave now, the first of each row; empty where the seat fits beside all of them.
-
-        A command counts every pinned seat of the group, parked or not: it will want its place back.
-        """
-        node, group = self.node, self.group
-        holders = [*view.holders(node, group), *view.overlapping(node, group)]
-        if self.act == "command":
-            holders += [one for one in node.seats_on(group) if one.pinned and one not in holders]
-        others = [one for one in holders if one is not self.of and one is not self.without]
-        found = [(nr, one) for one in others if (nr := self._keeps(one))]
-        if not self._lacks_room(found):
-            return {}
-        if not self._lacks_room(stops := [(nr, one) for nr, one in found if nr < 200]):
-            found = [one for one in found if one not in stops]
-        return dict(reversed(found))
-
-    def _lacks_room(self, found: list[tuple[int, ManagedSeat]]) -> bool:
-        """True when the seat does not fit beside these holders alone."""
-        node, group, own = self.node, self.group, [one for _, one in found if one.group.name == self.group.name]
-        if not found or (len(own) == len(found) and len(own) < group.slots):
-            return bool(found) and not view.fit_together(node, group, [*own, self.seat])
-        return True
-
-    def _keeps(self, holder: ManagedSeat) -> int:
-        """The number of the row by which a holder does not leave; 0: it could."""
-        if holder.state in (S.RELEASING, S.LOST):
-            return 0 if self.act == "command" else 330
-        if holder.state is S.QUARANTINED or holder.pinned:
-            return 140 if holder.state is S.QUARANTINED else 170
-        if self.act == "command" or holder.state is S.STARTING:
-            return 0 if self.act == "command" else 340
-        other = holder.group.name != self.group.name and holder.backoff.park.active(self.now)
-        return 350 if other or holder.id in view.spared(self.node, self.group, self.now) else 0
-
-
-_ROWS: list[Row] = []
-
-
-def _row(*columns: Any, **more: Any) -> Callable[[Callable[[Ask], Stage | None]], Row]:
-    """Make a row of a function."""
-
-    def add(holds: Callable[[Ask], Stage | None]) -> Row:
-        _ROWS.append(Row(holds, *columns, **more))
-        return _ROWS[-1]
-
-    return add
-
 
 # --- 1xx: a person has to act -----------------------------------------------------------------------------------------
 
 
-@_row(100, "drained", "group", "operator", code="drained")
+@row(100, "drained", "group", "operator", code="drained")
 def DRAINED(ask: Ask) -> Stage | None:
     """A drain is in force on one of its GPUs; their holders leave. Data: ``op``, ``scope``, ``for``, ``actor``."""
     drain = ask.node.drain_on(ask.group)
@@ -166,7 +39,7 @@ def DRAINED(ask: Ask) -> Stage | None:
     return Stage("drained", drained(ask.node, ask.group), data)
 
 
-@_row(110, "foreign-process", "group", "administrator")
+@row(110, "foreign-process", "group", "administrator")
 def FOREIGN(ask: Ask) -> Stage | None:
     """A process that belongs to no seat uses one of its GPUs. Data: ``processes`` (``gpu``, ``pid``, ``name``)."""
     if not ask.node.foreign:
@@ -185,7 +58,7 @@ def FOREIGN(ask: Ask) -> Stage | None:
     return Stage("foreign-process", text, {"processes": data})
 
 
-@_row(120, "invariant-broken", "group", "administrator")
+@row(120, "invariant-broken", "group", "administrator")
 def BROKEN(ask: Ask) -> Stage | None:
     """Invariant 1, 2 or 8 does not hold on one of its GPUs."""
     broken = ask.node.broken
@@ -193,14 +66,14 @@ def BROKEN(ask: Ask) -> Stage | None:
     return Stage("invariant-broken", text) if text else None
 
 
-@_row(130, "refused", "seat", "pod owner", code="refused")
+@row(130, "refused", "seat", "pod owner", code="refused")
 def REFUSED(ask: Ask) -> Stage | None:
     """Its container can never run on its group."""
     text = ask.seat.refused()
     return Stage("refused", text) if text else None
 
 
-@_row(140, "quarantined", "holder", "operator", "evidence may end it", code="quarantined")
+@row(140, "quarantined", "holder", "operator", "evidence may end it", code="quarantined")
 def QUARANTINED(ask: Ask) -> Stage | None:
     """It is quarantined (data ``conflict``), or a holder that leaves it no room is (data ``seat``)."""
     if ask.seat.state is S.QUARANTINED:
@@ -211,7 +84,7 @@ def QUARANTINED(ask: Ask) -> Stage | None:
     return Stage("quarantined", text, {"seat": holder.id})
 
 
-@_row(150, "immovable", "pair", "pod owner", code="cannot-use")
+@row(150, "immovable", "pair", "pod owner", code="cannot-use")
 def IMMOVABLE(ask: Ask) -> Stage | None:
     """The group is not its own, and is in no pool with it, or is faulty, or the pod, its backend or the driver forbids
     moves."""
@@ -230,7 +103,7 @@ def IMMOVABLE(ask: Ask) -> Stage | None:
     return Stage("immovable", f"seat {seat.id} cannot use group {group.name}: {why}") if why else None
 
 
-@_row(170, "pinned-neighbour", "holder", "operator", code="pinned", retry=30.0)
+@row(170, "pinned-neighbour", "holder", "operator", code="pinned", retry=30.0)
 def PINNED(ask: Ask) -> Stage | None:
     """Pinned holders leave the seat no slot, GPU or VRAM. Data: ``seats``."""
     if 170 not in ask.stuck:
@@ -246,7 +119,7 @@ def PINNED(ask: Ask) -> Stage | None:
 # --- 2xx: what the node does not know, and whether the seat asks ------------------------------------------------------
 
 
-@_row(210, "lost-ticket", "group", "-", f"{START_DEADLINE_SECONDS:.0f} s at most")
+@row(210, "lost-ticket", "group", "-", f"{START_DEADLINE_SECONDS:.0f} s at most")
 def LOST_TICKET(ask: Ask) -> Stage | None:
     """A container may come by a ticket that nothing remembers. Data: ``seat``."""
     for name in ask.node.unaccounted:
@@ -260,7 +133,7 @@ def LOST_TICKET(ask: Ask) -> Stage | None:
     return None
 
 
-@_row(220, "unlocated-seat", "group", "pod owner", "the driver's answer")
+@row(220, "unlocated-seat", "group", "pod owner", "the driver's answer")
 def UNLOCATED(ask: Ask) -> Stage | None:
     """Nothing tells on which GPU of its pool a seat is. Data: ``seat``."""
     node, gpus = ask.node, ask.group.uuids
@@ -274,7 +147,7 @@ def UNLOCATED(ask: Ask) -> Stage | None:
     return None
 
 
-@_row(230, "container", "seat", "-", "kubelet's call")
+@row(230, "container", "seat", "-", "kubelet's call")
 def CONTAINER(ask: Ask) -> Stage | None:
     """Its container ends and starts again."""
     seat = ask.seat
@@ -286,7 +159,7 @@ def CONTAINER(ask: Ask) -> Stage | None:
     return None
 
 
-@_row(240, "start-gate", "seat", "-", "kubelet's call, a request, startWithin")
+@row(240, "start-gate", "seat", "-", "kubelet's call, a request, startWithin")
 def START_GATE(ask: Ask) -> Stage | None:
     """Kubelet has not called the start gate for it, or no request asks for it and the warm-up is off."""
     node, seat = ask.node, ask.seat
@@ -298,7 +171,7 @@ def START_GATE(ask: Ask) -> Stage | None:
     return Stage("start-gate", text)
 
 
-@_row(250, "idle", "seat", "callers", "a request")
+@row(250, "idle", "seat", "callers", "a request")
 def IDLE(ask: Ask) -> Stage | None:
     """It is parked, no request asks for it, and the policy does not fetch it ahead of requests."""
     named = ask.node.groups[ask.group.name].picked == ask.seat.id
@@ -310,7 +183,7 @@ def IDLE(ask: Ask) -> Stage | None:
 # --- 3xx: what passes by itself ---------------------------------------------------------------------------------------
 
 
-@_row(260, "routers", "group", "administrator", "the bus, and 3 s", code="not-ready", retry=3.0)
+@row(260, "routers", "group", "administrator", "the bus, and 3 s", code="not-ready", retry=3.0)
 def ROUTERS(ask: Ask) -> Stage | None:
     """The bus is away; where a seat has to leave: not every router has published its presence. Data: ``bus``."""
     node = ask.node
@@ -322,7 +195,7 @@ def ROUTERS(ask: Ask) -> Stage | None:
     return Stage("routers", f"nothing is evicted: {text}", {"bus": node.bus_up})
 
 
-@_row(270, "backoff", "group", "operator", "30 s at most")
+@row(270, "backoff", "group", "operator", "30 s at most")
 def PAUSE(ask: Ask) -> Stage | None:
     """The last switch of the group failed. Data: ``of``, ``name``, ``seconds``, ``until`` (unix), ``failures``."""
     backoff, name = ask.node.groups[ask.group.name].backoff, ask.group.name
@@ -331,7 +204,7 @@ def PAUSE(ask: Ask) -> Stage | None:
     return phases.backs_off("group", name, backoff, f"group {name} pauses after a failed switch", ask.now)
 
 
-@_row(280, "barrier", "group", "policy", "the claim ends")
+@row(280, "barrier", "group", "policy", "the claim ends")
 def BARRIER(ask: Ask) -> Stage | None:
     """Its GPUs are cleared for a seat of another group that goes first. Data: ``group``, ``seat``."""
     claimant = view.claimed_for(ask.node, ask.group, ask.now) if ask.node.claims else None
@@ -342,7 +215,7 @@ def BARRIER(ask: Ask) -> Stage | None:
     return Stage("barrier", text, {"group": larger, "seat": claimant})
 
 
-@_row(290, "switch", "group", "-", "the switch ends", code="busy", retry=2.0)
+@row(290, "switch", "group", "-", "the switch ends", code="busy", retry=2.0)
 def SWITCH(ask: Ask) -> Stage | None:
     """The group is in a switch (stages ``drain``, ``host-memory``, ``vram-evidence``, ``activating``), one of another
     group with its job sent holds its GPUs, or one clears GPUs for the seat."""
@@ -360,17 +233,17 @@ def _switch(ask: Ask) -> GroupSwitch | None:
     return found
 
 
-@_row(300, "backoff", "seat", "operator", "300 s at most")
+@row(300, "backoff", "seat", "operator", "300 s at most")
 def RESTS(ask: Ask) -> Stage | None:
     """Its activation failed, and another seat of the group serves or is asked for."""
     node, seat = ask.node, ask.seat
-    if not seat.yields_group(ask.now) or seat in view.candidates(node, ask.group, ask.now):
+    if not seat.yields_group(ask.now) or any(seat is one for one in view.candidates(node, ask.group, ask.now)):
         return None
     backoff = seat.backoff.activation
     return phases.backs_off("seat", seat.id, backoff, f"{seat.id} {backoff.reason}", ask.now)
 
 
-@_row(310, "backoff", "pair", "operator", "600 s at most")
+@row(310, "backoff", "pair", "operator", "600 s at most")
 def STAYS(ask: Ask) -> Stage | None:
     """Its last move failed."""
     seat = ask.seat
@@ -380,21 +253,21 @@ def STAYS(ask: Ask) -> Stage | None:
     return phases.backs_off("move", seat.id, seat.backoff.move, text, ask.now)
 
 
-@_row(320, "moving", "pair", "operator", "the operation or the switch ends")
+@row(320, "moving", "pair", "operator", "the operation or the switch ends")
 def MOVING(ask: Ask) -> Stage | None:
     """An operator moves it elsewhere, or a switch of another group brings it."""
     text = view.brought_elsewhere(ask.node, ask.seat, ask.group)
     return Stage("moving", text) if text else None
 
 
-@_row(330, "vram-evidence", "holder", "administrator", "evidence")
+@row(330, "vram-evidence", "holder", "administrator", "evidence")
 def UNPROVEN(ask: Ask) -> Stage | None:
     """A deleted or lost holder: its processes are not proven gone. Data: ``seat``, ``processes_gone``."""
     holder = ask.seat if ask.seat.state in (S.RELEASING, S.LOST) else ask.stuck.get(330)
     return None if holder is None else phases.unproven(holder)
 
 
-@_row(340, "starting", "holder", "-", f"health, or {START_DEADLINE_SECONDS:.0f} s without a process")
+@row(340, "starting", "holder", "-", f"health, or {START_DEADLINE_SECONDS:.0f} s without a process")
 def STARTING(ask: Ask) -> Stage | None:
     """The engine of a holder starts (stage ``rehearsing``: is parked and activated once). Data: ``seat``."""
     if ask.seat.state is not S.STARTING:
@@ -404,7 +277,7 @@ def STARTING(ask: Ask) -> Stage | None:
     return phases.starts(ask.seat, no_ticket.text if no_ticket is not None else "")
 
 
-@_row(350, "backoff", "holder", "-", "60 s at most")
+@row(350, "backoff", "holder", "-", "60 s at most")
 def UNPARKED(ask: Ask) -> Stage | None:
     """The park of a holder failed, and another holder can leave, or it is in the way of a larger group."""
     if (holder := ask.stuck.get(350)) is None:
@@ -413,7 +286,7 @@ def UNPARKED(ask: Ask) -> Stage | None:
     return phases.backs_off("park", holder.id, holder.backoff.park, text, ask.now)
 
 
-@_row(355, "start-gate", "seat", "-", "kubelet's next call")
+@row(355, "start-gate", "seat", "-", "kubelet's next call")
 def NO_CALL(ask: Ask) -> Stage | None:
     """Kubelet does not wait at the start gate at this moment."""
     if ask.seat.state is not S.WAITING or ask.seat.calls(ask.now):
@@ -421,7 +294,7 @@ def NO_CALL(ask: Ask) -> Stage | None:
     return Stage("start-gate", "kubelet calls the start gate again in a moment")
 
 
-@_row(360, "policy", "pair", "policy", "its next decision")
+@row(360, "policy", "pair", "policy", "its next decision")
 def POLICY(ask: Ask) -> Stage | None:
     """The policy's last decision does not name this seat (stage ``minimum-active-time``: a holder has not been active
     for long enough; data ``seats``, ``seconds``)."""
@@ -435,20 +308,22 @@ def POLICY(ask: Ask) -> Stage | None:
     return Stage("minimum-active-time", state.why, {"seats": holders, "seconds": left})
 
 
-@_row(370, "room", "pair", "policy", "a holder leaves")
+@row(370, "room", "pair", "policy", "a holder leaves")
 def ROOM(ask: Ask) -> Stage | None:
     """Slots, GPUs or VRAM do not suffice beside the seats that hold them or were promised them."""
     if ask.fits:
         return None
     holders = (*view.holders(ask.node, ask.group), *view.overlapping(ask.node, ask.group))
-    names = ", ".join(f"{one.id} ({one.state.value})" for one in holders if one not in (ask.seat, ask.without))
+    names = ", ".join(
+        f"{one.id} ({one.state.value})" for one in holders if one is not ask.seat and one is not ask.without
+    )
     return Stage("room", f"no room beside {names or 'a switch'}")
 
 
 # --- 4xx: another seat, or another group, goes first ------------------------------------------------------------------
 
 
-@_row(400, "faulty-gpu", "group", "administrator")
+@row(400, "faulty-gpu", "group", "administrator")
 def FAULTY(ask: Ask) -> Stage | None:
     """The device plugin takes one of its GPUs for faulty, and activations may fail. Data: ``gpus``."""
     if not ask.node.faulty:
@@ -461,7 +336,7 @@ def FAULTY(ask: Ask) -> Stage | None:
     return Stage("faulty-gpu", text, {"gpus": [{"index": i, "reason": why} for i, why in found.items()]})
 
 
-@_row(410, "backoff", "seat", "operator", "300 s at most")
+@row(410, "backoff", "seat", "operator", "300 s at most")
 def RETRIED(ask: Ask) -> Stage | None:
     """Its activation failed, and it is alone: it is tried after each pause of its group."""
     seat = ask.seat
@@ -472,36 +347,41 @@ def RETRIED(ask: Ask) -> Stage | None:
     return Stage("backoff", f"{seat.id} {backoff.reason}; no other seat is asked for: {what}", data)
 
 
-ROWS: tuple[Row, ...] = tuple(sorted(_ROWS, key=lambda row: row.nr))
-"""The list, in order. A rider adds its rows here."""
-
-STOPS = tuple(row for row in ROWS if row.kind == "stop")
-_GROUP = tuple(row for row in ROWS if row.subject == "group" and row.nr < 400 and row.nr != 260)
+STOPS = tuple(one for one in ROWS if one.kind == "stop")
 _STOPS_OF_GROUP = (DRAINED, FOREIGN, BROKEN)
 _BLOCKS = (*_STOPS_OF_GROUP, REFUSED, LOST_TICKET, UNLOCATED, RESTS)
-_COUNTED: dict[Act, tuple[Row, ...]] = {
-    "run": ROWS,
-    "ticket": (DRAINED, FOREIGN, BROKEN, REFUSED, LOST_TICKET, UNLOCATED, ROOM),
-    "send": tuple(row for row in ROWS if not 250 <= row.nr <= 360),
-    "command": tuple(row for row in ROWS if row.nr < 230),
-    "home": (*_GROUP, ROOM),
-    "guest": (IMMOVABLE, CONTAINER, STAYS, MOVING),
-}
+_AGAIN = (*_STOPS_OF_GROUP, REFUSED, LOST_TICKET, UNLOCATED, ROOM)
+
+
+@cache
+def counted(act: Act | None) -> tuple[Row, ...]:
+    """The rows that count for an act; None: those about a group alone, without the routers, which only evictions and
+    switches need."""
+    if act in ("run", "command"):
+        return tuple(one for one in ROWS if act == "run" or one.nr < 230)
+    if act == "send":  # the decision is made; facts may still forbid it
+        return tuple(one for one in ROWS if not 250 <= one.nr <= 360)
+    if act == "ticket":
+        return _AGAIN
+    if act == "guest":
+        return IMMOVABLE, CONTAINER, STAYS, MOVING
+    group = tuple(one for one in ROWS if one.subject == "group" and one.kind != "prefer" and one is not ROUTERS)
+    return group if act is None else (*group, ROOM)
 
 
 # --- the lists --------------------------------------------------------------------------------------------------------
 
 
 def of_group(node: NodeState, group: Group, now: Now) -> Iterator[Obstacle]:
-    """What keeps every seat from a group, in order; without the routers, which only evictions and switches need."""
-    return _of(_GROUP, Ask(node, group, now))
+    """What keeps every seat from a group, in order."""
+    return _of(counted(None), Ask(node, group, now))
 
 
 def obstacles(
     node: NodeState, seat: ManagedSeat, group: Group, now: Now, *, act: Act = "run", without: ManagedSeat | None = None
 ) -> Iterator[Obstacle]:
     """Why a seat does not run on a group now, in order. ``without``: a victim that counts as gone."""
-    return _of(_COUNTED[act], Ask(node, group, now, seat, without, act))
+    return _of(counted(act), Ask(node, group, now, seat, without, act))
 
 
 def leaving(node: NodeState, holder: ManagedSeat, now: Now) -> Iterator[Obstacle]:
@@ -511,7 +391,7 @@ def leaving(node: NodeState, holder: ManagedSeat, now: Now) -> Iterator[Obstacle
 
 def kept_by(node: NodeState, holder: ManagedSeat, group: Group, now: Now) -> Row | None:
     """The row by which a holder of other GPUs keeps this group from having them; None: it can leave."""
-    nr = Ask(node, group, now)._keeps(holder)
+    nr = Ask(node, group, now).keeps(holder)
     return next((row for row in ROWS if row.nr == nr), None)
 
 
@@ -521,10 +401,9 @@ def first(found: Iterable[Obstacle], *kinds: Kind) -> Obstacle | None:
 
 
 def _of(rows: Iterable[Row], ask: Ask) -> Iterator[Obstacle]:
-    for row in rows:
-        stage = row.holds(ask)
-        if stage is not None:
-            yield Obstacle(row, stage)
+    for one in rows:
+        if (found := one.holds(ask)) is not None:
+            yield Obstacle(one, found)
 
 
 def refusal(node: NodeState, seat: ManagedSeat, now: Now, rows: Collection[Row] = STOPS) -> Obstacle | None:

@@ -1,10 +1,9 @@
 """What a seat or a switch is doing, for people: a stage with a stable name, its data, and a text. Pure reads."""
 
-from dataclasses import dataclass, field
-from typing import Any
-
 from kybernate.seat import COMING, SeatState
-from services.gpu_manager import host_memory, view
+from services.gpu_manager import view
+from services.gpu_manager.core.riders import RIDERS
+from services.gpu_manager.core.rows import Stage
 from services.gpu_manager.group_switch import GroupSwitch, SwitchPhase
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.managed_seat import Backoff, ManagedSeat
@@ -13,22 +12,9 @@ from services.gpu_manager.state import NodeState
 S = SeatState
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """What a seat waits for, or does. Times in ``data`` are wall seconds from now."""
-
-    stage: str
-    text: str = ""
-    data: dict[str, Any] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"stage": self.stage, "text": self.text, "data": self.data}
-
-
 def of_switch(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
-    """A switch under way: it drains, copies are dropped for its victim's, the park is not proven yet, or a seat is
-    brought back."""
+    """A switch under way: it drains, a rider keeps its job back, the park is not proven yet, or a seat is brought
+    back."""
     if switch.phase in (SwitchPhase.DRAINING, SwitchPhase.CUTTING):
         return _drains(node, switch, now)
     victim = node.seats[switch.victim] if switch.victim is not None else None
@@ -36,11 +22,9 @@ def of_switch(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
     leaves = victim is not None and victim.state in (S.PARKING, S.RELEASING, S.LOST)
     if victim is not None and leaves and victim.group.name == switch.group:
         since = now.wall - switch.times.drained
-        if dropped := host_memory.dropped_for(node, switch):
-            text = (
-                f"the copies of {', '.join(dropped)} are dropped, so that host memory has room for that of {victim.id}"
-            )
-            return Stage("host-memory", text, {**data, "drained_seconds": since, "seats": dropped})
+        kept_back = (rider.waits(node, switch, now) for rider in RIDERS if switch.job.sent is None)
+        if found := next((stage for stage in kept_back if stage is not None), None):
+            return Stage(found.stage, found.text, {**data, **found.data, "drained_seconds": since})
         taken = "parks it" if switch.job.journaled else "has not confirmed the job"
         text = f"{victim.id} is being parked; its VRAM counts as free on evidence only; the checkpointer {taken}"
         return Stage("vram-evidence", text, {**data, "journaled": switch.job.journaled, "drained_seconds": since})

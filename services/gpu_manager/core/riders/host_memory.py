@@ -7,11 +7,13 @@ Either starts cold when it is wanted again. The sum of all accounts never exceed
 """
 
 from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
-from kybernate.engines import DRIVER_BACKENDS, PINNING, REHEARSED, RESTART, WITHOUT_COPY
-from kybernate.messages import KillJob, SeatParked
+from kybernate.engines import DRIVER_BACKENDS, PINNING, REHEARSED, RESTART, SIGNED, WITHOUT_COPY
+from kybernate.messages import JobStatus, KillJob, SeatParked, SeatProgress, SeatTarget
 from kybernate.seat import COMING, SeatState
 from kybernate.sizes import format_bytes
 from services.gpu_manager import view
+from services.gpu_manager.core.rider import Rider
+from services.gpu_manager.core.rows import Stage
 from services.gpu_manager.group_switch import GroupSwitch
 from services.gpu_manager.inputs import Now
 from services.gpu_manager.managed_seat import ManagedSeat
@@ -57,45 +59,92 @@ def fits(node: NodeState, seat: ManagedSeat) -> bool:
     return node.setup.host_bytes is None or _short(node, seat) <= 0
 
 
-def reserve(node: NodeState, victim: ManagedSeat, epoch: int, now: Now) -> None:
-    """A drain begins: reserve the copy of the victim. Without room, begin to drop copies of seats that are expected
-    back later than it, if they are enough. ``epoch``: of its switch."""
-    if node.setup.host_bytes is None or victim.backend == RESTART or _take(node, victim):
-        return
-    for seat in _give_way(node, victim, now):
-        _drop(node, seat, epoch, f"{_without_room(node, victim)}, which is expected back sooner", now)
+class HostMemory(Rider):
+    """Which seat goes without a copy."""
 
+    def may_freeze(self, node: NodeState, seat: ManagedSeat) -> bool:
+        """Only with a copy."""
+        return fits(node, seat)
 
-def settled(node: NodeState, switch: GroupSwitch, now: Now) -> bool:
-    """True when the job of a switch may be sent: the copy of its victim is reserved, or a restart parks it.
+    def drains(self, node: NodeState, victim: ManagedSeat, epoch: int, now: Now) -> None:
+        """Reserve the copy of the victim. Without room, begin to drop copies of seats that are expected back later than
+        it, if they are enough. ``epoch``: of its switch."""
+        if node.setup.host_bytes is None or victim.backend == RESTART or _take(node, victim):
+            return
+        for seat in _give_way(node, victim, now):
+            _drop(node, seat, epoch, f"{_without_room(node, victim)}, which is expected back sooner", now)
 
-    (1) There is nothing to reserve, or it is decided. A seat whose requests are frozen with it has been granted its
-    copy at the begin. (2) There is room. (3) There will be: copies are being dropped. (4) There is none.
-    """
-    victim = node.seats[switch.victim] if switch.victim is not None else None
-    if victim is None or node.setup.host_bytes is None or victim.backend == RESTART:  # (1)
+    def waits(self, node: NodeState, switch: GroupSwitch, now: Now) -> Stage | None:
+        """Copies are being dropped for that of the victim, and make room in time."""
+        victim = node.seats.get(switch.victim or "")
+        if victim is None or node.setup.host_bytes is None or victim.backend == RESTART:
+            return None
+        if victim.durable.spilled or victim.durable.freeze.since or fits(node, victim):
+            return None
+        if _short(node, victim) > _ending(node) or now.wall >= switch.times.drained + DROP_SECONDS:
+            return None
+        seats = [seat.id for seat in node.seats.values() if seat.copy_ends]
+        text = f"copies of {', '.join(seats)} are dropped, so that host memory has room for that of {victim.id}"
+        return Stage("host-memory", text, {"seats": seats})
+
+    def before_job(self, node: NodeState, switch: GroupSwitch, now: Now) -> Stage | None:
+        """The copy of its victim is reserved, or a restart parks it.
+
+        (1) There will be room: copies are being dropped. (2) There is nothing to reserve, or it is decided. A seat
+        whose requests are frozen with it has been granted its copy at the begin. (3) There is room, or (4) none.
+        """
+        if (found := self.waits(node, switch, now)) is not None:  # (1)
+            return found
+        victim = node.seats.get(switch.victim or "")
+        if victim is None or node.setup.host_bytes is None or victim.backend == RESTART:  # (2)
+            return None
+        if not (victim.durable.spilled or victim.durable.freeze.since or _take(node, victim)):  # (3)
+            _spill(node, victim, _without_room(node, victim))  # (4)
+        return None
+
+    def starts(self, node: NodeState, seat: ManagedSeat) -> None:
+        """An engine that will rehearse keeps its copy from its start on. Without room it does not rehearse."""
+        if node.setup.host_bytes is None or seat.backend not in REHEARSED:
+            return
+        if _take(node, seat):
+            seat.durable.spilled = ""
+        elif not seat.durable.spilled:
+            _spill(node, seat, _without_room(node, seat))
+
+    def before_serving(self, node: NodeState, seat: ManagedSeat, now: Now) -> bool:
+        """A container that came without a ticket may be about to rehearse, too."""
+        known = seat.rehearsal
+        if not seat.durable.spilled and (known is None or known.container_id != seat.durable.container_id):
+            self.starts(node, seat)
         return True
-    if victim.durable.spilled or victim.durable.freeze.since or _take(node, victim):  # (2)
-        return True
-    if _short(node, victim) <= _ending(node) and now.wall < switch.times.drained + DROP_SECONDS:  # (3)
-        return False
-    _spill(node, victim, _without_room(node, victim))  # (4)
-    return True
 
+    def parks(self, victim: ManagedSeat, target: SeatTarget) -> SeatTarget:
+        """Without room for its copy: by a restart."""
+        if not victim.durable.spilled:
+            return target
+        key = "" if target.backend == SIGNED else target.engine_key
+        return target.model_copy(update={"backend": RESTART, "engine_key": key})
 
-def dropped_for(node: NodeState, switch: GroupSwitch) -> list[str]:
-    """The seats whose copies are being dropped for that of a victim, while its job waits for them."""
-    return [] if switch.job.sent is not None else [seat.id for seat in node.seats.values() if seat.copy_ends]
+    def after(self, seat: ManagedSeat, progress: SeatProgress) -> None:
+        """What it keeps of the host's memory now."""
+        durable, kept_active = seat.durable, 0 if seat.state in COMING else seat.durable.host_active_bytes
+        durable.host_active_bytes = progress.host_bytes or kept_active
 
-
-def reserve_start(node: NodeState, seat: ManagedSeat) -> None:
-    """An engine starts that will rehearse: it keeps its copy from then on. Without room it does not rehearse."""
-    if node.setup.host_bytes is None or seat.backend not in REHEARSED:
-        return
-    if _take(node, seat):
-        seat.durable.spilled = ""
-    elif not seat.durable.spilled:
-        _spill(node, seat, _without_room(node, seat))
+    def on_status(self, node: NodeState, status: JobStatus, now: Now) -> None:
+        """A copy could not be dropped: the seat is parked as before."""
+        for progress in status.park:
+            seat = node.seats.get(progress.seat)
+            if (
+                seat is None
+                or seat.pod is None
+                or seat.pod.uid != progress.pod_uid
+                or progress.outcome != "quarantined"
+            ):
+                continue
+            if seat.state is SeatState.PARKED and seat.copy_ends:
+                seat.durable.spilled, seat.copy_ends = "", False
+                seat.reason = f"its copy was not dropped, it keeps its host memory: {progress.reason}"
+                node.emit(seat, SeatParked, now, previous=seat.state)
 
 
 def recovered(seat: ManagedSeat, *, remembered: bool) -> None:
@@ -120,13 +169,6 @@ def drop_again(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     durable = seat.durable
     if seat.state is SeatState.PARKED and durable.spilled and durable.host_taken_bytes and not seat.copy_ends:
         _kill(node, seat, node.next_epoch(now))
-
-
-def kept(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
-    """The copy could not be dropped: the seat is parked as before."""
-    seat.durable.spilled, seat.copy_ends = "", False
-    seat.reason = f"its copy was not dropped, it keeps its host memory: {reason}"
-    node.emit(seat, SeatParked, now, previous=seat.state)
 
 
 def _take(node: NodeState, seat: ManagedSeat) -> bool:
