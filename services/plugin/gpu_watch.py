@@ -151,10 +151,15 @@ class GpuWatch:
             try:
                 present = frozenset(gpu.uuid for gpu in await self._gpus.list())
                 await self.apply(present, events)
-                self.sensors = await self._gpus.sensors()
             except GpuError as error:
                 self.sensors = ()
                 get_logger().warning("gpus.read_failed", reason=str(error))
+                continue
+            try:
+                self.sensors = await self._gpus.sensors()
+            except Exception as error:  # a driver without a temperature must not end the plugin
+                self.sensors = ()
+                get_logger().warning("gpus.read_failed", reason=repr(error))
 
     async def apply(self, present: frozenset[str], events: int) -> None:
         """Apply a reading that began when the probation had counted ``events``. Raises GpuError."""

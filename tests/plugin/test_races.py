@@ -20,6 +20,7 @@ from services.plugin import gpu_watch, offers, service
 from services.plugin.coexistence import Neighbours
 from services.plugin.gpu_watch import GpuReading
 from services.plugin.service import NodePlugin
+from services.plugin.servicer import _container_response
 from services.plugin.settings import PluginSettings
 from tests.kubelet.stand import short_folder
 from tests.plugin.stand import GPUS, ONE, TWO, config
@@ -220,3 +221,33 @@ async def test_the_cdi_spec_is_removed_once_no_seat_is_allocated() -> None:
         plugin.node.allocations.seats.clear()
         await plugin.apply()
         assert not spec.exists()
+
+
+async def test_a_container_can_write_nothing_that_it_gets_from_the_node() -> None:
+    """The ticket of a seat is in its folder: an engine that could write it would grant itself the GPUs."""
+    async with opened() as (plugin, _):
+        seat = next(one for one in plugin.node.offer.seats if one.startswith("1x-"))
+        answer = plugin.node.offer.answer(ONE, [seat])
+        mounts = _container_response(answer).mounts
+        assert [mount.host_path for mount in mounts if mount.container_path == answer.envs["KYB_SEAT_DIR"]]
+        assert [mount.host_path for mount in mounts if not mount.read_only] == []
+
+
+async def test_no_error_of_temperature_and_power_ends_the_plugin() -> None:
+    async with opened() as (plugin, _):
+
+        class OldDriver(ConstantGpus):
+            reads = 0
+
+            async def sensors(self) -> tuple[GpuSensors, ...]:
+                OldDriver.reads += 1
+                raise KeyError("power")
+
+        watch = plugin.gpu_watch
+        watch._gpus = OldDriver()
+        watch._settings = watch._settings.model_copy(update={"reread_seconds": 0.01})
+        polling = asyncio.create_task(watch.poll())
+        await until(lambda: OldDriver.reads > 2 or polling.done(), what="the GPUs are read again")
+        assert not polling.done()
+        polling.cancel()
+        await asyncio.gather(polling, return_exceptions=True)
