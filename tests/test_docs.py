@@ -10,6 +10,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))]
 CODE_PAGES = [page for page in PAGES if not page.startswith(("docs/decisions/", "docs/measurements/"))]
 TOP = ("kybernate", "services", "tests", "scripts", "bench", "e2e", "helm", "proto", "docs", "examples")
+MOST_WORDS = 80_000
 MADE = ("bench/results",)
 """Paths that commands write."""
 
@@ -59,3 +60,7 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: str) -> None:
 @pytest.mark.parametrize("page", CODE_PAGES)
 def test_every_path_of_code_exists(page: str) -> None:
     assert list(missing_paths(ROOT / page)) == []
+
+
+def test_the_pages_together_can_be_read() -> None:
+    assert sum(len((ROOT / page).read_text().split()) for page in PAGES) <= MOST_WORDS
