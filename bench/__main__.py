@@ -48,6 +48,7 @@ LONG = (
     "family_live",
     "scale",
     "starved",
+    "keys",
 )
 """Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"

@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -102,7 +102,7 @@ async def run(requests: int = REQUESTS, streams: int = STREAMS) -> dict[str, flo
 
 @asynccontextmanager
 async def running_router(
-    fill: Callable[[NatsBus], Awaitable[None]], patience: float = 15.0
+    fill: Callable[[NatsBus], Awaitable[None]], patience: float = 15.0, more: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[str, int]]:
     """A router process, ready within ``patience`` seconds, with a bus that ``fill`` has filled: its address and pid."""
     with tempfile.TemporaryDirectory(prefix="kyb-bench-") as folder:
@@ -115,7 +115,7 @@ async def running_router(
             log = Path(folder) / "router.log"
             with log.open("wb") as out:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "services.router", env=environment(nats.url), stderr=out
+                    sys.executable, "-m", "services.router", env=environment(nats.url) | dict(more or {}), stderr=out
                 )
             try:
                 yield await ready(log, patience), process.pid

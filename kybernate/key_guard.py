@@ -8,12 +8,14 @@ from typing import NoReturn
 
 from aiohttp import web
 
-from kybernate.api_keys import ApiKey, KeyFile, Scope, digest_of, find, load
+from kybernate.api_keys import PREFIX, ApiKey, KeyFile, Scope, digest_of, load
 from kybernate.config_errors import ConfigError
 from kybernate.files import changes
 from kybernate.http_api import ApiError, Handler, cause_of, random_id
 from kybernate.logs import get_logger
 
+_KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"x-kyb-key"})
+"""Where a key of any form is looked for; elsewhere those that ``kyb router keys`` made."""
 HEADER = "X-Kyb-Key"
 """Header for callers that send the engine's key as Authorization; without it, Authorization has the service's key."""
 _NAME = web.RequestKey("kyb.key", str)
@@ -26,7 +28,9 @@ class KeyGuard:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file = load(path) if path is not None else KeyFile()
-        self._digests = _digests(self._file)
+        self._keys = _by_digest(self._file)
+        self._seen: dict[str, ApiKey] = {}
+        """By the key itself: those of the file that were sent since it was read."""
 
     @property
     def required(self) -> bool:
@@ -66,28 +70,34 @@ class KeyGuard:
         if self._path is not None:
             self._key(headers)
 
-    def carries_key(self, value: bytes) -> bool:
+    def carries_key(self, name: bytes, value: bytes) -> bool:
         """Whether the value of a header is a key of the file, or ends with one as ``Bearer <key>`` does."""
-        if not self._digests:
+        if not self._keys or (name not in _KEY_HEADERS and PREFIX not in value):
             return False
         parts = {value.strip(b" \t"), value.split(b" ")[-1].strip(b" \t")}
-        return not self._digests.isdisjoint(digest_of(part.decode("utf-8", "surrogateescape")) for part in parts)
+        return any(self._find(part.decode("utf-8", "surrogateescape")) is not None for part in parts)
 
     def _key(self, headers: Mapping[str, str]) -> ApiKey:
         token = _token(headers)
-        key = find(self._file.keys, token) if token else None
+        key = self._find(token) if token else None
         if key is None:
             what = "this API key is not known" if token else "an API key is needed"
             raise ApiError(401, "invalid_api_key", f"{what}; send Authorization: Bearer <key> or {HEADER}: <key>")
         return key
 
+    def _find(self, token: str) -> ApiKey | None:
+        found = self._seen.get(token)
+        if found is None and (found := self._keys.get(digest_of(token))) is not None:
+            self._seen[token] = found
+        return found
+
     def _cause(self, headers: Mapping[str, str]) -> str:
         given = cause_of(headers)
-        return random_id() if self.carries_key(given.encode("utf-8", "surrogateescape")) else given
+        return random_id() if self.carries_key(b"x-request-id", given.encode("utf-8", "surrogateescape")) else given
 
     def applied(self, file: KeyFile) -> None:
         """Take the keys of a file that has changed."""
-        self._file, self._digests = file, _digests(file)
+        self._file, self._keys, self._seen = file, _by_digest(file), {}
 
     async def watch(self) -> NoReturn:
         """Apply each change of the file until cancelled. An invalid file is logged and changes nothing."""
@@ -116,8 +126,9 @@ def request_cause(request: web.Request) -> str:
     return request.get(_CAUSE) or cause_of(request.headers)
 
 
-def _digests(file: KeyFile) -> frozenset[str]:
-    return frozenset(key.sha256 for key in file.keys)
+def _by_digest(file: KeyFile) -> dict[str, ApiKey]:
+    """A search by hash tells nothing about a key: which hashes are near each other cannot be chosen."""
+    return {key.sha256: key for key in file.keys}
 
 
 def _token(headers: Mapping[str, str]) -> str:

@@ -34,6 +34,7 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "family": ({"switches": 40}, {}),
     "family_live": ({}, {"SECONDS": 40.0}),
     "kubelet": ({}, {"RESTARTS": 1}),
+    "keys": ({"rounds": 1, "requests": 4}, {}),
     "live": ({}, {"SEEDS": (1,), "SECONDS": 20.0}),
     "overload": (
         {"overloads": ((3.0, 2.0),)},

@@ -76,7 +76,7 @@ class ApiKeyGuard(KeyGuard):
     def withheld(self, head: Head) -> frozenset[bytes]:
         """Return the headers that must not reach an engine, because they carry a key for the router, of any caller."""
         if head.withheld is None or head.withheld[0] is not self._file:
-            names = frozenset(lower for lower, _, value in head.pairs if self.carries_key(value))
+            names = frozenset(lower for lower, _, value in head.pairs if self.carries_key(lower, value))
             head.withheld = self._file, names
         return head.withheld[1]
 

@@ -56,6 +56,7 @@ HEALTHY_LAST = HEALTHY.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 """``GET /healthz``, in one turn of the loop: a router that releases thousands of requests is alive."""
 KNOWN_SECONDS = 10.0
 """A connection that is idle for longer forgets its last head."""
+NO_HEADERS: Mapping[str, str] = {}
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -76,7 +77,7 @@ class CallerConnection(asyncio.Protocol):
         self._head: Head | None = None
         self._body: RequestBody | None = None
         """Of the request that arrives."""
-        self.cors: Mapping[str, str] = {}
+        self.cors = NO_HEADERS
         """Headers by which a page may read the answer to its request."""
         self._call: Call | None = None
         self._handler: AiohttpHandler | None = None
@@ -237,6 +238,9 @@ class CallerConnection(asyncio.Protocol):
     def _check_page(self, head: Head) -> None:
         """Refuse what another site's page sends. Raises RouterError."""
         origins, fields = self._front.origins, head.fields()
+        self.cors = NO_HEADERS
+        if head.method == b"POST" and "origin" not in fields and "sec-fetch-site" not in fields:
+            return  # as nearly all requests
         self.cors = origins.answer_headers(fields)
         refused = origins.refusal(head.method.decode("latin-1"), fields)
         if refused is not None:

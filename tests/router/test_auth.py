@@ -9,9 +9,10 @@ import aiohttp
 import pytest
 import structlog
 
-from kybernate.api_keys import ApiKey, ConfigError, Tenant, dump, find, load, make
+from kybernate.api_keys import ApiKey, ConfigError, KeyFile, Tenant, dump, load, make
 from kybernate.cli.output import CliError
 from kybernate.cli.router_keys import add
+from kybernate.key_guard import KeyGuard
 from kybernate.messages import AuditRecord, ParkSeat
 from kybernate.seat import SeatState
 from kybernate.tls import ServerCertificate
@@ -177,10 +178,15 @@ async def test_changed_keys_are_applied_and_invalid_files_are_not(
 
 def test_a_key_is_found_by_its_token_only() -> None:
     (row, token), (other, _) = make("a", ["infer"]), make("b", ["admin"])
-    assert find([row, other], token) is row
-    assert find([row, other], token[:-1]) is None
-    assert find([row, other], row.sha256) is None
-    assert find([row, other], "\udcff") is None
+    guard = KeyGuard(None)
+    guard.applied(KeyFile(keys=(row, other)))
+    for _ in range(2):
+        assert guard._find(token) is row
+        assert guard._find(token[:-1]) is None
+        assert guard._find(row.sha256) is None
+        assert guard._find("\udcff") is None
+    guard.applied(KeyFile(keys=(other,)))
+    assert guard._find(token) is None
     assert token not in repr(row) + dump([row])
     assert other.may("view")
     assert not row.may("view")
