@@ -7,7 +7,7 @@ from kybernate.seat import SeatState, Trigger
 from services.gpu_manager import arbiter, switch, view
 from services.gpu_manager.core.obstacles import first, obstacles
 from services.gpu_manager.core.riders import host_memory
-from services.gpu_manager.inputs import EndingAnswered, JobsReported, Now, StartCall
+from services.gpu_manager.inputs import EndingAnswered, JobsReported, Now, StartCall, UnixTime
 from services.gpu_manager.managed_seat import PARKED_NOWHERE, START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.seat_pod import Owners, SeatPod
 from services.gpu_manager.state import NodeState
@@ -112,8 +112,23 @@ def _follow_pod(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> N
         _runs(node, seat, pod, now)
     elif seat.durable.seen_running and seat.state in HAS_PROCESS and not seat.outlives_list:
         _processes_gone(node, seat, f"its container exited with code {pod.exit_code}", now)
+    elif seat.state is S.STARTING and _came_and_exited(seat, pod, now):
+        seat.gate.ticket_open = False
+        _exit(node, seat, f"its container exited with code {pod.exit_code}", now)
     if moved and seat.state is S.ACTIVE:
         node.emit(seat, SeatActivated, now, previous=S.ACTIVE)
+
+
+def _came_and_exited(seat: ManagedSeat, pod: SeatPod, now: Now) -> bool:
+    """True if the container of the open ticket started and exited between two reads of the pods.
+
+    Kubelet calls the gate once the container before has exited. So an exit after the call is that of the ticket's
+    container; where the ticket is inherited or from before a restart of this process, its call is not known. An exit in
+    the future was written before the clock was set back.
+    """
+    if not seat.gate.ticket_open or pod.exited is None:
+        return False
+    return seat.gate.ticket_call < UnixTime(pod.exited) <= now.unix
 
 
 def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:

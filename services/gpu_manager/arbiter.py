@@ -261,7 +261,7 @@ def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     assert pod is not None, f"{seat.id} has no owner"
     epoch = node.next_epoch(now)
     call, gate.call = gate.call, None
-    gate.ticket_open, gate.ticket_given = True, now.wall
+    gate.ticket_open, gate.ticket_given, gate.ticket_call = True, now.wall, call.since
     seat.durable.ticket, seat.durable.inherited, seat.durable.seen_running = call.call, False, False
     if seat.state is S.WAITING:
         for rider in RIDERS:

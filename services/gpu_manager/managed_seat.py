@@ -6,6 +6,7 @@ Pure data with one rule: ``state``, ``lease`` and ``residence`` change together,
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from kybernate.annotations import tier_problem
 from kybernate.config import STANDARD, Tier
@@ -125,6 +126,8 @@ class GateState:
     ticket_open: bool = False
     """The last ticket has not been used by a container yet, as far as was seen."""
     ticket_given: WallTime = WallTime(0.0)
+    ticket_call: UnixTime = UnixTime(inf)
+    """When the call began that got it; infinity: not known."""
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -318,6 +319,7 @@ def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any], 
         running="running" in (state.get("state") or {}),
         restarts=int(state.get("restartCount", 0)),
         exit_code=None if ended is None else int(ended.get("exitCode", 0)),
+        exited=None if ended is None else _unix(ended.get("finishedAt")),
         ip=status.get("podIP") or None,
         deleting=_over(pod),
         annotations=annotations,
@@ -339,6 +341,14 @@ def _container_status(status: Mapping[str, Any], name: str) -> Mapping[str, Any]
             if entry.get("name") == name:
                 return entry if isinstance(entry, dict) else {}
     return {}
+
+
+def _unix(time: object) -> float | None:
+    """A time of the Kubernetes API as unix seconds."""
+    try:
+        return datetime.fromisoformat(str(time)).timestamp()
+    except ValueError:
+        return None
 
 
 def _ended(state: Mapping[str, Any]) -> Mapping[str, Any] | None:

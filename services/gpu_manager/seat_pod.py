@@ -27,6 +27,8 @@ class SeatPod:
     restarts: int = 0
     exit_code: int | None = None
     """Of the last run, when it is not running."""
+    exited: float | None = None
+    """When that run ended, unix seconds, as the runtime of this node has it: whole seconds, cut off."""
     ip: str | None = None
     deleting: bool = False
     """It is being deleted, or has ended for good."""

@@ -117,6 +117,22 @@ def test_the_state_of_the_container_is_read(
     assert owner.ip == "10.0.0.1"
 
 
+def test_the_time_of_the_last_exit_is_read_also_while_the_container_backs_off() -> None:
+    ended = {"exitCode": 1, "finishedAt": "1970-01-01T00:02:03Z"}
+    pod = listed("p")
+    status = {
+        "name": "engine",
+        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+        "lastState": {"terminated": ended},
+    }
+    pod["status"] = {"containerStatuses": [status]}
+    (owner,) = joined(resources(("p", SEAT)), [pod]).pods
+    assert owner.exited == 123.0
+    ended["finishedAt"] = None  # type: ignore[assignment]
+    (owner,) = joined(resources(("p", SEAT)), [pod]).pods
+    assert owner.exited is None
+
+
 async def test_the_owners_are_learnt_from_kubelet() -> None:
     async with (
         running_kubelet() as kubelet,
@@ -301,7 +317,7 @@ async def test_while_the_watch_is_broken_no_owners_are_known(tmp_path: Path, mon
         server.status = 403
         server.drop()
         await until(lambda: not source._own.live, what="the watch is broken")
-        with pytest.raises(PodsError, match="HTTP 403; the service account may not watch this"):
+        with pytest.raises(PodsError, match="HTTP 403; the service account may not list this"):
             await until_raises(source)
 
 

@@ -565,3 +565,42 @@ def test_a_seat_whose_folder_was_kept_or_that_runs_is_not_waited_for(world: Worl
     assert not world.node.unaccounted
     all_lost(world, seen.model_copy(update={"outcome": "gone"}))
     assert set(world.node.unaccounted) == {seat, idle}, "a stale list shows the container before"
+
+
+def test_a_container_that_came_and_exited_unseen_has_used_its_ticket(world: World) -> None:
+    """Seen beside an API server that was away: a neighbour in a crash loop kept its group for 200 s."""
+    seat, other = starting(world), rival(world)
+    world.tick(20)
+    begun = world.now.unix - 20
+    world.pods[seat] = replace(world.pods[seat], container_id="process://7", exit_code=1, exited=begun + 1)
+    world.look()
+    assert world.state(seat) is S.BACKOFF
+    assert "exited with code 1" in world.managed(seat).reason
+    look(world)
+    assert tickets(world, other)
+
+
+@pytest.mark.parametrize("exited", [-3.0, 0.0, 60.0, None])
+def test_an_exit_before_the_call_or_in_the_future_proves_nothing(world: World, exited: float | None) -> None:
+    """The last exit before the call; one in the second of the call; one before the clock was set back; none."""
+    seat, other = starting(world), rival(world)
+    begun = world.now.unix
+    world.tick(20)
+    at = None if exited is None else begun + exited
+    world.pods[seat] = replace(world.pods[seat], container_id="process://6", exit_code=1, exited=at)
+    look(world)
+    assert world.state(seat) is S.STARTING
+    assert not tickets(world, other)
+
+
+def test_the_exit_of_an_heirs_container_proves_nothing_about_the_former_owners_ticket(world: World) -> None:
+    seat = starting(world)
+    given(world, seat, "b")
+    world.tick(1)
+    world.look()
+    world.look()
+    assert world.managed(seat).durable.inherited
+    world.tick(20)
+    world.pods[seat] = replace(world.pods[seat], container_id="process://7", exit_code=1, exited=world.now.unix - 1)
+    look(world)
+    assert world.managed(seat).gate.ticket_open
