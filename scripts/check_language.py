@@ -43,7 +43,7 @@ ABSENT_REMEDY = "a source that readers have: a page of docs/, the vendor's docum
 RIDDLES = re.compile(
     r"\b(?:of|in|for) which\b|\b(?:the one|those) (?:that|which|who)\b|\bwhat (?:is|was|does)\b", re.IGNORECASE
 )
-MOST_RIDDLES = 60
+MOST_RIDDLES = 30
 """Of the pages below ``docs/`` and README together; lower it with the pages. Two sentences say the same."""
 
 NOT_OURS = re.compile(
