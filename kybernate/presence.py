@@ -8,6 +8,7 @@ checkpointer takes jobs only from managers that connect to the socket in its ``r
 import asyncio
 import contextlib
 import uuid
+from collections.abc import Callable
 from typing import NoReturn
 
 from kybernate.bus.port import Bus, BusError
@@ -45,12 +46,16 @@ class NodePresence:
         node: str,
         lock: str,
         url: str | None = None,
+        routers: Callable[[], dict[str, float]] = dict,
     ) -> None:
+        """``routers``: those that it counts (``Presence.routers``)."""
         self._bus, self._instance, self._node = bus, instance, node
         self._lock, self._url = lock, url
         self._incarnation = uuid.uuid4().hex
         self._serving = False
         self._published = asyncio.Event()
+        self._routers, self.at_once = routers, asyncio.Event()
+        """``at_once``: publish now, not only when it is due."""
 
     async def keep(self) -> NoReturn:
         """Publish the presence every ``PRESENCE_SECONDS``. Raises AnotherServesError."""
@@ -78,8 +83,11 @@ class NodePresence:
 
     async def _publish_regularly(self) -> None:
         while True:
+            self.at_once.clear()
             await self._publish()
-            await asyncio.sleep(PRESENCE_SECONDS if self._published.is_set() else OBJECTION_SECONDS / 5)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PRESENCE_SECONDS if self._published.is_set() else OBJECTION_SECONDS / 5):
+                    await self.at_once.wait()
 
     async def _publish(self) -> None:
         presence = Presence(
@@ -91,6 +99,7 @@ class NodePresence:
             url=self._url,
             serving=self._serving,
             lock=self._lock,
+            routers=self._routers(),
         )
         with contextlib.suppress(BusError):
             await self._bus.publish(presence)

@@ -21,7 +21,7 @@ from kybernate.bus.inbox import Inbox, answer, beside, merged, read, read_answer
 from kybernate.bus.nats_bucket import NatsBucket
 from kybernate.bus.nats_connection import NatsConnection
 from kybernate.bus.nats_link import failures
-from kybernate.bus.port import ALL_EVENTS, EVENTS, REQUESTS, Bucket, BusError
+from kybernate.bus.port import ALL_EVENTS, EVENTS, REQUESTS, Bucket, BusError, NoAnswerError
 from kybernate.envelope import Message, Pattern
 from kybernate.logs import get_logger
 from kybernate.messages.events import RequestEnded
@@ -45,13 +45,15 @@ class NatsBus(NatsConnection):
         name: str,
         credentials: Credentials = NO_CREDENTIALS,
         compare_seconds: float = 60.0,
+        follows: str = "",
     ) -> None:
-        """``source`` is the CloudEvents source of its messages; the server's monitoring shows ``name``.
+        """``source`` is the CloudEvents source of its messages; the server's monitoring shows ``name``. A server that
+        does not reach the leader of the bucket ``follows`` is left for one that does.
 
         The files of ``credentials`` are read at each connection; each watch is compared with its bucket every
         ``compare_seconds``.
         """
-        super().__init__(url, name=name, credentials=credentials)
+        super().__init__(url, name=name, credentials=credentials, leader_of=follows and f"KV_{follows}")
         self._source, self._compare_seconds = source, compare_seconds
 
     @property
@@ -169,7 +171,9 @@ class NatsBus(NatsConnection):
     async def bucket(self, name: str) -> Bucket:
         """Open an existing bucket. Raises NotSetUpError with ``kyb bus init`` as remedy if it is missing."""
         async with self.jetstream(f"bucket {name}") as js:
-            await js.key_value(name)
+            info = await js.stream_info(f"KV_{name}")
+        if info.cluster is not None and not info.cluster.leader:  # this server has a copy, and lost its routes
+            raise NoAnswerError(f"bucket {name}: no leader; the servers elect one, or this one is cut off from them")
         return NatsBucket(self, name, self._compare_seconds)
 
     async def _stored(self, begin: ConsumerConfig, stream: str = EVENTS) -> AsyncGenerator[Msg, None]:

@@ -8,6 +8,7 @@ and made on every new client before ``connected`` turns true.
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Self
@@ -21,12 +22,16 @@ from nats.aio.subscription import Subscription
 from nats.js.client import JetStreamContext
 
 from kybernate.bus.credentials import Credentials, CredentialsError
-from kybernate.bus.nats_link import CONNECT_SECONDS, LinkErrors, NatsLink, dial, failures
+from kybernate.bus.nats_link import CONNECT_SECONDS, LEADER_SECONDS, LinkErrors, NatsLink, dial, failures
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError, NotSetUpError
-from kybernate.logs import get_logger
+from kybernate.logs import OnceLogger, get_logger
 
 FIRST_RETRY_SECONDS = 0.25
 LAST_RETRY_SECONDS = 2.0
+CUT_OFF_SECONDS = 5.0
+"""How long the leader has not answered before another server is dialled."""
+SERVICE_TRIES = 3
+"""How often a single address is dialled then: a Service chooses one of its servers each time."""
 DETACH_SECONDS = 0.5
 JETSTREAM_SECONDS = 5.0
 """How long a bucket operation may take before its outcome is unknown."""
@@ -58,8 +63,9 @@ class _Route:
 class NatsConnection:
     """The part of ``NatsBus`` that connects, reconnects and subscribes."""
 
-    def __init__(self, url: str, *, name: str, credentials: Credentials) -> None:
-        self.url = url
+    def __init__(self, url: str, *, name: str, credentials: Credentials, leader_of: str = "") -> None:
+        """``leader_of``: the stream whose leader the server must reach; empty: any server will do."""
+        self.url, self._leader_of = url, leader_of
         self.place = urlsplit(url).hostname or url
         """The server without credentials, for texts."""
         self.errors = LinkErrors(self.place, credentials)
@@ -69,6 +75,8 @@ class NatsConnection:
         self._callbacks: list[Callable[[bool], None]] = []
         self._up = asyncio.Event()
         self._leaving = False
+        self._next: NatsLink | None = None
+        """A connection to another server, that takes the place of the present one."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Self]:
@@ -82,6 +90,8 @@ class NatsConnection:
             self._leaving = True
             keeper.cancel()
             await asyncio.wait([keeper])
+            if self._next is not None:
+                await self._next.client.close()
 
     @property
     def connected(self) -> bool:
@@ -172,13 +182,14 @@ class NatsConnection:
         while not self.errors.final.is_set() and not self._leaving:
             link: NatsLink | None = None
             try:
-                link = await dial(self.url, self._name, self._credentials, self.errors.report)
+                link, self._next = self._next, None
+                link = link or await dial(self.url, self._name, self._credentials, self.errors.report)
                 if self._leaving:
                     return
                 await self._adopt(link)
                 wait = FIRST_RETRY_SECONDS
-                await link.until_lost()
-                self.errors.judge(link.client.last_error)
+                await self._until_useless(link)
+                self.errors.judge(None if self._next is not None else link.client.last_error)
             except (OSError, nats.errors.Error, CredentialsError) as error:  # time-outs are OSErrors
                 self.errors.judge(error)
             finally:
@@ -188,8 +199,46 @@ class NatsConnection:
                     link.lose()
                     with contextlib.suppress(Exception):
                         await link.client.close()
+            if self._next is not None:
+                continue
             await asyncio.sleep(0.0 if self._leaving else wait * random.uniform(0.5, 1.0))
             wait = min(wait * 2, LAST_RETRY_SECONDS)
+
+    async def _until_useless(self, link: NatsLink) -> None:
+        """Wait until the connection is lost, or ``_next`` is one to a server that reaches the stream's leader, and this
+        one's does not: it has lost its routes to the others, and what is published here stays there."""
+        if not self._leader_of:
+            await link.until_lost()
+        cut_off, answered = OnceLogger("bus.cut_off"), time.monotonic()
+        while link.alive:
+            asked = time.monotonic()
+            if await link.reaches_leader(self._leader_of):
+                answered = asked
+                cut_off.clear()
+            elif link.alive and time.monotonic() - answered >= CUT_OFF_SECONDS:
+                answered, self._next = time.monotonic(), await self._elsewhere()
+                more = "" if self._next is None else self._next.server
+                meaning = f"this server does not reach the leader of {self._leader_of}, and is left for one that does"
+                if self._next is None:
+                    meaning = f"no server of {self.place} reaches the leader of {self._leader_of}; it is tried again"
+                cut_off.log(server=link.server, next=more, meaning=meaning)
+                if self._next is not None:
+                    return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, asked + LEADER_SECONDS - time.monotonic())):
+                    await link.lost.wait()
+        link.lose()
+
+    async def _elsewhere(self) -> NatsLink | None:
+        """A connection to a server that reaches the leader. One address may be a Service in front of several."""
+        urls = self.url.split(",")
+        for url in random.sample(urls, len(urls)) if len(urls) > 1 else urls * SERVICE_TRIES:
+            with contextlib.suppress(OSError, nats.errors.Error, CredentialsError):  # time-outs are OSErrors
+                link = await dial(url, self._name, self._credentials, self.errors.report)
+                if await link.reaches_leader(self._leader_of):
+                    return link
+                await link.client.close()
+        return None
 
     async def _adopt(self, link: NatsLink) -> None:
         """Make all subscriptions on a new link, then report that it is connected."""

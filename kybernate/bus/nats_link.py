@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import nats.errors
+import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -19,6 +20,8 @@ PING_SECONDS = 5
 MISSED_PINGS = 2
 """A half-open connection counts as lost after PING_SECONDS * (MISSED_PINGS + 1)."""
 CONNECT_SECONDS = 2
+LEADER_SECONDS = 2.0
+"""How long the leader of a stream may take to answer, and how often it is asked."""
 RESETS = 4
 """How often a connection is attempted again when it is reset while it is made."""
 MOST_FORBIDDEN = 100
@@ -75,6 +78,22 @@ class NatsLink:
         self.lost.set()
         for callback in tuple(self.when_lost):
             callback()
+
+    @property
+    def server(self) -> str:
+        """The name by which the server introduced itself."""
+        return str(self.client._server_info.get("server_name", ""))
+
+    async def reaches_leader(self, stream: str) -> bool:
+        """Whether the leader of a stream answers through this server within ``LEADER_SECONDS``; also True without such
+        a stream. A server that is cut off may answer in its place: without a leader, by its own copy."""
+        try:
+            info = await self.client.jetstream(timeout=LEADER_SECONDS).stream_info(stream)
+        except nats.js.errors.NotFoundError:
+            return True
+        except (nats.errors.Error, TimeoutError):
+            return False
+        return info.cluster is None or bool(info.cluster.leader)
 
     async def until_lost(self) -> None:
         """Wait for the loss: nats-py's callback, or a check every second in case it is not called."""

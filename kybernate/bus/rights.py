@@ -104,6 +104,7 @@ PRESENT: Mapping[Role, str] = {
 }
 """Component whose presence a role publishes."""
 PRESENCE_SUBSCRIBERS: Mapping[Role, tuple[str, ...]] = {
+    Role.ROUTER: ("gpu-manager",),
     Role.MANAGER: ("router", "gpu-manager"),
     Role.VIEWER: ("*",),
     Role.OPERATOR: ("*",),

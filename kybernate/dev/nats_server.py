@@ -101,7 +101,7 @@ class NatsServer:
         self.folder = folder
         self.port = port
         self._arguments = arguments
-        self._name = f"kyb-{secrets.token_hex(4)}"
+        self.name = f"kyb-{secrets.token_hex(4)}"
         self._any_port = port == 0
         self._process: asyncio.subprocess.Process | None = None
 
@@ -173,7 +173,7 @@ class NatsServer:
                 os.kill(self._process.pid, signum)
 
     async def _launch(self) -> None:
-        argv = [*server_argv(self.folder, self.port, name=self._name), *self._arguments]
+        argv = [*server_argv(self.folder, self.port, name=self.name), *self._arguments]
         with self.log.open("ab") as log:
             begin = log.tell()
             self._process = await asyncio.create_subprocess_exec(
@@ -208,7 +208,7 @@ class NatsServer:
             return False
         try:
             greeting = await reader.readline()
-            return greeting.startswith(b"INFO ") and json.loads(greeting[5:]).get("server_name") == self._name
+            return greeting.startswith(b"INFO ") and json.loads(greeting[5:]).get("server_name") == self.name
         except (OSError, ValueError):
             return False
         finally:

@@ -122,6 +122,11 @@ class Presence(Message):
     """Identity of the lock file that it holds; empty: it has none, or does not tell."""
     leaving: bool = False
     """The last one of this incarnation: it stops and forwards nothing any more, so no drain waits for it."""
+    sent: float | None = None
+    """Of a router: its CLOCK_MONOTONIC when it sent this. None: a router that a manager's list does not concern."""
+    routers: dict[str, float] | None = None
+    """Of a manager: the routers for whose acknowledgement its drains wait, incarnation → ``sent`` of the last presence
+    that it has received. None: a manager of version f4bbe586 or before, which lists none."""
 
     @property
     def subject(self) -> str:

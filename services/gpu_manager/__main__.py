@@ -28,6 +28,7 @@ from kybernate.node.host_memory import open_host_memory
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.policy import UNUSABLE
 from kybernate.presence import NodePresence
+from kybernate.roster import BUCKET
 from kybernate.topology import Group, Topology, plan
 from kybernate.tracing import open_tracer
 from services.gpu_manager.board import Board
@@ -93,7 +94,9 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tra
         board = Board(setup)
         source, name = f"kyb/gpu-manager/{settings.node}", f"manager {settings.node}"
         who = settings.credentials("manager")
-        bus = await stack.enter_async_context(open_bus(settings.nats_url, source=source, name=name, credentials=who))
+        bus = await stack.enter_async_context(
+            open_bus(settings.nats_url, source=source, name=name, credentials=who, follows=BUCKET)
+        )
         node_bus = await stack.enter_async_context(connecting(settings.node_socket))
         session = await stack.enter_async_context(aiohttp.ClientSession())
         pods = open_pods(settings, setup.groups)
@@ -129,7 +132,10 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tra
         )
         board.node.manager_url = http.url
         learned.read(board.node.learning, manager.now(), board.node.seats)
-        presence = NodePresence(bus, instance=settings.instance, node=settings.node, lock=lock, url=http.url)
+        presence = NodePresence(
+            bus, instance=settings.instance, node=settings.node, lock=lock, url=http.url, routers=manager.counted
+        )
+        manager.on_router = presence.at_once.set
 
         async def manage() -> None:
             await presence.claim(BUS_SECONDS)

@@ -187,6 +187,8 @@ class Routers:
 
     present: dict[tuple[str, str], WallTime] = field(default_factory=dict)
     """(instance, incarnation) → when it counts as dead. Two routers with one instance name are both waited for."""
+    sent: dict[tuple[str, str], float] = field(default_factory=dict)
+    """``Presence.sent`` of the last presence of each present router, since this manager started."""
     acks: dict[str, dict[tuple[str, str], DrainAck]] = field(default_factory=dict)
     """Seat → (instance, incarnation) → its last acknowledgement."""
     settled_at: WallTime = WallTime(0.0)
@@ -205,10 +207,22 @@ class Routers:
     def update(self, presence: Presence, now: Now) -> None:
         """A router is alive, or leaves. Its incarnation before counts until it expires: it may be another router of
         that name."""
+        router = presence.instance, presence.incarnation
         if presence.leaving:
-            self.present.pop((presence.instance, presence.incarnation), None)
+            self._drop(router)
             return
-        self.present[presence.instance, presence.incarnation] = now.handled + DEAD_AFTER_SECONDS
+        self.present[router] = now.handled + DEAD_AFTER_SECONDS
+        if presence.sent is not None:
+            self.sent[router] = presence.sent
+
+    def _drop(self, router: tuple[str, str]) -> None:
+        self.present.pop(router, None)
+        self.sent.pop(router, None)
+
+    def counted(self) -> dict[str, float]:
+        """What the manager's presence lists: no drain ends without these routers until they have been silent for
+        ``DEAD_AFTER_SECONDS``."""
+        return {incarnation: at for (_, incarnation), at in self.sent.items()}
 
     def remember(self, known: Iterable[tuple[str, str]], now: Now) -> None:
         """Routers that the previous manager knew: present until their next presence or until they expire."""
@@ -227,7 +241,7 @@ class Routers:
     def expire(self, now: Now) -> None:
         """Drop routers that fell silent."""
         for router in [router for router, dead_at in self.present.items() if dead_at <= now.handled]:
-            del self.present[router]
+            self._drop(router)
 
     def acknowledge(self, ack: DrainAck) -> None:
         """Keep a router's acknowledgement of a draining seat."""
@@ -245,6 +259,10 @@ class Routers:
         if not self.settled(now) or now.wall < self.permitted_until:
             return False
         return not self.busy(seat, epoch, frozen=frozen)
+
+    def unheard(self, seat: str, epoch: int) -> bool:
+        """True while a present router has not acknowledged (seat, epoch): it may send to the seat."""
+        return None in self.busy(seat, epoch).values()
 
     def busy(self, seat: str, epoch: int, *, frozen: bool = False) -> dict[str, int | None]:
         """The present routers for which a drain waits: how many requests each has in flight; None: not acknowledged."""

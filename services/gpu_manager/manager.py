@@ -116,6 +116,8 @@ class Manager:
     """Set while all that the board has decided is in the ledger: only then its state may leave the node."""
     _recorded: Ledger | None = None
     """The last record of the ledger."""
+    _stood_still: bool = False
+    """The last write of the ledger took as long as a pause."""
     recording_since: WallTime | None = None
     """The ledger is being written since then."""
     look_now: asyncio.Event = field(default_factory=asyncio.Event)
@@ -132,6 +134,8 @@ class Manager:
     """Called with the wall seconds of every write of the ledger."""
     spans: SwitchSpans | None = None
     """None: traces are off."""
+    on_router: Callable[[], None] = lambda: None
+    """Called when another router counts: the next presence lists it."""
     problems: set[str] = field(default_factory=set)
     """Logged problems of pods' annotations."""
 
@@ -176,11 +180,15 @@ class Manager:
         handled = self.clock.wall()
         while True:
             message, reply, arrived = await self._next()
-            if arrived > handled + PAUSE_SECONDS:
+            if arrived > handled + PAUSE_SECONDS or self._stood_still:
+                self._stood_still = False
                 await self._carry_out(self.board.handle(Paused(), self.now(arrived)), None, group)
             handled = arrived
+            routers = len(self.node.routers.sent)
             effects = self.board.handle(message, self.now(arrived))
             await self._carry_out(effects, reply, group, one_of_many=isinstance(message, TrafficSignal))
+            if len(self.node.routers.sent) > routers:
+                self.on_router()
             self.engines.follow(view.engine_probes(self.node), group, self.receive)
 
     async def _carry_out(
@@ -231,8 +239,14 @@ class Manager:
             await _until_done(asyncio.wrap_future(writing))
             self.recorded.set()
             await asyncio.sleep(0)  # publishers that waited run before the board decides again
-        self.observe_write(self.now().wall - began)
+        seconds = self.now().wall - began
+        self.observe_write(seconds)
+        self._stood_still = seconds > PAUSE_SECONDS
         self.recording_since = None
+
+    def counted(self) -> dict[str, float]:
+        """The routers of ``Presence.routers``; none before they are in the ledger, which a successor reads."""
+        return self.node.routers.counted() if self.recorded.is_set() else {}
 
     async def until_recorded(self) -> None:
         """Return when the state is in the ledger, before anything else runs."""

@@ -144,7 +144,8 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     take the place (evidence may end a quarantine), and no other waits for it: the victim serves on. (4) Without the bus
     nothing moves on. (5) All routers are quiet, and requests in flight are frozen with the victim. (6) Not all routers
     are quiet. (7) They are: from now on the engine is asked. (8) At the deadline streams are cut, but not before the
-    roster says that the seat is closed: a router that starts later would send to it while it is parked.
+    roster says that the seat is closed, since a router that starts later would send to it while it is parked, and not
+    while a router has not acknowledged that, until it counts as dead.
     """
     victim, group = node.seats[switch.victim or ""], node.groups[switch.group].group
     if not _justified(node, switch, now) and not late_binding.bind_another(node, switch, now):  # (1)
@@ -167,7 +168,8 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
         _frozen(node, switch, victim, now)
         return
     _note_quiet(drain, quiet, now)  # (6), (7)
-    if now.model >= drain.deadline and drain.announced and node.routers.settled(now):  # (8)
+    late = now.model >= drain.deadline and drain.announced and node.routers.settled(now)
+    if late and not node.routers.unheard(victim.id, switch.epoch):  # (8)
         drain.cut = now.wall
         _drained(node, switch, SwitchTrigger.DEADLINE, "drain deadline passed; streams that still run are cut", now)
 

@@ -459,7 +459,8 @@ def next_wake(node: NodeState, now: Now) -> float:
     if not node.routers.settled(now):
         due.append(node.routers.settled_at - now.wall)
     elif node.bus_up:
-        due += [(switch.drain.deadline - now.model) / now.pace for switch in draining]
+        ends = [one for one in draining if not node.routers.unheard(one.victim or "", one.epoch)]
+        due += [(switch.drain.deadline - now.model) / now.pace for switch in ends]
     due += [one.drain.cut + CUT_GRACE_SECONDS - now.wall for one in switches if one.phase is SwitchPhase.CUTTING]
     expiry = node.levels.next_expiry()
     if expiry is not None:

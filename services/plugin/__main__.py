@@ -17,6 +17,7 @@ from kybernate.gpus import GpuError, open_gpus
 from kybernate.health import BusMetrics, Health
 from kybernate.lifecycle import PREDECESSOR_SECONDS, alone
 from kybernate.node.config import label_decides, load_by_label
+from kybernate.roster import INVENTORY_BUCKET
 from services.plugin.coexistence import Neighbours
 from services.plugin.gpu_watch import first_reading
 from services.plugin.registration import remove_stale
@@ -42,6 +43,7 @@ async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
                 source=f"kyb/plugin/{settings.instance}",
                 name=f"plugin {settings.instance}",
                 credentials=settings.credentials("plugin"),
+                follows=INVENTORY_BUCKET,
             )
         )
         health.registry.register(BusMetrics(cluster=bus))

@@ -6,6 +6,7 @@ from kybernate import lifecycle
 from kybernate.bus import open_bus
 from kybernate.config_errors import ConfigError
 from kybernate.logs import configure, get_logger
+from kybernate.roster import BUCKET
 from kybernate.tracing import open_tracer
 from services.router.garbage import exempt_all
 from services.router.service import check, open_router
@@ -18,7 +19,11 @@ async def serve(settings: RouterSettings) -> None:
     with open_tracer("router", settings.instance, settings.node) as tracer:
         async with (
             open_bus(
-                settings.nats_url, source=source, name=settings.instance, credentials=settings.credentials("router")
+                settings.nats_url,
+                source=source,
+                name=settings.instance,
+                credentials=settings.credentials("router"),
+                follows=BUCKET,
             ) as bus,
             open_router(settings, bus, tracer) as router,
         ):

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import aiohttp
@@ -18,7 +18,7 @@ from services.router.core.traffic import Traffic
 from services.router.engines import EnginePools
 
 ACTIVATE_TIMEOUT_SECONDS = 2.0
-QUERY_TIMEOUT_SECONDS = 2.0
+QUERY_TIMEOUT_SECONDS = 1.0
 MOST_REJECTS = 64
 """In one turn of the loop, about 5 ms."""
 
@@ -85,6 +85,8 @@ class Dispatcher:
         self.traffic = traffic
         self.on_level: Callable[[str, str | None, bool], None] = lambda *_: None
         self.on_resync: Callable[[], None] = lambda: None
+        self.read_node: Callable[[str], Awaitable[None]]
+        """Reads the rows of a node anew. Raises BusError."""
         self.on_forward: Callable[[step.Forward], None] = lambda _: None
         self._bus, self._http, self._pools = bus, http, pools
         self._tickets: dict[int, Ticket] = {}
@@ -245,7 +247,6 @@ class Dispatcher:
 
     async def _query_manager(self, effect: step.QueryManager) -> None:
         sent_at = time.monotonic()
-        records: tuple[SeatRecord, ...] | None = None
         try:
             timeout = aiohttp.ClientTimeout(total=QUERY_TIMEOUT_SECONDS)
             async with self._http.get(f"{effect.url}/v1/seats", timeout=timeout) as response:
@@ -254,9 +255,17 @@ class Dispatcher:
                 records = tuple(SeatRecord.model_validate(row) for row in rows)
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
             self._unanswered["manager", effect.node].log(node=effect.node, url=effect.url, error=repr(error))
+            self.feed(step.ManagerAnswered(effect.node, sent_at, None, away=await self._leader_answers(effect.node)))
         else:
             self._answered("manager", effect.node)
-        self.feed(step.ManagerAnswered(effect.node, sent_at, records))
+            self.feed(step.ManagerAnswered(effect.node, sent_at, records))
+
+    async def _leader_answers(self, node: str) -> bool:
+        try:
+            await self.read_node(node)
+        except BusError:
+            return False
+        return True
 
     def _answered(self, who: str, name: str) -> None:
         if (who, name) in self._unanswered:

@@ -1,8 +1,8 @@
 """Keeps the router's knowledge in step with the cluster: presence, roster, events. Safety depends on the order here.
 
-A manager parks a seat once every router whose presence it received has acknowledged. A router therefore publishes its
-presence and waits until the bus has received it *before* it reads which seats are active, and forwards only after that.
-It does the same after every loss of the bus.
+A manager parks a seat once every router that it counts has acknowledged, and lists these routers in its presence. A
+router that is listed reads which seats are active *after* that, and forwards only then. It does the same when it was
+not listed for a while, and after every loss of the bus.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from kybernate.bus.follow import ROWS, Slices, follow
 from kybernate.bus.port import Bus, BusError, Entry
+from kybernate.envelope import slug
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import (
     GpuHealthChanged,
@@ -25,7 +26,7 @@ from kybernate.messages import (
 )
 from kybernate.presence import PRESENCE_SECONDS
 from kybernate.roster import BUCKET, INVENTORY_BUCKET, GpuRecord, SeatRecord
-from services.router.core.step import BusLost, PresenceConfirmed, RosterRead, SeatMissing
+from services.router.core.step import BusLost, PresenceSent, RosterRead, SeatMissing
 from services.router.dispatch import Dispatcher
 
 RETRY_SECONDS = 0.5
@@ -44,16 +45,14 @@ class RosterSync:
         self.on_event: Callable[[SeatEvent | GpuHealthChanged | OrderChanged | GroupDecided], None] = lambda _: None
         self.on_loss: Callable[[], None] = lambda: None
         bus.on_change(self._connection_changed)
-        dispatcher.on_resync = self._wanted.set
+        dispatcher.on_resync, dispatcher.read_node = self._wanted.set, self._read_node
 
     async def presence(self) -> None:
         """Publish this router's presence every 2 s."""
         while True:
             at = time.monotonic()
-            if self._bus.connected:
-                with contextlib.suppress(BusError):
-                    await self._publish_presence()
-                    self._dispatcher.feed(PresenceConfirmed(at))
+            with contextlib.suppress(BusError):
+                await self._publish_presence()
             await asyncio.sleep(max(0.0, at + PRESENCE_SECONDS - time.monotonic()))
 
     async def read(self) -> None:
@@ -79,12 +78,15 @@ class RosterSync:
         await follow(self._bus, BUCKET, self._take, failed, retry_seconds=RETRY_SECONDS)
 
     async def listen(self) -> None:
-        """Take events, which arrive before the roster's rows."""
+        """Take events, which arrive before the roster's rows, and what managers say of the routers that they count."""
         kinds = SeatEvent, GpuHealthChanged, OrderChanged, GroupDecided
-        async with self._bus.subscribe(*(kind.pattern() for kind in kinds)) as messages:
+        managers = Presence.pattern(component="gpu-manager")
+        async with self._bus.subscribe(*(kind.pattern() for kind in kinds), managers) as messages:
             self._listening.set()
             async for message in messages:
-                if isinstance(message, SeatEvent):
+                if isinstance(message, Presence):
+                    self._dispatcher.feed(message)
+                elif isinstance(message, SeatEvent):
                     self._dispatcher.feed(message)
                     self.on_event(message)
                 elif isinstance(message, GpuHealthChanged | OrderChanged | GroupDecided):
@@ -92,9 +94,15 @@ class RosterSync:
         raise BusError("the bus was closed")
 
     async def _publish_presence(self) -> None:
-        """Publish the presence and wait until the bus has received it. Raises BusError."""
-        await self._bus.publish(self._presence())
-        await self._bus.flush()
+        at = time.monotonic()
+        await self._bus.publish(self._presence().model_copy(update={"sent": at}))
+        self._dispatcher.feed(PresenceSent(at))
+
+    async def _read_node(self, node: str) -> None:
+        """Read the rows of one node. Raises BusError: the leader of the roster's stream did not answer."""
+        rows = await (await self._bus.bucket(BUCKET)).entries(f"{slug(node)}.")
+        records = tuple(filter(None, map(self._newer, rows)))
+        self._dispatcher.feed(RosterRead(None, records, frozenset()))
 
     async def _read(self) -> None:
         at = time.monotonic()

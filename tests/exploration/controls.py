@@ -13,6 +13,7 @@ from unittest import mock
 from kybernate.messages import AskJobs
 from services.gpu_manager import allocations, demand, recovery, switch, view
 from services.gpu_manager.core.riders.rehearsal import Rehearsals
+from services.router.core import managers
 from tests.exploration.search import Chaos, Found, Totals, random_run
 from tests.exploration.world import SHAPES, Setup
 
@@ -36,6 +37,7 @@ class Control:
     """Share of those in which seats have moved then."""
     runs: int = 60
     """Random runs of 600 actions in which it is found."""
+    routers: int = 1
     quick: bool = True
     """Found within seconds: an ordinary test."""
 
@@ -99,6 +101,19 @@ def _drains_are_skipped() -> Iterator[None]:
         ),
     ):
         yield
+
+
+def _a_router_believes_its_own_server() -> Any:
+    """It trusts its roster while its own nats-server answers, as up to f4bbe586."""
+    publish = managers.Trust.publish
+
+    def echoed(trust: managers.Trust, at: float) -> None:
+        publish(trust, at)
+        for lease in trust._leases.values():
+            if lease.unbroken and at < lease.until:
+                lease.until = at + managers.TRUST_SECONDS
+
+    return mock.patch.object(managers.Trust, "publish", echoed)
 
 
 def _the_ledger_forgets_starts() -> Any:
@@ -171,6 +186,15 @@ CONTROLS = (
     Control("a switch is not adopted", _a_switch_is_not_adopted, "one", "", focus=("crash-manager",)),
     Control("drains are skipped", _drains_are_skipped, "one", "", 0.02),
     Control(
+        "a router believes its own nats-server",
+        _a_router_believes_its_own_server,
+        "one",
+        "",
+        0.03,
+        focus=("part",),
+        routers=2,
+    ),
+    Control(
         "the ledger forgets starts", _the_ledger_forgets_starts, "three", SECOND, focus=RESTART, warm=0.0, quick=False
     ),
     Control(
@@ -187,7 +211,7 @@ CONTROLS = (
 
 def search(control: Control) -> Found | None:
     """Random runs with the bug until it is found."""
-    totals, setup = Totals(), Setup(SHAPES[control.shapes], "impatient", routers=1)
+    totals, setup = Totals(), Setup(SHAPES[control.shapes], "impatient", routers=control.routers)
     chaos = Chaos(control.faults, control.focus, settles=False, warm=control.warm, moved=control.moved)
     with control.bug():
         for seed in range(control.runs):

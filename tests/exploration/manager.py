@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from tests.exploration import product
-from tests.exploration.bus import Answer, Bus
+from tests.exploration.bus import ROSTER, Answer, Bus
 from tests.exploration.kubelet import Clock, Kubelet
 from tests.exploration.machine import Machine, ViolationError
 from tests.exploration.product import (
@@ -103,6 +103,7 @@ class Manager:
     foreign: ForeignProcessesSeen = field(default_factory=lambda: ForeignProcessesSeen(()))
     crash_after: int | None = None
     asked: int = 0
+    beaten: float = -1e9
     broken: list[str] = field(default_factory=list)
     """Invariants that the board has found broken."""
 
@@ -128,7 +129,7 @@ class Manager:
 
     @property
     def _reachable(self) -> bool:
-        return bool(self.bus.up.get(self.name)) and self.name not in self.bus.silent
+        return self.bus.led(self.name)
 
     @property
     def recovered(self) -> bool:
@@ -161,6 +162,7 @@ class Manager:
             self._carry_out(self.board.handle(Paused(), now), "")
         self.messages, self.handled = self.messages + 1, arrived
         before = product.unhindered(self.board, now) if isinstance(message, Tick) else set()
+        counted = len(product.counted(self.board))
         effects = self.board.handle(message, now)
         if before and (left := before & product.unhindered(self.board, now)):
             raise ViolationError(f"nothing keeps {left} from their groups, and a tick does not grant them")
@@ -168,6 +170,15 @@ class Manager:
             self._carry_out(effects, asker)
         if not isinstance(message, TrafficSignal):
             self._write()
+        if len(product.counted(self.board)) > counted:
+            self.beat()
+
+    def beat(self) -> None:
+        """Publish the presence, with the routers that the ledger has, too."""
+        if self.bus.up.get(self.name):
+            self.beaten, known = self.clock.wall, product.counted(self.board)
+            for router in self._routers():
+                self.bus.send(self.name, router, product.presence_of_manager(self.name, known), self.clock.wall)
 
     def _carry_out(self, effects: list[object], asker: str) -> None:
         others = [effect for effect in effects if not isinstance(effect, CommandReply)]
@@ -331,7 +342,7 @@ class Manager:
         record = product.seat_row(self.board, seat, self.now)
         row = self.bus.delete(record.key) if record.state is SeatState.FREE else self.bus.put(record)
         for router in self._routers():
-            self.bus.send("roster", router, row, self.clock.wall)
+            self.bus.send(ROSTER, router, row, self.clock.wall)
         if acknowledged:
             del self.dirty[seat]
             if record.state is SeatState.DRAINING:

@@ -333,6 +333,14 @@ def new_traffic(instance: str, incarnation: str) -> Traffic:
     return Traffic(Limits(hold_seconds=300.0), RouterIdentity(instance, incarnation))
 
 
+def counted(board: Board) -> dict[str, float]:
+    return board.node.routers.counted()
+
+
+def presence_of_manager(name: str, routers: dict[str, float]) -> Presence:
+    return Presence(cause="p", component="gpu-manager", instance=name, incarnation=name, node=NODE, routers=routers)
+
+
 def is_busy(traffic: Traffic, model: str, key: str | None, now: float) -> bool:
     level = level_of(traffic.table, model, key, now)
     return bool(level.waiting or level.in_flight)

@@ -1,7 +1,7 @@
 """A model of a router's shell around the real traffic core: presence, roster, events, calls.
 
-Written from docs/bus.md and decision 003: a router publishes its presence and waits until the bus has it before it
-reads which seats are active; what it forwards arrives at the engine that has the pod's address.
+Written from docs/bus.md and decision 003: a router that a manager lists reads which seats are active after that; what
+it forwards arrives at the engine that has the pod's address.
 """
 
 from collections import deque
@@ -64,31 +64,29 @@ class Router:
 
     # --- the bus --------------------------------------------------------------------------------------------------
 
-    def beat(self, manager: str, *, received: bool = True) -> bool:
-        """Publish the presence. ``received``: the server answers, so the router knows that it arrived."""
-        if not self.up:
-            return False
-        self.beaten = self.clock.wall
-        presence = Presence(cause="p", component="router", instance=self.instance, incarnation=self.name)
-        self._to_manager(manager, presence)
-        if received:
-            self.feed(routing.PresenceConfirmed(self.clock.wall), manager)
-        return True
+    def beat(self, manager: str) -> None:
+        """Publish the presence."""
+        if self.up:
+            self.beaten = wall = self.clock.wall
+            presence = Presence(cause="p", component="router", instance=self.instance, incarnation=self.name, sent=wall)
+            self._to_manager(manager, presence)
+            self.feed(routing.PresenceSent(wall), manager)
 
     def read(self, manager: str) -> bool:
         """Begin or end a reading of the roster; between, rows may be written."""
-        if not self.up or self.name in self.bus.silent or not (self.wants_read or self.reads is not None):
+        if not self.bus.led(self.name) or not (self.wants_read or self.reads is not None):
             return False
         if self.reads is None:
             self.wants_read, self.reads = False, self.clock.wall
-            presence = Presence(cause="p", component="router", instance=self.instance, incarnation=self.name)
-            self._to_manager(manager, presence)
+            self.beat(manager)
         else:
             at, self.reads = self.reads, None
-            rows = [row for row in self.bus.rows.values() if self._newer(row)]
-            records = tuple(row.record for row in rows if row.record is not None)
-            self.feed(routing.RosterRead(at, records, frozenset(self.bus.rows)), manager)
+            self.feed(routing.RosterRead(at, self._rows(), frozenset(self.bus.rows)), manager)
         return True
+
+    def _rows(self) -> tuple[SeatRecord, ...]:
+        rows = [row for row in self.bus.rows.values() if self._newer(row)]
+        return tuple(row.record for row in rows if row.record is not None)
 
     def _newer(self, row: Row) -> bool:
         if row.revision < self.revisions.get(row.key, 0):
@@ -98,7 +96,7 @@ class Router:
 
     def take(self, message: object, manager: str) -> None:
         """A message from the bus."""
-        if isinstance(message, SeatEvent):
+        if isinstance(message, SeatEvent | Presence):
             self.feed(message, manager)
         elif isinstance(message, Row):
             if not self._newer(message):
@@ -235,4 +233,7 @@ class Router:
                 self.levels.discard((model, key))
 
     def manager_answered(self, node: str, sent: float, records: tuple[SeatRecord, ...] | None, manager: str) -> None:
-        self.feed(routing.ManagerAnswered(node, sent, records), manager)
+        away = records is None and self.bus.led(self.name)
+        if away:
+            self.feed(routing.RosterRead(None, self._rows(), frozenset()), manager)
+        self.feed(routing.ManagerAnswered(node, sent, records, away), manager)

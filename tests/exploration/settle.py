@@ -59,6 +59,7 @@ def perform(world: World, action: Action) -> bool:
 def heal(world: World) -> None:
     """Nothing goes wrong any more."""
     world.bus.silent.clear()
+    world.do(("heal",))
     world.machine.silent_until.clear()
     world.stalled_until = world.kubelet.api_down_until = 0.0
     world.do(("start-checkpointer", ""))

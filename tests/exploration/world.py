@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.exploration import product
-from tests.exploration.bus import Answer, Bus
+from tests.exploration.bus import ROSTER, Answer, Bus
 from tests.exploration.checkpointer import Checkpointer, Disk, FenceTruth
 from tests.exploration.kubelet import Clock, Kubelet
 from tests.exploration.machine import Machine, ProcessState, ViolationError
@@ -53,6 +53,8 @@ SHAPES = {"one": ONE, "pair": PAIR, "three": THREE, "tree": TREE, "mixed": MIXED
 TROUBLES = (StepTrouble.REFUSED, StepTrouble.HUNG, StepTrouble.HELPER_DIED, StepTrouble.NOT_READY)
 HOUR = 3600.0
 START_SECONDS = 270.0
+CUT_OFF_SECONDS = 5.0
+"""How long the leader of the roster has not answered a service before it dials another server."""
 SILENT_SECONDS = 12.0
 """How long a service takes to notice that its network drops everything (pings 5 s × 2)."""
 
@@ -125,6 +127,8 @@ class World:
         found += [(2.0, ("deliver", *link)) for link in self.bus.waiting()]
         if self.manager is not None and self.clock.wall >= self.stalled_until:
             found += self._of_manager(self.manager)
+        if self.bus.parted is not None and self.clock.wall - self.bus.parted >= CUT_OFF_SECONDS:
+            found += [(0.3, ("change-server", name)) for name in self.bus.up if self.bus.apart(name, ROSTER)]
         if self.checkpointer is not None:
             found += [(4.0, ("step", op)) for op in self.checkpointer.ready()]
             found += [(2.0, ("release",))] if self.checkpointer.releases else []
@@ -208,6 +212,7 @@ class World:
             found.append((0.25, ("bus-down", name)) if up else (3.0, ("bus-up", name)))
             found += [(0.15, ("silence", name))] if up and name not in self.bus.silent else []
         found += [(0.1, ("api-down", seconds)) for seconds in (20.0, 400.0)]
+        found.append((0.15, ("part",)) if self.bus.parted is None else (1.0, ("heal",)))
         found += [(0.05, ("nats-lost",)), (0.1, ("restart-plugin",)), (0.1, ("lose-folders",))]
         found += [(0.2, ("drop", *link)) for link in self.bus.waiting()]
         for uid, pod in self.kubelet.pods.items():
@@ -264,7 +269,7 @@ class World:
     def _router_duties(self, router: Router) -> None:
         wall, manager = self.clock.wall, self.manager_name
         if wall - router.beaten >= PRESENCE_SECONDS:
-            router.beat(manager, received=router.name not in self.bus.silent)
+            router.beat(manager)
         router.broken(manager)
         router.wake(manager)
         if wall - router.signalled >= SIGNAL_SECONDS:
@@ -282,6 +287,8 @@ class World:
     def _manager_duties(self, manager: Manager) -> None:
         for number in manager.late():
             self.do(("time-out", number))
+        if self.clock.wall - manager.beaten >= PRESENCE_SECONDS:
+            manager.beat()
         while self.manager is manager and manager.inbox and self.clock.wall - manager.inbox[0][0] >= 1.0:
             if not self.do(("handle",)):
                 break
@@ -312,7 +319,7 @@ class World:
                 self.kubelet.no_forgotten_start_under_way()
             self.ledger_lost = self.clock.wall
         self.numbers += 1
-        self.bus.up[f"manager-{self.numbers}"] = True
+        self.bus.connect(f"manager-{self.numbers}")
         self.manager = Manager(
             self.numbers, self.groups, self.setup.policy, self.clock, self.bus, self.kubelet, self.machine, self.file,
             self.truth.closed,
@@ -517,7 +524,7 @@ class World:
             if router.name == name and up:
                 router.wants_read = True
                 for row in self.bus.rows.values():
-                    self.bus.send("roster", name, row, self.clock.wall)
+                    self.bus.send(ROSTER, name, row, self.clock.wall)
             elif router.name == name:
                 router.lost(self.manager_name)
 
@@ -533,6 +540,24 @@ class World:
         self.bus.lose_disk()
         return True
 
+    def _do_part(self) -> bool:
+        """The two servers are cut off from each other; every connection stays."""
+        if self.bus.parted is None:
+            self.bus.part(self.clock.wall)
+            return True
+        return False
+
+    def _do_heal(self) -> bool:
+        healed, self.bus.parted = self.bus.parted is not None, None
+        return healed
+
+    def _do_change_server(self, name: str) -> bool:
+        """A service whose server does not reach the roster's leader connects to the other one."""
+        if not self.bus.apart(name, ROSTER) or not self._do_bus_down(name):
+            return False
+        self.bus.servers[name] = self.bus.servers[ROSTER]
+        return self._do_bus_up(name)
+
     # --- routers --------------------------------------------------------------------------------------------------
 
     def _do_start_router(self, index: int) -> bool:
@@ -540,7 +565,7 @@ class World:
             return False
         self.numbers += 1
         router = Router(str(index), self.numbers, self.clock, self.bus, self.machine, self.truth.closed)
-        self.bus.up[router.name] = True
+        self.bus.connect(router.name)
         self.routers[index] = router
         self._connected(router.name, up=True)
         return True

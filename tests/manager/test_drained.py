@@ -1,6 +1,6 @@
 """Drained: the roster says it, then all routers are quiet, then the engine computes nothing. In this order."""
 
-from kybernate.messages import DrainNode, SwitchJob
+from kybernate.messages import DrainNode, Presence, SwitchJob
 from kybernate.seat import SeatState as S
 from services.gpu_manager import demand, view
 from services.gpu_manager.inputs import BusChanged, DrainAnnounced, EngineSeen
@@ -113,6 +113,7 @@ def test_a_drain_stands_still_while_the_bus_is_away(world: World) -> None:
 def test_after_a_return_of_the_bus_a_deadline_waits_for_the_routers_too(world: World) -> None:
     _, b = draining(world)
     world.announce(b)
+    world.ack(b, in_flight=1)
     for _ in range(58):
         world.tick(1)
         world.beat()
@@ -166,3 +167,37 @@ def test_a_manager_waits_for_a_silent_router_longer_than_the_router_trusts_itsel
     """Two services with a bound each. The margin covers a presence that was 2 s on its way, as long as the period."""
     assert demand.DEAD_AFTER_SECONDS >= managers.TRUST_SECONDS + 2.0
     assert demand.PERMIT_SECONDS > managers.ANSWER_SECONDS
+    assert demand.SETTLE_SECONDS >= managers.AWAY_SECONDS
+
+
+def test_at_the_deadline_a_router_that_has_not_acknowledged_is_waited_for_until_it_counts_as_dead(world: World) -> None:
+    """It may not know of the drain: its nats-server is cut off, or the message is late."""
+    _, b = draining(world)
+    world.announce(b)
+    deadline = world.node.switches["G0"].drain.deadline
+    while world.now.model < deadline + 1:
+        world.tick(1)
+        world.beat()
+    assert world.state(b) is S.DRAINING
+    world.tick(9.9)
+    assert world.state(b) is S.DRAINING, "a router trusts a list for 8 s"
+    world.tick(0.2)
+    world.idle(b)
+    assert world.state(b) is not S.DRAINING
+
+
+def test_a_manager_lists_the_routers_that_it_counts_with_their_last_presence(world: World) -> None:
+    """The list is a router's lease: it names no router for which a drain does not wait."""
+    routers = world.node.routers
+    presence = Presence(cause="p", component="router", instance="r", incarnation="i", sent=70.0)
+    world.receive(presence)
+    world.receive(presence.model_copy(update={"sent": 72.0}))
+    world.receive(presence.model_copy(update={"instance": "old", "incarnation": "o", "sent": None}))
+    assert routers.counted() == {"i": 72.0}
+    world.tick(9.9)
+    assert routers.counted() == {"i": 72.0}
+    world.tick(0.2)
+    assert routers.counted() == {}
+    world.receive(presence)
+    world.receive(presence.model_copy(update={"leaving": True}))
+    assert routers.counted() == {}

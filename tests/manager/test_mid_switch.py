@@ -171,6 +171,7 @@ def test_a_victim_that_goes_while_its_streams_are_cut_is_not_parked_any_more(wor
     world.tick(10)
     world.traffic(a, waiting=1)
     world.announce(b)
+    world.ack(b, in_flight=1)
     while world.state(b) is S.DRAINING:
         world.tick(9.0)
         world.beat()

@@ -14,7 +14,7 @@ from services.router.core.capacity import LEAST_LIMIT, MOST_LIMIT, Capacity, sha
 from services.router.core.managers import RouterIdentity
 from services.router.core.reports import level_of
 from services.router.core.traffic import Traffic
-from tests.router.test_traffic import K0, K1, arrive, kinds, record, router, synced
+from tests.router.test_traffic import K0, K1, arrive, kinds, listed, record, router, synced
 
 S = SeatState
 
@@ -167,6 +167,7 @@ def test_an_engine_that_gets_faster_with_more_requests_gets_them_back() -> None:
 def full(*, limits: Limits | None = None, **fields: object) -> Traffic:
     """A router whose only seat is active, with one place unless another number is given; call 1 is in flight."""
     traffic = Traffic(limits or Limits(), RouterIdentity("r", "i1"))
+    traffic.handle(listed(0.0), 0.0)
     traffic.handle(synced(record(state=S.ACTIVE, **{"max_requests": 1, **fields})), 0.0)  # type: ignore[arg-type]
     assert kinds(arrive(traffic, 1), step.Forward)
     return traffic
@@ -212,7 +213,7 @@ def busy(seconds: float = 1.0, **limits: float) -> Traffic:
     """A full seat whose rate is known: one answer per ``seconds``."""
     traffic = full(limits=Limits(**limits))  # type: ignore[arg-type]
     for request in range(1, 30):
-        traffic.handle(step.PresenceConfirmed(request * seconds), request * seconds)
+        traffic.handle(listed(request * seconds), request * seconds)
         traffic.handle(step.CallArrived(request + 1, "m", "c"), request * seconds)
         traffic.handle(step.CallEnded(request, answered=True), 1.0 + request * seconds)
     return traffic
@@ -274,6 +275,7 @@ def test_a_full_queue_makes_place_for_a_higher_priority() -> None:
 
 def test_all_wakes_of_a_model_are_one_and_no_request() -> None:
     traffic = Traffic(Limits(queue_limit=1), RouterIdentity("r", "i1"))
+    traffic.handle(listed(0.0), 0.0)
     traffic.handle(synced(record()), 0.0)
     for request in range(1, 2001):
         effects = traffic.handle(step.CallArrived(request, "m", "c", "wake", 60.0), 1.0 + request / 1e4)
@@ -287,6 +289,7 @@ def test_all_wakes_of_a_model_are_one_and_no_request() -> None:
 
 def test_a_later_wake_makes_the_pending_one_last_longer() -> None:
     traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
+    traffic.handle(listed(0.0), 0.0)
     traffic.handle(synced(record()), 0.0)
     traffic.handle(step.CallArrived(1, "m", "c", "wake", 10.0), 0.0)
     traffic.handle(step.CallArrived(2, "m", "c", "wake", 10.0), 8.0)
@@ -316,6 +319,7 @@ def test_an_engine_whose_callers_leave_gets_fewer_requests() -> None:
 
 def test_before_the_first_answers_no_more_calls_wait_than_there_are_places() -> None:
     traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
+    traffic.handle(listed(0.0), 0.0)
     traffic.handle(synced(record(state=S.ACTIVE, max_requests=20)), 0.0)
     outcomes = [kinds(arrive(traffic, number), step.Reject) for number in range(1, 43)]
     assert [len(rejects) for rejects in outcomes] == [0] * 40 + [1] * 2
@@ -326,5 +330,6 @@ def test_the_only_call_of_a_model_without_seats_can_be_displaced() -> None:
     assert not kinds(arrive(traffic, 1, now=0.0, priority=-1), step.Reject)
     (reject,) = kinds(arrive(traffic, 2, now=0.1, priority=1), step.Reject)
     assert reject.request == 1
+    traffic.handle(listed(0.4), 0.4)
     effects = traffic.handle(synced(record(state=S.ACTIVE), at=0.5), 1.0)
     assert [forward.request for forward in kinds(effects, step.Forward)] == [2]

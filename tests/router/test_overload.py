@@ -11,7 +11,7 @@ from services.router.core import step
 from services.router.core.admission import Limits
 from services.router.core.managers import RouterIdentity
 from services.router.core.traffic import Traffic
-from tests.router.test_traffic import record, synced
+from tests.router.test_traffic import listed, record, synced
 
 
 @dataclass
@@ -35,6 +35,7 @@ class Load:
         self.chance = random.Random(14)
         self.traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
         slots = self.slots if self.declared else 0
+        self.traffic.handle(listed(0.0), 0.0)
         self.traffic.handle(synced(record(state=SeatState.ACTIVE, max_requests=slots)), 0.0)
         self.events: list[tuple[float, int, str, int]] = []
         self.arrived: dict[int, float] = {}
@@ -55,7 +56,7 @@ class Load:
                 self._later(self.chance.expovariate(per_second), "arrive", 0)
                 self._arrive()
             elif kind == "presence":
-                self._feed(step.PresenceConfirmed(self.now))
+                self._feed(listed(self.now))
                 self._later(1.0, "presence", 0)
             elif kind == "leave" and request in self.arrived:
                 self.gave_up += 1

@@ -25,7 +25,7 @@ from services.router.core.upstreams import MOST_LOOKED_AT, UpstreamTable
 from tests.fakes.test_engine import free_port
 from tests.router.test_front import engine as raw_engine
 from tests.router.test_front import request_of
-from tests.router.test_traffic import arrive, kinds, record, synced
+from tests.router.test_traffic import arrive, kinds, listed, record, synced
 from tests.router.world import World, world
 from tests.until import until
 
@@ -33,6 +33,7 @@ from tests.until import until
 def busy(queue_limit: int = 2000) -> Traffic:
     """A router whose only seat has one place, which a call has taken."""
     traffic = Traffic(Limits(queue_limit=queue_limit), RouterIdentity("r", "i1"))
+    traffic.handle(listed(0.0), 0.0)
     traffic.handle(synced(record(state=SeatState.ACTIVE, max_requests=1)), 0.0)
     assert kinds(arrive(traffic, 1000, now=0.0), step.Forward)
     return traffic

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.messages import EVENT_OF_STATE, CommandReply, DrainAck, SeatAllocated, SeatEvent, SeatPinned
+from kybernate.messages import EVENT_OF_STATE, CommandReply, DrainAck, Presence, SeatAllocated, SeatEvent, SeatPinned
 from kybernate.roster import SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.router.core import step
@@ -42,8 +42,14 @@ def synced(*records: SeatRecord, at: float = 0.0) -> step.RosterRead:
     return step.RosterRead(at, records, frozenset(record.key for record in records))
 
 
+def listed(sent: float, node: str = "n") -> Presence:
+    """The presence of a manager that has received this router's presence of ``sent``."""
+    return Presence(cause="p", component="gpu-manager", instance="m", incarnation="m1", node=node, routers={"i1": sent})
+
+
 def router(*records: SeatRecord, **limits: Any) -> Traffic:
     traffic = Traffic(Limits(**limits), RouterIdentity("r", "i1"))
+    traffic.handle(listed(0.0), 0.0)
     traffic.handle(synced(*records), 0.0)
     return traffic
 
@@ -131,6 +137,7 @@ def test_nothing_is_forwarded_before_the_first_reading_of_the_roster():
     assert not kinds(traffic.handle(record(state=S.ACTIVE), 0.0), step.Forward)
     assert not kinds(arrive(traffic, 1), step.Forward, step.Reject)
     assert not kinds(arrive(traffic, 2, model="other"), step.Forward, step.Reject)
+    traffic.handle(listed(1.4), 1.4)
     out = traffic.handle(synced(record(state=S.ACTIVE), at=1.5), 2.0)
     assert [f.request for f in kinds(out, step.Forward)] == [1]
     assert [(r.request, r.status) for r in kinds(out, step.Reject)] == [(2, 404)]
@@ -274,6 +281,7 @@ def test_the_time_at_an_engine_that_did_not_answer_is_no_wait():
     traffic = router(record(state=S.ACTIVE), hold_seconds=10.0)
     arrive(traffic, 1, now=1.0)
     arrive(traffic, 2, now=1.0, hold_seconds=50.0)
+    traffic.handle(listed(600.0), 600.0)
     traffic.handle(synced(record(state=S.ACTIVE), at=600.0), 600.0)
     out = traffic.handle(step.CallReturned(1, taken=True), 601.0)
     assert not kinds(out, step.Reject), "the limit of the first byte may be above that of the hold"
@@ -329,7 +337,7 @@ def test_calls_of_a_refused_seat_move_to_another_seat():
 
 def test_without_the_bus_the_manager_is_queried_after_eight_seconds():
     traffic = router(record(state=S.ACTIVE))
-    traffic.handle(step.PresenceConfirmed(2.0), 2.0)
+    traffic.handle(listed(2.0), 2.0)
     traffic.handle(step.BusLost(), 3.0)
     assert kinds(arrive(traffic, 1, now=9.9), step.Forward)
     out = arrive(traffic, 2, now=10.1)
@@ -350,9 +358,9 @@ def test_a_manager_that_does_not_answer_is_queried_again_and_the_call_waits():
     assert kinds(traffic.handle(step.TimePassed(), 21.2), step.QueryManager)
 
 
-def test_an_overdue_presence_does_not_renew_the_trust():
+def test_after_a_while_without_a_lease_the_roster_is_read_before_it_counts_again():
     traffic = router(record(state=S.ACTIVE))
-    assert kinds(traffic.handle(step.PresenceConfirmed(12.0), 12.0), step.Resync)
+    assert kinds(traffic.handle(listed(12.0), 12.0), step.Resync)
     assert not kinds(arrive(traffic, 1, now=12.1), step.Forward)
     assert kinds(traffic.handle(synced(record(state=S.ACTIVE), at=12.2), 12.3), step.Forward)
 
@@ -360,8 +368,65 @@ def test_an_overdue_presence_does_not_renew_the_trust():
 def test_presence_after_a_reconnect_does_not_renew_the_trust_before_the_reading():
     traffic = router(record(state=S.ACTIVE))
     traffic.handle(step.BusLost(), 1.0)
-    traffic.handle(step.PresenceConfirmed(7.0), 7.0)
+    assert kinds(traffic.handle(listed(7.0), 7.0), step.Resync)
+    assert kinds(arrive(traffic, 1, now=7.9), step.Forward), "the lease before is in force"
+    traffic.handle(synced(record(state=S.ACTIVE), at=6.9), 7.9)
+    assert not kinds(arrive(traffic, 2, now=8.1), step.Forward), "that reading had begun before"
+    assert kinds(traffic.handle(synced(record(state=S.ACTIVE), at=8.2), 8.3), step.Forward)
+
+
+def test_an_own_presence_proves_nothing_while_no_manager_lists_this_router():
+    """Its nats-server may have lost its routes to the manager's."""
+    traffic = router(record(state=S.ACTIVE))
+    for second in (2.0, 4.0, 6.0, 8.0):
+        traffic.handle(step.PresenceSent(second), second)
+    assert kinds(arrive(traffic, 1, now=7.9), step.Forward)
+    assert not kinds(arrive(traffic, 2, now=8.1), step.Forward)
+
+
+def test_a_lease_counts_from_when_the_listed_presence_was_sent():
+    """The list may have been under way for long."""
+    traffic = router(record(state=S.ACTIVE))
+    traffic.handle(listed(1.0), 7.0)
+    assert not kinds(arrive(traffic, 1, now=9.1), step.Forward)
+
+
+def test_a_lease_of_one_node_is_none_of_another_one():
+    traffic = router(record(state=S.ACTIVE))
+    traffic.handle(listed(7.0, node="other"), 7.0)
     assert not kinds(arrive(traffic, 1, now=8.1), step.Forward)
+
+
+def test_a_manager_that_lists_others_does_not_count_this_router():
+    traffic = router(record(state=S.ACTIVE))
+    traffic.handle(step.PresenceSent(7.0), 7.0)
+    traffic.handle(listed(7.0).model_copy(update={"routers": {"i2": 7.0}}), 7.0)
+    assert not kinds(arrive(traffic, 1, now=8.1), step.Forward)
+
+
+def test_a_manager_that_lists_no_routers_counts_those_that_hear_it():
+    """One of version f4bbe586, while an upgrade or a rollback is under way."""
+    traffic, old = router(record(state=S.ACTIVE)), listed(0.0).model_copy(update={"routers": None})
+    traffic.handle(step.PresenceSent(4.0), 4.0)
+    traffic.handle(old, 5.0)
+    assert kinds(arrive(traffic, 1, now=11.9), step.Forward)
+    traffic.handle(old, 11.9)
+    assert not kinds(arrive(traffic, 2, now=12.1), step.Forward), "it has sent no presence since"
+
+
+def test_a_manager_that_only_starts_counts_nothing_yet():
+    traffic = router(record(state=S.ACTIVE))
+    traffic.handle(listed(7.0).model_copy(update={"serving": False}), 7.0)
+    assert not kinds(arrive(traffic, 1, now=8.1), step.Forward)
+
+
+def test_while_a_manager_is_away_its_active_seats_are_served_if_the_roster_can_be_read():
+    traffic = router(record(state=S.ACTIVE))
+    assert kinds(arrive(traffic, 1, now=20.0), step.QueryManager)
+    out = traffic.handle(step.ManagerAnswered("n", 20.0, None, away=True), 21.0)
+    assert [forward.request for forward in kinds(out, step.Forward)] == [1]
+    assert kinds(arrive(traffic, 2, now=22.9), step.Forward)
+    assert not kinds(arrive(traffic, 3, now=23.1), step.Forward), "its successor may evict from then on"
 
 
 def test_a_seat_that_vanished_from_the_roster_is_not_trusted_and_later_forgotten():
@@ -373,7 +438,7 @@ def test_a_seat_that_vanished_from_the_roster_is_not_trusted_and_later_forgotten
     traffic.handle(step.CallEnded(1), 2.1)
     traffic.handle(step.TimePassed(), 11.5)
     assert K0 in traffic.table.upstreams
-    traffic.handle(step.PresenceConfirmed(9.0), 9.0)
+    traffic.handle(listed(9.0), 9.0)
     traffic.handle(step.TimePassed(), 22.0)
     assert not traffic.table.upstreams
     assert [r.status for r in kinds(arrive(traffic, 2, now=22.1), step.Reject)] == [404]
@@ -385,7 +450,7 @@ def test_the_manager_decides_whether_a_row_that_is_older_than_what_is_known_is_a
     traffic.handle(event(state=S.FREE, epoch=90, at=1.0), 1.0)
     traffic.handle(record(state=S.ACTIVE, epoch=20), 2.0)
     assert [r.status for r in kinds(arrive(traffic, 1, now=2.1), step.Reject)] == [404]
-    traffic.handle(step.PresenceConfirmed(11.0), 11.0)
+    traffic.handle(listed(11.0), 11.0)
     assert not kinds(traffic.handle(step.TimePassed(), 11.9), step.QueryManager), "a newer row may be on its way"
     assert kinds(traffic.handle(step.TimePassed(), 12.0), step.QueryManager)
     traffic.handle(step.ManagerAnswered("n", 12.0, None), 14.0)
@@ -402,7 +467,7 @@ def test_a_doubted_row_names_the_address_where_the_living_manager_is_asked():
     arrive(traffic, 1)
     traffic.handle(record(state=S.ACTIVE, epoch=10, manager_url="http://other"), 1.0)
     traffic.handle(record(state=S.ACTIVE, epoch=20, manager_url="http://moved"), 2.0)
-    traffic.handle(step.PresenceConfirmed(7.0), 7.0)
+    traffic.handle(listed(7.0), 7.0)
     out = traffic.handle(step.TimePassed(), 11.0)
     assert kinds(out, step.QueryManager) == [step.QueryManager("n", "http://moved")]
     answer = record(state=S.ACTIVE, epoch=20, manager_url="http://moved")
@@ -552,7 +617,7 @@ def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
             case ("sync",):
                 perform(synced(*rows.values(), at=now))
             case ("confirm",):
-                perform(step.PresenceConfirmed(now))
+                perform(listed(now))
             case ("lost",):
                 perform(step.BusLost())
             case ("manager", answers):
@@ -574,6 +639,7 @@ def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
 
 def test_a_roster_that_comes_in_parts_counts_from_its_last_part():
     traffic = router()
+    traffic.handle(listed(20.0), 20.0)
     traffic.handle(step.RosterRead(None, (record(state=S.ACTIVE),), frozenset()), 20.0)
     assert not kinds(arrive(traffic, now=20.0), step.Forward)
     effects = traffic.handle(step.RosterRead(20.0, (record("s1"),), frozenset({K0, K1})), 20.0)

@@ -55,6 +55,9 @@ class Manager:
         self.epochs = itertools.count(100)
         self.seqs = itertools.count(1)
         self.control_seconds = 0.001
+        self.counted: dict[str, float] = {}
+        self.lists = True
+        """It receives the presences of routers, and its own arrives."""
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [message for message in self.received if isinstance(message, kind)]
@@ -122,6 +125,17 @@ class Manager:
         async with self.bus.subscribe(*patterns) as messages:
             async for message in messages:
                 self.received.append(message)
+                if isinstance(message, Presence) and message.component == "router" and message.sent is not None:
+                    self.counted[message.incarnation] = message.sent
+                    await self.list_routers()
+
+    async def list_routers(self) -> None:
+        """Publish the presence, with the routers that are counted."""
+        if self.lists:
+            known = dict(self.counted)
+            await self.bus.publish(
+                Presence(cause="p", component="gpu-manager", instance="m", incarnation="m1", node=NODE, routers=known)
+            )
 
     async def seats(self, _: web.Request) -> web.Response:
         self.http_queries += 1
@@ -152,7 +166,8 @@ class World:
         return engine
 
     async def ready(self) -> None:
-        await until(lambda: self.router.traffic.trust.synced, what="the router has read the roster")
+        sure = self.router.traffic.trust.sure
+        await until(lambda: sure(NODE, time.monotonic()), what="the router has a lease and the roster")
 
     def ask(self, model: str, *, stream: bool = False, **more: Any) -> "asyncio.Task[Answered]":
         return asyncio.create_task(self._ask({"model": model, "stream": stream, "messages": []}, **more))

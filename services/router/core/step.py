@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kybernate.messages import ActivateSeat, CommandReply, DrainAck, SeatEvent
+from kybernate.messages import ActivateSeat, CommandReply, DrainAck, Presence, SeatEvent
 from kybernate.roster import SeatRecord
 
 Kind = Literal["call", "permit", "wake"]
@@ -67,7 +67,7 @@ class SeatMissing:
 
 @dataclass(frozen=True, slots=True)
 class RosterRead:
-    """The roster was read completely, after the bus had received this router's presence of ``at``.
+    """The roster was read completely, beginning at ``at``.
 
     A large one comes in parts: all but the last have no ``at``, and ``present`` counts in the last.
     """
@@ -79,8 +79,8 @@ class RosterRead:
 
 
 @dataclass(frozen=True, slots=True)
-class PresenceConfirmed:
-    """The bus has received this router's presence of ``at``."""
+class PresenceSent:
+    """This router's presence was sent at ``at``."""
 
     at: float
 
@@ -97,6 +97,8 @@ class ManagerAnswered:
     node: str
     at: float
     records: tuple[SeatRecord, ...] | None
+    away: bool = False
+    """It did not answer, and after that the leader of the roster's stream did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +126,8 @@ class TimePassed:
 
 
 Input = (
-    CallArrived | CallEnded | CallReturned | SeatRecord | SeatEvent | SeatMissing | RosterRead | PresenceConfirmed
-    | BusLost | ManagerAnswered | ActivationAnswered | EngineReported | TimePassed
+    CallArrived | CallEnded | CallReturned | SeatRecord | SeatEvent | SeatMissing | RosterRead | PresenceSent
+    | Presence | BusLost | ManagerAnswered | ActivationAnswered | EngineReported | TimePassed
 )  # fmt: skip
 
 
@@ -212,7 +214,7 @@ class LevelChanged:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """The presence was interrupted, so managers may not have waited for this router: read the roster again."""
+    """A manager counts this router again, and may not have waited for it before: read the roster again."""
 
 
 Effect = (

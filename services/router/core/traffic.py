@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
-from kybernate.messages import SeatActivated, SeatEvent
+from kybernate.messages import Presence, SeatActivated, SeatEvent
 from kybernate.roster import SeatRecord
 from kybernate.seat import COMING, SeatState
 from services.router.core import step
 from services.router.core.admission import Admission, Limits
-from services.router.core.managers import PendingCommands, RouterIdentity, Trust
+from services.router.core.managers import ANSWER_SECONDS, AWAY_SECONDS, PendingCommands, RouterIdentity, Trust
 from services.router.core.upstreams import (
     ACTIVATABLE,
     EVICTED,
@@ -37,6 +37,7 @@ class Traffic:
 
     def __init__(self, limits: Limits, identity: RouterIdentity) -> None:
         self.trust = Trust()
+        self._incarnation = identity.incarnation
         self.table = UpstreamTable()
         self._step = step.RouterStep()
         self._commands = PendingCommands(identity, self._step)
@@ -50,7 +51,8 @@ class Traffic:
             SeatRecord: self._record_changed,
             step.SeatMissing: self._missing,
             step.RosterRead: self._roster_read,
-            step.PresenceConfirmed: self._presence_confirmed,
+            step.PresenceSent: lambda m: self.trust.publish(m.at),
+            Presence: self._manager_present,
             step.BusLost: self._bus_lost,
             step.ManagerAnswered: self._manager_answered,
             step.ActivationAnswered: self._activation_answered,
@@ -177,11 +179,14 @@ class Traffic:
         records = m.records or ()
         answered = bool(records) and all(record.node == m.node for record in records)
         self._commands.manager_answered(m.node, answered=answered)
+        if m.away:
+            self.trust.verify(m.node, m.at + AWAY_SECONDS)
+            self._reroute_node(m.node)
         if not answered:  # or by another node's manager, which has the address by now
             return
         for record in records:
             self._changed(self.table.apply_record(record, asked=m.at))
-        self.trust.verify(m.node, m.at)
+        self.trust.verify(m.node, m.at + ANSWER_SECONDS)
         self._reroute_node(m.node)
 
     def _roster_read(self, m: step.RosterRead) -> None:
@@ -208,8 +213,11 @@ class Traffic:
     def _bus_lost(self, _: step.BusLost) -> None:
         self.trust.lose()
 
-    def _presence_confirmed(self, m: step.PresenceConfirmed) -> None:
-        if not self.trust.confirm(m.at):
+    def _manager_present(self, m: Presence) -> None:
+        """A manager that lists no routers (of a version before the lists) counts this one, if it hears it."""
+        listed = m.routers is None or self._incarnation in m.routers
+        sent = None if m.routers is None else m.routers.get(self._incarnation)
+        if m.node and m.serving and listed and self.trust.count(m.node, sent, self._step.now):
             self._step.emit(step.Resync())
 
     def _reroute_node(self, node: str) -> None:

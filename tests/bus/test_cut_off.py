@@ -1,0 +1,76 @@
+"""A nats-server that has lost its routes keeps its clients, and answers them."""
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from kybernate.bus.nats import NatsBus
+from kybernate.bus.port import BusError, NoAnswerError
+from kybernate.roster import BUCKET
+from tests.bus.cut import Servers, three_servers
+from tests.bus.worlds import within
+from tests.until import until
+
+
+async def server_of(servers: Servers, name: str) -> int:
+    found = await servers.server_of(name)
+    assert found is not None
+    return found
+
+
+def cut_off(logs: list[Any]) -> list[Any]:
+    return [line for line in logs if line["event"] == "bus.cut_off"]
+
+
+@pytest.mark.timeout(180)
+async def test_a_server_that_does_not_reach_the_rosters_leader_is_left_for_one_that_does(tmp_path: Path) -> None:
+    async with three_servers(tmp_path) as servers:
+        url = ",".join(servers.urls)
+        async with NatsBus(url, source="test", name="mover", follows=BUCKET).opened() as bus:
+            await within(bus.until_connected())
+            before = await server_of(servers, "mover")
+            with structlog.testing.capture_logs() as logs:
+                servers.isolate(before)
+
+                async def elsewhere() -> bool:
+                    return await servers.server_of("mover") not in (None, before)
+
+                await until(elsewhere, what="it is connected to another server", timeout=30, interval=0.2)
+                await until(lambda: bus.connected, what="it is connected")
+            bucket = await bus.bucket(BUCKET)
+            assert await bucket.put("n1.s1", b"1") > 0
+            (line,) = cut_off(logs)
+            assert line["server"] == servers.names[before]
+            assert line["next"] in {*servers.names} - {servers.names[before]}
+
+
+@pytest.mark.timeout(180)
+async def test_without_another_server_it_stays_and_says_so(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        servers = await stack.enter_async_context(three_servers(tmp_path))
+        bus = NatsBus(servers.urls[1], source="test", name="stays", follows=BUCKET)
+        await stack.enter_async_context(bus.opened())
+        await within(bus.until_connected())
+        losses: list[bool] = []
+        bus.on_change(losses.append)
+        with structlog.testing.capture_logs() as logs:
+            servers.isolate(1)
+            await until(lambda: cut_off(logs), what="it says so", timeout=40)
+            with pytest.raises(NoAnswerError, match=r"no leader|no answer"):
+                await bus.bucket(BUCKET)
+        assert "no server of 127.0.0.1 reaches the leader" in cut_off(logs)[0]["meaning"]
+
+        servers.heal()
+
+        async def written() -> bool:
+            try:
+                return await (await bus.bucket(BUCKET)).put("n1.s1", b"1") > 0
+            except BusError:
+                return False
+
+        await until(written, what="the roster can be written again", timeout=40, interval=0.2)
+        assert bus.connected
+        assert not losses

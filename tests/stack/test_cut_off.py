@@ -1,0 +1,80 @@
+"""Three nats-servers of which one after the other loses its routes, while clients ask two routers for two models that
+share a GPU. KYB_CUT_SECONDS: how long each is cut off; 60 was run once (docs/operate.md)."""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.stack import Stack
+from tests.bus.cut import three_servers
+from tests.stack.pods import ONE_GROUP, pod, small_node
+
+CUT_SECONDS = float(os.environ.get("KYB_CUT_SECONDS", "20"))
+AFTER_SECONDS = 8.0
+MOST_SECONDS = 15.0 * float(os.environ.get("KYB_TEST_TIME_FACTOR", "1"))
+IMPATIENT = ONE_GROUP + "policy: {name: kyb-balanced, settings: {capSlos: 0}}\n"
+
+
+@dataclass
+class Clients:
+    """Ask each router in turn, one request at a time for each router."""
+
+    urls: Sequence[str]
+    slowest: float = 0.0
+    answered: int = 0
+    errors: list[str] = field(default_factory=list)
+    stopped: bool = False
+
+    async def run(self) -> None:
+        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+            for number, url in enumerate(self.urls):
+                group.create_task(self._ask(session, url, random.Random(number)))
+
+    async def _ask(self, session: aiohttp.ClientSession, url: str, chance: random.Random) -> None:
+        while not self.stopped:
+            began = time.monotonic()
+            body = {"model": chance.choice("ab"), "prompt": "hi", "max_tokens": 4}
+            async with session.post(f"{url}/v1/completions", json=body) as answer:
+                if answer.status != 200:
+                    self.errors.append(await answer.text())
+            self.answered += 1
+            self.slowest = max(self.slowest, time.monotonic() - began)
+            await asyncio.sleep(0.3)
+
+
+@pytest.mark.not_counted
+@pytest.mark.timeout(300 + 4 * CUT_SECONDS)
+async def test_no_request_is_sent_to_a_parked_engine_while_a_server_has_no_routes(tmp_path: Path) -> None:
+    async with three_servers(tmp_path) as servers:
+        url = ",".join(servers.urls)
+        options = small_node(tmp_path, IMPATIENT, (pod(m) for m in "ab"), routers=2, speed=8, nats_url=url)
+        async with Stack(options) as stack:
+            await stack.ready(90)
+            clients = Clients([router.url for router in stack.layout.routers])
+            load = asyncio.create_task(clients.run())
+            await asyncio.sleep(5)
+            rows = []
+            for server in range(3):
+                names = await servers.clients(server)
+                clients.slowest, before = 0.0, clients.answered
+                servers.isolate(server)
+                await asyncio.sleep(CUT_SECONDS)
+                servers.heal()
+                await asyncio.sleep(AFTER_SECONDS)
+                rows.append((names, clients.answered - before, round(clients.slowest, 1)))
+            clients.stopped = True
+            await load
+            driver = await FakeDriverClient.connect(str(stack.layout.driver_socket), wait_seconds=5.0)
+            violations = (await driver.call("stats"))["violations"]
+            await driver.close()
+            assert violations["count"] == 0, (violations, rows)
+            assert not clients.errors
+            assert max(slowest for _, _, slowest in rows) <= MOST_SECONDS, rows
