@@ -120,11 +120,9 @@ RULES: dict[str, Json] = {
     "router.ingress.hosts": {"type": "array", "items": HOST},
     "nats.replicas": {"type": "integer", "minimum": 1},
     "nats.jetstream.maxFileStore": QUANTITY,
-    "nats.jetstream.maxMemoryStore": QUANTITY,
     "nats.persistence.size": QUANTITY,
     "nats.persistence.whenDeleted": {"enum": ["Retain", "Delete"]},
     "externalNats.replicas": {"type": "integer", "minimum": 1, "maximum": 5},
-    "jobs.ttlSecondsAfterFinished": {"type": ["integer", "null"], "minimum": 0},
     "webhook.replicas": {"type": "integer", "minimum": 1},
     "webhook.timeoutSeconds": {"type": "integer", "minimum": 1, "maximum": 30},
     "admissionPolicy.resourcePrefixes": {
@@ -178,7 +176,15 @@ def schema(value: object, path: str, comments: dict[str, str]) -> Json:
 
 def documents(root: Path) -> dict[str, str]:
     """The file, by its path in the repository."""
-    source = (root / "helm" / "kybernate" / "values.yaml").read_text()
+    chart = root / "helm" / "kybernate"
+    source = (chart / "values.yaml").read_text()
     top = schema(yaml.safe_load(source), "", comments(source))
+    gone = (chart / "templates" / "_validation.tpl").read_text().partition('define "kybernate.gone" -}}')[2]
+    for path, text in re.findall(r"^([a-z][A-Za-z.]*): (.+)$", gone, re.MULTILINE):
+        *way, last = path.split(".")
+        place = top
+        for part in way:
+            place = place["properties"].setdefault(part, {"type": "object", "properties": {}})
+        place["properties"][last] = {"description": f"Gone: {text}"}
     text = json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **top}, indent=2) + "\n"
     return {"helm/kybernate/values.schema.json": text}

@@ -190,7 +190,7 @@ def test_rights_in_the_api_server_are_few(values: str) -> None:
         name = role["metadata"]["name"]
         reads = ("get", "list", "watch")
         writes = [(rule["resources"], rule["verbs"]) for rule in role["rules"] if not {*rule["verbs"]} <= {*reads}]
-        conditions = [(["pods/status"], ["patch"])] if values == "ha" else []
+        conditions = [(["pods/status"], ["patch"])] if values != "ha" else []
         if name.endswith("-plugin"):
             assert not writes, name
         if name.endswith("-node"):
@@ -213,7 +213,7 @@ def test_one_image_for_all_services_and_the_development_image_for_fake_gpus(valu
 
 def test_pull_secrets_are_everywhere() -> None:
     for where, pod in render("air-gapped").pods():
-        assert [one["name"] for one in pod["spec"]["imagePullSecrets"]] == ["regcred", "another"], where
+        assert [one["name"] for one in pod["spec"]["imagePullSecrets"]] == ["regcred"], where
 
 
 def test_with_fake_gpus_nothing_asks_for_hardware() -> None:

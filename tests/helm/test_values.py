@@ -96,19 +96,28 @@ WRONG = {
         ["config.existingConfigMap=mine", "config.configs.a100.drainSeconds=5"],
         "leave existingConfigMap empty",
     ),
-    "a request larger than all that may wait": (["router.heldBytes=1000"], "lower bodyBytes or raise heldBytes"),
-    "more waiting bytes than memory, in decimal": (
-        ["router.resources.limits.memory=0.2G"],
-        "does not fit into router.resources.limits.memory=0.2G",
+    "a router without room for a request": (["router.resources.limits.memory=0.2G"], "set 192Mi or more"),
+    "memory that is no quantity": (["router.resources.limits.memory=768MB"], "768MB is no quantity of Kubernetes"),
+    "a value of a former version": (
+        ["router.heldBytes=1000"],
+        "router.heldBytes is no value of this chart any more: a third of router.resources.limits.memory holds requests",
     ),
-    "more waiting bytes than memory": (["router.heldBytes=9000000000"], "raise the limit or lower heldBytes"),
+    "values of former versions below others": (["jobs.resources.limits.memory=1Gi"], "jobs.resources is no value"),
+    "a budget that no drain ends with": (["router.podDisruptionBudget.maxUnavailable=0"], "set 1 or more"),
+    "a park that is cut": (["node.terminationGracePeriodSeconds=0"], "set it above the longest park"),
+    "fakes of an image without them": (["fakeGpu.enabled=true", "image.tag=0.1.0"], "take 0.1.0-dev"),
+    "two samples of one name": (
+        ["fakeGpu.enabled=true", "fakeGpu.samples.models[0].name=A_b", "fakeGpu.samples.models[1].name=a-b"]
+        + [f"fakeGpu.samples.models[{number}].vram=1GiB" for number in (0, 1)],
+        "two of them make the Deployment a-b",
+    ),
     "a scale upside down": (
         ["router.autoscaling.enabled=true", "router.autoscaling.minReplicas=20"],
         "minReplicas=20 is above maxReplicas=10",
     ),
     "an ingress without hosts": (["router.ingress.enabled=true"], "needs router.ingress.hosts"),
     "a route without a gateway": (["router.httpRoute.enabled=true"], "needs router.httpRoute.parentRefs"),
-    "no time to end": (["router.terminationGracePeriodSeconds=5"], "raise it"),
+    "no time to end": (["router.drainSeconds=2"], "set 5 or more"),
     "a probe without an answer": (
         ["webhook.enabled=true", "node.manager.hostPort=0"],
         "webhook.enabled=true needs node.manager.hostPort",

@@ -1,6 +1,6 @@
 {{/* Name of the chart. */}}
 {{- define "kybernate.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- .Chart.Name -}}
 {{- end -}}
 
 {{/* Beginning of all names. Never "kyb" or "kyb-…": see values.yaml, fullnameOverride. */}}
@@ -80,7 +80,7 @@ annotations:
 {{- $base := .root.Values.image -}}
 {{- $own := default (dict) .image -}}
 {{- $repository := default $base.repository $own.repository -}}
-{{- $registry := default $base.registry $own.registry | default .root.Values.global.imageRegistry -}}
+{{- $registry := .root.Values.global.imageRegistry -}}
 {{- $version := printf "%s%s" .root.Chart.AppVersion (ternary "-dev" "" .root.Values.fakeGpu.enabled) -}}
 {{- $tag := default (default $version $base.tag) $own.tag -}}
 {{- $digest := ternary $own.digest (default $base.digest $own.digest) (not (empty (or $own.repository $own.tag))) -}}
@@ -90,7 +90,7 @@ annotations:
 {{- end -}}
 
 {{- define "kybernate.pullSecrets" -}}
-{{- with concat .Values.global.imagePullSecrets .Values.imagePullSecrets | uniq }}
+{{- with .Values.global.imagePullSecrets }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . }}
@@ -123,6 +123,17 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
+{{- end -}}
+
+{{/* What a sample's Deployment is called after its model. */}}
+{{- define "kybernate.sampleName" -}}
+{{- . | lower | replace "." "-" | replace "/" "-" | replace "_" "-" -}}
+{{- end -}}
+
+{{/* Of the Jobs, and of bus-init. */}}
+{{- define "kybernate.jobResources" -}}
+requests: {cpu: 10m, memory: 64Mi}
+limits: {cpu: "1", memory: 256Mi}
 {{- end -}}
 
 {{/* Where clients of the cluster bus connect. */}}

@@ -3,9 +3,18 @@
 {{- $v := .Values -}}
 {{- $wrong := list -}}
 
-{{- range $name := list $v.fullnameOverride $v.nameOverride -}}
+{{- range $path, $instead := fromYaml (include "kybernate.gone" .) -}}
+{{- $here := $v -}}
+{{- range $part := splitList "." $path -}}
+{{- $here = ternary (get (default (dict) $here) $part) "" (and (kindIs "map" $here) (hasKey (default (dict) $here) $part)) -}}
+{{- end -}}
+{{- if not (or (kindIs "invalid" $here) (and (kindIs "string" $here) (eq $here ""))) -}}
+{{- $wrong = append $wrong (printf "%s is no value of this chart any more: %s" $path $instead) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name := list $v.fullnameOverride -}}
 {{- if or (eq $name "kyb") (hasPrefix "kyb-" $name) -}}
-{{- $wrong = append $wrong (printf "fullnameOverride/nameOverride %q: names must not be kyb or begin with kyb-, since Kubernetes makes KYB_… variables of such Services, which look like settings; take another name" $name) -}}
+{{- $wrong = append $wrong (printf "fullnameOverride %q: names must not be kyb or begin with kyb-, since Kubernetes makes KYB_… variables of such Services, which look like settings; take another name" $name) -}}
 {{- end -}}
 {{- end -}}
 {{- range $where, $image := dict "image" $v.image "nats.image" $v.nats.image "node.checkpointer.image" $v.node.checkpointer.image -}}
@@ -146,14 +155,14 @@
 {{- end -}}
 
 {{- if $v.router.enabled -}}
-{{- $least := int64 $v.router.bodyBytes -}}
-{{- range $name := list "heldBytes" "callerBytes" -}}
-{{- if lt (int64 (get $v.router $name)) $least -}}
-{{- $wrong = append $wrong (printf "router.%s=%v is less than a request of router.bodyBytes=%v, so such a request could never wait; lower bodyBytes or raise %s to %v" $name (int64 (get $v.router $name)) $least $name $least) -}}
+{{- $memory := dig "limits" "memory" "768Mi" $v.router.resources | toString -}}
+{{- if not (regexMatch "^[0-9]+(\\.[0-9]+)?([kMGT]|[KMGT]i)?$" $memory) -}}
+{{- $wrong = append $wrong (printf "router.resources.limits.memory=%s is no quantity of Kubernetes: write 768Mi or 1Gi" $memory) -}}
+{{- else if lt (int64 (include "kybernate.bytes" $memory)) 201326592 -}}
+{{- $wrong = append $wrong (printf "router.resources.limits.memory=%s: a third of it holds requests, which may have 32 MiB each, and a caller gets half of that; set 192Mi or more" $memory) -}}
 {{- end -}}
-{{- end -}}
-{{- if gt (int64 $v.router.heldBytes) (int64 (include "kybernate.bytes" (dig "limits" "memory" "1024Gi" $v.router.resources))) -}}
-{{- $wrong = append $wrong (printf "router.heldBytes=%v does not fit into router.resources.limits.memory=%s: raise the limit or lower heldBytes" (int64 $v.router.heldBytes) (dig "limits" "memory" "" $v.router.resources)) -}}
+{{- if and $v.router.podDisruptionBudget.enabled (eq (toString $v.router.podDisruptionBudget.maxUnavailable) "0") -}}
+{{- $wrong = append $wrong "router.podDisruptionBudget.maxUnavailable=0: no node with a router could be drained; set 1 or more" -}}
 {{- end -}}
 {{- if and $v.router.autoscaling.enabled (gt (int $v.router.autoscaling.minReplicas) (int $v.router.autoscaling.maxReplicas)) -}}
 {{- $wrong = append $wrong (printf "router.autoscaling.minReplicas=%v is above maxReplicas=%v: swap them" $v.router.autoscaling.minReplicas $v.router.autoscaling.maxReplicas) -}}
@@ -164,12 +173,23 @@
 {{- if and $v.router.httpRoute.enabled (not $v.router.httpRoute.parentRefs) -}}
 {{- $wrong = append $wrong "router.httpRoute.enabled needs router.httpRoute.parentRefs, e.g. [{name: my-gateway}]" -}}
 {{- end -}}
-{{- if gt (int $v.router.preStopSeconds) (int $v.router.drainSeconds) -}}
-{{- $wrong = append $wrong (printf "router.preStopSeconds=%v is above router.drainSeconds=%v, which it is a part of: raise drainSeconds" $v.router.preStopSeconds $v.router.drainSeconds) -}}
+{{- if lt (int $v.router.drainSeconds) 5 -}}
+{{- $wrong = append $wrong (printf "router.drainSeconds=%v is less than the 5 s in which Services forget a router: set 5 or more" $v.router.drainSeconds) -}}
 {{- end -}}
-{{- if le (int $v.router.terminationGracePeriodSeconds) (int $v.router.drainSeconds) -}}
-{{- $wrong = append $wrong (printf "router.terminationGracePeriodSeconds=%v leaves no time after router.drainSeconds=%v: raise it" $v.router.terminationGracePeriodSeconds $v.router.drainSeconds) -}}
 {{- end -}}
+{{- if lt (int $v.node.terminationGracePeriodSeconds) 30 -}}
+{{- $wrong = append $wrong (printf "node.terminationGracePeriodSeconds=%v cuts a park that is under way: set it above the longest park, at least 30" $v.node.terminationGracePeriodSeconds) -}}
+{{- end -}}
+{{- if and $v.fakeGpu.enabled (eq (toString $v.image.tag) .Chart.AppVersion) (not $v.image.digest) -}}
+{{- $wrong = append $wrong (printf "fakeGpu.enabled with image.tag=%s, the production image, which has no fakes: leave image.tag empty, or take %s-dev" $v.image.tag $v.image.tag) -}}
+{{- end -}}
+{{- $samples := list -}}
+{{- range $v.fakeGpu.samples.models -}}
+{{- $name := include "kybernate.sampleName" .name -}}
+{{- if and $v.fakeGpu.enabled $v.fakeGpu.samples.enabled (has $name $samples) -}}
+{{- $wrong = append $wrong (printf "fakeGpu.samples.models: two of them make the Deployment %s; rename %s" $name .name) -}}
+{{- end -}}
+{{- $samples = append $samples $name -}}
 {{- end -}}
 
 {{- if and $v.webhook.enabled (not $v.node.manager.hostPort) -}}
@@ -182,4 +202,23 @@
 {{- if $wrong -}}
 {{- fail (printf "these values do not work:\n  - %s\n" (join "\n  - " (uniq $wrong))) -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Values of former versions, and what holds instead. scripts/chart_schema.py lets them pass to these texts. */}}
+{{- define "kybernate.gone" -}}
+nameOverride: set fullnameOverride
+image.registry: set global.imageRegistry, or write the registry into image.repository
+imagePullSecrets: set global.imagePullSecrets
+nats.image.registry: write the registry into nats.image.repository
+nats.jetstream.maxMemoryStore: it is 64Mi
+fakeGpu.resources: they are fixed
+fakeGpu.samples.resources: they are fixed
+jobs.resources: they are fixed
+router.queueSeconds: it is 3 s
+router.heldBytes: a third of router.resources.limits.memory holds requests; set that
+router.callerBytes: a caller gets half of what holds requests, a sixth of router.resources.limits.memory
+router.bodyBytes: it is 32 MiB; for another limit set KYB_BODY_BYTES in router.extraEnv
+router.preStopSeconds: it is 5 s
+router.terminationGracePeriodSeconds: it is router.drainSeconds and 15 s
+uninstallCheck.force: a refused uninstall prints the annotation that forces the next one
 {{- end -}}
