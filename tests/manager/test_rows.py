@@ -1,0 +1,338 @@
+"""Each row of the list: a case in which it arises, and what removes it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from kybernate.messages import DrainNode, MigrateSeat, ParkSeat, PinSeat, ResumeNode, UnpinSeat
+from kybernate.policy.rules import Quantum
+from kybernate.seat import SeatState as S
+from services.gpu_manager.core import obstacles
+from services.gpu_manager.core.rows import ROWS
+from services.gpu_manager.inputs import (
+    BusChanged,
+    FaultyGpusSeen,
+    ForeignProcess,
+    ForeignProcessesSeen,
+    WallTime,
+)
+from tests.manager.world import World, make_group
+
+Act = Callable[[], object]
+
+
+@dataclass
+class Case:
+    """After it was made, the row holds for the seat on the group; after ``ends`` it does not."""
+
+    seat: str
+    ends: Act
+    group: int = 0
+
+
+def pool() -> World:
+    world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(2)))
+    world.boot()
+    return world
+
+
+def tree() -> World:
+    world = World(
+        groups=(make_group("G0", [0], 2), make_group("G1", [1], 2), make_group("G01", [0, 1], 2)),
+        policy=Quantum(5.0, 1.0),
+    )
+    world.boot()
+    return world
+
+
+def plain(**more: object) -> World:
+    world = World(**more)  # type: ignore[arg-type]
+    world.boot()
+    return world
+
+
+def _drained() -> tuple[World, Case]:
+    world = plain()
+    (a,) = world.fill("a")
+    world.order(DrainNode, group="G0")
+    world.finish()
+    return world, Case(a, lambda: world.order(ResumeNode, "op-2", group="G0"))
+
+
+def _foreign() -> tuple[World, Case]:
+    world = plain()
+    a, _ = world.fill("a", "b")
+    world.receive(ForeignProcessesSeen((ForeignProcess("GPU-0", 1, "x"),)))
+    return world, Case(a, lambda: world.receive(ForeignProcessesSeen(())))
+
+
+def _broken() -> tuple[World, Case]:
+    world = plain()
+    a, _ = world.fill("a", "b")
+    world.node.broken = {"GPU-0": "two groups"}
+    return world, Case(a, world.tick)
+
+
+def _refused() -> tuple[World, Case]:
+    world = plain()
+    a = world.seat(0, 0)
+    world.pod(a, "a")
+    whole = world.pods[a]
+    world.pods[a] = replace(whole, resources=("kyb.ai/a", "kyb.ai/b"))
+    world.look()
+
+    def mended() -> None:
+        world.pods[a] = whole
+        world.look()
+
+    return world, Case(a, mended)
+
+
+def _quarantined() -> tuple[World, Case]:
+    world = plain()
+    a, b = world.drained_switch()
+    world.progress(world.job(), "quarantined", "pending")
+    return world, Case(a, lambda: world.look_at(b, "active"))
+
+
+def _immovable() -> tuple[World, Case]:
+    world = pool()
+    (a,) = world.fill("a")
+    world.annotate(a, rebalance="false")
+    return world, Case(a, lambda: world.annotate(a, rebalance="true"), group=1)
+
+
+def _pinned() -> tuple[World, Case]:
+    world = plain()
+    a, b = world.fill("a", "b")
+    world.command(PinSeat, b)
+    return world, Case(a, lambda: world.command(UnpinSeat, b))
+
+
+def _lost_ticket() -> tuple[World, Case]:
+    world = plain()
+    a, _ = world.fill("a", "b")
+    world.node.unaccounted[world.seat(0, 2)] = WallTime(world.wall + 100.0)
+    return world, Case(a, lambda: world.tick(101))
+
+
+def _unlocated() -> tuple[World, Case]:
+    world = pool()
+    a, b = world.fill("a", "b")
+    world.managed(b).durable.unlocated = True
+    return world, Case(a, lambda: setattr(world.managed(b).durable, "unlocated", False))
+
+
+def _container() -> tuple[World, Case]:
+    world = plain()
+    _, b = world.fill("a", "b")
+    world.exit(b)
+    assert world.state(b) is S.BACKOFF
+    return world, Case(b, lambda: world.call(b))
+
+
+def _start_gate() -> tuple[World, Case]:
+    world = plain()
+    a = world.seat(0, 0)
+    world.pod(a, "a")
+    return world, Case(a, lambda: world.call(a))
+
+
+def _idle() -> tuple[World, Case]:
+    world = plain()
+    a, _ = world.fill("a", "b")
+    return world, Case(a, lambda: world.traffic(a, waiting=1))
+
+
+def _routers() -> tuple[World, Case]:
+    world = plain()
+    a, _ = world.fill("a", "b")
+    world.receive(BusChanged(False))
+
+    def back() -> None:
+        world.receive(BusChanged(True))
+        world.beat()
+        world.tick(5)
+
+    return world, Case(a, back)
+
+
+def _pause() -> tuple[World, Case]:
+    world = plain()
+    a, _ = world.drained_switch()
+    world.progress(world.job(), park="active")
+    return world, Case(a, lambda: world.tick(1))
+
+
+def _barrier() -> tuple[World, Case]:
+    world = tree()
+    (pair,) = world.fill("p", group=2)
+    (a,), (b,) = world.fill("a", group=0), world.fill("b", group=1)
+    for seat in (a, b):
+        world.traffic(seat, in_flight=1)
+    world.tick(60)
+    world.beat()
+    world.traffic(pair, waiting=1, oldest=500.0)
+    world.quiet(a)
+    world.progress(world.job())
+    return world, Case(a, lambda: world.traffic(pair))
+
+
+def _switch() -> tuple[World, Case]:
+    world = plain()
+    a, _ = world.drained_switch()
+    return world, Case(a, world.finish)
+
+
+def _rests() -> tuple[World, Case]:
+    world = plain()
+    a, b = world.drained_switch()
+    world.progress(world.job(), activate="parked")
+    world.traffic(b, waiting=1)
+    return world, Case(a, lambda: setattr(world.managed(a).backoff.activation, "until", WallTime(0.0)))
+
+
+def _stays() -> tuple[World, Case]:
+    world = pool()
+    (a,) = world.fill("a")
+    world.managed(a).backoff.move.until = WallTime(world.wall + 10)
+    return world, Case(a, lambda: world.tick(11), group=1)
+
+
+def _moving() -> tuple[World, Case]:
+    world = pool()
+    a, _ = world.fill("a", "b")
+    world.fill("c", group=1)
+    world.order(MigrateSeat, "move", seat=a, to="G1")
+    return world, Case(a, world.finish)
+
+
+def _unproven() -> tuple[World, Case]:
+    world = plain()
+    a, b = world.fill("a", "b")
+    del world.pods[b]
+    world.look()
+    world.look()
+    return world, Case(a, lambda: world.end_processes(b))
+
+
+def _starting() -> tuple[World, Case]:
+    world = plain()
+    (a,) = world.fill("a")
+    b = world.seat(0, 1)
+    world.tick(10)
+    world.pod(b, "b")
+    world.call(b)
+    world.finish()
+    world.start(b)
+    return world, Case(a, lambda: world.healthy(b))
+
+
+def _unparked() -> tuple[World, Case]:
+    world = tree()
+    (pair,) = world.fill("p", group=2)
+    (a,) = world.fill("a", group=0)
+    world.managed(a).backoff.park.until = WallTime(world.wall + 10)
+    return world, Case(pair, lambda: world.tick(11), group=2)
+
+
+def _no_call() -> tuple[World, Case]:
+    world = plain()
+    _, b = world.fill("a", "b")
+    world.command(PinSeat, b)
+    c = world.seat(0, 2)
+    world.pod(c, "c")
+    world.call(c)
+    world.wall += 30
+    return world, Case(c, lambda: world.call(c))
+
+
+def _policy() -> tuple[World, Case]:
+    world = plain(policy=Quantum(30.0, 5.0))
+    a, b = world.fill("a", "b")
+    world.traffic(b, in_flight=1)
+    world.tick(10)
+    world.traffic(a, waiting=1)
+
+    def turn() -> None:
+        world.tick(25)
+        world.beat()
+        world.tick(1)
+
+    return world, Case(a, turn)
+
+
+def _room() -> tuple[World, Case]:
+    world = plain()
+    a, b = world.fill("a", "b")
+
+    def parked() -> None:
+        world.command(ParkSeat, b)
+        world.finish()
+
+    return world, Case(a, parked)
+
+
+def _faulty() -> tuple[World, Case]:
+    world = plain()
+    (a,) = world.fill("a")
+    world.receive(FaultyGpusSeen({"GPU-0": "XID 79"}))
+    return world, Case(a, lambda: world.receive(FaultyGpusSeen({})))
+
+
+def _retried() -> tuple[World, Case]:
+    world = plain()
+    a, _ = world.drained_switch()
+    world.progress(world.job(), activate="parked")
+    return world, Case(a, lambda: world.tick(400))
+
+
+CASES: dict[int, Callable[[], tuple[World, Case]]] = {
+    100: _drained,
+    110: _foreign,
+    120: _broken,
+    130: _refused,
+    140: _quarantined,
+    150: _immovable,
+    170: _pinned,
+    210: _lost_ticket,
+    220: _unlocated,
+    230: _container,
+    240: _start_gate,
+    250: _idle,
+    260: _routers,
+    270: _pause,
+    280: _barrier,
+    290: _switch,
+    300: _rests,
+    310: _stays,
+    320: _moving,
+    330: _unproven,
+    340: _starting,
+    350: _unparked,
+    355: _no_call,
+    360: _policy,
+    370: _room,
+    400: _faulty,
+    410: _retried,
+}
+
+
+def test_each_row_has_one_number_and_a_case() -> None:
+    numbers = [row.nr for row in ROWS]
+    assert numbers == sorted({*numbers})
+    assert numbers == list(CASES)
+
+
+@pytest.mark.parametrize("nr", CASES)
+def test_a_row_arises_and_is_removed(nr: int) -> None:
+    world, case = CASES[nr]()
+
+    def holds() -> bool:
+        found = obstacles.obstacles(world.node, world.managed(case.seat), world.groups[case.group], world.now)
+        return nr in {one.row.nr for one in found}
+
+    assert holds()
+    case.ends()
+    assert not holds()
