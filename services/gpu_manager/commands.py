@@ -14,7 +14,7 @@ from kybernate.messages import (
 )
 from kybernate.seat import SeatState
 from services.gpu_manager import operations, switch
-from services.gpu_manager.core.obstacles import DRAINED, PINNED, QUARANTINED, REFUSED, STOPS, first, leaving, refusal
+from services.gpu_manager.core.obstacles import DRAINED, PINNED, QUARANTINED, REFUSED, first, leaving, refusal
 from services.gpu_manager.inputs import Now, WallTime
 from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.operations import no as _no
@@ -60,7 +60,7 @@ def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) ->
     router = command.actor == "router"
     if not router:
         _end_backoffs(node, seat)
-    if found := refusal(node, seat, now, (DRAINED, REFUSED, QUARANTINED, PINNED) if router else STOPS):
+    if found := refusal(node, seat, now, (DRAINED, REFUSED, QUARANTINED, PINNED) if router else ()):
         return found.refusal(seat.epoch)
     seat.cause = command.cause
     if router:

@@ -125,17 +125,18 @@ def _is_away(node: NodeState, seat: ManagedSeat, group: Group) -> bool:
     return seat.starts_cold or bool(brought_elsewhere(node, seat, group))
 
 
-def spared(node: NodeState, group: Group, now: Now) -> set[str]:
-    """Holders that back off from parking, where another one can leave: it goes first."""
-    active = [seat for seat in holders(node, group) if seat.state is S.ACTIVE]
+def spared(seats: list[ManagedSeat], now: Now) -> set[str]:
+    """Holders that back off from parking, where another one of these seats can leave: it goes first."""
+    active = [seat for seat in seats if seat.state is S.ACTIVE]
     stuck = {seat.id for seat in active if seat.backoff.park.active(now)}
     return stuck if any(seat.id not in stuck and not seat.pinned for seat in active) else set()
 
 
 def group_view(node: NodeState, group: Group, now: Now) -> GroupView:
     """The policy's view of a group, without seats elsewhere. Holders that are spared count as pinned."""
-    seats = tuple(seat_view(node, seat, now) for seat in candidates(node, group, now))
-    if keep := spared(node, group, now):
+    present = candidates(node, group, now)
+    seats = tuple(seat_view(node, seat, now) for seat in present)
+    if keep := spared(present, now):
         seats = tuple(replace(seat, pinned=True) if seat.seat in keep else seat for seat in seats)
     hits = node.learning.hits.get(group.name)
     share = hits.share if hits is not None else None
@@ -143,9 +144,7 @@ def group_view(node: NodeState, group: Group, now: Now) -> GroupView:
     return GroupView(group.name, group.slots, seats, now=float(now.model), hit_share=share, free_bytes=free)
 
 
-def seat_view(
-    node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None = None, home_busy: bool = False
-) -> SeatView:
+def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None = None) -> SeatView:
     """The policy's view of one seat. ``on``: the other group to which it could move."""
     found, usage, costs = _with_frozen(node, seat, now), seat.usage, seat.durable.costs
     terms, tier = seat.owner.terms, seat.owner.terms.tier
@@ -171,7 +170,6 @@ def seat_view(
         park_seconds=costs.park_seconds,
         activate_seconds=(seat.durable.spilled and costs.cold_seconds) or costs.activate_seconds,
         move_seconds=None if on is None else node.move_seconds,
-        home_busy=home_busy,
         weight=tier.weight,
         slo_seconds=tier.slo_seconds,
         stall_budget_seconds=tier.stall_budget_seconds if seat.freezes else 0.0,

@@ -339,15 +339,13 @@ def FAULTY(ask: Ask) -> Stage | None:
 @row(410, "backoff", "seat", "operator", "300 s at most")
 def RETRIED(ask: Ask) -> Stage | None:
     """Its activation failed, and it is alone: it is tried after each pause of its group."""
-    seat = ask.seat
-    if not seat.yields_group(ask.now):
+    seat, backoff = ask.seat, ask.seat.backoff.activation
+    if not seat.yields_group(ask.now) or RESTS.holds(ask):
         return None
-    backoff, what = seat.backoff.activation, "it is tried after each pause of its group"
     data = {"of": "seat", "name": seat.id, "failures": backoff.count}
-    return Stage("backoff", f"{seat.id} {backoff.reason}; no other seat is asked for: {what}", data)
+    return Stage("backoff", f"{seat.id} {backoff.reason}; alone it is tried after each pause of its group", data)
 
 
-STOPS = tuple(one for one in ROWS if one.kind == "stop")
 _STOPS_OF_GROUP = (DRAINED, FOREIGN, BROKEN)
 _BLOCKS = (*_STOPS_OF_GROUP, REFUSED, LOST_TICKET, UNLOCATED, RESTS)
 _AGAIN = (*_STOPS_OF_GROUP, REFUSED, LOST_TICKET, UNLOCATED, ROOM)
@@ -406,14 +404,16 @@ def _of(rows: Iterable[Row], ask: Ask) -> Iterator[Obstacle]:
             yield Obstacle(one, found)
 
 
-def refusal(node: NodeState, seat: ManagedSeat, now: Now, rows: Collection[Row] = STOPS) -> Obstacle | None:
+def refusal(node: NodeState, seat: ManagedSeat, now: Now, rows: Collection[Row] = ()) -> Obstacle | None:
     """The stop that refuses a command that wants a seat active: that of its group, if each group to which it may go has
-    one."""
+    one. ``rows``: only these."""
     groups = [seat.group, *(node.groups[seat.group.name].peers if not node.why_immovable(seat) else ())]
     if (to := node.moves.get(seat.id)) is not None or seat.state in AT_HOME:
         groups = [node.groups[to].group if to is not None else seat.group]
     lists = (obstacles(node, seat, group, now, act="command") for group in groups)
-    found = [next((one for one in each if one.row in rows), None) for each in lists]
+    found = [
+        next((one for one in each if (one.row in rows if rows else one.row.kind == "stop")), None) for each in lists
+    ]
     return found[0] if all(found) else None
 
 
@@ -478,12 +478,13 @@ def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
     for seat in node.seats.values():
         if seat.state is not S.PARKED or seat.group.name not in peers:
             continue
-        if seat.id not in node.moved_views:
-            busy = _home_busy(node, seat, now)
-            node.moved_views[seat.id] = view.seat_view(node, seat, now, on=group, home_busy=busy)
-        guest = node.moved_views[seat.id]
-        moves = first(obstacles(node, seat, group, now, act="guest")) is None and seat.id not in node.moves
-        if view.requested(guest) and moves:
+        if (guest := node.moved_views.get(seat.id)) is None:
+            guest = view.seat_view(node, seat, now, on=group)
+            if view.requested(guest):
+                guest = replace(guest, home_busy=_home_busy(node, seat, now))
+            node.moved_views[seat.id] = guest
+        asks = view.requested(guest) and seat.id not in node.moves
+        if asks and first(obstacles(node, seat, group, now, act="guest")) is None:
             found.append(guest)
     return replace(seen, elsewhere=tuple(found))
 

@@ -140,7 +140,7 @@ class Ask:
         if self.act == "command" or holder.state is S.STARTING:
             return 0 if self.act == "command" else 340
         other = holder.group.name != self.group.name and holder.backoff.park.active(self.now)
-        return 350 if other or holder.id in view.spared(self.node, self.group, self.now) else 0
+        return 350 if other or holder.id in view.spared(view.holders(self.node, self.group), self.now) else 0
 
 
 ROWS: list[Row] = []
