@@ -93,7 +93,7 @@ class _Scene:
     @asynccontextmanager
     async def _page(self) -> AsyncIterator[None]:
         """What a browser asks for that shows the nodes: everything once, then changes, and explanations each 5 s."""
-        page = self._stack.layout.routers[0].page
+        page = self._stack.layout.page
         self._begin()
         before, began = self._cpu()["router"], time.monotonic()
         async with self._http.get(f"{page}live", timeout=aiohttp.ClientTimeout(total=None)) as stream:
@@ -127,7 +127,7 @@ class _Scene:
         self._begin()
         before, began, seats, after = self._cpu()["router"], time.monotonic(), 0, ""
         while True:
-            async with self._http.get(f"{self._stack.url}/v1/seats", params={"after": after}) as answer:
+            async with self._http.get(f"{self._stack.console}/v1/seats", params={"after": after}) as answer:
                 body = await answer.json()
             seats += len(body["seats"])
             if not (after := body.get("next", "")):
@@ -172,8 +172,8 @@ class _Scene:
             await asyncio.sleep(0.05)
 
     async def _until_changed(self) -> None:
-        """Return when the router shows the row that ``change`` wrote: it watches the roster again, and has read it."""
-        url, node = f"{self._stack.url}/v1/seats", self._cluster.nodes[-1]
+        """Return when the console shows the row that ``change`` wrote."""
+        url, node = f"{self._stack.console}/v1/seats", self._cluster.nodes[-1]
         while True:
             with contextlib.suppress(aiohttp.ClientError):
                 async with self._http.get(url, params={"node": node}) as answer:
@@ -204,7 +204,7 @@ class _Scene:
     def _cpu(self) -> dict[str, float]:
         """CPU seconds so far; all nats-servers together."""
         pids = self._stack.pids
-        found = {name: cpu_seconds(pids[name]) for name in ("router", "gpu_manager")}
+        found = {name: cpu_seconds(pids[name]) for name in ("router", "gpu_manager", "console")}
         return found | {"nats": sum(cpu_seconds(pids[name]) for name in self._stack.of_kind("nats"))}
 
     def _begin(self) -> None:
@@ -233,7 +233,9 @@ class _Scene:
     async def _read(self, name: str) -> None:
         """Read a page, and check that the levels of the simulated routers are in it."""
         began = time.monotonic()
-        async with self._http.get(f"{self._stack.url}/v1/seats", params={"node": self._cluster.nodes[-1]}) as answer:
+        async with self._http.get(
+            f"{self._stack.console}/v1/seats", params={"node": self._cluster.nodes[-1]}
+        ) as answer:
             body = await answer.json()
         self.figures[name] = (time.monotonic() - began) * 1e3
         self.figures[f"{name}: in flight"] = sum(seat["in_flight"] for seat in body["seats"])

@@ -70,7 +70,7 @@ async def _starved(name: str, seconds: float) -> dict[str, float]:
             await asyncio.gather(*(_answers(http, stack.url, model) for model in models))
             names = {seat["seat"] for seat in ending}
             await until(
-                lambda: _free(http, stack.url, names),
+                lambda: _free(http, stack.console, names),
                 what="the seats of deleted pods are free",
                 timeout=LONGEST_SECONDS,
             )

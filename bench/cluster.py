@@ -9,18 +9,16 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 from urllib.parse import urlsplit
 
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.port import BusError
 from kybernate.envelope import Message
-from kybernate.messages import EVENT_OF_STATE, NodeTrafficSignal, Presence, RouterLoad
+from kybernate.messages import EVENT_OF_STATE, NodeTrafficSignal, Presence
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
-from services.router.level_publisher import REPORT_SECONDS
 
 SEATS_PER_NODE = 64
 GROUPS_PER_NODE = 8
@@ -33,8 +31,6 @@ SWITCH_SECONDS = 60.0
 SLICES = 20
 """Parts of a second in which signals are sent."""
 ROWS_AT_ONCE = 2_000
-LEVELS_OF_PART = 1_000
-"""Of a report; a router cuts its reports at 384 KiB, about as many."""
 _SWITCH = (SeatState.DRAINING, SeatState.PARKING, SeatState.PARKED), (SeatState.ACTIVATING, SeatState.ACTIVE)
 
 
@@ -108,28 +104,13 @@ class SimulatedCluster:
                 await asyncio.sleep(2.0 / SLICES)
 
     def _signals(self) -> list[bytes]:
-        """The levels of all busy seats, each second, and all of each router, every 2 s: one part for each slice."""
+        """The levels of all busy seats, each second: one part for each slice."""
         busy = []
         for number, node in enumerate(self.nodes):
             for each in range(SIGNALS_PER_NODE):
                 row = self._row(number * SEATS_PER_NODE + each % 2 * GROUPS_PER_NODE)
                 busy.append(level(node, row.seat, row.model, f"simulated-{each // 2}"))
-        reported = [load for router in range(ROUTERS) for load in self._loads(router)]
-        parts = [b"".join(busy[part::SLICES]) for part in range(SLICES)]
-        slices = REPORT_SECONDS * SLICES
-        return [parts[at % SLICES] + b"".join(reported[at :: int(slices)]) for at in range(int(slices))]
-
-    def _loads(self, router: int) -> Iterator[bytes]:
-        """The levels of one router, as it tells them to the others."""
-        seats = [
-            number * SEATS_PER_NODE + each * GROUPS_PER_NODE for number in range(len(self.nodes)) for each in (0, 1)
-        ]
-        for part, first in enumerate(range(0, len(seats), LEVELS_OF_PART)):
-            in_flight: dict[str, dict[str, Any]] = {}
-            for row in map(self._row, seats[first : first + LEVELS_OF_PART]):
-                in_flight.setdefault(row.model, {})[row.seat] = 1
-            source = f"simulated-{router}"
-            yield _publish(RouterLoad(cause=source, source=source, part=part, in_flight=in_flight))
+        return [b"".join(busy[part::SLICES]) for part in range(SLICES)]
 
     async def _switch(self) -> None:
         for number in itertools.cycle(range(len(self.nodes))):

@@ -48,6 +48,11 @@ def router() -> None:
     _run("router.__main__")
 
 
+def console() -> None:
+    """Run the operators' console."""
+    _run("console.__main__")
+
+
 def router_draining() -> None:
     """Wait until the router of this pod has no calls left."""
     _run("router.draining")

@@ -4,6 +4,8 @@ Only the seat's manager writes a row of the roster, only the node's device plugi
 missed events read them. Keys are ``<node>.<seat>`` and ``<node>.<gpu UUID>`` as slugs; values are JSON of the records.
 """
 
+from collections.abc import Iterable, Sequence
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from kybernate.envelope import slug
@@ -74,6 +76,29 @@ class SeatRecord(BaseModel):
     def key(self) -> str:
         """Key in the bucket."""
         return seat_key(self.node, self.seat)
+
+
+_MODEL_STATES: tuple[tuple[str, frozenset[SeatState]], ...] = (
+    ("active", frozenset({SeatState.ACTIVE, SeatState.DRAINING})),
+    ("activating", frozenset({SeatState.ACTIVATING, SeatState.STARTING, SeatState.MIGRATING})),
+    ("parked", frozenset({SeatState.PARKED, SeatState.PARKING, SeatState.WAITING, SeatState.BACKOFF})),
+)
+
+
+def model_state(records: Iterable[SeatRecord]) -> str:
+    """Return the best state among a model's seats: active, activating, parked or lost."""
+    states = {record.state for record in records}
+    return next((name for name, of in _MODEL_STATES if states & of), "lost")
+
+
+MOST_NAMES = 20
+"""Names that one error text lists."""
+
+
+def some(names: Sequence[str], where: str = "GET /v1/models") -> str:
+    """Return the first names as text for error messages; ``where`` a caller finds all."""
+    more = f" and {len(names) - MOST_NAMES} more: {where}" if len(names) > MOST_NAMES else ""
+    return (", ".join(names[:MOST_NAMES]) or "none yet") + more
 
 
 def seat_key(node: str, seat: str) -> str:

@@ -12,10 +12,9 @@ project=kybtest$$
 out=$(mktemp -d)
 export KYB_SPEED="${KYB_SPEED:-24}" KYB_IMAGE="${IMAGE:-kybernate:compose-test}" COMPOSE_PROFILES=fake
 export KYB_DEV_IMAGE="$KYB_IMAGE-dev"
-KYB_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-export KYB_PORT
-export KYB_PAGE_PORT=0  # any free one
-url=http://127.0.0.1:$KYB_PORT
+free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+KYB_PORT=$(free_port) KYB_PAGE_PORT=$(free_port)
+export KYB_PORT KYB_PAGE_PORT
 
 step "Docker Compose"
 plugin=$(sh scripts/retry.sh sh scripts/compose_plugin.sh)
@@ -60,7 +59,7 @@ compose up --wait --wait-timeout 120 >"$out/up" 2>&1 || { tail -n 20 "$out/up"; 
 
 # Until every model has been started once and is active or parked: what kyb up calls ready.
 ready() {
-  python3 - "$url" "$(grep -c '^kind: Pod' examples/compose/pods.yaml)" <<'PY'
+  python3 - "http://127.0.0.1:$KYB_PAGE_PORT" "$(grep -c '^kind: Pod' examples/compose/pods.yaml)" <<'PY'
 import json, sys, time, urllib.request
 
 url, pods = sys.argv[1], int(sys.argv[2])

@@ -10,6 +10,7 @@ sys.path.insert(0, str(ROOT))  # a script's folder is on the path, the repositor
 
 from scripts import chart_schema, dashboards, obstacles_page, options, rights_page  # noqa: E402
 from scripts.schemas import documents  # noqa: E402
+from services.console import openapi as console_openapi  # noqa: E402
 from services.router import openapi  # noqa: E402
 from services.router.api import FAMILIES  # noqa: E402
 from tests.checkpointer import crash_cases, engine_cases, lie_cases  # noqa: E402
@@ -26,6 +27,7 @@ def main(root: Path = ROOT) -> int:
     made |= dashboards.documents() | options.documents() | obstacles_page.documents()
     forwarded = [path for paths in FAMILIES.values() for path in paths]
     made["docs/openapi.json"] = json.dumps(openapi.document(forwarded), indent=2) + "\n"
+    made["docs/openapi-console.json"] = json.dumps(console_openapi.document(), indent=2) + "\n"
     for part in (rights_page, engine_cases, lie_cases, crash_cases):  # written by people around a table that is not
         page = arguments.root / part.PATH
         if page.exists():

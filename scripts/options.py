@@ -21,6 +21,7 @@ from kybernate.config.schema import settings as config_keys  # noqa: E402
 from kybernate.settings import Settings  # noqa: E402
 from scripts.chart_schema import comments  # noqa: E402
 from services.checkpointer.settings import CheckpointerSettings  # noqa: E402
+from services.console.settings import ConsoleSettings  # noqa: E402
 from services.gpu_manager.settings import ManagerSettings  # noqa: E402
 from services.plugin.settings import PluginSettings  # noqa: E402
 from services.router.settings import RouterSettings  # noqa: E402
@@ -32,6 +33,7 @@ SERVICES: dict[str, type[Settings]] = {
     "manager": ManagerSettings,
     "checkpointer": CheckpointerSettings,
     "router": RouterSettings,
+    "console": ConsoleSettings,
     "webhook": WebhookSettings,
 }
 UNITS = {"seconds": "s", "bytes": "bytes", "port": "port", "percentage": "%", "gib": "GiB", "window": "s"}

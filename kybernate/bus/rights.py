@@ -15,6 +15,7 @@ from kybernate.bus.credentials import inbox
 from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, REQUESTS
 from kybernate.envelope import Message
 from kybernate.messages import (
+    ActivateSeat,
     AuditRecord,
     Command,
     DrainAck,
@@ -23,7 +24,6 @@ from kybernate.messages import (
     NodeTrafficSignal,
     OrderChanged,
     RequestEnded,
-    RouterLoad,
     SeatAllocated,
     SeatEvent,
     TrafficSignal,
@@ -34,6 +34,7 @@ class Role(StrEnum):
     """Role of a client. The value names the key's file and the inbox."""
 
     ROUTER = "router"
+    CONSOLE = "console"
     MANAGER = "manager"
     PLUGIN = "plugin"
     INIT = "init"
@@ -51,7 +52,8 @@ class Rights:
 
 
 MEANING: Mapping[Role, str] = {
-    Role.ROUTER: "routers: publish traffic, command managers, follow seats",
+    Role.ROUTER: "routers: publish traffic, request activations, follow seats",
+    Role.CONSOLE: "the operators' console: commands managers, reads everything but audit records",
     Role.MANAGER: "each node's manager: writes the roster, publishes events, handles commands",
     Role.PLUGIN: "each node's device plugin: writes the inventory, publishes allocations and faulty GPUs",
     Role.INIT: "kyb bus init: makes and updates streams and buckets",
@@ -65,36 +67,36 @@ Kinds = Mapping[type[Message], tuple[Role, ...]]
 PUBLISHERS: Kinds = {
     TrafficSignal: (Role.ROUTER, Role.SIGNALS, Role.OPERATOR),
     NodeTrafficSignal: (Role.ROUTER, Role.SIGNALS, Role.OPERATOR),
-    RouterLoad: (Role.ROUTER,),
     DrainAck: (Role.ROUTER,),
-    Command: (Role.ROUTER, Role.OPERATOR),
+    ActivateSeat: (Role.ROUTER, Role.CONSOLE, Role.OPERATOR),
+    Command: (Role.CONSOLE, Role.OPERATOR),
     SeatEvent: (Role.MANAGER,),
     SeatAllocated: (Role.PLUGIN,),
     GpuHealthChanged: (Role.PLUGIN,),
     GroupDecided: (Role.MANAGER,),
     OrderChanged: (Role.MANAGER,),
     RequestEnded: (Role.ROUTER,),
-    AuditRecord: (Role.ROUTER, Role.OPERATOR),
+    AuditRecord: (Role.CONSOLE, Role.OPERATOR),
 }
 """Roles that may publish a kind; its subclasses count with it, unless they are listed themselves. Presence: below."""
 
 SUBSCRIBERS: Kinds = {
-    TrafficSignal: (Role.ROUTER, Role.MANAGER, Role.VIEWER, Role.OPERATOR),
-    NodeTrafficSignal: (Role.ROUTER, Role.MANAGER, Role.VIEWER, Role.OPERATOR),
-    RouterLoad: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),
+    TrafficSignal: (Role.ROUTER, Role.CONSOLE, Role.MANAGER, Role.VIEWER, Role.OPERATOR),
+    NodeTrafficSignal: (Role.ROUTER, Role.CONSOLE, Role.MANAGER, Role.VIEWER, Role.OPERATOR),
     DrainAck: (Role.MANAGER,),
+    ActivateSeat: (Role.MANAGER,),
     Command: (Role.MANAGER,),
-    SeatEvent: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),
+    SeatEvent: (Role.ROUTER, Role.CONSOLE, Role.VIEWER, Role.OPERATOR),
     SeatAllocated: (Role.MANAGER,),
-    GpuHealthChanged: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),
-    GroupDecided: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),
-    OrderChanged: (Role.ROUTER, Role.VIEWER, Role.OPERATOR),
-    RequestEnded: (Role.VIEWER, Role.OPERATOR),
+    GpuHealthChanged: (Role.CONSOLE, Role.VIEWER, Role.OPERATOR),
+    GroupDecided: (Role.CONSOLE, Role.VIEWER, Role.OPERATOR),
+    OrderChanged: (Role.CONSOLE, Role.VIEWER, Role.OPERATOR),
+    RequestEnded: (Role.CONSOLE, Role.VIEWER, Role.OPERATOR),
     AuditRecord: (Role.OPERATOR,),
 }
 """Roles that may subscribe. A base class is one subject with a wildcard, as the bus subscribes."""
 
-ANSWERED: tuple[type[Message], ...] = (Command,)
+ANSWERED: tuple[type[Message], ...] = (ActivateSeat, Command)
 """Requests: their subscribers publish the answer to the inbox of the publisher."""
 
 PRESENT: Mapping[Role, str] = {
@@ -105,6 +107,7 @@ PRESENT: Mapping[Role, str] = {
 """Component whose presence a role publishes."""
 PRESENCE_SUBSCRIBERS: Mapping[Role, tuple[str, ...]] = {
     Role.ROUTER: ("gpu-manager",),
+    Role.CONSOLE: ("router",),
     Role.MANAGER: ("router", "gpu-manager"),
     Role.VIEWER: ("*",),
     Role.OPERATOR: ("*",),
@@ -117,17 +120,17 @@ WRITERS: Mapping[str, tuple[Role, ...]] = {
 }
 """Roles that may write a bucket."""
 READERS: Mapping[str, tuple[Role, ...]] = {
-    "kyb_seats": (Role.ROUTER, Role.MANAGER, Role.OPERATOR),
-    "kyb_inventory": (Role.ROUTER, Role.PLUGIN, Role.OPERATOR),
+    "kyb_seats": (Role.ROUTER, Role.CONSOLE, Role.MANAGER, Role.OPERATOR),
+    "kyb_inventory": (Role.CONSOLE, Role.PLUGIN, Role.OPERATOR),
 }
 """Roles that may read a whole bucket and watch it, which requires JetStream's API."""
 BUCKET_SUBSCRIBERS: tuple[Role, ...] = (Role.VIEWER, Role.OPERATOR)
 """Roles that may subscribe to changes of every bucket. The viewer has this right instead of JetStream's API, which
 publishes its answers to any subject that its client names, the roster's included."""
 STREAM_READERS: Mapping[str, tuple[Role, ...]] = {
-    EVENTS: (Role.ROUTER, Role.OPERATOR),
+    EVENTS: (Role.CONSOLE, Role.OPERATOR),
     AUDIT: (Role.OPERATOR,),
-    REQUESTS: (Role.ROUTER, Role.OPERATOR),
+    REQUESTS: (Role.CONSOLE, Role.OPERATOR),
 }
 """Roles that may read a stream."""
 

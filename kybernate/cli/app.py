@@ -23,7 +23,7 @@ from kybernate.cli.uninstall import uninstall_check
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kybernate.cli.router import Router
+    from kybernate.cli.console import Console
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -63,16 +63,16 @@ def status(
     services: Annotated[bool, typer.Option("--services", help="The processes of the stack that runs here.")] = False,
 ) -> None:
     """Show nodes, groups and seats: what is active, parked, waiting."""
-    from kybernate.cli.router import Router, find_url
+    from kybernate.cli.console import Console, find_url
 
     if services:
         _print_services(output)
         return
-    router = Router(find_url(url))
+    api = Console(find_url(url))
     with contextlib.suppress(KeyboardInterrupt):  # the way to end --watch
         if output is Output.JSON:
-            for body in _seats(router, watch):
-                print(json.dumps({"url": router.url, **body}), flush=True)
+            for body in _seats(api, watch):
+                print(json.dumps({"url": api.url, **body}), flush=True)
             return
         from rich.live import Live
 
@@ -81,11 +81,11 @@ def status(
         console = open_console()
         if not watch or not console.is_terminal:
             console.width = 1000  # the terminal wraps what is longer than its lines
-            for body in _seats(router, watch):
+            for body in _seats(api, watch):
                 console.print(seat_tree(body["seats"], nodes=body.get("nodes") or ()))
             return
         with Live(console=console, auto_refresh=False) as live:
-            for body in _seats(router, watch):
+            for body in _seats(api, watch):
                 live.update(seat_tree(body["seats"], nodes=body.get("nodes") or ()), refresh=True)
 
 
@@ -111,22 +111,22 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
 ) -> None:
     """Show which models wait, the longest wait first, against their SLO; every second until Ctrl-C."""
-    from kybernate.cli.router import Router, find_url
+    from kybernate.cli.console import Console, find_url
     from kybernate.cli.show import open_console, top_rows, top_text
 
-    router = Router(find_url(url))
+    api = Console(find_url(url))
     if output is Output.JSON:
-        print(json.dumps({"models": top_rows(router.why())}))
+        print(json.dumps({"models": top_rows(api.why())}))
         return
     from rich.live import Live
 
     console = open_console()
     if once or not console.is_terminal:
-        console.print(top_text(top_rows(router.why())))
+        console.print(top_text(top_rows(api.why())))
         return
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
         while True:
-            live.update(top_text(top_rows(router.why())), refresh=True)
+            live.update(top_text(top_rows(api.why())), refresh=True)
             time.sleep(1.0)
 
 
@@ -134,17 +134,17 @@ def top(
 def events(
     url: UrlOption = None,
     output: OutputOption = Output.TEXT,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C, over restarts of the router.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C, over restarts of the console.")] = False,
     since: Annotated[str | None, typer.Option(metavar="AGE", help="Show what happened: 90s, 10m, 24h, 7d.")] = None,
     model: Annotated[str, typer.Option(help="Only of this model.", autocompletion=completion.models)] = "",
     kind: Annotated[str, typer.Option(help="switch, park, stay, ... or activated, parked, operation, ...")] = "",
 ) -> None:
     """Show events and decisions. With --since those that were stored; else, or with -f, as they happen."""
+    from kybernate.cli.console import Console, find_url
     from kybernate.cli.history import show_events
-    from kybernate.cli.router import Router, find_url
 
     with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
-        show_events(Router(find_url(url)), output, since=since, follow=follow, model=model, kind=kind)
+        show_events(Console(find_url(url)), output, since=since, follow=follow, model=model, kind=kind)
 
 
 @app.command(epilog="Example: kyb slo --since 24h -o json")
@@ -154,19 +154,19 @@ def slo(
     since: Annotated[str, typer.Option(metavar="AGE", help="90s, 10m, 24h: at most a day.")] = "1h",
 ) -> None:
     """Show which models missed their SLO, and what their longest wait was for."""
+    from kybernate.cli.console import Console, find_url
     from kybernate.cli.history import show_slo
-    from kybernate.cli.router import Router, find_url
 
-    show_slo(Router(find_url(url)), since, output)
+    show_slo(Console(find_url(url)), since, output)
 
 
 @report_app.command("usage", epilog="Example: kyb report usage -o json")
 def usage(url: UrlOption = None, output: OutputOption = Output.TEXT) -> None:
     """Show requests and tokens (prompt + completion) of each tenant and model."""
+    from kybernate.cli.console import Console, find_url
     from kybernate.cli.history import show_usage
-    from kybernate.cli.router import Router, find_url
 
-    show_usage(Router(find_url(url)), output)
+    show_usage(Console(find_url(url)), output)
 
 
 @app.command(epilog="Examples: kyb why G0 · kyb why qwen3-32b --last-switch · kyb why request ID")
@@ -187,20 +187,20 @@ def why(
     ] = False,
 ) -> None:
     """Show why each group is as it is: the policy's last reason, and the numbers that it saw."""
+    from kybernate.cli.console import Console, find_url
     from kybernate.cli.history import show_last_switch, show_request
-    from kybernate.cli.router import Router, find_url
     from kybernate.cli.show import select_why, why_lines
 
     if (name == "request") != bool(request):
         raise CliError("write kyb why request ID, or one group, seat or model: kyb why NAME", 2)
-    router = Router(find_url(url))
+    api = Console(find_url(url))
     if request:
-        show_request(router, request, output)
+        show_request(api, request, output)
         return
     if last_switch:
-        show_last_switch(router, name, output)
+        show_last_switch(api, name, output)
         return
-    nodes = select_why(router.why(), name)
+    nodes = select_why(api.why(), name)
     if output is Output.JSON:
         print(json.dumps({"nodes": nodes}))
         return
@@ -210,9 +210,9 @@ def why(
 
 def _add_seat_command(verb: str, text: str, example: str) -> None:
     def command(name: SeatArgument, url: UrlOption = None, output: OutputOption = Output.TEXT) -> None:
-        from kybernate.cli.router import Router, find_url
+        from kybernate.cli.console import Console, find_url
 
-        for reply in Router(find_url(url)).commands(name, verb):
+        for reply in Console(find_url(url)).commands(name, verb):
             if output is Output.JSON:
                 print(json.dumps({"verb": verb, **reply}))
             else:
@@ -247,9 +247,9 @@ def wake(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Ask for a model, as a request would, without waiting for it."""
-    from kybernate.cli.router import Router, find_url
+    from kybernate.cli.console import Console, find_url
 
-    reply = Router(find_url(url)).wake(model.removeprefix("model/"))
+    reply = Console(find_url(url)).wake(model.removeprefix("model/"))
     answer(output, reply, f"{model}: asked for; see kyb status")
 
 
@@ -287,15 +287,15 @@ def _print_services(output: Output) -> None:
         rows = [{"name": name, "running": state == "running", "pid": pids.get(name)} for name, state in found.items()]
         print(json.dumps({"url": stack["url"], "folder": stack["folder"], "services": rows}))
         return
-    print(f"router at {stack['url']}, files in {stack['folder']}")
+    print(f"router at {stack['url']}, console at {stack['console']}, files in {stack['folder']}")
     for name, state in found.items():
         row = {"running": f"pid {pids.get(name)}", "stopped": f"is stopped: kill -CONT {pids.get(name)}"}
         print(f"  {name:14} {row.get(state, f'does not run: kyb logs {name}')}")
 
 
-def _seats(router: "Router", watch: bool) -> "Iterator[dict[str, Any]]":
+def _seats(api: "Console", watch: bool) -> "Iterator[dict[str, Any]]":
     """The rows once, or each second."""
-    yield router.seats()
+    yield api.seats()
     while watch:
         time.sleep(1.0)
-        yield router.seats()
+        yield api.seats()

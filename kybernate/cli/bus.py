@@ -173,7 +173,7 @@ def _report(text: str) -> None:
 
 
 def _address(given: str | None) -> str:
-    from kybernate.cli.router import find_stack
+    from kybernate.cli.console import find_stack
 
     stack = find_stack() or {}
     return given or os.environ.get("KYB_NATS_URL") or str(stack.get("nats_url", "nats://127.0.0.1:4222"))

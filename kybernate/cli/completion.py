@@ -1,4 +1,4 @@
-"""Names that the shell completes, as the router knows them; none where there is no router."""
+"""Names that the shell completes, as the console knows them; none where there is none."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ import typer
 from kybernate.cli.output import CliError
 
 ANSWER_SECONDS = 1.0
-"""A shell that completes waits no longer for the router."""
+"""A shell that completes waits no longer for the console."""
 
 
 def models(incomplete: str) -> list[str]:
@@ -31,10 +31,10 @@ def groups_and_models(incomplete: str) -> list[str]:
 
 
 def _names(incomplete: str, field: str) -> list[str]:
-    from kybernate.cli.router import Router, find_url
+    from kybernate.cli.console import Console, find_url
 
     try:
-        seats = Router(find_url(None), ANSWER_SECONDS).seats()["seats"]
+        seats = Console(find_url(None), ANSWER_SECONDS).seats()["seats"]
     except CliError:
         return []
     return sorted({seat[field] for seat in seats if seat.get(field) and seat[field].startswith(incomplete)})

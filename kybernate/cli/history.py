@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from kybernate.cli.console import Console, follow_events
 from kybernate.cli.output import CliError, Output, answer
-from kybernate.cli.router import Router, follow_events
 from kybernate.cli.show import event_line, open_console
 from kybernate.tracing import trace_id_of
 
@@ -29,13 +29,13 @@ def seconds_of(age: str, most_days: int = KEPT_DAYS) -> float:
 
 
 def show_events(
-    router: Router, output: Output, *, since: str | None, follow: bool, model: str = "", kind: str = ""
+    console: Console, output: Output, *, since: str | None, follow: bool, model: str = "", kind: str = ""
 ) -> None:
     """Print stored events, then live ones without a gap. Raises CliError."""
     show, last_id, begin = _printer(output), None, None
     if since is not None:
         begin = time.time() - seconds_of(since)
-        found = router.history(begin, model=model, kind=kind, limit=10_000)
+        found = console.history(begin, model=model, kind=kind, limit=10_000)
         for event in found["events"]:
             show(event)
             last_id = str(event["id"])
@@ -47,7 +47,7 @@ def show_events(
             return
     elif kind:
         try:
-            router.history(time.time(), kind=kind, limit=1)
+            console.history(time.time(), kind=kind, limit=1)
         except CliError as error:
             if error.reason == "invalid_field":  # of a kind that does not exist; live events need no history
                 raise
@@ -56,7 +56,7 @@ def show_events(
         if matches(event, model, kind):
             show(event)
 
-    follow_events(router, show_matching, again=follow, last_id=last_id, since=begin)
+    follow_events(console, show_matching, again=follow, last_id=last_id, since=begin)
 
 
 def matches(event: dict[str, Any], model: str, kind: str) -> bool:
@@ -67,7 +67,7 @@ def matches(event: dict[str, Any], model: str, kind: str) -> bool:
     return (not kind or kind in names) and (not model or model in (event.get("model"), event.get("victim_model")))
 
 
-def show_last_switch(router: Router, name: str | None, output: Output) -> None:
+def show_last_switch(console: Console, name: str | None, output: Output) -> None:
     """Print the last switch that a model or group was in: the decision and the events of its seats; without one the
     last park. Raises CliError."""
     if not name:
@@ -79,11 +79,11 @@ def show_last_switch(router: Router, name: str | None, output: Output) -> None:
     found: list[dict[str, Any]] = []
     for kind in ("switch", "park"):  # a seat that was only ever parked
         for wanted in ({"model": plain}, {"group": plain}):
-            found = found or router.history(since, kind=kind, limit=1, **wanted)["events"]
+            found = found or console.history(since, kind=kind, limit=1, **wanted)["events"]
     if not found:
         raise CliError(f"no switch of {plain!r} in the last seven days; see kyb events --since 7d")
     decision = found[-1]
-    events = router.history(float(decision["at"]) - 1.0, op=decision["op"])["events"]
+    events = console.history(float(decision["at"]) - 1.0, op=decision["op"])["events"]
     done: dict[str, Any] = next((event for event in reversed(events) if event.get("seconds")), {})
     seconds = done.get("seconds") or {}
     if output is Output.JSON:
@@ -101,9 +101,9 @@ def show_last_switch(router: Router, name: str | None, output: Output) -> None:
         print(f"  trace {trace}")
 
 
-def show_request(router: Router, name: str, output: Output) -> None:
+def show_request(console: Console, name: str, output: Output) -> None:
     """Print the story of one request. Raises CliError."""
-    story = router.request(name)
+    story = console.request(name)
     if output is Output.JSON:
         print(json.dumps(story))
         return
@@ -111,9 +111,9 @@ def show_request(router: Router, name: str, output: Output) -> None:
         print(line)
 
 
-def show_slo(router: Router, since: str, output: Output) -> None:
+def show_slo(console: Console, since: str, output: Output) -> None:
     """Print which models missed their SLO, and what the longest wait of each was for. Raises CliError."""
-    body = router.slo(time.time() - seconds_of(since, REQUESTS_KEPT_DAYS))
+    body = console.slo(time.time() - seconds_of(since, REQUESTS_KEPT_DAYS))
     if output is Output.JSON:
         print(json.dumps(body))
         return
@@ -130,11 +130,11 @@ def show_slo(router: Router, since: str, output: Output) -> None:
                 break
 
 
-def show_usage(router: Router, output: Output) -> None:
-    """Print what tenants have used since the router started. Raises CliError."""
-    body = router.usage()
+def show_usage(console: Console, output: Output) -> None:
+    """Print what tenants have used since the routers started. Raises CliError."""
+    body = console.usage()
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(body["since"]))
-    lines = [f"since {since}, at this router (metric of each router: kybernate_router_tenant_tokens_total)"]
+    lines = [f"since {since}, at all routers (metric of each: kybernate_router_tenant_tokens_total)"]
     if not body["usage"]:
         lines.append("nothing: only requests with an API key count (docs/security.md#tenants)")
     lines += [

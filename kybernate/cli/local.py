@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kybernate.cli.console import Console, find_stack
 from kybernate.cli.output import CliError
-from kybernate.cli.router import Router, find_stack
 
 FOLLOW_SECONDS = 0.2
 ENGINE_LOGS = "**/run/pods"
@@ -37,7 +37,7 @@ def log_of(stack: dict[str, Any], name: str) -> Path:
     if "/" not in name and file.exists():
         return file
     plain = name.partition("/")[2] if name.startswith(("model/", "seat/")) else name
-    seats = [seat for seat in Router(str(stack["url"])).seats()["seats"] if seat.get("pod")]
+    seats = [seat for seat in Console(str(stack["console"])).seats()["seats"] if seat.get("pod")]
     for seat in seats:
         if plain in (seat["model"], seat["seat"]):
             pod = f"{seat['pod'].replace('/', '_')}_{seat['pod_uid']}"

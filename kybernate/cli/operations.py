@@ -102,10 +102,10 @@ def _run(
     url: str | None,
     output: Output,
 ) -> None:
-    from kybernate.cli.router import Router, find_url
+    from kybernate.cli.console import Console, find_url
 
-    router, name = Router(find_url(url)), op or uuid.uuid4().hex[:12]
-    reply = router.order(path, {**fields, "op": name, "dry_run": dry_run})
+    console, name = Console(find_url(url)), op or uuid.uuid4().hex[:12]
+    reply = console.order(path, {**fields, "op": name, "dry_run": dry_run})
     shown: tuple[str, str] | None = None
     until = time.monotonic() + timeout
     while True:
@@ -117,7 +117,7 @@ def _run(
             raise CliError(f"not over within {timeout:g} s; it goes on: --op {name} asks again")
         time.sleep(POLL_SECONDS)
         try:
-            reply = router.order(path, {**fields, "op": name})
+            reply = console.order(path, {**fields, "op": name})
         except CliError as error:
             if error.reason not in _PASSING:
                 raise

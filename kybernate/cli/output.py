@@ -10,7 +10,7 @@ import typer
 class CliError(Exception):
     """A command failed. The text names the cause and the remedy; ``code`` is the exit code.
 
-    ``reason``: the router's error code, or ``unreachable``.
+    ``reason``: the error code of its API, or ``unreachable``.
     """
 
     def __init__(self, text: str, code: int = 1, *, reason: str = "") -> None:
@@ -34,5 +34,5 @@ def answer(output: Output, data: dict[str, Any], text: str) -> None:
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="text, or JSON for programs.")]
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", help="The router. Default: KYB_URL, else the stack that runs here."),
+    typer.Option("--url", metavar="URL", help="The console. Default: KYB_URL, else the stack that runs here."),
 ]

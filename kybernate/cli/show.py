@@ -241,7 +241,7 @@ def select_why(body: dict[str, Any], name: str | None) -> list[dict[str, Any]]:
     """Select the groups that ``name`` means (group, seat or model) from the nodes' answers. Raises CliError."""
     nodes = [dict(node) for node in body.get("nodes") or ()]
     if not nodes:
-        raise CliError("no manager is known to the router yet; see kyb status")
+        raise CliError("no manager is known to the console yet; see kyb status")
     if name is None:
         return nodes
     plain = name.partition("/")[2] if name.startswith(("model/", "seat/", "group/")) else name

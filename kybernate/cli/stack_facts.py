@@ -1,4 +1,4 @@
-"""What ``kyb doctor`` reads of a stack: through the router, and on its machine from the stack file."""
+"""What ``kyb doctor`` reads of a stack: through the console, and on its machine from the stack file."""
 
 import contextlib
 import http.client
@@ -17,10 +17,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kybernate.adopt import is_adopted
+from kybernate.cli.console import Console, find_stack, find_url, stack_file
 from kybernate.cli.kubectl import kubectl
 from kybernate.cli.local import ENGINE_LOGS, log_lines, processes
 from kybernate.cli.output import CliError
-from kybernate.cli.router import Router, find_stack, find_url, stack_file
 from kybernate.config import ConfigError, load
 from kybernate.doctor import Finding
 from kybernate.doctor.cluster import ClusterFacts, configured_groups
@@ -61,17 +61,17 @@ def read_facts(given: str | None) -> StackFacts:
     local = _local(stack)
     try:
         url = find_url(given)
-        router = Router(url)
-        overview, ready = router.seats(), router.readiness()
+        console = Console(url)
+        overview, ready, routers = console.seats(), console.readiness(), console.routers()
     except CliError as error:
         cluster = read_cluster({}) if stack is None else None
         return StackFacts(refusal=" ".join(str(error).split()), refusal_code=error.reason, cluster=cluster, **local)
     managers: list[dict[str, Any]] = []
     with contextlib.suppress(CliError):
-        managers = list(router.why().get("nodes") or ())
+        managers = list(console.why().get("nodes") or ())
     history = ""
     try:
-        router.history(time.time(), limit=1)
+        console.history(time.time(), limit=1)
     except CliError as error:
         history = str(error)
     nodes = overview.get("nodes") or ()
@@ -90,11 +90,12 @@ def read_facts(given: str | None) -> StackFacts:
     return StackFacts(
         url=url,
         unmet={**ready.get("unmet", {}), **ready.get("notes", {})},
+        routers=tuple(routers),
         seats=seats,
         gpus=tuple(gpus),
         managers=tuple(managers),
         history=history,
-        skew_seconds=skew(seats, router.date(), time.time()),
+        skew_seconds=skew(seats, console.date(), time.time()),
         engines=engines,
         now=time.time(),
         **local,
@@ -102,7 +103,7 @@ def read_facts(given: str | None) -> StackFacts:
 
 
 def read_cluster(resources: Mapping[str, Collection[str]]) -> ClusterFacts:
-    """What kubectl shows of the chart and its nodes; ``resources`` of the seats by node, as the router knows them."""
+    """What kubectl shows of the chart and its nodes; ``resources`` of the seats by node, as the console knows them."""
     chart = ["pods,daemonsets,deployments,statefulsets,configmaps", "--all-namespaces", "-l", CHART]
     try:
         objects, nodes = _listed(*chart), _listed("nodes")
@@ -132,11 +133,11 @@ def _listed(*what: str) -> list[dict[str, Any]]:
         raise CliError(str(error).strip().splitlines()[-1]) from error
 
 
-def skew(seats: tuple[dict[str, Any], ...], router: float | None, now: float) -> float | None:
+def skew(seats: tuple[dict[str, Any], ...], console: float | None, now: float) -> float | None:
     """By how many seconds another clock is off, the worst one. A report from the past tells nothing; one from the
     future does."""
     ahead = [float(seat["reported_at"]) - now for seat in seats if float(seat.get("reported_at") or 0.0) > now]
-    found = [*ahead, *([] if router is None else [router - now])]
+    found = [*ahead, *([] if console is None else [console - now])]
     return max(found, key=abs, default=None)
 
 
@@ -150,11 +151,11 @@ def write_bundle(
     texts = {"doctor.json": json.dumps([asdict(finding) for finding in findings], indent=2)}
     seats: list[dict[str, Any]] = []
     with contextlib.suppress(CliError):
-        router = Router(find_url(given))
-        texts["seats.json"] = json.dumps(overview := router.seats(), indent=2)
+        console = Console(find_url(given))
+        texts["seats.json"] = json.dumps(overview := console.seats(), indent=2)
         seats = overview["seats"]
-        texts["why.json"] = json.dumps(router.why(), indent=2)
-        past = router.history(time.time() - BUNDLE_SECONDS, limit=10_000)["events"]
+        texts["why.json"] = json.dumps(console.why(), indent=2)
+        past = console.history(time.time() - BUNDLE_SECONDS, limit=10_000)["events"]
         texts["events.jsonl"] = "".join(json.dumps(event) + "\n" for event in past)
     stack = find_stack() if given is None else None
     if stack is not None:

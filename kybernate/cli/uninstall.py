@@ -28,16 +28,16 @@ DELETE_SECONDS = 300.0
 
 @dataclass(slots=True)
 class Cluster:
-    """The services to query. ``kube``: the API server; ``router``: its address, empty: none."""
+    """The services to query. ``kube``: the API server; ``console``: its address, empty: none."""
 
     kube: Any
-    router: str
+    console: str
     manager_port: int
     prefixes: tuple[str, ...]
 
     async def look(self) -> Look:
         """Read pods and the states of their seats. Raises CliError when the API server does not answer."""
-        rows, failure = await self._by_router()
+        rows, failure = await self._by_console()
         with _refused("cannot see which pods have seats"):
             listed = (await self.kube.list("/api/v1/pods", page=PAGE)).items
         pods = owners(listed, self.prefixes, rows)
@@ -49,11 +49,11 @@ class Cluster:
 
     async def pin(self, seats: Iterable[str], pinned: set[str]) -> None:
         """Pin seats, so that neither a request nor a replaced pod parks them; new pods wait at the start gate."""
-        from kybernate.cli.router import Router
+        from kybernate.cli.console import Console
 
-        for seat in sorted(set(seats) - pinned) if self.router else ():
-            with contextlib.suppress(CliError):  # a router that just started knows no seats yet
-                await asyncio.to_thread(Router(self.router).command, f"seat/{seat}", "pin")
+        for seat in sorted(set(seats) - pinned) if self.console else ():
+            with contextlib.suppress(CliError):  # a console that just started knows no seats yet
+                await asyncio.to_thread(Console(self.console).command, f"seat/{seat}", "pin")
                 pinned.add(seat)
 
     async def delete(self, owner: Owner) -> None:
@@ -61,13 +61,13 @@ class Cluster:
         with _refused(f"pod {owner.pod} cannot be deleted"):
             await self.kube.delete(f"/api/v1/namespaces/{owner.namespace}/pods/{owner.name}", uid=owner.uid)
 
-    async def _by_router(self) -> tuple[dict[str, Mapping[str, Any]], str]:
-        from kybernate.cli.router import Router
+    async def _by_console(self) -> tuple[dict[str, Mapping[str, Any]], str]:
+        from kybernate.cli.console import Console
 
-        if not self.router:
-            return {}, "no router is named (KYB_URL)"
+        if not self.console:
+            return {}, "no console is named (KYB_URL)"
         try:
-            body = await asyncio.to_thread(Router(self.router).seats)
+            body = await asyncio.to_thread(Console(self.console).seats)
         except CliError as error:
             return {}, str(error)
         return {row["pod_uid"]: row for row in body["seats"] if row.get("pod_uid") and row["state"] != "free"}, ""

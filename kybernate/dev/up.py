@@ -68,7 +68,8 @@ def banner(stack: Stack, seats: list[dict[str, Any]], seconds: float) -> str:
     layout, many = stack.layout, stack.options.nodes > 1
     lines = ["", f"Ready after {seconds:.1f} s.", ""]
     for router in layout.routers:
-        lines += [f"  router  {router.url}", f"  page    {router.page}"]
+        lines.append(f"  router   {router.url}")
+    lines += [f"  console  {layout.console}", f"  page     {layout.page}"]
     for node, group in itertools.product(layout.nodes, stack.plan.topology.groups):
         mine = [seat for seat in seats if group.name in (seat.get("group"), seat.get("home_group"))]
         mine = [seat for seat in mine if seat.get("node", node.name) == node.name]
@@ -79,7 +80,7 @@ def banner(stack: Stack, seats: list[dict[str, Any]], seconds: float) -> str:
     model = next((seat["model"] for seat in seats if seat.get("state") == "parked"), None)
     if model or seats:
         lines += ["", f"  Try a {'parked ' if model else ''}model:", "", *_curl(stack.url, model or seats[0]["model"])]
-    url = "" if stack.announced else f" --url {stack.url}"
+    url = "" if stack.announced else f" --url {stack.console}"
     lines += [
         "",
         "  Look:  " + " · ".join(f"{_kyb()} {verb}{url}" for verb in ("status", "top", "events -f", "doctor")),
@@ -135,7 +136,13 @@ async def _live(stack: Stack, ready_seconds: float, progress: Callable[[str], No
             sys.stderr.write(f"kyb: warning: {error}\nkyb: the stack stays up; see: {_kyb()} doctor\n")
             seats = error.seats
         seconds = time.monotonic() - stack.began
-        facts = {"url": stack.url, "page": stack.layout.routers[0].page, "seconds": round(seconds, 3), "seats": seats}
+        facts = {
+            "url": stack.url,
+            "console": stack.console,
+            "page": stack.layout.page,
+            "seconds": round(seconds, 3),
+            "seats": seats,
+        }
         answer(output, facts, banner(stack, seats, seconds))
         sys.stdout.flush()
         reloading = asyncio.create_task(reload_changes(stack, progress), name="reload")

@@ -19,15 +19,17 @@ _TROUBLED = ("lost", "quarantined")
 
 @dataclass(frozen=True, slots=True)
 class StackFacts:
-    """What could be read. Everything below ``url`` is empty where the router did not answer."""
+    """What could be read. Everything below ``url`` is empty where the console did not answer."""
 
     url: str = ""
     refusal: str = ""
-    """Why the router cannot be used; empty: it answers."""
+    """Why the console cannot be used; empty: it answers."""
     refusal_code: str = ""
-    """``unreachable``, or the router's error code."""
+    """``unreachable``, or the error code of its API."""
     unmet: dict[str, str] = field(default_factory=dict)
     """Conditions of its readiness that do not hold, and remarks, by name."""
+    routers: tuple[dict[str, Any], ...] = ()
+    """``GET /v1/routers``: those that are alive, as they answered the console."""
     seats: tuple[dict[str, Any], ...] = ()
     gpus: tuple[dict[str, Any], ...] = ()
     """Rows of the inventory, each with its node."""
@@ -36,7 +38,7 @@ class StackFacts:
     history: str = ""
     """Why stored events cannot be read."""
     skew_seconds: float | None = None
-    """By which the clock of a manager or router is ahead of this one; None: not known."""
+    """By which the clock of a manager or of the console is ahead of this one; None: not known."""
     stale_file: str = ""
     """A stack file that no live stack holds."""
     processes: dict[str, str] = field(default_factory=dict)
@@ -68,7 +70,8 @@ def check_stack(facts: StackFacts) -> Iterator[Finding]:
         if facts.cluster is not None and not facts.cluster.unread:
             yield from check_cluster(facts.cluster)
         return
-    yield ok("router", facts.url)
+    yield ok("console", facts.url)
+    yield from _routers(facts)
     yield from _bus(facts)
     yield _clock(facts)
     if facts.cluster is not None:
@@ -84,7 +87,7 @@ def check_stack(facts: StackFacts) -> Iterator[Finding]:
 def _machine(facts: StackFacts) -> Iterator[Finding]:
     if facts.stale_file:
         text = f"{facts.stale_file} names a stack that has ended"
-        yield warn("stack file", text, "kyb up replaces it; or name a router with --url")
+        yield warn("stack file", text, "kyb up replaces it; or name the console with --url")
     if facts.disk is not None:
         folder, free = facts.disk
         if free < LEAST_DISK_BYTES:
@@ -120,21 +123,38 @@ def _unreachable(facts: StackFacts) -> Finding:
     code = facts.refusal_code
     if code in ("invalid_api_key", "insufficient_permissions"):
         remedy = "set KYB_API_KEY_FILE to a key with the scope view: kyb router keys add"
-        return fail("router", f"it refused this key: {facts.refusal}", remedy)
+        return fail("console", f"it refused this key: {facts.refusal}", remedy)
     remedy = (
-        "kyb up, or name it with --url; in a cluster: kubectl -n kybernate port-forward svc/kybernate-router 8780:80"
+        "kyb up, or name it with --url; in a cluster: kubectl -n kybernate port-forward svc/kybernate-console 8781:80"
     )
-    return fail("router", facts.refusal, remedy)
+    return fail("console", facts.refusal, remedy)
+
+
+def _routers(facts: StackFacts) -> Iterator[Finding]:
+    for router in facts.routers:
+        name, unmet = str(router.get("router")), router.get("unmet") or {}
+        if why := router.get("unanswered"):
+            yield fail("router", f"{name}: {why}", "kyb logs router, or kubectl logs of its pod")
+        elif troubles := {**unmet, **(router.get("notes") or {})}:
+            yield fail(
+                "router", f"{name}: {'; '.join(troubles.values())}", "kyb logs router, or kubectl logs of its pod"
+            )
+        else:
+            yield ok("router", f"{name} at {router.get('url')}")
+    if not facts.routers:
+        yield fail(
+            "router", "no router reports itself: no call is answered", "start one, or see its log: kyb logs router"
+        )
 
 
 def _bus(facts: StackFacts) -> Iterator[Finding]:
     away = facts.unmet.get("bus")
     if away:
         remedy = "is NATS running, and does KYB_NATS_URL name it? Active seats serve on; nothing switches meanwhile"
-        yield fail("bus", f"the router is {away}", remedy)
+        yield fail("bus", f"the console is {away}", remedy)
     for name, text in facts.unmet.items():
         if name != "bus":
-            yield fail(name, text, "see the router's log: kyb logs router")
+            yield fail(name, text, "see the console's log: kyb logs console")
     if facts.history and not away:
         yield fail("streams", facts.history, "kyb bus init creates what is missing")
     elif not away:
@@ -173,7 +193,7 @@ def _managers(facts: StackFacts) -> Iterator[Finding]:
         yield from _groups(node)
     if not facts.managers:
         remedy = "does a GPU manager run on each node, and does a pod ask for a seat?"
-        yield warn("manager", "the router knows no manager", remedy)
+        yield warn("manager", "the console knows no manager", remedy)
 
 
 def _groups(node: dict[str, Any]) -> Iterator[Finding]:

@@ -23,6 +23,7 @@ from kybernate.messages.commands import (
 )
 from kybernate.messages.events import (
     EVENT_OF_STATE,
+    WAITED_IN_VAIN,
     AuditRecord,
     DecidedBy,
     DecisionKind,
@@ -63,10 +64,11 @@ from kybernate.messages.jobs import (
     SeatTarget,
     SwitchJob,
 )
-from kybernate.messages.signals import DrainAck, NodeTrafficSignal, Presence, RouterLoad, TrafficSignal
+from kybernate.messages.signals import DrainAck, NodeTrafficSignal, Presence, TrafficSignal
 
 __all__ = [
     "EVENT_OF_STATE",
+    "WAITED_IN_VAIN",
     "ActivateSeat",
     "AskJobs",
     "AuditRecord",
@@ -99,7 +101,6 @@ __all__ = [
     "RequestEnded",
     "ResumeNode",
     "RetargetJob",
-    "RouterLoad",
     "SeatActivated",
     "SeatAllocated",
     "SeatClosed",

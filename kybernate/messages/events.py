@@ -251,6 +251,10 @@ class AuditRecord(Message):
     """Address of the caller."""
 
 
+WAITED_IN_VAIN = ("hold_timeout", "queue_full", "activation_refused", "seat_quarantined")
+"""Codes of errors that end the wait of a request: it misses the SLO of its model."""
+
+
 class RequestEnded(Message):
     """A request that was held, or that failed, has ended. Kept by its id for a day. Seconds are wall seconds."""
 

@@ -13,8 +13,6 @@ MOST_SECONDS = 86_400.0
 MOST_TTL_SECONDS = 300.0
 """A source that is alive repeats its level earlier."""
 LONGEST_NAME = 512
-MOST_LOAD_PARTS = 100
-"""Messages in which a router reports its load."""
 
 
 def _at_most(most: float) -> AfterValidator:
@@ -75,28 +73,6 @@ class NodeTrafficSignal(TrafficSignal):
     subject_template: ClassVar[str] = "kyb.v1.sig.{node}.{source}.{model}"
 
     node: Name
-
-
-class RouterLoad(Message):
-    """All present requests of one router, in one message: what routers show of each other, and decide nothing by.
-
-    Sent every 2 s while there are any, and once without any. It expires like a signal, and replaces the one before.
-    A long one is sent in up to 100 parts of at most 768 KiB, so that NATS (1 MiB) takes each; more is left out.
-    Names of seats by name of their model; the seat "" means that none is chosen.
-    """
-
-    subject_template: ClassVar[str] = "kyb.v1.load.{source}"
-    cloud_event: ClassVar[bool] = False
-
-    source: Name
-    part: Annotated[int, Field(ge=0, lt=MOST_LOAD_PARTS)] = 0
-    """Each replaces the same part of the one before."""
-    waiting: dict[str, dict[str, tuple[RequestCount, float]]] = Field(default_factory=dict)
-    """How many wait, and how long the oldest has waited in model seconds."""
-    in_flight: dict[str, dict[str, RequestCount]] = Field(default_factory=dict)
-    relayed: tuple[TrafficSignal, ...] = ()
-    """Levels of gateways that this router received since the message before."""
-    ttl_seconds: Annotated[float, Field(gt=0, le=MOST_TTL_SECONDS)] = 6.0
 
 
 class Presence(Message):

@@ -28,7 +28,8 @@ async def serve(settings: RouterSettings) -> None:
             open_router(settings, bus, tracer) as router,
         ):
             exempt_all()
-            get_logger().info("router.listening", url=router.url)
+            health = router.server.url if router.server is not None else router.url
+            get_logger().info("router.listening", url=router.url, health=health)
             await lifecycle.run(bus=bus.closed(), **router.jobs())
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec
 from kybernate.clock import Clock
 from kybernate.http_api import cause_of, random_id
 from kybernate.logs import get_logger
+from kybernate.messages import WAITED_IN_VAIN
 from services.router.answer import Answer, Connection, media_type, no_stream
 from services.router.api import RouterError, model_of, patience_of, priority_of
 from services.router.auth import ApiKeyGuard, Caller
@@ -24,7 +25,7 @@ from services.router.engines import EngineConnection, EngineError, EnginePools
 from services.router.intake import Intake, RequestBody
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
-from services.router.request_log import WAITED_IN_VAIN, CallRecord, RequestLog
+from services.router.request_log import CallRecord, RequestLog
 from services.router.request_spans import TRACE_HEADERS, begin_span, end_engine_span, end_span, trace_lines
 from services.router.settings import RouterSettings
 

@@ -87,7 +87,6 @@ class Dispatcher:
         self.on_resync: Callable[[], None] = lambda: None
         self.read_node: Callable[[str], Awaitable[None]]
         """Reads the rows of a node anew. Raises BusError."""
-        self.on_forward: Callable[[step.Forward], None] = lambda _: None
         self._bus, self._http, self._pools = bus, http, pools
         self._tickets: dict[int, Ticket] = {}
         self._numbers = itertools.count(1)
@@ -186,7 +185,6 @@ class Dispatcher:
         if isinstance(effect, step.LevelChanged):
             self.on_level(effect.model, effect.key, effect.edge)
         elif isinstance(effect, step.Forward):
-            self.on_forward(effect)
             if (ticket := self._tickets.get(effect.request)) is not None:
                 ticket.waiting = False
                 ticket.decide(effect)

@@ -18,12 +18,12 @@ from kybernate.clock import Clock
 from kybernate.http_api import Handler, body_of, json_of, printable
 from kybernate.key_guard import request_cause
 from kybernate.messages import TrafficSignal
+from kybernate.roster import some
 from services.router.api import RouterError, model_of
 from services.router.auth import Caller, sender_of
 from services.router.core.reports import SignalQuota, addressed
 from services.router.core.step import Reject
 from services.router.core.tenants import Tokens
-from services.router.core.upstreams import some
 from services.router.dispatch import Dispatcher, WaitingTicket
 from services.router.limits import TenantLimits
 from services.router.settings import RouterSettings
@@ -74,10 +74,9 @@ class GatewayApi:
         dispatcher: Dispatcher,
         rejected: Callable[[str], None],
         limits: TenantLimits,
-        received: Callable[[TrafficSignal], None],
     ) -> None:
         self._settings, self._clock, self._bus, self._dispatcher = settings, clock, bus, dispatcher
-        self._rejected, self._limits, self._received = rejected, limits, received
+        self._rejected, self._limits = rejected, limits
         self._quota = SignalQuota(settings.signals_per_second, SIGNAL_LIMIT, settings.signal_sources)
         self._seq = 0
 
@@ -154,7 +153,6 @@ class GatewayApi:
                 signal = self._signal(item, sender, caller)
                 for one in addressed(signal, self._dispatcher.traffic.table.records_of(signal.model, signal.seat)):
                     await self._bus.publish(one)
-                self._received(signal)
                 if index % SIGNALS_PER_STEP == SIGNALS_PER_STEP - 1:
                     await asyncio.sleep(0)
             except RouterError as error:
@@ -215,7 +213,7 @@ class GatewayApi:
             raise self._limits.not_found(sender, data.model)
         seats = [upstream.record.seat for upstream in model.upstreams.values()]
         if data.seat is not None and data.seat not in seats:
-            text = f"seat {data.seat!r} does not run {data.model}; it has {some(seats, 'GET /v1/seats')}"
+            text = f"seat {data.seat!r} does not run {data.model}; it has {some(seats, 'kyb status')}"
             raise RouterError(404, "seat_not_found", text)
         return data.seat or (seats[0] if len(seats) == 1 else None)
 

@@ -20,17 +20,20 @@ from prometheus_client import Counter
 from kybernate.bus.port import Bus, BusError
 from kybernate.config_errors import ConfigError
 from kybernate.engines import METRICS_PATHS, EngineLoad, load_in
+from kybernate.fetch import AT_ONCE, fetch
+from kybernate.levels import Loads
 from kybernate.logs import OnceLogger
-from kybernate.messages import TrafficSignal
+from kybernate.messages import NodeTrafficSignal, TrafficSignal
 from kybernate.messages.signals import MOST_REQUESTS
 from kybernate.seat import SeatState
-from services.router.core.reports import Loads, addressed
+from services.router.core.reports import addressed
 from services.router.core.step import EngineReported
 from services.router.core.upstreams import Upstream
 from services.router.dispatch import Dispatcher
 from services.router.settings import RouterSettings
-from services.router.token_rates import AT_ONCE, fetch
 
+FORGET_SECONDS = 10.0
+"""Interval at which expired levels are forgotten."""
 VALID_INTERVALS = 3
 """A level expires if so many readings after it fail."""
 MODEL_LABELS = ("model", "model_name")
@@ -58,12 +61,13 @@ class OutsideLoad:
         bus: Bus,
         http: aiohttp.ClientSession,
         dispatcher: Dispatcher,
-        loads: Loads,
         aliases: Mapping[str, str],
         readings: Counter,
     ) -> None:
         self._settings, self._bus, self._http, self._dispatcher = settings, bus, http, dispatcher
-        self._loads, self._aliases, self._readings = loads, aliases, readings
+        self._aliases, self._readings = aliases, readings
+        self.loads = Loads()
+        """Levels of all sources: an engine computes the requests of them all."""
         self._queries = queries_of(settings)
         self._before: dict[str, int] = {}
         """By seat: requests of other callers in the last reading."""
@@ -75,10 +79,25 @@ class OutsideLoad:
         found: dict[str, Coroutine[Any, Any, None]] = {}
         if engines:
             found["engine-metrics"] = self._every(engines, self._engines)
+            found["other levels"] = self._listen()
+            found["forget levels"] = self._forget()
         for pattern, query in self._queries.items():
             read = partial(self._prometheus, pattern, query, OnceLogger("prometheus.unanswered"))
             found[f"prometheus {pattern}"] = self._every(prometheus, read)
         return found
+
+    async def _listen(self) -> NoReturn:
+        """Receive the levels of all sources."""
+        async with self._bus.subscribe(TrafficSignal.pattern(), NodeTrafficSignal.pattern()) as messages:
+            async for message in messages:
+                if isinstance(message, TrafficSignal):
+                    self.loads.add(message, time.monotonic())
+        raise BusError("the bus was closed")
+
+    async def _forget(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(FORGET_SECONDS)
+            self.loads.forget(time.monotonic())
 
     async def _every(self, seconds: float, read: Callable[[], Awaitable[Levels | None]]) -> NoReturn:
         """Publish what ``read`` returns, and a last 0 of what it returns no more; None: nothing is known."""
@@ -111,8 +130,7 @@ class OutsideLoad:
             for one in addressed(signal, self._dispatcher.traffic.table.records_of(place.model, place.seat)):
                 await self._bus.publish(one)
         except BusError:
-            return  # the next reading is published again, and receivers drop this level
-        self._loads.add(signal, time.monotonic())
+            pass  # the next reading is published again, and receivers drop this level
 
     # --- engines ------------------------------------------------------------------------------------------------------
 
@@ -142,7 +160,7 @@ class OutsideLoad:
         self._readings.labels("engine", "failed" if load is None else "ok").inc()
         running, waiting = (min(MOST_REQUESTS, count) for count in load or (0, 0))
         besides = self._settings.instance, _source(seat)
-        others = self._loads.sources(seat.model, seat.record.seat, time.monotonic(), besides=besides)
+        others = self.loads.sources(seat.model, seat.record.seat, time.monotonic(), besides=besides)
         self._dispatcher.feed(EngineReported(seat.key, running, waiting, 1 + len(others)))
         return None if load is None else min(MOST_REQUESTS, max(0, running + waiting - known))
 
@@ -160,7 +178,7 @@ class OutsideLoad:
     def _known(self, seat: Upstream) -> int:
         """Return the requests at a seat that this router or another source reports."""
         besides = self._settings.instance, _source(seat)
-        load = self._loads.of(seat.model, seat.record.seat, time.monotonic(), besides=besides)
+        load = self.loads.of(seat.model, seat.record.seat, time.monotonic(), besides=besides)
         return len(seat.in_flight) + load.waiting + load.in_flight
 
     # --- Prometheus ---------------------------------------------------------------------------------------------------

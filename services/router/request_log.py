@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -14,8 +13,6 @@ from services.router.core.step import Forward
 
 MOST_WAITING = 1_000
 """Records that wait to be published; further ones are dropped."""
-WAITED_IN_VAIN = ("hold_timeout", "queue_full", "activation_refused", "seat_quarantined")
-"""Codes of errors that end the wait of a request: it misses the SLO of its model."""
 PAUSE_SECONDS = 0.01
 """Between two records: a router publishes at most a hundred in a second."""
 ACCESS_FIELDS = {"cause", "model", "node", "seat", "held_seconds", "first_byte_seconds", "seconds", "status", "reason"}
@@ -68,8 +65,6 @@ class RequestLog:
     def __init__(self, bus: Bus, router: str, *, access_log: bool = False) -> None:
         self._bus, self._router, self._access_log = bus, router, access_log
         self._queue: asyncio.Queue[RequestEnded] = asyncio.Queue(MOST_WAITING)
-        self.on_served: Callable[[str, float, float], None] = lambda *_: None
-        """Hears of each request that was answered well: its model, its seconds, and those while it was held."""
         self.dropped = 0
         """Records that were not published: too many, or the bus was away."""
 
@@ -77,8 +72,6 @@ class RequestLog:
         """The call has ended. One that was served at once, or whose model is not ``known``, leaves no record."""
         now = time.time()
         seconds = max(0.0, now - call.arrived_at)
-        if known and status < 400 and call.to is not None:
-            self.on_served(call.model, seconds, call.to.held_seconds)
         held = call.to is None or call.to.held_seconds > 0
         kept = known and (status >= 429 or held)
         if not kept and not self._access_log:

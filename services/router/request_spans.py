@@ -7,10 +7,11 @@ begin with ``kybernate.``. The engine gets the request's span as the parent of t
 import time
 from typing import TYPE_CHECKING
 
+from kybernate.messages import WAITED_IN_VAIN
 from services.router.core.head import Head
 from services.router.core.step import Forward
 from services.router.core.traffic import Traffic
-from services.router.request_log import WAITED_IN_VAIN, CallRecord
+from services.router.request_log import CallRecord
 
 if TYPE_CHECKING:
     from kybernate.otel import Span, Tracer

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from pydantic import ValidationError
 
@@ -18,19 +18,15 @@ from kybernate.bus.port import Bus, BusError, Entry
 from kybernate.envelope import slug
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import (
-    GpuHealthChanged,
-    GroupDecided,
-    OrderChanged,
     Presence,
     SeatEvent,
 )
 from kybernate.presence import PRESENCE_SECONDS
-from kybernate.roster import BUCKET, INVENTORY_BUCKET, GpuRecord, SeatRecord
+from kybernate.roster import BUCKET, SeatRecord
 from services.router.core.step import BusLost, PresenceSent, RosterRead, SeatMissing
 from services.router.dispatch import Dispatcher
 
 RETRY_SECONDS = 0.5
-INVENTORY_RETRY_SECONDS = 2.0
 
 
 class RosterSync:
@@ -42,7 +38,6 @@ class RosterSync:
         self._wanted.set()
         self._listening = asyncio.Event()
         self._revisions: dict[str, int] = {}
-        self.on_event: Callable[[SeatEvent | GpuHealthChanged | OrderChanged | GroupDecided], None] = lambda _: None
         self.on_loss: Callable[[], None] = lambda: None
         bus.on_change(self._connection_changed)
         dispatcher.on_resync, dispatcher.read_node = self._wanted.set, self._read_node
@@ -79,18 +74,12 @@ class RosterSync:
 
     async def listen(self) -> None:
         """Take events, which arrive before the roster's rows, and what managers say of the routers that they count."""
-        kinds = SeatEvent, GpuHealthChanged, OrderChanged, GroupDecided
         managers = Presence.pattern(component="gpu-manager")
-        async with self._bus.subscribe(*(kind.pattern() for kind in kinds), managers) as messages:
+        async with self._bus.subscribe(SeatEvent.pattern(), managers) as messages:
             self._listening.set()
             async for message in messages:
-                if isinstance(message, Presence):
+                if isinstance(message, Presence | SeatEvent):
                     self._dispatcher.feed(message)
-                elif isinstance(message, SeatEvent):
-                    self._dispatcher.feed(message)
-                    self.on_event(message)
-                elif isinstance(message, GpuHealthChanged | OrderChanged | GroupDecided):
-                    self.on_event(message)
         raise BusError("the bus was closed")
 
     async def _publish_presence(self) -> None:
@@ -150,44 +139,3 @@ class RosterSync:
             self._revisions.clear()  # a server that lost its disk restarts its revisions
             self._dispatcher.feed(BusLost())
             self.on_loss()
-
-
-class GpuInventory:
-    """The last row of each GPU in ``kyb_inventory``, where device plugins write them. Shown, never acted on."""
-
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self.rows: dict[str, GpuRecord] = {}
-        """By key of the bucket."""
-        self.touched: set[str] = set()
-        """Keys of rows that were replaced or dropped, until a reader takes them."""
-        self._nodes: dict[str, dict[str, GpuRecord]] = {}
-
-    @property
-    def gpus(self) -> list[GpuRecord]:
-        """All GPUs, by node and index."""
-        return sorted(self.rows.values(), key=lambda row: (row.node, row.index, row.gpu))
-
-    @property
-    def machines(self) -> dict[str, Collection[GpuRecord]]:
-        """The GPUs of each node."""
-        return {node: rows.values() for node, rows in self._nodes.items()}
-
-    async def watch(self) -> None:
-        """Follow the bucket until cancelled; the last rows stay while it cannot be read."""
-        failed = OnceLogger("inventory.watch_failed", level="debug")
-        await follow(self._bus, INVENTORY_BUCKET, self._take, failed, retry_seconds=INVENTORY_RETRY_SECONDS)
-
-    def _take(self, entry: Entry) -> None:
-        self.touched.add(entry.key)
-        if entry.value is None:
-            if (gone := self.rows.pop(entry.key, None)) is not None:
-                del self._nodes[gone.node][entry.key]
-                if not self._nodes[gone.node]:
-                    del self._nodes[gone.node]
-            return
-        try:
-            row = GpuRecord.model_validate_json(entry.value)
-            self.rows[entry.key] = self._nodes.setdefault(row.node, {})[entry.key] = row
-        except ValidationError as error:
-            get_logger().warning("inventory.row_invalid", key=entry.key, error=str(error))

@@ -14,34 +14,30 @@ from aiohttp import web
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.health import BusMetrics, Health, HttpServer
-from kybernate.http_api import LONGEST_NAME, errors, own_pages
-from kybernate.messages import Presence, TrafficSignal
+from kybernate.http_api import errors, own_pages
+from kybernate.messages import Presence
 from kybernate.web_origin import WebOrigins
 from services.router import openapi
-from services.router.api import RouterError, aliases_of, engine_paths
+from services.router.api import aliases_of, engine_paths
 from services.router.auth import open_auth
 from services.router.calls import Calls
 from services.router.connections import ConnectionLimits, most_connections
 from services.router.core.admission import Limits
 from services.router.core.body import BodyMemory
 from services.router.core.managers import RouterIdentity
-from services.router.core.reports import Loads
 from services.router.core.traffic import Traffic
 from services.router.dispatch import Dispatcher
 from services.router.engines import EnginePools
 from services.router.front import Front
 from services.router.gateways import GatewayApi, for_auth_request
-from services.router.history import History
 from services.router.intake import Intake
 from services.router.level_publisher import LevelPublisher
-from services.router.level_watch import LevelWatch
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
-from services.router.operator_api import VERBS, Event, EventLog, OperatorApi
+from services.router.models import AT_THE_CONSOLE, ModelsApi, at_the_console, not_forwarded, not_stored
 from services.router.outside_load import OutsideLoad, queries_of
-from services.router.page import CHAT_BYTES, Page
 from services.router.request_log import RequestLog
-from services.router.roster_sync import GpuInventory, RosterSync
+from services.router.roster_sync import RosterSync
 from services.router.settings import RouterSettings
 
 if TYPE_CHECKING:
@@ -73,9 +69,6 @@ class RunningRouter:
         self.dispatcher = Dispatcher(traffic, bus, http, self.pools)
         self.levels = LevelPublisher(bus, traffic, clock, settings.instance, self._identity.incarnation)
         self.dispatcher.on_level = self.levels.touch
-        self.inventory, self.events, self.loads = GpuInventory(bus), EventLog(bus), Loads(settings.instance)
-        self.level_watch = watch = LevelWatch(bus, self.loads, exact=settings.engine_metrics_seconds > 0)
-        self.levels.on_signal = lambda signal: self.loads.add(signal, time.monotonic())
         self.health = health = self._health()
         memory = BodyMemory(settings.held_bytes, settings.caller_bytes)
         self.connections = ConnectionLimits(
@@ -94,7 +87,6 @@ class RunningRouter:
             models=lambda: {(seat.model, seat.record.tier) for seat in traffic.table.upstreams.values() if seat.model},
         )
         self.sync = RosterSync(bus, self.dispatcher, self._presence)
-        self.sync.on_event = self._on_event
         self.sync.on_loss = self._metrics.disconnects.inc
         intake = Intake(memory, settings.body_seconds, self._rejected)
         paths = engine_paths(settings.api_families, settings.engine_paths)
@@ -104,29 +96,18 @@ class RunningRouter:
         self.calls = Calls(
             settings, clock, self.dispatcher, self.pools, self._metrics, intake, log, self.guard, paths, tenants
         )
-        gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected, tenants, self._relay)
-        operator = OperatorApi(bus, traffic, watch, self.inventory, http, tenants)
+        gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected, tenants)
         readings = self._metrics.readings
-        self.outside = OutsideLoad(settings, bus, http, self.dispatcher, self.loads, tenants.aliases, readings)
-        self.page = Page(bus, traffic, watch, self.inventory, http, self.guard, clock)
-        self.page.troubles = lambda: health.unmet() | health.remarks()
-        self.dispatcher.on_forward = self.page.forwarded
-        self.requests.on_served = self.page.plans.served
-        self.app = self._application(gateways, operator, tenants)
-        checks = [errors, own_pages(WebOrigins(settings.cors_origins))]
-        self.operations = web.Application(middlewares=checks, client_max_size=CHAT_BYTES)
+        self.outside = OutsideLoad(settings, bus, http, self.dispatcher, tenants.aliases, readings)
+        self.app = self._application(gateways, tenants)
+        self.operations = web.Application(middlewares=[errors, own_pages(WebOrigins(settings.cors_origins))])
         """The application of the operations port."""
-        self.operations.add_routes([*health.routes(), *self.page.routes(operator)])
-        self.operations.on_shutdown.append(self._stop_page)
+        self.operations.add_routes(health.routes())
         tls = self.certificate.context if self.certificate is not None else None
         self.front = Front(self.app, self.calls, settings, self.connections, tls)
         self.ports = AsyncExitStack()
         self.server: HttpServer | None = None
         """Of the operations port, if there is one."""
-
-    def _slo_seconds(self) -> dict[str, float]:
-        upstreams = self.traffic.table.upstreams.values()
-        return {upstream.model: self._clock.to_wall(upstream.record.slo_seconds) for upstream in upstreams}
 
     def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the jobs that run until the router ends, by name."""
@@ -136,24 +117,12 @@ class RunningRouter:
             "read": self.sync.read(),
             "presence": self.sync.presence(),
             "levels": self.levels.run(),
-            "load": self.levels.report(),
             "acks": self.dispatcher.run(),
-            "inventory": self.inventory.watch(),
-            "page": self.page.run(),
-            "tokens": self.page.read_tokens(),
-            "plans": self.page.plans.run(),
-            "loads": self.level_watch.run(),
-            "forget": self.level_watch.forget(),
             "requests": self.requests.run(),
             **self.outside.jobs(),
             "keys": self.guard.watch(),
             **({"certificate": self.certificate.watch()} if self.certificate is not None else {}),
         }
-
-    def _relay(self, signal: TrafficSignal) -> None:
-        """Take a level of a gateway."""
-        self.loads.add(signal, time.monotonic())
-        self.levels.relay(signal)
 
     def _rejected(self, reason: str) -> None:
         self._metrics.rejections.labels(reason).inc()
@@ -196,10 +165,10 @@ class RunningRouter:
         health.registry.register(BusMetrics(cluster=bus))
         return health
 
-    def _application(self, gateways: GatewayApi, operator: OperatorApi, tenants: TenantLimits) -> web.Application:
+    def _application(self, gateways: GatewayApi, tenants: TenantLimits) -> web.Application:
         """Return the application. Health needs no key; metrics are here only without a port of their own."""
         app, needs = web.Application(middlewares=[errors]), self.guard.needs
-        history = History(self._bus, self._slo_seconds)
+        models = ModelsApi(self.traffic, tenants)
         app.on_shutdown.append(self._stop)
         app.on_response_prepare.append(self._finish)
         health = self.health.routes()
@@ -209,30 +178,15 @@ class RunningRouter:
             [
                 *health,
                 web.get("/openapi.json", self._openapi),
-                web.get("/v1/models", needs("infer", "view")(operator.models)),
-                web.get("/v1/models/{model:.+}", needs("infer", "view")(operator.model)),
+                web.get("/v1/models", needs("infer", "view")(models.models)),
+                web.get("/v1/models/{model:.+}", needs("infer", "view")(models.model)),
                 web.get("/v1/hold", for_auth_request(needs("infer")(gateways.hold))),
                 web.post("/v1/wake", needs("infer")(gateways.wake)),
                 web.post("/v1/signals", needs("signals")(gateways.signals)),
-                web.get("/v1/events", needs("view")(self.events.handle)),
-                web.get("/v1/history", needs("view")(history.handle)),
-                web.get("/v1/requests/{request:.+}", needs("view")(history.request)),
-                web.get("/v1/slo", needs("view")(history.missed)),
                 web.get("/v1/usage", needs("view")(tenants.usage)),
-                web.get("/v1/seats", needs("view")(operator.seats)),
-                web.get("/v1/why", needs("view")(operator.why)),
-                web.post("/v1/seats/{seat:.+}/{verb:" + "|".join(VERBS) + "}", needs("admin")(operator.command)),
-                web.post("/v1/seats/{seat:.+}/migrate", needs("admin")(operator.migrate)),
-                web.post(
-                    "/v1/groups/{group:.+}/{verb:drain|resume}",
-                    needs("admin")(operator.group),
-                ),
-                web.post(
-                    "/v1/nodes/{node:.+}/{verb:drain|resume}",
-                    needs("admin")(operator.node),
-                ),
-                *[web.route(method, STORED, needs("infer")(_not_stored)) for method in ("GET", "POST", "DELETE")],
-                web.post("/v1/{path:.+}", needs("infer")(_not_forwarded)),
+                *[web.route(method, AT_THE_CONSOLE, at_the_console) for method in ("GET", "POST")],
+                *[web.route(method, STORED, needs("infer")(not_stored)) for method in ("GET", "POST", "DELETE")],
+                web.post("/v1/{path:.+}", needs("infer")(not_forwarded)),
             ]
         )
         return app
@@ -242,10 +196,6 @@ class RunningRouter:
         settings = self._settings
         paths = engine_paths(settings.api_families, settings.engine_paths)
         return web.json_response(openapi.document(path.decode() for path in paths))
-
-    def _on_event(self, event: Event) -> None:
-        self.events.add(event)
-        self.page.add(event)
 
     async def _finish(self, request: web.Request, response: web.StreamResponse) -> None:
         """Tell callers to leave while the router stops, and not which software answers."""
@@ -257,10 +207,6 @@ class RunningRouter:
 
     async def _stop(self, _: web.Application) -> None:
         self.dispatcher.stop()
-        self.events.stop()
-
-    async def _stop_page(self, _: web.Application) -> None:
-        self.page.stop()
 
 
 def check(settings: RouterSettings) -> None:
@@ -287,7 +233,6 @@ async def open_router(
         try:
             async with router.ports:
                 router.url = (await router.ports.enter_async_context(router.front)).url
-                router.page.api_url = router.url
                 if settings.health_port:
                     address = settings.health_host, settings.health_port
                     router.server = HttpServer(router.operations, *address)
@@ -297,16 +242,3 @@ async def open_router(
             await router.dispatcher.close()
             await router.pools.close()
             await router.leave()
-
-
-async def _not_forwarded(request: web.Request) -> web.StreamResponse:
-    """Refuse a path that is no inference call: engines have others that are not for callers."""
-    path = request.rel_url.raw_path[:LONGEST_NAME]
-    text = f"POST {path} is not forwarded to engines; allow it with KYB_ENGINE_PATHS if it is safe"
-    raise RouterError(404, "not_found", text)
-
-
-async def _not_stored(request: web.Request) -> web.StreamResponse:
-    """Refuse what would have to outlive a request: neither a router nor a parked engine keeps it."""
-    text = f"{request.path[:LONGEST_NAME]}: files, batches, threads and responses are not stored here"
-    raise RouterError(404, "not_supported", f"{text}; send all input with each request")

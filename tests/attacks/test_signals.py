@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from kybernate.envelope import MessageError, decode
+from kybernate.levels import MOST_LEVELS as MOST_LEVELS_SHOWN
+from kybernate.levels import Loads
 from kybernate.messages import TrafficSignal
 from services.gpu_manager.demand import MOST_LEVELS, DemandLevels
 from services.gpu_manager.inputs import ModelTime, Now, UnixTime, WallTime
-from services.router.core.reports import MOST_CALLERS, Loads, SignalQuota
-from services.router.core.reports import MOST_LEVELS as MOST_LEVELS_OF_A_ROUTER
+from services.router.core.reports import MOST_CALLERS, SignalQuota
 from tests.attacks.stack import RawEngine, Stack
 
 SUBJECT = "kyb.v1.sig.x.gemma"
@@ -37,7 +38,7 @@ def test_a_lie_counts_only_up_to_its_bounds_and_expires():
     for seconds, waiting in [(1299, 100_000), (1301, 0)]:
         levels.expire(now(seconds))
         assert levels.of("gemma", "s0", takes_unassigned=True).waiting == waiting
-        assert loads.of("gemma", "s0", seconds).waiting == waiting, "router and manager show the same"
+        assert loads.of("gemma", "s0", seconds).waiting == waiting, "console and manager show the same"
 
 
 def test_names_without_end_are_no_signal():
@@ -53,22 +54,10 @@ def test_sources_without_end_are_forgotten_or_ignored():
         levels.update(signal, now(float(number) / 1e6))
         loads.add(signal, float(number) / 1e6)
     assert levels.of("m", "s0", takes_unassigned=True).waiting == MOST_LEVELS
-    assert loads.count == loads.of("m", None, 0.5).waiting == MOST_LEVELS_OF_A_ROUTER
+    assert loads.count == loads.of("m", None, 0.5).waiting == MOST_LEVELS_SHOWN
     loads.forget(10.0)
     assert loads.count == 0
     assert not loads._levels
-
-
-def test_a_level_without_a_seat_is_shown_at_the_only_seat_of_its_model(folder: Path) -> None:
-    with RawEngine() as engine, Stack(folder) as stack:
-        stack.seat("s0", "gemma", engine.endpoint)
-        stack.publish(TrafficSignal(cause="c", source="elsewhere", model="gemma", waiting=7))
-
-        def shown() -> list[int]:
-            seen = json.loads(stack.get("/v1/seats").body)
-            return [seen["seats"][0]["waiting"], seen["models"][0]["waiting"]]
-
-        stack.wait(lambda: shown() == [7, 7], "seat and model show the same")
 
 
 def test_a_caller_may_send_so_many_signals_for_so_many_sources(folder: Path) -> None:

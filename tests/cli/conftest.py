@@ -15,8 +15,8 @@ from kybernate.health import HttpServer
 from kybernate.messages import GroupDecided, SeatActivated, SeatEvent, SeatLoad, SeatParked
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
-from services.router.core.reports import SeatNameError, resolve
-from services.router.history import KINDS
+from services.console.core.overview import SeatNameError, resolve
+from services.console.history import KINDS
 
 
 def seat(number: int, model: str, state: SeatState, group: str = "G0", **more: Any) -> SeatRecord:
@@ -137,6 +137,7 @@ class SmallRouter:
             [
                 web.get("/v1/seats", self._seats),
                 web.get("/v1/why", self._why),
+                web.get("/v1/routers", self._routers),
                 web.get("/readyz", self._readyz),
                 web.post("/v1/seats/{name:.+}/{verb}", self._command),
                 web.post("/v1/wake", self._wake),
@@ -159,6 +160,9 @@ class SmallRouter:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "unmet": {}})
+
+    async def _routers(self, _: web.Request) -> web.Response:
+        return web.json_response({"routers": [{"router": "router-0", "url": "http://r", "unmet": {}}]})
 
     async def _why(self, _: web.Request) -> web.Response:
         return web.json_response(WHY)

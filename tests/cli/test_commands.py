@@ -16,9 +16,9 @@ import typer
 from kybernate import __version__
 from kybernate.cli import completion
 from kybernate.cli.app import app
+from kybernate.cli.console import Console, follow_events
 from kybernate.cli.history import show_events
 from kybernate.cli.output import Output
-from kybernate.cli.router import Router, follow_events
 from kybernate.dev.stack.stack_file import StackFile
 from kybernate.lab.cli.simulate_input import complete_policies
 
@@ -148,12 +148,12 @@ async def test_following_goes_on_after_a_restart_of_the_router_with_each_event_o
             raise EnoughError
 
     with pytest.raises(EnoughError):
-        await asyncio.to_thread(follow_events, Router(router.url), show, again=True)
+        await asyncio.to_thread(follow_events, Console(router.url), show, again=True)
     assert seen == ["e0", "e1"]
     assert router.last_ids == [None, "e0"]
 
 
-class QuietRouter(Router):
+class QuietRouter(Console):
     """Its streams end before there is an event."""
 
     asked: ClassVar[list[tuple[str | None, float | None]]] = []
@@ -172,7 +172,7 @@ class QuietRouter(Router):
 
 
 def test_what_happens_while_no_event_is_known_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kybernate.cli.router.RECONNECT_SECONDS", 0.0)
+    monkeypatch.setattr("kybernate.cli.console.RECONNECT_SECONDS", 0.0)
     router = QuietRouter("http://router")
     with pytest.raises(KeyboardInterrupt):
         show_events(router, Output.TEXT, since="10m", follow=True)
@@ -220,7 +220,7 @@ async def test_the_address_comes_from_the_running_stacks_file(kyb: "Kyb", router
     file = StackFile()
     assert file.claim()
     try:
-        file.write({"url": router.url})
+        file.write({"url": router.url, "console": router.url})
         assert (await kyb("status")).code == 0
     finally:
         file.release()
@@ -243,7 +243,7 @@ async def test_a_router_that_does_not_answer_is_named(kyb: "Kyb", command: list[
         result = await kyb(*command, "--url", url)
     assert result.code == 1
     assert result.err.startswith(
-        f"kyb: the router at {url} does not answer (Connection refused); is the stack running?"
+        f"kyb: the console at {url} does not answer (Connection refused); is the stack running?"
     )
 
 

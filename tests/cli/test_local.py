@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kybernate.cli.router import stack_file
+from kybernate.cli.console import stack_file
 from kybernate.cli.show import top_text
 from kybernate.dev.stack.stack_file import StackFile
 
@@ -31,7 +31,7 @@ def stack(kyb: "Kyb", router: "SmallRouter", tmp_path: Path) -> Iterator[Path]:
     engine.write_text("loading weights\n")
     file = StackFile()
     assert file.claim()
-    file.write({"url": router.url, "folder": str(folder), "pids": {"router": os.getpid()}})
+    file.write({"url": router.url, "console": router.url, "folder": str(folder), "pids": {"router": os.getpid()}})
     yield folder
     file.release()
 
@@ -118,7 +118,7 @@ async def test_without_a_stack_the_commands_name_the_remedy(kyb: "Kyb") -> None:
         assert (done.code, "kyb up" in done.err) == (1, True)
     done = await kyb("doctor")
     assert done.code == 1
-    assert done.out.startswith("FAIL router")
+    assert done.out.startswith("FAIL console")
     assert len(done.out.splitlines()) == 1
 
 

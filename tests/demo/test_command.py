@@ -26,8 +26,8 @@ def no_other_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def router() -> Iterator[FakeRouter]:
-    """In a thread, since the command runs its own event loop."""
+def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRouter]:
+    """In a thread, since the command runs its own event loop. It is its own console."""
     fake, up, loop = FakeRouter(), threading.Event(), asyncio.new_event_loop()
     done = asyncio.Event()
 
@@ -40,6 +40,7 @@ def router() -> Iterator[FakeRouter]:
     thread.start()
     try:
         assert up.wait(5)
+        monkeypatch.setenv("KYB_URL", fake.url)
         yield fake
     finally:
         loop.call_soon_threadsafe(done.set)

@@ -87,7 +87,7 @@ async def test_reading_a_trace_up_to_its_first_arrival_is_no_time_of_the_replay(
 ) -> None:
     clock, part = long_before()
     monkeypatch.setattr("kybernate.dev.demo.session.time", clock)
-    report = await _measured(Demo(), [router.url], 60.0, part, right_text, Live(), print, None)
+    report = await _measured(Demo(), [router.url], router.url, 60.0, part, right_text, Live(), print, None)
     assert (report["ok"], report["model_seconds"]) == (2, 0.0)
 
 
@@ -165,8 +165,12 @@ async def test_sending_ends_on_request_and_open_answers_are_awaited(router: Fake
 
 
 class ReadyStack(Stack):
-    def __init__(self) -> None:
-        pass
+    def __init__(self, console: str) -> None:
+        self._console = console
+
+    @property
+    def console(self) -> str:
+        return self._console
 
     async def ready(self, *_: object, **__: object) -> list[dict[str, Any]]:
         return []
@@ -177,13 +181,13 @@ async def test_before_a_comparison_each_group_activates_its_seats_in_turn(router
         {"group": name, "seats": [{"model": model} for model in models]} for name, models in (("G0", "ab"), ("G1", "c"))
     ]
     async with client_session() as session:
-        await warm_up(ReadyStack(), Player([router.url], 1000.0, right_text, session), Live())
+        await warm_up(ReadyStack(router.url), Player([router.url], 1000.0, right_text, session), Live())
         asked = [body["model"] for body in router.asked]
         assert [model for model in asked if model != "c"] == ["a", "b"] * WARM_UPS
         assert asked.count("c") == 2 * WARM_UPS
         router.faults["c"] = ["status 500"]
         with pytest.raises(DemoError, match="did not answer"):
-            await warm_up(ReadyStack(), Player([router.url], 1000.0, right_text, session), Live())
+            await warm_up(ReadyStack(router.url), Player([router.url], 1000.0, right_text, session), Live())
 
 
 def test_arrivals_go_on_after_the_last_one() -> None:

@@ -28,6 +28,7 @@ SOUND = StackFacts(
     configured={"": frozenset({"G0", "G1"})},
     now=10_000.0,
     skew_seconds=-0.4,
+    routers=({"router": "router-0", "url": "http://127.0.0.1:8780", "unmet": {}},),
     processes={"nats": "running", "plugin": "running", "router": "running"},
     disk=("/tmp/kyb-1", 10 * 2**30),
     available_bytes=64 * 2**30,
@@ -116,9 +117,20 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         lambda facts: replace(facts, engines={"qwen": "Connection refused"}),
         "engine", "the engine of qwen is active and does not answer: Connection refused", "kyb logs qwen",
     ),
+    "no router is alive": (
+        lambda facts: replace(facts, routers=()), "router", "no call is answered", "kyb logs router",
+    ),
+    "a router does not answer": (
+        lambda facts: replace(facts, routers=({"router": "r-1", "url": "http://r", "unanswered": "it is stopped"},)),
+        "router", "r-1: it is stopped", "kyb logs router",
+    ),
+    "a router has lost its bus": (
+        lambda facts: replace(facts, routers=({"router": "r-1", "notes": {"bus": "not connected to NATS"}},)),
+        "router", "r-1: not connected to NATS", "kyb logs router",
+    ),
     "the key is wrong": (
         lambda facts: StackFacts(refusal="this API key is not known", refusal_code="invalid_api_key"),
-        "router", "refused this key", "KYB_API_KEY_FILE",
+        "console", "refused this key", "KYB_API_KEY_FILE",
     ),
     "the disk is full": (
         lambda facts: replace(facts, disk=("/tmp/kyb-1", 2**20)),

@@ -71,7 +71,7 @@ class Failures:
     async def seats(self) -> list[dict[str, Any]]:
         """Rows of the roster; none while the router is away."""
         with contextlib.suppress(aiohttp.ClientError, ConnectionError, TimeoutError, ValueError):
-            async with asyncio.timeout(2), self.session.get(f"{self.stack.url}/v1/seats") as answer:
+            async with asyncio.timeout(2), self.session.get(f"{self.stack.console}/v1/seats") as answer:
                 return list((await answer.json())["seats"])
         return []
 

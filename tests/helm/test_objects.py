@@ -187,13 +187,13 @@ def test_the_service_of_routers_is_found_by_adopt_and_selects_them() -> None:
     assert len(found) == 1
 
 
-def test_engines_are_reached_by_routers_and_managers_only() -> None:
+def test_engines_are_reached_by_routers_console_and_managers_only() -> None:
     policy = render("default").one("NetworkPolicy", "-engines")["spec"]
     assert policy["podSelector"] == {"matchLabels": {"kyb.ai/engine": "true"}}
     (rule,) = policy["ingress"]
     (peer,) = rule["from"]
     assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": NAMESPACE}
-    assert peer["podSelector"]["matchExpressions"][0]["values"] == ["router", "node"]
+    assert peer["podSelector"]["matchExpressions"][0]["values"] == ["router", "console", "node"]
     sample = next(pod for where, pod in render("fake").pods() if "sample" in where)
     assert sample["metadata"]["labels"]["kyb.ai/engine"] == "true"
 
@@ -275,20 +275,22 @@ def test_monitors_scrape_ports_that_pods_have() -> None:
         assert {one["port"] for one in monitor["spec"]["podMetricsEndpoints"]} <= ports
 
 
-def test_a_router_is_scraped_and_drained() -> None:
+def test_routers_and_console_are_scraped_and_operators_reach_the_console_as_callers_reach_routers() -> None:
     found = render("monitoring")
-    deployment = found.one("Deployment", "-router")
-    (router,) = deployment["spec"]["template"]["spec"]["containers"]
-    names = {"health": 9474}
-    assert {port["name"]: port["containerPort"] for port in router["ports"]} == {"http": 8780} | names
+    ports = {"router": {"http": 8780, "health": 9474}, "console": {"http": 8781, "health": 9475}}
+    for name, of in ports.items():
+        (container,) = found.one("Deployment", f"-{name}")["spec"]["template"]["spec"]["containers"]
+        assert {port["name"]: port["containerPort"] for port in container["ports"]} == of
+        policy = found.one("NetworkPolicy", f"-{name}")["spec"]["ingress"]
+        assert [[port["port"] for port in rule["ports"]] for rule in policy] == [["http"], ["health"]]
     monitor = next(one for one in found.kind("PodMonitor") if one["metadata"]["name"].endswith("-router"))
-    assert [one["port"] for one in monitor["spec"]["podMetricsEndpoints"]] == list(names)
-    hook = router["lifecycle"]["preStop"]["exec"]["command"]
-    assert [part for part in hook if part.startswith("--url")] == [
-        f"--url=http://127.0.0.1:{port}" for port in names.values()
-    ]
-    policy = found.one("NetworkPolicy", "-router")["spec"]["ingress"]
-    assert [port["port"] for port in policy[1]["ports"]] == list(names)
+    assert monitor["spec"]["selector"]["matchExpressions"][0]["values"] == list(ports)
+    service = found.one("Service", "-console")["spec"]
+    console = found.one("Deployment", "-console")["spec"]["template"]
+    assert service["selector"].items() <= console["metadata"]["labels"].items()
+    (container,) = found.one("Deployment", "-router")["spec"]["template"]["spec"]["containers"]
+    env = {one["name"]: one.get("value") for one in container["env"]}
+    assert env["KYB_URL"] == f"http://kybernate-console.{NAMESPACE}.svc:8781"
 
 
 def test_the_versions_of_chart_and_package_are_one() -> None:

@@ -37,11 +37,13 @@ PANEL = dict(reversed([*panels("overview")]))
 
 async def addresses(up: Up) -> dict[str, str]:
     """Where each service serves its metrics, by its name: by its log."""
-    found = {"router": up.page}
-    for name, field in (("checkpointer", "health"), ("plugin", "url")):
+    found = dict[str, str]()
+    for name, event, field in (
+        ("router", "listening", "health"), ("checkpointer", "serving", "health"), ("plugin", "serving", "url")
+    ):  # fmt: skip
         lines = (await kyb(up, "logs", name, "-n", "100000")).splitlines()
-        found[name] = json.loads([line for line in lines if f"{name}.serving" in line][-1])[field]
-    found["gpu_manager"] = next(iter((await calm(up.url)).values()))["manager_url"]
+        found[name] = json.loads([line for line in lines if f"{name}.{event}" in line][-1])[field]
+    found["gpu_manager"] = next(iter((await calm(up.console)).values()))["manager_url"]
     return {name: urlsplit(url).netloc for name, url in found.items()}
 
 
@@ -105,10 +107,12 @@ async def how_much_host_memory_is_left(up: Up, server: Prometheus) -> None:
 
 async def questions(up: Up, server: Prometheus) -> None:
     """The active models of the pool compute until their callers end the answers; a request for a third one waits."""
-    pool = {name: seat for name, seat in (await calm(up.url)).items() if seat["group"] in ("G0", "G1")}
+    pool = {name: seat for name, seat in (await calm(up.console)).items() if seat["group"] in ("G0", "G1")}
     holders = [name for name, seat in pool.items() if seat["state"] == "active"]
     endless = [asyncio.create_task(complete(up.url, name, tokens=ENDLESS)) for name in holders]
-    await until_seats(up.url, lambda now: all(now[name]["in_flight"] for name in holders), what=f"{holders} compute")
+    await until_seats(
+        up.console, lambda now: all(now[name]["in_flight"] for name in holders), what=f"{holders} compute"
+    )
     model = next(name for name in sorted(pool) if name not in holders)
     held = asyncio.create_task(complete(up.url, model, **{"x-request-id": "question"}))
     blocker = await who_waits_and_what_for(up, server, model)
@@ -125,7 +129,7 @@ async def every_panel_has_data(up: Up, server: Prometheus) -> None:
     empty: dict[str, str] = {}
 
     async def shown() -> bool:
-        for name in sorted(await calm(up.url)):
+        for name in sorted(await calm(up.console)):
             assert (await complete(up.url, name))[0] == 200
         empty.clear()
         empty.update({query: title for title, query in panels() if not await server.series(query)})

@@ -4,6 +4,7 @@ import pytest
 
 from kybernate.settings import Settings
 from services.checkpointer.settings import CheckpointerSettings
+from services.console.settings import ConsoleSettings
 from services.gpu_manager.settings import ManagerSettings
 from services.plugin.settings import PluginSettings
 from services.router.settings import RouterSettings
@@ -15,6 +16,7 @@ PROGRAMS: dict[str, type[Settings]] = {
     "kyb-gpu-manager": ManagerSettings,
     "kyb-checkpointer": CheckpointerSettings,
     "kyb-router": RouterSettings,
+    "kyb-console": ConsoleSettings,
     "kyb-webhook": WebhookSettings,
 }
 AGENTS = ("DaemonSet/",)
@@ -130,7 +132,7 @@ def test_traces_are_on_where_they_are_made_and_off_by_default() -> None:
 
 @every_set
 def test_a_pod_has_only_the_seed_of_its_role(values: str) -> None:
-    roles = {"plugin": {"plugin"}, "node": {"manager"}, "router": {"router"}}
+    roles = {"plugin": {"plugin"}, "node": {"manager"}, "router": {"router"}, "console": {"console"}}
     for where, pod in render(values).pods():
         component = where.partition("/")[2].removeprefix("kybernate-").split("-")[0]
         seeds = {
@@ -150,7 +152,7 @@ def test_a_bus_in_operator_mode_is_given_the_jwt_of_each_role() -> None:
     chart = render("external-nats", "--set=externalNats.existingSecret=,externalNats.credsSecret=bus-creds")
     given = {one.env["KYB_NATS_CREDS_FILE"] for one in chart.containers() if "KYB_NATS_URL" in one.env}
     assert given == {
-        f"/etc/kybernate/bus-key/{role}.creds" for role in ("init", "manager", "plugin", "router", "viewer")
+        f"/etc/kybernate/bus-key/{role}.creds" for role in ("console", "init", "manager", "plugin", "router", "viewer")
     }
     assert not [one.where for one in chart.containers() if "KYB_NATS_NKEY_FILE" in one.env]
     volumes = [

@@ -28,7 +28,7 @@ class Up:
     """A running `kyb up`."""
 
     url: str
-    page: str
+    console: str
     nats_url: str
     driver_socket: str
     kubelet_url: str
@@ -78,7 +78,7 @@ def running(folder: Path, speed: float, settings: str, more: Mapping[str, str] |
         process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT, text=True)
     try:
         stack = announced(process, runtime / "kybernate" / "stack.json", log)
-        yield Up(stack["url"], stack["page"], stack["nats_url"], stack["driver_socket"], stack["kubelet_url"], env)
+        yield Up(stack["url"], stack["console"], stack["nats_url"], stack["driver_socket"], stack["kubelet_url"], env)
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 0, log.read_text()[-4000:]

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -37,6 +37,13 @@ async def until_seats(url: str, holds: Callable[[dict[str, Seat]], bool], *, wha
     return found
 
 
+class Addresses(Protocol):
+    """Of a stack."""
+
+    url: str
+    console: str
+
+
 async def calm(url: str) -> dict[str, Seat]:
     """Wait until nothing moves: every seat is active or parked and no request waits."""
     return await until_seats(
@@ -46,14 +53,14 @@ async def calm(url: str) -> dict[str, Seat]:
     )
 
 
-async def held(url: str, group: str) -> dict[str, Seat]:
+async def held(up: Addresses, group: str) -> dict[str, Seat]:
     """The same, and a seat of the group is active: the policy parks who is idle and unlikely to be the next."""
-    found = await calm(url)
+    found = await calm(up.console)
     for _ in range(5):
         if any(seat["group"] == group and seat["state"] == "active" for seat in found.values()):
             break
-        await complete(url, parked(found, group))
-        found = await calm(url)
+        await complete(up.url, parked(found, group))
+        found = await calm(up.console)
     return found
 
 

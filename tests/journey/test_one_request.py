@@ -26,7 +26,7 @@ async def busy(up: Up, model: str) -> AsyncIterator[None]:
     """The model is active and computes a long answer; at the end the answer is complete."""
     long = asyncio.create_task(complete(up.url, model, tokens=BUSY_TOKENS))
     await until_seats(
-        up.url,
+        up.console,
         lambda now: now[model]["state"] == "active" and now[model]["in_flight"] > 0,
         what=f"{model} is active and computes an answer",
     )
@@ -56,7 +56,7 @@ async def followed(up: Up, model: str, cause: str, **headers: str) -> list[tuple
 
 
 async def test_one_request_can_be_followed_by_its_cause_through_every_message(up: Up) -> None:
-    holder, model, *_ = sorted(name for name, seat in (await calm(up.url)).items() if seat["group"] == "G0")
+    holder, model, *_ = sorted(name for name, seat in (await calm(up.console)).items() if seat["group"] == "G0")
     async with busy(up, holder):
         mine = await followed(up, model, "journey")
     story = [
@@ -91,7 +91,7 @@ async def test_one_request_can_be_followed_by_its_cause_through_every_message(up
 
 async def test_one_request_is_one_trace_through_router_manager_and_checkpointer(up: Up, collector: Collector) -> None:
     pytest.importorskip("opentelemetry.proto.collector", reason="tests/test_tracing.py asserts that it is installed")
-    holder, model, *_ = sorted(name for name, seat in (await calm(up.url)).items() if seat["group"] == "G0")
+    holder, model, *_ = sorted(name for name, seat in (await calm(up.console)).items() if seat["group"] == "G0")
     trace, caller = uuid.uuid4().hex, "b7ad6b7169203331"
     async with busy(up, holder):
         mine = await followed(up, model, "traced", traceparent=f"00-{trace}-{caller}-01")

@@ -9,7 +9,7 @@ from tests.journey.test_operators import kyb
 
 
 async def test_a_group_is_drained_and_resumed_while_requests_go_on(up: Up) -> None:
-    found = await held(up.url, "G1")
+    found = await held(up, "G1")
     holder, other = active(found, "G1"), parked(found, "G1")
     op = f"drain-{uuid.uuid4().hex[:6]}"
     tried = await kyb(up, "drain", "group", "G1", "--dry-run")
@@ -42,13 +42,15 @@ async def test_a_group_is_drained_and_resumed_while_requests_go_on(up: Up) -> No
         resumed = await kyb(up, "resume", "group", "G1", "--wait")
     assert resumed.returncode == 0, resumed.stderr
 
-    await until_seats(up.url, lambda now: not any(seat["drained"] for seat in now.values()), what="nothing is drained")
+    await until_seats(
+        up.console, lambda now: not any(seat["drained"] for seat in now.values()), what="nothing is drained"
+    )
     status, text, _ = await complete(up.url, other)
     assert status == 200, text
 
 
 async def test_what_cannot_be_done_is_named(up: Up) -> None:
-    model = parked(await calm(up.url), "G0")
+    model = parked(await calm(up.console), "G0")
     for words, text in (
         (("migrate", model, "--to", "G1"), "has rebalance: false"),
         (("migrate", model, "--to", "G77"), "has no group G77"),

@@ -25,7 +25,7 @@ async def kyb(up: Up, *args: str) -> subprocess.CompletedProcess[str]:
 
 
 async def test_kyb_status_finds_the_stack_and_shows_the_truth(up: Up) -> None:
-    found = await calm(up.url)
+    found = await calm(up.console)
 
     table = await kyb(up, "status")
     data = await kyb(up, "status", "-o", "json")
@@ -38,7 +38,7 @@ async def test_kyb_status_finds_the_stack_and_shows_the_truth(up: Up) -> None:
 
 
 async def test_the_doctor_finds_nothing_wrong_and_knows_the_routers_clock(up: Up) -> None:
-    await calm(up.url)
+    await calm(up.console)
     done = await kyb(up, "doctor", "-o", "json")
     found = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert (done.returncode, found["clock"]["level"]) == (0, "OK"), found
@@ -46,7 +46,7 @@ async def test_the_doctor_finds_nothing_wrong_and_knows_the_routers_clock(up: Up
 
 
 async def test_the_doctor_names_a_plugin_and_a_checkpointer_that_are_stopped(up: Up) -> None:
-    model = parked(await held(up.url, "G1"), "G1")
+    model = parked(await held(up, "G1"), "G1")
     pids = json.loads((Path(up.env["XDG_RUNTIME_DIR"]) / "kybernate" / "stack.json").read_text())["pids"]
     stopped = [pids["plugin"], pids["checkpointer"]]
 
@@ -68,16 +68,16 @@ async def test_the_doctor_names_a_plugin_and_a_checkpointer_that_are_stopped(up:
         found
     )
     assert (await asking)[0] == 200
-    await calm(up.url)
+    await calm(up.console)
 
 
 async def test_an_operator_activates_parks_pins_and_unpins(up: Up) -> None:
-    found = await held(up.url, "G1")
+    found = await held(up, "G1")
     model, holder = parked(found, "G1"), active(found, "G1")
 
     assert (await kyb(up, "pin", f"model/{model}")).returncode == 0
     await until_seats(
-        up.url,
+        up.console,
         lambda now: now[model]["state"] == "active" and now[holder]["state"] == "parked",
         what="the pinned model is active and the holder parked",
     )
@@ -86,13 +86,13 @@ async def test_an_operator_activates_parks_pins_and_unpins(up: Up) -> None:
     assert "pinned" in refused.stderr
     assert (await kyb(up, "unpin", model)).returncode == 0
     assert (await kyb(up, "park", model)).returncode == 0
-    await until_seats(up.url, lambda now: now[model]["state"] == "parked", what=f"{model} is parked")
+    await until_seats(up.console, lambda now: now[model]["state"] == "parked", what=f"{model} is parked")
     assert (await kyb(up, "activate", holder)).returncode == 0
-    await until_seats(up.url, lambda now: now[holder]["state"] == "active", what=f"{holder} is active")
+    await until_seats(up.console, lambda now: now[holder]["state"] == "active", what=f"{holder} is active")
 
 
 async def test_kyb_events_follows_a_switch(up: Up) -> None:
-    found = await held(up.url, "G0")
+    found = await held(up, "G0")
     model, holder = parked(found, "G0"), active(found, "G0")
     command = [sys.executable, "-c", "from kybernate.cli import main; main()", "events", "-f", "-o", "json"]
     process = await asyncio.create_subprocess_exec(*command, env=up.env, stdout=asyncio.subprocess.PIPE)
@@ -127,7 +127,7 @@ async def _switching(url: str, *models: str) -> AsyncIterator[None]:
 
 
 async def test_a_subscriber_that_knows_only_the_published_subjects_sees_seat_events(up: Up) -> None:
-    found = await held(up.url, "G0")
+    found = await held(up, "G0")
     model, holder = parked(found, "G0"), active(found, "G0")
     process = await asyncio.create_subprocess_exec(
         sys.executable, str(ROOT / "examples" / "subscribe.py"), up.nats_url, stdout=asyncio.subprocess.PIPE
@@ -144,7 +144,7 @@ async def test_a_subscriber_that_knows_only_the_published_subjects_sees_seat_eve
 
 
 async def test_traffic_signals_of_another_gateway_alone_activate_a_seat_and_their_end_lets_it_be_parked(up: Up) -> None:
-    found = await held(up.url, "G1")
+    found = await held(up, "G1")
     model, holder = parked(found, "G1"), active(found, "G1")
 
     async def signal(waiting: int, in_flight: int = 0) -> None:
@@ -161,19 +161,19 @@ async def test_traffic_signals_of_another_gateway_alone_activate_a_seat_and_thei
                 assert answer.status in (200, 202), await answer.text()
 
     await signal(3)
-    await until_seats(up.url, lambda now: now[model]["state"] == "active", what=f"{model} is active")
+    await until_seats(up.console, lambda now: now[model]["state"] == "active", what=f"{model} is active")
     await signal(0, in_flight=2)
     other = asyncio.create_task(complete(up.url, holder))
-    await until_seats(up.url, lambda now: now[holder]["waiting"] > 0, what=f"a request waits for {holder}")
-    assert (await seats(up.url))[model]["state"] == "active", "its visit is not over"
+    await until_seats(up.console, lambda now: now[holder]["waiting"] > 0, what=f"a request waits for {holder}")
+    assert (await seats(up.console))[model]["state"] == "active", "its visit is not over"
     await signal(0)
     assert (await other)[0] == 200
 
-    assert (await calm(up.url))[model]["state"] == "parked"
+    assert (await calm(up.console))[model]["state"] == "parked"
 
 
 async def test_hold_tells_a_gateway_where_to_go(up: Up) -> None:
-    model = parked(await calm(up.url), "G0")
+    model = parked(await calm(up.console), "G0")
     async with aiohttp.ClientSession() as session:
         async with session.get(f"{up.url}/v1/hold", params={"model": model, "timeout": "30"}) as answer:
             body = await answer.json()

@@ -12,6 +12,7 @@ from kybernate.dev.fakes.kubelet import manifest
 from kybernate.dev.stack.options import LAPTOP
 from kybernate.dev.stack.pod_file import load_pods
 from services.checkpointer.settings import CheckpointerSettings
+from services.console.settings import ConsoleSettings
 from services.gpu_manager.settings import ManagerSettings
 from services.plugin.settings import PluginSettings
 from services.router.settings import RouterSettings
@@ -22,6 +23,7 @@ SETTINGS = {
     "kyb-gpu-manager": ManagerSettings,
     "kyb-checkpointer": CheckpointerSettings,
     "kyb-router": RouterSettings,
+    "kyb-console": ConsoleSettings,
 }
 
 
@@ -53,9 +55,9 @@ def test_without_gpus_no_container_is_root_or_has_a_capability(name: str) -> Non
     assert not {"user", "cap_add"} & set(SERVICES[name])
 
 
-def test_only_the_router_is_reached_from_outside_and_only_on_loopback() -> None:
+def test_only_router_and_console_are_reached_from_outside_and_only_on_loopback() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert published == {"router": ["127.0.0.1:8780:8780", "127.0.0.1:8781:9474"]}
+    assert published == {"router": ["127.0.0.1:8780:8780"], "console": ["127.0.0.1:8781:8781"]}
     assert [name for name, network in COMPOSE["networks"].items() if not network.get("internal")] == ["front", "egress"]
 
 

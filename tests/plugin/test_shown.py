@@ -10,10 +10,10 @@ from kybernate.cli.show import event_line, seat_tree
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.messages import GpuHealthChanged, SeatEvent
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord
-from services.router.core.reports import Loads, overview
-from services.router.core.upstreams import UpstreamTable
-from services.router.operator_api import as_sse
-from services.router.roster_sync import GpuInventory
+from services.console.core.cluster import Cluster
+from services.console.core.overview import overview
+from services.console.events import as_sse
+from services.console.follow import Reader
 from tests.plugin.processes import PATIENCE
 from tests.until import until
 
@@ -23,7 +23,10 @@ WELL = GpuRecord(node="n1", gpu="GPU-2", index=2, groups=("G23",))
 
 def shown(*gpus: GpuRecord) -> str:
     out = io.StringIO()
-    body = json.loads(b"".join(overview(UpstreamTable(), Loads(), 0.0, {"n1": gpus} if gpus else {})) + b"}")
+    cluster = Cluster()
+    for gpu in gpus:
+        cluster.gpus.put(gpu.key, gpu)
+    body = json.loads(json.dumps(overview(cluster, 0.0)))
     Console(file=out, width=200).print(seat_tree(body["seats"], nodes=body["nodes"], now=160.0))
     return out.getvalue()
 
@@ -48,29 +51,24 @@ def test_events_show_a_fault_and_its_end() -> None:
     assert not isinstance(fault, SeatEvent)  # routers and managers must not process it as a seat's state
 
 
-async def test_the_router_follows_the_inventory() -> None:
+async def test_the_console_follows_the_inventory() -> None:
     server = MemoryServer()
     async with MemoryBus.connect(server) as bus, MemoryBus.connect(server) as writer:
-        inventory = GpuInventory(bus)
-        watching = asyncio.create_task(inventory.watch())
+        cluster = Cluster()
+        watching = [asyncio.create_task(job) for job in Reader(bus, cluster).jobs().values()]
+
+        def shown_now() -> list[int]:
+            return sorted(gpu.index for gpu in cluster.gpus.rows.values())
+
         try:
             bucket = await writer.bucket(INVENTORY_BUCKET)
             await bucket.put("n1.unreadable", b"{")
             for row in (SICK, WELL):
                 await bucket.put(row.key, row.model_dump_json().encode())
-            await until(
-                lambda: [gpu.index for gpu in inventory.gpus] == [2, 3],
-                what="the inventory shows GPUs 2 and 3",
-                saw=lambda: inventory.gpus,
-                timeout=PATIENCE,
-            )
+            await until(lambda: shown_now() == [2, 3], what="GPUs 2 and 3", saw=shown_now, timeout=PATIENCE)
             await bucket.delete(SICK.key)
-            await until(
-                lambda: [gpu.index for gpu in inventory.gpus] == [2],
-                what="the inventory shows GPU 2 only",
-                saw=lambda: inventory.gpus,
-                timeout=PATIENCE,
-            )
+            await until(lambda: shown_now() == [2], what="GPU 2 only", saw=shown_now, timeout=PATIENCE)
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)

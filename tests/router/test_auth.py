@@ -13,7 +13,6 @@ from kybernate.api_keys import ApiKey, ConfigError, KeyFile, Tenant, dump, load,
 from kybernate.cli.output import CliError
 from kybernate.cli.router_keys import add
 from kybernate.key_guard import KeyGuard
-from kybernate.messages import AuditRecord, ParkSeat
 from kybernate.seat import SeatState
 from kybernate.tls import ServerCertificate
 from services.router.api import RouterError
@@ -49,20 +48,10 @@ def bearer(token: str) -> dict[str, str]:
 CALLS = [
     ("GET", "/v1/models", {"app", "board", "ops"}),
     ("GET", "/v1/models/m", {"app", "board", "ops"}),
-    ("GET", "/v1/seats", {"board", "ops"}),
-    ("GET", "/v1/why", {"board", "ops"}),
-    ("GET", "/v1/events", {"board", "ops"}),
-    ("GET", "/v1/history", {"board", "ops"}),
-    ("GET", "/v1/requests/r", {"board", "ops"}),
-    ("GET", "/v1/slo", {"board", "ops"}),
     ("GET", "/v1/usage", {"board", "ops"}),
     ("GET", "/v1/hold?model=m&timeout=0s", {"app"}),
     ("POST", "/v1/wake", {"app"}),
     ("POST", "/v1/signals", {"gateway"}),
-    ("POST", "/v1/seats/m/park", {"ops"}),
-    ("POST", "/v1/seats/m/migrate", {"ops"}),
-    ("POST", "/v1/groups/G0/drain", {"ops"}),
-    ("POST", "/v1/nodes/n1/resume", {"ops"}),
     ("GET", "/v1/files", {"app"}),
     ("POST", "/v1/files", {"app"}),
     ("DELETE", "/v1/responses/resp_1", {"app"}),
@@ -91,7 +80,9 @@ async def test_a_call_needs_a_key_of_its_scope(
 async def test_every_route_but_health_is_guarded(guarded: World) -> None:
     """Also a route that is added later: it must be in CALLS, and guarded."""
     open_paths = {"/healthz", "/readyz", "/metrics", "/openapi.json"}
-    routes = [route for route in guarded.router.app.router.routes() if route.method != "HEAD"]
+    at_the_console = "/v1/{of}{rest}"  # says only where it is
+    every = [route for route in guarded.router.app.router.routes() if route.method != "HEAD"]
+    routes = [route for route in every if route.resource is None or route.resource.canonical != at_the_console]
     checked = 0
     for route in routes:
         assert route.resource is not None
@@ -139,14 +130,6 @@ async def test_a_refusal_for_auth_request_is_a_401_or_403(keys: dict[str, str], 
         held.cancel()
 
 
-async def test_an_audit_record_names_the_key(guarded: World, keys: dict[str, str]) -> None:
-    async with guarded.http.post(f"{guarded.url}/v1/seats/m/park", headers=bearer(keys["ops"])) as answer:
-        assert answer.status == 202
-    assert guarded.manager.of(ParkSeat)[0].actor == "ops"
-    await until(lambda: guarded.manager.of(AuditRecord), what="an audit record")
-    assert guarded.manager.of(AuditRecord)[0].actor == "ops"
-
-
 async def test_changed_keys_are_applied_and_invalid_files_are_not(
     guarded: World, keys: dict[str, str], tmp_path: Path
 ) -> None:
@@ -154,7 +137,7 @@ async def test_changed_keys_are_applied_and_invalid_files_are_not(
     row, token = row_and_token
 
     async def status(key: str) -> int:
-        async with guarded.http.get(f"{guarded.url}/v1/seats", headers=bearer(key)) as answer:
+        async with guarded.http.get(f"{guarded.url}/v1/usage", headers=bearer(key)) as answer:
             return answer.status
 
     async def until_status(key: str, wanted: int) -> None:
@@ -337,13 +320,11 @@ async def test_a_key_in_x_request_id_is_no_cause(guarded: World, keys: dict[str,
         ("app", 200, "POST", "/v1/completions", b'{"model": "llama"}'),
         ("app", 200, "GET", "/v1/hold?model=llama&timeout=9s", None),
         ("app", 202, "POST", "/v1/wake", b'{"model": "m"}'),
-        ("ops", 202, "POST", "/v1/seats/s0/park", None),
     ):
         headers = bearer(keys[name]) | {"X-Request-Id": form.format(keys[name])}
         answer = await guarded.call(method, path, data=data, headers=headers)
         assert answer.status == status, answer.body
         seen.append(f"{answer.headers} {answer.body!r}")
-    await until(lambda: guarded.manager.of(AuditRecord), what="an audit record")
     seen += [str(guarded.manager.received), str([dict(head) for head in engine.headers])]
     assert [name for name, token in keys.items() if token in "".join(seen)] == []
 

@@ -1,13 +1,11 @@
 """Invalid requests and responses: each caller gets one clear error, and the router goes on."""
 
 import asyncio
-from typing import Any, cast
 
 import pytest
 
-from kybernate.messages import ActivateSeat, GroupDecided, TrafficSignal
+from kybernate.messages import ActivateSeat, TrafficSignal
 from kybernate.seat import SeatState
-from services.router.operator_api import EventLog, as_sse
 from tests.router.world import World, world
 from tests.until import until
 
@@ -145,12 +143,3 @@ async def test_a_call_that_arrives_while_the_router_stops_is_rejected():
         w.router.dispatcher.stop()
         answer = await w.ask("llama")
         assert (answer.status, answer.code) == (503, "router_stopping")
-
-
-async def test_events_that_arrive_together_are_one_write_and_no_event_comes_twice():
-    first, known, last = (GroupDecided(cause="c", node="n", group="G0", decision="stay", id=name) for name in "abc")
-    reader: asyncio.Queue[Any] = asyncio.Queue()
-    for event in (first, known, last, None):
-        reader.put_nowait(event)
-    pieces = [piece async for piece in EventLog(cast(Any, None))._live(reader, {"b"})]
-    assert pieces == [as_sse(first) + as_sse(last)]

@@ -1,4 +1,4 @@
-"""Routes for other gateways (hold, wake, signals, events), and for operators."""
+"""Routes for other gateways: hold, wake, signals; and the list of models."""
 
 import asyncio
 import json
@@ -8,18 +8,11 @@ import pytest
 
 from kybernate.messages import (
     ActivateSeat,
-    AuditRecord,
     CommandReply,
-    DrainNode,
-    MigrateSeat,
-    OrderChanged,
-    OrderStatus,
-    ParkSeat,
-    ResumeNode,
     TrafficSignal,
 )
 from kybernate.seat import SeatState
-from tests.router.world import World, world
+from tests.router.world import world
 from tests.until import until
 
 
@@ -143,8 +136,6 @@ async def test_a_signal_becomes_a_level_of_its_source():
         assert (one.oldest_wait_seconds, one.ttl_seconds) == (1.2, 15.0)
         assert (two.model, two.seat) == ("qwen", None)
         assert two.seq > one.seq
-        seats = (await w.call("GET", "/v1/seats")).json["seats"]
-        assert [(s["seat"], s["waiting"], s["in_flight"]) for s in seats if s["waiting"]] == [("s0", 5, 2)]
 
 
 async def test_invalid_signals_of_a_batch_are_listed_with_their_index():
@@ -162,159 +153,6 @@ async def test_invalid_signals_of_a_batch_are_listed_with_their_index():
         w.bus.cut()
         answer = await w.call("POST", "/v1/signals", json=cloud_event(model="llama"))
         assert (answer.status, answer.code) == (503, "bus_down")
-
-
-async def read_events(w: World, count: int, **headers: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    async with w.http.get(f"{w.url}/v1/events", headers={k.replace("_", "-"): v for k, v in headers.items()}) as answer:
-        assert answer.headers["Content-Type"] == "text/event-stream"
-        async for line in answer.content:
-            if line.startswith(b"data: "):
-                found.append(json.loads(line[6:]))
-                if len(found) == count:
-                    break
-    return found
-
-
-async def test_events_stream_and_resume_from_memory_and_from_the_stream():
-    async with world() as w:
-        await w.seat("s0", "llama")
-        live = asyncio.create_task(read_events(w, 2))
-        await until(lambda: w.router.events._readers, what="a reader follows the event log")
-        await w.manager.activate("s0")
-        first, second = await live
-        assert [e["type"] for e in (first, second)] == ["ai.kyb.v1.seat-leased", "ai.kyb.v1.seat-activated"]
-        assert second["state"] == "active"
-        assert await read_events(w, 1, Last_Event_ID=first["id"]) == [second]
-        # An unknown id: the stream returns all events that it has.
-        assert await read_events(w, 2, Last_Event_ID="unknown") == [first, second]
-
-
-async def test_seats_returns_nodes_groups_and_models():
-    async with world() as w:
-        await w.seat("s0", "llama", SeatState.ACTIVE, resource="kyb.ai/gpu-1x-seat")
-        await w.seat("s1", "qwen")
-        body = (await w.call("GET", "/v1/seats")).json
-        (node,) = body["nodes"]
-        (group,) = node["groups"]
-        assert (node["node"], group["group"], group["active"], group["seats"]) == ("n1", "G0", ["s0"], ["s0", "s1"])
-        assert [(m["model"], m["state"]) for m in body["models"]] == [("llama", "active"), ("qwen", "parked")]
-        one = await w.call("GET", "/v1/models/qwen")
-        assert (one.json["id"], one.json["state"]) == ("qwen", "parked")
-        assert (await w.call("GET", "/v1/models/unknown")).status == 404
-
-
-@pytest.mark.parametrize("name", ["s0", "seat/s0", "org/llama", "model/org/llama", "model%2Forg%2Fllama"])
-async def test_a_seat_has_several_names(name: str):
-    async with world() as w:
-        await w.seat("s0", "org/llama")
-        answer = await w.call("POST", f"/v1/seats/{name}/park", headers={"X-Request-Id": "op-7"})
-        assert (answer.status, answer.json["seat"], answer.json["op"]) == (202, "s0", "op1")
-        (command,) = w.manager.of(ParkSeat)
-        assert (command.actor, command.cause, command.node) == ("operator", "op-7", "n1")
-        audit = await until(lambda: w.manager.of(AuditRecord), what="an audit record")
-        assert (audit[0].verb, audit[0].seat, audit[0].accepted, audit[0].remote) == ("park", "s0", True, "127.0.0.1")
-
-
-async def test_an_ambiguous_name_lists_the_candidates():
-    async with world() as w:
-        await w.seat("s0", "llama")
-        await w.seat("s1", "llama")
-        answer = await w.call("POST", "/v1/seats/llama/activate")
-        assert (answer.status, answer.code) == (409, "ambiguous_name")
-        assert "seat/s0, seat/s1" in answer.json["error"]["message"]
-        assert (await w.call("POST", "/v1/seats/unknown/activate")).code == "seat_not_found"
-
-
-async def test_refused_and_unanswered_commands_return_the_reason():
-    async with world() as w:
-        await w.seat("s0", "llama")
-        w.manager.reply = CommandReply(accepted=False, code="quarantined", reason="foreign process 4711")
-        answer = await w.call("POST", "/v1/seats/s0/activate")
-        assert (answer.status, answer.code) == (409, "quarantined")
-        assert answer.json["error"]["message"] == "seat s0: foreign process 4711"
-        w.manager.reply = CommandReply(accepted=False, code="pinned", reason="seat s0 is pinned; unpin it first")
-        answer = await w.call("POST", "/v1/seats/s0/park")
-        assert answer.json["error"]["message"] == "seat s0 is pinned; unpin it first"
-        await w.manager.put("s9", node="elsewhere", model="far")
-        await until(
-            lambda: "elsewhere.s9" in w.router.traffic.table.upstreams,
-            what="the router knows the seat of the other node",
-        )
-        answer = await w.call("POST", "/v1/seats/s9/pin")
-        assert (answer.status, answer.code) == (503, "manager_unanswered")
-        w.bus.cut()
-        answer = await w.call("POST", "/v1/seats/s0/unpin")
-        assert (answer.status, answer.code) == (503, "bus_down")
-
-
-async def test_a_manager_that_is_not_ready_makes_a_command_one_to_repeat():
-    async with world() as w:
-        await w.seat("s0", "llama")
-        w.manager.reply = CommandReply(accepted=False, code="not-ready", reason="just started", retry_after_seconds=0.5)
-        answer = await w.call("POST", "/v1/seats/s0/park")
-        assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "not-ready", "1")
-
-
-async def test_an_operation_is_sent_to_the_manager_of_its_node_and_its_repetition_is_not_audited():
-    async with world() as w:
-        await w.seat("s0", "llama")
-        status = OrderStatus(op="op-1", verb="drain", target="G0", phase="draining")
-        w.manager.reply = CommandReply(accepted=True, op="op-1", order=status)
-        body = {"op": "op-1", "purpose": "upgrade"}
-        for path in ("groups/G0", "groups/group/G0", "groups/n1/G0"):
-            answer = await w.call("POST", f"/v1/{path}/drain", json=body)
-            assert (answer.status, answer.json["operation"]["phase"]) == (202, "draining")
-            w.manager.reply = w.manager.reply.model_copy(update={"repeated": True})
-        assert {(one.node, one.group, one.purpose, one.op) for one in w.manager.of(DrainNode)} == {
-            ("n1", "G0", "upgrade", "op-1")
-        }
-        await w.call("POST", "/v1/nodes/node/n1/resume")
-        assert [(one.node, one.group, one.op, one.actor) for one in w.manager.of(ResumeNode)] == [
-            ("n1", "", "", "operator")
-        ]
-        await w.call("POST", "/v1/seats/llama/migrate", json={"to": "group/G1", "dry_run": True})
-        assert [(one.seat, one.to, one.dry_run) for one in w.manager.of(MigrateSeat)] == [("s0", "G1", True)]
-        w.manager.reply = CommandReply(accepted=False, code="pinned", reason="pinned s0 would stay")
-        refused = await w.call("POST", "/v1/nodes/n1/drain")
-        assert (refused.status, refused.code, refused.json["error"]["message"]) == (
-            409,
-            "pinned",
-            "pinned s0 would stay",
-        )
-        audits = await until(lambda: len(w.manager.of(AuditRecord)) == 2, what="two audit records")
-        assert audits
-        assert [(one.verb, one.accepted) for one in w.manager.of(AuditRecord)] == [("drain", True), ("drain", False)]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "code"),
-    [
-        ("seats/llama/migrate", {}, "group_missing"),
-        ("seats/llama/migrate", {"to": 7}, "invalid_field"),
-        ("seats/unknown/migrate", {"to": "G1"}, "seat_not_found"),
-        ("nodes/n1/drain", {"purpose": "fun"}, "purpose_unknown"),
-        ("nodes/n1/drain", {"force": True}, "invalid_field"),
-        ("nodes/n1/resume", {"purpose": "upgrade"}, "invalid_field"),
-        ("nodes/n1/resume", {"op": ""}, "invalid_field"),
-        ("nodes/nowhere/drain", {}, "node_not_found"),
-    ],
-)
-async def test_an_operation_that_cannot_be_sent_is_refused(path: str, body: dict[str, Any], code: str):
-    async with world() as w:
-        await w.seat("s0", "llama")
-        answer = await w.call("POST", f"/v1/{path}", json=body)
-        assert answer.code == code
-        assert not w.manager.of(DrainNode)
-
-
-async def test_an_unknown_node_is_refused_with_twenty_names_at_most():
-    async with world() as w:
-        for number in range(30):
-            await w.manager.put(f"s{number}", node=f"node-{number:02}")
-        await until(lambda: len(w.router.traffic.table.nodes) == 30, what="the router knows all nodes")
-        answer = await w.call("POST", "/v1/nodes/nowhere/drain", json={})
-        assert answer.json["error"]["message"].endswith("node-18, node-19 and 10 more: kyb status")
 
 
 async def test_a_refusal_for_a_drain_ends_with_the_drain_and_another_seat_of_the_model_serves_meanwhile():
@@ -338,29 +176,12 @@ async def test_a_refusal_for_a_drain_ends_with_the_drain_and_another_seat_of_the
         assert (await w.ask("llama")).headers["x-kyb-seat"] == "s0"
 
 
-async def test_a_group_that_several_nodes_have_must_name_its_node():
+async def test_a_model_has_the_state_of_its_best_seat():
     async with world() as w:
-        await w.seat("s0", "llama")
-        await w.manager.put("s9", node="elsewhere", model="far", group="G0")
-        await until(
-            lambda: "elsewhere.s9" in w.router.traffic.table.upstreams, what="the seat of the other node is known"
-        )
-        answer = await w.call("POST", "/v1/groups/G0/drain")
-        assert (answer.status, answer.code) == (409, "ambiguous_name")
-        assert "elsewhere/G0, n1/G0" in answer.json["error"]["message"]
-
-
-async def test_events_show_operations():
-    async with world() as w:
-        async with w.http.get(f"{w.url}/v1/events") as stream:
-            status = OrderStatus(op="op-1", verb="drain", phase="done", outcome="done")
-            await w.manager.bus.publish(OrderChanged(cause="c", node="n1", op="op-1", order=status))
-            async with asyncio.timeout(20):
-                async for line in stream.content:
-                    if line.startswith(b"data: "):
-                        break
-        event = json.loads(line[6:])
-        assert (event["type"], event["order"]["phase"]) == ("ai.kyb.v1.order-changed", "done")
+        await w.seat("s0", "qwen")
+        one = await w.call("GET", "/v1/models/qwen")
+        assert (one.json["id"], one.json["state"]) == ("qwen", "parked")
+        assert (await w.call("GET", "/v1/models/unknown")).status == 404
 
 
 async def test_metrics_have_the_published_names():

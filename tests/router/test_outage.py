@@ -1,18 +1,15 @@
 """The router and the bus: the order at the start and after a loss, and service without the bus."""
 
 import asyncio
-from unittest import mock
 
 import pytest
 import structlog
 
-from kybernate.bus.port import BusError
 from kybernate.messages import Presence, TrafficSignal
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
 from services.router.core import managers
 from services.router.core.step import RosterRead
-from services.router.roster_sync import GpuInventory
 from tests.router.world import NODE, world
 from tests.until import until
 
@@ -183,20 +180,6 @@ async def test_a_row_under_the_key_of_another_seat_is_ignored():
             )
         assert w.upstream("s1").record.endpoint == engine.endpoint
         assert (await w.ask("m")).status == 200
-
-
-async def test_an_inventory_that_cannot_be_watched_is_tried_again_every_two_seconds_and_logged_for_debugging():
-    async with world() as w:
-        w.bus.bucket = mock.AsyncMock(side_effect=BusError("away"))
-        sleep = mock.AsyncMock(side_effect=[None, asyncio.CancelledError])
-        with (
-            structlog.testing.capture_logs() as logged,
-            mock.patch("asyncio.sleep", sleep),
-            pytest.raises(asyncio.CancelledError),
-        ):
-            await GpuInventory(w.bus).watch()
-        assert [call.args for call in sleep.await_args_list] == [(2.0,), (2.0,)]
-        assert [e["log_level"] for e in logged if e["event"] == "inventory.watch_failed"] == ["debug"]
 
 
 async def test_a_reading_parses_no_row_that_is_known_already_and_lets_others_run_between_rows(

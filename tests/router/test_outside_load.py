@@ -76,7 +76,7 @@ async def test_routers_with_requests_at_a_seat_each_have_a_part_of_its_places():
                 seq=1,
                 ttl_seconds=600,
             )
-            w.router.loads.add(one, time.monotonic())
+            w.router.outside.loads.add(one, time.monotonic())
         engine.metrics = metrics(30, 20)
         await until(lambda: w.upstream("s0").share > 0, what="the engine was asked")
         assert w.upstream("s0").share == 3, "ten routers, thirty places"
@@ -102,7 +102,9 @@ async def test_requests_that_another_source_tells_are_not_reported_twice():
         engine = await w.seat("s0", "llama", SeatState.ACTIVE)
         theirs = TrafficSignal(cause="c", source="router-1", model="llama", seat="s0", in_flight=4, ttl_seconds=300)
         await w.manager.bus.publish(theirs)
-        await until(lambda: w.router.loads.of("llama", "s0", 0.0).in_flight == 4, what="the other router's level")
+        await until(
+            lambda: w.router.outside.loads.of("llama", "s0", 0.0).in_flight == 4, what="the other router's level"
+        )
         engine.metrics = metrics(5, 1)
         published = partial(levels, w, "engines/n1")
         await until(lambda: published() != [], what="the two that no other source reports", saw=published)
@@ -110,7 +112,7 @@ async def test_requests_that_another_source_tells_are_not_reported_twice():
 
 
 async def test_an_engine_that_sends_nothing_is_asked_once_in_a_round(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.router.token_rates.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("kybernate.fetch.ANSWER_SECONDS", 0.1)
     asked: list[str] = []
 
     async def hang(request: web.Request) -> web.Response:

@@ -223,7 +223,7 @@ async def world(*, connected: bool = True, tracer: Any = None, **settings: Any) 
         router = await stack.enter_async_context(open_router(RouterSettings.model_validate(values), bus, tracer=tracer))
         jobs = [manager.listen(), *router.jobs().values()]
         tasks = [asyncio.create_task(job) for job in jobs]
-        stack.push_async_callback(_end, tasks)
+        stack.push_async_callback(end, tasks)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         here = World(router, manager, server, bus, http)
         try:
@@ -237,7 +237,7 @@ async def world(*, connected: bool = True, tracer: Any = None, **settings: Any) 
                 await engine.stop()
 
 
-async def _end(tasks: "list[asyncio.Task[None]]") -> None:
+async def end(tasks: "list[asyncio.Task[None]]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -55,7 +55,7 @@ async def test_an_answer_is_frozen_for_others_and_goes_on_and_what_was_decided_r
                 return reply["choices"][0]["text"], asyncio.get_running_loop().time()
 
         async def get(path: str) -> Any:
-            async with session.get(stack.url + path) as answer:
+            async with session.get(stack.console + path) as answer:
                 return await answer.json()
 
         long = asyncio.create_task(ask("a", 1800))

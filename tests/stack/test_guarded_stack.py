@@ -26,9 +26,11 @@ async def test_a_stack_with_keys_and_tls_serves_a_parked_model(tmp_path: Path) -
             assert answer.status == 200, await answer.text()
             assert float(answer.headers["X-Kyb-Held-Seconds"]) > 0
         for verb in ("pin", "unpin"):
-            async with session.post(f"{stack.url}/v1/seats/{parked['model']}/{verb}") as answer:
+            async with session.post(f"{stack.console}/v1/seats/{parked['model']}/{verb}") as answer:
                 assert answer.status == 202, await answer.text()
-        async with session.get(f"{stack.url}/v1/events?after=nothing") as answer:  # reads the stream from its beginning
+        async with session.get(
+            f"{stack.console}/v1/events?after=nothing"
+        ) as answer:  # reads the stream from its beginning
             assert answer.status == 200
             await answer.content.readuntil(b"seat-")
         logs = {name: stack.logs(name) for name in stack.pids}

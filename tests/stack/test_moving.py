@@ -34,7 +34,7 @@ async def test_a_seat_moves_and_serves_although_manager_and_checkpointer_die_on_
                 return answer.status
 
         async def seats() -> list[dict[str, Any]]:
-            async with session.get(f"{stack.url}/v1/seats") as answer:
+            async with session.get(f"{stack.console}/v1/seats") as answer:
                 return list((await answer.json())["seats"])
 
         async def seat_of(model: str, **wanted: str) -> dict[str, Any]:
@@ -53,7 +53,7 @@ async def test_a_seat_moves_and_serves_although_manager_and_checkpointer_die_on_
             rows: list[dict[str, Any]] = []
 
             async def busy() -> bool:
-                async with session.get(f"{stack.url}/v1/why") as answer:
+                async with session.get(f"{stack.console}/v1/why") as answer:
                     groups = [group for node in (await answer.json())["nodes"] for group in node.get("groups", ())]
                 rows[:] = [row for group in groups for row in group["seats"] if row["model"] == model]
                 return any(row["in_flight"] for row in rows)

@@ -45,7 +45,7 @@ async def test_a_move_and_a_drain_go_on_although_the_manager_dies_on_the_way(tmp
             return found
 
         async def seats() -> list[dict[str, Any]]:
-            async with session.get(f"{stack.url}/v1/seats") as answer:
+            async with session.get(f"{stack.console}/v1/seats") as answer:
                 return list((await answer.json())["seats"])
 
         async def ask(model: str) -> tuple[int, str]:
@@ -55,7 +55,7 @@ async def test_a_move_and_a_drain_go_on_although_the_manager_dies_on_the_way(tmp
 
         row = next(seat for seat in await seats() if seat["home_group"] == "G0")
         node, model = row["node"], row["model"]
-        events = asyncio.create_task(phases(stack.url, "node"))
+        events = asyncio.create_task(phases(stack.console, "node"))
         move = {"to": "G1", "op": "move"}
         begun = await order(f"seats/model/{model}/migrate", **move)
         assert begun["accepted"], begun
@@ -92,7 +92,7 @@ async def test_pods_made_while_their_group_is_drained_start_once_it_is_resumed(t
         await stack.ready(90)
 
         async def seats() -> list[dict[str, Any]]:
-            async with session.get(f"{stack.url}/v1/seats") as answer:
+            async with session.get(f"{stack.console}/v1/seats") as answer:
                 return [seat for seat in (await answer.json())["seats"] if seat["model"]]
 
         async def states(*wanted: str) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 import nats
 import pytest
 
-from kybernate.cli.router import find_stack
+from kybernate.cli.console import find_stack
 from kybernate.dev.nats_server import free_port
 from kybernate.dev.stack import Stack, StackError, StackOptions
 from kybernate.dev.stack.guard import left_over
@@ -55,7 +55,7 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["KYB_PORT"])), Handler).serv
 def stand_ins(*, rows: int = 7, **others: list[str]) -> dict[str, list[str]]:
     names = ("driver", "checkpointer", "gpu_manager", "plugin", "kubelet")
     router = [sys.executable, "-c", ROUTER, str(rows)]
-    return dict.fromkeys(names, SLEEP) | {"router": router} | others
+    return dict.fromkeys(names, SLEEP) | {"router": router, "console": router} | others
 
 
 def small(**options: Any) -> Stack:
@@ -73,7 +73,7 @@ async def test_it_is_ready_announced_and_leaves_nothing_behind() -> None:
         seats = await stack.ready(30)
         assert len(seats) == 7
         assert set(stack.pids) == {
-            "nats", "driver", "checkpointer", "gpu_manager", "plugin", "router", "kubelet",
+            "nats", "driver", "checkpointer", "gpu_manager", "plugin", "router", "console", "kubelet",
         }  # fmt: skip
         found = find_stack()
         assert found is not None
@@ -177,7 +177,7 @@ async def test_several_nodes_routers_and_servers_are_one_cluster(tmp_path: Path)
     async with small(nodes=2, routers=2, servers=3, replace=replace, settings=settings) as stack:
         assert len(await stack.ready(60)) == 14
         of_a_node = {"driver", "checkpointer", "gpu_manager", "plugin", "kubelet"}
-        of_all = {"nats", "nats-2", "nats-3", "router", "router-2"}
+        of_all = {"nats", "nats-2", "nats-3", "router", "router-2", "console"}
         assert set(stack.pids) == of_all | of_a_node | {f"{name}-2" for name in of_a_node}
         client = await nats.connect(stack.layout.nats_url.split(","), allow_reconnect=False)
         assert (await client.jetstream().stream_info("KV_kyb_seats")).config.num_replicas == 3
@@ -236,15 +236,14 @@ async def test_its_port_is_its_own_while_its_router_is_away_and_free_when_it_has
             async with small(port=port):
                 pass
     ports = Ports()
-    assert ports.router(port) == port
+    assert ports.usual(port, port) == port
     ports.release()
 
 
-def test_two_stacks_that_begin_at_once_do_not_both_take_the_usual_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_stacks_that_begin_at_once_do_not_both_take_the_usual_port() -> None:
     usual = free_port()
-    monkeypatch.setattr("kybernate.dev.stack.layout.USUAL_PORT", usual)
     first, second = Ports(), Ports()
-    assert first.router(None) == usual != second.router(None)
+    assert first.usual(usual) == usual != second.usual(usual)
     first.release()
     second.release()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.cli.router import find_stack, stack_file
+from kybernate.cli.console import find_stack, stack_file
 from kybernate.dev.stack import stack_file as module
 from kybernate.dev.stack.stack_file import StackFile, StackFileError
 

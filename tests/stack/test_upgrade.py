@@ -35,7 +35,7 @@ async def test_engines_live_through_an_upgrade_and_parked_models_answer_before_a
             }
 
         async def wake_a_parked_one() -> None:
-            seats = (await read(f"{stack.url}/v1/seats"))["seats"]
+            seats = (await read(f"{stack.console}/v1/seats"))["seats"]
             model = next(seat["model"] for seat in seats if seat["state"] == "parked")
             body = {"model": model, "prompt": "hi", "max_tokens": 3}
             try:

@@ -27,7 +27,7 @@ async def violations(here: Browsed) -> list[Any]:
 
 @pytest.mark.timeout(180)
 async def test_a_walk_sees_a_switch_live_reads_its_reason_pins_and_drains(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.router.plan_view.NICENESS", "0")
+    monkeypatch.setattr("services.console.plan_view.NICENESS", "0")
     async with browsed() as here:
         page, manager = here.page, here.w.manager
         await fill(here.w)

@@ -151,6 +151,11 @@ limits: {cpu: "1", memory: 256Mi}
 {{- printf "%s://%s:%v" (ternary "http" "https" (empty .Values.router.tls.existingSecret)) $host .Values.router.service.port -}}
 {{- end -}}
 
+{{- define "kybernate.consoleUrl" -}}
+{{- $host := printf "%s-console.%s.svc" (include "kybernate.fullname" .) .Release.Namespace -}}
+{{- printf "%s://%s:8781" (ternary "http" "https" (empty .Values.console.tls.existingSecret)) $host -}}
+{{- end -}}
+
 {{/* Secret with the keys of the cluster bus; empty: connections without a key. */}}
 {{- define "kybernate.keySecret" -}}
 {{- if not .Values.nats.enabled -}}

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import aiohttp
 import yaml
 
-from kybernate.cli.router import find_stack
+from kybernate.cli.console import find_stack
 from kybernate.dev.demo import report, workload
 from kybernate.dev.demo.chaos import Chaos, Promise, StackTarget, keep_logs, plan, seats_in_order
 from kybernate.dev.demo.client import Expect, Verdict
@@ -127,7 +127,7 @@ async def on_stack(
             await stack.ready(READY_SECONDS)
             say(f"stack ready at {stack.url}")
             urls = [router.url for router in stack.layout.routers]
-            return await _measured(demo, urls, options.speed, read, expect, live, say, stack)
+            return await _measured(demo, urls, stack.console, options.speed, read, expect, live, say, stack)
         finally:
             if demo.logs is not None:
                 keep_logs(stack, demo.logs)
@@ -149,12 +149,13 @@ async def _on_router(demo: Demo, url: str, expect: Expect, live: Live, say: Call
             f"Name the model that plays each trace model: --map {unmapped[0]}={known[0] if known else 'MODEL'}"
         )
     speed = demo.speed or _speed_of(url)
-    return await _measured(demo, [url], speed, read, expect, live, say, None)
+    return await _measured(demo, [url], _console_of(url), speed, read, expect, live, say, None)
 
 
 async def _measured(
     demo: Demo,
     urls: Sequence[str],
+    console: str,
     speed: float,
     read: Callable[[], Iterable[Arrival]],
     expect: Expect,
@@ -171,8 +172,8 @@ async def _measured(
         if live.keep and stack is not None:
             await warm_up(stack, replace(player, tally=Tally()), live)
         live.stage, live.watch = "replaying", Watch()
-        await following.enter_async_context(_following(live.watch, session, urls[0]))
-        before_replay = await seats_by_group(session, urls[0]) if live.keep else []
+        await following.enter_async_context(_following(live.watch, session, console))
+        before_replay = await seats_by_group(session, console) if live.keep else []
         asked = begun(again_and_again(read) if demo.chaos else read())
         began = time.monotonic()
         chaos: Chaos | None = None
@@ -182,7 +183,7 @@ async def _measured(
             await player.play(asked)
         seconds = (time.monotonic() - began) * speed
         if live.keep:
-            after_replay = await seats_by_group(session, urls[0])
+            after_replay = await seats_by_group(session, console)
             live.played = Played(
                 tuple(read()),
                 before_replay,
@@ -211,7 +212,7 @@ async def warm_up(stack: Stack, player: Player, live: Live) -> None:
     Raises DemoError where a model does not answer, and StackError.
     """
     live.stage = "warming up"
-    found = await seats_by_group(player.session, player.urls[0])
+    found = await seats_by_group(player.session, stack.console)
     groups = [[str(seat["model"]) for seat in group["seats"]] for group in found]
     steps = WARM_UPS * max(map(len, groups))
 
@@ -248,8 +249,7 @@ async def _with_chaos(
     live.stage = "waiting for order"
 
     async def in_order() -> bool:
-        asked = [seats_in_order(player.session, url, stack) for url in player.urls]
-        return all(await asyncio.gather(*asked))
+        return await seats_in_order(player.session, stack.console, stack)
 
     await chaos.settle(in_order, SETTLE_SECONDS)
     models = dict.fromkeys(stack.models)
@@ -362,6 +362,15 @@ async def _following(watch: Watch, session: aiohttp.ClientSession, url: str) -> 
 def _own_stack(url: str) -> Mapping[str, object] | None:
     found = find_stack()
     return found if found and str(found.get("url", "")).rstrip("/") == url else None
+
+
+def _console_of(url: str) -> str:
+    """The console of this router's stack: of the one that was announced here, else what KYB_URL names."""
+    found = _own_stack(url)
+    console = str(found["console"]) if found else os.environ.get("KYB_URL", "")
+    if not console:
+        raise DemoError(f"which console shows what {url} does? Name it: KYB_URL=http://host:8781")
+    return console.rstrip("/")
 
 
 def _speed_of(url: str) -> float:

@@ -22,6 +22,8 @@ from kybernate.dev.stack.process import ProcessCommand
 
 HOST = "127.0.0.1"
 USUAL_PORT = 8780
+"""Of a router."""
+USUAL_CONSOLE_PORT = 8781
 
 
 class Ports:
@@ -34,13 +36,13 @@ class Ports:
     def __init__(self) -> None:
         self._marks: list[socket.socket] = []
 
-    def router(self, asked: int | None) -> int:
+    def usual(self, port: int, asked: int | None = None) -> int:
         """The asked port, or the usual one, or a free one (also for 0). Raises OSError when the asked one is taken."""
         if asked:
             return self._take(asked)
         if asked is None:
             with contextlib.suppress(OSError):
-                return self._take(USUAL_PORT)
+                return self._take(port)
         return self.free()
 
     def free(self) -> int:
@@ -110,18 +112,13 @@ class RouterLayout:
     """Ports of one router."""
 
     port: int
-    page_port: int
-    """The operations port: the page, metrics."""
+    health_port: int
+    """The operations port: metrics."""
 
     @property
     def url(self) -> str:
         """Where it answers."""
         return f"http://{HOST}:{self.port}"
-
-    @property
-    def page(self) -> str:
-        """Where the page for operators is."""
-        return f"http://{HOST}:{self.page_port}/ui/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +129,7 @@ class Layout:
     """Configuration, pods, logs; also the first node's folder."""
     nodes: tuple[NodeLayout, ...]
     routers: tuple[RouterLayout, ...]
+    console_port: int
     nats_ports: tuple[int, ...]
     """Of the nats-servers that the stack starts."""
     route_ports: tuple[int, ...]
@@ -145,6 +143,16 @@ class Layout:
     def url(self) -> str:
         """Where the first router answers."""
         return self.routers[0].url
+
+    @property
+    def console(self) -> str:
+        """Where the operators' console answers."""
+        return f"http://{HOST}:{self.console_port}"
+
+    @property
+    def page(self) -> str:
+        """Where its page is."""
+        return f"{self.console}/ui/"
 
     @property
     def driver_socket(self) -> Path:
@@ -178,7 +186,7 @@ def with_backends(pods: str, backends: Sequence[str]) -> str:
 def lay_out(plan: Plan, options: StackOptions, ports: Ports, stubs: Path | None = None) -> Layout:
     """Make the folder with its files, as they were checked, and take the ports. Raises OSError when the asked port is
     taken."""
-    port = ports.router(options.port)
+    port = ports.usual(USUAL_PORT, options.port)
     folder = _short_folder()
     (folder / "config.yaml").write_bytes(plan.config_file)
     pods = plan.pod_file.decode()
@@ -194,6 +202,7 @@ def lay_out(plan: Plan, options: StackOptions, ports: Ports, stubs: Path | None 
         folder=folder,
         nodes=tuple(_node(folder, index, ports) for index in range(options.nodes)),
         routers=tuple(RouterLayout(port if not n else ports.free(), ports.free()) for n in range(options.routers)),
+        console_port=ports.usual(USUAL_CONSOLE_PORT, None if options.port is None else 0),
         nats_ports=nats_ports,
         route_ports=tuple(ports.free() for _ in range(servers)) if servers > 1 else (),
         nats_url=options.nats_url or ",".join(f"nats://{HOST}:{port}" for port in nats_ports),
@@ -216,8 +225,10 @@ def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[s
     plain = _environment(layout.folder)
     for index, router in enumerate(layout.routers):
         env = _settings(layout, options, NODE) | {"KYB_HOST": HOST, "KYB_PORT": str(router.port)}
-        env |= {"KYB_HEALTH_HOST": HOST, "KYB_HEALTH_PORT": str(router.page_port)}
+        env |= {"KYB_HEALTH_HOST": HOST, "KYB_HEALTH_PORT": str(router.health_port)}
         found[numbered("router", index)] = _python("services.router", plain | env)
+    console = {"KYB_HOST": HOST, "KYB_PORT": str(layout.console_port), "KYB_ROUTER_URL": layout.url}
+    found["console"] = _python("services.console", plain | _settings(layout, options, NODE) | console)
     for name in (*options.replace, *options.settings, *options.arguments):
         if name not in found:
             raise ValueError(f"this stack has no process {name!r}; it has {', '.join(found)}")

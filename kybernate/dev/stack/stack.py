@@ -22,7 +22,7 @@ from kybernate import files
 from kybernate.annotations import BACKEND
 from kybernate.bus import setup
 from kybernate.bus.port import BusError
-from kybernate.cli.router import stack_file
+from kybernate.cli.console import stack_file
 from kybernate.dev.fakes.stubs.build import StubError, build_stubs
 from kybernate.dev.stack import guard
 from kybernate.dev.stack.add import alone
@@ -33,7 +33,7 @@ from kybernate.dev.stack.stack_file import StackFile
 from kybernate.engines import RESTART
 
 SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
-"""The four programs, by the names they have in a stack."""
+"""The programs that calls depend on, by the names they have in a stack; beside them runs the console."""
 END_SECONDS = 4.0
 """How long ending everything may take, wall time; what is left then is killed."""
 BUS_SECONDS = 30.0
@@ -41,7 +41,7 @@ BUS_SECONDS = 30.0
 BUS_CHECK_SECONDS = 5.0
 """Wall seconds between two checks that all streams and buckets exist: a nats-server may lose its store."""
 _POLL_SECONDS = 0.1
-_STOP_ORDER = (("kubelet",), SERVICES, ("driver",), ("nats",))
+_STOP_ORDER = (("kubelet",), (*SERVICES, "console"), ("driver",), ("nats",))
 """Kubelet first, so that engines end while the driver still knows them; the bus last."""
 
 
@@ -87,6 +87,11 @@ class Stack:
     def url(self) -> str:
         """Where the router answers."""
         return self.layout.url
+
+    @property
+    def console(self) -> str:
+        """Where the operators' console answers."""
+        return self.layout.console
 
     @property
     def models(self) -> list[str]:
@@ -177,9 +182,9 @@ class Stack:
 
         ``timeout``: wall seconds in which no further model became ready; engines of one group start one after another.
         ``progress`` gets a line when another one is ready. Raises StackError when a process refuses its configuration
-        or the router does not answer, NotReadyError when time is up.
+        or router or console do not answer, NotReadyError when time is up.
         """
-        unmet, most = "the router does not answer", -1
+        unmet, most = "router and console do not answer", -1
         seats: list[dict[str, Any]] | None = None
         try:
             async with asyncio.timeout(timeout) as limit, aiohttp.ClientSession() as session:
@@ -313,7 +318,8 @@ class Stack:
         self._file.write(
             {
                 "url": layout.url,
-                "page": layout.routers[0].page,
+                "console": layout.console,
+                "page": layout.page,
                 "pid": os.getpid(),
                 "folder": str(layout.folder),
                 "speed": self.options.speed,
@@ -328,7 +334,10 @@ class Stack:
 
     async def _seats(self, session: aiohttp.ClientSession) -> list[dict[str, Any]] | None:
         try:
-            async with session.get(f"{self.url}/v1/seats", timeout=aiohttp.ClientTimeout(total=2)) as answer:
+            for router in self.layout.routers:
+                async with session.get(f"{router.url}/readyz", timeout=aiohttp.ClientTimeout(total=2)) as answer:
+                    answer.raise_for_status()
+            async with session.get(f"{self.console}/v1/seats", timeout=aiohttp.ClientTimeout(total=2)) as answer:
                 body = await answer.json()
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return None

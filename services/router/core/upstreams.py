@@ -6,7 +6,7 @@ every report. A complete reading of the roster overrides the order within an epo
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heappop, heappush
@@ -15,7 +15,7 @@ from math import inf
 from typing import NamedTuple
 
 from kybernate.messages import SeatActivated, SeatAllocated, SeatEvent, SeatFreed, SeatPinned, SeatUnpinned
-from kybernate.roster import SeatRecord, seat_key
+from kybernate.roster import MOST_NAMES, SeatRecord, seat_key, some
 from kybernate.seat import SeatState
 from services.router.core.capacity import Capacity, larger, share
 from services.router.core.step import Kind
@@ -32,8 +32,6 @@ FREEZING = frozenset({_S.PARKING, _S.PARKED})
 """Calls in flight may be frozen with the seat instead of being cut, if its manager grants a stall budget."""
 
 
-MOST_NAMES = 20
-"""Models that one error text lists."""
 MOST_LOOKED_AT = 1000
 """Models that are looked at for it: thousands of requests for unknown models cost little."""
 
@@ -410,24 +408,14 @@ class Change(NamedTuple):
         )
 
 
-def some(names: Sequence[str], where: str = "GET /v1/models") -> str:
-    """Return the first names as text for error messages; ``where`` a caller finds all."""
-    more = f" and {len(names) - MOST_NAMES} more: {where}" if len(names) > MOST_NAMES else ""
-    return (", ".join(names[:MOST_NAMES]) or "none yet") + more
-
-
 class UpstreamTable:
     """Upstreams by key of the roster, models and nodes by name. An upstream is in the model that it is assigned to."""
 
     def __init__(self) -> None:
         self.upstreams: dict[str, Upstream] = {}
         self.models: dict[str, Model] = {}
-        self.nodes: dict[str, dict[str, Upstream]] = {}
-        """By node, then by key: a walk over all upstreams of a large cluster takes milliseconds."""
         self.closing: dict[str, Upstream] = {}
         """Those whose seat drains or parks, by key."""
-        self.touched: set[str] = set()
-        """Keys of seats whose row was replaced or dropped, until a reader takes them."""
 
     def model(self, name: str) -> Model:
         """Return the model of this name, added if it is unknown."""
@@ -470,10 +458,6 @@ class UpstreamTable:
         upstream.record = before.model_copy(update={"state": SeatState.FREE})
         change = self._change(upstream, before)
         del self.upstreams[upstream.key]
-        seats = self.nodes[before.node]
-        del seats[upstream.key]
-        if not seats:
-            del self.nodes[before.node]
         return change
 
     def retry_after(self, model: str, now: float, speed: float) -> float:
@@ -497,14 +481,10 @@ class UpstreamTable:
         return f"{', '.join(names[:MOST_NAMES])} and more: GET /v1/models" if names else "see GET /v1/models"
 
     def _changed(self, upstream: Upstream, before: SeatRecord, changed: bool) -> Change | None:
-        if upstream.record is not before:
-            self.touched.add(upstream.key)
         return self._change(upstream, before) if changed else None
 
     def _change(self, upstream: Upstream, before: SeatRecord | None) -> Change:
-        self.touched.add(upstream.key)
         self.upstreams[upstream.key] = upstream
-        self.nodes.setdefault(upstream.record.node, {})[upstream.key] = upstream
         if upstream.record.state in CLOSING:
             self.closing[upstream.key] = upstream
         else:

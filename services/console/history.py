@@ -12,10 +12,8 @@ from aiohttp import web
 
 from kybernate.bus.port import ALL_EVENTS, Bus, BusError
 from kybernate.envelope import Message, Pattern, slug
-from kybernate.http_api import number
-from kybernate.messages import DecisionKind, GroupDecided, RequestEnded, SeatActivated, SeatEvent
-from services.router.api import RouterError
-from services.router.request_log import WAITED_IN_VAIN
+from kybernate.http_api import ApiError, number
+from kybernate.messages import WAITED_IN_VAIN, DecisionKind, GroupDecided, RequestEnded, SeatActivated, SeatEvent
 
 LONGEST_READ_SECONDS = 8.0
 MOST_EVENTS = 10_000
@@ -46,18 +44,18 @@ class History:
         since = min(now, number(query, "since", now - SINCE_SECONDS))
         limit = int(number(query, "limit", DEFAULT_EVENTS))
         if not 1 <= limit <= MOST_EVENTS:
-            raise RouterError(400, "invalid_field", f"limit: {limit} is not between 1 and {MOST_EVENTS}")
+            raise ApiError(400, "invalid_field", f"limit: {limit} is not between 1 and {MOST_EVENTS}")
         if (kind := query.get("kind")) and kind not in KINDS:
-            raise RouterError(400, "invalid_field", f"kind: {kind[:100]!r} is none of {', '.join(sorted(KINDS))}")
+            raise ApiError(400, "invalid_field", f"kind: {kind[:100]!r} is none of {', '.join(sorted(KINDS))}")
         wanted = {name: query[name] for name in ("kind", "model", "group", "op") if query.get(name)}
         try:
             async with asyncio.timeout(LONGEST_READ_SECONDS), self._turn:
                 events, found = await self._read(since, wanted, limit)
         except TimeoutError:
             text = f"too many events since then to be read in {LONGEST_READ_SECONDS:g} s; ask for less time or one kind"
-            raise RouterError(503, "history_too_long", text, 2) from None
+            raise ApiError(503, "history_too_long", text, 2) from None
         except BusError as error:
-            raise RouterError(503, "events_unavailable", f"past events cannot be read: {error}", 2) from error
+            raise ApiError(503, "events_unavailable", f"past events cannot be read: {error}", 2) from error
         return web.json_response({"since": since, "events": events, "complete": found <= limit})
 
     async def request(self, request: web.Request) -> web.StreamResponse:
@@ -68,13 +66,13 @@ class History:
                 record = await self._bus.ended(name)
                 if record is None:
                     text = "it waits still, was served at once, or ended more than a day ago; see kyb why MODEL"
-                    raise RouterError(404, "no_record", f"no record of request {name!r}: {text}")
+                    raise ApiError(404, "no_record", f"no record of request {name!r}: {text}")
                 since = record.arrived_at - BEFORE_SECONDS
                 events = [event async for event in self._bus.replay(since=since) if _of_story(event, record)]
         except TimeoutError:
-            raise RouterError(503, "history_too_long", "too many events to be read in time", 2) from None
+            raise ApiError(503, "history_too_long", "too many events to be read in time", 2) from None
         except BusError as error:
-            raise RouterError(503, "events_unavailable", f"past events cannot be read: {error}", 2) from error
+            raise ApiError(503, "events_unavailable", f"past events cannot be read: {error}", 2) from error
         return web.json_response(story(record, events))
 
     async def missed(self, request: web.Request) -> web.StreamResponse:
@@ -101,11 +99,9 @@ class History:
                                 stories.setdefault(model, []).append(event)
                         await asyncio.sleep(0)
         except TimeoutError:
-            raise RouterError(
-                503, "history_too_long", "too many requests were recorded; ask for less time", 2
-            ) from None
+            raise ApiError(503, "history_too_long", "too many requests were recorded; ask for less time", 2) from None
         except BusError as error:
-            raise RouterError(503, "events_unavailable", f"past requests cannot be read: {error}", 2) from error
+            raise ApiError(503, "events_unavailable", f"past requests cannot be read: {error}", 2) from error
         rows = [
             {"model": model, "missed": count, "slo_seconds": slos.get(model, 0.0)}
             | story(worst[model], stories.get(model, []))

@@ -1,4 +1,4 @@
-"""The past that a router's page shows: blocks of groups, waiting requests, waits of models."""
+"""The past that the page shows: blocks of groups, waiting requests."""
 
 import itertools
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from kybernate.messages import EVENT_OF_STATE, GroupDecided, SeatEvent, SeatPinned
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState as S
-from services.router.core import timeline
-from services.router.core.timeline import Timeline, WaitingLines, Waits
+from services.console.core import timeline
+from services.console.core.timeline import Timeline, WaitingLines
 
 _SEQS = itertools.count(1)
 
@@ -119,11 +119,3 @@ def test_waiting_lines_keep_changes_and_the_value_at_the_begin_of_the_window():
     assert dict(lines.lines(0.0)) == {"n1/G0": [(1.0, 2), (3.0, 3), (4.0, 0)]}
     assert dict(lines.lines(3.5)) == {"n1/G0": [(3.0, 3), (4.0, 0)]}
     assert dict(lines.lines(9.0)) == {"n1/G0": [(4.0, 0)]}
-
-
-def test_waits_count_requests_that_did_not_wait():
-    waits = Waits()
-    for seconds in (*[0.0] * 98, 4.0, 8.0):
-        waits.add("m", seconds)
-    assert waits.of("m") == {"count": 100, "p50": 0.0, "p99": 4.0}
-    assert waits.of("other") == {}

@@ -1,4 +1,4 @@
-"""The client of the router's HTTP API, and how it finds the router. Standard library only: commands start at once."""
+"""The client of the console's HTTP API, and how it finds the console. Standard library only: commands start at once."""
 
 import contextlib
 import fcntl
@@ -18,7 +18,7 @@ from kybernate.cli.output import CliError
 ANSWER_SECONDS = 10.0
 RECONNECT_SECONDS = 0.5
 LOST_SECONDS = 30.0
-"""Following events ends when the router has been unreachable for this long."""
+"""Following events ends when the console has been unreachable for this long."""
 
 
 def stack_file() -> Path:
@@ -50,9 +50,9 @@ def find_url(given: str | None) -> str:
     if stack is None:
         raise CliError(
             f"no stack is running on this machine ({stack_file()} does not name one); start one with: kyb up\n"
-            "     or name a router with --url http://host:port or KYB_URL"
+            "     or name the console with --url http://host:port or KYB_URL"
         )
-    return str(stack["url"])
+    return str(stack["console"])
 
 
 def _is_address(url: str) -> bool:
@@ -68,8 +68,8 @@ _STATES = ("active", "activating", "parked", "lost")
 
 
 @dataclass(frozen=True, slots=True)
-class Router:
-    """One router. Every call raises CliError when it cannot be reached or refuses."""
+class Console:
+    """The console. Every call raises CliError when it cannot be reached or refuses."""
 
     url: str
     timeout: float = ANSWER_SECONDS
@@ -94,19 +94,23 @@ class Router:
     def _page(self, path: str) -> dict[str, Any]:
         body = self._call("GET", path)
         if not isinstance(body.get("seats"), list):
-            raise CliError(f"{self.url}/v1/seats does not answer like a Kybernate router; check the address")
+            raise CliError(f"{self.url}/v1/seats does not answer like the Kybernate console; check the address")
         return body
+
+    def routers(self) -> list[dict[str, Any]]:
+        """``GET /v1/routers``: those that are alive, each with what is ``unmet`` or ``unanswered``."""
+        return list(self._call("GET", "/v1/routers").get("routers") or ())
 
     def why(self) -> dict[str, Any]:
         """``GET /v1/why``: ``{"nodes": [...]}``, the decisions of each node's manager and their reasons."""
         return self._call("GET", "/v1/why")
 
     def readiness(self) -> dict[str, Any]:
-        """``GET /readyz``: ``{"unmet": {...}, "notes": {...}}``, also of a router that is not ready."""
+        """``GET /readyz``: ``{"unmet": {...}, "notes": {...}}``, also of one that is not ready."""
         return self._call("GET", "/readyz", accept=(503,))
 
     def date(self) -> float | None:
-        """The router's clock, unix seconds, by the ``Date`` of an answer (whole seconds); None: it sends none."""
+        """Its clock, unix seconds, by the ``Date`` of an answer (whole seconds); None: it sends none."""
         connection = self._connection(ANSWER_SECONDS)
         try:
             connection.request("GET", self._path("/readyz"))
@@ -119,7 +123,7 @@ class Router:
             connection.close()
 
     def command(self, name: str, verb: str) -> dict[str, Any]:
-        """``POST /v1/seats/{name}/{verb}``: the manager's reply. The router knows which seat a name means."""
+        """``POST /v1/seats/{name}/{verb}``: the manager's reply. The console knows which seat a name means."""
         return self._call("POST", f"/v1/seats/{quote(name)}/{verb}")
 
     def commands(self, name: str, verb: str) -> list[dict[str, Any]]:
@@ -162,7 +166,7 @@ class Router:
     def events(
         self, last_id: str | None = None, since: float | None = None
     ) -> Iterator[tuple[str, dict[str, Any] | None]]:
-        """``GET /v1/events``: first ("", None) once it is open, then (id, event) until the router ends the stream.
+        """``GET /v1/events``: first ("", None) once it is open, then (id, event) until the console ends the stream.
 
         It begins after the event ``last_id``, else with those since then, unix seconds, else with the next one.
         """
@@ -208,7 +212,7 @@ class Router:
             found = json.loads(data) if data else {}
             return found if isinstance(found, dict) else {}
         except ValueError:
-            raise CliError(f"{self.url}{path} does not answer with JSON; is this a Kybernate router?") from None
+            raise CliError(f"{self.url}{path} does not answer with JSON; is this the Kybernate console?") from None
 
     def _connection(self, timeout: float | None) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)
@@ -220,21 +224,21 @@ class Router:
 
     def _unreachable(self, error: Exception) -> str:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return f"the router at {self.url} does not answer ({why}); is the stack running? (kyb up, or --url)"
+        return f"the console at {self.url} does not answer ({why}); is the stack running? (kyb up, or --url)"
 
     def _refusal(self, status: int, data: bytes) -> CliError:
-        """The router's error text; without one, the beginning of its answer."""
+        """Its error text; without one, the beginning of its answer."""
         try:
             error = json.loads(data)["error"]
             code = str(error.get("code"))
             return CliError(str(error["message"]), 2 if code in ("ambiguous_name", "invalid_field") else 1, reason=code)
         except (ValueError, KeyError, TypeError):
             reason = data[:200].decode(errors="replace").strip() or "without a reason"
-            return CliError(f"the router at {self.url} refused (HTTP {status}): {reason}")
+            return CliError(f"the console at {self.url} refused (HTTP {status}): {reason}")
 
 
 def follow_events(
-    router: Router,
+    console: Console,
     show: Callable[[dict[str, Any]], None],
     *,
     again: bool,
@@ -244,14 +248,14 @@ def follow_events(
     """Call ``show`` with each event, once. ``again``: after a break, reconnect and continue after the last one shown.
     ``last_id``: begin after this one; ``since``: without it, with the stored ones since then, unix seconds.
 
-    Raises CliError when the first connection fails, or when the router is unreachable for ``LOST_SECONDS``.
+    Raises CliError when the first connection fails, or when it is unreachable for ``LOST_SECONDS``.
     """
     reached = False
     lost_at: float | None = None
     began = time.time()
     while True:
         try:
-            for number, event in router.events(last_id, since):
+            for number, event in console.events(last_id, since):
                 reached, lost_at = True, None
                 if event is not None:
                     last_id = number or last_id

@@ -9,15 +9,12 @@ from math import nan
 import aiohttp
 
 from kybernate.engines import tokens_in
+from kybernate.fetch import AT_ONCE, fetch
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 
-ANSWER_SECONDS = 2.0
-AT_ONCE = 16
 MOST_READ = 40
 """Engines that one reading asks: where more are active, each has its turn."""
-MOST_BYTES = 4 * 1024 * 1024
-"""Of one answer; of a longer one nothing counts."""
 
 
 class TokenRates:
@@ -58,18 +55,3 @@ class TokenRates:
 def readable(seat: SeatRecord) -> bool:
     """Whether this seat's engine can be asked."""
     return seat.state is SeatState.ACTIVE and bool(seat.endpoint)
-
-
-async def fetch(http: aiohttp.ClientSession, url: str, **query: str) -> bytes | None:
-    """Return the body of a 200, empty for another status; None if it is longer than MOST_BYTES or not there in time."""
-    timeout = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-    try:
-        async with http.get(url, params=query, timeout=timeout, allow_redirects=False) as answer:
-            text = bytearray()
-            async for piece in answer.content.iter_any():
-                text += piece
-                if len(text) > MOST_BYTES:
-                    return None
-            return bytes(text) if answer.status == 200 else b""
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):  # a host's name can be none
-        return None

@@ -9,14 +9,14 @@ from structlog.testing import capture_logs
 
 from kybernate.messages import GroupDecided, RequestEnded, SeatActivated
 from kybernate.seat import SeatState
+from services.console.history import story
 from services.router.core.step import Forward
-from services.router.history import story
-from tests.router.world import World, world
+from tests.console.world import Shown, shown
 from tests.spans import Spans
 from tests.until import until
 
 
-async def story_of(w: World, request: str) -> Any:
+async def story_of(w: Shown, request: str) -> Any:
     """The story, once the record was published."""
     found: list[Any] = []
 
@@ -30,7 +30,7 @@ async def story_of(w: World, request: str) -> Any:
 
 
 async def test_the_stream_of_events_begins_with_the_stored_ones_since_a_time_if_no_id_is_given():
-    async with world() as w:
+    async with shown() as w:
         begin, known = time.time() - 60, [decided(decision="stay", at=time.time() - age) for age in (90, 30)]
         for event in known:
             w.server.stored[event.id] = (event.subject, event.body(), event.at)
@@ -54,7 +54,7 @@ def decided(**fields: Any) -> GroupDecided:
 
 
 async def test_history_is_selected_by_kind_model_group_op_and_time():
-    async with world() as w:
+    async with shown() as w:
         await w.seat("s0", "llama")
         await w.seat("s1", "qwen")
         await w.manager.move("s0", SeatState.ACTIVATING)
@@ -85,7 +85,7 @@ async def test_history_is_selected_by_kind_model_group_op_and_time():
 
 
 async def test_a_held_request_leaves_its_story_and_one_that_was_served_at_once_does_not():
-    async with world() as w:
+    async with shown() as w:
         await w.seat("s0", "llama")
         w.manager.auto = False
         held = w.ask("llama", X_Request_Id="req-7")
@@ -118,7 +118,7 @@ def test_a_request_is_forwarded_after_its_seat_was_activated_also_when_its_hold_
 
 
 async def test_a_request_that_waited_in_vain_leaves_the_reasons_for_it():
-    async with world(hold_seconds=2.0) as w:
+    async with shown(router={"hold_seconds": 2.0}) as w:
         await w.seat("s0", "llama")
         w.manager.auto = False
         waits = w.ask("llama", X_Request_Id="req-9")
@@ -133,11 +133,20 @@ async def test_a_request_that_waited_in_vain_leaves_the_reasons_for_it():
 
 
 @pytest.mark.parametrize("served", [True, False])
-async def test_every_report_of_a_call_that_was_cut_twice_has_the_sum_of_its_waits(served: bool):
+async def test_every_report_of_a_call_that_was_cut_twice_has_the_sum_of_its_waits(
+    monkeypatch: pytest.MonkeyPatch, served: bool
+):
     forwards: list[Forward] = []
     with Spans() as spans, capture_logs() as logs:
-        async with world(tracer=spans.tracer, access_log=True) as w:
-            w.manager.auto, w.router.dispatcher.on_forward = False, forwards.append
+        async with shown(router={"tracer": spans.tracer, "access_log": True}) as w:
+            w.manager.auto, perform = False, w.router.dispatcher._perform
+
+            def recorded(effect: Any) -> None:
+                if isinstance(effect, Forward):
+                    forwards.append(effect)
+                perform(effect)
+
+            monkeypatch.setattr(w.router.dispatcher, "_perform", recorded)
             engine = await w.seat("s0", "llama", SeatState.ACTIVE)
             engine.silent.clear()
             call = w.ask("llama", x_request_id="req-1")
@@ -157,7 +166,8 @@ async def test_every_report_of_a_call_that_was_cut_twice_has_the_sum_of_its_wait
                 await until(lambda: w.held("llama") == 1, what="it waits again")
                 call.cancel()
             reported = await story_of(w, "req-1")
-            metrics = (await w.call("GET", "/metrics")).body.decode()
+            async with w.http.get(f"{w.router.url}/metrics") as scraped:
+                metrics = await scraped.text()
         [request] = spans.of("POST /v1/chat/completions")
     [line] = [line for line in logs if line["event"] == "request.ended"]
     record, waits = reported["request"], [forward.held_seconds for forward in forwards]
@@ -181,7 +191,7 @@ async def test_every_report_of_a_call_that_was_cut_twice_has_the_sum_of_its_wait
 
 @pytest.mark.parametrize("access_log", [True, False])
 async def test_each_call_has_one_access_line_if_they_are_wanted(access_log: bool):
-    async with world(access_log=access_log) as w:
+    async with shown(router={"access_log": access_log}) as w:
         await w.seat("s0", "llama", SeatState.ACTIVE)
         with capture_logs() as logs:
             assert (await w.ask("llama", x_request_id="served")).status == 200
@@ -195,7 +205,7 @@ async def test_each_call_has_one_access_line_if_they_are_wanted(access_log: bool
 
 
 async def test_models_that_missed_their_slo_have_the_story_of_their_longest_wait():
-    async with world() as w:
+    async with shown() as w:
         await w.seat("s0", "llama", slo_seconds=0.05)
         await w.seat("s1", "qwen", slo_seconds=60.0)
         w.manager.auto = False

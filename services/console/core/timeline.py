@@ -1,10 +1,9 @@
-"""What a router's page shows of the past: which seat held which group, requests that waited, waits by model. Pure.
+"""What the page shows of the past: which seat held which group, and requests that waited. Pure.
 
 Built from events of seats, which may come twice (replayed and live): an event that is not newer than the last one of
 its seat changes nothing. Times are unix seconds.
 """
 
-import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,7 +17,7 @@ from kybernate.tracing import trace_id_of
 MOST_BLOCKS = 20_000
 """Ended blocks that are kept, of all groups."""
 MOST_SAMPLES = 2_000
-"""Changes of waiting requests per group, and waits per model, that are kept."""
+"""Changes of waiting requests per group that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,31 +147,3 @@ class WaitingLines:
             first = next((at for at, (time, _) in enumerate(line) if time >= since), len(line))
             if kept := list(line)[max(0, first - 1) :]:
                 yield lane, kept
-
-
-class Waits:
-    """How long the forwarded requests of each model waited: the last ones, those that did not wait included."""
-
-    def __init__(self) -> None:
-        self._waits: dict[str, deque[float]] = {}
-        self.changed: set[str] = set()
-        """Models with new waits since the caller cleared it."""
-
-    def add(self, model: str, seconds: float) -> None:
-        """Store one wait."""
-        waits = self._waits.get(model)
-        if waits is None:
-            waits = self._waits[model] = deque(maxlen=MOST_SAMPLES)
-        waits.append(seconds)
-        self.changed.add(model)
-
-    def of(self, model: str) -> dict[str, float]:
-        """Return count, p50 and p99 of the kept waits; empty without any."""
-        waits = sorted(self._waits.get(model, ()))
-        if not waits:
-            return {}
-        return {"count": len(waits), "p50": _quantile(waits, 0.5), "p99": _quantile(waits, 0.99)}
-
-
-def _quantile(ordered: list[float], share: float) -> float:
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -7,11 +7,12 @@ import pytest
 from aiohttp import web
 
 from kybernate.engines import tokens_in
+from kybernate.fetch import MOST_BYTES, fetch
 from kybernate.health import HttpServer
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
-from services.router import token_rates
-from services.router.token_rates import MOST_BYTES, TokenRates, fetch, readable
+from services.console import token_rates
+from services.console.token_rates import TokenRates, readable
 
 
 def record(seat: str, model: str, endpoint: str, state: SeatState = SeatState.ACTIVE) -> SeatRecord:

@@ -13,30 +13,29 @@ import aiohttp
 import pytest
 
 from kybernate.api_keys import dump, make
-from kybernate.bus.follow import Slices
 from kybernate.dev.nats_server import free_port
 from kybernate.messages import ParkSeat, SeatActivated, TrafficSignal
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from kybernate.seat import SeatState
-from services.router import page as page_module
-from services.router.page import CHAT_BYTES, READER_BACKLOG, RECENT_EVENTS
-from tests.router.world import NODE, Answered, World, world
+from services.console import page as page_module
+from services.console.page import CHAT_BYTES, READER_BACKLOG, RECENT_EVENTS
+from tests.console.world import Shown, shown
+from tests.router.world import NODE, Answered
 from tests.until import until
 
 
 @asynccontextmanager
-async def page(**settings: Any) -> AsyncIterator[tuple[World, str]]:
-    port = free_port()
-    async with world(health_port=port, **settings) as w:
-        yield w, f"http://127.0.0.1:{port}/ui/"
+async def page(**settings: Any) -> AsyncIterator[tuple[Shown, str]]:
+    async with shown(health_port=free_port(), **settings) as w:
+        yield w, f"{w.console.page_url}/ui/"
 
 
-async def get(w: World, url: str, **how: Any) -> Answered:
+async def get(w: Shown, url: str, **how: Any) -> Answered:
     async with w.http.get(url, **how) as answer:
         return Answered(answer.status, answer.headers.copy(), await answer.read())
 
 
-async def post(w: World, url: str, **how: Any) -> Answered:
+async def post(w: Shown, url: str, **how: Any) -> Answered:
     async with w.http.post(url, **how) as answer:
         return Answered(answer.status, answer.headers.copy(), await answer.read())
 
@@ -56,15 +55,15 @@ async def message(stream: aiohttp.ClientResponse, event: str = "") -> Any:
     raise AssertionError("the stream has ended")
 
 
-async def state_of(w: World, url: str) -> Any:
+async def state_of(w: Shown, url: str) -> Any:
     """What a page shows first."""
     async with w.http.get(url + "live") as stream:
         return await message(stream, "state")
 
 
-def _received(w: World, kind: type[SeatActivated]) -> bool:
+def _received(w: Shown, kind: type[SeatActivated]) -> bool:
     """True if the router has received such an event; the row of the roster may come before it."""
-    return any(isinstance(event, kind) for event in w.router.events._recent)
+    return any(isinstance(event, kind) for event in w.console.events._recent)
 
 
 async def test_the_first_paint_is_one_answer_with_seats_blocks_loads_and_events():
@@ -89,7 +88,7 @@ async def test_the_first_paint_has_each_recent_event_once():
     async with page() as (w, url):
         fields = {"node": NODE, "seat": "s0", "state": SeatState.ACTIVE, "cause": "c", "at": time.time()}
         for seq in range(2 * RECENT_EVENTS + 1):
-            w.router.page.add(SeatActivated.model_validate({"seq": seq} | fields))
+            w.console.page.add(SeatActivated.model_validate({"seq": seq} | fields))
         events = (await state_of(w, url))["events"]
         assert [event["seq"] for event in events] == list(range(RECENT_EVENTS + 1, 2 * RECENT_EVENTS + 1))
 
@@ -149,16 +148,16 @@ async def test_what_changes_while_the_state_is_sent_comes_after_it_and_no_event_
     encode = page_module._row
     async with page() as (w, url):
         await w.seat("s0", "llama")
-        table, seqs = w.router.traffic.table, itertools.count(1000)
+        seats_now, seqs = w.console.cluster.seats, itertools.count(1000)
 
         def add() -> None:
-            w.router.page.add(SeatActivated.model_validate({"seq": next(seqs)} | fields))
+            w.console.page.add(SeatActivated.model_validate({"seq": next(seqs)} | fields))
 
         def encoded(*what: Any) -> Any:
             row = encode(*what)
             if row["state"] == "parked":  # the state has this row; it changes now
-                record = table.upstreams[f"{NODE}.s0"].record
-                table.apply_record(record.model_copy(update={"seq": record.seq + 1, "state": SeatState.ACTIVE}))
+                record = seats_now.rows[f"{NODE}.s0"]
+                seats_now.put(record.key, record.model_copy(update={"state": SeatState.ACTIVE}))
                 add()
             return row
 
@@ -185,13 +184,14 @@ async def test_a_page_that_reads_too_slowly_is_disconnected_and_gets_the_state_a
         await w.seat("s0", "llama")
         async with w.http.get(url + "live") as stream:
             await message(stream, "state")
-            (reader,) = w.router.page._readers
+            (reader,) = w.console.page._readers
             for _ in range(READER_BACKLOG + 1):
-                w.router.page._send(reader, b"data: {}\n\n")
+                w.console.page._send(reader, b"data: {}\n\n")
             await w.manager.put("s0", SeatState.ACTIVE)
             with pytest.raises(AssertionError, match="has ended"):
                 await message(stream, "state")
-        await until(lambda: w.upstream("s0").record.state is SeatState.ACTIVE, what="the router knows the new state")
+        rows = w.console.cluster.seats.rows
+        await until(lambda: rows[f"{NODE}.s0"].state is SeatState.ACTIVE, what="the console knows the new state")
         assert [seat["state"] for seat in (await state_of(w, url))["seats"]] == ["active"]
 
 
@@ -202,7 +202,7 @@ async def test_a_page_that_is_disconnected_while_it_gets_the_state_gets_no_part_
         await w.seat("s0", "llama")
 
         def encoded(*what: Any) -> Any:
-            w.router.page.stop()
+            w.console.page.stop()
             return encode(*what)
 
         monkeypatch.setattr(page_module, "_row", encoded)
@@ -211,36 +211,31 @@ async def test_a_page_that_is_disconnected_while_it_gets_the_state_gets_no_part_
 
 
 async def test_a_piece_costs_the_seats_that_changed(monkeypatch: pytest.MonkeyPatch):
-    async with world() as w:
+    async with shown() as w:
         for number in range(20):
             await w.manager.put(f"s{number}", model="llama")
-        table, encode, shown = w.router.traffic.table, page_module._row, list[str]()
-        await until(lambda: len(table.records_of("llama")) == 20, what="the router knows the seats")
-        table.touched.clear()
-        seat = table.upstreams[f"{NODE}.s3"]
-        table.apply_record(seat.record.model_copy(update={"seq": seat.record.seq + 1, "pinned": True}))
-        monkeypatch.setattr(page_module, "_row", lambda key, *more: shown.append(key) or encode(key, *more))
-        piece = json.loads(await w.router.page._changes(0.0, {}, Slices()))
-        assert ([each["key"] for each in piece["seats"]], piece["gone"]) == ([f"{NODE}.s3"], [])
-        assert shown == [f"{NODE}.s3"]
+        seats, encode, encoded = w.console.cluster.seats, page_module._row, list[str]()
+        await until(lambda: len(seats.of_model("llama")) == 20, what="the console knows the seats")
+        seats.take()
+        key = f"{NODE}.s3"
+        seats.put(key, seats.rows[key].model_copy(update={"pinned": True}))
+        monkeypatch.setattr(page_module, "_row", lambda key, *more: encoded.append(key) or encode(key, *more))
+        piece = json.loads(w.console.page._changes(0.0, {}))
+        assert ([each["key"] for each in piece["seats"]], piece["gone"]) == ([key], [])
+        assert encoded == [key]
 
 
-async def test_waiting_requests_count_for_the_lane_of_their_seat_and_each_model_is_read_once(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    async with world() as w:
+async def test_waiting_requests_count_for_the_lane_of_their_seat():
+    async with shown() as w:
         for number in range(4):
             await w.manager.put(f"s{number}", model="llama", home_group=f"G{number}")
-        table, read = w.router.traffic.table, list[str]()
-        await until(lambda: len(table.records_of("llama")) == 4, what="the router knows the seats")
+        cluster = w.console.cluster
+        await until(lambda: len(cluster.seats.of_model("llama")) == 4, what="the console knows the seats")
         for seat in ("s0", "s1", "s2", None):
             level = TrafficSignal(cause="c", source="r", model="llama", seat=seat, waiting=3, ttl_seconds=600)
-            w.router.loads.add(level, time.monotonic())
-        w.router.loads.add(level.model_copy(update={"model": "gone"}), time.monotonic())
-        records_of = table.records_of
-        monkeypatch.setattr(table, "records_of", lambda model: read.append(model) or records_of(model))
-        assert await w.router.page._waiting(Slices()) == {f"{NODE}/G{number}": 3 for number in range(4)}
-        assert sorted(read) == ["gone", "llama"]
+            cluster.loads.add(level, time.monotonic())
+        cluster.loads.add(level.model_copy(update={"model": "gone"}), time.monotonic())
+        assert w.console.page._waiting() == {f"{NODE}/G{number}": 3 for number in range(4)}
 
 
 async def test_reading_needs_no_key_and_commands_need_an_operators(tmp_path: Path):
@@ -275,9 +270,18 @@ async def test_a_page_of_another_site_cannot_command():
         assert (await post(w, url + "seats/s0/park", headers=own)).status == 202
 
 
+async def remembered(w: Shown, url: str, count: int) -> None:
+    """Return when the console has counted so many requests; it counts those that did not wait two seconds later."""
+
+    async def counted() -> bool:
+        return bool((await get(w, url + "plan")).json["requests"] == count)
+
+    await until(counted, what=f"{count} requests are counted")
+
+
 @pytest.mark.timeout(180)
 async def test_a_plan_is_made_of_the_requests_that_were_served(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.router.plan_view.NICENESS", "0")
+    monkeypatch.setattr("services.console.plan_view.NICENESS", "0")
     on_loop, opened, loop = [], Path.open, threading.get_ident()
 
     def recording(path: Path, *args: Any, **how: Any) -> Any:
@@ -300,6 +304,7 @@ async def test_a_plan_is_made_of_the_requests_that_were_served(monkeypatch: pyte
         assert (
             await post(w, url + "plan", json={"seconds": 5}, headers={"Origin": "https://evil.example"})
         ).status == 403
+        await remembered(w, url, 3)
         asked = await post(w, url + "plan", json={"seconds": 5})
         assert (asked.status, asked.json) == (202, {"requests": 3})
         assert (await post(w, url + "plan", json={})).code == "plan_runs"
@@ -318,15 +323,16 @@ async def test_a_plan_is_made_of_the_requests_that_were_served(monkeypatch: pyte
         assert on_loop == [], "the event loop does not wait for files"
 
 
-async def test_a_plan_that_fails_is_reported_and_ends_no_router(monkeypatch: pytest.MonkeyPatch):
+async def test_a_plan_that_fails_is_reported_and_ends_no_console(monkeypatch: pytest.MonkeyPatch):
     async def long_line(*_: Any) -> None:
         raise ValueError("Separator is found, but chunk is longer than limit")
 
-    monkeypatch.setattr("services.router.plan_view.PlanView._plan", long_line)
+    monkeypatch.setattr("services.console.plan_view.PlanView._plan", long_line)
     async with page() as (w, url):
         await w.seat("s0", "llama", SeatState.ACTIVE)
+        assert (await w.ask("llama")).status == 200
+        await remembered(w, url, 1)
         for _ in range(2):  # the second one shows that the job goes on
-            assert (await w.ask("llama")).status == 200
             assert (await post(w, url + "plan", json={})).status == 202
 
             async def reported() -> bool:
@@ -337,7 +343,7 @@ async def test_a_plan_that_fails_is_reported_and_ends_no_router(monkeypatch: pyt
 
 
 async def test_without_the_simulator_no_plan_is_offered(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.router.plan_view.PACKAGES", ("kybernate.no_lab",))
+    monkeypatch.setattr("services.console.plan_view.PACKAGES", ("kybernate.no_lab",))
     async with page() as (w, url):
         assert (await state_of(w, url))["plans"] is False
         refused = await post(w, url + "plan", json={})

@@ -1,4 +1,4 @@
-"""``/ui/plan``: what ``kyb plan`` answers for the requests that this router served in the last hours.
+"""``/ui/plan``: what ``kyb plan`` answers for the requests that the routers served in the last hours.
 
 The simulator is the extra ``lab``, which the production image does not have: it runs in a separate process, at low
 priority, and the view is offered only where it is installed.
@@ -20,8 +20,9 @@ from typing import Any, NoReturn
 from aiohttp import web
 
 from kybernate.clock import Clock
+from kybernate.http_api import ApiError
 from kybernate.logs import get_logger
-from services.router.api import RouterError
+from services.console.core.served import ServedRequest
 
 PACKAGES = ("kybernate.lab", "matplotlib", "numba", "numpy")
 """What the simulator and its plots are made of."""
@@ -32,8 +33,6 @@ NICENESS = "19"
 MOST_AGE_SECONDS = 86_400.0
 MOST_SECONDS = 300.0
 """After so long a plan is given up."""
-Served = tuple[float, str, float, float]
-"""When a request ended (unix), its model, and its wall seconds in total and while it was held."""
 REPORT_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox; frame-ancestors 'self'",
     "X-Content-Type-Options": "nosniff",
@@ -47,7 +46,7 @@ class PlanView:
     def __init__(self, clock: Clock) -> None:
         self.offered = all(importlib.util.find_spec(name) is not None for name in PACKAGES)
         self._clock = clock
-        self._served: deque[Served] = deque(maxlen=MOST_REQUESTS)
+        self._served: deque[ServedRequest] = deque(maxlen=MOST_REQUESTS)
         self._goal: asyncio.Queue[tuple[float, float]] = asyncio.Queue(1)
         self._running = False
         self._progress = ""
@@ -55,10 +54,10 @@ class PlanView:
         self._report: tuple[float, str] | None = None
         """When it was made, and its page."""
 
-    def served(self, model: str, seconds: float, held_seconds: float) -> None:
-        """A request has been answered: wall seconds in total and while it was held."""
+    def served(self, request: ServedRequest) -> None:
+        """Remember a request."""
         if self.offered:
-            self._served.append((time.time(), model, seconds, held_seconds))
+            self._served.append(request)
 
     async def state(self, _: web.Request) -> web.StreamResponse:
         """Whether a plan can be made, is being made, or was made."""
@@ -76,13 +75,13 @@ class PlanView:
     async def start(self, request: web.Request) -> web.StreamResponse:
         """Begin a plan: ``{"seconds": 20, "share": 0.95}``, the share of requests that waits at most so long."""
         if not self.offered:
-            raise RouterError(404, "not_installed", "the simulator is not installed: pip install 'kybernate[lab]'")
+            raise ApiError(404, "not_installed", "the simulator is not installed: pip install 'kybernate[lab]'")
         seconds, share = _goal(await request.text())
         self._forget()
         if not self._served:
-            raise RouterError(409, "no_requests", "this router has served no request yet: nothing to plan with")
+            raise ApiError(409, "no_requests", "no request was served since the console started: nothing to plan with")
         if self._running or self._goal.full():
-            raise RouterError(409, "plan_runs", "a plan is being made: wait for its end")
+            raise ApiError(409, "plan_runs", "a plan is being made: wait for its end")
         self._goal.put_nowait((seconds, share))
         self._progress = ""
         return web.json_response({"requests": len(self._served)}, status=202)
@@ -90,7 +89,7 @@ class PlanView:
     async def report(self, _: web.Request) -> web.StreamResponse:
         """The last plan's page."""
         if self._report is None:
-            raise RouterError(404, "no_plan", "no plan has been made: POST /ui/plan")
+            raise ApiError(404, "no_plan", "no plan has been made: POST /ui/plan")
         return web.Response(text=self._report[1], content_type="text/html", headers=REPORT_HEADERS)
 
     async def run(self) -> NoReturn:
@@ -140,7 +139,7 @@ class PlanView:
             self._served.popleft()
 
 
-def _write_trace(path: Path, served: Sequence[Served], clock: Clock) -> None:
+def _write_trace(path: Path, served: Sequence[ServedRequest], clock: Clock) -> None:
     """Write the requests as a router's log has them, in model seconds."""
     first = served[0][0]
     with path.open("w", encoding="utf-8") as trace:
@@ -157,12 +156,12 @@ def _write_trace(path: Path, served: Sequence[Served], clock: Clock) -> None:
 
 
 def _goal(text: str) -> tuple[float, float]:
-    """(seconds, share) of a request's body. Raises RouterError 400."""
+    """(seconds, share) of a request's body. Raises ApiError 400."""
     try:
         body: dict[str, Any] = json.loads(text or "{}")
         seconds, share = float(body.get("seconds", 20.0)), float(body.get("share", 0.95))
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         seconds = share = -1.0
     if not (0 < seconds <= MOST_AGE_SECONDS and 0 < share <= 1):
-        raise RouterError(400, "invalid_goal", 'write {"seconds": 20, "share": 0.95}: seconds over 0, a share up to 1')
+        raise ApiError(400, "invalid_goal", 'write {"seconds": 20, "share": 0.95}: seconds over 0, a share up to 1')
     return seconds, share

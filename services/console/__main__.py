@@ -1,0 +1,38 @@
+"""``python -m services.console``: settings, open, run."""
+
+import sys
+
+from kybernate import lifecycle
+from kybernate.bus import open_bus
+from kybernate.config_errors import ConfigError
+from kybernate.logs import configure, get_logger
+from services.console.service import open_auth, open_console
+from services.console.settings import ConsoleSettings
+
+
+async def serve(settings: ConsoleSettings) -> None:
+    """Open the bus and the ports, then run the jobs. Raises ConfigError, CannotListenError."""
+    source = f"kyb/console/{settings.instance}"
+    credentials = settings.credentials("console")
+    async with (
+        open_bus(settings.nats_url, source=source, name=settings.instance, credentials=credentials) as bus,
+        open_console(settings, bus) as console,
+    ):
+        get_logger().info("console.listening", url=console.url, page=console.page_url)
+        await lifecycle.run(bus=bus.closed(), **console.jobs())
+
+
+def main() -> None:
+    """Run the console until SIGTERM or SIGINT."""
+    settings = ConsoleSettings.from_env_or_exit("kyb-console")
+    configure("console", form=settings.log_format, level=settings.log_level, instance=settings.instance)
+    try:
+        open_auth(settings)
+    except ConfigError as error:
+        sys.stderr.write(f"kyb-console: {error}\n")
+        raise SystemExit(2) from None
+    lifecycle.main(lambda: serve(settings), ConfigError)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The one reader of the cluster: roster, inventory, levels, routers, events and records of requests."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from kybernate.bus.follow import follow
+from kybernate.bus.port import Bus, BusError, Entry
+from kybernate.logs import OnceLogger, get_logger
+from kybernate.messages import (
+    GpuHealthChanged,
+    GroupDecided,
+    NodeTrafficSignal,
+    OrderChanged,
+    Presence,
+    RequestEnded,
+    SeatEvent,
+    TrafficSignal,
+)
+from kybernate.roster import BUCKET, INVENTORY_BUCKET, GpuRecord, SeatRecord
+from services.console.core.cluster import Cluster
+
+RETRY_SECONDS = 0.5
+FORGET_SECONDS = 10.0
+"""Interval at which expired levels are forgotten."""
+Event = SeatEvent | GpuHealthChanged | OrderChanged | GroupDecided
+EVENTS = (SeatEvent, GpuHealthChanged, OrderChanged, GroupDecided)
+
+
+class Reader:
+    """Fills ``cluster``; ``jobs`` run until the console ends."""
+
+    def __init__(self, bus: Bus, cluster: Cluster) -> None:
+        self._bus, self.cluster = bus, cluster
+        self.on_event: Callable[[Event], None] = lambda _: None
+        self.on_level: Callable[[TrafficSignal], None] = lambda _: None
+        self.on_record: Callable[[RequestEnded], None] = lambda _: None
+
+    def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Return the jobs by name."""
+        return {
+            "roster": self._follow(BUCKET, self._seat, self._complete),
+            "inventory": self._follow(INVENTORY_BUCKET, self._gpu, lambda: None),
+            "events": self._events(),
+            "levels": self._levels(),
+            "forget": self._forget(),
+        }
+
+    async def _follow(self, bucket: str, take: Callable[[Entry], None], complete: Callable[[], None]) -> NoReturn:
+        failed = OnceLogger("bucket.watch_failed", level="info")
+        await follow(self._bus, bucket, take, failed, retry_seconds=RETRY_SECONDS, complete=complete)
+
+    def _complete(self) -> None:
+        self.cluster.complete = True
+
+    def _seat(self, entry: Entry) -> None:
+        seats = self.cluster.seats
+        if entry.value is None:
+            seats.drop(entry.key)
+            return
+        try:
+            record = SeatRecord.model_validate_json(entry.value)
+        except ValidationError as error:
+            get_logger().warning("roster.row_invalid", key=entry.key, error=str(error))
+            return
+        if record.key == entry.key:  # else it is a copy of another seat's row, which no manager writes
+            seats.put(entry.key, record)
+
+    def _gpu(self, entry: Entry) -> None:
+        if entry.value is None:
+            self.cluster.gpus.drop(entry.key)
+            return
+        try:
+            self.cluster.gpus.put(entry.key, GpuRecord.model_validate_json(entry.value))
+        except ValidationError as error:
+            get_logger().warning("inventory.row_invalid", key=entry.key, error=str(error))
+
+    async def _events(self) -> NoReturn:
+        async with self._bus.subscribe(*(kind.pattern() for kind in EVENTS)) as messages:
+            async for message in messages:
+                if isinstance(message, EVENTS):
+                    self.on_event(message)
+        raise BusError("the bus was closed")
+
+    async def _levels(self) -> NoReturn:
+        """Levels, presences of routers, and records, in the order in which each router sends them."""
+        kinds = TrafficSignal, NodeTrafficSignal, RequestEnded
+        routers = Presence.pattern(component="router")
+        async with self._bus.subscribe(*(kind.pattern() for kind in kinds), routers) as messages:
+            self.cluster.levels_since = time.time()
+            async for message in messages:
+                if isinstance(message, TrafficSignal):
+                    self.cluster.loads.add(message, time.monotonic())
+                    self.on_level(message)
+                elif isinstance(message, RequestEnded):
+                    self.on_record(message)
+                elif isinstance(message, Presence):
+                    self.cluster.present(message, time.monotonic())
+        raise BusError("the bus was closed")
+
+    async def _forget(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(FORGET_SECONDS)
+            self.cluster.loads.forget(time.monotonic())

@@ -1,0 +1,373 @@
+"""``/ui``: the page for operators, and its data.
+
+Reading needs no key. Commands need one with the scope ``admin``, and the playground one with ``infer``, where there are
+keys. The page's files are in ``assets/``; nothing is loaded from another host.
+"""
+
+import asyncio
+import json
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import aiohttp
+from aiohttp import web
+
+from kybernate.bus.port import Bus, BusError
+from kybernate.clock import Clock
+from kybernate.http_api import Handler, number
+from kybernate.logs import get_logger
+from kybernate.messages import GroupDecided, SeatEvent
+from kybernate.roster import GpuRecord, SeatRecord
+from services.console.core.cluster import Cluster
+from services.console.core.served import Served, ServedRequest, Waits
+from services.console.core.timeline import Timeline, WaitingLines
+from services.console.follow import Event
+from services.console.plan_view import PlanView
+from services.console.token_rates import TokenRates, readable
+
+ASSETS = Path(__file__).parent / "assets"
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+TICK_SECONDS = 1.0
+"""How often pages get what has changed."""
+TOKENS_SECONDS = 5.0
+"""How often engines are asked for their tokens, while a page is open."""
+FIRST_SECONDS = 600.0
+"""How much of the past the first answer has."""
+MOST_SECONDS = 86_400.0
+READER_BACKLOG = 60
+"""Pieces that may wait for one page; a slower page is disconnected, and gets the state again when it is back."""
+RECENT_EVENTS = 500
+PIECE_BYTES = 64 * 1024
+"""Of an answer, sent at a time."""
+CHAT_BYTES = 256 * 1024
+"""The longest body of a request of the page."""
+
+
+class Page:
+    """The routes of the page; ``run`` and ``read_tokens`` are jobs. Other parts call ``add`` and ``take``."""
+
+    def __init__(self, bus: Bus, cluster: Cluster, http: aiohttp.ClientSession, clock: Clock, *, keys: bool) -> None:
+        """``keys``: commands need one."""
+        self._bus, self._cluster, self._clock, self._keys = bus, cluster, clock, keys
+        self.troubles: Callable[[], dict[str, str]] = dict
+        """What is wrong with the console, by condition."""
+        self._timeline, self._lines, self._waits = Timeline(time.time()), WaitingLines(), Waits()
+        self._events: deque[Event] = deque(maxlen=RECENT_EVENTS)
+        self._new: list[Event] = []
+        """Those that no page got yet."""
+        self._revision = 0
+        """How many events were added."""
+        self._while_reading: list[SeatEvent | GroupDecided] | None = None
+        self._readers: set[asyncio.Queue[bytes | None]] = set()
+        self._tokens = TokenRates(http)
+        self.served, self.plans = Served(clock.to_wall), PlanView(clock)
+
+    def routes(self, admin: Callable[[Handler], Handler]) -> list[web.RouteDef]:
+        """Return the routes of the page's own data; ``admin`` wraps handlers that need the scope."""
+        return [
+            web.get("/ui", _to_page),
+            web.get("/ui/", self._file),
+            web.get("/ui/timeline", self._past),
+            web.get("/ui/live", self._live),
+            web.get("/ui/allowed", admin(_allowed)),
+            web.get("/ui/plan", self.plans.state),
+            web.post("/ui/plan", admin(self.plans.start)),
+            web.get("/ui/plan/report", self.plans.report),
+        ]
+
+    def files(self) -> web.RouteDef:
+        """Return the route of all other paths below ``/ui``."""
+        return web.get("/ui/{file:.+}", self._file)
+
+    def add(self, event: Event) -> None:
+        """Take a new event of the cluster."""
+        self._revision += 1
+        self._events.append(event)
+        self._new.append(event)
+        if isinstance(event, SeatEvent | GroupDecided):
+            self._timeline.add(event)
+            if self._while_reading is not None:
+                self._while_reading.append(event)
+
+    def take(self, request: ServedRequest) -> None:
+        """Take a request that was served."""
+        self._waits.add(request.model, request.held_seconds)
+        self.plans.served(request)
+
+    async def run(self) -> NoReturn:
+        """Sample waiting requests, and send changes to the pages that are open, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.time()
+            for request in self.served.settle(now):
+                self.take(request)
+            # No pause in a step: a page that opens later has what is new in its state.
+            lanes = self._lines.sample(self._waiting(), now)
+            if self._readers:
+                piece = b"data: " + self._changes(now, lanes) + b"\n\n"
+                for reader in list(self._readers):
+                    self._send(reader, piece)
+            else:
+                self._new.clear()
+                self._cluster.seats.take(), self._cluster.gpus.take()
+
+    async def read_tokens(self) -> NoReturn:
+        """Ask the engines for their tokens while a page is open, until cancelled."""
+        while True:
+            await asyncio.sleep(TOKENS_SECONDS)
+            if self._readers:
+                await self._tokens.read({key: row for key, row in self._seats().items() if readable(row)})
+
+    def stop(self) -> None:
+        """End every stream, because the console stops."""
+        for reader in list(self._readers):
+            self._end(reader)
+
+    # --- what the page reads ------------------------------------------------------------------------------------------
+
+    async def _live(self, request: web.Request) -> web.StreamResponse:
+        """The state, then once per second what changed since then, as server-sent events.
+
+        Changes are collected before the state is read: nothing is missed between them, also after a break.
+        """
+        reader: asyncio.Queue[bytes | None] = asyncio.Queue(READER_BACKLOG)
+        self._readers.add(reader)
+        stream = _Stream(request)
+        try:
+            await stream.open()
+            await self._read_back(time.time() - FIRST_SECONDS)
+            await stream.write(b"event: state\n")
+            for piece in self._state():
+                await stream.write(b"data: %s\n" % piece)
+                if reader not in self._readers:  # ended meanwhile; a message without its end is dropped
+                    return stream.response
+            await stream.write(b"\n")
+            while (change := await reader.get()) is not None:
+                await stream.write(change)
+        except ConnectionResetError:
+            return web.Response(status=499)
+        finally:
+            self._readers.discard(reader)
+        return stream.response
+
+    def _state(self) -> Iterator[bytes]:
+        """Everything that a page shows first, in pieces; all of the moment of the first piece."""
+        now = time.time()
+        head = {
+            "at": now,
+            "keys": self._keys,
+            "plans": self.plans.offered,
+            "troubles": self.troubles(),
+            "loads": self._load(),
+            "waits": self._waited(self._waits.waits),
+            "revision": self._revision,
+        }
+        window, past = self._window(FIRST_SECONDS, now)
+        lists: dict[str, Iterator[object]] = {
+            "events": map(_event, list(self._events)),
+            "gpus": map(_gpu, list(self._cluster.gpus.rows.values())),
+            "seats": (_row(key, record, self._clock) for key, record in self._seats().items()),
+        }
+        return _pieces(head | window, past | lists)
+
+    async def _past(self, request: web.Request) -> web.StreamResponse:
+        """A longer part of the past: ``?seconds=``."""
+        seconds, now = max(0.0, min(MOST_SECONDS, number(request.query, "seconds", FIRST_SECONDS))), time.time()
+        response = web.StreamResponse(headers={"Content-Type": "application/json", **HEADERS})
+        response.enable_compression()
+        await self._read_back(now - seconds)
+        await response.prepare(request)
+        for piece in _pieces(*self._window(seconds, now)):
+            await response.write(piece)
+        await response.write_eof()
+        return response
+
+    def _window(self, seconds: float, now: float) -> tuple[dict[str, object], dict[str, Iterator[object]]]:
+        """Blocks, switches and waiting lines: what is short, and the rest as of the moment when this returns."""
+        since, timeline = now - seconds, self._timeline
+        for record in self._cluster.seats.rows.values():
+            timeline.adopt(record)
+        blocks, switches = list(timeline.blocks(since)), list(timeline.switches.items())
+        return {"since": max(since, timeline.since), "lines": dict(self._lines.lines(since))}, {
+            "blocks": (block.as_json() for block in blocks),
+            "switches": ((model, last._asdict()) for model, last in switches),
+        }
+
+    async def _read_back(self, since: float) -> None:
+        """Build the timeline from stored events, if it does not reach back to ``since``; one reader at a time."""
+        if self._timeline.since <= since or self._timeline.full or self._while_reading is not None:
+            return
+        timeline, self._while_reading = Timeline(since), []
+        try:
+            async for event in self._bus.replay(since=since):
+                if isinstance(event, SeatEvent | GroupDecided):
+                    timeline.add(event)
+            for event in self._while_reading:
+                timeline.add(event)
+            self._timeline = timeline
+        except BusError as error:
+            get_logger().info("timeline.unavailable", error=str(error))
+        finally:
+            self._while_reading = None
+
+    def _changes(self, now: float, lanes: Mapping[str, int]) -> bytes:
+        """What differs from the piece before."""
+        seats, gpus = self._cluster.seats, self._cluster.gpus
+        touched = seats.take()
+        events, self._new = self._new, []
+        models, self._waits.changed = self._waits.changed, set()
+        body = {
+            "at": now,
+            "revision": self._revision,
+            "events": [_event(event) for event in events],
+            "gpus": {key: _gpu(gpu) if (gpu := gpus.rows.get(key)) else None for key in gpus.take()},
+            "gone": [key for key in touched if key not in seats.rows],
+            "seats": [_row(key, seats.rows[key], self._clock) for key in touched if key in seats.rows],
+            "loads": self._load(),
+            "waits": self._waited(models),
+            "lanes": lanes,
+            "troubles": self.troubles(),
+            "tokens": self._tokens.of_model,
+        }
+        return _json(body)
+
+    def _load(self) -> dict[str, list[float]]:
+        """By model: waiting, in flight, and how long the oldest has waited in wall seconds."""
+        found: dict[str, list[float]] = {}
+        for model, _, load in self._cluster.loads.busy(time.monotonic()):
+            row = found.setdefault(model, [0, 0, 0.0])
+            row[0] += load.waiting
+            row[1] += load.in_flight
+            row[2] = max(row[2], round(self._clock.to_wall(load.oldest), 1))
+        return found
+
+    def _waited(self, models: Iterable[str]) -> dict[str, dict[str, float]]:
+        """How long the last requests of these models waited."""
+        return {model: waits for model in models if (waits := self._waits.of(model))}
+
+    def _waiting(self) -> dict[str, int]:
+        """Waiting requests by lane; those of no seat count for the lane of a seat of their model."""
+        found: dict[str, int] = {}
+        for model, seat, load in self._cluster.loads.busy(time.monotonic()):
+            if load.waiting and (records := self._cluster.seats.of_model(model)):
+                record = next((one for one in records if one.seat == seat), records[-1])
+                lane = f"{record.node}/{record.group or record.home_group}"
+                found[lane] = found.get(lane, 0) + load.waiting
+        return found
+
+    def _seats(self) -> dict[str, SeatRecord]:
+        return dict(self._cluster.seats.rows)
+
+    def _send(self, reader: "asyncio.Queue[bytes | None]", piece: bytes) -> None:
+        try:
+            reader.put_nowait(piece)
+        except asyncio.QueueFull:
+            self._end(reader)
+
+    def _end(self, reader: "asyncio.Queue[bytes | None]") -> None:
+        self._readers.discard(reader)
+        while not reader.empty():
+            reader.get_nowait()
+        reader.put_nowait(None)
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        """A file of the page."""
+        path = (ASSETS / request.match_info.get("file", "index.html")).resolve()
+        if not path.is_relative_to(ASSETS) or not path.is_file():
+            raise web.HTTPNotFound
+        return web.FileResponse(path, headers=HEADERS)
+
+
+def _event(event: Event) -> dict[str, Any]:
+    """What the page shows of an event."""
+    return {"type": event.kind(), **event.model_dump(mode="json", exclude_defaults=True)}
+
+
+def _gpu(gpu: GpuRecord) -> dict[str, Any]:
+    """What the page shows of a GPU."""
+    return {"key": gpu.key, **gpu.model_dump(mode="json")}
+
+
+def _row(key: str, record: SeatRecord, clock: Clock) -> dict[str, Any]:
+    """What the page shows of a seat; what is empty is left out."""
+    fields = {
+        "key": key,
+        "seat": record.seat,
+        "node": record.node,
+        "state": record.state,
+        "model": record.model,
+        "group": record.group or record.home_group,
+        "home": record.home_group,
+        "gpus": record.gpus,
+        "resource": record.resource,
+        "pod": record.pod,
+        "tier": record.tier,
+        "slo": clock.to_wall(record.slo_seconds),
+        "pinned": record.pinned,
+        "vram": record.vram_bytes,
+        "host": record.host_bytes,
+        "reason": record.reason,
+        "blocked": record.blocked,
+        "drained": record.drained,
+        "since": record.since,
+    }
+    return {name: value for name, value in fields.items() if value}
+
+
+def _json(body: object) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _pieces(head: Mapping[str, object], lists: Mapping[str, Iterator[object]]) -> Iterator[bytes]:
+    """A JSON object in pieces, none of which has a line break: the lists are made while they are sent."""
+    piece = bytearray(_json(head)[:-1])
+    for name, items in lists.items():
+        piece += b',"%s":[' % name.encode()
+        for place, item in enumerate(items):
+            piece += b"," * bool(place) + _json(item)
+            if len(piece) >= PIECE_BYTES:
+                yield bytes(piece)
+                piece.clear()
+        piece += b"]"
+    yield bytes(piece) + b"}"
+
+
+class _Stream:
+    """An answer of server-sent events, compressed for a reader that accepts it: each write reaches it at once."""
+
+    def __init__(self, request: web.Request) -> None:
+        self.response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **HEADERS})
+        self._request = request
+        self._gzip: Any = None
+        if "gzip" in request.headers.get("Accept-Encoding", ""):
+            self._gzip = zlib.compressobj(zlib.Z_BEST_SPEED, wbits=31)
+            self.response.headers["Content-Encoding"] = "gzip"
+
+    async def open(self) -> None:
+        """Send the head."""
+        await self.response.prepare(self._request)
+
+    async def write(self, data: bytes) -> None:
+        """Send a part. Raises ConnectionResetError if the reader has left."""
+        if self._gzip is not None:
+            data = self._gzip.compress(data) + self._gzip.flush(zlib.Z_SYNC_FLUSH)
+        await self.response.write(data)
+
+
+async def _to_page(_: web.Request) -> NoReturn:
+    raise web.HTTPFound("ui/")  # relative: a proxy may serve it below another path
+
+
+async def _allowed(_: web.Request) -> web.Response:
+    """Answer a key that may send commands."""
+    return web.json_response({"allowed": True}, headers=HEADERS)

@@ -1,0 +1,167 @@
+"""The console, put together: its parts, its jobs, and which route goes where."""
+
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from kybernate.bus.port import Bus
+from kybernate.clock import Clock
+from kybernate.config_errors import ConfigError
+from kybernate.health import BusMetrics, Health, HttpServer
+from kybernate.http_api import errors, own_pages
+from kybernate.key_guard import KeyGuard
+from kybernate.messages import RequestEnded
+from kybernate.tls import ServerCertificate
+from kybernate.web_origin import WebOrigins
+from services.console import openapi
+from services.console.api import VERBS, OperatorApi
+from services.console.core.cluster import Cluster
+from services.console.events import EventLog
+from services.console.follow import Event, Reader
+from services.console.history import History
+from services.console.page import CHAT_BYTES, Page
+from services.console.routers import Routers
+from services.console.settings import ConsoleSettings
+
+
+class Console:
+    """The parts of the console; ``jobs`` connect it to the cluster. Raises ConfigError."""
+
+    def __init__(self, settings: ConsoleSettings, bus: Bus, http: aiohttp.ClientSession) -> None:
+        self._settings, self._bus, self._clock, self.url = settings, bus, Clock(settings.speed), ""
+        self.page_url = ""
+        """Of the port that has the page; empty: none has."""
+        self.guard, self.certificate = open_auth(settings)
+        self._origins = WebOrigins(settings.cors_origins)
+        self.cluster = cluster = Cluster()
+        self.reader = Reader(bus, cluster)
+        self.health = self._health()
+        self.api, self.events = OperatorApi(bus, cluster, http), EventLog(bus)
+        self.history = History(bus, self._slo_seconds)
+        self.routers = Routers(cluster, http, settings.router_url)
+        self.page = Page(bus, cluster, http, self._clock, keys=self.guard.required)
+        self.page.troubles = lambda: self.health.unmet() | self.health.remarks()
+        self.reader.on_event = self._on_event
+        self.reader.on_level = self.page.served.count
+        self.reader.on_record = self._on_record
+
+    def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Return the jobs that run until the console ends, by name."""
+        return {
+            **self.reader.jobs(),
+            "page": self.page.run(),
+            "tokens": self.page.read_tokens(),
+            "plans": self.page.plans.run(),
+            "keys": self.guard.watch(),
+            **({"certificate": self.certificate.watch()} if self.certificate is not None else {}),
+        }
+
+    def servers(self) -> tuple[HttpServer, HttpServer | None]:
+        """Return the server of the API's port, and that of the operations port if there is one."""
+        settings, tls = self._settings, self.certificate.context if self.certificate is not None else None
+        api, health = self._api_routes(), self.health.routes()
+        operations: HttpServer | None = None
+        if settings.health_port:
+            app = self._application([*self._page_routes(), *health])
+            operations = HttpServer(app, settings.health_host, settings.health_port)
+            health = [route for route in health if route.path != "/metrics"]
+        elif not self.guard.required:
+            api += self._page_routes()
+        return HttpServer(self._application([*api, *health]), settings.host, settings.port, "KYB", tls=tls), operations
+
+    def _application(self, routes: list[web.RouteDef]) -> web.Application:
+        app = web.Application(middlewares=[errors, own_pages(self._origins)], client_max_size=CHAT_BYTES)
+        app.add_routes(routes)
+        app.on_shutdown.append(self._stop)
+        return app
+
+    def _api_routes(self) -> list[web.RouteDef]:
+        view, admin = self.guard.needs("view"), self.guard.needs("admin")
+        return [
+            web.get("/openapi.json", _openapi),
+            web.get("/v1/seats", view(self.api.seats)),
+            web.get("/v1/why", view(self.api.why)),
+            web.get("/v1/events", view(self.events.handle)),
+            web.get("/v1/history", view(self.history.handle)),
+            web.get("/v1/requests/{request:.+}", view(self.history.request)),
+            web.get("/v1/slo", view(self.history.missed)),
+            web.get("/v1/routers", view(self.routers.readiness)),
+            web.get("/v1/usage", view(self.routers.usage)),
+            web.post("/v1/wake", partial(self.routers.relay, "/v1/wake")),  # the router checks the key
+            *[web.post(f"/v1/{path}", admin(command)) for path, command in self._commands().items()],
+        ]
+
+    def _page_routes(self) -> list[web.RouteDef]:
+        admin = self.guard.needs("admin")
+        chat = partial(self.routers.relay, "/v1/chat/completions")
+        return [
+            *self.page.routes(admin),
+            web.get("/ui/why", self.api.why),
+            web.post("/ui/chat", chat),
+            *[web.post(f"/ui/{path}", admin(command)) for path, command in self._commands().items()],
+            self.page.files(),
+        ]
+
+    def _commands(self) -> dict[str, Any]:
+        return {
+            "seats/{seat:.+}/{verb:" + "|".join(VERBS) + "}": self.api.command,
+            "seats/{seat:.+}/migrate": self.api.migrate,
+            "groups/{group:.+}/{verb:drain|resume}": self.api.group,
+            "nodes/{node:.+}/{verb:drain|resume}": self.api.node,
+        }
+
+    def _slo_seconds(self) -> dict[str, float]:
+        return {row.model: self._clock.to_wall(row.slo_seconds) for row in self.cluster.seats.rows.values()}
+
+    def _health(self) -> Health:
+        health, bus, cluster = Health(), self._bus, self.cluster
+        away = "not connected to NATS; see KYB_NATS_URL"
+        health.conditions["bus"] = lambda: None if bus.connected or cluster.complete else away
+        health.notes["bus"] = lambda: None if bus.connected else away
+        health.conditions["roster"] = lambda: None if cluster.complete else "the roster was not read yet"
+        health.registry.register(BusMetrics(cluster=bus))
+        return health
+
+    def _on_event(self, event: Event) -> None:
+        self.events.add(event)
+        self.page.add(event)
+
+    def _on_record(self, record: RequestEnded) -> None:
+        if (request := self.page.served.record(record)) is not None:
+            self.page.take(request)
+
+    async def _stop(self, _: web.Application) -> None:
+        self.events.stop()
+        self.page.stop()
+
+
+def open_auth(settings: ConsoleSettings) -> tuple[KeyGuard, ServerCertificate | None]:
+    """Load the API keys and the certificate that the settings name. Raises ConfigError."""
+    cert, key = settings.tls_cert_file, settings.tls_key_file
+    if cert is None and key is not None:
+        raise ConfigError(f"KYB_TLS_KEY_FILE={key}: KYB_TLS_CERT_FILE is not set; set both, or none")
+    WebOrigins(settings.cors_origins)
+    return KeyGuard(settings.api_keys_file), ServerCertificate(cert, key) if cert is not None else None
+
+
+@asynccontextmanager
+async def open_console(settings: ConsoleSettings, bus: Bus) -> AsyncIterator[Console]:
+    """Listen on the settings' addresses; close everything at the end. Raises ConfigError, CannotListenError."""
+    async with aiohttp.ClientSession() as http, AsyncExitStack() as ports:
+        console = Console(settings, bus, http)
+        api, operations = console.servers()
+        console.url = (await ports.enter_async_context(api)).url
+        if operations is not None:
+            console.page_url = (await ports.enter_async_context(operations)).url
+        elif not console.guard.required:
+            console.page_url = console.url
+        yield console
+
+
+async def _openapi(_: web.Request) -> web.Response:
+    """Return the OpenAPI document, which needs no key."""
+    return web.json_response(openapi.document())

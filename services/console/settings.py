@@ -1,0 +1,28 @@
+"""Settings of the console, read from ``KYB_*``."""
+
+from pydantic import Field
+
+from kybernate.settings import OptionalFile, Settings
+
+
+class ConsoleSettings(Settings):
+    """Settings of the console."""
+
+    host: str = "127.0.0.1"
+    """Address of the operators' API."""
+    port: int = Field(8781, ge=0, le=65535)
+    """Port of the operators' API; 0 takes a free one."""
+    health_port: int = Field(0, ge=0, le=65535)
+    """Operations port at KYB_HEALTH_HOST: the page below /ui, /metrics, /healthz, /readyz. 0: all of them are on the
+    port of the API, the page only where no keys are needed."""
+    api_keys_file: OptionalFile = None
+    """API keys and their scopes, the file of the routers; none: every caller may use every route."""
+    tls_cert_file: OptionalFile = None
+    """Certificate (PEM) of the port, which then speaks TLS only."""
+    tls_key_file: OptionalFile = None
+    """Private key (PEM) of that certificate; none: it is in the certificate's file."""
+    cors_origins: str = ""
+    """Pages that may read the console and command, and names under which browsers reach it, such as
+    https://console.example, with commas between."""
+    router_url: str = ""
+    """Router that the page's playground and kyb wake reach; empty: one of those that report themselves."""
