@@ -39,6 +39,7 @@ from tests.exploration.product import (
     Tick,
     TrafficSignal,
 )
+from tests.facts import contradictions
 
 RPC_SECONDS = 2.0
 PAUSE_SECONDS = 3.0
@@ -164,6 +165,8 @@ class Manager:
         before = product.unhindered(self.board, now) if isinstance(message, Tick) else set()
         counted = len(product.counted(self.board))
         effects = self.board.handle(message, now)
+        if differs := contradictions(self.board.node):
+            raise ViolationError("; ".join(differs))
         if before and (left := before & product.unhindered(self.board, now)):
             raise ViolationError(f"nothing keeps {left} from their groups, and a tick does not grant them")
         if effects:

@@ -156,7 +156,7 @@ def test_a_gpu_gets_grants_again_once_its_invariant_holds_whatever_message_shows
     node.serve(node.seat(2, 0), "p")
     seem_to_hold(node, node.seat(1, 0))
     assert broken_on(node, node.groups[2])
-    node.managed(node.seat(1, 0)).lease = False
+    node.managed(node.seat(1, 0)).state, node.managed(node.seat(1, 0)).lease = S.WAITING, False
 
     effects = node.tick(0.1)
 

@@ -52,6 +52,7 @@ from services.gpu_manager.inputs import (
 from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.seat_pod import Owners, SeatPod
 from services.gpu_manager.state import NodeSetup, NodeState
+from tests.facts import contradictions
 
 GIB = 2**30
 C = TypeVar("C", bound=Command)
@@ -120,6 +121,7 @@ class World:
             self._starts_nothing(drained & {*self.node.groups}, coming, effects)
         self.effects += effects
         assert view.broken_invariants(self.node) == {}
+        assert not (found := contradictions(self.node)), found
         assert not unhindered or not unhindered & self._unhindered(), "nothing forbids it, and it waits"
         return effects
 
