@@ -17,6 +17,7 @@ from bench.bench_router import environment, ready
 from bench.proxies import OPEN, Engine, Peer, figures, measure, process, proxies
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.setup import init
+from kybernate.dev.counting import counting_routers
 from kybernate.dev.nats_server import NatsServer, free_port
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
@@ -57,7 +58,9 @@ async def bus(
     async with NatsServer(folder) as nats:
         await init(nats.url)
         await known_seat(nats.url, engine, state, 1, max_requests)
-        yield nats.url
+        manager = NatsBus(nats.url, source="kyb/bench", name="manager")
+        async with manager.opened(), counting_routers(manager, "bench"):
+            yield nats.url
 
 
 async def known_seat(nats_url: str, engine: str, state: SeatState, epoch: int, max_requests: int = 0) -> None:

@@ -21,6 +21,7 @@ import aiohttp
 from bench.processes import cpu_seconds
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.setup import init
+from kybernate.dev.counting import counting_routers
 from kybernate.dev.nats_server import NatsServer
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
@@ -108,20 +109,24 @@ async def running_router(
     with tempfile.TemporaryDirectory(prefix="kyb-bench-") as folder:
         async with NatsServer(Path(folder)) as nats:
             await init(nats.url)
-            async with NatsBus(nats.url, source="kyb/bench", name="bench").opened() as bus:
+            async with (
+                NatsBus(nats.url, source="kyb/bench", name="bench").opened() as bus,
+                counting_routers(bus, "bench"),
+            ):
                 async with asyncio.timeout(10):
                     await bus.until_connected()
                 await fill(bus)
-            log = Path(folder) / "router.log"
-            with log.open("wb") as out:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "services.router", env=environment(nats.url) | dict(more or {}), stderr=out
-                )
-            try:
-                yield await ready(log, patience), process.pid
-            finally:
-                process.terminate()
-                await process.wait()
+                log = Path(folder) / "router.log"
+                env = environment(nats.url) | dict(more or {})
+                with log.open("wb") as out:
+                    process = await asyncio.create_subprocess_exec(
+                        sys.executable, "-m", "services.router", env=env, stderr=out
+                    )
+                try:
+                    yield await ready(log, patience), process.pid
+                finally:
+                    process.terminate()
+                    await process.wait()
 
 
 def environment(nats_url: str) -> dict[str, str]:

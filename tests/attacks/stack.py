@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.setup import init
+from kybernate.dev.counting import counting_routers
 from kybernate.dev.nats_server import NatsServer
 from kybernate.envelope import Message
 from kybernate.roster import BUCKET, SeatRecord
@@ -190,6 +191,7 @@ class Stack:
             NatsBus(server.url, source="kyb/test", name="attacks").opened()
         )
         await self.bus.until_connected()
+        await self._stack.enter_async_context(counting_routers(self.bus, "n1"))
 
     def run(self, work: Any) -> Any:
         """Run a coroutine on the loop of the bus; return its result."""

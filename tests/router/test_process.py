@@ -15,6 +15,7 @@ import pytest
 
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.setup import init
+from kybernate.dev.counting import counting_routers
 from kybernate.dev.nats_server import NatsServer, free_port
 from kybernate.messages import Presence
 from kybernate.roster import BUCKET, SeatRecord
@@ -78,7 +79,7 @@ async def test_the_router_starts_before_nats_and_two_sigterms_end_it_cleanly(tmp
         await until_status(http, f"{url}/readyz", 503)
         async with NatsServer(tmp_path / "nats", port) as server:
             await init(server.url)
-            async with NatsBus(server.url, source="kyb/test", name="test").opened() as bus:
+            async with NatsBus(server.url, source="kyb/test", name="test").opened() as bus, counting_routers(bus, "n"):
                 await bus.until_connected()
                 bucket = await bus.bucket(BUCKET)
                 row = SeatRecord(
@@ -120,6 +121,7 @@ async def test_a_router_that_is_stopped_leaves_after_its_last_call_and_one_that_
     async with (
         NatsServer(tmp_path / "nats", free_port()) as server,
         NatsBus(server.url, source="kyb/test", name="test").opened() as bus,
+        counting_routers(bus, "n"),
         router(server.url, log) as process,
         aiohttp.ClientSession() as http,
     ):
