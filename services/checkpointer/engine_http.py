@@ -39,6 +39,10 @@ log = get_logger()
 KEY_NAME = re.compile(r"[A-Za-z0-9._-]+")
 RECORD_SECONDS = 10.0
 """Model seconds for the answers before a first park; an engine that takes longer is parked without."""
+FIRST_ANSWER_SECONDS = 300.0
+"""The same before a rehearsal, for which nothing waits: an engine compiles for its first request."""
+UNANSWERED_SECONDS = 120.0
+"""Model seconds from the first test request on in which a seat is not parked while it has answered none."""
 UNHEARD_SECONDS = 600.0
 """Wall seconds for which an engine that answered nothing is not asked again before a park."""
 MOST_BYTES = 8 * 2**20
@@ -124,6 +128,8 @@ class _Known:
     unverified: str = ""
     ask_after: float = 0.0
     """Monotonic seconds."""
+    asked_at: float = 0.0
+    """When it got its first test request; monotonic seconds."""
 
 
 @dataclass
@@ -139,10 +145,11 @@ class AnswerCheck:
     _known: dict[str, _Known] = field(default_factory=dict)
     """By seat."""
 
-    async def recorded(self, seat: SeatProcesses) -> SeatProcesses:
+    async def recorded(self, seat: SeatProcesses, *, patient: bool = False) -> SeatProcesses:
         """The seat with its health and its models' answers; models that answer none of the requests are left out.
 
         An engine that answers nothing is asked again at a park after UNHEARD_SECONDS, so that parks do not wait for it.
+        ``patient``: it rehearses. ``unanswered`` is set while it may still compute the first test request.
         """
         target = seat.target
         if not self._applies(seat) or seat.parked_on:
@@ -150,7 +157,8 @@ class AnswerCheck:
         known = self._known.get(target.seat)
         if known is None or known.container != target.container_id:
             known = self._known[target.seat] = _Known(target.container_id)
-        deadline = time.monotonic() + self._wall(RECORD_SECONDS)
+        deadline = time.monotonic() + self._wall(FIRST_ANSWER_SECONDS if patient else RECORD_SECONDS)
+        unanswered = ""
         try:
             if time.monotonic() >= known.ask_after:
                 if known.health is None or not well(known.health):
@@ -160,14 +168,22 @@ class AnswerCheck:
                 known.unverified = ""
                 for model in await self._models(seat, known, deadline):
                     if all(answer.model != model for answer in known.answers):
+                        known.asked_at = known.asked_at or time.monotonic()
                         known.answers += await self._first_answer(seat, model, deadline)
         except EngineSilentError as error:
             if known.health is None:
                 if not known.unverified:
                     log.warning("engine.unreachable", seat=target.seat, endpoint=target.endpoint, reason=str(error))
                 known.unverified, known.ask_after = str(error), time.monotonic() + UNHEARD_SECONDS
+            elif known.asked_at and time.monotonic() < known.asked_at + self._wall(UNANSWERED_SECONDS):
+                unanswered = f"its engine has not answered the test request yet: {error}"
         return seat.model_copy(
-            update={"answers": known.answers, "health": known.health, "unverified": known.unverified}
+            update={
+                "answers": known.answers,
+                "health": known.health,
+                "unverified": known.unverified,
+                "unanswered": unanswered,
+            }
         )
 
     async def wrong(self, seat: SeatProcesses) -> str:

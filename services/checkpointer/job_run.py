@@ -187,8 +187,11 @@ class JobRun:
                 began = time.monotonic()
                 if self._verification is not None and backend.keeps_processes:
                     with self._spans.within(half, target.seat, "record answers"):
-                        found = await self._verification.recorded(found)
+                        rehearses = self.file.activate is not None and self.file.activate.seat == target.seat
+                        found = await self._verification.recorded(found, patient=rehearses)
                 self._recording[target.seat] = time.monotonic() - began
+                if found.unanswered:
+                    return Ending("active", found.unanswered), False
                 found = await backend.prepare(found)
             record = Record(kind="half", half=half, seat=target.seat, unit=found)
             await self._journal.add(self.file, record, put_off=True)  # on disk with the first step

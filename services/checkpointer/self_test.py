@@ -81,7 +81,11 @@ async def self_test(settings: CheckpointerSettings, url: str, pid: int, cycles: 
         except (NoProcessError, NoMemberError, DriverUnreadableError, EngineSilentError, StepFailedError) as error:
             raise UnfitError(str(error)) from error
         seat = await check.recorded(seat)
-        if why := await backend.refusal(seat) or ("" if seat.answers else f"no model answers at {url}"):
+        try:
+            why = await backend.refusal(seat)
+        except EngineSilentError as error:
+            why = str(error)
+        if why := why or ("" if seat.answers else f"no model answers at {url}"):
             raise UnfitError(why)
         mark = SelfTest(
             driver=driver,

@@ -27,6 +27,8 @@ REHEARSAL = "rehearsal-"
 """Begins the names of rehearsals' jobs."""
 DEMOTE_AFTER = 2
 """Failures in a row of a backend with a seat, after which the next backend parks it."""
+FORGIVEN_AFTER = 20
+"""Good activations by the backend that it was demoted to, after which its own is tried again."""
 PEAK_MARGIN = 1.05
 """Times the most VRAM that a seat was seen to use: what is reserved for it where seats share memory."""
 PARKED_NOWHERE = "nothing tells on which GPUs it was parked; it starts cold"
@@ -187,6 +189,8 @@ class ManagedSeat:
     backoff: SeatBackoffs = field(default_factory=SeatBackoffs)
     usage: Usage = field(default_factory=Usage)
     rehearsal: Rehearsal | None = None
+    good_halves: int = 0
+    """Good activations since it was demoted, or since this manager started."""
     """Of its present container, while it starts."""
     copy_ends: bool = False
     """While PARKED: the checkpointer was asked to drop its copy."""
@@ -313,11 +317,11 @@ class ManagedSeat:
         """True if its requests in flight can stay frozen with it."""
         return self.backend in DRIVER_BACKENDS
 
-    def judge_backend(self, progress: SeatProgress) -> None:
+    def judge_backend(self, progress: SeatProgress, *, weight: int = 1) -> None:
         """Count what became of a half, and demote the backend that failed twice in a row.
 
         A refusal counts where the seat would otherwise never leave its GPUs: of an engine's API, and after a demotion.
-        While it is parked it needs the backend that parked it.
+        While it is parked it needs the backend that parked it. ``weight``: how often a failure counts.
         """
         durable = self.durable
         if progress.outcome in ("parked", "active"):
@@ -326,17 +330,27 @@ class ManagedSeat:
             return  # a restart parks it
         refused = progress.refused and (self.backend in ENGINE_BACKENDS or bool(durable.backend))
         if not (progress.failed or refused):
-            durable.failures = (
-                0 if progress.outcome in ("parked", "active") and not progress.reason else durable.failures
-            )
+            good = progress.outcome in ("parked", "active") and not progress.reason
+            durable.failures = 0 if good else durable.failures
+            if good and progress.outcome == "active":
+                self.forgive()
             return
-        durable.failures += 1
+        durable.failures += weight
         mig = any(gpu.mig is not None for gpu in self.group.gpus)
         below = next_backend(self.backend, mig=mig)
         if durable.failures < DEMOTE_AFTER or progress.outcome == "parked" or not below:
             return
         durable.demoted = f"{self.backend} failed {durable.failures} times in a row: {progress.reason}"
         durable.backend, durable.failures, durable.host_bytes = below, 0, 0
+        self.good_halves = 0
+
+    def forgive(self, good: int = 1) -> None:
+        """After ``FORGIVEN_AFTER`` good activations by the backend that it was demoted to, it has its own again, which
+        a single failure demotes."""
+        self.good_halves += good
+        if self.good_halves >= FORGIVEN_AFTER and self.durable.backend:
+            self.durable.backend, self.durable.demoted, self.durable.host_bytes = "", "", 0
+            self.durable.failures, self.good_halves = DEMOTE_AFTER - 1, 0
 
     def learn_park(self, parked: SeatProgress) -> None:
         """Learn from a park what the seat takes and keeps."""

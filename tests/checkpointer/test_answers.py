@@ -433,3 +433,34 @@ async def test_a_key_that_cannot_be_sent_is_named(content: bytes, tmp_path: Path
     async with asked(Engine(), tmp_path, engine_key="k") as (check, here):
         with pytest.raises(EngineSilentError, match="key 'k' "):
             await check.engines.call(here, "GET", "/health", seconds=60)
+
+
+async def test_an_engine_that_computes_its_first_test_request_is_not_parked_and_a_rehearsal_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.checkpointer.engine_http.FLOOR_WALL_SECONDS", 0.3)
+    monkeypatch.setattr("services.checkpointer.engine_http.RECORD_SECONDS", 0.3)
+    engine, compiled = Engine(), asyncio.Event()
+    answers = engine.answer
+
+    async def compiles(request: web.Request) -> web.Response:
+        if request.path == "/v1/completions":
+            await compiled.wait()
+        return await answers(request)
+
+    monkeypatch.setattr(engine, "answer", compiles)
+    async with asked(engine) as (check, here):
+        found = await check.recorded(here)
+        assert found.unanswered.startswith("its engine has not answered the test request yet: POST /v1/completions")
+        rehearsing = asyncio.create_task(check.recorded(here, patient=True))
+        await asyncio.sleep(0.5)
+        assert not rehearsing.done()
+        compiled.set()
+        found = await rehearsing
+        assert (found.unanswered, [answer.model for answer in found.answers]) == ("", ["m"])
+        compiled.clear()
+        check._known.clear()
+        monkeypatch.setattr("services.checkpointer.engine_http.UNANSWERED_SECONDS", 0.0)
+        monkeypatch.setattr("services.checkpointer.engine_http.FLOOR_WALL_SECONDS", 0.0)
+        assert (await check.recorded(here)).unanswered == "", "a slow engine is parked all the same"
+        compiled.set()

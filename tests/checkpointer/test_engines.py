@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.checkpointer.backends.driver_calls import Use
+from services.checkpointer.backends.driver_calls import Timeouts, Use
 from services.checkpointer.backends.engine import EngineRefusedError, verdict, well
 from services.checkpointer.backends.port import Ending, EngineReply, SeatProcesses
 from services.checkpointer.backends.vllm import Vllm
@@ -256,12 +256,30 @@ async def test_an_engine_without_a_context_is_not_one_that_the_driver_does_not_l
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-async def test_an_engine_that_does_not_answer_is_refused_so_that_its_seat_is_demoted(kind: str) -> None:
+async def test_silence_of_an_engine_is_no_refusal_before_it_has_lasted(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may compile for its first request; one that stays silent is demoted, or its seat would keep its GPUs."""
     async with played(PlayedEngine(kind)) as it:
         seat = await it.found()
         silent = seat.model_copy(update={"target": seat.target.model_copy(update={"endpoint": "http://127.0.0.1:1"})})
-        ending = await it.backend.park(silent, it.note)
-        assert (ending.outcome, ending.refused, it.notes) == ("active", True, [])
+        for lasted, refused in ((300.0, False), (-1.0, True)):
+            monkeypatch.setattr("services.checkpointer.backends.engine.SILENT_SECONDS", lasted)
+            ending = await it.backend.park(silent, it.note)
+            assert (ending.outcome, ending.refused, ending.failed, it.notes) == ("active", refused, False, [])
+        assert (await it.backend.park(seat, it.note)).outcome == "parked"
+
+
+async def test_an_engine_that_sleeps_and_keeps_its_memory_is_given_up_when_no_byte_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had the whole deadline of a transfer, 187 s for 50 GiB, while callers of other models waited."""
+    monkeypatch.setattr("services.checkpointer.backends.engine.STUCK_SECONDS", 0.2)
+    async with played(PlayedEngine("vllm", frozenset({"nothing", "claims"}))) as it:
+        it.readings.timeouts = Timeouts(base_seconds=60.0)
+        ending = await it.backend.park(await it.found(), it.note)
+        assert (ending.outcome, ending.failed, ending.reason) == ("active", True, "sleep: its memory was not released")
+        assert ending.seconds["verify"] < 20.0
 
 
 async def test_memory_that_is_free_before_its_process_is_no_longer_listed_is_no_growth_after_a_kill(

@@ -108,11 +108,13 @@ class MemoryCheck:
     """Engines without a process: ``wrong`` is why they must not serve."""
 
     wrong_because: str = ""
+    unanswered: str = ""
     asked: list[str] = field(default_factory=list)
 
-    async def recorded(self, seat: SeatProcesses) -> SeatProcesses:
+    async def recorded(self, seat: SeatProcesses, *, patient: bool = False) -> SeatProcesses:
         self.asked.append(f"record {seat.target.seat}")
-        return seat.model_copy(update={"answers": (ModelAnswer(model="m", kind="text", tokens=("one",)),)})
+        answers = (ModelAnswer(model="m", kind="text", tokens=("one",)),)
+        return seat.model_copy(update={"answers": answers, "unanswered": "" if patient else self.unanswered})
 
     async def wrong(self, seat: SeatProcesses) -> str:
         self.asked.append(f"compare {seat.target.seat} with {len(seat.answers)}")
@@ -545,7 +547,7 @@ async def test_a_seat_whose_engine_answers_wrongly_is_killed(
 
 async def test_a_seat_that_cannot_be_asked_serves_and_says_so_after_each_half(tmp_path: Path) -> None:
     class Unreached(MemoryCheck):
-        async def recorded(self, seat: SeatProcesses) -> SeatProcesses:
+        async def recorded(self, seat: SeatProcesses, *, patient: bool = False) -> SeatProcesses:
             return seat.model_copy(update={"unverified": "GET /health: refused"})
 
     async with running(tmp_path, check=Unreached()) as stand:
@@ -609,3 +611,13 @@ async def test_a_seat_that_no_step_touched_is_not_asked(tmp_path: Path) -> None:
 
         assert (await stand.done("op-5")).park[0].outcome == "active"
         assert check.asked == ["record v"]
+
+
+async def test_a_seat_whose_test_request_is_unanswered_is_not_parked_and_its_rehearsal_waits(tmp_path: Path) -> None:
+    async with running(tmp_path, check=MemoryCheck(unanswered="not yet")) as stand:
+        await stand.worker.switch(switch(5, "v", "w"))
+        status = await stand.done("op-5")
+        assert (status.park[0].outcome, status.park[0].reason, status.park[0].failed) == ("active", "not yet", False)
+        assert "park v" not in stand.backend.done
+        await stand.worker.switch(switch(6, "v", "v"))
+        assert (await stand.done("op-6")).park[0].outcome == "parked"

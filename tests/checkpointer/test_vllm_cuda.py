@@ -356,7 +356,7 @@ async def doctor(here: Node, *arguments: str) -> tuple[int, str]:
 async def test_the_doctor_tests_an_engine_through_the_library_and_switches_the_backend_on() -> None:
     async with node("ctypes") as here, engine(here) as (url, pid):
         (here.folder / "state").mkdir()
-        code, out = await doctor(here, "--self-test", url, "--pid", str(pid), "--cycles", "2", "--json")
+        code, out = await doctor(here, "--self-test", url, "--pid", str(pid), "--cycles", "2", "-o", "json")
         assert code == 0, out
         (finding,) = json.loads(out)["findings"]
         assert (finding["level"], finding["check"]) == ("OK", "vllm+cuda")

@@ -1,6 +1,7 @@
 """The backend of a seat: rehearsed before it serves, demoted after two failures, remembered in the ledger."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from kybernate.engines import next_backend
 from kybernate.messages import JobReply, SeatActivated, SeatProgress, SwitchJob
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery
+from services.gpu_manager.core.riders.rehearsal import Rehearsals
 from services.gpu_manager.inputs import BusChanged, JobAnswered, Recovered
 from services.gpu_manager.ledger import Ledger
 from tests.manager.world import World, status
@@ -241,3 +243,42 @@ def test_a_seat_that_is_parked_keeps_the_backend_that_parked_it(world: World) ->
     for outcome, backend in (("parked", "sglang"), ("parked", "sglang"), ("lost", "cuda")):
         seat.judge_backend(SeatProgress(seat=seat.id, pod_uid="u", container_id="c", outcome=outcome, failed=True))
         assert seat.backend == backend
+
+
+def judged(world: World, seat: str, outcome: str, times: int = 1, **more: Any) -> None:
+    for _ in range(times):
+        progress = SeatProgress(seat=seat, pod_uid="u", container_id="c", outcome=outcome, **more)
+        world.managed(seat).judge_backend(progress)
+
+
+def test_a_failed_rehearsal_demotes_at_once(world: World) -> None:
+    seat = starting(world)
+    (job,) = rehearsals(world)
+    report = status(job, "active", "pending")
+    park = tuple(one.model_copy(update={"failed": True, "reason": "it kept its memory"}) for one in report.park)
+    world.receive(JobAnswered(job.op, JobReply(accepted=True, jobs=(report.model_copy(update={"park": park}),))))
+    assert (world.managed(seat).backend, world.managed(seat).durable.failures) == ("cuda", 0)
+
+
+def test_a_demotion_ends_after_twenty_good_activations_and_one_failure_renews_it(world: World) -> None:
+    seat = starting(world)
+    judged(world, seat, "active", 2, failed=True)
+    assert world.managed(seat).backend == "cuda"
+    judged(world, seat, "parked", 30)
+    judged(world, seat, "active", 19)
+    assert world.managed(seat).backend == "cuda"
+    judged(world, seat, "active")
+    assert (world.managed(seat).backend, world.managed(seat).durable.demoted) == ("vllm", "")
+    judged(world, seat, "active", failed=True)
+    assert world.managed(seat).backend == "cuda"
+
+
+def test_a_seat_that_was_demoted_to_a_restart_rehearses_again_at_its_fourth_start(world: World) -> None:
+    seat = starting(world)
+    judged(world, seat, "active", 4, failed=True)
+    assert world.managed(seat).backend == "restart"
+    for start in range(4):
+        assert len(rehearsals(world)) == 1
+        world.managed(seat).rehearsal = None
+        assert Rehearsals().before_serving(world.node, world.managed(seat), world.now) is (start < 3)
+    assert world.managed(seat).backend == "vllm"

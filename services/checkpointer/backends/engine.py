@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 from urllib.parse import quote
 
@@ -30,6 +30,11 @@ IDLE_SECONDS = 10.0
 """Model seconds in which the last requests must end: sleep kills an engine that computes (vLLM #28714)."""
 ASK_SECONDS = 5.0
 """Model seconds for a question about the engine's state."""
+SILENT_SECONDS = 300.0
+"""Model seconds for which an engine may be silent before that counts as a refusal: it compiles for its first request,
+for minutes where its cache is cold."""
+STUCK_SECONDS = 10.0
+"""Model seconds in which some memory must move while an engine says that it sleeps and holds it."""
 RESIDUE_SHARE, RESIDUE_BYTES, RESIDUE_MOST = 0.1, 4 * 2**30, 0.5
 """What a parked engine may keep on a GPU: a share of its footprint there or these bytes, whichever is more, and never
 more than the last share. Published: 1.2 to 4 GiB per GPU."""
@@ -111,6 +116,8 @@ class EngineBackend(ReadingsBackend):
 
     http: EngineCalls
     engine: SleepingEngine
+    _silent: dict[str, float] = field(default_factory=dict, init=False)
+    """By container: since when it has answered no question before a park; monotonic seconds."""
 
     async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """All processes of the container, with their bytes. One that is asleep without a record here (its state folder
@@ -143,8 +150,7 @@ class EngineBackend(ReadingsBackend):
         sleeps and holds memory is woken. (5) One that is awake serves on. (6) Else it is killed."""
         ending = Ending("active", vram_bytes=seat.vram_bytes, gpus=seat.memory_on)
         async with self._timed(ending, "checks"):
-            why = await self.refusal(seat)
-            busy = "" if why else await self._busy(seat)
+            why, busy = await self._unfit(seat)
         if why or busy:  # (1)
             ending.reason, ending.refused = f"checks: {why or busy}", bool(why)
             with contextlib.suppress(StepFailedError):
@@ -261,10 +267,12 @@ class EngineBackend(ReadingsBackend):
     async def _settled(self, seat: SeatProcesses, ending: Ending, wanted: Outcome, seconds: float) -> Outcome | None:
         """The verdict once it is ``wanted`` and stays so for STABLE_SECONDS, else the last one within ``seconds``; None
         also if its container has ended or the driver does not answer. An engine that sleeps, and says itself that it
-        did not change, is waited for no longer than memory takes to show."""
+        did not change, is waited for no longer than memory takes to show; one that says that
+        it sleeps and holds its memory no longer than STUCK_SECONDS after the last byte moved."""
         deadline = time.monotonic() + seconds
         early = time.monotonic() + self.calls.timeouts.settle()
         since: float | None = None
+        held, moved = -1, time.monotonic()
         async with self._timed(ending, "verify"):
             while True:
                 found = None
@@ -275,6 +283,11 @@ class EngineBackend(ReadingsBackend):
                 since = (since or time.monotonic()) if found == wanted else None
                 if since is None and time.monotonic() >= deadline:
                     return found
+                if found is None and wanted == "parked" and await self._asleep(seat):
+                    left = await self._held_bytes(seat)
+                    held, moved = left, time.monotonic() if left != held else moved
+                    if time.monotonic() - moved >= self.calls.timeouts.wall(STUCK_SECONDS):
+                        return found
                 stays = found not in (None, wanted) and time.monotonic() >= early and not self.engine.loads
                 if stays and await self._asleep(seat) is not None:
                     return found
@@ -293,16 +306,33 @@ class EngineBackend(ReadingsBackend):
         except (EngineSilentError, EngineRefusedError):
             return None
 
+    async def _held_bytes(self, seat: SeatProcesses) -> int:
+        """Over its GPUs; -1: the driver does not answer."""
+        with contextlib.suppress(StepFailedError):
+            return sum((await self._left(seat)).values())
+        return -1
+
     # --- steps --------------------------------------------------------------------------------------------------------
 
     async def refusal(self, seat: SeatProcesses) -> str:
-        """Why it must not sleep, whenever it is asked; also if it does not answer."""
+        """Why it must not sleep, whenever it is asked. Raises EngineSilentError."""
         try:
             await self.http.call(seat, "GET", self.engine.metrics, seconds=self._ask())
             command = "\n".join(map(self.host.inspection.command, self.host.living(seat)))
             return await self.engine.refusal(seat, command, self._ask())
-        except (EngineSilentError, EngineRefusedError, StepFailedError) as error:
+        except (EngineRefusedError, StepFailedError) as error:
             return str(error)
+
+    async def _unfit(self, seat: SeatProcesses) -> tuple[str, str]:
+        """(why it must not sleep, why it must not sleep now). Silence is no refusal before ``SILENT_SECONDS``."""
+        container, now = seat.target.container_id, time.monotonic()
+        try:
+            why = await self.refusal(seat)
+        except EngineSilentError as error:
+            lasts = now - self._silent.setdefault(container, now) > self.calls.timeouts.wall(SILENT_SECONDS)
+            return (str(error), "") if lasts or error.ended else ("", str(error))
+        self._silent.pop(container, None)
+        return why, "" if why else await self._busy(seat)
 
     async def _busy(self, seat: SeatProcesses) -> str:
         """Why it must not sleep now; empty once it computes nothing, or does not count its requests."""

@@ -70,6 +70,8 @@ class SeatProcesses(BaseModel):
     """The status that its health answered then; None: it did not."""
     unverified: str = ""
     """Why it answered no health then: nothing can be compared after a park."""
+    unanswered: str = Field(default="", exclude=True)
+    """Why it is not to be parked yet: it may compute the first test request."""
 
     @property
     def at(self) -> tuple[str, ...]:
@@ -197,7 +199,7 @@ class EngineSilentError(Exception):
 class Verification(Protocol):
     """The check of a seat's engine before it serves again, whatever its backend is."""
 
-    async def recorded(self, seat: SeatProcesses) -> SeatProcesses:
+    async def recorded(self, seat: SeatProcesses, *, patient: bool = False) -> SeatProcesses:
         """The seat with the answers to compare with later; called before a park."""
         ...
 

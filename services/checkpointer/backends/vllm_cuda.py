@@ -14,7 +14,7 @@ from services.checkpointer.backends.driver import DriverBackend
 from services.checkpointer.backends.driver_calls import StepFailedError, unaccounted
 from services.checkpointer.backends.engine import EngineBackend, EngineRefusedError, most_residue
 from services.checkpointer.backends.job_half import check_park
-from services.checkpointer.backends.port import Ending, EngineSilentError, Note, SeatProcesses
+from services.checkpointer.backends.port import Ending, Note, SeatProcesses
 from services.checkpointer.backends.vllm import Vllm
 from services.checkpointer.core.failures import JobGoal
 from services.checkpointer.core.refusals import kill_hangs
@@ -102,7 +102,7 @@ class VllmCuda(EngineBackend):
         return await super().state(seat) if ending.outcome == "active" else ending
 
     async def refusal(self, seat: SeatProcesses) -> str:
-        """Also by the driver's rules, and without a self-test."""
+        """Also by the driver's rules, and without a self-test. Raises EngineSilentError."""
         if why := await super().refusal(seat):
             return why
         try:
@@ -111,7 +111,7 @@ class VllmCuda(EngineBackend):
             if kill_hangs(driver, self.host.inspection.kernel_module()):  # H2: vllm would kill it live
                 return f"the end of a restored engine can hang this machine (driver {driver.version}); use backend vllm"
             return self.tests.refusal(driver.version, await self.engine.version(seat, self._ask()))
-        except (EngineSilentError, EngineRefusedError, StepFailedError) as error:
+        except (EngineRefusedError, StepFailedError) as error:
             return str(error)
 
 

@@ -1,6 +1,6 @@
 """The rehearsal of an engine that sleeps: it is parked and activated once, in one job, before its seat serves. Pure."""
 
-from kybernate.engines import REHEARSED
+from kybernate.engines import REHEARSED, RESTART
 from kybernate.messages import JobReply, JobStatus, SwitchJob
 from kybernate.seat import SeatState, Trigger
 from services.gpu_manager.core.rider import Rider
@@ -10,6 +10,8 @@ from services.gpu_manager.managed_seat import REHEARSAL, ManagedSeat, Rehearsal
 from services.gpu_manager.state import NodeState
 
 S, T = SeatState, Trigger
+COLD_START = 5
+"""A start of a seat that is parked by restart counts as so many good activations."""
 
 
 class Rehearsals(Rider):
@@ -21,6 +23,8 @@ class Rehearsals(Rider):
         The answer to a repeated job is its status, so that no report needs to arrive. A refused job is no reason not to
         serve; "busy" and "stale-epoch" are asked again."""
         known = seat.rehearsal
+        if seat.durable.backend == RESTART:
+            seat.forgive(COLD_START)
         if (
             seat.backend not in REHEARSED
             or seat.durable.spilled
@@ -74,7 +78,7 @@ class Rehearsals(Rider):
             seat.learn_park(first)
         if progress.outcome == "active":
             seat.durable.host_active_bytes = progress.host_bytes
-        seat.judge_backend(progress)
+        seat.judge_backend(progress, weight=2)
         known, seat.rehearsal.done = seat.rehearsal, progress.outcome == "active"
         if not known.done:
             seat.rehearsal = None
