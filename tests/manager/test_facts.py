@@ -20,6 +20,7 @@ COPY = replace(RUNS, memory=Memory.COPY)
     ("facts", "state", "held"),
     [
         (replace(WAITS, owner=Owner.NONE), S.FREE, ()),
+        (replace(WAITS, owner=Owner.NONE, ticket=Ticket.FEARED), S.FREE, ()),
         (WAITS, S.WAITING, ()),
         (replace(WAITS, ticket=Ticket.FEARED), S.WAITING, ()),
         (replace(WAITS, life=Life.ENDED), S.BACKOFF, ()),

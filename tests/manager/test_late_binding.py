@@ -1,11 +1,14 @@
 """The incoming seat is chosen again when the victim is drained and while it is being parked."""
 
+from dataclasses import dataclass
+
 import pytest
 
-from kybernate.messages import JobReply, PinSeat, RetargetJob, SeatProgress, SwitchJob
+from kybernate.messages import DrainNode, JobReply, PinSeat, RetargetJob, SeatProgress, SwitchJob
+from kybernate.policy import Decision, GroupView, Switch
 from kybernate.seat import SeatState as S
 from services.gpu_manager import recovery
-from services.gpu_manager.inputs import BusChanged, JobAnswered, JobsReported, Recovered, RetargetAnswered
+from services.gpu_manager.inputs import BusChanged, JobAnswered, JobsReported, Recovered, RetargetAnswered, StartCalls
 from tests.manager.world import World, status
 
 
@@ -243,3 +246,69 @@ def test_a_container_that_comes_to_the_gate_meanwhile_goes_first_if_it_is_pinned
 
     (asked,) = retargets(world)
     assert asked.activate is None
+
+
+@dataclass(frozen=True)
+class Picks:
+    """A policy that activates this seat, whatever the others are."""
+
+    seat: str
+    evict: str | None = None
+
+    def decide(self, view: GroupView) -> Decision:
+        return Switch(self.seat, self.evict, "picked")
+
+
+def test_the_seat_that_the_policy_picks_is_offered_while_the_victim_is_parked(world: World) -> None:
+    _, b, _ = parking_for(world)
+
+    world.configure(policy=Picks(b))
+    world.tick(1)
+
+    assert [asked.activate.seat for asked in retargets(world) if asked.activate is not None] == [b]
+
+
+def parking_for(world: World) -> tuple[str, str, str]:
+    """The checkpointer has journaled: park c, then activate a. No other seat is wanted."""
+    a, b, c = leaving(world)
+    world.quiet(c)
+    world.receive(JobAnswered(world.job().op, JobReply(accepted=True)))
+    assert (world.state(c), retargets(world)) == (S.PARKING, [])
+    return a, b, c
+
+
+@pytest.mark.parametrize("why", ["evicts", "exited", "no call", "drained", "newer"])
+def test_a_pick_that_the_group_cannot_bring_now_is_not_offered(world: World, why: str) -> None:
+    a, b, _ = parking_for(world)
+    match why:
+        case "exited" | "no call":
+            world.exit(b)
+            if why == "no call":
+                world.call(b)
+                world.receive(StartCalls({}))
+            assert world.state(b) is (S.BACKOFF if why == "exited" else S.WAITING)
+        case "drained":
+            assert world.order(DrainNode, group="G0", purpose="maintenance").accepted
+        case "newer":
+            world.managed(b).epoch = world.node.switches["G0"].epoch + 1
+
+    world.configure(policy=Picks(b, evict=a if why == "evicts" else None))
+    world.tick(1)
+
+    assert retargets(world) == []
+    assert world.node.switches["G0"].incoming == a
+
+
+@pytest.mark.parametrize("job", ["sent", "half done"])
+def test_nothing_is_offered_before_the_job_is_journaled_or_after_the_victim_is_parked(world: World, job: str) -> None:
+    a, b, c = leaving(world)
+    world.quiet(c)
+    if job == "half done":
+        world.progress(world.job(), "parked", "pending", done=False)
+        assert world.state(c) is S.PARKED
+
+    world.configure(policy=Picks(b))
+    world.tick(1)
+
+    assert retargets(world) == []
+    assert world.node.switches["G0"].incoming == a

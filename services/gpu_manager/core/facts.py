@@ -168,7 +168,8 @@ def check(facts: Facts) -> str:
     """The invariant that these facts break; empty: none."""
     f, empty = facts, facts.memory is Memory.NOTHING
     broken = {
-        "a seat without an owner has facts": f.owner is Owner.NONE and (f.life, f.ticket) != (Life.NONE, Ticket.NONE),
+        "a seat without an owner has facts": f.owner is Owner.NONE
+        and (f.life is not Life.NONE or f.ticket is Ticket.OPEN),  # of a pod that left, a ticket may be feared
         "memory without a process, or the other way round": empty is f.alive,
         "a seat without a process has a promise": empty
         and f.promise not in (Promise.NONE, Promise.HANDS_OFF, Promise.ENDS),
