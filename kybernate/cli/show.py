@@ -147,6 +147,9 @@ def _seat_line(seat: dict[str, Any], columns: tuple[str, ...], widths: list[int]
     text.append(f"  {since}", "dim")
     text.append(f"  {vram}")
     text.append(f"  {name}", "dim")
+    namespace = str(seat.get("pod") or "").partition("/")[0]
+    if namespace not in ("", "default"):
+        text.append(f"  {namespace}", "dim")
     for label, key in (("waiting", "waiting"), ("in flight", "in_flight")):
         if seat.get(key):
             text.append(f"  {seat[key]} {label}", "bold")

@@ -85,6 +85,13 @@ def _one_of(known: Collection[str], kind: str) -> Callable[[object], str]:
     return check
 
 
+def _claim(value: object) -> str:
+    kind, _, name = value.partition("/") if isinstance(value, str) else ("", "", "")
+    if value != "pin" and (kind not in ("model", "tier") or not name):
+        raise _wrong("is nothing that a namespace can have alone", "write model/NAME, tier/NAME or pin")
+    return cast(str, value)
+
+
 def _text(check: Callable[[object], Any], kind: Any = str) -> PlainValidator:
     """A check whose input is ``kind`` in the JSON schema."""
     return PlainValidator(check, json_schema_input_type=kind)
@@ -96,6 +103,8 @@ def _choice(known: tuple[str, ...], kind: str) -> PlainValidator:
 
 Name = Annotated[str, _text(_name)]
 Resource = Annotated[str, _text(_resource)]
+Claim = Annotated[str, _text(_claim)]
+"""What a pod's annotations claim: ``model/NAME``, ``tier/NAME``, ``pin``."""
 GpuName = Annotated[int | str, _text(_gpu, int | str)]
 """A host index or a UUID."""
 MigProfile = Annotated[str, _text(_mig_profile)]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import Field, PrivateAttr
 
 from kybernate.config.fields import (
+    Claim,
     GpuName,
     HostMemory,
     MigProfile,
@@ -143,6 +144,8 @@ class NodeConfig(Strict):
     policy: PolicyConfig = Field(default_factory=PolicyConfig)
     tiers: dict[Name, TierChanges] = Field(default_factory=dict)
     """Changes to the known tiers, and further ones."""
+    reserved: dict[Claim, tuple[Name, ...]] = Field(default_factory=dict)
+    """Namespaces that alone may have a model's name (``model/NAME``), a tier (``tier/NAME``) or pins (``pin``)."""
     drain_seconds: Seconds = 60.0
     """How long requests in flight may take to end before they are cut."""
     warmup: bool = True

@@ -86,6 +86,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tra
             groups=with_owned(topology.groups, ledger.read(), known),
             policy=policy,
             tiers=config.all_tiers,
+            reserved=config.reserved,
             drain_seconds=config.drain_seconds,
             warmup=config.warmup,
             start_within_seconds=config.start_within_seconds,

@@ -17,7 +17,7 @@ from kybernate.seat import COMING, HOLDING, SeatState, Trigger, advance
 from kybernate.topology import Group
 from services.gpu_manager.inputs import ModelTime, Now, StartCall, UnixTime, WallTime
 from services.gpu_manager.ledger import Durable, Freeze
-from services.gpu_manager.seat_pod import SeatPod, refusal
+from services.gpu_manager.seat_pod import NONE_RESERVED, Reserved, SeatPod, not_its_own, refusal
 
 START_DEADLINE_SECONDS = 270.0
 """Wall: a runtime may take two minutes each to create and to start a container."""
@@ -83,11 +83,15 @@ class PodTerms:
     pinned: bool = False
     problems: tuple[str, ...] = ()
     """Annotations that cannot be used and count as absent, each with its remedy."""
+    refused: str = ""
+    """Why its seat is not started: what is reserved for other namespaces."""
 
     @classmethod
-    def of(cls, pod: SeatPod, tiers: Mapping[str, Tier]) -> "PodTerms":
-        """The terms of a pod where these tiers are configured."""
+    def of(cls, pod: SeatPod, tiers: Mapping[str, Tier], reserved: Reserved = NONE_RESERVED) -> "PodTerms":
+        """The terms of a pod where these tiers are configured, and these names reserved."""
         notes = pod.notes
+        if refused := not_its_own(pod, reserved):
+            return cls(tier=tiers[STANDARD], model=pod.pod, problems=(refused,), refused=refused)  # no model's name
         bad_tier = tier_problem(notes.tier, tiers)
         own = {"slo_seconds": notes.slo_seconds, "stall_budget_seconds": notes.stall_budget_seconds}
         changes = {field: value for field, value in own.items() if value is not None}
@@ -300,7 +304,7 @@ class ManagedSeat:
 
     def refused(self) -> str:
         """Why its container can never start; empty when it can."""
-        return refusal(self.pod, self.group) if self.pod is not None else ""
+        return self.owner.terms.refused or (refusal(self.pod, self.group) if self.pod is not None else "")
 
     @property
     def starts_cold(self) -> bool:

@@ -385,7 +385,9 @@ class Manager:
 
     def _log_problems(self, owners: Owners) -> None:
         """Log annotations that cannot be used, once each."""
-        found = {text for pod in owners.pods for text in PodTerms.of(pod, self.node.setup.tiers).problems}
+        setup = self.node.setup
+        terms = (PodTerms.of(pod, setup.tiers, setup.reserved) for pod in owners.pods)
+        found = {text for one in terms for text in one.problems}
         for text in sorted(found - self.problems):
             log.warning("pod.annotation_unusable", reason=text, meaning="it counts as absent")
         self.problems = found

@@ -376,8 +376,7 @@ def gate_texts(node: NodeState, now: Now) -> dict[str, str]:
         if not calling:
             continue
         held = ", ".join(
-            f"{seat.id} (model {seat.model}, {seat.state} for {now.unix - seat.entered:.0f} s"
-            f"{', pinned' if seat.pinned else ''})"
+            f"{seat.id} (model {seat.model}, {seat.state}{', pinned' if seat.pinned else ''})"
             for seat in view.holders(node, group) or view.overlapping(node, group)
         )
         holders = f"group {group.name} is held by {held}" if held else ""

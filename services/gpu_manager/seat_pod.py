@@ -1,12 +1,17 @@
 """Pods that own seats, and the groups that such seats need although the configuration no longer has them. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from kybernate.annotations import AnnotationProblem, SeatAnnotations, parse
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.topology import AllocatedSeat, Group, group_key, mig_refusal, size_of, with_orphaned_seats
 from services.gpu_manager.ledger import Ledger
 
+Reserved = Mapping[str, tuple[str, ...]]
+"""By claim (``model/NAME``, ``tier/NAME``, ``pin``): the namespaces that alone may have it."""
+NONE_RESERVED: Reserved = MappingProxyType({})
 ORPHANED = "kyb.ai/kept"
 """The resource of an owned seat when no profile of its size is left; only for people."""
 
@@ -72,6 +77,18 @@ class SeatPod:
     def vram_bytes(self) -> int:
         """Declared footprint over all its GPUs; 0 when nothing (or nothing readable) is declared."""
         return self.notes.vram_bytes or 0
+
+
+def not_its_own(pod: SeatPod, reserved: Reserved) -> str:
+    """Why this pod may not have the model's name, tier or pin that it claims, and what to do; empty: it may."""
+    claims = [f"model/{pod.model}", f"tier/{pod.notes.tier}", *(["pin"] if pod.notes.pin else ())]
+    for claim in claims:
+        if pod.namespace not in (owners := reserved.get(claim, (pod.namespace,))):
+            return (
+                f"pod {pod.pod} claims {claim}, which is reserved for namespace {' and '.join(owners) or 'none'}: "
+                f"change the pod, or reserved: in the node's configuration"
+            )
+    return ""
 
 
 def refusal(pod: SeatPod, group: Group) -> str:

@@ -44,7 +44,7 @@ from services.gpu_manager.managed_seat import (
     PodTerms,
     Residence,
 )
-from services.gpu_manager.seat_pod import SeatPod
+from services.gpu_manager.seat_pod import Reserved, SeatPod
 
 Effect = (
     SeatEvent
@@ -105,6 +105,7 @@ class NodeSetup:
     groups: tuple[Group, ...]
     policy: Policy
     tiers: Mapping[str, Tier] = field(default_factory=lambda: TIERS)
+    reserved: Reserved = field(default_factory=dict)
     drain_seconds: float = 60.0
     """Model: bounds draining."""
     warmup: bool = True
@@ -191,7 +192,7 @@ class NodeState:
     def own(self, seat: ManagedSeat, pod: SeatPod) -> None:
         """The pod owns the seat, as it is described now; its annotations are parsed when they change."""
         if seat.owner.pod is None or seat.owner.pod.notes != pod.notes or seat.owner.pod.uid != pod.uid:
-            seat.owner.terms = PodTerms.of(pod, self.setup.tiers)
+            seat.owner.terms = PodTerms.of(pod, self.setup.tiers, self.setup.reserved)
         seat.owner.pod = pod
 
     def seats_on(self, group: Group) -> list[ManagedSeat]:

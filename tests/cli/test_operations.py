@@ -154,3 +154,14 @@ def test_status_shows_a_drained_group_also_without_pods_and_events_show_operatio
     order = OrderStatus(op="op-1", verb="migrate", target="s1", to="G0", phase="failed", text="the pod is gone")
     event = {"type": "ai.kyb.v1.order-changed", "node": "n1", "op": "op-1", "at": 0, "order": order.model_dump()}
     assert event_line(event).plain.split("  ", 1)[1] == "migrate     s1 → G0  failed  op op-1  the pod is gone"
+
+
+def test_status_names_the_namespace_of_a_pod() -> None:
+    """Two namespaces may have pods of one model."""
+    row = {"seat": "s00", "state": "active", "group": "G0", "node": "n", "model": "m"}
+    rows = [{**row, "pod": "llms/a"}, {**row, "seat": "s01", "pod": "default/b"}]
+    console = open_console()
+    with console.capture() as shown:
+        console.print(seat_tree(rows, now=0.0))
+    lines = shown.get().splitlines()
+    assert [line.split("s0")[1].split() for line in lines[-2:]] == [["0", "llms"], ["1"]]

@@ -201,6 +201,42 @@ def test_a_container_with_two_kinds_of_seats_is_never_started(world: World) -> N
     assert "asks for" in record(world.node, world.managed(seat), world.now).blocked
 
 
+@pytest.mark.parametrize(
+    ("claim", "notes"),
+    [("model/a", {"kyb.ai/model": "a"}), ("tier/gold", {"kyb.ai/tier": "gold"}), ("pin", {"kyb.ai/pin": "true"})],
+)
+def test_what_is_reserved_for_a_namespace_no_pod_of_another_gets(
+    world: World, claim: str, notes: dict[str, str]
+) -> None:
+    world.configure(reserved={claim: ("llms",)})
+    ours, theirs = world.seat(0, 0), world.seat(0, 1)
+    for seat, namespace in ((ours, "llms"), (theirs, "evil")):
+        world.pod(seat, f"pod-{namespace}")
+        world.pods[seat] = replace(world.pods[seat], namespace=namespace, annotations=notes)
+    world.look()
+    world.call(theirs)
+    assert world.state(theirs) is S.WAITING
+    row = record(world.node, world.managed(theirs), world.now)
+    assert (row.model, row.pinned) == ("evil/pod-evil", False), "no request comes to it"
+    assert f"claims {claim}, which is reserved for namespace llms" in row.blocked
+    assert f"claims {claim}" in publish.gate_texts(world.node, world.now)[theirs]
+    world.call(ours)
+    assert world.state(ours) is S.STARTING
+
+
+def test_the_text_of_a_start_that_waits_stays_as_it_is(world: World) -> None:
+    """Kubernetes counts equal events as one; a text with seconds is another one each time."""
+    first, second = world.seat(0, 0), world.seat(0, 1)
+    for seat, name in ((first, "a"), (second, "b")):
+        world.pod(seat, name)
+    world.look()
+    world.call(first)
+    world.call(second)
+    before = publish.gate_texts(world.node, world.now)[second]
+    world.wall += 3.0
+    assert publish.gate_texts(world.node, world.now)[second] == before
+
+
 async def test_a_name_that_is_no_text_is_a_name(tmp_path: Path) -> None:
     proc(tmp_path, 10)
     for file in ("comm", "stat", "cgroup"):

@@ -137,8 +137,8 @@ def test_the_start_gate_names_the_holder_and_that_it_is_pinned(full: tuple[World
     world.pod(new, "new")
     world.call(new)
     text = gate_texts(world.node, world.now)[new]
-    assert f"group G0 is held by {b} (model b, active for " in text
-    assert " s, pinned); place 1 of 1 at the start gate" in text
+    assert f"group G0 is held by {b} (model b, active, pinned)" in text
+    assert ", pinned); place 1 of 1 at the start gate" in text
 
 
 def test_the_minimum_active_time_of_the_holder_has_an_end() -> None:
