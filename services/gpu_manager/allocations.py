@@ -182,7 +182,6 @@ def _release(node: NodeState, seat: ManagedSeat) -> None:
 def _exit(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
     """The container is gone, and with it the VRAM it held."""
     switch.leave(node, seat)
-    seat.durable.seen_running = seat.durable.conflict = seat.outlives_list = False
     node.transition(seat, T.EXITED, now, reason=reason)
 
 
@@ -374,7 +373,6 @@ def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
             reason = f"no process came within {START_DEADLINE_SECONDS:.0f} s of the ticket"
             node.transition(seat, T.NO_PROCESS, now, reason=reason)
     elif seat.state is S.LOST and seat.processes_gone:  # (3)
-        seat.durable.seen_running = seat.durable.conflict = False
         node.transition(seat, T.GONE, now, reason="its processes ended; it starts cold")
     elif seat.state is S.RELEASING and seat.processes_gone:  # (4)
         seat.lease = seat.lease and _ticket_may_start(seat, now)

@@ -258,7 +258,8 @@ class ManagedSeat:
             place.parked_on = None
         if self.state in AT_HOME:
             place.group, place.parked_on = place.home, None
-            self.durable.unlocated = False
+            self.durable.seen_running = self.outlives_list = False
+            self.durable.unlocated = self.durable.conflict = False
             self.durable.residue_bytes, self.durable.measured = 0, False
             self.durable.host_taken_bytes = self.durable.host_active_bytes = 0
             self.copy_ends = False

@@ -8,6 +8,7 @@ import pytest
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.facts import Facts, Life, Memory, Owner, Promise, Ticket, check, holds, state_of
 from tests.facts import contradictions
+from tests.manager.test_mid_switch import switch_under_way
 from tests.manager.world import World, make_group
 
 G0, G1 = make_group("G0", [0], 2), make_group("G1", [1], 2)
@@ -75,3 +76,13 @@ def test_a_state_that_the_facts_contradict_is_noticed(world: World) -> None:
     world.managed(b).state = S.PARKED
 
     assert contradictions(world.node) == []
+
+
+@pytest.mark.parametrize("half", ["park", "activate"])
+def test_a_seat_whose_job_finds_its_processes_gone_has_no_process(world: World, half: str) -> None:
+    a, b, job = switch_under_way(world)
+
+    world.progress(job, "gone" if half == "park" else "parked", "gone" if half == "activate" else "active")
+
+    ended = b if half == "park" else a
+    assert (world.state(ended), world.managed(ended).durable.seen_running) == (S.BACKOFF, False)
