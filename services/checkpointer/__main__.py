@@ -38,7 +38,7 @@ async def serve(
     tracer: "Tracer | None" = None,
 ) -> None:
     """Run until SIGTERM. ``command`` starts a helper."""
-    journal = Journal(settings.state_dir)
+    journal = Journal(settings.state_dir, settings.run_dir / "checkpointer-epochs.json")
     journal.load()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(journal.close)

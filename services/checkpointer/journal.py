@@ -7,7 +7,9 @@ a crash of the machine, which ends the processes too.
 Under ``<state_dir>``: ``journal/<epoch>-<op>.jsonl``, one file per job, one line per record, a torn last line ignored;
 ``journal/next``, made beforehand and on disk with its name, which the next job's file is renamed from;
 ``parked/<seat>.json``, the processes of a parked seat, which the driver's lists no longer show; ``epochs.json``, the
-highest epoch by GPU of jobs whose file is removed. One thread writes and another fsyncs, so that a slow disk blocks
+highest epoch by GPU of jobs whose file is removed. A witness
+under ``run_dir``, which no back-up of the state holds, has the highest epochs of this boot: files that do not know them
+were put back, and are set aside instead of replayed. One thread writes and another fsyncs, so that a slow disk blocks
 no event loop and no step.
 """
 
@@ -28,6 +30,7 @@ from pydantic import ValidationError
 
 from kybernate import files
 from kybernate.envelope import slug
+from kybernate.lifecycle import boot_id
 from kybernate.logs import get_logger
 from services.checkpointer.backends.port import SeatProcesses
 from services.checkpointer.records import History, JobFile, Record, hung_recently, read_records
@@ -60,7 +63,9 @@ class _OpenFile:
 class Journal:
     """The journal files under one state folder; this checkpointer is their only writer."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, witness: Path | None = None) -> None:
+        """``witness``: the file of the highest epochs of this boot; None: there is none."""
+        self._witness = witness
         self._jobs = folder / "journal"
         self._parked = folder / "parked"
         self._epochs_file = folder / "epochs.json"
@@ -129,6 +134,40 @@ class Journal:
                 for record in job.records:
                     self.history.add(job, record)
 
+        self._set_aside_if_rolled_back()
+
+    def _set_aside_if_rolled_back(self) -> None:
+        """Files that do not know an epoch of this boot are older than it: what they call unfinished was finished since,
+        and what they call parked may run. They count as lost, and the epochs of the witness as seen."""
+        try:
+            seen = json.loads(self._witness.read_text()) if self._witness is not None else {}
+            epochs = (
+                {str(gpu): int(epoch) for gpu, epoch in seen["epochs"].items()} if seen.get("boot") == boot_id() else {}
+            )
+        except FileNotFoundError:
+            return
+        except (ValueError, KeyError, AttributeError) as error:
+            get_logger().error("journal.witness_unreadable", file=str(self._witness), error=str(error))
+            return
+        newer = {gpu: epoch for gpu, epoch in epochs.items() if epoch > self.epochs.get(gpu, 0)}
+        if not newer:
+            return
+        for folder in (self._jobs, self._parked):
+            if any(folder.iterdir()):
+                folder.rename(folder.with_name(f"{folder.name}.rolled-back-{time.time_ns()}"))
+                folder.mkdir()
+        self.jobs, self.parked, self.history = {}, {}, History()
+        for gpu, epoch in newer.items():
+            self._raise_epochs((gpu,), epoch)
+        files.replace(self._epochs_file, json.dumps(self.epochs), durable=True, mode=0o600)
+        get_logger().error("journal.rolled_back", file=str(self._jobs), highest=max(newer.values()))
+
+    def _attest(self, epochs: str) -> None:
+        """Called by the writer after the journal has the epochs."""
+        if self._witness is not None:
+            text = f'{{"boot": "{boot_id()}", "epochs": {epochs}}}'
+            files.replace(self._witness, text, durable=False, mode=0o600)
+
     @property
     def highest_epoch(self) -> int:
         """Over all GPUs."""
@@ -144,9 +183,13 @@ class Journal:
         job.path = self._jobs / f"{job.epoch:020d}-{slug(job.op)}.jsonl"
         self._raise_epochs(job.gpus, job.epoch)
         self.jobs[job.op] = job
-        line = job.records[0].line()
+        line, epochs = job.records[0].line(), json.dumps(self.epochs)
 
         def write() -> None:
+            put()
+            self._attest(epochs)
+
+        def put() -> None:
             made, self._next = self._next, None
             if made is None:
                 self._open[job.op] = _OpenFile(_create(job.path, line), job.path)
@@ -268,7 +311,12 @@ class Journal:
         """Refuse jobs below this epoch on these GPUs from now on, also after a restart."""
         self._raise_epochs(gpus, epoch)
         epochs = json.dumps(self.epochs)
-        await self._do(self._writer, lambda: files.replace(self._epochs_file, epochs, durable=True, mode=0o600))
+
+        def write() -> None:
+            files.replace(self._epochs_file, epochs, durable=True, mode=0o600)
+            self._attest(epochs)
+
+        await self._do(self._writer, write)
 
     def remember(self, processes: SeatProcesses) -> None:
         """Keep the processes of a parked seat; their file is written before the next record. Not fsynced: they do not

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import threading
 import time
@@ -230,6 +231,44 @@ async def test_a_parked_seat_is_on_record_before_the_end_of_its_park(
     await journal.write_parked()
     assert not opened(tmp_path).parked
     journal.close()
+
+
+async def test_files_that_were_put_back_are_set_aside_and_their_epochs_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unfinished job of the copy was replayed: a running engine was killed."""
+    state, copy, witness = tmp_path / "state", tmp_path / "copy", tmp_path / "epochs.json"
+
+    def loaded() -> Journal:
+        journal = Journal(state, witness)
+        journal.load()
+        return journal
+
+    journal = loaded()
+    await journal.begin(job(1))
+    await journal.begin(job(2))
+    shutil.copytree(state, copy)
+    journal.close()
+    journal = loaded()
+    assert list(journal.jobs) == ["op-1", "op-2"], "a restart replays them"
+    await journal.finish(
+        journal.jobs["op-2"], Record(kind="done", status=JobStatus(op="op-2", epoch=2, group="G0", done=True))
+    )
+    await journal.begin(job(3))
+    journal.close()
+    shutil.rmtree(state)
+    shutil.copytree(copy, state)
+
+    journal = loaded()
+    assert (journal.jobs, journal.seen_epoch(("GPU-a",))) == ({}, 3)
+    assert [path.name.partition("-")[0] for path in state.glob("*rolled-back*")] == ["journal.rolled"]
+    journal.close()
+    shutil.rmtree(state)
+    assert loaded().seen_epoch(("GPU-a",)) == 3, "a fence survives the loss of the folder, too"
+    shutil.rmtree(state)
+    shutil.copytree(copy, state)
+    monkeypatch.setattr("services.checkpointer.journal.boot_id", lambda: "the next boot")
+    assert list(loaded().jobs) == ["op-1", "op-2"], "no process outlives a boot"
 
 
 async def test_only_its_owner_reads_its_files(tmp_path: Path) -> None:
