@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from kybernate.envelope import slug
+from kybernate.messages import SeatEvent, SeatFreed, SeatPinned, SeatUnpinned
 from kybernate.seat import SeatState
 
 BUCKET = "kyb_seats"
@@ -76,6 +77,21 @@ class SeatRecord(BaseModel):
     def key(self) -> str:
         """Key in the bucket."""
         return seat_key(self.node, self.seat)
+
+
+def after_event(record: SeatRecord, event: SeatEvent) -> SeatRecord:
+    """Return the row of a seat with the changes of its event, which arrives before the roster's row."""
+    changes: dict[str, object] = {"state": event.state, "epoch": event.epoch, "seq": event.seq}
+    changes |= {"since": event.at, "reason": event.reason, "stall_seconds": event.stall_seconds}
+    for name in ("model", "group", "pod", "pod_uid", "endpoint", "vram_bytes"):
+        if value := getattr(event, name):
+            changes[name] = value
+    if isinstance(event, SeatPinned | SeatUnpinned):
+        changes["pinned"] = isinstance(event, SeatPinned)
+        changes["since"] = record.since
+    if isinstance(event, SeatFreed):
+        changes |= {"endpoint": None, "pod": "", "pod_uid": ""}
+    return record.model_copy(update=changes)
 
 
 _MODEL_STATES: tuple[tuple[str, frozenset[SeatState]], ...] = (

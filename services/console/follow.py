@@ -67,7 +67,7 @@ class Reader:
             get_logger().warning("roster.row_invalid", key=entry.key, error=str(error))
             return
         if record.key == entry.key:  # else it is a copy of another seat's row, which no manager writes
-            seats.put(entry.key, record)
+            seats.read(entry.key, record)
 
     def _gpu(self, entry: Entry) -> None:
         if entry.value is None:
@@ -81,6 +81,8 @@ class Reader:
     async def _events(self) -> NoReturn:
         async with self._bus.subscribe(*(kind.pattern() for kind in EVENTS)) as messages:
             async for message in messages:
+                if isinstance(message, SeatEvent):
+                    self.cluster.seats.take_event(message)
                 if isinstance(message, EVENTS):
                     self.on_event(message)
         raise BusError("the bus was closed")

@@ -79,7 +79,7 @@ async def guarded(folder: Path) -> AsyncIterator[Guarded]:
     config = folder / "nats.conf"
     starting = NatsServer(folder / "nats", arguments=("-c", str(config)))
     # Its name is on its command line, too, and a reload that finds no name in the file would be refused.
-    config.write_text(f'server_name: "{starting._name}"\ninclude "{AUTH_FILE}"\n')
+    config.write_text(f'server_name: "{starting.name}"\ninclude "{AUTH_FILE}"\n')
     async with starting as server, ready(Guarded(folder, server)) as world:
         yield world
 

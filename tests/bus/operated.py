@@ -103,7 +103,7 @@ class Operated(Guarded):
         public, system = self.account.public_key.decode(), self.system.public_key.decode()
         services = token(self.operator, system, {"type": "account", "limits": UNLIMITED})
         (self.folder / "nats.conf").write_text(
-            f"server_name: {self.server._name}\noperator: {self.operator_jwt}\n"
+            f"server_name: {self.server.name}\noperator: {self.operator_jwt}\n"
             f"resolver: MEMORY\nsystem_account: {system}\njetstream: {{ max_memory_store: 1MB }}\n"
             f"resolver_preload: {{ {system}: {services}, {public}: {token(self.operator, public, claims)} }}\n"
         )

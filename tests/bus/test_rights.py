@@ -48,11 +48,11 @@ ROSTER, INVENTORY = "$KV.kyb_seats.n1.s1", "$KV.kyb_inventory.n1.g1"
 TABLE: dict[Role, list[tuple[str, str, bool]]] = {
     Role.ROUTER: [
         ("publish", SIGNAL, YES),
-        ("publish", COMMAND, YES),
+        ("publish", COMMAND, NO),
         ("publish", "kyb.v1.cmd.n1.s1.activate", YES),
         ("publish", "kyb.v1.ack.n1.s1", YES),
         ("publish", "kyb.v1.hb.router.r0", YES),
-        ("publish", "kyb.v1.audit.operator.park", YES),
+        ("publish", "kyb.v1.audit.operator.park", NO),
         ("subscribe", "kyb.v1.evt.*.*.*", YES),
         ("publish", "$JS.FC.KV_kyb_seats.c.x", YES),
         ("publish", "kyb.v1.job.n1.switch", NO),
@@ -61,6 +61,8 @@ TABLE: dict[Role, list[tuple[str, str, bool]]] = {
         ("subscribe", "kyb.v1.job.n1.switch", NO),
         ("publish", "kyb.v1.rpt.n1.progress", NO),
         ("publish", ROSTER, NO),
+        ("publish", "$JS.API.CONSUMER.CREATE.KYB_EVENTS", NO),
+        ("publish", "$JS.API.CONSUMER.CREATE.KV_kyb_inventory", NO),
         ("publish", INVENTORY, NO),
         ("publish", EVENT, NO),
         ("publish", "kyb.v1.hb.gpu-manager.m", NO),
@@ -70,6 +72,23 @@ TABLE: dict[Role, list[tuple[str, str, bool]]] = {
         ("publish", "$JS.API.STREAM.MSG.DELETE.KYB_EVENTS", NO),
         ("publish", "$JS.API.CONSUMER.CREATE.KYB_AUDIT", NO),
         ("publish", f"$JS.API.DIRECT.GET.KV_kyb_seats.{ROSTER}", NO),
+    ],
+    Role.CONSOLE: [
+        ("publish", COMMAND, YES),
+        ("publish", "kyb.v1.cmd.n1.node.drain", YES),
+        ("publish", "kyb.v1.audit.operator.park", YES),
+        ("subscribe", "kyb.v1.evt.*.*.*", YES),
+        ("subscribe", "kyb.v1.sig.*.*", YES),
+        ("subscribe", "kyb.v1.req.*", YES),
+        ("subscribe", "kyb.v1.hb.router.*", YES),
+        ("publish", "$JS.API.CONSUMER.CREATE.KYB_EVENTS", YES),
+        ("publish", SIGNAL, NO),
+        ("publish", "kyb.v1.ack.n1.s1", NO),
+        ("publish", "kyb.v1.hb.router.r0", NO),
+        ("publish", ROSTER, NO),
+        ("publish", EVENT, NO),
+        ("subscribe", "kyb.v1.audit.*.*", NO),
+        ("publish", "$JS.API.CONSUMER.CREATE.KYB_AUDIT", NO),
     ],
     Role.MANAGER: [
         ("publish", ROSTER, YES),
@@ -190,7 +209,7 @@ async def test_the_check_up_finds_nothing_missing(world: Guarded, role: Role) ->
 
 
 async def test_the_check_up_names_what_is_refused(world: Guarded) -> None:
-    missing = await examine(world.url, world.credentials(Role.VIEWER), Role.ROUTER)
+    missing = await examine(world.url, world.credentials(Role.VIEWER), Role.CONSOLE)
     assert any("kyb.v1.cmd.kyb-check.kyb-check.park" in text for text in missing)
     assert not any("kyb.v1.evt" in text for text in missing)
 
@@ -260,12 +279,13 @@ async def _a_day_on_the_cluster_bus(world: Guarded) -> None:
     async with (
         world.bus(Role.MANAGER) as manager,
         world.bus(Role.ROUTER) as router,
+        world.bus(Role.CONSOLE) as console,
         world.bus(Role.PLUGIN) as plugin,
         world.bus(Role.VIEWER) as viewer,
         world.bus(Role.OPERATOR) as operator,
         world.bus(Role.SIGNALS) as signals,
     ):
-        for bus in (manager, router, plugin, viewer, operator, signals):
+        for bus in (manager, router, console, plugin, viewer, operator, signals):
             await within(bus.until_connected())
         seats, inventory = await manager.bucket("kyb_seats"), await plugin.bucket("kyb_inventory")
         async with (
@@ -275,7 +295,7 @@ async def _a_day_on_the_cluster_bus(world: Guarded) -> None:
                 DrainAck.pattern(node="n1"),
                 SeatAllocated.pattern(node="n1"),
             ) as to_manager,
-            router.subscribe(SeatEvent.pattern(), GpuHealthChanged.pattern(), TrafficSignal.pattern()) as to_router,
+            router.subscribe(SeatEvent.pattern(), TrafficSignal.pattern()) as to_router,
             viewer.subscribe(SeatEvent.pattern(), Presence.pattern()) as to_viewer,
             operator.subscribe(AuditRecord.pattern()) as to_operator,
             manager.serve(Command.pattern(node="n1"), obey),
@@ -297,7 +317,7 @@ async def _a_day_on_the_cluster_bus(world: Guarded) -> None:
             assert isinstance(await within(anext(to_manager)), DrainAck)
             await router.publish(Presence(cause="c", component="router", instance="r", incarnation="i"))
             assert isinstance(await within(anext(to_manager)), Presence)
-            for asker in (router, operator):
+            for asker in (console, operator):
                 command = ParkSeat(cause="c", node="n1", seat="s1")
                 assert (await asker.request(command, CommandReply, timeout=10)).accepted
                 await asker.publish(AuditRecord(cause="c", actor="operator", verb="park"))
@@ -307,15 +327,15 @@ async def _a_day_on_the_cluster_bus(world: Guarded) -> None:
             assert entry is not None
             assert entry.key == "n9.s1"
         await inventory.put("n9.g1", b"{}")
-        for bus in (router, operator, plugin):
+        for bus in (console, operator, plugin):
             bucket = await bus.bucket("kyb_inventory")
             assert [found.key for found in await bucket.entries("n9.")] == ["n9.g1"]
         await inventory.delete("n9.g1")
         await seats.delete("n9.s1")
-        for bus in (router, operator):
+        for bus in (console, operator):
             stored = [message async for message in bus.replay() if isinstance(message, SeatActivated)]
             assert stored
-        for bus in (manager, router, plugin, viewer, operator, signals):
+        for bus in (manager, router, console, plugin, viewer, operator, signals):
             await bus.flush()
 
 

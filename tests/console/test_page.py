@@ -381,3 +381,28 @@ async def test_files_come_with_a_content_policy_and_nothing_else_is_served():
         for path in ("..%2Fpage.py", "%2Fetc%2Fpasswd", "nothing.js", "vendor"):
             assert (await get(w, url + path)).status == 404, path
         assert (await w.call("GET", "/ui/")).status == 404  # not on the public port
+
+
+async def test_a_page_over_16384_seats_costs_a_router_no_message_and_no_request(monkeypatch: pytest.MonkeyPatch):
+    async with page() as (w, url):
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        row = w.console.cluster.seats.rows[f"{NODE}.s0"]
+        for number in range(16_384):
+            one = row.model_copy(update={"node": f"n{number // 64}", "seat": f"t{number}", "model": f"m{number}"})
+            w.console.cluster.seats.put(one.key, one)
+        w.console.cluster.seats.take()  # the first change would be a line of 8 MB, which aiohttp's client refuses
+        published: list[Any] = []
+        publish = w.bus.publish
+
+        async def recorded(message: Any) -> None:
+            published.append(message)
+            await publish(message)
+
+        monkeypatch.setattr(w.bus, "publish", recorded)
+        known, open_before = len(w.router.traffic.table.upstreams), w.router.connections.open
+        async with w.http.get(url + "live") as stream:
+            assert len((await message(stream, "state"))["seats"]) == 16_385
+            for _ in range(2):
+                await message(stream)
+        assert (published, len(w.router.traffic.table.upstreams)) == ([], known)
+        assert w.router.connections.open == open_before, "the page reads the console, and the console no router"

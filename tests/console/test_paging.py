@@ -7,6 +7,7 @@ import pytest
 
 from kybernate.cli.console import Console
 from kybernate.levels import Loads
+from kybernate.messages import SeatClosed
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from services.console.core.cluster import Cluster
@@ -118,3 +119,17 @@ def test_a_seat_belongs_to_the_model_of_its_last_row() -> None:
     assert row.key not in {one.key for one in seats.of_model("m0")}
     seats.put(row.key, row.model_copy(update={"model": "other", "state": SeatState.FREE}))
     assert "other" not in seats.models
+
+
+def test_an_event_changes_a_row_before_the_roster_does_and_an_older_row_does_not_undo_it() -> None:
+    seats, row = all_rows().seats, ROWS[0].model_copy(update={"epoch": 3, "seq": 1})
+    seats.read(row.key, row)
+    fields = {"cause": "c", "node": row.node, "seat": row.seat, "epoch": 3, "state": SeatState.DRAINING}
+    seats.take_event(SeatClosed.model_validate(fields | {"seq": 3}))
+    seats.read(row.key, row.model_copy(update={"seq": 2}))
+    assert seats.rows[row.key].state is SeatState.DRAINING
+    seats.take_event(SeatClosed.model_validate(fields | {"seq": 1, "state": SeatState.ACTIVE}))
+    assert seats.rows[row.key].state is SeatState.DRAINING, "an older event changes nothing"
+    lost = row.model_copy(update={"epoch": 1, "state": SeatState.LOST})
+    seats.read(row.key, lost)
+    assert seats.rows[row.key].state is SeatState.LOST, "a manager without its ledger begins at lower epochs"

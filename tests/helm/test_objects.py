@@ -38,7 +38,7 @@ def test_no_two_objects_are_one(values: str) -> None:
 @pytest.mark.parametrize("release", ["kyb", "kyb-prod", "kyb-kybernate", "kybernate", "ai"])
 def test_services_make_no_variables_that_look_like_settings(release: str) -> None:
     names = [service["metadata"]["name"] for service in render("ha", release=release).kind("Service")]
-    assert len(names) == 4
+    assert len(names) == 5
     assert not [name for name in names if name.upper().replace("-", "_").startswith("KYB_")]
 
 

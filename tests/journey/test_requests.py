@@ -12,7 +12,7 @@ from tests.journey.seats import active, calm, complete, held, parked
 
 
 async def test_the_curl_that_kyb_up_prints_gets_its_tokens(up: Up) -> None:
-    model = parked(await calm(up.url), "G0")
+    model = parked(await calm(up.console), "G0")
     body = {"model": model, "stream": True, "max_tokens": 12, "messages": [{"role": "user", "content": "Hello"}]}
     curl = ["curl", "-sN", f"{up.url}/v1/chat/completions", "-H", "Content-Type: application/json"]
 
@@ -27,7 +27,7 @@ async def test_the_curl_that_kyb_up_prints_gets_its_tokens(up: Up) -> None:
 
 
 async def test_the_openai_client_streams_from_a_parked_model(up: Up) -> None:
-    model = parked(await calm(up.url), "G1")
+    model = parked(await calm(up.console), "G1")
     async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as client:
         stream = await client.chat.completions.create(
             model=model, max_tokens=9, stream=True, messages=[{"role": "user", "content": "Tell me"}]
@@ -38,7 +38,7 @@ async def test_the_openai_client_streams_from_a_parked_model(up: Up) -> None:
 
 
 async def test_two_models_of_a_group_are_answered_one_after_the_other_and_another_group_is_not_delayed(up: Up) -> None:
-    found = await held(up.url, "G23")
+    found = await held(up, "G23")
     first, second = [m for m, s in sorted(found.items()) if s["group"] == "G0" and s["state"] == "parked"][:2]
     elsewhere = active(found, "G23")
 
@@ -53,7 +53,7 @@ async def test_two_models_of_a_group_are_answered_one_after_the_other_and_anothe
 
 
 async def test_an_embedding_and_the_list_of_models(up: Up) -> None:
-    model = active(await held(up.url, "G0"), "G0")
+    model = active(await held(up, "G0"), "G0")
     async with openai.AsyncOpenAI(base_url=f"{up.url}/v1", api_key="none", max_retries=0) as client:
         embedding = await client.embeddings.create(model=model, input="some text")
         models = [entry.id async for entry in client.models.list()]

@@ -14,7 +14,7 @@ CONFIG = """
 profiles:
   - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2}
 """
-ROLES = {"gpu_manager": "manager", "plugin": "plugin", "router": "router"}
+ROLES = {"gpu_manager": "manager", "plugin": "plugin", "router": "router", "console": "console"}
 
 
 async def test_a_stack_with_keys_and_tls_serves_a_parked_model(tmp_path: Path) -> None:

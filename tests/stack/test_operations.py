@@ -27,7 +27,7 @@ async def test_a_move_and_a_drain_go_on_although_the_manager_dies_on_the_way(tmp
             answers: list[Any] = []
 
             async def asked() -> bool:
-                async with session.post(f"{stack.url}/v1/{path}", json=body) as answer:
+                async with session.post(f"{stack.console}/v1/{path}", json=body) as answer:
                     answers.append(await answer.json())
                     return answer.status in (202, 409)
 
@@ -117,7 +117,7 @@ async def test_pods_made_while_their_group_is_drained_start_once_it_is_resumed(t
 
         async def command(path: str, **body: Any) -> None:
             async def accepted() -> bool:
-                async with session.post(f"{stack.url}/v1/{path}", json=body) as answer:
+                async with session.post(f"{stack.console}/v1/{path}", json=body) as answer:
                     return answer.status == 202
 
             await until(accepted, what=f"{path} is accepted", timeout=60, interval=0.1)

@@ -1,4 +1,4 @@
-"""A router with seats, switches and waiting requests in the past, and a real Chromium on its page.
+"""A console with seats, switches and waiting requests in the past, and a real Chromium on its page.
 
 ``make ui-test`` installs what it needs (scripts/ui_test.sh); without it these tests are skipped, in CI they fail.
 """
@@ -17,7 +17,8 @@ from kybernate.dev.nats_server import free_port
 from kybernate.messages import EVENT_OF_STATE
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from kybernate.seat import SeatState as S
-from tests.router.world import NODE, World, world
+from tests.console.world import Shown, shown
+from tests.router.world import NODE
 
 CHROMIUM = "chromium"
 MODELS = (
@@ -45,9 +46,9 @@ def browser_tools() -> None:
 
 
 class Browsed:
-    """A page in Chromium and the router that serves it."""
+    """A page in Chromium and the console that serves it."""
 
-    def __init__(self, w: World, page: Any, url: str) -> None:
+    def __init__(self, w: Shown, page: Any, url: str) -> None:
         self.w, self.page, self.url = w, page, url
         self.errors: list[str] = []
 
@@ -60,13 +61,11 @@ class Browsed:
 async def browsed(**settings: Any) -> AsyncIterator[Browsed]:
     from playwright.async_api import async_playwright
 
-    port = free_port()
-    url = f"http://127.0.0.1:{port}/ui/"
-    async with world(health_port=port, **settings) as w, async_playwright() as playwright:
+    async with shown(health_port=free_port(), **settings) as w, async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=shutil.which(CHROMIUM), args=["--no-sandbox"])
         page = await browser.new_page(viewport={"width": 1200, "height": 720})
         page.set_default_timeout(60_000)
-        here = Browsed(w, page, url)
+        here = Browsed(w, page, f"{w.console.page_url}/ui/")
         page.on("pageerror", lambda error: here.errors.append(str(error)))
         page.on("console", lambda line: here.errors.append(line.text) if line.type == "error" else None)
         try:
@@ -75,7 +74,7 @@ async def browsed(**settings: Any) -> AsyncIterator[Browsed]:
             await browser.close()
 
 
-async def fill(w: World) -> None:
+async def fill(w: Shown) -> None:
     """Five seats on three groups that took turns during the last ten minutes."""
     inventory = await w.manager.bus.bucket(INVENTORY_BUCKET)
     for index, groups in enumerate((("G0",), ("G1",), ("G23",), ("G23",))):
@@ -90,7 +89,7 @@ async def fill(w: World) -> None:
     _history(w, time.time() - 590)
 
 
-def _history(w: World, since: float) -> None:
+def _history(w: Shown, since: float) -> None:
     """Store the events of switches of the past, as the stream of a real server has them."""
     seqs, epochs = itertools.count(1), itertools.count(1)
 

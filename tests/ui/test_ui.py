@@ -1,16 +1,19 @@
 """The page in Chromium: what an operator sees and does, with the mouse, with the keyboard, and for screen readers."""
 
+import asyncio
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from yarl import URL
 
 from kybernate.api_keys import dump, make
-from kybernate.dev.nats_server import free_port
 from kybernate.messages import DrainNode, PinSeat, SeatActivated, SeatParked
 from kybernate.seat import SeatState
-from tests.router.world import NODE, world
+from tests.console.world import shown
+from tests.router.world import NODE
 from tests.ui.conftest import Browsed, browsed, fill
 from tests.until import until
 
@@ -127,7 +130,7 @@ async def test_a_thousand_seats_are_shown_and_the_stream_comes_back():
             state = SeatState.PARKED if number % 8 else SeatState.ACTIVE
             group = f"G{number // 8}"
             await here.w.manager.put(f"s{number}", state, model=f"model-{number}", group=group, home_group=group)
-        await until(lambda: len(here.w.router.traffic.table.upstreams) == 1000, what="the router knows 1,000 seats")
+        await until(lambda: len(here.w.console.cluster.seats.rows) == 1000, what="the console knows 1,000 seats")
         await here.page.goto(here.url)
         await here.page.wait_for_selector("button[data-lane='n1/G124']")
         await here.open("Nodes")
@@ -136,7 +139,7 @@ async def test_a_thousand_seats_are_shown_and_the_stream_comes_back():
         await here.open("Models")
         await here.page.click("button:text('Show all 1000')")
         await until(lambda: _rows(here), what="1,000 rows")
-        here.w.router.page.stop()  # as a restart would, it ends the stream
+        here.w.console.page.stop()  # as a restart would, it ends the stream
         await here.page.wait_for_selector("text=not connected")
         await here.page.wait_for_selector("text=live")
         await here.w.manager.put("s7", SeatState.QUARANTINED, reason="a call hung")
@@ -145,43 +148,71 @@ async def test_a_thousand_seats_are_shown_and_the_stream_comes_back():
         await here.page.wait_for_selector(".banner:has-text('Not connected to NATS')")
 
 
+class Balancer:
+    """Connects the browser to one console, and later to another one."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._open: set[asyncio.StreamWriter] = set()
+
+    def lead_to(self, target: str) -> None:
+        self._target = target
+        for writer in self._open:
+            writer.close()
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        their_reader, their_writer = await asyncio.open_connection("127.0.0.1", URL(self._target).port)
+        self._open |= {writer, their_writer}
+        await asyncio.gather(self._copy(reader, their_writer), self._copy(their_reader, writer))
+        self._open -= {writer, their_writer}
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
 async def test_a_seat_is_shown_as_it_is_whatever_changes_while_the_page_has_no_stream():
-    port = free_port()
-    async with browsed() as here, world(health_port=port) as other:
+    async with browsed() as here, shown() as other:
+        balancer = Balancer(here.url)
+        server = await asyncio.start_server(balancer.take, "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/ui/"
         page, w = here.page, here.w
         await w.seat("s0", "llama", SeatState.ACTIVE)
         await w.manager.put("s1", SeatState.PARKED, model="qwen", group="G0", home_group="G0")
         await other.manager.put("s0", SeatState.PARKED, model="llama", group="G0", home_group="G0")
         await other.manager.put("s1", SeatState.QUARANTINED, model="qwen", group="G0", home_group="G0", reason="on B")
-        table = w.router.traffic.table
+        seats = w.console.cluster.seats
 
         async def change(reason: str) -> None:
             await w.manager.put("s1", SeatState.QUARANTINED, reason=reason)
-            await until(lambda: table.upstreams["n1.s1"].record.reason == reason, what="the router knows the change")
-            await until(lambda: not table.touched, what="a second passes in which the router has no reader")
+            await until(lambda: seats.rows["n1.s1"].reason == reason, what="the console knows the change")
+            await until(lambda: not seats.touched, what="a second passes in which the console has no reader")
 
         async def first(route: Any) -> None:
             await change("a call hung")
             await route.continue_()
 
         await page.route("**/live", first, times=1)
-        await page.goto(here.url + "#models")
+        await page.goto(url + "#models")
         await page.wait_for_selector("td:has-text('a call hung')")
 
-        async def refused(route: Any) -> None:  # by a load balancer, while no router is ready
+        async def refused(route: Any) -> None:  # by a load balancer, while no console is ready
             await change("hung again")
             await route.fulfill(status=502)
 
         await page.route("**/live", refused, times=1)
-        w.router.page.stop()
+        w.console.page.stop()
         await page.wait_for_selector("td:has-text('hung again')")
         await page.wait_for_selector("text=● live")
 
-        await page.route("**/live", lambda route: route.continue_(url=f"http://127.0.0.1:{port}/ui/live"), times=1)
-        w.router.page.stop()
+        balancer.lead_to(other.url)
         await page.wait_for_selector("td:has-text('on B')")
         await other.manager.put("s1", SeatState.QUARANTINED, reason="later on B")
         await page.wait_for_selector("td:has-text('later on B')")
+        server.close()
 
 
 async def test_the_past_is_added_to_what_is_known_and_read_again_after_a_break():
@@ -197,7 +228,7 @@ async def test_the_past_is_added_to_what_is_known_and_read_again_after_a_break()
 
         async def answer_late(route: Any) -> None:
             answer = await route.fetch()
-            await here.w.manager.activate("s1")  # after the router read the past, before the page has it
+            await here.w.manager.activate("s1")  # after the console read the past, before the page has it
             await page.wait_for_selector("text=gemma-3-27b active")
             await route.fulfill(response=answer)
 
@@ -205,7 +236,7 @@ async def test_the_past_is_added_to_what_is_known_and_read_again_after_a_break()
         await page.click("button:text('1 h')")
         await page.wait_for_selector("[aria-label='Group n1/G9']")
         await page.wait_for_selector("text=gemma-3-27b active")
-        here.w.router.page.stop()
+        here.w.console.page.stop()
         await page.wait_for_selector("text=not connected")
         await page.wait_for_selector("text=● live")
         await page.wait_for_selector("[aria-label='Group n1/G9']")

@@ -6,8 +6,8 @@ Times are wall seconds of CLOCK_MONOTONIC.
 from typing import Generic, TypeVar
 
 from kybernate.levels import Loads
-from kybernate.messages import Presence
-from kybernate.roster import GpuRecord, SeatRecord
+from kybernate.messages import Presence, SeatAllocated, SeatEvent
+from kybernate.roster import GpuRecord, SeatRecord, after_event, seat_key
 from kybernate.seat import SeatState
 
 DEAD_SECONDS = 10.0
@@ -50,6 +50,26 @@ class Seats(Rows[SeatRecord]):
     def __init__(self) -> None:
         super().__init__()
         self.models: dict[str, dict[str, SeatRecord]] = {}
+        self._ahead: set[str] = set()
+        """Keys of rows that an event has changed: an older row of the roster may still be on its way."""
+
+    def read(self, key: str, row: SeatRecord) -> None:
+        """Store a row of the roster, unless an event has reported something newer since."""
+        known = self.rows.get(key)
+        newer = key in self._ahead and known is not None and (row.epoch, row.seq) < (known.epoch, known.seq)
+        self._ahead.discard(key)
+        if not newer:
+            self.put(key, row)
+
+    def take_event(self, event: SeatEvent) -> None:
+        """Change the row of a seat as its event says, but for the plugin's hint to the manager."""
+        key = seat_key(event.node, event.seat)
+        row = self.rows.get(key)
+        if isinstance(event, SeatAllocated):
+            return
+        if row is not None and (event.epoch, event.seq) > (row.epoch, row.seq):
+            self._ahead.add(key)
+            self.put(key, after_event(row, event))
 
     def put(self, key: str, row: SeatRecord) -> None:
         """Store a row."""

@@ -14,8 +14,8 @@ from itertools import islice
 from math import inf
 from typing import NamedTuple
 
-from kybernate.messages import SeatActivated, SeatAllocated, SeatEvent, SeatFreed, SeatPinned, SeatUnpinned
-from kybernate.roster import MOST_NAMES, SeatRecord, seat_key, some
+from kybernate.messages import SeatActivated, SeatAllocated, SeatEvent
+from kybernate.roster import MOST_NAMES, SeatRecord, after_event, seat_key, some
 from kybernate.seat import SeatState
 from services.router.core.capacity import Capacity, larger, share
 from services.router.core.step import Kind
@@ -236,7 +236,7 @@ class Upstream:
         if (event.epoch, event.seq) < (self.record.epoch, self.record.seq):
             return False
         self.cause = event.cause
-        return self._replace(_updated(self.record, event))
+        return self._replace(after_event(self.record, event))
 
     def _replace(self, new: SeatRecord) -> bool:
         old, self.record = self.record, new
@@ -254,24 +254,9 @@ def _upstream_of(event: SeatEvent) -> Upstream | None:
     """Return a seat of which only this event is known; None if the event names no model or the seat is unusable."""
     if not event.model or _RANK_OF_STATE[event.state] is Rank.UNUSABLE:
         return None
-    record = _updated(SeatRecord(node=event.node, seat=event.seat, state=event.state, reported_at=event.at), event)
+    record = after_event(SeatRecord(node=event.node, seat=event.seat, state=event.state, reported_at=event.at), event)
     activation = event if isinstance(event, SeatActivated) else None
     return Upstream(record, event.cause, activation=activation)
-
-
-def _updated(record: SeatRecord, event: SeatEvent) -> SeatRecord:
-    """Return the row with the event's changes."""
-    changes: dict[str, object] = {"state": event.state, "epoch": event.epoch, "seq": event.seq}
-    changes |= {"since": event.at, "reason": event.reason, "stall_seconds": event.stall_seconds}
-    for name in ("model", "group", "pod", "pod_uid", "endpoint", "vram_bytes"):
-        if value := getattr(event, name):
-            changes[name] = value
-    if isinstance(event, SeatPinned | SeatUnpinned):
-        changes["pinned"] = isinstance(event, SeatPinned)
-        changes["since"] = record.since
-    if isinstance(event, SeatFreed):
-        changes |= {"endpoint": None, "pod": "", "pod_uid": ""}
-    return record.model_copy(update=changes)
 
 
 # --- which seat a call goes to ----------------------------------------------------------------------------------------
