@@ -3,7 +3,7 @@
 ``handle`` is the only entry point: nothing else changes the state. It dispatches the message, then lets every concerned
 group advance; decisions are made in the modules below, and imports run one way:
 
-    board → allocations, commands, recovery → operations → arbiter → switch → decisions, why, host_memory → view → state
+    board → allocations, commands, recovery → operations → arbiter → switch → core (obstacles, riders) → view → state
 
 Invariants, checked after each message that had an effect (a GPU on which one is broken gets no new grants) and by
 property tests:

@@ -75,13 +75,8 @@ class Obstacle:
 
     def refusal(self, epoch: int, text: str = "") -> CommandReply:
         """The answer to a command that it refuses."""
-        return CommandReply(
-            accepted=False,
-            code=self.row.code,
-            reason=text or self.text,
-            epoch=epoch,
-            retry_after_seconds=self.row.retry,
-        )
+        code, retry = self.row.code, self.row.retry
+        return CommandReply(accepted=False, code=code, reason=text or self.text, epoch=epoch, retry_after_seconds=retry)
 
 
 @dataclass
