@@ -343,6 +343,9 @@ async def test_the_row_of_a_parked_seat_is_not_postponed_by_looking_for_reasons_
             await until(lambda: not writer._dirty and looked(SeatState.DRAINING), what="all rows are written")
             world.quiet(victim)
             world.receive(ForeignProcessesSeen((ForeignProcess("GPU-0", 7, "python3"),)))
+            for seat in world.node.seats.keys() - {victim}:  # no row of another seat takes the victim's along
+                writer.changed(seat)
+            await until(lambda: not writer._dirty, what="the reasons of the others are written")
             world.progress(world.job(), activate="started", done=False)
             assert world.state(victim) is SeatState.PARKED
             writer.changed(victim)
