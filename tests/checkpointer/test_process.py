@@ -252,7 +252,7 @@ async def test_it_replays_while_no_manager_is_connected() -> None:
 async def test_without_a_driver_socket_the_error_names_the_setting() -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
     one = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "services.checkpointer", env=env, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", "services.checkpointer", env=env | {"KYB_DRIVER": "fake"}, stderr=asyncio.subprocess.PIPE
     )
     _, stderr = await one.communicate()
     assert one.returncode == 2
