@@ -24,6 +24,7 @@ _NODE_BUS = "remove it: manager and checkpointer talk over a socket in KYB_RUN_D
 GONE = {"KYB_NODE_NATS_URL": _NODE_BUS, "KYB_NODE_NATS_NKEY_FILE": _NODE_BUS}
 """Settings of former versions that cannot be left out silently, and what to do about them: fatal."""
 _FIXED = "its value is fixed now"
+_KEY = "a key is read from the file beside its certificate that ends in .key, or from the certificate's file"
 RETIRED = {
     **dict.fromkeys(
         [
@@ -60,6 +61,9 @@ RETIRED = {
     "KYB_GPUS": "KYB_DRIVER says it: fake or cuda",
     "KYB_PODS": "pods are read from KYB_KUBELET_URL if it is set, else from the API server",
     "KYB_PROBE_PORT": f"{_FIXED}; a pod may have the annotation kyb.ai/probe-port",
+    "KYB_NATS_KEY_FILE": _KEY,
+    "KYB_TLS_KEY_FILE": _KEY,
+    "KYB_RESOURCE_PREFIXES": "the resources of KYB_CONFIG are seats, and those of kyb.ai/",
     "KYB_RECORD_VIEWS": "make the file views.jsonl in KYB_STATE_DIR; the manager then records there",
 }
 """Settings of the version before, and what holds instead: ignored with a warning, in the next version unknown."""
@@ -97,9 +101,8 @@ class Settings(BaseModel):
     nats_ca_file: OptionalFile = None
     """Authority of NATS' certificate (PEM); with it a server without TLS is refused."""
     nats_cert_file: OptionalFile = None
-    """This service's certificate (PEM), for a NATS that verifies its clients."""
-    nats_key_file: OptionalFile = None
-    """The private key of that certificate (PEM)."""
+    """This service's certificate (PEM), for a NATS that verifies its clients; its key is in the same file, or beside it
+    in one that ends in .key."""
     speed: float = Field(default=1.0, gt=0)
     """Model seconds per wall second; above 1 only with the fakes."""
     log_format: Literal["auto", "json", "pretty"] = "auto"
@@ -126,7 +129,7 @@ class Settings(BaseModel):
 
     def credentials(self, role: str) -> Credentials:
         """This process' credentials on the cluster bus, in this role."""
-        tls = self.nats_ca_file, self.nats_cert_file, self.nats_key_file
+        tls = self.nats_ca_file, self.nats_cert_file
         return Credentials(role, self.nats_nkey_file, *tls, self.nats_creds_file)
 
     def every_credentials(self) -> list[Credentials]:

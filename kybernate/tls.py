@@ -15,11 +15,11 @@ from kybernate.logs import get_logger
 class ServerCertificate:
     """TLS of a port; later connections use a renewed certificate.
 
-    Named in texts as ``KYB_TLS_CERT_FILE`` and ``KYB_TLS_KEY_FILE``. Raises ConfigError when it cannot be used.
+    Named in texts as ``KYB_TLS_CERT_FILE``. Raises ConfigError when it cannot be used.
     """
 
-    def __init__(self, cert: Path, key: Path | None) -> None:
-        self._cert, self._key = cert, key
+    def __init__(self, cert: Path) -> None:
+        self._cert, self._key = cert, key_of(cert)
         self._loading = asyncio.Lock()
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
@@ -27,12 +27,12 @@ class ServerCertificate:
         except (OSError, ssl.SSLError) as error:
             from kybernate.config_errors import ConfigError  # needs PyYAML, which the GPU bench does without
 
-            raise ConfigError(_unusable(cert, key, error)) from None
+            raise ConfigError(_unusable(cert, self._key, error)) from None
 
     async def watch(self) -> NoReturn:
         """Load each change of the certificate or its key, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for path in {self._cert, self._key or self._cert}:
+            for path in {self._cert, self._key}:
                 group.create_task(self._follow(path))
         raise AssertionError("changes ended")
 
@@ -48,9 +48,15 @@ class ServerCertificate:
     def _checked(self) -> tuple[bytes, bytes]:
         # In another context first: one that got a certificate with a wrong key can serve no connection any more. Both
         # contexts get the same bytes: the files may be replaced meanwhile.
-        found = self._cert.read_bytes(), (self._key or self._cert).read_bytes()
+        found = self._cert.read_bytes(), self._key.read_bytes()
         _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *found)
         return found
+
+
+def key_of(cert: Path) -> Path:
+    """The private key of a certificate: the file beside it that ends in ``.key``, else the certificate's own file."""
+    beside = cert.with_suffix(".key")
+    return beside if beside.exists() else cert
 
 
 def trusting(ca_file: Path | str | None) -> ssl.SSLContext:
@@ -83,6 +89,6 @@ def _in_memory(data: bytes) -> Iterator[str]:
         os.close(copy)
 
 
-def _unusable(cert: Path, key: Path | None, error: OSError | ssl.SSLError) -> str:
+def _unusable(cert: Path, key: Path, error: OSError | ssl.SSLError) -> str:
     why = error.strerror or str(error)
-    return f"KYB_TLS_CERT_FILE={cert}: {why}; it must hold a PEM certificate that fits KYB_TLS_KEY_FILE={key or cert}"
+    return f"KYB_TLS_CERT_FILE={cert}: {why}; it must hold a PEM certificate that fits the key in {key}"

@@ -66,8 +66,8 @@ class Recorded:
 async def test_a_renewed_certificate_is_loaded_in_the_thread_of_the_handshakes(tmp_path: Path) -> None:
     # OpenSSL crashes, or a handshake fails, where another thread changes the context of a handshake meanwhile.
     make(tmp_path, ca="own")
-    cert, key = tmp_path / "own-server.crt", tmp_path / "own-server.key"
-    certificate = ServerCertificate(cert, key)
+    cert = tmp_path / "own-server.crt"
+    certificate = ServerCertificate(cert)
     recorded: Any = Recorded()
     certificate.context = recorded
     watching = asyncio.create_task(certificate.watch())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kybernate.bus.port import BusError
-from kybernate.tls import trusting
+from kybernate.tls import key_of, trusting
 
 _JWT, _SEED = "NATS USER JWT", "USER NKEY SEED"
 """The two parts of a .creds file, as its lines name them."""
@@ -50,8 +50,6 @@ class Credentials:
     """Authority of the server's certificate; if set, a server without TLS is refused."""
     cert_file: Path | None = None
     """Certificate of this client, for servers that verify clients."""
-    key_file: Path | None = None
-    """The certificate's private key."""
     creds_file: Path | None = None
     """In place of ``nkey_file``, for a server in operator mode: the user's JWT and its seed, as nsc writes them."""
 
@@ -123,8 +121,6 @@ class Credentials:
         return RawCredentials(f"BEGIN {_JWT}\n{token}\nBEGIN {_SEED}\n{seed}\n"), public
 
     def _tls(self) -> ssl.SSLContext | None:
-        if self.key_file is not None and self.cert_file is None:
-            raise self._wrong("key_file", "needs the certificate, too: set KYB_NATS_CERT_FILE")
         if self.ca_file is None and self.cert_file is None:
             return None
         try:
@@ -133,9 +129,9 @@ class Credentials:
             raise self._wrong("ca_file", f"{_why(error)}; it must hold PEM certificates of an authority") from None
         if self.cert_file is not None:
             try:
-                context.load_cert_chain(self.cert_file, self.key_file, password=_no_password)
+                context.load_cert_chain(self.cert_file, key_of(self.cert_file), password=_no_password)
             except (OSError, ssl.SSLError, ValueError) as error:
-                text = f"{_why(error)}; it must hold a PEM certificate that fits KYB_NATS_KEY_FILE={self.key_file}"
+                text = f"{_why(error)}; it must hold a PEM certificate that fits the key in {key_of(self.cert_file)}"
                 raise self._wrong("cert_file", text) from None
         return context
 

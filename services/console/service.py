@@ -10,7 +10,6 @@ from aiohttp import web
 
 from kybernate.bus.port import Bus
 from kybernate.clock import Clock
-from kybernate.config_errors import ConfigError
 from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.http_api import errors, own_pages
 from kybernate.key_guard import KeyGuard
@@ -141,11 +140,9 @@ class Console:
 
 def open_auth(settings: ConsoleSettings) -> tuple[KeyGuard, ServerCertificate | None]:
     """Load the API keys and the certificate that the settings name. Raises ConfigError."""
-    cert, key = settings.tls_cert_file, settings.tls_key_file
-    if cert is None and key is not None:
-        raise ConfigError(f"KYB_TLS_KEY_FILE={key}: KYB_TLS_CERT_FILE is not set; set both, or none")
+    cert = settings.tls_cert_file
     WebOrigins(settings.cors_origins)
-    return KeyGuard(settings.api_keys_file), ServerCertificate(cert, key) if cert is not None else None
+    return KeyGuard(settings.api_keys_file), ServerCertificate(cert) if cert is not None else None
 
 
 @asynccontextmanager

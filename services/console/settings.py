@@ -18,9 +18,8 @@ class ConsoleSettings(Settings):
     api_keys_file: OptionalFile = None
     """API keys and their scopes, the file of the routers; none: every caller may use every route."""
     tls_cert_file: OptionalFile = None
-    """Certificate (PEM) of the port, which then speaks TLS only."""
-    tls_key_file: OptionalFile = None
-    """Private key (PEM) of that certificate; none: it is in the certificate's file."""
+    """Certificate (PEM) of the port, which then speaks TLS only; its key is in the same file, or beside it in one that
+    ends in .key."""
     cors_origins: str = ""
     """Pages that may read the console and command, and names under which browsers reach it, such as
     https://console.example, with commas between."""

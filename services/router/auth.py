@@ -10,7 +10,6 @@ from typing import NamedTuple
 from aiohttp import web
 
 from kybernate.api_keys import KeyFile, Scope
-from kybernate.config_errors import ConfigError
 from kybernate.key_guard import KeyGuard
 from kybernate.tls import ServerCertificate
 from services.router.api import PRIORITIES, RouterError
@@ -94,8 +93,6 @@ def sender_of(request: web.Request) -> Caller:
 
 def open_auth(settings: RouterSettings) -> tuple[ApiKeyGuard, ServerCertificate | None]:
     """Load the API keys and the certificate that the settings name. Raises ConfigError."""
-    cert, key = settings.tls_cert_file, settings.tls_key_file
-    if cert is None and key is not None:
-        raise ConfigError(f"KYB_TLS_KEY_FILE={key}: KYB_TLS_CERT_FILE is not set; set both, or none")
+    cert = settings.tls_cert_file
     guard = ApiKeyGuard(settings.api_keys_file, settings.caller_requests)
-    return guard, ServerCertificate(cert, key) if cert is not None else None
+    return guard, ServerCertificate(cert) if cert is not None else None

@@ -51,9 +51,8 @@ class RouterSettings(RouterConstants, Settings):
     api_keys_file: OptionalFile = None
     """API keys and their scopes (YAML, kyb router keys); none: every caller may use every route."""
     tls_cert_file: OptionalFile = None
-    """Certificate (PEM) of the port, which then speaks TLS only."""
-    tls_key_file: OptionalFile = None
-    """Private key (PEM) of that certificate; none: it is in the certificate's file."""
+    """Certificate (PEM) of the port, which then speaks TLS only; its key is in the same file, or beside it in one that
+    ends in .key."""
     advertise_url: str = ""
     """URL of this router in its presence; empty: http://host:port."""
     hold_seconds: float = Field(300.0, gt=0)

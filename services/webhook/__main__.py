@@ -64,7 +64,7 @@ def application(settings: WebhookSettings, health: Health) -> web.Application:
 
 async def serve(settings: WebhookSettings) -> None:
     """Run until stopped. Raises ConfigError, CannotListenError."""
-    health, certificate = Health(), ServerCertificate(settings.tls_cert_file, settings.tls_key_file)
+    health, certificate = Health(), ServerCertificate(settings.tls_cert_file)
     app = application(settings, health)
     webhook = HttpServer(app, settings.host, settings.port, "KYB", tls=certificate.context, idle_seconds=KEPT_SECONDS)
     async with webhook as server, health.server(settings) as probes:
@@ -77,7 +77,7 @@ def main() -> None:
     settings = WebhookSettings.from_env_or_exit("kyb-webhook")
     logs.configure("webhook", form=settings.log_format, level=settings.log_level)
     try:
-        ServerCertificate(settings.tls_cert_file, settings.tls_key_file)
+        ServerCertificate(settings.tls_cert_file)
     except ConfigError as error:
         sys.stderr.write(f"kyb-webhook: {error}; the chart makes them (docs/webhook.md)\n")
         raise SystemExit(1) from None

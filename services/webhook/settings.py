@@ -23,9 +23,7 @@ class WebhookSettings(WebhookConstants, Settings):
     port: int = Field(9443, ge=0, le=65535)
     """Port of the webhook, HTTPS; 0 takes a free one."""
     tls_cert_file: Path = Path("/etc/kybernate/tls/tls.crt")
-    """Certificate (PEM) of that port; read again when it changes."""
-    tls_key_file: Path = Path("/etc/kybernate/tls/tls.key")
-    """Private key (PEM) of that certificate."""
+    """Certificate (PEM) of that port, and tls.key beside it; read again when they change."""
     probe_image: str = "kybernate"
     """Image of the container kyb-probe."""
     probe_user: Annotated[int | None, EMPTY_IS_NONE] = Field(65532, ge=1)
@@ -36,12 +34,5 @@ class WebhookSettings(WebhookConstants, Settings):
     manager_port: int = Field(9471, ge=0, le=65535)
     """Port of the GPU managers on their hosts; 0: none, so kyb-probe cannot distinguish parked engines from others."""
     config: OptionalFile = None
-    """Configurations of the nodes (a file or a folder): pods that name an unknown resource, tier or group are refused;
-    none: these names are not checked."""
-    resource_prefixes: str = "kyb.ai/"
-    """Prefixes of the names of resources that are seats, comma-separated."""
-
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        """The prefixes in ``resource_prefixes``."""
-        return tuple(one.strip() for one in self.resource_prefixes.split(",") if one.strip())
+    """Configurations of the nodes (a file or a folder): their resources are seats, as those of kyb.ai/, and pods that
+    name an unknown resource, tier or group are refused; none: these names are not checked."""

@@ -67,7 +67,7 @@ class TlsStack(Stack):
         folder.mkdir(parents=True)
         certificates(folder)
         self._trusting = ssl.create_default_context(cafile=folder / "ca.crt")
-        super().__init__(folder, tls_cert_file=folder / "server.crt", tls_key_file=folder / "server.key", **settings)
+        super().__init__(folder, tls_cert_file=folder / "server.crt", **settings)
 
     def connect(self) -> socket.socket:
         return self._trusting.wrap_socket(super().connect(), server_hostname="localhost")

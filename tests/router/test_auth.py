@@ -211,7 +211,6 @@ def test_a_key_without_a_tenant_is_not_made_with_the_name_of_one(tmp_path: Path)
 def test_settings_that_cannot_work_are_errors_at_the_start(tmp_path: Path) -> None:
     for env, why in (
         ({"KYB_API_KEYS_FILE": str(tmp_path / "none")}, "none: no such file"),
-        ({"KYB_TLS_KEY_FILE": "x"}, "KYB_TLS_CERT_FILE is not set"),
         ({"KYB_TLS_CERT_FILE": str(tmp_path / "none")}, "KYB_TLS_CERT_FILE=.*No such file.*PEM certificate"),
     ):
         with pytest.raises(ConfigError, match=why):
@@ -237,7 +236,7 @@ async def test_the_port_uses_tls_and_applies_a_renewed_certificate(tmp_path: Pat
             except aiohttp.ClientConnectorCertificateError:
                 return False
 
-    settings = {"tls_cert_file": mounted / "server.crt", "tls_key_file": mounted / "server.key"}
+    settings = {"tls_cert_file": mounted / "server.crt"}
     async with world(**settings) as running:
         assert running.url.startswith("https://")
         assert await trusts(first, running.url)
@@ -256,8 +255,9 @@ async def test_the_port_uses_tls_and_applies_a_renewed_certificate(tmp_path: Pat
 
 def test_a_certificate_without_its_key_is_an_error(tmp_path: Path) -> None:
     certificates(tmp_path)
-    with pytest.raises(ConfigError, match=r"KYB_TLS_CERT_FILE=.*fits KYB_TLS_KEY_FILE"):
-        ServerCertificate(tmp_path / "server.crt", tmp_path / "client.key")
+    (tmp_path / "server.key").write_bytes((tmp_path / "client.key").read_bytes())
+    with pytest.raises(ConfigError, match=r"KYB_TLS_CERT_FILE=.*fits the key in .*server\.key"):
+        ServerCertificate(tmp_path / "server.crt")
     assert ApiKey(name="a", sha256="0" * 64, scopes=("infer",)).may("infer")
 
 

@@ -59,7 +59,7 @@ def self_signed(folder: Path, name: str) -> None:
 
 def env(folder: Path, **more: str) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
-    files = {"KYB_TLS_CERT_FILE": str(folder / "tls.crt"), "KYB_TLS_KEY_FILE": str(folder / "tls.key")}
+    files = {"KYB_TLS_CERT_FILE": str(folder / "tls.crt")}
     return {**clean, **files, "KYB_PORT": "0", "KYB_LOG_FORMAT": "json", "KYB_PROBE_IMAGE": "i:1", **more}
 
 

@@ -237,8 +237,6 @@ limits: {cpu: "1", memory: 256Mi}
 {{- if include "kybernate.natsClientSecret" .root }}
 - name: KYB_NATS_CERT_FILE
   value: /etc/kybernate/bus-tls/tls.crt
-- name: KYB_NATS_KEY_FILE
-  value: /etc/kybernate/bus-tls/tls.key
 {{- end }}
 {{- end -}}
 

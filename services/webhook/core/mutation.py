@@ -5,12 +5,21 @@ A pod is changed once: one that has a container ``kyb-probe`` keeps it, and its 
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from kybernate.annotations import PROBE_PORT, VRAM, SeatAnnotations, chosen_devices, group_problem, parse, tier_problem
+from kybernate.annotations import (
+    PREFIX,
+    PROBE_PORT,
+    VRAM,
+    SeatAnnotations,
+    chosen_devices,
+    group_problem,
+    parse,
+    tier_problem,
+)
 from kybernate.config import NodeConfig
 from kybernate.config_errors import suggest
 from kybernate.sizes import format_bytes
@@ -84,7 +93,8 @@ def mutate(pod: Mapping[str, Any], settings: WebhookSettings, configs: Sequence[
     """Point probes to kyb-probe and set memory request = limit. Raises PodRefusedError."""
     spec = pod["spec"]
     containers = spec.get("containers") or []
-    seats = [_seats(container, settings.prefixes) for container in containers]
+    known = {name for config in configs for name in config.resources}
+    seats = [_seats(container, known) for container in containers]
     engines = [at for at, resources in enumerate(seats) if resources]
     patch: list[Json] = []
     warnings: list[str] = []
@@ -124,10 +134,10 @@ def mutate(pod: Mapping[str, Any], settings: WebhookSettings, configs: Sequence[
     return Mutation(tuple(patch), tuple(warnings))
 
 
-def _seats(container: Mapping[str, Any], prefixes: Sequence[str]) -> list[str]:
+def _seats(container: Mapping[str, Any], known: Collection[str]) -> list[str]:
     """Return the resources of a container that are seats."""
     limits = (container.get("resources") or {}).get("limits") or {}
-    return [name for name in limits if name.startswith(tuple(prefixes))]
+    return [name for name in limits if name in known or name.startswith(PREFIX)]
 
 
 def _ports(spec: Mapping[str, Any], notes: SeatAnnotations, settings: WebhookSettings, count: int) -> list[int]:
