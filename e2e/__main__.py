@@ -8,8 +8,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from e2e.cluster import Cluster, FailedError, run
-from e2e.steps import STEPS, Run
+try:
+    from e2e.cluster import Cluster, FailedError, run
+    from e2e.steps import STEPS, Run
+except ModuleNotFoundError as missing:
+    sys.exit(f"e2e: the package {missing.name} is not installed; make setup installs it")
 
 ROOT = Path(__file__).resolve().parents[1]
 

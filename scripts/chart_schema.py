@@ -78,7 +78,7 @@ BY_NAME: dict[str, Json] = {
     **dict.fromkeys(("affinity", "namespaceSelector", "podSelector"), ANY),
     **dict.fromkeys(("tolerations", "topologySpreadConstraints", "extraEnv"), OBJECTS),
     **dict.fromkeys(("routerFrom", "monitoringFrom", "from", "additional", "parentRefs"), OBJECTS),
-    **dict.fromkeys(("imagePullSecrets", "namespaces", "hostnames", "accessModes", "capabilities"), NAMES),
+    **dict.fromkeys(("imagePullSecrets", "namespaces", "hostnames", "capabilities"), NAMES),
     "issuerRef": {
         "type": "object",
         "additionalProperties": False,

@@ -211,6 +211,7 @@ image.registry: set global.imageRegistry, or write the registry into image.repos
 imagePullSecrets: set global.imagePullSecrets
 nats.image.registry: write the registry into nats.image.repository
 nats.jetstream.maxMemoryStore: it is 64Mi
+nats.persistence.accessModes: it is ReadWriteOnce
 fakeGpu.resources: they are fixed
 fakeGpu.samples.resources: they are fixed
 jobs.resources: they are fixed
