@@ -30,6 +30,8 @@ FIRST_RETRY_SECONDS = 0.25
 LAST_RETRY_SECONDS = 2.0
 CUT_OFF_SECONDS = 5.0
 """How long the leader has not answered before another server is dialled."""
+FIRST_SEARCH_SECONDS = 1.0
+"""The first pause until it is looked for again, twice as long each time: the servers may elect a leader just now."""
 SERVICE_TRIES = 3
 """How often a single address is dialled then: a Service chooses one of its servers each time."""
 DETACH_SECONDS = 0.5
@@ -209,14 +211,15 @@ class NatsConnection:
         one's does not: it has lost its routes to the others, and what is published here stays there."""
         if not self._leader_of:
             await link.until_lost()
-        cut_off, answered = OnceLogger("bus.cut_off"), time.monotonic()
+        cut_off, due, pause = OnceLogger("bus.cut_off"), time.monotonic() + CUT_OFF_SECONDS, FIRST_SEARCH_SECONDS
         while link.alive:
             asked = time.monotonic()
             if await link.reaches_leader(self._leader_of):
-                answered = asked
+                due, pause = asked + CUT_OFF_SECONDS, FIRST_SEARCH_SECONDS
                 cut_off.clear()
-            elif link.alive and time.monotonic() - answered >= CUT_OFF_SECONDS:
-                answered, self._next = time.monotonic(), await self._elsewhere()
+            elif link.alive and time.monotonic() >= due:
+                self._next = await self._elsewhere(link)
+                due, pause = time.monotonic() + pause, min(2 * pause, CUT_OFF_SECONDS)
                 more = "" if self._next is None else self._next.server
                 meaning = f"this server does not reach the leader of {self._leader_of}, and is left for one that does"
                 if self._next is None:
@@ -229,10 +232,11 @@ class NatsConnection:
                     await link.lost.wait()
         link.lose()
 
-    async def _elsewhere(self) -> NatsLink | None:
+    async def _elsewhere(self, link: NatsLink) -> NatsLink | None:
         """A connection to a server that reaches the leader. One address may be a Service in front of several."""
-        urls = self.url.split(",")
-        for url in random.sample(urls, len(urls)) if len(urls) > 1 else urls * SERVICE_TRIES:
+        here, urls = link.client.connected_url, self.url.split(",")
+        others = [url for url in urls if here is None or urlsplit(url).netloc != here.netloc]
+        for url in random.sample(others, len(others)) or urls * SERVICE_TRIES:
             with contextlib.suppress(OSError, nats.errors.Error, CredentialsError):  # time-outs are OSErrors
                 link = await dial(url, self._name, self._credentials, self.errors.report)
                 if await link.reaches_leader(self._leader_of):
