@@ -24,6 +24,9 @@ MODELS = "abc"
 NODE_POD = ("gpu_manager", "checkpointer")
 RUN = """
 cd "$(cat {release})" || exit 1
+if [ "$PWD" != {today} ]; then
+    case {service} in gpu_manager) export KYB_GPUS=fake KYB_PODS=kubelet ;; checkpointer) export KYB_DRIVER=fake ;; esac
+fi
 [ "$PWD" != {first} ] || unset KYB_FAKE_KUBELET  # which knows no such setting
 PYTHONPATH="$PWD" exec {python} -P -m services.{service}
 """
@@ -39,7 +42,11 @@ async def test_three_releases_of_the_node_pod_follow_each_other_under_load(tmp_p
         (pod(model) for model in MODELS),
         gpus=2,
         replace={
-            one: ("sh", "-c", RUN.format(release=release, first=trees[0], python=sys.executable, service=one))
+            one: (
+                "sh",
+                "-c",
+                RUN.format(release=release, today=today, first=trees[0], python=sys.executable, service=one),
+            )
             for one in NODE_POD
         },
     )
