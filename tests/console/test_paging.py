@@ -130,6 +130,8 @@ def test_an_event_changes_a_row_before_the_roster_does_and_an_older_row_does_not
     assert seats.rows[row.key].state is SeatState.DRAINING
     seats.take_event(SeatClosed.model_validate(fields | {"seq": 1, "state": SeatState.ACTIVE}))
     assert seats.rows[row.key].state is SeatState.DRAINING, "an older event changes nothing"
+    seats.take_event(SeatClosed.model_validate(fields | {"seq": 9, "group": "G1", "state": SeatState.ACTIVE}))
+    assert seats.rows[row.key].group == "G0", "only the roster names the GPUs of another group"
     lost = row.model_copy(update={"epoch": 1, "state": SeatState.LOST})
     seats.read(row.key, lost)
     assert seats.rows[row.key].state is SeatState.LOST, "a manager without its ledger begins at lower epochs"

@@ -62,12 +62,15 @@ class Seats(Rows[SeatRecord]):
             self.put(key, row)
 
     def take_event(self, event: SeatEvent) -> None:
-        """Change the row of a seat as its event says, but for the plugin's hint to the manager."""
+        """Change the row of a seat as its event says, but for the plugin's hint to the manager, and for another group:
+        only the roster's row names its GPUs."""
         key = seat_key(event.node, event.seat)
         row = self.rows.get(key)
         if isinstance(event, SeatAllocated):
             return
-        if row is not None and (event.epoch, event.seq) > (row.epoch, row.seq):
+        if row is None or event.group not in ("", row.group):
+            return
+        if (event.epoch, event.seq) > (row.epoch, row.seq):
             self._ahead.add(key)
             self.put(key, after_event(row, event))
 
