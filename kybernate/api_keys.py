@@ -18,9 +18,9 @@ from pydantic_core import PydanticCustomError
 
 from kybernate.config_errors import ConfigError, Document, Source, Strict, read_documents
 
-Scope = Literal["infer", "view", "signals", "admin"]
-"""infer: inference calls, the list of models, /v1/hold, /v1/wake; view: what the console shows, /v1/usage, the list of
-models; signals: POST /v1/signals; admin: activate, park, pin, unpin, and all of view."""
+Scope = Literal["infer", "gateway", "view", "signals", "admin"]
+"""infer: inference calls, the list of models, /v1/wake; gateway: permits of /v1/hold; view: what the console shows,
+/v1/usage, the list of models; signals: POST /v1/signals; admin: activate, park, pin, unpin, and all of view."""
 
 Priority = Literal["low", "normal", "high"]
 

@@ -26,7 +26,9 @@ Name = Annotated[str, typer.Argument(help="Name of the caller, for audit records
 def add(
     name: Name,
     file: File,
-    scope: Annotated[list[str] | None, typer.Option(help="infer, view, signals or admin; several times.")] = None,
+    scope: Annotated[
+        list[str] | None, typer.Option(help="infer, gateway, view, signals, admin; several times.")
+    ] = None,
     tenant: Annotated[str | None, typer.Option(help="One of the file's tenants, whose limits hold.")] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:

@@ -9,7 +9,9 @@ from services.router.core.framing import LAST_CHUNK, Body, EndlessBody, chunk
 from services.router.core.head import STATUS_LINES, Head
 
 _STREAM = b"text/event-stream"
-_STREAM_LINES = b"Content-Type: text/event-stream\r\nCache-Control: no-cache\r\n"
+_UNBUFFERED = b"X-Accel-Buffering: no\r\n"
+"""For nginx, which otherwise sends the events of seconds together."""
+_STREAM_LINES = b"Content-Type: text/event-stream\r\nCache-Control: no-cache\r\n" + _UNBUFFERED
 _EVENT_ENDS = b"\n\n", b"\r\n\r\n"
 _LAST_EVENTS = b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n"
 _TAIL_BYTES = max(len(event) for event in _LAST_EVENTS)
@@ -94,6 +96,8 @@ class Answer:
             if event := body if _is_stream(head) else _event(head.status, body):  # an empty chunk would end the answer
                 self._send(event)
         else:
+            if _is_stream(head):
+                lines += _UNBUFFERED
             self._begin(head.status, lines, None if head.status in (204, 304) else len(body), closes=closes, whole=True)
             self._write(body)
 
@@ -103,6 +107,8 @@ class Answer:
         if not self.began:
             self._sse = media_type(head) == _STREAM
             endless = framing.chunked or isinstance(framing, EndlessBody)
+            if self._sse:
+                lines += _UNBUFFERED
             self._begin(head.status, lines, None if endless else head.length, closes=closes)
 
     def piece(self, raw: bytes, payload: bytes, *, last: bool) -> None:

@@ -26,6 +26,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "/v1/completions",
         "/v1/embeddings",
         "/v1/responses",
+        "/v1/responses/input_tokens",
         "/v1/moderations",
         "/v1/audio/speech",
         "/v1/audio/transcriptions",
@@ -33,10 +34,14 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "/v1/images/generations",
     ),
     "anthropic": ("/v1/messages", "/v1/messages/count_tokens"),
-    "rerank": ("/v1/rerank", "/v1/score", "/v1/classify", "/v1/pooling"),
-    "tokenize": ("/v1/tokenize", "/v1/detokenize"),
+    "rerank": (
+        *(f"{version}/{name}" for version in ("/v1", "") for name in ("rerank", "score", "classify", "pooling")),
+        "/v2/rerank",
+    ),
+    "tokenize": ("/v1/tokenize", "/v1/detokenize", "/tokenize", "/detokenize"),
+    "completion": ("/infill", "/generate"),
 }
-"""Paths of inference calls by API. Engines have further ones below /v1/ that load adapters or run code."""
+"""Paths of inference calls by API. Engines have further ones that load adapters, sleep or run code."""
 
 
 def engine_paths(families: str, more: str) -> frozenset[bytes]:
@@ -47,10 +52,8 @@ def engine_paths(families: str, more: str) -> frozenset[bytes]:
             raise ConfigError(f"api_families={families!r}: {family!r} is none of {', '.join(FAMILIES)}")
         found.update(FAMILIES[family])
     for path in filter(None, (path.strip() for path in more.split(","))):
-        if re.fullmatch(r"/v1(/[\w.~-]*[\w~-])+", path, re.ASCII) is None:
-            raise ConfigError(
-                f"KYB_ENGINE_PATHS={more!r}: {path!r} is not a plain path below /v1/, such as /v1/tokenize"
-            )
+        if re.fullmatch(r"(/[\w.~-]*[\w~-])+", path, re.ASCII) is None:
+            raise ConfigError(f"KYB_ENGINE_PATHS={more!r}: {path!r} is not a plain path, such as /v1/reconstruct")
         found.add(path)
     return frozenset(path.encode() for path in found)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from kybernate.clock import Clock
-from kybernate.http_api import cause_of, random_id
+from kybernate.http_api import printable, random_id
 from kybernate.logs import get_logger
 from kybernate.messages import WAITED_IN_VAIN
 from services.router.answer import Answer, Connection, media_type, no_stream
@@ -48,6 +48,12 @@ _NOT_RETURNED = HOP_BY_HOP | {
     b"access-control-expose-headers",
 }  # fmt: skip
 """Which pages may read an answer is decided here."""
+
+
+def _cause(caller: Caller, given: str) -> str:
+    """Return the id of a call: the given one, which belongs to the caller's tenant; a new one without it."""
+    named = f"{caller.tenant}:{given}" if caller.tenant else given
+    return named if given and printable(named) else random_id()
 
 
 @dataclass
@@ -110,7 +116,7 @@ class Call(Ticket):
         self, calls: Calls, connection: Connection, head: Head, fields: Mapping[str, str], caller: Caller
     ) -> None:
         secret = b"x-request-id" in calls.guard.withheld(head)
-        super().__init__(random_id() if secret else cause_of(fields))
+        super().__init__(_cause(caller, "" if secret else fields.get("x-request-id", "")))
         self._calls, self._connection, self._head, self._caller = calls, connection, head, caller
         self._record = CallRecord(time.time(), self.cause, traceparent=fields.get("traceparent"))
         self._priority, self._patience = priority_of(fields, caller.highest_priority), patience_of(fields)

@@ -14,6 +14,7 @@ from typing import Self, cast
 
 from aiohttp import web
 
+from kybernate.http_api import LONGEST_NAME, ApiError
 from kybernate.lifecycle import listening
 from kybernate.logs import get_logger
 from kybernate.web_origin import WebOrigins
@@ -49,6 +50,8 @@ OWN_MEMORY_BYTES = 16 * OWN_BYTES
 """All bodies of such requests that are in memory; they take nothing from the bodies of calls."""
 STOP_SECONDS = 1.0
 """How long calls may go on once the router stops."""
+OWN_PATHS = frozenset({b"/healthz", b"/readyz", b"/metrics", b"/openapi.json"})
+"""Of the router itself, without those below /v1/."""
 HEALTHY = (
     b'HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: 16\r\n\r\n{"status": "ok"}'
 )
@@ -194,7 +197,7 @@ class CallerConnection(asyncio.Protocol):
                 self._refuse(RouterError(431, "head_too_large", "the request's head is too long"))
             else:
                 self._refuse(RouterError(400, "invalid_http", text))
-        except RouterError as error:
+        except ApiError as error:
             self._fail(error)
         except Exception as error:
             self._crash(error)
@@ -228,8 +231,7 @@ class CallerConnection(asyncio.Protocol):
         else:
             self._heads.forget()
             fields = head.fields()
-            if head.chunked or head.length:
-                calls.guard.check(fields)
+            self._check_own(head, data)
             self._body = RequestBody(self._front.own, head, fields, f"address {self.address}", OWN_BYTES, "")
         if self._body.expected and not data:
             self.write(CONTINUE)
@@ -245,6 +247,22 @@ class CallerConnection(asyncio.Protocol):
         refused = origins.refusal(head.method.decode("latin-1"), fields)
         if refused is not None:
             raise RouterError(403, *refused, closes=True)
+
+    def _check_own(self, head: Head, rest: bytes) -> None:
+        """Refuse a request to the router itself that has no key, or a path that is not there, before more is spent on
+        it. Raises RouterError."""
+        path, bodiless = head.target.partition(b"?")[0], not (head.chunked or head.length)
+        try:
+            if head.method != b"OPTIONS" and (path.startswith(b"/v1/") or not bodiless):
+                self._front.calls.guard.check(head.fields())
+            if path not in OWN_PATHS and not path.startswith(b"/v1/"):
+                shown = head.target[:LONGEST_NAME].decode("latin-1")
+                raise RouterError(404, "not_found", f"{head.method.decode('latin-1')} {shown}: Not Found")
+        except ApiError as error:
+            if bodiless:  # the request is complete
+                self._head, self._first, self._rest = None, False, rest
+                error.closes = not head.keep_alive
+            raise
 
     def _take_body(self, data: bytes) -> bytes:
         assert self._body is not None

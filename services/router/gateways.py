@@ -38,6 +38,8 @@ SIGNALS_PER_STEP = 20
 SIGNAL_TTL_SECONDS = 15.0
 """Validity of a signal that names none."""
 WAKE_BYTES = 64 * 1024
+MOST_WAKING = 16
+"""Models that a tenant without ``concurrency`` may wake at a time."""
 WAKE_SECONDS = 60.0
 """Model seconds for which POST /v1/wake requests a model."""
 MOST_REQUESTS = 1_000_000_000
@@ -79,6 +81,8 @@ class GatewayApi:
         self._rejected, self._limits = rejected, limits
         self._quota = SignalQuota(settings.signals_per_second, SIGNAL_LIMIT, settings.signal_sources)
         self._seq = 0
+        self._waking: dict[str, dict[str, float]] = {}
+        """By tenant and model: until when it is wanted."""
 
     async def hold(self, request: web.Request) -> web.StreamResponse:
         """Wait until the model is active: 200 with its endpoint, valid for ``valid_ms``; else 404, 429 or 503."""
@@ -96,11 +100,12 @@ class GatewayApi:
                 raise self._limits.error(sender, model, outcome)
         except BaseException:
             self._dispatcher.end(ticket)
+            self._limits.end(sender, model, Tokens())
             raise
-        finally:
-            if sender.tenant:
-                self._limits.end(sender, model, Tokens())
         self._dispatcher.forget(ticket)
+        # Until it expires it is a request of its tenant, used or not.
+        valid = self._settings.permit_seconds
+        asyncio.get_running_loop().call_later(valid, self._limits.end, sender, model, Tokens())
         return web.json_response(
             {
                 "model": model,
@@ -119,8 +124,8 @@ class GatewayApi:
         model = model_of(parsed.get("model") if isinstance(parsed, dict) else None)
         cause, sender = request_cause(request), sender_of(request)
         model = self._limits.begin(sender, model)
-        if sender.tenant:
-            self._limits.end(sender, model, Tokens())  # it waits for nothing
+        self._limits.end(sender, model, Tokens())  # it waits for nothing
+        self._wakes(sender, model)
         ticket = WaitingTicket(cause)
         seconds = self._clock.to_wall(WAKE_SECONDS)
         self._dispatcher.arrive(ticket, model, kind="wake", hold_seconds=seconds)
@@ -130,6 +135,19 @@ class GatewayApi:
             raise self._limits.error(sender, model, outcome)
         body = {"model": model, "state": "waking" if outcome is None else "active", "cause": cause}
         return web.json_response(body, status=202 if outcome is None else 200)
+
+    def _wakes(self, sender: Caller, model: str) -> None:
+        """Note that a tenant wakes a model. Raises RouterError 429 where it wakes too many others already."""
+        tenant = self._limits.tenants.of(sender.tenant)
+        most = (tenant and tenant.concurrency) or MOST_WAKING
+        now, waking = time.monotonic(), self._waking.setdefault(sender.tenant, {})
+        for other in [name for name, until in waking.items() if until <= now]:
+            del waking[other]
+        if sender.tenant and model not in waking and len(waking) >= most:
+            self._rejected("tenant")
+            text = f"the tenant {sender.tenant!r} wakes {len(waking)} other models; try again in 10 s"
+            raise RouterError(429, "tenant_limit", text, 10)
+        waking[model] = now + self._clock.to_wall(WAKE_SECONDS)
 
     async def signals(self, request: web.Request) -> web.StreamResponse:
         """Publish another gateway's traffic levels: CloudEvents JSON, one or an array."""
@@ -180,7 +198,7 @@ class GatewayApi:
             first = error.errors(include_url=False)[0]
             place = ".".join(str(part) for part in first["loc"])
             raise RouterError(400, "invalid_signal", f"data.{place}: {first['msg']}") from error
-        data.model = self._limits.aliases.get(data.model, data.model)
+        data.model = self._limits.resolve(sender, data.model)
         ttl = data.ttl_seconds or SIGNAL_TTL_SECONDS
         if not self._quota.admits(caller, source, time.monotonic(), ttl):
             self._rejected("signal_sources")

@@ -65,7 +65,9 @@ class TenantLimits:
         return model
 
     def end(self, caller: Caller, model: str, tokens: Tokens) -> None:
-        """End a request that was begun."""
+        """End a request that was begun; without keys nothing is counted."""
+        if not caller.tenant:
+            return
         self.tenants.end(caller.tenant, model if self.traffic.serves(model) else "unknown", tokens)
 
     async def usage(self, _: web.Request) -> web.StreamResponse:

@@ -70,6 +70,12 @@ async def not_forwarded(request: web.Request) -> web.StreamResponse:
     raise ApiError(404, "not_found", text)
 
 
+async def no_websocket(request: web.Request) -> web.StreamResponse:
+    """Refuse the realtime API."""
+    text = f"{request.path}: WebSockets are not relayed, since a parked engine would end them"
+    raise ApiError(501, "not_supported", f"{text}; send audio with POST /v1/audio/transcriptions")
+
+
 async def not_stored(request: web.Request) -> web.StreamResponse:
     """Refuse what would have to outlive a request: neither a router nor a parked engine keeps it."""
     text = f"{request.path[:LONGEST_NAME]}: files, batches, threads and responses are not stored here"

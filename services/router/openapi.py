@@ -61,7 +61,7 @@ SCHEMAS: dict[str, Json] = {
 
 def _inference(path: str) -> Json:
     found = operation(
-        path.removeprefix("/v1/").replace("/", "_"),
+        path.removeprefix("/v1").strip("/").replace("/", "_") + ("" if path.startswith("/v1/") else "_plain"),
         "Forwarded to an engine that serves the model; held while the model is parked.",
         {},
         errors=(503, 504),

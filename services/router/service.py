@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
@@ -34,7 +35,7 @@ from services.router.intake import Intake
 from services.router.level_publisher import LevelPublisher
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
-from services.router.models import AT_THE_CONSOLE, ModelsApi, at_the_console, not_forwarded, not_stored
+from services.router.models import AT_THE_CONSOLE, ModelsApi, at_the_console, no_websocket, not_forwarded, not_stored
 from services.router.outside_load import OutsideLoad, queries_of
 from services.router.request_log import RequestLog
 from services.router.roster_sync import RosterSync
@@ -99,6 +100,7 @@ class RunningRouter:
         gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected, tenants)
         readings = self._metrics.readings
         self.outside = OutsideLoad(settings, bus, http, self.dispatcher, tenants.aliases, readings)
+        self._document = json.dumps(openapi.document(path.decode() for path in paths)).encode()
         self.app = self._application(gateways, tenants)
         self.operations = web.Application(middlewares=[errors, own_pages(WebOrigins(settings.cors_origins))])
         """The application of the operations port."""
@@ -180,12 +182,13 @@ class RunningRouter:
                 web.get("/openapi.json", self._openapi),
                 web.get("/v1/models", needs("infer", "view")(models.models)),
                 web.get("/v1/models/{model:.+}", needs("infer", "view")(models.model)),
-                web.get("/v1/hold", for_auth_request(needs("infer")(gateways.hold))),
+                web.get("/v1/hold", for_auth_request(needs("gateway")(gateways.hold))),
                 web.post("/v1/wake", needs("infer")(gateways.wake)),
                 web.post("/v1/signals", needs("signals")(gateways.signals)),
                 web.get("/v1/usage", needs("view")(tenants.usage)),
                 *[web.route(method, AT_THE_CONSOLE, at_the_console) for method in ("GET", "POST")],
                 *[web.route(method, STORED, needs("infer")(not_stored)) for method in ("GET", "POST", "DELETE")],
+                web.get("/v1/realtime", needs("infer")(no_websocket)),
                 web.post("/v1/{path:.+}", needs("infer")(not_forwarded)),
             ]
         )
@@ -193,9 +196,7 @@ class RunningRouter:
 
     async def _openapi(self, _: web.Request) -> web.Response:
         """Return the OpenAPI document, which needs no key."""
-        settings = self._settings
-        paths = engine_paths(settings.api_families, settings.engine_paths)
-        return web.json_response(openapi.document(path.decode() for path in paths))
+        return web.Response(body=self._document, content_type="application/json")
 
     async def _finish(self, request: web.Request, response: web.StreamResponse) -> None:
         """Tell callers to leave while the router stops, and not which software answers."""

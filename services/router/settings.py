@@ -23,8 +23,8 @@ class RouterConstants(Constants):
     longer than KYB_HOLD_SECONDS, which counts waiting only."""
     silence_seconds: float = 120.0
     """Longest pause within an engine's answer; then the answer is broken off."""
-    api_families: str = "openai,anthropic,rerank,tokenize"
-    """APIs whose paths are forwarded to engines: openai, anthropic, rerank (also score, pooling), tokenize."""
+    api_families: str = "openai,anthropic,rerank,tokenize,completion"
+    """APIs whose paths are forwarded to engines: see ``FAMILIES``."""
     permit_seconds: float = 2.0
     """Validity of a permit of GET /v1/hold; parking waits until it expires."""
     queue_seconds: float = 3.0
@@ -71,7 +71,7 @@ class RouterSettings(RouterConstants, Settings):
     aliases: str = ""
     """Further names of models, such as gpt-4o=llama,small=qwen: requests for gpt-4o go to llama, under its name."""
     engine_paths: str = ""
-    """Further paths that are forwarded to engines, separated by commas, such as /v1/reconstruct."""
+    """Further paths that are forwarded to engines, separated by commas, such as /v1/reconstruct,/v2/embed."""
     cors_origins: str = ""
     """Web pages that may use the router from a browser, such as https://chat.example, separated by commas; browsers may
     also use it under their host names. Others: only the router's own pages, under an address or localhost."""

@@ -270,6 +270,7 @@ class Stack:
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of a metric over its other labels."""
+        time.sleep(1.0)  # the text may be so old
         total = 0.0
         for line in self.get("/metrics").raw.decode().splitlines():
             found = re.fullmatch(rf"{name}(?:\{{(.*)\}})? ([0-9.e+-]+)", line.strip())

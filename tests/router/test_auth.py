@@ -23,7 +23,7 @@ from tests.bus.guarded import certificates
 from tests.router.world import World, world
 from tests.until import until
 
-SCOPES = {"app": ["infer"], "board": ["view"], "gateway": ["signals"], "ops": ["admin"]}
+SCOPES = {"app": ["infer", "gateway"], "board": ["view"], "gateway": ["signals"], "ops": ["admin"]}
 
 
 @pytest.fixture
@@ -50,6 +50,7 @@ CALLS = [
     ("GET", "/v1/models/m", {"app", "board", "ops"}),
     ("GET", "/v1/usage", {"board", "ops"}),
     ("GET", "/v1/hold?model=m&timeout=0s", {"app"}),
+    ("GET", "/v1/realtime", {"app"}),
     ("POST", "/v1/wake", {"app"}),
     ("POST", "/v1/signals", {"gateway"}),
     ("GET", "/v1/files", {"app"}),

@@ -173,7 +173,7 @@ async def test_a_quarantined_model_is_refused_with_the_reason():
         (b"[]", 400, "invalid_json"),
         (b'{"messages": []}', 400, "model_missing"),
         (b'{"model": "' + b"x" * 513 + b'"}', 400, "model_missing"),
-        (b'{"model": "\\ud800"}', 400, "model_missing"),
+        (b'{"model": "\\ud800"}', 400, "invalid_json"),
         (b"[" * 1000, 400, "invalid_json"),
         (b'{"model": "unknown"}', 404, "model_not_found"),
         (b'{"model": "' + b"x" * 2000 + b'"}', 413, "body_too_large"),

@@ -55,7 +55,7 @@ def test_a_head_that_could_be_read_differently_is_refused(line: bytes) -> None:
 
 
 def test_headers_of_a_connection_are_those_that_it_lists() -> None:
-    found = parsed(b"GET / HTTP/1.1\r\nConnection: close, X-Mine\r\nX-Mine: 1\r\nX-Kyb-Seat: s\r\nX-Other: 1\r\n\r\n")
+    found = parsed(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close, X-Mine, Host\r\nX-Mine: 1\r\nX-Other: 1\r\n\r\n")
     assert found is not None
     assert not found[0].keep_alive
     assert found[0].passed(frozenset({b"connection"})) == b"X-Other: 1\r\n"
@@ -127,7 +127,7 @@ def test_only_a_small_head_is_kept(line: bytes, most: int) -> None:
 
 def test_a_head_without_end_is_too_large() -> None:
     parser = HeadParser(request=True)
-    parser.feed(b"GET / HTTP/1.1\r\n" + (b"X-A: " + b"x" * 1000 + b"\r\n") * 60)
+    parser.feed(b"GET / HTTP/1.1\r\n" + (b"X-A: " + b"x" * 1000 + b"\r\n") * 14)
     with pytest.raises(HttpError) as refused:
         parser.feed((b"X-A: " + b"x" * 1000 + b"\r\n") * 10)
     assert refused.value.too_large
@@ -226,7 +226,7 @@ def test_a_body_of_known_length_ends_there() -> None:
 
 def test_a_head_with_too_many_fields_is_too_large() -> None:
     parser = HeadParser(request=True)
-    assert HeadParser(request=True).feed(b"GET / HTTP/1.1\r\n" + b"X: 1\r\n" * 128 + b"\r\n") is not None
+    assert HeadParser(request=True).feed(b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: 1\r\n" * 127 + b"\r\n") is not None
     with pytest.raises(HttpError) as refused:
         parser.feed(b"GET / HTTP/1.1\r\n" + b"X: 1\r\n" * 129 + b"\r\n")
     assert refused.value.too_large

@@ -177,7 +177,7 @@ async def shared(tmp_path: Path) -> AsyncIterator[tuple[World, dict[str, dict[st
         Tenant(name="blue", models=("blue-*",), priority="normal", requests_per_minute=3, concurrency=2),
         Tenant(name="red", models=("red-*", "both"), tokens_per_minute=60),
     ]
-    made = {name: make(name, ["infer"]) for name in ("blue", "red", "free")}
+    made = {name: make(name, ["infer", "gateway"]) for name in ("blue", "red", "free")}
     rows = [row.model_copy(update={"tenant": name if name != "free" else None}) for name, (row, _) in made.items()]
     (tmp_path / "keys.yaml").write_text(dump(rows, limits))
     assert load(tmp_path / "keys.yaml") == KeyFile(keys=tuple(rows), tenants=tuple(limits))
@@ -387,7 +387,7 @@ def test_an_unknown_model_costs_no_look_at_all_models() -> None:
 
 
 async def test_a_permit_has_at_most_the_priority_of_its_tenant(tmp_path: Path) -> None:
-    row, token = make("app", ["infer"])
+    row, token = make("app", ["infer", "gateway"])
     low = Tenant(name="low", priority="low")
     (tmp_path / "keys.yaml").write_text(dump([row.model_copy(update={"tenant": "low"})], [low]))
     async with world(api_keys_file=tmp_path / "keys.yaml") as w:

@@ -208,6 +208,7 @@ class Admission:
             edge = len(upstream.in_flight) == 1 and not stays  # else the seat has as many requests as before
             self._step.level_changed(call.model, upstream.key, edge=edge)
             if call.kind == "permit":
+                upstream.permits += 1
                 self._step.set_alarm(("permit", call.request), self._limits.permit_seconds)
         self._step.emit(effect)
 
@@ -233,6 +234,7 @@ class Admission:
         """Remove a call from those in flight."""
         upstream = call.upstream
         if upstream is not None and upstream.in_flight.pop(call.request, None) is not None:
+            upstream.permits -= call.kind == "permit"
             self._step.level_changed(call.model, upstream.key, edge=not upstream.in_flight)
             self._commands.acknowledge_drain(upstream)
 

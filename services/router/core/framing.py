@@ -7,6 +7,7 @@ LONGEST_LINE = 256
 MOST_TRAILER_BYTES = 8 * 1024
 LAST_CHUNK = b"0\r\n\r\n"
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
+_TRAILER = re.compile(rb"[\w!#$%&'*+.^`|~-]+:[\t\x20-\x7e\x80-\xff]*")
 _FIRST = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
 _SIZE_LINE, _END_LINE, _TRAILER_LINE = "size", "end", "trailer"
 
@@ -114,6 +115,8 @@ class ChunkedBody(Body):
             self._phase = _SIZE_LINE
         else:
             self._trailer -= len(line)
+            if line and _TRAILER.fullmatch(line) is None:
+                raise HttpError("a line of the trailer is no header field")
             if self._trailer < 0:
                 raise HttpError("a trailer that is not served here, or is too long")
             return not line

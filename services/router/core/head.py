@@ -211,6 +211,11 @@ class HeadParser:
         if isinstance(parser, httptools.HttpResponseParser):
             head.status = parser.get_status_code()
             return head
+        hosts = sum(pair[0] == b"host" for pair in pairs)
+        if hosts > 1 or (not hosts and version == "1.1"):
+            raise HttpError("not one Host")
+        if chunked and version == "1.0":
+            raise HttpError("chunks in HTTP/1.0")
         head.method, head.target = parser.get_method(), found.target
         if not found.target.startswith(b"/"):
             head.target = _ABSOLUTE.sub(b"", found.target, count=1)

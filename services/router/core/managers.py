@@ -176,6 +176,6 @@ class PendingCommands:
             incarnation=self._identity.incarnation,
             epoch=upstream.record.epoch,
             in_flight=len(upstream.in_flight),
-            permits=sum(call.kind == "permit" for call in upstream.in_flight.values()),
+            permits=upstream.permits,
         )
         self._step.emit(ack)

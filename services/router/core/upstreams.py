@@ -133,6 +133,8 @@ class Upstream:
     """The model that it is assigned to; empty while no pod owns the seat."""
     waiting: dict[int, RoutedCall] = field(default_factory=dict)
     in_flight: dict[int, RoutedCall] = field(default_factory=dict)
+    permits: int = 0
+    """Of those in flight."""
     capacity: Capacity = field(default_factory=Capacity)
     counts: CallCounts = field(default_factory=CallCounts)
     activation_request: ActivationRequest = field(default_factory=ActivationRequest)
@@ -191,12 +193,17 @@ class Upstream:
     @property
     def full(self) -> bool:
         """True if it is active and has no place for a further request."""
-        return self.record.state is _S.ACTIVE and len(self.in_flight) >= self.limit
+        return self.record.state is _S.ACTIVE and self._taken >= self.limit
+
+    @property
+    def _taken(self) -> int:
+        """Places that are taken: permits, used or not, take at most a quarter of all."""
+        return len(self.in_flight) - max(0, self.permits - max(1, self.limit // 4))
 
     def place_seconds(self, now: float, more: int = 1) -> float | None:
         """Return the wall seconds until ``more`` requests beyond those in flight have a place; None: not known."""
         rate = self.capacity.rate(now)
-        return None if rate is None else max(0, len(self.in_flight) - self.limit + more) / rate
+        return None if rate is None else max(0, self._taken - self.limit + more) / rate
 
     def rank(self, now: float, sure: bool) -> Rank:
         """Return how good the seat is now; ``sure``: knowledge about its node is fresh (Trust.sure)."""
