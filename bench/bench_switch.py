@@ -49,7 +49,7 @@ async def _measured(stack: Stack, switches: int) -> dict[str, float]:
         group = seats[0]["group"]
         models = [str(seat["model"]) for seat in seats if seat["group"] == group][:2]
         watch, open_ = Watch(), asyncio.Event()
-        following = asyncio.create_task(watch.follow(http, stack.url, open_))
+        following = asyncio.create_task(watch.follow(http, stack.console, open_))
         await open_.wait()
         await asyncio.sleep(SETTLE_SECONDS)
         idle = await _cpu_per_second(stack)
