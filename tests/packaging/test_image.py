@@ -40,7 +40,7 @@ def test_the_image_has_the_versions_that_are_tested() -> None:
 def test_the_image_has_what_the_product_needs_and_nothing_of_development() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     image = set(pins("requirements-image.txt"))
-    needed = {normal(one) for one in [*project["dependencies"], *project["optional-dependencies"]["cuda"]]}
+    needed = {normal(one) for one in project["dependencies"]}
     assert needed <= image
     assert not image & {
         "pytest",

@@ -97,7 +97,7 @@ def test_the_wheel_has_one_top_level_package(installed: Path) -> None:
 def test_each_program_of_the_wheel_starts_and_its_children_find_the_services(installed: Path) -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     programs = [entry.partition(":")[2] for entry in scripts.values() if entry.startswith("kybernate.programs:")]
-    assert len(programs) == 7
+    assert len(programs) == 8
     for program in programs:
         done = subprocess.run(
             [sys.executable, "-I", "-c", START, str(installed), str(ROOT), program],

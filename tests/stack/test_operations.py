@@ -62,7 +62,7 @@ async def test_a_move_and_a_drain_go_on_although_the_manager_dies_on_the_way(tmp
         stack.kill("gpu_manager")
         moved = await over(f"seats/model/{model}/migrate", **move)
         assert moved["outcome"] == "done", moved
-        assert next(seat for seat in await seats() if seat["model"] == model)["group"] == "G1"
+        await until_moved(seats, model, "G1")
 
         begun = await order(f"nodes/{node}/drain", purpose="upgrade", op="node")
         assert begun["accepted"], begun
@@ -145,8 +145,17 @@ async def test_pods_made_while_their_group_is_drained_start_once_it_is_resumed(t
         assert violations["count"] == 0, violations
 
 
+async def until_moved(seats: Callable[[], Awaitable[list[dict[str, Any]]]], model: str, group: str) -> None:
+    """Wait until the console shows a model's seat there: the operation's answer comes from the manager itself."""
+
+    async def shown() -> bool:
+        return next(seat for seat in await seats() if seat["model"] == model)["group"] == group
+
+    await until(shown, what=f"{model} is on {group}", timeout=5)
+
+
 async def until_resumed(seats: Callable[[], Awaitable[list[dict[str, Any]]]]) -> None:
-    """Wait until the router knows that nothing is drained."""
+    """Wait until the console knows that nothing is drained."""
 
     async def known() -> bool:
         return not any(seat["drained"] for seat in await seats())
