@@ -18,11 +18,19 @@ from kybernate.messages import (
 from kybernate.policy.rules import Exhaustive
 from kybernate.seat import SeatState
 from kybernate.topology import Group, group_key, seat_id
-from services.gpu_manager.board import Board
-from services.gpu_manager.inputs import BusChanged, DrainAnnounced, EngineSeen, JobAnswered, Now, PodsSeen, Recovered
-from services.gpu_manager.recovery import ledger
-from services.gpu_manager.seat_pod import Owners, SeatPod
-from services.gpu_manager.state import NodeSetup
+from services.gpu_manager.core.board import Board
+from services.gpu_manager.core.inputs import (
+    BusChanged,
+    DrainAnnounced,
+    EngineSeen,
+    JobAnswered,
+    Now,
+    PodsSeen,
+    Recovered,
+)
+from services.gpu_manager.core.recovery import ledger
+from services.gpu_manager.core.seat_pod import Owners, SeatPod
+from services.gpu_manager.core.state import NodeSetup
 
 GPUS = 8
 SEATS_PER_GROUP = 8

@@ -23,7 +23,7 @@ from kybernate.config import NodeConfig
 from kybernate.config.fields import PLACEMENTS
 from kybernate.dev.fakes.gpu.spec import PRESETS, Preset, build
 from kybernate.topology import Group, plan
-from services.plugin.placement import GroupLoad, GroupRelations, best
+from services.plugin.core.placement import GroupLoad, GroupRelations, best
 
 NODES = 64
 SEEDS = 10

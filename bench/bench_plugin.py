@@ -32,8 +32,8 @@ from kybernate.messages import SeatAllocated
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from kybernate.topology import plan
-from services.plugin.devices import Offer
-from services.plugin.faults import Probation
+from services.plugin.core.devices import Offer
+from services.plugin.core.faults import Probation
 from services.plugin.gate import StartGate
 from services.plugin.servicer import NodeSeats
 

@@ -1,7 +1,7 @@
 """The facts of each seat, beside the state and the lease that the manager writes."""
 
 from services.gpu_manager.core import facts
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core.state import NodeState
 
 
 def contradictions(node: NodeState) -> list[str]:

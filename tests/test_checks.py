@@ -105,8 +105,8 @@ def test_the_project_passes_and_its_cores_are_among_the_pure_modules() -> None:
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split(";")[1].split()[0]) >= 70
     for module in (
-        *("kybernate.seat", "kybernate.policy.kyb", "kybernate.topology.planner", "services.plugin.devices"),
-        *(f"services.gpu_manager.{name}" for name in ("board", "arbiter", "switch", "view", "state", "recovery")),
+        *("kybernate.seat", "kybernate.policy.kyb", "kybernate.topology.planner", "services.plugin.core.devices"),
+        *(f"services.gpu_manager.core.{name}" for name in ("board", "arbiter", "switch", "view", "state", "recovery")),
         *("services.checkpointer.core.procedure", "services.checkpointer.core.failures"),
         *("services.router.core.traffic", "services.router.core.upstreams", "services.webhook.core.mutation"),
     ):

@@ -31,8 +31,10 @@ from kybernate.presence import NodePresence
 from kybernate.roster import BUCKET
 from kybernate.topology import Group, Topology, plan
 from kybernate.tracing import open_tracer
-from services.gpu_manager.board import Board
+from services.gpu_manager.core.board import Board
 from services.gpu_manager.core.riders import host_memory
+from services.gpu_manager.core.seat_pod import with_owned
+from services.gpu_manager.core.state import NodeSetup
 from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.gpu_processes import GpuProcesses
 from services.gpu_manager.http import routes
@@ -44,9 +46,7 @@ from services.gpu_manager.pod_conditions import PodConditions
 from services.gpu_manager.pod_events import PodEvents
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods, wishes_matter
 from services.gpu_manager.publish import GateFiles
-from services.gpu_manager.seat_pod import with_owned
 from services.gpu_manager.settings import ManagerSettings
-from services.gpu_manager.state import NodeSetup
 from services.gpu_manager.switch_spans import SwitchSpans
 
 if TYPE_CHECKING:

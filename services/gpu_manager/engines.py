@@ -8,7 +8,7 @@ from itertools import chain, repeat
 import aiohttp
 
 from kybernate.engines import METRICS_PATHS, requests_in
-from services.gpu_manager.inputs import EngineProbe, EngineSeen, WallTime
+from services.gpu_manager.core.inputs import EngineProbe, EngineSeen, WallTime
 
 Receive = Callable[[EngineSeen], Awaitable[None]]
 

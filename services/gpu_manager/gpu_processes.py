@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from kybernate.gpus import GpuError, Gpus
 from kybernate.logs import OnceLogger
-from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen
+from services.gpu_manager.core.inputs import ForeignProcess, ForeignProcessesSeen
 
 PROC = Path("/proc")
 READS = 2

@@ -9,15 +9,14 @@ from aiohttp import web
 from kybernate.node.host_memory import HostMemory
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import operations, view
-from services.gpu_manager.core import obstacles
+from services.gpu_manager.core import obstacles, operations, view
+from services.gpu_manager.core.inputs import Now, RouterAskedOverHttp
+from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.riders import host_memory
-from services.gpu_manager.inputs import Now, RouterAskedOverHttp
+from services.gpu_manager.core.state import NodeState
 from services.gpu_manager.live_policy import GuardedPolicy
-from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import record
-from services.gpu_manager.state import NodeState
 
 
 def routes(manager: Manager, policy: GuardedPolicy, memory: HostMemory) -> list[web.RouteDef]:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError, NodeBus
 from kybernate.logs import get_logger
 from kybernate.messages import AskJobs, Job, JobReply, KillJob, ReleaseJob, RetargetJob, SwitchJob
-from services.gpu_manager.inputs import EndingAnswered, JobAnswered, JobsReported, RetargetAnswered
+from services.gpu_manager.core.inputs import EndingAnswered, JobAnswered, JobsReported, RetargetAnswered
 
 log = get_logger()
 

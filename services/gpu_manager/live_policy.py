@@ -23,8 +23,8 @@ from kybernate.policy import Decision, GroupView, Policy, Stay
 from kybernate.policy.recording import encode, heading
 from kybernate.policy.rules import Quantum
 from kybernate.policy.view import checked
-from services.gpu_manager.demand import Learning
-from services.gpu_manager.inputs import Now
+from services.gpu_manager.core.demand import Learning
+from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.settings import ManagerSettings
 
 log = get_logger()

@@ -41,13 +41,11 @@ from kybernate.messages import (
 from kybernate.node.run_files import Wish
 from kybernate.path_watch import PathWatch
 from kybernate.seat import SeatState
-from services.gpu_manager import publish, recovery, view
-from services.gpu_manager.allocations import HAS_PROCESS
-from services.gpu_manager.board import Board
-from services.gpu_manager.engines import EngineProbes
-from services.gpu_manager.gpu_processes import GpuProcesses
-from services.gpu_manager.inbox import BoardInbox
-from services.gpu_manager.inputs import (
+from services.gpu_manager import publish
+from services.gpu_manager.core import recovery, view
+from services.gpu_manager.core.allocations import HAS_PROCESS
+from services.gpu_manager.core.board import Board
+from services.gpu_manager.core.inputs import (
     BusChanged,
     FaultyGpusSeen,
     ForeignProcessesSeen,
@@ -66,13 +64,16 @@ from services.gpu_manager.inputs import (
     UnixTime,
     WallTime,
 )
+from services.gpu_manager.core.managed_seat import PodTerms
+from services.gpu_manager.core.seat_pod import Owners
+from services.gpu_manager.core.state import Effect, NodeState
+from services.gpu_manager.engines import EngineProbes
+from services.gpu_manager.gpu_processes import GpuProcesses
+from services.gpu_manager.inbox import BoardInbox
 from services.gpu_manager.jobs import LONGEST_SECONDS, CheckpointerClient
 from services.gpu_manager.ledger import Ledger, LedgerFile
-from services.gpu_manager.managed_seat import PodTerms
 from services.gpu_manager.pods import POLL_SECONDS, POLL_SOON_SECONDS, Pace, Pods, PodsError
 from services.gpu_manager.publish import GateFiles, RosterWriter
-from services.gpu_manager.seat_pod import Owners
-from services.gpu_manager.state import Effect, NodeState
 from services.gpu_manager.switch_spans import SwitchSpans
 
 log = get_logger()

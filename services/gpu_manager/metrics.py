@@ -10,13 +10,12 @@ from prometheus_client.registry import Collector
 
 from kybernate.messages import GroupDecided, SeatActivated
 from kybernate.seat import SeatState
-from services.gpu_manager import view
-from services.gpu_manager.core import obstacles
+from services.gpu_manager.core import obstacles, view
+from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.riders import host_memory
-from services.gpu_manager.inputs import Now
+from services.gpu_manager.core.state import Effect, NodeState
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager
-from services.gpu_manager.state import Effect, NodeState
 
 _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _DISK = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)

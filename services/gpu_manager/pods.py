@@ -21,7 +21,7 @@ from kybernate.kube import ACCOUNT, Kube, KubeError, Mirror, in_cluster
 from kybernate.node.pod_resources import PodResources, PodResourcesError
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.topology import SEAT_ID, Group
-from services.gpu_manager.seat_pod import Owners, PendingPod, SeatPod
+from services.gpu_manager.core.seat_pod import Owners, PendingPod, SeatPod
 
 TIMEOUT_SECONDS = 5.0
 POLL_SECONDS, POLL_SOON_SECONDS = 1.0, 0.2

@@ -27,11 +27,18 @@ from kybernate.node import run_files
 from kybernate.node.run_files import Wish
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import COMING, SeatState
-from services.gpu_manager import view
-from services.gpu_manager.core import obstacles
-from services.gpu_manager.inputs import DrainAnnounced, Now, Published, SeatTicket, StartCall, StartTicket, UnixTime
-from services.gpu_manager.managed_seat import ManagedSeat
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core import obstacles, view
+from services.gpu_manager.core.inputs import (
+    DrainAnnounced,
+    Now,
+    Published,
+    SeatTicket,
+    StartCall,
+    StartTicket,
+    UnixTime,
+)
+from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.state import NodeState
 
 log = get_logger()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kybernate.messages import ActivateSeat, GroupDecided, SeatActivated, SeatEvent, SwitchJob
 from kybernate.seat import SeatState
-from services.gpu_manager.state import Effect
+from services.gpu_manager.core.state import Effect
 
 if TYPE_CHECKING:
     from kybernate.otel import Span, Tracer

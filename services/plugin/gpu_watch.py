@@ -16,8 +16,8 @@ from kybernate.logs import OnceLogger, get_logger
 from kybernate.machine import Gpu, GpuEvent, GpuSensors
 from kybernate.node import known_gpus
 from kybernate.node.known_gpus import KnownGpus
-from services.plugin.devices import device_paths
-from services.plugin.faults import NewGpus
+from services.plugin.core.devices import device_paths
+from services.plugin.core.faults import NewGpus
 from services.plugin.servicer import NodeSeats
 from services.plugin.settings import PluginSettings
 

@@ -9,7 +9,7 @@ from kybernate.config import NodeConfig
 from kybernate.logs import get_logger
 from kybernate.topology import AllocatedSeat, Group, Topology, peers, plan, with_orphaned_seats
 from services.plugin import cdi
-from services.plugin.devices import Offer, cdi_name
+from services.plugin.core.devices import Offer, cdi_name
 from services.plugin.gpu_watch import GpuReading
 from services.plugin.settings import PluginSettings
 

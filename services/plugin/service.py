@@ -27,10 +27,10 @@ from kybernate.seat import SeatState
 from kybernate.topology import SEAT_ID, IncompleteGroup, Topology
 from services.plugin import allocations, cdi, offers
 from services.plugin.coexistence import Neighbours
-from services.plugin.faults import Probation
+from services.plugin.core.faults import Probation
+from services.plugin.core.placement import OpenWishes
 from services.plugin.gate import StartGate
 from services.plugin.gpu_watch import GpuReading, GpuWatch
-from services.plugin.placement import OpenWishes
 from services.plugin.publish import InventoryWriter, Outbox, PluginMetrics, be_present
 from services.plugin.registration import Registration, Registrations
 from services.plugin.servicer import NodeSeats

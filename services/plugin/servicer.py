@@ -14,10 +14,10 @@ from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from kybernate.topology import AllocatedSeat
 from services.plugin.allocations import Allocations
-from services.plugin.devices import AllocationRefusedError, Offer, SeatAnswer
-from services.plugin.faults import GONE, Probation
+from services.plugin.core.devices import AllocationRefusedError, Offer, SeatAnswer
+from services.plugin.core.faults import GONE, Probation
+from services.plugin.core.placement import OpenWishes
 from services.plugin.gate import NotGrantedError, StartGate
-from services.plugin.placement import OpenWishes
 
 OPTIONS = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 DEADLINE_MARGIN_SECONDS = 2.0

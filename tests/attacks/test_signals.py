@@ -10,8 +10,8 @@ from kybernate.envelope import MessageError, decode
 from kybernate.levels import MOST_LEVELS as MOST_LEVELS_SHOWN
 from kybernate.levels import Loads
 from kybernate.messages import TrafficSignal
-from services.gpu_manager.demand import MOST_LEVELS, DemandLevels
-from services.gpu_manager.inputs import ModelTime, Now, UnixTime, WallTime
+from services.gpu_manager.core.demand import MOST_LEVELS, DemandLevels
+from services.gpu_manager.core.inputs import ModelTime, Now, UnixTime, WallTime
 from services.router.core.reports import MOST_CALLERS, SignalQuota
 from tests.attacks.stack import RawEngine, Stack
 

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from kybernate.messages import AskJobs
-from services.gpu_manager import allocations, demand, recovery, switch, view
+from services.gpu_manager.core import allocations, demand, recovery, switch, view
 from services.gpu_manager.core.riders.rehearsal import Rehearsals
 from services.router.core import managers
 from tests.exploration.search import Chaos, Found, Totals, random_run

@@ -41,11 +41,10 @@ from kybernate.seat import SeatState
 from kybernate.topology import Group, group_key, seat_id
 from services.checkpointer.core.failures import READS, JobGoal, ProcessState, StepTrouble, Verb
 from services.checkpointer.core.procedure import End, Procedure, Step
-from services.gpu_manager import recovery, view
-from services.gpu_manager.allocations import HAS_PROCESS
-from services.gpu_manager.board import Board
-from services.gpu_manager.core import obstacles
-from services.gpu_manager.inputs import (
+from services.gpu_manager.core import obstacles, recovery, view
+from services.gpu_manager.core.allocations import HAS_PROCESS
+from services.gpu_manager.core.board import Board
+from services.gpu_manager.core.inputs import (
     BusChanged,
     DrainAnnounced,
     EndingAnswered,
@@ -71,10 +70,10 @@ from services.gpu_manager.inputs import (
     Tick,
     WallTime,
 )
+from services.gpu_manager.core.seat_pod import Owners, SeatPod
+from services.gpu_manager.core.state import NodeSetup
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import record
-from services.gpu_manager.seat_pod import Owners, SeatPod
-from services.gpu_manager.state import NodeSetup
 from services.router.core import step as routing
 from services.router.core.admission import Limits
 from services.router.core.managers import RouterIdentity

@@ -49,12 +49,12 @@ from kybernate.messages import (
 from kybernate.presence import NodePresence
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
-from services.gpu_manager import recovery
+from services.gpu_manager.core import recovery
+from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.ledger import Ledger, LedgerFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import GateFiles, record
-from services.gpu_manager.seat_pod import Owners
 from services.router.core.admission import Limits
 from services.router.core.managers import RouterIdentity
 from services.router.core.traffic import Traffic

@@ -14,8 +14,8 @@ from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.health import HttpServer
 from kybernate.pb import podresources_pb2 as pb
+from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pace, PodsError, joined, wishes_matter
-from services.gpu_manager.seat_pod import Owners
 from tests.kube.api_server import ApiServer, api_server
 from tests.kubelet.stand import (
     RESOURCE,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from kybernate.messages import JobProgress, JobReply, JobStatus, SeatProgress, SwitchJob
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import recovery
-from services.gpu_manager.inputs import BusChanged, JobAnswered, Recovered, StartCalls
+from services.gpu_manager.core import recovery
+from services.gpu_manager.core.inputs import BusChanged, JobAnswered, Recovered, StartCalls
 from tests.manager.world import GIB, World, make_group, status
 
 RESERVE = 2 * GIB

@@ -8,9 +8,9 @@ import pytest
 from kybernate.engines import next_backend
 from kybernate.messages import JobReply, SeatActivated, SeatProgress, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager import recovery
+from services.gpu_manager.core import recovery
+from services.gpu_manager.core.inputs import BusChanged, JobAnswered, Recovered
 from services.gpu_manager.core.riders.rehearsal import Rehearsals
-from services.gpu_manager.inputs import BusChanged, JobAnswered, Recovered
 from services.gpu_manager.ledger import Ledger
 from tests.manager.world import World, status
 

@@ -21,9 +21,16 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.seat import SeatState as S
-from services.gpu_manager import recovery
-from services.gpu_manager.inputs import BusChanged, JobAnswered, PodsSeen, RouterAskedOverHttp, StartCalls, StartTicket
-from services.gpu_manager.seat_pod import Owners
+from services.gpu_manager.core import recovery
+from services.gpu_manager.core.inputs import (
+    BusChanged,
+    JobAnswered,
+    PodsSeen,
+    RouterAskedOverHttp,
+    StartCalls,
+    StartTicket,
+)
+from services.gpu_manager.core.seat_pod import Owners
 from tests.manager.world import World, make_group, status
 
 

@@ -14,7 +14,7 @@ from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.envelope import Message
 from kybernate.messages import Job, JobReply, ReleaseJob, SeatTarget, SwitchJob
 from services.gpu_manager import jobs
-from services.gpu_manager.inputs import EndingAnswered, JobAnswered
+from services.gpu_manager.core.inputs import EndingAnswered, JobAnswered
 from services.gpu_manager.jobs import CheckpointerClient
 from tests.until import until
 

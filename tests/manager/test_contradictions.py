@@ -6,8 +6,8 @@ import pytest
 
 from kybernate.messages import JobReply, KillJob, SeatProgress, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager import recovery, view
-from services.gpu_manager.inputs import BusChanged, JobAnswered, JobsReported, Recovered, StartTicket
+from services.gpu_manager.core import recovery, view
+from services.gpu_manager.core.inputs import BusChanged, JobAnswered, JobsReported, Recovered, StartTicket
 from services.gpu_manager.ledger import Ledger
 from tests.manager.test_mid_switch import delete, switch_under_way
 from tests.manager.test_recovery import restart

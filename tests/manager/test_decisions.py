@@ -2,7 +2,7 @@
 
 from kybernate.messages import GroupDecided, ParkSeat, PinSeat, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager import decisions
+from services.gpu_manager.core import decisions
 from tests.manager.world import World
 
 

@@ -2,8 +2,8 @@
 
 from kybernate.messages import DrainNode, Presence, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager import demand, view
-from services.gpu_manager.inputs import BusChanged, DrainAnnounced, EngineSeen
+from services.gpu_manager.core import demand, view
+from services.gpu_manager.core.inputs import BusChanged, DrainAnnounced, EngineSeen
 from services.router.core import managers
 from tests.manager.world import World, make_group
 

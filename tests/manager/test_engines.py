@@ -13,8 +13,8 @@ from aiohttp import web
 from kybernate.engines import load_in, requests_in, tokens_in
 from kybernate.seat import SeatState as S
 from services.gpu_manager import engines
+from services.gpu_manager.core.inputs import EngineProbe, EngineSeen
 from services.gpu_manager.engines import EngineProbes
-from services.gpu_manager.inputs import EngineProbe, EngineSeen
 from tests.manager.world import World
 
 

@@ -13,12 +13,13 @@ from kybernate.messages import KillJob, SeatLost, TrafficSignal
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.seat import SeatState as S
 from kybernate.seat import Trigger
-from services.gpu_manager import publish, view
+from services.gpu_manager import publish
+from services.gpu_manager.core import view
+from services.gpu_manager.core.inputs import ForeignProcess, ForeignProcessesSeen, StartTicket
+from services.gpu_manager.core.seat_pod import with_owned
 from services.gpu_manager.gpu_processes import READS, GpuProcesses
-from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen, StartTicket
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.publish import record
-from services.gpu_manager.seat_pod import with_owned
 from tests.manager.world import World, make_gpu, make_group
 
 STRANGER = ForeignProcess("GPU-0", 4711, "python3")

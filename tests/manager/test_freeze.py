@@ -5,8 +5,8 @@ import pytest
 from kybernate.messages import DrainAck, JobReply, SeatEvicted, SeatProgress
 from kybernate.policy import Decision, GroupView, KybBalanced, Switch
 from kybernate.seat import SeatState as S
-from services.gpu_manager import recovery, view
-from services.gpu_manager.inputs import Recovered
+from services.gpu_manager.core import recovery, view
+from services.gpu_manager.core.inputs import Recovered
 from services.gpu_manager.publish import record
 from tests.manager.world import World, status
 

@@ -21,9 +21,7 @@ from kybernate.messages import (
     TrafficSignal,
 )
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core.riders import host_memory
-from services.gpu_manager.http import why_answer
-from services.gpu_manager.inputs import (
+from services.gpu_manager.core.inputs import (
     BusChanged,
     EndingAnswered,
     ForeignProcessesSeen,
@@ -31,9 +29,11 @@ from services.gpu_manager.inputs import (
     Recovered,
     StartTicket,
 )
+from services.gpu_manager.core.recovery import ledger
+from services.gpu_manager.core.riders import host_memory
+from services.gpu_manager.http import why_answer
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.live_policy import GuardedPolicy
-from services.gpu_manager.recovery import ledger
 from tests.manager.test_freeze import Freezes, ack
 from tests.manager.world import GIB, World, make_group, status
 

@@ -7,8 +7,15 @@ import pytest
 from kybernate.messages import DrainNode, JobReply, PinSeat, RetargetJob, SeatProgress, SwitchJob
 from kybernate.policy import Decision, GroupView, Switch
 from kybernate.seat import SeatState as S
-from services.gpu_manager import recovery
-from services.gpu_manager.inputs import BusChanged, JobAnswered, JobsReported, Recovered, RetargetAnswered, StartCalls
+from services.gpu_manager.core import recovery
+from services.gpu_manager.core.inputs import (
+    BusChanged,
+    JobAnswered,
+    JobsReported,
+    Recovered,
+    RetargetAnswered,
+    StartCalls,
+)
 from tests.manager.world import World, status
 
 

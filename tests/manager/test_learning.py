@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from kybernate.messages import TrafficSignal
 from kybernate.policy.estimators import SERVICE_WEIGHT
-from services.gpu_manager import view
-from services.gpu_manager.demand import ASSUMED_SERVICE_SECONDS, MOST_SOURCES, Learning
-from services.gpu_manager.inputs import Now
+from services.gpu_manager.core import view
+from services.gpu_manager.core.demand import ASSUMED_SERVICE_SECONDS, MOST_SOURCES, Learning
+from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.live_policy import LearnedFile
 from tests.manager.world import World
 

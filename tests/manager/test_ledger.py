@@ -18,8 +18,8 @@ from kybernate.bus.port import BusError
 from kybernate.envelope import Message
 from kybernate.messages import AskJobs, CommandReply, DrainNode, JobReply, PinSeat, Presence
 from kybernate.seat import SeatState as S
-from services.gpu_manager import recovery
-from services.gpu_manager.inputs import (
+from services.gpu_manager.core import recovery
+from services.gpu_manager.core.inputs import (
     ForeignProcessesSeen,
     Now,
     PodsSeen,
@@ -29,12 +29,12 @@ from services.gpu_manager.inputs import (
     Tick,
     UnixTime,
 )
+from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.seat_pod import Owners
+from services.gpu_manager.core.state import Effect
 from services.gpu_manager.ledger import FORMAT, Durable, Freeze, Ledger, LedgerEntry, LedgerFile
-from services.gpu_manager.managed_seat import ManagedSeat
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import GateFiles
-from services.gpu_manager.seat_pod import Owners
-from services.gpu_manager.state import Effect
 from tests.manager.test_manager import look, running, taken
 from tests.manager.world import World
 from tests.until import until

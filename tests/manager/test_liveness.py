@@ -3,7 +3,7 @@
 from kybernate.messages import ParkSeat
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
-from services.gpu_manager import view
+from services.gpu_manager.core import view
 from tests.manager.world import World, make_group
 
 

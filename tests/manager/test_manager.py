@@ -18,11 +18,11 @@ from kybernate.node import run_files
 from kybernate.seat import SeatState as S
 from services.gpu_manager import jobs
 from services.gpu_manager import manager as shell
+from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import GateFiles
-from services.gpu_manager.seat_pod import Owners
 from tests.manager.world import World
 from tests.until import until
 

@@ -6,8 +6,8 @@ import pytest
 
 from kybernate.messages import AskJobs, JobReply, PinSeat, Presence, SeatProgress
 from kybernate.seat import SeatState as S
-from services.gpu_manager import recovery, view
-from services.gpu_manager.inputs import (
+from services.gpu_manager.core import recovery, view
+from services.gpu_manager.core.inputs import (
     BusChanged,
     ForeignProcessesSeen,
     Recovered,
@@ -17,8 +17,8 @@ from services.gpu_manager.inputs import (
     StartTicket,
     Tick,
 )
+from services.gpu_manager.core.managed_seat import START_DEADLINE_SECONDS
 from services.gpu_manager.ledger import Ledger
-from services.gpu_manager.managed_seat import START_DEADLINE_SECONDS
 from tests.manager.packed import PackedWorld, Truth, make_packed
 from tests.manager.test_packing import active, serve
 from tests.manager.world import GIB, World
@@ -358,7 +358,7 @@ def test_a_group_whose_ledger_was_lost_goes_on_switching_although_its_holders_we
         container_id=None,
         annotations={"kyb.ai/model": "mc", "kyb.ai/backend": "fake", "kyb.ai/vram": "20GiB"},
     )
-    from services.gpu_manager.inputs import PodsSeen, StartCall
+    from services.gpu_manager.core.inputs import PodsSeen, StartCall
 
     packed.board.handle(PodsSeen(packed.owners()), packed.now)
     for _ in range(100):

@@ -6,7 +6,7 @@ import pytest
 
 from kybernate.messages import JobProgress, JobReply, JobStatus, KillJob, ParkSeat, ReleaseJob, SeatProgress, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import EndingAnswered, InputRefused, JobAnswered, JobsReported, StartTicket
+from services.gpu_manager.core.inputs import EndingAnswered, InputRefused, JobAnswered, JobsReported, StartTicket
 from tests.manager.world import World, status
 
 

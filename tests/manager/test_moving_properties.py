@@ -32,8 +32,8 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.seat import SeatState as S
-from services.gpu_manager import recovery
-from services.gpu_manager.inputs import JobAnswered, Recovered, RetargetAnswered, StartTicket
+from services.gpu_manager.core import recovery
+from services.gpu_manager.core.inputs import JobAnswered, Recovered, RetargetAnswered, StartTicket
 from tests.manager.pulling import Pulls
 from tests.manager.world import World, make_group
 

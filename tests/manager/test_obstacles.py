@@ -9,8 +9,14 @@ from kybernate.messages import ActivateSeat, MigrateSeat, ParkSeat, PinSeat
 from kybernate.policy import KybBalanced
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
+from services.gpu_manager.core.inputs import (
+    BusChanged,
+    FaultyGpusSeen,
+    ForeignProcess,
+    ForeignProcessesSeen,
+    StartTicket,
+)
 from services.gpu_manager.http import why_answer
-from services.gpu_manager.inputs import BusChanged, FaultyGpusSeen, ForeignProcess, ForeignProcessesSeen, StartTicket
 from services.gpu_manager.live_policy import GuardedPolicy
 from tests.manager.test_host_memory import SIZE, HostWorld
 from tests.manager.world import World, make_group

@@ -15,11 +15,11 @@ import pytest
 from kybernate import files
 from kybernate.messages import AskJobs, JobProgress, JobReply, JobStatus, SeatActivated, SeatProgress
 from kybernate.seat import SeatState as S
-from services.gpu_manager import recovery
-from services.gpu_manager.inputs import BusChanged, Recovered, RecoveryBegun, SeatTicket, StartCalls, StartTicket
+from services.gpu_manager.core import recovery
+from services.gpu_manager.core.inputs import BusChanged, Recovered, RecoveryBegun, SeatTicket, StartCalls, StartTicket
+from services.gpu_manager.core.seat_pod import SeatPod
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import GateFiles
-from services.gpu_manager.seat_pod import SeatPod
 from tests.manager.world import GIB, World
 
 

@@ -14,8 +14,9 @@ from kybernate.messages import (
     SeatEvent,
 )
 from kybernate.seat import SeatState as S
-from services.gpu_manager import publish, recovery
-from services.gpu_manager.inputs import (
+from services.gpu_manager import publish
+from services.gpu_manager.core import recovery
+from services.gpu_manager.core.inputs import (
     BusChanged,
     ForeignProcess,
     ForeignProcessesSeen,
@@ -23,8 +24,8 @@ from services.gpu_manager.inputs import (
     JobsReported,
     StartTicket,
 )
+from services.gpu_manager.core.operations import MOST_ORDERS, MOVE_SECONDS
 from services.gpu_manager.ledger import Ledger
-from services.gpu_manager.operations import MOST_ORDERS, MOVE_SECONDS
 from services.gpu_manager.publish import record
 from tests.manager.test_recovery import restart
 from tests.manager.world import World, make_group

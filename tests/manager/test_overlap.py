@@ -17,8 +17,9 @@ from kybernate.messages import ActivateSeat, GroupDecided, JobReply, PinSeat, Se
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager import manager as shell
-from services.gpu_manager import publish, view
-from services.gpu_manager.inputs import (
+from services.gpu_manager import publish
+from services.gpu_manager.core import view
+from services.gpu_manager.core.inputs import (
     BusChanged,
     ForeignProcess,
     ForeignProcessesSeen,
@@ -28,10 +29,10 @@ from services.gpu_manager.inputs import (
     Recovered,
     SeatTicket,
 )
+from services.gpu_manager.core.state import Effect
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.metrics import ManagerMetrics
-from services.gpu_manager.state import Effect
 from tests.manager.family import TREE, Busy, make_family
 from tests.manager.test_properties import AnyOrder
 from tests.manager.test_recovery import restart

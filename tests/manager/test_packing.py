@@ -6,8 +6,8 @@ import pytest
 
 from kybernate.messages import ActivateSeat, PinSeat
 from kybernate.seat import SeatState as S
-from services.gpu_manager import view
-from services.gpu_manager.inputs import ForeignProcess, ForeignProcessesSeen, StartCalls
+from services.gpu_manager.core import view
+from services.gpu_manager.core.inputs import ForeignProcess, ForeignProcessesSeen, StartCalls
 from tests.manager.packed import PackedWorld, make_packed
 from tests.manager.world import GIB
 

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kybernate.messages import ActivateSeat, KillJob, ParkSeat, PinSeat, ReleaseJob, SwitchJob, UnpinSeat
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import ForeignProcessesSeen, StartTicket
+from services.gpu_manager.core.inputs import ForeignProcessesSeen, StartTicket
 from tests.manager.packed import PackedWorld, make_packed
 from tests.manager.world import GIB
 

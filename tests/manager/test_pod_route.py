@@ -6,10 +6,10 @@ from aiohttp import web
 
 from kybernate.health import HttpServer
 from kybernate.messages import JobReply, ReleaseJob
+from services.gpu_manager.core.inputs import EndingAnswered, Now
+from services.gpu_manager.core.state import NodeState
 from services.gpu_manager.http import pod_route, stop_route
-from services.gpu_manager.inputs import EndingAnswered, Now
 from services.gpu_manager.manager import Manager
-from services.gpu_manager.state import NodeState
 from tests.manager.world import World
 
 

@@ -19,8 +19,8 @@ from kybernate.messages import (
 )
 from kybernate.seat import HOLDING
 from kybernate.seat import SeatState as S
-from services.gpu_manager import view
-from services.gpu_manager.inputs import BusChanged, JobAnswered, StartTicket
+from services.gpu_manager.core import view
+from services.gpu_manager.core.inputs import BusChanged, JobAnswered, StartTicket
 from tests.manager.world import World, make_group
 
 NUMBERS = st.integers(0, 2)

@@ -20,8 +20,8 @@ from kybernate.messages import (
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.policy import Decision, GroupView, KybBalanced, Stay
 from kybernate.seat import SeatState as S
-from services.gpu_manager import recovery, view
-from services.gpu_manager.inputs import (
+from services.gpu_manager.core import recovery, view
+from services.gpu_manager.core.inputs import (
     FaultyGpusSeen,
     ForeignProcess,
     ForeignProcessesSeen,
@@ -30,9 +30,9 @@ from services.gpu_manager.inputs import (
     Recovered,
     RetargetAnswered,
 )
+from services.gpu_manager.core.seat_pod import with_owned
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.publish import record
-from services.gpu_manager.seat_pod import with_owned
 from tests.manager.pulling import Pulls
 from tests.manager.world import World, make_gpu, make_group, status
 

@@ -17,8 +17,8 @@ from kybernate.messages import (
     SeatQuarantined,
 )
 from kybernate.seat import SeatState as S
-from services.gpu_manager import recovery, view
-from services.gpu_manager.inputs import BusChanged, JobsReported, Published, Recovered, RecoveryBegun, StartTicket
+from services.gpu_manager.core import recovery, view
+from services.gpu_manager.core.inputs import BusChanged, JobsReported, Published, Recovered, RecoveryBegun, StartTicket
 from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.publish import record
 from tests.manager.world import World, make_group, status
@@ -194,7 +194,7 @@ def test_a_taken_ticket_is_not_mistaken_for_a_new_call_after_a_restart(world: Wo
 
     restart(world)
     world.calls = stale
-    from services.gpu_manager.inputs import StartCalls
+    from services.gpu_manager.core.inputs import StartCalls
 
     world.receive(StartCalls(stale))
 
@@ -210,7 +210,7 @@ def test_a_pod_that_left_without_a_manager_is_released(world: World) -> None:
     assert world.state(b) is S.RELEASING
     assert world.managed(b).lease
     from kybernate.messages import JobReply as Reply
-    from services.gpu_manager.inputs import JobsReported
+    from services.gpu_manager.core.inputs import JobsReported
 
     gone = SeatProgress(
         seat=b, pod_uid="uid-b", container_id=world.managed(b).durable.container_id or "", outcome="gone"

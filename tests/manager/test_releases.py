@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from services.gpu_manager import recovery
+from services.gpu_manager.core import recovery
 from services.gpu_manager.ledger import LedgerFile
 from tests.manager.pulling import Pulls
 from tests.manager.test_recovery import restart
@@ -24,8 +24,8 @@ POOL = (("G0", 0), ("G1", 1))
 SERVE = """
 import json, sys
 from pathlib import Path
-from services.gpu_manager import recovery
-from services.gpu_manager.seat_pod import SeatPod
+from services.gpu_manager.core import recovery
+from services.gpu_manager.core.seat_pod import SeatPod
 from tests.manager.pulling import Pulls
 from tests.manager.test_recovery import restart
 from tests.manager.world import World, make_group

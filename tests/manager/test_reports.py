@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kybernate.messages import JobProgress, JobReply, JobStatus, SeatProgress
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import JobsReported
+from services.gpu_manager.core.inputs import JobsReported
 from tests.manager.test_mid_switch import delete, switch_under_way
 from tests.manager.test_recovery import restart
 from tests.manager.world import World, status

@@ -4,8 +4,8 @@ import pytest
 
 from kybernate.messages import SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import StartTicket
-from services.gpu_manager.view import seat_view
+from services.gpu_manager.core.inputs import StartTicket
+from services.gpu_manager.core.view import seat_view
 from tests.manager.world import World
 
 

@@ -5,10 +5,10 @@ import pytest
 from kybernate.messages import JobReply, PinSeat
 from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
-from services.gpu_manager import switch
+from services.gpu_manager.core import switch
+from services.gpu_manager.core.inputs import JobAnswered
 from services.gpu_manager.core.obstacles import blocked
 from services.gpu_manager.http import why_answer
-from services.gpu_manager.inputs import JobAnswered
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.publish import record
 from tests.manager.world import World, make_group

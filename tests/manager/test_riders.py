@@ -6,14 +6,13 @@ from typing import Any
 import pytest
 
 from kybernate.seat import SeatState as S
-from services.gpu_manager import arbiter, switch
-from services.gpu_manager.core import obstacles, phases, rows
+from services.gpu_manager.core import arbiter, obstacles, phases, rows, switch
+from services.gpu_manager.core.group_switch import GroupSwitch, SwitchPhase
+from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.rider import Rider
 from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.rows import Ask, Stage
-from services.gpu_manager.group_switch import GroupSwitch, SwitchPhase
-from services.gpu_manager.inputs import Now
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core.state import NodeState
 from tests.manager.world import World, make_group
 
 

@@ -9,8 +9,8 @@ from kybernate.policy import Decision, GroupView, KybBalanced, Policy, Stay, Swi
 from kybernate.seat import SeatState as S
 from kybernate.topology import Group
 from services.gpu_manager.core import obstacles
-from services.gpu_manager.inputs import EngineSeen, InvariantBroken, JobAnswered, PodsSeen, StartTicket, Tick
-from services.gpu_manager.seat_pod import Owners
+from services.gpu_manager.core.inputs import EngineSeen, InvariantBroken, JobAnswered, PodsSeen, StartTicket, Tick
+from services.gpu_manager.core.seat_pod import Owners
 from tests.manager.world import World, make_group
 
 

@@ -14,7 +14,7 @@ from kybernate.messages import DrainNode, ResumeNode
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.gpu_manager import publish
-from services.gpu_manager.inputs import DrainAnnounced, ForeignProcess, ForeignProcessesSeen, Published
+from services.gpu_manager.core.inputs import DrainAnnounced, ForeignProcess, ForeignProcessesSeen, Published
 from services.gpu_manager.publish import RosterWriter
 from tests.bus.worlds import within
 from tests.manager.world import World

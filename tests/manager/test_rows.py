@@ -9,14 +9,14 @@ from kybernate.messages import DrainNode, MigrateSeat, ParkSeat, PinSeat, Resume
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import obstacles
-from services.gpu_manager.core.rows import ROWS
-from services.gpu_manager.inputs import (
+from services.gpu_manager.core.inputs import (
     BusChanged,
     FaultyGpusSeen,
     ForeignProcess,
     ForeignProcessesSeen,
     WallTime,
 )
+from services.gpu_manager.core.rows import ROWS
 from tests.manager.world import World, make_group
 
 Act = Callable[[], object]

@@ -17,9 +17,7 @@ from kybernate.messages import CommandReply, JobProgress, JobReply, JobStatus, P
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState as S
 from services.gpu_manager import manager as manager_module
-from services.gpu_manager.http import pod_route
-from services.gpu_manager.inbox import BoardInbox
-from services.gpu_manager.inputs import (
+from services.gpu_manager.core.inputs import (
     BusChanged,
     JobAnswered,
     Now,
@@ -30,10 +28,12 @@ from services.gpu_manager.inputs import (
     Tick,
     UnixTime,
 )
+from services.gpu_manager.core.seat_pod import Owners
+from services.gpu_manager.core.state import Effect
+from services.gpu_manager.http import pod_route
+from services.gpu_manager.inbox import BoardInbox
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.manager import Manager
-from services.gpu_manager.seat_pod import Owners
-from services.gpu_manager.state import Effect
 from tests.manager.test_ledger import runs
 from tests.manager.test_manager import look, running, taken
 from tests.manager.world import World

@@ -7,7 +7,7 @@ import pytest
 
 from kybernate.messages import SeatProgress
 from kybernate.seat import SeatState as S
-from services.gpu_manager.group_switch import (
+from services.gpu_manager.core.group_switch import (
     SWITCH_TRANSITIONS,
     Drain,
     GroupSwitch,
@@ -16,9 +16,8 @@ from services.gpu_manager.group_switch import (
     SwitchTimes,
     SwitchTrigger,
 )
-from services.gpu_manager.inputs import ModelTime, WallTime
-from services.gpu_manager.ledger import Costs, Durable, Freeze, LedgerEntry, LedgerFile
-from services.gpu_manager.recovery import (
+from services.gpu_manager.core.inputs import ModelTime, WallTime
+from services.gpu_manager.core.recovery import (
     RECOVERED,
     ContainerEvidence,
     DriverEvidence,
@@ -26,7 +25,8 @@ from services.gpu_manager.recovery import (
     container_evidence,
     driver_evidence,
 )
-from services.gpu_manager.seat_pod import SeatPod
+from services.gpu_manager.core.seat_pod import SeatPod
+from services.gpu_manager.ledger import Costs, Durable, Freeze, LedgerEntry, LedgerFile
 
 C, D = ContainerEvidence, DriverEvidence
 DELETED = "its pod is being deleted"

@@ -6,12 +6,12 @@ import pytest
 
 from kybernate.messages import DrainNode, JobReply, JobStatus, KillJob, MigrateSeat, SeatProgress
 from kybernate.seat import SeatState as S
-from services.gpu_manager import recovery, view
-from services.gpu_manager.inputs import BusChanged, JobsReported, PodsSeen, Recovered, SeatTicket, StartTicket
+from services.gpu_manager.core import recovery, view
+from services.gpu_manager.core.inputs import BusChanged, JobsReported, PodsSeen, Recovered, SeatTicket, StartTicket
+from services.gpu_manager.core.managed_seat import REHEARSAL
+from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.ledger import Ledger, LedgerEntry
-from services.gpu_manager.managed_seat import REHEARSAL
 from services.gpu_manager.publish import record
-from services.gpu_manager.seat_pod import Owners
 from tests.manager.packed import make_packed
 from tests.manager.world import GIB, World, make_group, status
 

@@ -11,8 +11,8 @@ import pytest
 from kybernate.envelope import Message
 from kybernate.messages import AskJobs, JobReply
 from kybernate.seat import SeatState as S
-from services.gpu_manager.inputs import PodsSeen
-from services.gpu_manager.seat_pod import Owners, SeatPod
+from services.gpu_manager.core.inputs import PodsSeen
+from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from tests.manager.test_manager import NoPods, look, running, taken
 from tests.manager.world import World
 from tests.until import until

@@ -7,8 +7,8 @@ import pytest
 
 from kybernate.messages import JobReply
 from kybernate.seat import SeatState as S
-from services.gpu_manager import board
-from services.gpu_manager.inputs import JobAnswered
+from services.gpu_manager.core import board
+from services.gpu_manager.core.inputs import JobAnswered
 from tests.manager.world import World
 from tests.walk import walking
 
@@ -61,7 +61,7 @@ def test_a_message_seldom_returns_to_a_file_that_it_has_left(
 ) -> None:
     act = story(world)
 
-    with walking(Path(board.__file__).parent, "Board.handle") as walk:
+    with walking(Path(board.__file__).parents[1], "Board.handle") as walk:
         act()
 
     assert walk.files[0] == "board"

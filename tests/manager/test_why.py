@@ -11,14 +11,14 @@ from kybernate.policy import KybBalanced
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import obstacles
-from services.gpu_manager.http import why_answer
-from services.gpu_manager.inputs import (
+from services.gpu_manager.core.inputs import (
     BusChanged,
     FaultyGpusSeen,
     ForeignProcess,
     ForeignProcessesSeen,
     JobAnswered,
 )
+from services.gpu_manager.http import why_answer
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.publish import gate_texts
 from tests.manager.world import World, make_group

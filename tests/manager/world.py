@@ -30,11 +30,9 @@ from kybernate.messages import (
 from kybernate.policy import KybBalanced, Policy
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group, group_key, seat_id
-from services.gpu_manager import recovery, view
-from services.gpu_manager.board import Board
-from services.gpu_manager.core import obstacles
-from services.gpu_manager.core.phases import Stage
-from services.gpu_manager.inputs import (
+from services.gpu_manager.core import obstacles, recovery, view
+from services.gpu_manager.core.board import Board
+from services.gpu_manager.core.inputs import (
     BusChanged,
     DrainAnnounced,
     EngineSeen,
@@ -49,9 +47,10 @@ from services.gpu_manager.inputs import (
     StartTicket,
     Tick,
 )
-from services.gpu_manager.managed_seat import ManagedSeat
-from services.gpu_manager.seat_pod import Owners, SeatPod
-from services.gpu_manager.state import NodeSetup, NodeState
+from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.phases import Stage
+from services.gpu_manager.core.seat_pod import Owners, SeatPod
+from services.gpu_manager.core.state import NodeSetup, NodeState
 from tests.facts import contradictions
 
 GIB = 2**30

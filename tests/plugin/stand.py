@@ -12,8 +12,8 @@ from kybernate.config import NodeConfig
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.machine import Gpu
 from kybernate.topology import plan
-from services.plugin.devices import Offer
-from services.plugin.faults import Probation
+from services.plugin.core.devices import Offer
+from services.plugin.core.faults import Probation
 from services.plugin.gate import StartGate
 from services.plugin.registration import Registration
 from services.plugin.servicer import NodeSeats

@@ -8,7 +8,7 @@ import pytest
 
 from kybernate.machine import Gpu, Mig
 from services.plugin import cdi
-from services.plugin.devices import device_paths
+from services.plugin.core.devices import device_paths
 from services.plugin.gpu_watch import mig_nodes
 from services.plugin.offers import cdi_names
 from tests.plugin import stand

@@ -5,8 +5,8 @@ import pytest
 
 from kybernate.config import NodeConfig
 from kybernate.topology import plan
-from services.plugin.devices import AllocationRefusedError, Offer, device_paths
-from services.plugin.faults import Probation
+from services.plugin.core.devices import AllocationRefusedError, Offer, device_paths
+from services.plugin.core.faults import Probation
 from services.plugin.offers import cdi_names
 from tests.plugin import stand
 from tests.plugin.stand import GPUS, ONE, TWO

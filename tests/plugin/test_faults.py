@@ -12,7 +12,7 @@ from kybernate.dev.nats_server import NatsServer
 from kybernate.machine import GpuEvent
 from kybernate.messages import GpuHealthChanged
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord
-from services.plugin.faults import GONE, HealthChange, Probation
+from services.plugin.core.faults import GONE, HealthChange, Probation
 from tests.kubelet.stand import pod, running_kubelet, short_folder, state, until_capacity, until_running
 from tests.plugin.processes import PATIENCE, all_logged, driver, logged, plugin
 from tests.plugin.stand import ONE, TWO, config, until_ready

@@ -13,8 +13,8 @@ from kybernate.config import NodeConfig
 from kybernate.config.fields import PLACEMENTS
 from kybernate.machine import Gpu, Link, PcieLevel
 from kybernate.topology import plan
-from services.plugin.devices import Offer
-from services.plugin.placement import GroupLoad, best, group_distance
+from services.plugin.core.devices import Offer
+from services.plugin.core.placement import GroupLoad, best, group_distance
 
 ONE, TWO, FOUR = "kyb.ai/one", "kyb.ai/two", "kyb.ai/four"
 

@@ -18,8 +18,8 @@ from kybernate.config.fields import PLACEMENTS
 from kybernate.machine import Gpu, GpuEvent, Link, PcieLevel
 from kybernate.topology import Group, plan, with_orphaned_seats
 from services.plugin.allocations import FORGET_AFTER
-from services.plugin.devices import AllocationRefusedError, Offer, SeatAnswer
-from services.plugin.faults import Probation
+from services.plugin.core.devices import AllocationRefusedError, Offer, SeatAnswer
+from services.plugin.core.faults import Probation
 from services.plugin.gate import StartGate
 from services.plugin.servicer import NodeSeats
 

@@ -13,12 +13,12 @@ from kybernate.node.pod_resources import PodResources
 from kybernate.policy import KybBalanced
 from kybernate.topology import plan
 from services.gpu_manager import publish
-from services.gpu_manager.board import Board
-from services.gpu_manager.inputs import Now, PodsSeen, StartCalls
+from services.gpu_manager.core.board import Board
+from services.gpu_manager.core.inputs import Now, PodsSeen, StartCalls
+from services.gpu_manager.core.state import NodeSetup
 from services.gpu_manager.pods import joined
 from services.gpu_manager.publish import GateFiles
-from services.gpu_manager.state import NodeSetup
-from services.plugin.devices import Offer
+from services.plugin.core.devices import Offer
 from tests.kubelet.stand import pod, pods, reason, running_kubelet, state, until_capacity, until_failed
 from tests.plugin.processes import PATIENCE
 from tests.plugin.stand import ONE, TWO, plugin_at, running_plugin

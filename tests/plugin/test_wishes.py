@@ -14,14 +14,14 @@ from kybernate.node import run_files
 from kybernate.node.run_files import Wish
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.policy import KybBalanced
-from services.gpu_manager.board import Board
+from services.gpu_manager.core.board import Board
+from services.gpu_manager.core.seat_pod import Owners
+from services.gpu_manager.core.state import NodeSetup
 from services.gpu_manager.ledger import LedgerFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.pods import joined
 from services.gpu_manager.publish import GateFiles
-from services.gpu_manager.seat_pod import Owners
-from services.gpu_manager.state import NodeSetup
-from services.plugin.placement import OpenWishes
+from services.plugin.core.placement import OpenWishes
 from services.plugin.service import follow_wishes
 from tests.kubelet.stand import pod, running_kubelet
 from tests.plugin.processes import PATIENCE

@@ -20,8 +20,8 @@ from kybernate.dev.nats_server import NatsServer, free_port
 from kybernate.messages import Presence
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
-from services.gpu_manager.demand import Routers
-from services.gpu_manager.inputs import ModelTime, Now, UnixTime, WallTime
+from services.gpu_manager.core.demand import Routers
+from services.gpu_manager.core.inputs import ModelTime, Now, UnixTime, WallTime
 from tests.router.engine import Engine
 from tests.until import until
 

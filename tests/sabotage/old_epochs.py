@@ -4,8 +4,8 @@ import sys
 
 if sys.argv[1] == "manager":
     from services.gpu_manager import __main__ as program
-    from services.gpu_manager.inputs import Now
-    from services.gpu_manager.state import NodeState
+    from services.gpu_manager.core.inputs import Now
+    from services.gpu_manager.core.state import NodeState
 
     def falling(self: NodeState, now: Now) -> int:
         self.epoch = (self.epoch or 10**15) - 1

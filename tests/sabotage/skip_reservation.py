@@ -4,9 +4,10 @@ import dataclasses
 
 from kybernate.policy import GroupView
 from kybernate.topology import Group
-from services.gpu_manager import __main__, view
-from services.gpu_manager.inputs import Now
-from services.gpu_manager.state import NodeState
+from services.gpu_manager import __main__
+from services.gpu_manager.core import view
+from services.gpu_manager.core.inputs import Now
+from services.gpu_manager.core.state import NodeState
 
 group_view = view.group_view
 

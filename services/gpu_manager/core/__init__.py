@@ -1,1 +1,1 @@
-"""What a node decides by: pure."""
+"""What decides: pure, without I/O, clock and log."""

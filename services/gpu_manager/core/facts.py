@@ -10,9 +10,9 @@ from enum import StrEnum
 
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
-from services.gpu_manager.group_switch import SwitchPhase
-from services.gpu_manager.managed_seat import ManagedSeat
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core.group_switch import SwitchPhase
+from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.state import NodeState
 
 S = SeatState
 

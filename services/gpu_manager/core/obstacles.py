@@ -15,13 +15,12 @@ from functools import cache
 from kybernate.policy import GroupView
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import view
-from services.gpu_manager.core import phases
+from services.gpu_manager.core import phases, view
+from services.gpu_manager.core.group_switch import GroupSwitch
+from services.gpu_manager.core.inputs import Now
+from services.gpu_manager.core.managed_seat import AT_HOME, START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.core.rows import ROWS, Act, Ask, Kind, Obstacle, Row, Stage, row
-from services.gpu_manager.group_switch import GroupSwitch
-from services.gpu_manager.inputs import Now
-from services.gpu_manager.managed_seat import AT_HOME, START_DEADLINE_SECONDS, ManagedSeat
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core.state import NodeState
 
 S = SeatState
 

@@ -1,13 +1,13 @@
 """What a seat or a switch is doing, for people: a stage with a stable name, its data, and a text. Pure reads."""
 
 from kybernate.seat import COMING, SeatState
-from services.gpu_manager import view
+from services.gpu_manager.core import view
+from services.gpu_manager.core.group_switch import GroupSwitch, SwitchPhase
+from services.gpu_manager.core.inputs import Now
+from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
 from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.rows import Stage
-from services.gpu_manager.group_switch import GroupSwitch, SwitchPhase
-from services.gpu_manager.inputs import Now
-from services.gpu_manager.managed_seat import Backoff, ManagedSeat
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core.state import NodeState
 
 S = SeatState
 

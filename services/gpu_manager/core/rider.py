@@ -4,11 +4,11 @@ It may add rows to the list (``core.rows.row``). No rider imports another; switc
 """
 
 from kybernate.messages import JobReply, JobStatus, SeatProgress, SeatTarget
+from services.gpu_manager.core.group_switch import GroupSwitch
+from services.gpu_manager.core.inputs import Now
+from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.rows import Stage
-from services.gpu_manager.group_switch import GroupSwitch
-from services.gpu_manager.inputs import Now
-from services.gpu_manager.managed_seat import ManagedSeat
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core.state import NodeState
 
 
 class Rider:

@@ -9,10 +9,10 @@ from typing import Any, Literal
 from kybernate.messages import CommandReply
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import view
-from services.gpu_manager.inputs import Now
-from services.gpu_manager.managed_seat import ManagedSeat
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core import view
+from services.gpu_manager.core.inputs import Now
+from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.state import NodeState
 
 S = SeatState
 

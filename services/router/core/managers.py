@@ -19,7 +19,7 @@ from services.router.core.upstreams import ACTIVATABLE, CLOSING, Upstream
 TRUST_SECONDS = 8.0
 ANSWER_SECONDS = 1.0
 AWAY_SECONDS = 3.0
-"""As ``services.gpu_manager.demand.SETTLE_SECONDS``, for which a manager that was away evicts nothing."""
+"""As ``services.gpu_manager.core.demand.SETTLE_SECONDS``, for which a manager that was away evicts nothing."""
 ACK_SECONDS = 1.0
 """Interval at which drain acknowledgements are repeated while a seat is closing."""
 QUERY_RETRY_SECONDS = 1.0

@@ -11,13 +11,13 @@ from kybernate.engines import DRIVER_BACKENDS, PINNING, REHEARSED, RESTART, SIGN
 from kybernate.messages import JobStatus, KillJob, SeatParked, SeatProgress, SeatTarget
 from kybernate.seat import COMING, SeatState
 from kybernate.sizes import format_bytes
-from services.gpu_manager import view
+from services.gpu_manager.core import view
+from services.gpu_manager.core.group_switch import GroupSwitch
+from services.gpu_manager.core.inputs import Now
+from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.rider import Rider
 from services.gpu_manager.core.rows import Stage
-from services.gpu_manager.group_switch import GroupSwitch
-from services.gpu_manager.inputs import Now
-from services.gpu_manager.managed_seat import ManagedSeat
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core.state import NodeState
 
 LEAST_RESERVE_BYTES = 4 * 2**30
 """With ``auto``: what is left to everything else on the machine, at least; a tenth where that is more."""

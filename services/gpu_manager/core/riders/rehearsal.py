@@ -3,11 +3,11 @@
 from kybernate.engines import REHEARSED, RESTART
 from kybernate.messages import JobReply, JobStatus, SwitchJob
 from kybernate.seat import SeatState, Trigger
+from services.gpu_manager.core.group_switch import RESEND_SECONDS
+from services.gpu_manager.core.inputs import Now, WallTime
+from services.gpu_manager.core.managed_seat import REHEARSAL, ManagedSeat, Rehearsal
 from services.gpu_manager.core.rider import Rider
-from services.gpu_manager.group_switch import RESEND_SECONDS
-from services.gpu_manager.inputs import Now, WallTime
-from services.gpu_manager.managed_seat import REHEARSAL, ManagedSeat, Rehearsal
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core.state import NodeState
 
 S, T = SeatState, Trigger
 COLD_START = 5

@@ -3,11 +3,11 @@
 from kybernate.messages import DecidedBy, DecisionKind, GroupDecided, SeatLoad
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import view
-from services.gpu_manager.group_switch import GroupSwitch
-from services.gpu_manager.inputs import Now, WallTime
-from services.gpu_manager.managed_seat import ManagedSeat
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core import view
+from services.gpu_manager.core.group_switch import GroupSwitch
+from services.gpu_manager.core.inputs import Now, WallTime
+from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.state import NodeState
 
 S = SeatState
 

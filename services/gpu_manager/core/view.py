@@ -13,11 +13,11 @@ from kybernate.policy import GroupView, SeatView
 from kybernate.policy.turns import LEAVING
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager.demand import ASSUMED_SERVICE_SECONDS, NO_DEMAND, SeatDemand
-from services.gpu_manager.group_switch import GroupSwitch, SwitchPhase
-from services.gpu_manager.inputs import EngineProbe, Now, WallTime
-from services.gpu_manager.managed_seat import ManagedSeat
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core.demand import ASSUMED_SERVICE_SECONDS, NO_DEMAND, SeatDemand
+from services.gpu_manager.core.group_switch import GroupSwitch, SwitchPhase
+from services.gpu_manager.core.inputs import EngineProbe, Now, WallTime
+from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.state import NodeState
 
 S = SeatState
 

@@ -15,10 +15,8 @@ from kybernate.messages import JobStatus, SeatProgress, SwitchJob
 from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.seat import COMING, SeatState, Trigger
 from kybernate.topology import Group
-from services.gpu_manager import decisions, late_binding, view
-from services.gpu_manager.core.obstacles import QUARANTINED, first, obstacles
-from services.gpu_manager.core.riders import RIDERS
-from services.gpu_manager.group_switch import (
+from services.gpu_manager.core import decisions, late_binding, view
+from services.gpu_manager.core.group_switch import (
     NOT_RESTORED,
     RESEND_SECONDS,
     Drain,
@@ -27,10 +25,12 @@ from services.gpu_manager.group_switch import (
     SwitchTimes,
     SwitchTrigger,
 )
-from services.gpu_manager.inputs import EngineSeen, JobAnswered, Now
+from services.gpu_manager.core.inputs import EngineSeen, JobAnswered, Now
+from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
+from services.gpu_manager.core.obstacles import QUARANTINED, first, obstacles
+from services.gpu_manager.core.riders import RIDERS
+from services.gpu_manager.core.state import NodeState
 from services.gpu_manager.ledger import Freeze
-from services.gpu_manager.managed_seat import Backoff, ManagedSeat
-from services.gpu_manager.state import NodeState
 
 S, T = SeatState, Trigger
 

@@ -18,12 +18,12 @@ from kybernate.messages import (
     ResumeNode,
 )
 from kybernate.seat import COMING, SeatState
-from services.gpu_manager import view
+from services.gpu_manager.core import view
+from services.gpu_manager.core.inputs import Now
+from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
 from services.gpu_manager.core.obstacles import IMMOVABLE, drained, first, obstacles, stage
-from services.gpu_manager.inputs import Now
+from services.gpu_manager.core.state import NodeState
 from services.gpu_manager.ledger import Ledger, OperatorOrder
-from services.gpu_manager.managed_seat import Backoff, ManagedSeat
-from services.gpu_manager.state import NodeState
 
 S = SeatState
 

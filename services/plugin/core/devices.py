@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kybernate.machine import Gpu, Link
 from kybernate.topology import Group, peers
-from services.plugin.placement import GroupLoad, GroupRelations, best
+from services.plugin.core.placement import GroupLoad, GroupRelations, best
 
 CONTROL_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kybernate.messages import DrainAck, Presence, TrafficSignal
 from kybernate.policy.estimators import SERVICE_WEIGHT, Arrivals, Ewma, Hits
-from services.gpu_manager.inputs import ModelTime, Now, WallTime
+from services.gpu_manager.core.inputs import ModelTime, Now, WallTime
 
 POKE_SECONDS = 3.0
 """Wall seconds for which an ActivateSeat of a router counts as one waiting request, while its signal is on the way."""

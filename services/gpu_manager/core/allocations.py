@@ -4,13 +4,13 @@ from collections.abc import Collection
 
 from kybernate.messages import JobReply, ReleaseJob, SeatActivated, SeatProgress
 from kybernate.seat import SeatState, Trigger
-from services.gpu_manager import arbiter, switch, view
+from services.gpu_manager.core import arbiter, switch, view
+from services.gpu_manager.core.inputs import EndingAnswered, JobsReported, Now, StartCall, UnixTime
+from services.gpu_manager.core.managed_seat import PARKED_NOWHERE, START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.core.obstacles import first, obstacles
 from services.gpu_manager.core.riders import host_memory
-from services.gpu_manager.inputs import EndingAnswered, JobsReported, Now, StartCall, UnixTime
-from services.gpu_manager.managed_seat import PARKED_NOWHERE, START_DEADLINE_SECONDS, ManagedSeat
-from services.gpu_manager.seat_pod import Owners, SeatPod
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core.seat_pod import Owners, SeatPod
+from services.gpu_manager.core.state import NodeState
 
 S, T = SeatState, Trigger
 

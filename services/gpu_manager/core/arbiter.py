@@ -15,8 +15,17 @@ from kybernate.messages import DrainAck, JobProgress, Presence, TrafficSignal
 from kybernate.policy import Decision, GroupView, Park, Stay, Switch
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group
-from services.gpu_manager import decisions, view
-from services.gpu_manager import switch as switches
+from services.gpu_manager.core import decisions, view
+from services.gpu_manager.core import switch as switches
+from services.gpu_manager.core.inputs import (
+    DrainAnnounced,
+    ForeignProcessesSeen,
+    JobAnswered,
+    Now,
+    RetargetAnswered,
+    StartTicket,
+)
+from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import (
     FOREIGN,
     STARTING,
@@ -30,16 +39,7 @@ from services.gpu_manager.core.obstacles import (
     of_group,
 )
 from services.gpu_manager.core.riders import RIDERS
-from services.gpu_manager.inputs import (
-    DrainAnnounced,
-    ForeignProcessesSeen,
-    JobAnswered,
-    Now,
-    RetargetAnswered,
-    StartTicket,
-)
-from services.gpu_manager.managed_seat import ManagedSeat
-from services.gpu_manager.state import GpuClaim, NodeState
+from services.gpu_manager.core.state import GpuClaim, NodeState
 
 S, T = SeatState, Trigger
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from kybernate.seat import SeatState, Trigger
-from services.gpu_manager.inputs import ModelTime, WallTime
+from services.gpu_manager.core.inputs import ModelTime, WallTime
 
 RESEND_SECONDS = 1.0
 """Wall: how long to wait for the checkpointer's answer before the job is sent again."""

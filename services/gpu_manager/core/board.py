@@ -19,8 +19,8 @@ The shell (``manager``) writes the ledger before it carries out any effect.
 """
 
 from kybernate.messages import Command, DrainAck, JobProgress, Presence, TrafficSignal
-from services.gpu_manager import allocations, arbiter, commands, late_binding, operations, recovery, switch, view
-from services.gpu_manager.inputs import (
+from services.gpu_manager.core import allocations, arbiter, commands, late_binding, operations, recovery, switch, view
+from services.gpu_manager.core.inputs import (
     BusChanged,
     DrainAnnounced,
     EndingAnswered,
@@ -40,7 +40,7 @@ from services.gpu_manager.inputs import (
     StartCalls,
     Tick,
 )
-from services.gpu_manager.state import Effect, NodeSetup, NodeState
+from services.gpu_manager.core.state import Effect, NodeSetup, NodeState
 
 
 class Board:

@@ -6,12 +6,12 @@ The policy chooses; the checkpointer has the last word about a job that it has a
 from kybernate.messages import JobReply, JobStatus, RetargetJob
 from kybernate.policy import Switch
 from kybernate.seat import COMING, SeatState
-from services.gpu_manager import decisions, view
+from services.gpu_manager.core import decisions, view
+from services.gpu_manager.core.group_switch import NOT_RESTORED, GroupSwitch
+from services.gpu_manager.core.inputs import Now, RetargetAnswered
+from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import first, full_view, obstacles
-from services.gpu_manager.group_switch import NOT_RESTORED, GroupSwitch
-from services.gpu_manager.inputs import Now, RetargetAnswered
-from services.gpu_manager.managed_seat import ManagedSeat
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core.state import NodeState
 
 S = SeatState
 

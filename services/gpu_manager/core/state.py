@@ -25,9 +25,9 @@ from kybernate.messages import (
 from kybernate.policy import Policy, SeatView
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group, peers
-from services.gpu_manager.demand import DemandLevels, Learning, Routers
-from services.gpu_manager.group_switch import GroupSwitch
-from services.gpu_manager.inputs import (
+from services.gpu_manager.core.demand import DemandLevels, Learning, Routers
+from services.gpu_manager.core.group_switch import GroupSwitch
+from services.gpu_manager.core.inputs import (
     ForeignProcess,
     InputRefused,
     InvariantBroken,
@@ -36,15 +36,15 @@ from services.gpu_manager.inputs import (
     StartTicket,
     WallTime,
 )
-from services.gpu_manager.ledger import OperatorOrder
-from services.gpu_manager.managed_seat import (
+from services.gpu_manager.core.managed_seat import (
     Backoff,
     ManagedSeat,
     Ownership,
     PodTerms,
     Residence,
 )
-from services.gpu_manager.seat_pod import Reserved, SeatPod
+from services.gpu_manager.core.seat_pod import Reserved, SeatPod
+from services.gpu_manager.ledger import OperatorOrder
 
 Effect = (
     SeatEvent

@@ -14,12 +14,10 @@ from typing import Any
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobReply, JobStatus, KillJob, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager import operations, switch, view
-from services.gpu_manager.core.riders import host_memory
-from services.gpu_manager.group_switch import Drain, GroupSwitch, JobExchange, SwitchPhase, SwitchTimes
-from services.gpu_manager.inputs import Now, Recovered, RecoveryBegun, SeatTicket, WallTime
-from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry
-from services.gpu_manager.managed_seat import (
+from services.gpu_manager.core import operations, switch, view
+from services.gpu_manager.core.group_switch import Drain, GroupSwitch, JobExchange, SwitchPhase, SwitchTimes
+from services.gpu_manager.core.inputs import Now, Recovered, RecoveryBegun, SeatTicket, WallTime
+from services.gpu_manager.core.managed_seat import (
     FROZEN_STATES,
     PARKED_NOWHERE,
     REHEARSAL,
@@ -27,8 +25,10 @@ from services.gpu_manager.managed_seat import (
     ManagedSeat,
     Rehearsal,
 )
-from services.gpu_manager.seat_pod import Owners, SeatPod
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core.riders import host_memory
+from services.gpu_manager.core.seat_pod import Owners, SeatPod
+from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry
 
 S = SeatState
 

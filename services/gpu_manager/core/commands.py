@@ -13,12 +13,12 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.seat import SeatState
-from services.gpu_manager import operations, switch
+from services.gpu_manager.core import operations, switch
+from services.gpu_manager.core.inputs import Now, WallTime
+from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import DRAINED, PINNED, QUARANTINED, REFUSED, first, leaving, refusal
-from services.gpu_manager.inputs import Now, WallTime
-from services.gpu_manager.managed_seat import ManagedSeat
-from services.gpu_manager.operations import no as _no
-from services.gpu_manager.state import NodeState
+from services.gpu_manager.core.operations import no as _no
+from services.gpu_manager.core.state import NodeState
 
 S = SeatState
 

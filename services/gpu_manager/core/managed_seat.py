@@ -15,9 +15,9 @@ from kybernate.engines import DRIVER_BACKENDS, ENGINE_BACKENDS, PINNING, RESTART
 from kybernate.messages import SeatProgress, SeatTarget
 from kybernate.seat import COMING, HOLDING, SeatState, Trigger, advance
 from kybernate.topology import Group
-from services.gpu_manager.inputs import ModelTime, Now, StartCall, UnixTime, WallTime
+from services.gpu_manager.core.inputs import ModelTime, Now, StartCall, UnixTime, WallTime
+from services.gpu_manager.core.seat_pod import NONE_RESERVED, Reserved, SeatPod, not_its_own, refusal
 from services.gpu_manager.ledger import Durable, Freeze
-from services.gpu_manager.seat_pod import NONE_RESERVED, Reserved, SeatPod, not_its_own, refusal
 
 START_DEADLINE_SECONDS = 270.0
 """Wall: a runtime may take two minutes each to create and to start a container."""

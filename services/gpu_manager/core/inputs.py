@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from kybernate.messages import JobReply, KillJob, ReleaseJob
+from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.ledger import Ledger
-from services.gpu_manager.seat_pod import Owners
 
 if TYPE_CHECKING:
 

@@ -1,0 +1,1 @@
+"""What decides: pure, without I/O, clock and log."""
