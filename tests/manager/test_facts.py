@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core.facts import Facts, Life, Memory, Owner, Promise, Ticket, check, holds, state_of
-from tests.facts import contradictions
+from tests.facts import Facts, Life, Memory, Owner, Promise, Ticket, check, contradictions, holds, state_of
 from tests.manager.test_mid_switch import switch_under_way
 from tests.manager.world import World, make_group
 
