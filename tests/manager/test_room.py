@@ -71,8 +71,12 @@ def test_memory_bounds_the_holders_of_several_slots_also_where_the_policy_is_car
     for number in range(2):
         world.pod(world.seat(0, number), f"m{number}", vram="50GiB")
         world.call(world.seat(0, number))
-
     assert [world.state(world.seat(0, number)) for number in range(2)] == [S.STARTING, S.WAITING]
+
+    world.start(world.seat(0, 0))
+    world.healthy(world.seat(0, 0))
+    world.tick(1)
+    assert world.state(world.seat(0, 1)) is S.WAITING, "also beside a holder that could leave"
 
 
 def test_what_a_seat_was_seen_to_take_counts_where_its_pod_declares_less() -> None:
