@@ -24,8 +24,12 @@ POOL = (("G0", 0), ("G1", 1))
 SERVE = """
 import json, sys
 from pathlib import Path
-from services.gpu_manager.core import recovery
-from services.gpu_manager.core.seat_pod import SeatPod
+try:
+    from services.gpu_manager.core import recovery
+    from services.gpu_manager.core.seat_pod import SeatPod
+except ImportError:
+    from services.gpu_manager import recovery
+    from services.gpu_manager.seat_pod import SeatPod
 from tests.manager.pulling import Pulls
 from tests.manager.test_recovery import restart
 from tests.manager.world import World, make_group

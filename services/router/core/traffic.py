@@ -51,7 +51,7 @@ class Traffic:
             SeatRecord: self._record_changed,
             step.SeatMissing: self._missing,
             step.RosterRead: self._roster_read,
-            step.PresenceSent: lambda m: self.trust.publish(m.at),
+            step.PresenceSent: self._presence_sent,
             Presence: self._manager_present,
             step.BusLost: self._bus_lost,
             step.ManagerAnswered: self._manager_answered,
@@ -212,6 +212,9 @@ class Traffic:
 
     def _bus_lost(self, _: step.BusLost) -> None:
         self.trust.lose()
+
+    def _presence_sent(self, sent: step.PresenceSent) -> None:
+        self.trust.publish(sent.at)
 
     def _manager_present(self, m: Presence) -> None:
         """A manager that lists no routers (of a version before the lists) counts this one, if it hears it."""
