@@ -18,7 +18,7 @@ PATH = "/v1/chat/completions"
 CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def shares(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, RawEngine, dict[str, bytes]]]:
     folder = tmp_path_factory.mktemp("shares")
     rows, keys = [], {}

@@ -65,6 +65,12 @@ def test_the_number_of_slots_bounds_the_holders_also_where_their_memory_fits_and
 
     assert [world.state(world.seat(0, number)) for number in range(3)] == [S.STARTING, S.STARTING, S.WAITING]
 
+    for number in range(2):
+        world.start(world.seat(0, number))
+        world.healthy(world.seat(0, number))
+    world.tick(1)
+    assert world.state(world.seat(0, 2)) is S.WAITING, "also beside holders that could leave"
+
 
 def test_memory_bounds_the_holders_of_several_slots_also_where_the_policy_is_careless() -> None:
     world = two_slots(policy=Careless())
