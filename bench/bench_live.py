@@ -85,13 +85,14 @@ async def _measured(stack: Stack, seed: int) -> Live:
         await stack.ready(READY_SECONDS)
         player, watch = Player([stack.url], SPEED, expected_text, session), Watch()
         ready = asyncio.Event()
-        following = asyncio.create_task(watch.follow(session, stack.url, ready))
-        await ready.wait()
-        before = await seats_by_group(session, stack.url)
+        following = asyncio.create_task(watch.follow(session, stack.console, ready))
+        async with asyncio.timeout(READY_SECONDS):
+            await ready.wait()
+        before = await seats_by_group(session, stack.console)
         await player.play(arrivals)
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-        after = await seats_by_group(session, stack.url)
+        after = await seats_by_group(session, stack.console)
     good = [sample for sample in player.tally.samples if sample.verdict is Verdict.OK]
     late = percentile([sample.late_seconds * SPEED for sample in good], 0.95) or 0.0
     waits = tuple(sample.wait_seconds or 0.0 for sample in good)
