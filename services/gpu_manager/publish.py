@@ -376,7 +376,10 @@ def _write(path: Path, data: dict[str, object]) -> None:
 
 
 def gate_texts(node: NodeState, now: Now) -> dict[str, str]:
-    """What each waiting call waits for, and who holds its group; kubelet shows it in ``kubectl describe pod``."""
+    """What each waiting call waits for, and who holds its group; kubelet shows it in ``kubectl describe pod``.
+
+    The pod's owner reads it there and in the seat's folder: it names no model and no pod of another namespace.
+    """
     texts = {}
     for group in node.setup.groups:
         calling = [(seat.gate.call.since, seat) for seat in node.seats_on(group) if seat.gate.call is not None]
@@ -389,9 +392,14 @@ def gate_texts(node: NodeState, now: Now) -> dict[str, str]:
         holders = f"group {group.name} is held by {held}" if held else ""
         for place, (_, seat) in enumerate(sorted(calling, key=lambda pair: pair[0]), start=1):
             stage, at = obstacles.stage(node, seat, now), f"place {place} of {len(calling)} at the start gate"
-            texts[seat.id] = (
+            text = (
                 f"seat {seat.id} is refused: {stage.text}"
                 if stage.stage == "refused"
                 else f"seat {seat.id} waits: {'; '.join(filter(None, (stage.text, holders, at)))}"
             )
+            for other in node.seats.values():
+                if other.pod is not None and (seat.pod is None or seat.pod.namespace != other.pod.namespace):
+                    for named in (f" ({other.model})", f"model {other.model}, ", f" {other.pod.pod}"):
+                        text = text.replace(named, "")
+            texts[seat.id] = text
     return texts

@@ -1,6 +1,7 @@
 """What a seat waits for: one test per stage, made through the board."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,18 @@ def test_the_start_gate_names_the_holder_and_that_it_is_pinned(full: tuple[World
     text = gate_texts(world.node, world.now)[new]
     assert f"group G0 is held by {b} (model b, active, pinned)" in text
     assert ", pinned); place 1 of 1 at the start gate" in text
+
+
+def test_the_start_gate_names_no_model_or_pod_of_another_namespace(full: tuple[World, str, str]) -> None:
+    world, _, b = full
+    world.command(PinSeat, b)
+    new = world.seat(0, 2)
+    world.pod(new, "new")
+    world.pods[new] = replace(world.pods[new], namespace="other")
+    world.look()
+    world.call(new)
+    text = gate_texts(world.node, world.now)[new]
+    assert f"kept by pinned {b}; kyb unpin it; group G0 is held by {b} (active, pinned)" in text
 
 
 def test_the_minimum_active_time_of_the_holder_has_an_end() -> None:
