@@ -14,7 +14,6 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from math import inf
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -26,7 +25,7 @@ from kybernate.logs import OnceLogger, get_logger
 from kybernate.node import run_files
 from kybernate.node.run_files import Wish
 from kybernate.roster import BUCKET, SeatRecord, seat_key
-from kybernate.seat import COMING, SeatState
+from kybernate.seat import SeatState
 from services.gpu_manager.core import obstacles, view
 from services.gpu_manager.core.inputs import (
     DrainAnnounced,
@@ -45,14 +44,6 @@ log = get_logger()
 CHANGE_NS = 100_000_000
 """Age from which the time of a folder's change is trusted: the file system's clock has steps of some milliseconds."""
 RETRY_SECONDS = 0.25
-PASSING = COMING | {SeatState.PARKING}
-"""States on the way to another one. Routers get them as events; their rows tell a router nothing that the row of the
-drain, or of the parked seat, does not."""
-PASSING_SECONDS = 0.25
-"""Wall: such a state is written to the roster once it has lasted as long."""
-LATER = PASSING | {SeatState.PARKED}
-"""States whose rows may be as late. PARKED goes with the next row: to routers a parked seat is as closed as one that
-drains."""
 COMPARE_SECONDS = 60.0
 _NONE = ("", "")
 
@@ -112,24 +103,21 @@ class RosterWriter:
     ) -> None:
         self._bus, self._now, self._node, self._receive = bus, now, node, receive
         self._until_recorded, self._compare_seconds = until_recorded, compare_seconds
-        self._dirty: dict[str, float] = {}
-        """Seats whose rows are out of date, and when each is written at the latest (CLOCK_MONOTONIC)."""
+        self._dirty: dict[str, None] = {}
+        """Seats whose rows are out of date, in the order of their first change."""
         self._written: dict[str, bytes | None] = {}
         """What each key of this node should hold, as far as it was written; None: nothing."""
         self._blocked: dict[str, tuple[str, str]] = {}
         """The reasons written for blocked seats and drained groups: they begin and end without an event."""
         self._wake = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
         self.on_record: list[Callable[[SeatRecord], None]] = []
         """Called with each row that was written."""
         self._failed = OnceLogger("roster.write_failed")
 
     def changed(self, seat: str) -> None:
         """This seat's row is out of date."""
-        due = time.monotonic() + PASSING_SECONDS if self._node.seats[seat].state in LATER else 0.0
-        if self._dirty.get(seat, inf) > time.monotonic():  # else it is being written, or could not be
-            self._dirty[seat] = due
-        self._set_timer()
+        self._dirty[seat] = None
+        self._wake.set()
 
     def all_changed(self) -> None:
         """Every row may be out of date."""
@@ -140,8 +128,6 @@ class RosterWriter:
         """Mark the rows whose reason for being blocked has changed."""
         now = self._now()
         for seat in self._node.seats.values():
-            if seat.id in self._dirty:
-                continue  # it is written with what is true by then, and no later
             if (
                 obstacles.blocked(self._node, seat, now),
                 obstacles.drained(self._node, seat.group),
@@ -170,11 +156,13 @@ class RosterWriter:
     async def _write_changes(self) -> None:
         bucket: Bucket | None = None
         while True:
-            await self._until_due()
+            await self._wake.wait()
+            self._wake.clear()
             try:
                 bucket = bucket or await self._bus.bucket(BUCKET)  # asks the server; once is enough
-                while due := self._due():
-                    results = await asyncio.gather(*(self._write(bucket, seat) for seat in due), return_exceptions=True)
+                while self._dirty:
+                    writes = [self._write(bucket, seat) for seat in self._dirty]
+                    results = await asyncio.gather(*writes, return_exceptions=True)
                     for error in filter(None, results):
                         raise error
                 self._failed.clear()
@@ -182,27 +170,7 @@ class RosterWriter:
                 bucket = None
                 self._failed.log(error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
-
-    async def _until_due(self) -> None:
-        """Wait until a row is to be written."""
-        while min(self._dirty.values(), default=inf) > time.monotonic():
-            self._wake.clear()
-            self._set_timer()
-            await self._wake.wait()
-
-    def _due(self) -> list[str]:
-        """The rows to write now: with one that is due all others, but for states on the way to another one."""
-        now = time.monotonic()
-        if min(self._dirty.values(), default=inf) > now:
-            return []
-        return [seat for seat, at in self._dirty.items() if at <= now or self._node.seats[seat].state not in PASSING]
-
-    def _set_timer(self) -> None:
-        """Wake the writer when the first row is due."""
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._dirty:
-            self._timer = asyncio.get_running_loop().call_at(min(self._dirty.values()), self._wake.set)
+                self._wake.set()
 
     async def _write(self, bucket: Bucket, seat: str) -> None:
         """Write one row, as the ledger has it. A time-out may mean that it was written: it is written again, with what
@@ -222,7 +190,7 @@ class RosterWriter:
             for take in self.on_record:
                 take(row)
         except BusError:
-            self._dirty[seat] = 0.0
+            self._dirty[seat] = None
             raise
         if state is SeatState.DRAINING:
             await self._receive(DrainAnnounced(seat, row.epoch))
