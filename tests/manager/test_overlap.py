@@ -19,6 +19,7 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager import manager as shell
 from services.gpu_manager import publish
 from services.gpu_manager.core import view
+from services.gpu_manager.core.board import broken_invariants
 from services.gpu_manager.core.inputs import (
     BusChanged,
     ForeignProcess,
@@ -45,7 +46,7 @@ def node() -> Iterator[World]:
     world = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2), make_group("G01", [0, 1], 2)))
     world.boot()
     yield world
-    assert view.broken_invariants(world.node) == {}
+    assert broken_invariants(world.node) == {}
 
 
 def both_singles_active(node: World) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from kybernate.messages import (
 )
 from kybernate.seat import HOLDING
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import view
+from services.gpu_manager.core.board import broken_invariants
 from services.gpu_manager.core.inputs import BusChanged, JobAnswered, StartTicket
 from tests.manager.world import World, make_group
 
@@ -158,7 +158,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def leases_and_states_agree(self) -> None:
-        assert view.broken_invariants(self.world.node) == {}
+        assert broken_invariants(self.world.node) == {}
         for row in self.world.node.seats.values():
             if row.state is not S.RELEASING:
                 assert row.lease == (row.state in HOLDING), f"{row.id} {row.state} {row.lease}"

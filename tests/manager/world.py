@@ -31,7 +31,7 @@ from kybernate.policy import KybBalanced, Policy
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group, group_key, seat_id
 from services.gpu_manager.core import obstacles, recovery, view
-from services.gpu_manager.core.board import Board
+from services.gpu_manager.core.board import Board, broken_invariants
 from services.gpu_manager.core.inputs import (
     BusChanged,
     DrainAnnounced,
@@ -119,7 +119,7 @@ class World:
         if drained:
             self._starts_nothing(drained & {*self.node.groups}, coming, effects)
         self.effects += effects
-        assert view.broken_invariants(self.node) == {}
+        assert broken_invariants(self.node) == {}
         assert not (found := contradictions(self.node)), found
         assert not unhindered or not unhindered & self._unhindered(), "nothing forbids it, and it waits"
         return effects

@@ -4,10 +4,18 @@ from collections.abc import Collection
 
 from kybernate.messages import JobReply, ReleaseJob, SeatActivated, SeatProgress
 from kybernate.seat import SeatState, Trigger
-from services.gpu_manager.core import arbiter, switch, view
-from services.gpu_manager.core.inputs import EndingAnswered, JobsReported, Now, StartCall, UnixTime
+from kybernate.topology import Group
+from services.gpu_manager.core import arbiter, decisions, switch, view
+from services.gpu_manager.core.inputs import (
+    EndingAnswered,
+    ForeignProcessesSeen,
+    JobsReported,
+    Now,
+    StartCall,
+    UnixTime,
+)
 from services.gpu_manager.core.managed_seat import PARKED_NOWHERE, START_DEADLINE_SECONDS, ManagedSeat
-from services.gpu_manager.core.obstacles import first, obstacles
+from services.gpu_manager.core.obstacles import FOREIGN, first, obstacles, of_group
 from services.gpu_manager.core.riders import host_memory
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeState
@@ -224,6 +232,38 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
+
+
+def on_gpu_processes(node: NodeState, seen: ForeignProcessesSeen, now: Now) -> None:
+    """A group with a foreign process on one of its GPUs is quarantined until the process is gone. What seats use is
+    learned."""
+    for seat in node.seats.values():
+        seat.durable.peak_bytes = max(seat.durable.peak_bytes, seen.peaks.get(seat.durable.container_id, 0))
+        _end_stray(node, seat, seen, now)
+    before = {group.name: _foreign(node, group, now) for group in node.setup.groups}
+    node.foreign = seen.processes
+    for group in node.setup.groups:
+        text = _foreign(node, group, now)
+        if bool(text) != bool(before[group.name]):
+            decisions.decided(node, group, "block", text or "no foreign process uses its GPUs any more", now)
+
+
+def _end_stray(node: NodeState, seat: ManagedSeat, seen: ForeignProcessesSeen, now: Now) -> None:
+    """A seat whose processes hold memory on another group's GPU is ended: no engine may be where no one expects it."""
+    place = view.places(node).get(seat.durable.container_id) if seen.strays else None
+    known = {gpu.uuid: gpu for group in node.setup.groups for gpu in group.gpus}
+    astray = [
+        gpu for one, gpu in sorted(seen.strays) if place and one == seat.durable.container_id and gpu not in place
+    ]
+    if astray:
+        on = " and ".join(f"GPU {known[gpu].index}" if gpu in known else gpu for gpu in astray)
+        why = f"its processes hold memory on {on}, which group {seat.group.name} does not have; it is ended: remove "
+        why += "CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES from its pod and its image"
+        node.transition(seat, T.UNRECOVERABLE, now, reason=why)
+
+
+def _foreign(node: NodeState, group: Group, now: Now) -> str:
+    return next((one.text for one in of_group(node, group, now) if one.row is FOREIGN), "")
 
 
 def on_jobs_report(node: NodeState, report: JobsReported, now: Now) -> None:

@@ -11,23 +11,14 @@ picks one of them or none (``docs/decisions/014-moves-are-pulled.md``).
 
 from dataclasses import replace
 
-from kybernate.messages import DrainAck, JobProgress, Presence, TrafficSignal
 from kybernate.policy import Decision, GroupView, Park, Stay, Switch
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group
 from services.gpu_manager.core import decisions, view
 from services.gpu_manager.core import switch as switches
-from services.gpu_manager.core.inputs import (
-    DrainAnnounced,
-    ForeignProcessesSeen,
-    JobAnswered,
-    Now,
-    RetargetAnswered,
-    StartTicket,
-)
+from services.gpu_manager.core.inputs import Now, StartTicket
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import (
-    FOREIGN,
     STARTING,
     SWITCH,
     drained,
@@ -42,125 +33,6 @@ from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.state import GpuClaim, NodeState
 
 S, T = SeatState, Trigger
-
-# --- demand -----------------------------------------------------------------------------------------------------------
-
-
-def on_signal(node: NodeState, signal: TrafficSignal, now: Now) -> bool:
-    """Take a signal in and learn from it. True: its source reported other counts than before."""
-    changed = node.levels.update(signal, now)
-    seat = node.seats.get(signal.seat or view.best_seat(node, signal.model) or "")
-    if seat is None or seat.model != signal.model:
-        return changed
-    learning, group = node.learning, seat.group
-    rates = learning.rates([o.id for o in node.seats_on(group) if learning.of(o.id, o.model) is not None], now)
-    if arrived := learning.update(signal, seat.id, now):
-        learning.count_hits(group.name, seat.id, arrived, rates)
-    return changed
-
-
-def follow_demand(node: NodeState, seat: ManagedSeat, now: Now) -> None:
-    """Remember when a seat was last busy and the cause of its demand; let an operator's wish lapse."""
-    if seat.pod is None:
-        return
-    found, usage = view.demand(node, seat), seat.usage
-    had, usage.has_requests = usage.has_requests, bool(found.waiting or found.in_flight)
-    if had or usage.has_requests:  # the last one ended with this message
-        usage.busy = now.model
-        usage.unclaimed = False
-    if found.cause:
-        seat.cause = found.cause
-    if usage.wanted_since is not None and now.wall > usage.wanted_until:
-        usage.wanted_since = None
-
-
-def on_gpu_processes(node: NodeState, seen: ForeignProcessesSeen, now: Now) -> None:
-    """A group with a foreign process on one of its GPUs is quarantined until the process is gone. What seats use is
-    learned."""
-    for seat in node.seats.values():
-        seat.durable.peak_bytes = max(seat.durable.peak_bytes, seen.peaks.get(seat.durable.container_id, 0))
-        _end_stray(node, seat, seen, now)
-    before = {group.name: _foreign(node, group, now) for group in node.setup.groups}
-    node.foreign = seen.processes
-    for group in node.setup.groups:
-        text = _foreign(node, group, now)
-        if bool(text) != bool(before[group.name]):
-            decisions.decided(node, group, "block", text or "no foreign process uses its GPUs any more", now)
-
-
-def _end_stray(node: NodeState, seat: ManagedSeat, seen: ForeignProcessesSeen, now: Now) -> None:
-    """A seat whose processes hold memory on another group's GPU is ended: no engine may be where no one expects it."""
-    place = view.places(node).get(seat.durable.container_id) if seen.strays else None
-    known = {gpu.uuid: gpu for group in node.setup.groups for gpu in group.gpus}
-    astray = [
-        gpu for one, gpu in sorted(seen.strays) if place and one == seat.durable.container_id and gpu not in place
-    ]
-    if astray:
-        on = " and ".join(f"GPU {known[gpu].index}" if gpu in known else gpu for gpu in astray)
-        why = f"its processes hold memory on {on}, which group {seat.group.name} does not have; it is ended: remove "
-        why += "CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES from its pod and its image"
-        node.transition(seat, Trigger.UNRECOVERABLE, now, reason=why)
-
-
-def _foreign(node: NodeState, group: Group, now: Now) -> str:
-    return next((one.text for one in of_group(node, group, now) if one.row is FOREIGN), "")
-
-
-# --- which groups decide ----------------------------------------------------------------------------------------------
-
-
-def due(node: NodeState, message: object, now: Now, *, claims: set[str], repeated: bool) -> tuple[Group, ...]:
-    """The groups for which a message or the time may change something, in the order in which they decide.
-
-    ``claims``: the groups that had one before the message. ``repeated``: a signal with the counts of the last one.
-    (1) Demand has expired, or a claim was dropped: all groups, since the groups that it kept waiting need not share a
-    GPU with the one that had it. (2) Otherwise the groups of the message, those that share GPUs with them and those to
-    which their seats may move. (3) Groups that share GPUs decide by the longest wait, whatever their size: in any fixed
-    order a group that comes late would never see a holder that may yield.
-    """
-    expired = node.levels.expire(now)
-    node.routers.expire(now)
-    for name, claim in tuple(node.claims.items()):
-        if not view.wanted(node, node.seats[claim.seat], now):
-            del node.claims[name]
-    if expired or claims - node.claims.keys():  # (1)
-        groups = node.setup.groups
-    else:
-        groups = _concerned(node, message, repeated=repeated)  # (2)
-    if not any(node.groups[group.name].neighbours for group in groups):
-        return groups
-    return tuple(sorted(groups, key=lambda group: view.turn(node, group, now)))  # (3)
-
-
-def _concerned(node: NodeState, message: object, *, repeated: bool) -> tuple[Group, ...]:
-    """Groups for which a message may change something, with their neighbours and peers; all when it does not tell.
-
-    Signals are frequent: only parked seats can migrate, and wait ages count with the next tick, so that a signal about
-    any other seat, or one with the counts of the last one, does not concern the peers.
-    """
-    groups, peers = node.setup.groups, True
-    match message:
-        case Presence():
-            groups = tuple(group for group in groups if group.name in node.switches)
-        case DrainAck(seat=name) | DrainAnnounced(seat=name) if name in node.seats:
-            return (node.seats[name].group,)  # only the switch in which it leaves reads them
-        case JobProgress(status=status):
-            groups = tuple(group for group in groups if group.name == status.group)
-        case JobAnswered(op=op) | RetargetAnswered(op=op):
-            groups = tuple(group for group in groups if op.startswith(f"{group.name}-"))
-        case _:
-            seat = node.seats.get(getattr(message, "seat", None) or "")
-            if seat is not None:
-                groups = (seat.group,)
-                peers = not isinstance(message, TrafficSignal) or not (repeated or seat.state is not S.PARKED)
-    found = {group.name: group for group in groups}
-    for name in tuple(found):
-        state = node.groups[name]
-        found |= {other.name: other for other in (*state.neighbours, *(state.peers if peers else ()))}
-    return tuple(found.values())
-
-
-# --- what a group decides ---------------------------------------------------------------------------------------------
 
 
 def decide(node: NodeState, group: Group, now: Now) -> None:

@@ -19,7 +19,10 @@ The shell (``manager``) writes the ledger before it carries out any effect.
 """
 
 from kybernate.messages import Command, DrainAck, JobProgress, Presence, TrafficSignal
+from kybernate.seat import SeatState
+from kybernate.topology import Group
 from services.gpu_manager.core import allocations, arbiter, commands, late_binding, operations, recovery, switch, view
+from services.gpu_manager.core.group_switch import SwitchPhase
 from services.gpu_manager.core.inputs import (
     BusChanged,
     DrainAnnounced,
@@ -40,7 +43,10 @@ from services.gpu_manager.core.inputs import (
     StartCalls,
     Tick,
 )
+from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.state import Effect, NodeSetup, NodeState
+
+S = SeatState
 
 
 class Board:
@@ -56,7 +62,7 @@ class Board:
         node.effects = []
         match message:
             case TrafficSignal():
-                repeated = not arbiter.on_signal(node, message, now)
+                repeated = not _on_signal(node, message, now)
             case Presence(component="router"):
                 node.routers.update(message, now)
             case DrainAck():
@@ -82,7 +88,7 @@ class Board:
             case StartCalls(calls=calls):
                 allocations.on_start_calls(node, calls, now)
             case ForeignProcessesSeen():
-                arbiter.on_gpu_processes(node, message, now)
+                allocations.on_gpu_processes(node, message, now)
             case FaultyGpusSeen(faults=faults):
                 node.faulty = faults
             case BusChanged(connected=connected):
@@ -108,7 +114,7 @@ class Board:
     def _check_invariants(self) -> None:
         """Where an invariant does not hold, nothing is granted any more, and it is logged and counted once."""
         node, before = self.node, self.node.broken
-        node.broken = view.broken_invariants(node)
+        node.broken = broken_invariants(node)
         for gpu, text in node.broken.items():
             if gpu not in before:
                 node.violations += 1
@@ -118,12 +124,130 @@ class Board:
         """Let every concerned group follow its demand, decide if it is in no switch, and step its switch."""
         node = self.node
         node.moved_views.clear()
-        for group in arbiter.due(node, message, now, claims=claims, repeated=repeated):
+        for group in _due(node, message, now, claims=claims, repeated=repeated):
             for seat in node.seats_on(group):
-                arbiter.follow_demand(node, seat, now)
+                _follow_demand(node, seat, now)
                 allocations.end_of_life(node, seat, now)
             if group.name not in node.switches:
                 arbiter.decide(node, group, now)
             if group.name in node.switches:
                 switch.step(node, node.switches[group.name], now)
         operations.advance(node, now)
+
+
+# --- demand -----------------------------------------------------------------------------------------------------------
+
+
+def _on_signal(node: NodeState, signal: TrafficSignal, now: Now) -> bool:
+    """Take a signal in and learn from it. True: its source reported other counts than before."""
+    changed = node.levels.update(signal, now)
+    seat = node.seats.get(signal.seat or view.best_seat(node, signal.model) or "")
+    if seat is None or seat.model != signal.model:
+        return changed
+    learning, group = node.learning, seat.group
+    rates = learning.rates([o.id for o in node.seats_on(group) if learning.of(o.id, o.model) is not None], now)
+    if arrived := learning.update(signal, seat.id, now):
+        learning.count_hits(group.name, seat.id, arrived, rates)
+    return changed
+
+
+def _follow_demand(node: NodeState, seat: ManagedSeat, now: Now) -> None:
+    """Remember when a seat was last busy and the cause of its demand; let an operator's wish lapse."""
+    if seat.pod is None:
+        return
+    found, usage = view.demand(node, seat), seat.usage
+    had, usage.has_requests = usage.has_requests, bool(found.waiting or found.in_flight)
+    if had or usage.has_requests:  # the last one ended with this message
+        usage.busy = now.model
+        usage.unclaimed = False
+    if found.cause:
+        seat.cause = found.cause
+    if usage.wanted_since is not None and now.wall > usage.wanted_until:
+        usage.wanted_since = None
+
+
+# --- which groups decide ----------------------------------------------------------------------------------------------
+
+
+def _due(node: NodeState, message: object, now: Now, *, claims: set[str], repeated: bool) -> tuple[Group, ...]:
+    """The groups for which a message or the time may change something, in the order in which they decide.
+
+    ``claims``: the groups that had one before the message. ``repeated``: a signal with the counts of the last one.
+    (1) Demand has expired, or a claim was dropped: all groups, since the groups that it kept waiting need not share a
+    GPU with the one that had it. (2) Otherwise the groups of the message, those that share GPUs with them and those to
+    which their seats may move. (3) Groups that share GPUs decide by the longest wait, whatever their size: in any fixed
+    order a group that comes late would never see a holder that may yield.
+    """
+    expired = node.levels.expire(now)
+    node.routers.expire(now)
+    for name, claim in tuple(node.claims.items()):
+        if not view.wanted(node, node.seats[claim.seat], now):
+            del node.claims[name]
+    if expired or claims - node.claims.keys():  # (1)
+        groups = node.setup.groups
+    else:
+        groups = _concerned(node, message, repeated=repeated)  # (2)
+    if not any(node.groups[group.name].neighbours for group in groups):
+        return groups
+    return tuple(sorted(groups, key=lambda group: view.turn(node, group, now)))  # (3)
+
+
+def _concerned(node: NodeState, message: object, *, repeated: bool) -> tuple[Group, ...]:
+    """Groups for which a message may change something, with their neighbours and peers; all when it does not tell.
+
+    Signals are frequent: only parked seats can migrate, and wait ages count with the next tick, so that a signal about
+    any other seat, or one with the counts of the last one, does not concern the peers.
+    """
+    groups, peers = node.setup.groups, True
+    match message:
+        case Presence():
+            groups = tuple(group for group in groups if group.name in node.switches)
+        case DrainAck(seat=name) | DrainAnnounced(seat=name) if name in node.seats:
+            return (node.seats[name].group,)  # only the switch in which it leaves reads them
+        case JobProgress(status=status):
+            groups = tuple(group for group in groups if group.name == status.group)
+        case JobAnswered(op=op) | RetargetAnswered(op=op):
+            groups = tuple(group for group in groups if op.startswith(f"{group.name}-"))
+        case _:
+            seat = node.seats.get(getattr(message, "seat", None) or "")
+            if seat is not None:
+                groups = (seat.group,)
+                peers = not isinstance(message, TrafficSignal) or not (repeated or seat.state is not S.PARKED)
+    found = {group.name: group for group in groups}
+    for name in tuple(found):
+        state = node.groups[name]
+        found |= {other.name: other for other in (*state.neighbours, *(state.peers if peers else ()))}
+    return tuple(found.values())
+
+
+# --- invariants -----------------------------------------------------------------------------------------------------
+
+
+def broken_invariants(node: NodeState) -> dict[str, str]:
+    """GPU → the invariant that does not hold on it. Quarantined seats may hold too much: that is why they are; also
+    while they are deleted."""
+    found: dict[str, str] = {}
+    by_gpu: dict[str, set[str]] = {}
+    for group in node.setup.groups:
+        seats, switch = view.holders(node, group), node.switches.get(group.name)
+        if any(seat.state is S.QUARANTINED or seat.durable.conflict for seat in seats):
+            continue
+        text = "" if len(seats) <= group.slots else f"{group.name}: {len(seats)} hold, {group.slots} may"
+        if switch is not None and not (switch.victim or switch.incoming):
+            text = f"{switch.op} moves no seat"
+        elif switch is not None and switch.incoming and not switch.holds_group and node.drain_on(group) is not None:
+            text = f"{switch.op} brings {switch.incoming} to a drained group"
+        elif switch is not None and (switch.group != group.name or switch.phase is SwitchPhase.DONE):
+            text = f"{switch.op} is over or misplaced"
+        for gpu in group.gpus:
+            granted = [seat for seat in seats if seat.durable.reserved_bytes is not None]  # the ledger may be lost
+            reserved = sum(seat.reserved_bytes(gpu.memory_bytes, granted=True) for seat in granted)
+            budget = gpu.memory_bytes - (group.profile.memory_reserve if group.profile.packs and len(seats) > 1 else 0)
+            if reserved > budget:
+                text = f"{gpu.uuid}: {reserved} bytes reserved of {budget}"
+            if text:
+                found[gpu.uuid] = text
+            if seats or (switch is not None and switch.holds_group):
+                by_gpu.setdefault(gpu.uuid, set()).add(group.name)
+    shared = {gpu: groups for gpu, groups in by_gpu.items() if len(groups) > 1}
+    return found | {gpu: f"{gpu} belongs to two groups: {', '.join(sorted(names))}" for gpu, names in shared.items()}

@@ -118,7 +118,7 @@ class NodeSetup:
 
 @dataclass
 class NodeState:
-    """The whole state of one node's manager; ``view.broken_invariants`` checks it. Epochs and seqs only rise."""
+    """The whole state of one node's manager; ``board.broken_invariants`` checks it. Epochs and seqs only rise."""
 
     setup: NodeSetup
     manager_url: str = ""

@@ -365,36 +365,6 @@ def claimed_for(node: NodeState, group: Group, now: Now) -> str | None:
     return next((seat.id for seat in claims if seat_view(node, seat, now).turn <= own), None)
 
 
-def broken_invariants(node: NodeState) -> dict[str, str]:
-    """GPU → the invariant that does not hold on it. Quarantined seats may hold too much: that is why they are; also
-    while they are deleted."""
-    found: dict[str, str] = {}
-    by_gpu: dict[str, set[str]] = {}
-    for group in node.setup.groups:
-        seats, switch = holders(node, group), node.switches.get(group.name)
-        if any(seat.state is S.QUARANTINED or seat.durable.conflict for seat in seats):
-            continue
-        text = "" if len(seats) <= group.slots else f"{group.name}: {len(seats)} hold, {group.slots} may"
-        if switch is not None and not (switch.victim or switch.incoming):
-            text = f"{switch.op} moves no seat"
-        elif switch is not None and switch.incoming and not switch.holds_group and node.drain_on(group) is not None:
-            text = f"{switch.op} brings {switch.incoming} to a drained group"
-        elif switch is not None and (switch.group != group.name or switch.phase is SwitchPhase.DONE):
-            text = f"{switch.op} is over or misplaced"
-        for gpu in group.gpus:
-            granted = [seat for seat in seats if seat.durable.reserved_bytes is not None]  # the ledger may be lost
-            reserved = sum(seat.reserved_bytes(gpu.memory_bytes, granted=True) for seat in granted)
-            budget = gpu.memory_bytes - (group.profile.memory_reserve if group.profile.packs and len(seats) > 1 else 0)
-            if reserved > budget:
-                text = f"{gpu.uuid}: {reserved} bytes reserved of {budget}"
-            if text:
-                found[gpu.uuid] = text
-            if seats or (switch is not None and switch.holds_group):
-                by_gpu.setdefault(gpu.uuid, set()).add(group.name)
-    shared = {gpu: groups for gpu, groups in by_gpu.items() if len(groups) > 1}
-    return found | {gpu: f"{gpu} belongs to two groups: {', '.join(sorted(names))}" for gpu, names in shared.items()}
-
-
 # --- what is due, for the shell ---------------------------------------------------------------------------------------
 
 
