@@ -308,9 +308,17 @@ class ManagedSeat:
         return self.owner.terms.refused or (refusal(self.pod, self.group) if self.pod is not None else "")
 
     @property
-    def starts_cold(self) -> bool:
-        """True if it is parked by restart: its container ends, and starts again at its gate."""
-        return self.pod is not None and (self.backend == RESTART or bool(self.durable.spilled))
+    def starts_cold(self) -> str:
+        """Why it is parked by restart: its container ends, and starts again at its gate; empty: it is not."""
+        if self.pod is None:
+            return ""
+        return self.durable.spilled or ("it is parked by restart" if self.backend == RESTART else "")
+
+    @property
+    def activate_seconds(self) -> float:
+        """Model seconds that bringing it back takes, by what was measured."""
+        costs = self.durable.costs
+        return (self.durable.spilled and costs.cold_seconds) or costs.activate_seconds
 
     @property
     def backend(self) -> str:

@@ -153,8 +153,7 @@ def CONTAINER(ask: Ask) -> Stage | None:
     if seat.state is S.BACKOFF:
         return Stage("container", f"kubelet starts its container again: {seat.reason}")
     if seat.state is S.PARKED and seat.starts_cold:
-        why = seat.durable.spilled or "it is parked by restart"
-        return Stage("container", f"its container ends and is started again: {why}")
+        return Stage("container", f"its container ends and is started again: {seat.starts_cold}")
     return None
 
 
@@ -216,8 +215,8 @@ def BARRIER(ask: Ask) -> Stage | None:
 
 @row(290, "switch", "group", "-", "the switch ends", code="busy", retry=2.0)
 def SWITCH(ask: Ask) -> Stage | None:
-    """The group is in a switch (stages ``drain``, ``host-memory``, ``vram-evidence``, ``activating``), one of another
-    group with its job sent holds its GPUs, or one clears GPUs for the seat."""
+    """The group is in a switch (the stage is that of the switch), one of another group with its job sent holds its
+    GPUs, or one clears GPUs for the seat."""
     switch = _switch(ask)
     return None if switch is None else phases.of_switch(ask.node, switch, ask.now)
 

@@ -25,7 +25,7 @@ from services.gpu_manager.core.managed_seat import (
     ManagedSeat,
     Rehearsal,
 )
-from services.gpu_manager.core.riders import host_memory
+from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeState
 from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry
@@ -335,7 +335,8 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
             _starts_on(node, status, now)
     for seat in node.seats.values():
         _assume_residue(seat, entries.get(seat.id))
-        host_memory.recovered(seat, remembered=seat.id in entries)
+        for rider in RIDERS:
+            rider.found(seat, remembered=seat.id in entries)
         if seat.state not in FROZEN_STATES:  # a switch that goes on may have frozen it a moment ago
             seat.durable.freeze = Freeze()
     serving = {seat.seat for seat in known.reply.seats if seat.outcome == "active" and seat.gpus}

@@ -36,6 +36,12 @@ class Rider:
     def starts(self, node: NodeState, seat: ManagedSeat) -> None:
         """A seat is about to get a ticket."""
 
+    def found(self, seat: ManagedSeat, *, remembered: bool) -> None:
+        """A seat was found with its processes. ``remembered``: by the ledger, which may be older than what it keeps."""
+
+    def follows(self, node: NodeState, seat: ManagedSeat, now: Now) -> None:
+        """A message or the time may have changed something for its group."""
+
     def parks(self, victim: ManagedSeat, target: SeatTarget) -> SeatTarget:
         """How the checkpointer parks a victim."""
         return target

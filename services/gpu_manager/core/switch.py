@@ -11,6 +11,7 @@ always the whole truth about a job, so receiving it twice or late changes nothin
 from collections.abc import Sequence
 from functools import reduce
 
+from kybernate.engines import RESTART
 from kybernate.messages import JobStatus, SeatProgress, SwitchJob
 from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.seat import COMING, SeatState, Trigger
@@ -247,7 +248,7 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
         found, usage = view.demand(node, seat), seat.usage
         costs, took = seat.durable.costs, (now.wall - seat.entered_wall) * now.pace
         costs.cold_seconds = _mean(costs.cold_seconds or took, took)
-        if seat.starts_cold and not seat.durable.spilled:
+        if seat.backend == RESTART:
             costs.activations += 1
             costs.activate_seconds = _mean(costs.activate_seconds, took, costs.activations)
         usage.unclaimed = not (found.waiting or found.in_flight or usage.wanted_since is not None or seat.pinned)
@@ -473,7 +474,7 @@ def _parked(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: S
     seat.backoff.park = Backoff()
     node.groups[switch.group].backoff.count = 0
     times.parked, times.park_seconds, times.verify_seconds = now.wall, took - verify, verify
-    node.transition(seat, T.EVIDENCE, now, epoch=switch.epoch, switch=switch, reason=seat.durable.spilled)
+    node.transition(seat, T.EVIDENCE, now, epoch=switch.epoch, switch=switch, reason=seat.starts_cold)
 
 
 def _on_incoming_progress(

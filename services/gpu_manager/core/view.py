@@ -122,7 +122,7 @@ def candidates(node: NodeState, group: Group, now: Now) -> list[ManagedSeat]:
 
 
 def _is_away(node: NodeState, seat: ManagedSeat, group: Group) -> bool:
-    return seat.starts_cold or bool(brought_elsewhere(node, seat, group))
+    return bool(seat.starts_cold or brought_elsewhere(node, seat, group))
 
 
 def spared(seats: list[ManagedSeat], now: Now) -> set[str]:
@@ -168,7 +168,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         unclaimed=usage.unclaimed,
         idle_seconds=now.model - max(usage.busy, usage.active_since),
         park_seconds=costs.park_seconds,
-        activate_seconds=(seat.durable.spilled and costs.cold_seconds) or costs.activate_seconds,
+        activate_seconds=seat.activate_seconds,
         move_seconds=None if on is None else node.move_seconds,
         weight=tier.weight,
         slo_seconds=tier.slo_seconds,

@@ -146,29 +146,27 @@ class HostMemory(Rider):
                 seat.reason = f"its copy was not dropped, it keeps its host memory: {progress.reason}"
                 node.emit(seat, SeatParked, now, previous=seat.state)
 
+    def found(self, seat: ManagedSeat, *, remembered: bool) -> None:
+        """What its account is.
 
-def recovered(seat: ManagedSeat, *, remembered: bool) -> None:
-    """A seat was found with its processes. ``remembered``: by the ledger, which may be older than this account.
+        (1) Without a record its copy has the size that it is expected to have. (2) So has what an engine pins, where it
+        may have been parked before. (3) A drain that had reserved a copy is over.
+        """
+        durable = seat.durable
+        if durable.spilled:
+            return
+        if seat.state in (SeatState.PARKED, SeatState.PARKING, *COMING):  # (1)
+            durable.host_taken_bytes = durable.host_taken_bytes or needed_bytes(seat)
+        elif seat.state is SeatState.ACTIVE:
+            if seat.backend in PINNING and (durable.measured or not remembered):  # (2)
+                durable.host_active_bytes = durable.host_active_bytes or needed_bytes(seat)
+            seat.keeps_active()  # (3)
 
-    (1) Without a record its copy has the size that it is expected to have. (2) So has what an engine pins, where it may
-    have been parked before. (3) A drain that had reserved a copy is over.
-    """
-    durable = seat.durable
-    if durable.spilled:
-        return
-    if seat.state in (SeatState.PARKED, SeatState.PARKING, *COMING):  # (1)
-        durable.host_taken_bytes = durable.host_taken_bytes or needed_bytes(seat)
-    elif seat.state is SeatState.ACTIVE:
-        if seat.backend in PINNING and (durable.measured or not remembered):  # (2)
-            durable.host_active_bytes = durable.host_active_bytes or needed_bytes(seat)
-        seat.keeps_active()  # (3)
-
-
-def drop_again(node: NodeState, seat: ManagedSeat, now: Now) -> None:
-    """The manager that decided to drop this copy may have died before it asked for it."""
-    durable = seat.durable
-    if seat.state is SeatState.PARKED and durable.spilled and durable.host_taken_bytes and not seat.copy_ends:
-        _kill(node, seat, node.next_epoch(now))
+    def follows(self, node: NodeState, seat: ManagedSeat, now: Now) -> None:
+        """The manager that decided to drop this copy may have died before it asked for it."""
+        durable = seat.durable
+        if seat.state is SeatState.PARKED and durable.spilled and durable.host_taken_bytes and not seat.copy_ends:
+            _kill(node, seat, node.next_epoch(now))
 
 
 def _take(node: NodeState, seat: ManagedSeat) -> bool:
