@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from kybernate.engines import DRIVER_BACKENDS, METRICS_PATHS, RESTART, VLLM_CUDA
+from kybernate.engines import DRIVER_BACKENDS, RESTART, VLLM_CUDA
 from kybernate.extras import registered
 from kybernate.logs import get_logger
 from kybernate.self_tests import SelfTests
@@ -97,25 +96,15 @@ def _of_packages(http: EngineCalls) -> dict[str, SleepingEngine]:
 
 
 @dataclass(frozen=True)
-class UnusableEngine:
+class UnusableEngine(SleepingEngine):
     """In place of an API that cannot be used: refuses to park, and a seat that is parked starts cold."""
 
     why: str
-    loads: ClassVar[bool] = False
-    pace: ClassVar[float] = 0.25
-    metrics: ClassVar[str] = METRICS_PATHS[0]
+    pace = 0.25
 
     async def refusal(self, seat: SeatProcesses, command: str, seconds: float) -> str:  # noqa: ARG002
         """Always."""
         return self.why
-
-    async def loaded(self, seat: SeatProcesses, seconds: float) -> tuple[str, ...]:  # noqa: ARG002
-        """Nothing to name."""
-        return ()
-
-    async def asleep(self, seat: SeatProcesses, seconds: float) -> bool | None:  # noqa: ARG002
-        """Not known: the driver decides."""
-        return None
 
     async def sleep(self, seat: SeatProcesses, seconds: float) -> None:  # noqa: ARG002
         """Raises EngineRefusedError."""

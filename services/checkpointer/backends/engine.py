@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 from urllib.parse import quote
 
-from kybernate.engines import requests_in
+from kybernate.engines import METRICS_PATHS, requests_in
 from kybernate.messages import Outcome, SeatTarget
 from services.checkpointer.backends.driver import ReadingsBackend
 from services.checkpointer.backends.driver_calls import StepFailedError, unaccounted
@@ -72,24 +72,24 @@ def well(reply: EngineReply, path: str, key: str) -> EngineReply:
 class SleepingEngine(Protocol):
     """The API of one family of engines. Calls raise EngineSilentError or EngineRefusedError; ``seconds`` are wall."""
 
-    loads: ClassVar[bool]
+    loads: ClassVar[bool] = False
     """True if it parks by unloading models, and has memory again only for those that it loads."""
-    pace: ClassVar[float]
+    pace: ClassVar[float] = POLL_SECONDS
     """Wall seconds between two questions about its state."""
-    metrics: ClassVar[str]
+    metrics: ClassVar[str] = METRICS_PATHS[0]
     """Path of its metrics, which count its requests."""
 
     async def refusal(self, seat: SeatProcesses, command: str, seconds: float) -> str:
         """Why it must not be parked so, with the remedy; empty if it may. ``command``: its command lines."""
         ...
 
-    async def loaded(self, seat: SeatProcesses, seconds: float) -> tuple[str, ...]:
-        """The models that an activation is to load again; empty for engines that sleep."""
-        ...
+    async def loaded(self, seat: SeatProcesses, seconds: float) -> tuple[str, ...]:  # noqa: ARG002
+        """The models that an activation is to load again; none of engines that sleep."""
+        return ()
 
-    async def asleep(self, seat: SeatProcesses, seconds: float) -> bool | None:
-        """What the engine says about itself; None if its API has no such question."""
-        ...
+    async def asleep(self, seat: SeatProcesses, seconds: float) -> bool | None:  # noqa: ARG002
+        """What the engine says about itself; None if its API has no such question: the driver decides."""
+        return None
 
     async def sleep(self, seat: SeatProcesses, seconds: float) -> None:
         """Release the memory."""

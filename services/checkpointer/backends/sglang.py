@@ -1,13 +1,14 @@
 """SGLang's memory saver: ``--enable-memory-saver --enable-weights-cpu-backup``.
 
-Its API has no question about the state, a release answers before the memory is free, and a second resume ends the
-server: the driver's list decides, and each call is made once.
+Its API has no question about the state: ``/health_generate`` while it sleeps is a request that computes. A release
+answers before the memory is free, and a second resume ends the server: the driver's list decides, and each call is made
+once.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from services.checkpointer.backends.engine import POLL_SECONDS, EngineCalls, well
+from services.checkpointer.backends.engine import EngineCalls, SleepingEngine, well
 from services.checkpointer.backends.port import SeatProcesses
 
 OPTIONS = ("--enable-memory-saver", "--enable-weights-cpu-backup")
@@ -15,13 +16,10 @@ OPTIONS = ("--enable-memory-saver", "--enable-weights-cpu-backup")
 
 
 @dataclass(frozen=True)
-class Sglang:
+class Sglang(SleepingEngine):
     """One SGLang server."""
 
     http: EngineCalls
-    loads: ClassVar[bool] = False
-    pace: ClassVar[float] = POLL_SECONDS
-    metrics: ClassVar[str] = "/metrics"
 
     async def refusal(self, seat: SeatProcesses, command: str, seconds: float) -> str:
         """Without the options that keep its weights, by its command line or else by its own report."""
@@ -30,14 +28,6 @@ class Sglang:
             reported = await self._options(seat, seconds)
             lacking = [option for option in lacking if not reported.get(option[2:].replace("-", "_"))]
         return f"it would lose its weights: start SGLang with {' '.join(lacking)}" if lacking else ""
-
-    async def loaded(self, seat: SeatProcesses, seconds: float) -> tuple[str, ...]:  # noqa: ARG002
-        """Nothing to name."""
-        return ()
-
-    async def asleep(self, seat: SeatProcesses, seconds: float) -> bool | None:  # noqa: ARG002
-        """It cannot be asked: ``/health_generate`` while it sleeps is a request that computes."""
-        return None
 
     async def sleep(self, seat: SeatProcesses, seconds: float) -> None:
         """One call."""

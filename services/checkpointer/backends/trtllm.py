@@ -10,10 +10,9 @@ import hmac
 import secrets
 import time
 from dataclasses import dataclass
-from typing import ClassVar
 
 from kybernate.engines import METRICS_PATHS
-from services.checkpointer.backends.engine import EngineCalls, EngineRefusedError, well
+from services.checkpointer.backends.engine import EngineCalls, EngineRefusedError, SleepingEngine, well
 from services.checkpointer.backends.port import EngineReply, SeatProcesses
 
 HEADER = "x-trtllm-runtime-control-"
@@ -34,13 +33,12 @@ def signed(key: str, method: str, path: str, body: bytes) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Trtllm:
+class Trtllm(SleepingEngine):
     """One trtllm-serve."""
 
     http: EngineCalls
-    loads: ClassVar[bool] = False
-    pace: ClassVar[float] = 0.25
-    metrics: ClassVar[str] = METRICS_PATHS[1]
+    pace = 0.25
+    metrics = METRICS_PATHS[1]
 
     async def refusal(self, seat: SeatProcesses, command: str, seconds: float) -> str:  # noqa: ARG002
         """Without its key, or without runtime control."""
@@ -48,10 +46,6 @@ class Trtllm:
             return "its sleep is signed: name the file of its TRTLLM_RUNTIME_CONTROL_API_KEY in kyb.ai/engine-key"
         await self.asleep(seat, seconds)
         return ""
-
-    async def loaded(self, seat: SeatProcesses, seconds: float) -> tuple[str, ...]:  # noqa: ARG002
-        """Nothing to name."""
-        return ()
 
     async def asleep(self, seat: SeatProcesses, seconds: float) -> bool | None:
         """``/memory_status``: ``failed`` is for ever, ``parking`` and ``waking`` are neither."""

@@ -5,9 +5,8 @@ A park unloads the models in memory, which stay in the page cache; an activation
 
 import contextlib
 from dataclasses import dataclass
-from typing import ClassVar
 
-from services.checkpointer.backends.engine import POLL_SECONDS, EngineCalls, EngineRefusedError
+from services.checkpointer.backends.engine import EngineCalls, EngineRefusedError, SleepingEngine
 from services.checkpointer.backends.port import EngineReply, SeatProcesses
 from services.checkpointer.core.answers import MISSHAPEN
 
@@ -17,13 +16,11 @@ IN_MEMORY = ("loading", "loaded", "sleeping")
 
 
 @dataclass(frozen=True)
-class Unload:
+class Unload(SleepingEngine):
     """One server of either kind; ``/api/ps`` tells Ollama."""
 
     http: EngineCalls
-    loads: ClassVar[bool] = True
-    pace: ClassVar[float] = POLL_SECONDS
-    metrics: ClassVar[str] = "/metrics"
+    loads = True
 
     async def refusal(self, seat: SeatProcesses, command: str, seconds: float) -> str:  # noqa: ARG002
         """Without an API to unload."""

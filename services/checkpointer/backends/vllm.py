@@ -6,9 +6,8 @@ level 2 only: a partial wake-up and a request is an illegal access (#44395).
 
 import re
 from dataclasses import dataclass
-from typing import ClassVar
 
-from services.checkpointer.backends.engine import POLL_SECONDS, EngineCalls, EngineRefusedError, well
+from services.checkpointer.backends.engine import EngineCalls, EngineRefusedError, SleepingEngine, well
 from services.checkpointer.backends.port import SeatProcesses
 
 Version = tuple[int, ...]
@@ -41,14 +40,11 @@ KNOWN_FAULTS = (
 
 
 @dataclass(frozen=True)
-class Vllm:
+class Vllm(SleepingEngine):
     """One vLLM server."""
 
     http: EngineCalls
     level: int = 1
-    loads: ClassVar[bool] = False
-    pace: ClassVar[float] = POLL_SECONDS
-    metrics: ClassVar[str] = "/metrics"
 
     async def refusal(self, seat: SeatProcesses, command: str, seconds: float) -> str:
         """By the table of known faults, and without sleep mode."""
@@ -59,10 +55,6 @@ class Vllm:
                     return f"vLLM {version or 'of unknown version'} does not survive a sleep with {fault.what}"
         await self.asleep(seat, seconds)
         return ""
-
-    async def loaded(self, seat: SeatProcesses, seconds: float) -> tuple[str, ...]:  # noqa: ARG002
-        """Nothing to name: it wakes with the model that it sleeps with."""
-        return ()
 
     async def asleep(self, seat: SeatProcesses, seconds: float) -> bool | None:
         """``/is_sleeping``, which waits for a sleep or wake-up under way."""
