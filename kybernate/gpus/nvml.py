@@ -1,10 +1,10 @@
-"""``Gpus`` by NVML: readings in a worker thread, XID events in a thread of the event set."""
+"""``Gpus`` by NVML: readings, and waits for XID events, in worker threads."""
 
 import asyncio
 import contextlib
 import ctypes
 import threading
-from collections import deque
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 from kybernate.gpus.nvml_hardware import text
 from kybernate.gpus.nvml_reader import PCI_DEVICES, NvmlReader
 from kybernate.gpus.port import GpuError
-from kybernate.logs import get_logger
 from kybernate.machine import Gpu, GpuEvent, GpuProcess, GpuSensors, Link
 
 T = TypeVar("T")
 
-_SLICE_MS = 500
+_SLICE_SECONDS = 0.5
 """Duration of one wait of the library, and thereby the longest time that ``close`` takes."""
-_REGISTER_SLICES = 10
-"""Number of waits after which registration is tried again for GPUs that refused it."""
-_RETRY_SECONDS = 1.0
+_REGISTER_SECONDS = 5.0
+"""How often registration is tried again for GPUs that refused it."""
+_MOST_EVENTS = 1_000
+"""Taken by one call."""
 _NO_INSTANCE = 0xFFFFFFFF
 
 
@@ -31,7 +31,7 @@ class NvmlGpus:
     def __init__(self, pci_devices: Path = PCI_DEVICES) -> None:
         self._reader = NvmlReader(pci_devices)
         self._lock = threading.Lock()
-        self._events: EventThread | None = None
+        self._events: EventSet | None = None
 
     async def list(self) -> tuple[Gpu, ...]:
         """All GPUs that answer, in index order. Raises GpuError."""
@@ -60,12 +60,16 @@ class NvmlGpus:
     async def events(self, timeout_seconds: float) -> tuple[GpuEvent, ...]:
         """XID events; see ``Gpus``. Raises GpuError, also if no GPU here reports any."""
         if self._events is None:
-            loop = asyncio.get_running_loop()
-            self._events = await self._in_thread(lambda: self._reader.call(lambda nvml: EventThread(nvml, loop)))
-        return await self._events.next(timeout_seconds)
+            self._events = await self._in_thread(lambda: self._reader.call(EventSet))
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            left = max(0.0, deadline - time.monotonic())
+            found = await asyncio.to_thread(self._events.wait, min(left, _SLICE_SECONDS))
+            if found or not left:
+                return found
 
     async def close(self) -> None:
-        """Stop the event thread and shut NVML down."""
+        """Shut NVML down, after the wait for events under way."""
         if self._events is not None:
             events, self._events = self._events, None
             await asyncio.to_thread(events.close)
@@ -79,97 +83,62 @@ class NvmlGpus:
         return await asyncio.to_thread(locked)
 
 
-class EventThread:
-    """A thread that waits for XID events, so that the wait can be stopped and no event is lost.
+class EventSet:
+    """NVML's set of events, with all GPUs that accept registration; it keeps what arrives between two waits. All calls
+    block on the driver."""
 
-    Runs from its construction until ``close``. Call both in a worker thread: they block on the driver.
-    """
-
-    def __init__(self, nvml: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
-        self._loop = loop
-        self._found: deque[GpuEvent] = deque()
-        self._arrived = asyncio.Event()
+        self._lock = threading.Lock()
         self._trouble: str | None = None
         self._set: Any = None
         self._uuids: dict[int, str] = {}
         """UUID by the address in the handle, since a lost GPU no longer reports its UUID."""
         self._registered: set[int] = set()
-        self._stop = threading.Event()
+        self._register_at = 0.0
         self._listen()
-        self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
-        self._thread.start()
 
-    async def next(self, timeout_seconds: float) -> tuple[GpuEvent, ...]:
-        """Events since the last call; waits for the first. Raises GpuError if no GPU could be registered."""
-        if not self._found:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_seconds):
-                    await self._arrived.wait()
-        found = tuple(self._found)
-        self._found.clear()
-        self._arrived.clear()
+    def wait(self, seconds: float) -> tuple[GpuEvent, ...]:
+        """The events that are there, after a wait for the first. Raises GpuError if no GPU could be registered."""
+        found: list[GpuEvent] = []
+        with self._lock:  # a wait whose caller was cancelled may still be under way
+            try:
+                if time.monotonic() >= self._register_at:
+                    self._register()
+                if not self._registered:  # an empty set may answer at once
+                    time.sleep(seconds)
+                while self._registered and len(found) < _MOST_EVENTS:
+                    event = self._next(0.0 if found else seconds)
+                    if event is None:
+                        break
+                    found.append(event)
+            except self._nvml.NVMLError:  # a lost GPU makes the whole set fail; a set without it works
+                self._listen()
+                time.sleep(0.0 if found else seconds)
+            except Exception as error:  # a fault of the library must not end the process
+                if not found:
+                    raise GpuError(f"no XID events: {error!r}; GPUs are only polled") from error
         if not found and self._trouble is not None:
             raise GpuError(f"no XID events: {self._trouble}; GPUs are only polled")
-        return found
+        return tuple(found)
 
     def close(self) -> None:
-        """Stop the thread; blocks for up to one wait of the library."""
-        self._stop.set()
-        self._thread.join()
-        self._free()
+        """Free the set, after the wait under way."""
+        with self._lock:
+            self._free()
 
-    def _run(self) -> None:
-        slices = failures = 0
-        while not self._stop.is_set():
-            try:
-                event = self._wait()
-                slices += 1
-                if slices % _REGISTER_SLICES == 0:
-                    self._register()
-                failures = 0
-            except self._nvml.NVMLError:  # a lost GPU makes the whole set fail; a set without it works
-                failures += 1
-                if failures > 1:
-                    self._stop.wait(_RETRY_SECONDS)
-                self._listen()
-                continue
-            except Exception as error:  # any other error is logged and must not end the thread
-                get_logger().error("nvml.events_failed", error=repr(error), exc_info=error)
-                self._stop.wait(_RETRY_SECONDS)
-                continue
-            if event is not None and not self._hand_over(event):
-                return
-
-    def _wait(self) -> GpuEvent | None:
+    def _next(self, seconds: float) -> GpuEvent | None:
+        """One event; None if there is none in time, or one of another kind."""
         nvml = self._nvml
-        if not self._registered:  # an empty set may answer at once
-            self._stop.wait(_SLICE_MS / 1000)
-            return None
         try:
-            data = nvml.nvmlEventSetWait_v2(self._set, _SLICE_MS)
+            data = nvml.nvmlEventSetWait_v2(self._set, round(seconds * 1000))
         except nvml.NVMLError as error:
             if error.value == nvml.NVML_ERROR_TIMEOUT:
                 return None
             raise
-        return (
-            GpuEvent(self._owner(data), int(data.eventData))
-            if data.eventType & nvml.nvmlEventTypeXidCriticalError
-            else None
-        )
-
-    def _hand_over(self, event: GpuEvent) -> bool:
-        """Pass an event to the event loop; False if that has ended without ``close``."""
-
-        def add() -> None:
-            self._found.append(event)
-            self._arrived.set()
-
-        try:
-            self._loop.call_soon_threadsafe(add)
-        except RuntimeError:
-            return False
-        return True
+        if not data.eventType & nvml.nvmlEventTypeXidCriticalError:
+            return None
+        return GpuEvent(self._owner(data), int(data.eventData))
 
     def _listen(self) -> None:
         """Create a new event set with all GPUs that accept registration; keep the reason if none does."""
@@ -183,6 +152,7 @@ class EventThread:
 
     def _register(self) -> None:
         nvml = self._nvml
+        self._register_at = time.monotonic() + _REGISTER_SECONDS
         for index in range(nvml.nvmlDeviceGetCount()):
             if index in self._registered:
                 continue

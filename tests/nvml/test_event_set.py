@@ -1,10 +1,12 @@
-"""The thread that waits for XID events survives unexpected errors of the library."""
+"""Waits for XID events survive unexpected errors of the library."""
 
-import asyncio
 import ctypes
 from types import SimpleNamespace
 
-from kybernate.gpus.nvml import EventThread
+import pytest
+
+from kybernate.gpus import GpuError
+from kybernate.gpus.nvml import EventSet
 from kybernate.machine import GpuEvent
 
 NO_INSTANCE = 0xFFFFFFFF
@@ -40,12 +42,8 @@ class OddNvml:
         )
 
 
-async def test_an_error_that_is_not_nvmls_own_does_not_end_the_thread() -> None:
-    thread = await asyncio.to_thread(EventThread, OddNvml(), asyncio.get_running_loop())
-    try:
-        async with asyncio.timeout(30):
-            while not (found := await thread.next(1.0)):
-                pass
-    finally:
-        await asyncio.to_thread(thread.close)
-    assert found == (GpuEvent("GPU-1", 79),)
+def test_an_error_that_is_not_nvmls_own_is_one_of_the_gpus_and_the_next_wait_works() -> None:
+    events = EventSet(OddNvml())
+    with pytest.raises(GpuError, match="UnicodeDecodeError"):
+        events.wait(0.0)
+    assert events.wait(0.0) == (GpuEvent("GPU-1", 79),)
