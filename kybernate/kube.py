@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import aiohttp
 
+from kybernate.backoff import Backoff
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.tls import trusting
 
@@ -402,7 +403,7 @@ class Mirror:
 
     async def run(self) -> NoReturn:
         """List and watch until cancelled."""
-        failures, routine = 0, True
+        failures, routine, backoff = 0, True, Backoff(*PAUSE_SECONDS)
         while True:
             self._opened_at, retry_seconds, ended = time.monotonic(), 0.0, False
             try:
@@ -422,12 +423,11 @@ class Mirror:
             routine = steady and ended  # by the server, as asked for with timeoutSeconds
             if steady:
                 failures = 0
+                backoff.reset()
                 if ended:
                     continue
-            first, longest = PAUSE_SECONDS
-            pause = min(longest, first * 2.0 ** min(failures, 16)) * random.uniform(0.5, 1.0)
             failures += 1
-            await asyncio.sleep(max(pause, retry_seconds))
+            await asyncio.sleep(max(backoff.pause(), retry_seconds))
 
     def _failed(self, error: KubeError, failures: int) -> None:
         """Decide whether the next watch goes on from the last resource version, and log what is not routine."""

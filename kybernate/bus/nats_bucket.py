@@ -25,6 +25,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 from nats.js.kv import KeyValue
 
+from kybernate.backoff import Backoff
 from kybernate.bus.inbox import Inbox
 from kybernate.bus.nats_connection import JETSTREAM_SECONDS, NatsConnection
 from kybernate.bus.port import BusError, Entry, NoAnswerError
@@ -36,8 +37,7 @@ SETTLE_SECONDS = 2.0
 """How long a change may take to reach a watch before its absence is a bug."""
 IDLE_SECONDS = 30.0
 """The server removes a consumer without a subscriber after this time."""
-FIRST_RETRY_SECONDS = 0.5
-LAST_RETRY_SECONDS = 5.0
+RETRY_SECONDS = 0.5, 5.0
 READS = 3
 """How often a bucket is read when the reads miss keys."""
 SILENCE_SECONDS = 5.0
@@ -295,7 +295,7 @@ class _Watch:
 
     async def follow(self) -> None:
         """Keep a run going until cancelled, with back-off while the server refuses."""
-        wait = FIRST_RETRY_SECONDS
+        backoff = Backoff(*RETRY_SECONDS)
         restarted = OnceLogger("watch.restarted", level="info")
         while True:
             await self._bucket._bus.until_connected()
@@ -304,14 +304,12 @@ class _Watch:
                     await self._read(run)
             except (BusError, RunOverError) as error:
                 if self._run:
-                    wait = FIRST_RETRY_SECONDS
+                    backoff.reset()
                     restarted.clear()
-                else:
-                    wait = min(wait * 2, LAST_RETRY_SECONDS)
                 restarted.log(bucket=self._bucket._name, reason=str(error))
             finally:
                 self._run = None
-            await asyncio.sleep(wait)
+            await asyncio.sleep(backoff.pause())
 
     async def _read(self, run: Run) -> None:
         present: set[str] = set()

@@ -21,17 +21,17 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.client import JetStreamContext
 
+from kybernate.backoff import Backoff
 from kybernate.bus.credentials import Credentials, CredentialsError
 from kybernate.bus.nats_link import CONNECT_SECONDS, LEADER_SECONDS, LinkErrors, NatsLink, dial, failures
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError, NotSetUpError
 from kybernate.logs import OnceLogger, get_logger
 
-FIRST_RETRY_SECONDS = 0.25
-LAST_RETRY_SECONDS = 2.0
+RETRY_SECONDS = 0.25, 2.0
 CUT_OFF_SECONDS = 5.0
 """How long the leader has not answered before another server is dialled."""
-FIRST_SEARCH_SECONDS = 1.0
-"""The first pause until it is looked for again, twice as long each time: the servers may elect a leader just now."""
+SEARCH_SECONDS = 1.0, CUT_OFF_SECONDS
+"""Pauses until it is looked for again: the servers may elect a leader just now."""
 SERVICE_TRIES = 3
 """How often a single address is dialled then: a Service chooses one of its servers each time."""
 DETACH_SECONDS = 0.5
@@ -178,7 +178,7 @@ class NatsConnection:
             await route.detach()
 
     async def _keep_connected(self) -> None:
-        wait = FIRST_RETRY_SECONDS
+        backoff = Backoff(*RETRY_SECONDS)
         # wait_for of Python 3.11 loses a cancellation that arrives together with the result it waits for: so the flag
         # is checked as well.
         while not self.errors.final.is_set() and not self._leaving:
@@ -189,7 +189,7 @@ class NatsConnection:
                 if self._leaving:
                     return
                 await self._adopt(link)
-                wait = FIRST_RETRY_SECONDS
+                backoff.reset()
                 await self._until_useless(link)
                 self.errors.judge(None if self._next is not None else link.client.last_error)
             except (OSError, nats.errors.Error, CredentialsError) as error:  # time-outs are OSErrors
@@ -203,23 +203,23 @@ class NatsConnection:
                         await link.client.close()
             if self._next is not None:
                 continue
-            await asyncio.sleep(0.0 if self._leaving else wait * random.uniform(0.5, 1.0))
-            wait = min(wait * 2, LAST_RETRY_SECONDS)
+            await asyncio.sleep(0.0 if self._leaving else backoff.pause())
 
     async def _until_useless(self, link: NatsLink) -> None:
         """Wait until the connection is lost, or ``_next`` is one to a server that reaches the stream's leader, and this
         one's does not: it has lost its routes to the others, and what is published here stays there."""
         if not self._leader_of:
             await link.until_lost()
-        cut_off, due, pause = OnceLogger("bus.cut_off"), time.monotonic() + CUT_OFF_SECONDS, FIRST_SEARCH_SECONDS
+        cut_off, due, searches = OnceLogger("bus.cut_off"), time.monotonic() + CUT_OFF_SECONDS, Backoff(*SEARCH_SECONDS)
         while link.alive:
             asked = time.monotonic()
             if await link.reaches_leader(self._leader_of):
-                due, pause = asked + CUT_OFF_SECONDS, FIRST_SEARCH_SECONDS
+                due = asked + CUT_OFF_SECONDS
+                searches.reset()
                 cut_off.clear()
             elif link.alive and time.monotonic() >= due:
                 self._next = await self._elsewhere(link)
-                due, pause = time.monotonic() + pause, min(2 * pause, CUT_OFF_SECONDS)
+                due = time.monotonic() + searches.pause()
                 more = "" if self._next is None else self._next.server
                 meaning = f"this server does not reach the leader of {self._leader_of}, and is left for one that does"
                 if self._next is None:

@@ -24,6 +24,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from kybernate.backoff import Backoff
 from kybernate.bus.inbox import Inbox, Troubles, answer, beside, read, read_answer
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
 from kybernate.envelope import Message, Pattern
@@ -35,8 +36,7 @@ LONGEST = 4 * 2**20
 """Bytes of one message."""
 BACKLOG = 8 * 2**20
 """Bytes that may wait for a peer that does not read."""
-FIRST_RETRY_SECONDS = 0.02
-LAST_RETRY_SECONDS = 0.5
+RETRY_SECONDS = 0.02, 0.5
 LASTS_SECONDS = 1.0
 """A connection that ends earlier counts as a failed attempt: the next one waits longer."""
 LEAVE_SECONDS = 0.5
@@ -63,8 +63,6 @@ class NodeSocket:
         self._callbacks: list[Callable[[bool], None]] = []
         self._up = asyncio.Event()
         self._leaving = False
-        self._reported = False
-        """The log says that there is a connection."""
         self._asked = 0
 
     @property
@@ -179,7 +177,7 @@ class NodeSocket:
         """A connection has lasted."""
         self.last_error = ""
         self._waits.clear()
-        self._tell("bus.connected", True)
+        get_logger().info("bus.connected", server=str(self.path))
 
     def left(self, link: "_Link") -> None:
         """A connection was lost."""
@@ -187,17 +185,13 @@ class NodeSocket:
         if not self.links:
             self._up.clear()
             self._changed(False)
-            self._tell("bus.lost", False)
+        if link.lasted and not self._leaving:
+            get_logger().info("bus.lost", server=str(self.path))
 
     def _changed(self, connected: bool) -> None:
         if not self._leaving:
             for callback in self._callbacks:
                 callback(connected)
-
-    def _tell(self, event: str, connected: bool) -> None:
-        if self._reported != connected and not self._leaving:
-            self._reported = connected
-            get_logger().info(event, server=str(self.path))
 
     def stuck(self) -> None:
         """Count a peer that did not read."""
@@ -238,19 +232,18 @@ class NodeSocket:
 
     async def keep_connected(self) -> None:
         """Connect, and again after each loss, until cancelled."""
-        wait = FIRST_RETRY_SECONDS
+        backoff = Backoff(*RETRY_SECONDS)
         while True:
             try:
                 link = await self._connect()
                 await asyncio.wait([link.lost])
                 if link.lasted:
-                    wait = FIRST_RETRY_SECONDS
+                    backoff.reset()
                 else:
                     self._failed("the peer ended the connection at once")
             except OSError as error:
                 self._failed(str(error))
-            await asyncio.sleep(wait)
-            wait = min(wait * 2, LAST_RETRY_SECONDS)
+            await asyncio.sleep(backoff.pause())
 
     async def _connect(self) -> "_Link":
         """Raises OSError. asyncio would take a full queue of who listens for a connection."""

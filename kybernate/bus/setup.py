@@ -13,14 +13,14 @@ import nats.js.errors
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 from nats.js.client import JetStreamContext
 
+from kybernate.backoff import Backoff
 from kybernate.bus.credentials import NO_CREDENTIALS, Credentials, CredentialsError
 from kybernate.bus.nats_link import NatsLink, PlaintextError, dial, forbidden, refused
 from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, REQUESTS, BusDownError, BusError, NoAnswerError
 from kybernate.bus.rights import Role, rights
 from kybernate.sizes import format_bytes
 
-FIRST_RETRY_SECONDS = 0.05
-LAST_RETRY_SECONDS = 0.5
+RETRY_SECONDS = 0.05, 0.5
 _DAY = 86_400.0
 _OF_THE_SERVER = ("metadata", "consumer_limits")
 """Settings that the server fills in by itself."""
@@ -98,7 +98,7 @@ async def init(
     answers, or it refuses or has no leader yet; ``on_wait`` gets the first error. Raises BusDownError when no server
     answers, CredentialsError, and BusError when it has no JetStream or refuses.
     """
-    until, reported, pause = time.monotonic() + wait, False, FIRST_RETRY_SECONDS
+    until, reported, backoff = time.monotonic() + wait, False, Backoff(*RETRY_SECONDS)
     changed: list[str] = []
     while True:
         try:
@@ -109,8 +109,7 @@ async def init(
             if not reported:
                 on_wait(str(error))
                 reported = True
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, LAST_RETRY_SECONDS)
+        await asyncio.sleep(backoff.pause())
 
 
 async def keep(

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import functools
 import os
-import random
 import socket
 import stat
 import struct
@@ -23,6 +22,7 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
+from kybernate.backoff import Backoff
 from kybernate.envelope import slug
 from kybernate.health import Health
 from kybernate.logs import OnceLogger, get_logger
@@ -38,7 +38,9 @@ changes of their folder."""
 REGISTER_SECONDS = 15.0
 """Longer than kubelet's time-out of 10 s for its dial-back."""
 FIRST_LIST_SECONDS = 10.0
-FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 0.1, 5.0
+RETRY_SECONDS = 0.1, 5.0
+LASTS_SECONDS = 5.0
+"""A registration that ends earlier counts as a failed attempt: the next pause is longer."""
 MAX_SOCKET_PATH = 107
 
 Identity = tuple[int, ...]
@@ -67,7 +69,7 @@ class Registration:
 
     async def run(self) -> NoReturn:
         """Register, and again whenever the registration fails or ends."""
-        pause, failed = FIRST_RETRY_SECONDS, OnceLogger("plugin.registration_failed")
+        backoff, failed = Backoff(*RETRY_SECONDS), OnceLogger("plugin.registration_failed")
         while True:
             began = time.monotonic()
             try:
@@ -77,9 +79,9 @@ class Registration:
                     failed.clear()
                 failed.log(resource=self.resource, reason=str(error))
                 self.unmet = f"{self.resource}: {error}"
-            lasted = time.monotonic() - began
-            pause = FIRST_RETRY_SECONDS if lasted > LAST_RETRY_SECONDS else min(LAST_RETRY_SECONDS, pause * 2)
-            await self._back_off(pause * random.uniform(0.5, 1.0))
+            if time.monotonic() - began > LASTS_SECONDS:
+                backoff.reset()
+            await self._back_off(backoff.pause())
 
     async def _back_off(self, seconds: float) -> None:
         """Wait, but return at once when kubelet restarts: a new kubelet has not refused anything yet."""

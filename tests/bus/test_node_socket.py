@@ -168,7 +168,9 @@ async def test_a_peer_that_ends_each_connection_is_tried_less_often_and_logged_o
         async with server, connecting(path) as bus:
             await within(enough.wait())
             assert "ended the connection at once" in bus.last_error
-    assert waits[:5] == [0.02, 0.04, 0.08, 0.16, 0.32]
+    assert all(
+        longest / 2 <= wait <= longest for wait, longest in zip(waits, (0.02, 0.04, 0.08, 0.16, 0.32), strict=False)
+    )
     assert [entry["event"] for entry in logs] == ["bus.waits"]
 
 
