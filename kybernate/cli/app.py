@@ -15,7 +15,7 @@ from kybernate.cli.completion import SeatArgument
 from kybernate.cli.config import config_app
 from kybernate.cli.doctor import doctor_app
 from kybernate.cli.onboard import adopt, offboard, onboard
-from kybernate.cli.output import CliError, Output, OutputOption, UrlOption, answer
+from kybernate.cli.output import CliError, Commands, OutputOption, UrlOption, answer, as_json
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.topology import topology
 from kybernate.cli.uninstall import uninstall_check
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from kybernate.cli.console import Console
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -36,7 +36,7 @@ app.add_typer(bus, name="bus")
 app.add_typer(config_app, name="config")
 app.add_typer(router_app, name="router")
 app.add_typer(doctor_app, name="doctor")
-report_app = typer.Typer(no_args_is_help=True, help="Requests and tokens of each tenant.")
+report_app = Commands(no_args_is_help=True, help="Requests and tokens of each tenant.")
 app.add_typer(report_app, name="report")
 
 
@@ -50,6 +50,8 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    output: OutputOption = None,
+    url: UrlOption = None,
     _: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")] = False,
 ) -> None:
     """Kybernate: host more LLMs than you have GPU memory for."""
@@ -57,20 +59,18 @@ def _options(
 
 @app.command(epilog="Examples: kyb status --watch · kyb status --services · kyb status -o json")
 def status(
-    url: UrlOption = None,
-    output: OutputOption = Output.TEXT,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every second until Ctrl-C.")] = False,
     services: Annotated[bool, typer.Option("--services", help="The processes of the stack that runs here.")] = False,
 ) -> None:
     """Show nodes, groups and seats: what is active, parked, waiting."""
-    from kybernate.cli.console import Console, find_url
+    from kybernate.cli.console import Console
 
     if services:
-        _print_services(output)
+        _print_services()
         return
-    api = Console(find_url(url))
+    api = Console.found()
     with contextlib.suppress(KeyboardInterrupt):  # the way to end --watch
-        if output is Output.JSON:
+        if as_json():
             for body in _seats(api, watch):
                 print(json.dumps({"url": api.url, **body}), flush=True)
             return
@@ -94,28 +94,25 @@ def logs(
     name: Annotated[str, typer.Argument(metavar="SERVICE|MODEL|SEAT", autocompletion=completion.models)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many of the last lines.")] = 200,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Show the log of a service, or of a model's engine, of the stack that runs here."""
     from kybernate.cli.local import local_stack, log_lines, log_of
 
     with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
         for line in log_lines(log_of(local_stack(), name), last=lines, follow=follow):
-            print(json.dumps({"name": name, "line": line}) if output is Output.JSON else line, flush=True)
+            print(json.dumps({"name": name, "line": line}) if as_json() else line, flush=True)
 
 
 @app.command(epilog="Examples: kyb top · kyb top --once · kyb top -o json")
 def top(
-    url: UrlOption = None,
-    output: OutputOption = Output.TEXT,
     once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
 ) -> None:
     """Show which models wait, the longest wait first, against their SLO; every second until Ctrl-C."""
-    from kybernate.cli.console import Console, find_url
+    from kybernate.cli.console import Console
     from kybernate.cli.show import open_console, top_rows, top_text
 
-    api = Console(find_url(url))
-    if output is Output.JSON:
+    api = Console.found()
+    if as_json():
         print(json.dumps({"models": top_rows(api.why())}))
         return
     from rich.live import Live
@@ -132,41 +129,37 @@ def top(
 
 @app.command(epilog="Example: kyb events --since 10m --model qwen3-32b --kind switch -o json")
 def events(
-    url: UrlOption = None,
-    output: OutputOption = Output.TEXT,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C, over restarts of the console.")] = False,
     since: Annotated[str | None, typer.Option(metavar="AGE", help="Show what happened: 90s, 10m, 24h, 7d.")] = None,
     model: Annotated[str, typer.Option(help="Only of this model.", autocompletion=completion.models)] = "",
     kind: Annotated[str, typer.Option(help="switch, park, stay, ... or activated, parked, operation, ...")] = "",
 ) -> None:
     """Show events and decisions. With --since those that were stored; else, or with -f, as they happen."""
-    from kybernate.cli.console import Console, find_url
+    from kybernate.cli.console import Console
     from kybernate.cli.history import show_events
 
     with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
-        show_events(Console(find_url(url)), output, since=since, follow=follow, model=model, kind=kind)
+        show_events(Console.found(), since=since, follow=follow, model=model, kind=kind)
 
 
 @app.command(epilog="Example: kyb slo --since 24h -o json")
 def slo(
-    url: UrlOption = None,
-    output: OutputOption = Output.TEXT,
     since: Annotated[str, typer.Option(metavar="AGE", help="90s, 10m, 24h: at most a day.")] = "1h",
 ) -> None:
     """Show which models missed their SLO, and what their longest wait was for."""
-    from kybernate.cli.console import Console, find_url
+    from kybernate.cli.console import Console
     from kybernate.cli.history import show_slo
 
-    show_slo(Console(find_url(url)), since, output)
+    show_slo(Console.found(), since)
 
 
 @report_app.command("usage", epilog="Example: kyb report usage -o json")
-def usage(url: UrlOption = None, output: OutputOption = Output.TEXT) -> None:
+def usage() -> None:
     """Show requests and tokens (prompt + completion) of each tenant and model."""
-    from kybernate.cli.console import Console, find_url
+    from kybernate.cli.console import Console
     from kybernate.cli.history import show_usage
 
-    show_usage(Console(find_url(url)), output)
+    show_usage(Console.found())
 
 
 @app.command(epilog="Examples: kyb why G0 · kyb why qwen3-32b --last-switch · kyb why request ID")
@@ -180,28 +173,26 @@ def why(
         ),
     ] = None,
     request: Annotated[str | None, typer.Argument(metavar="[ID]", help="X-Request-Id, or X-Kyb-Cause.")] = None,
-    url: UrlOption = None,
-    output: OutputOption = Output.TEXT,
     last_switch: Annotated[
         bool, typer.Option("--last-switch", help="The last switch of this model or group: reason and seconds.")
     ] = False,
 ) -> None:
     """Show why each group is as it is: the policy's last reason, and the numbers that it saw."""
-    from kybernate.cli.console import Console, find_url
+    from kybernate.cli.console import Console
     from kybernate.cli.history import show_last_switch, show_request
     from kybernate.cli.show import select_why, why_lines
 
     if (name == "request") != bool(request):
         raise CliError("write kyb why request ID, or one group, seat or model: kyb why NAME", 2)
-    api = Console(find_url(url))
+    api = Console.found()
     if request:
-        show_request(api, request, output)
+        show_request(api, request)
         return
     if last_switch:
-        show_last_switch(api, name, output)
+        show_last_switch(api, name)
         return
     nodes = select_why(api.why(), name)
-    if output is Output.JSON:
+    if as_json():
         print(json.dumps({"nodes": nodes}))
         return
     for line in why_lines(nodes):
@@ -209,11 +200,11 @@ def why(
 
 
 def _add_seat_command(verb: str, text: str, example: str) -> None:
-    def command(name: SeatArgument, url: UrlOption = None, output: OutputOption = Output.TEXT) -> None:
-        from kybernate.cli.console import Console, find_url
+    def command(name: SeatArgument) -> None:
+        from kybernate.cli.console import Console
 
-        for reply in Console(find_url(url)).commands(name, verb):
-            if output is Output.JSON:
+        for reply in Console.found().commands(name, verb):
+            if as_json():
                 print(json.dumps({"verb": verb, **reply}))
             else:
                 print(f"{verb} {reply.get('model') or name} (seat {reply.get('seat', '?')}): accepted; see kyb status")
@@ -243,14 +234,12 @@ app.command(epilog="Example: kyb resume group G0")(operations.resume)
 @app.command(epilog="Example: kyb wake qwen3-32b")
 def wake(
     model: Annotated[str, typer.Argument(help="The model's name.", autocompletion=completion.models)],
-    url: UrlOption = None,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Ask for a model, as a request would, without waiting for it."""
-    from kybernate.cli.console import Console, find_url
+    from kybernate.cli.console import Console
 
-    reply = Console(find_url(url)).wake(model.removeprefix("model/"))
-    answer(output, reply, f"{model}: asked for; see kyb status")
+    reply = Console.found().wake(model.removeprefix("model/"))
+    answer(reply, f"{model}: asked for; see kyb status")
 
 
 app.command(epilog="Examples: kyb topology --stack · kyb topology --preset 8xL40S -o json")(topology)
@@ -278,12 +267,12 @@ def add_extras(target: typer.Typer) -> None:
 add_extras(app)
 
 
-def _print_services(output: Output) -> None:
+def _print_services() -> None:
     from kybernate.cli.local import local_stack, processes
 
     stack = local_stack()
     found, pids = processes(stack), stack.get("pids") or {}
-    if output is Output.JSON:
+    if as_json():
         rows = [{"name": name, "running": state == "running", "pid": pids.get(name)} for name, state in found.items()]
         print(json.dumps({"url": stack["url"], "folder": stack["folder"], "services": rows}))
         return

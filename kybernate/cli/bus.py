@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kybernate.cli.output import CliError, Output, OutputOption, answer
+from kybernate.cli.output import CliError, Commands, answer
 
 if TYPE_CHECKING:
     from kybernate.bus import Credentials
     from kybernate.bus.rights import Role
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-bus = typer.Typer(no_args_is_help=True, help="The NATS bus: streams, keys.")
+bus = Commands(no_args_is_help=True, help="The NATS bus: streams, keys.")
 
 T = TypeVar("T")
 
@@ -38,7 +38,6 @@ def init(
     ready: Annotated[
         Path | None, typer.Option(help="With --every: file that exists while the last run found or made everything.")
     ] = None,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Create the streams and buckets that are missing, and bring the rest up to date, as KYB_NATS_*_FILE say."""
     from kybernate.bus import setup
@@ -60,14 +59,13 @@ def init(
         _run(setup.keep(_address(nats_url), replicas, every=every, credentials=who, report=_report, tried=tried))
     changed = _run(setup.init(_address(nats_url), replicas, credentials=who, wait=wait, on_wait=report))
     text = f"changed: {', '.join(changed)}" if changed else "nothing to do: all streams and buckets are there"
-    answer(output, {"changed": list(changed)}, text)
+    answer({"changed": list(changed)}, text)
 
 
 @bus.command("check", epilog="Example: kyb bus check --role router, with KYB_NATS_NKEY_FILE=router.nk")
 def check(
     role: Annotated[str, typer.Option(help="Role of the key, e.g. router.")],
     nats_url: NatsUrl = None,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Check that a key (KYB_NATS_*_FILE) has the rights of its role. Sends only messages that no service acts on."""
     from kybernate.bus.setup import examine
@@ -80,7 +78,7 @@ def check(
     if missing:
         text = "; ".join(missing)
         raise CliError(f"{address}: role {role} lacks rights: {text}; {credentials.grant}")
-    answer(output, {"server": address, "role": role}, f"{address}: good for role {role}")
+    answer({"server": address, "role": role}, f"{address}: good for role {role}")
 
 
 @bus.command("keys", epilog="Examples: kyb bus keys --out keys · kyb bus keys --out keys --rotate router")
@@ -94,7 +92,6 @@ def keys(
         str | None, typer.Option(help="Replace the key of this role; the old one becomes invalid.")
     ] = None,
     service_account: Annotated[Path, typer.Option(help="Folder of the pod's token, for --secret.")] = ACCOUNT,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Make the missing keys, one per role, and the server's list of keys with their rights."""
     if (out is None) == (secret is None):
@@ -108,25 +105,24 @@ def keys(
             changed = write(out, rotated)
         except BusError as error:
             raise CliError(str(error)) from None
-        _print_changes(output, str(out), changed)
+        _print_changes(str(out), changed)
     elif secret is not None:
-        _run(_secret(service_account, namespace, secret, rotated, output))
+        _run(_secret(service_account, namespace, secret, rotated))
 
 
 @bus.command("users", epilog="Example: kyb bus users --account KYB | sh")
 def users(
     account: Annotated[str, typer.Option(help="A separate account, which exists: nsc add account --name KYB.")],
     replicas: Annotated[int, typer.Option(min=1, max=5, help="Servers that keep each stream and bucket.")] = 1,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Print the commands of nsc that make the users of a NATS in operator mode: one per role, with its rights."""
     from kybernate.bus.keys import nsc
 
     commands = nsc(account, replicas)
-    answer(output, {"commands": commands}, "\n".join(commands))
+    answer({"commands": commands}, "\n".join(commands))
 
 
-async def _secret(account: Path, namespace: str, name: str, rotate: "Role | None", output: Output) -> None:
+async def _secret(account: Path, namespace: str, name: str, rotate: "Role | None") -> None:
     from kybernate.bus.keys import ensure
     from kybernate.kube import Kube, in_cluster
 
@@ -141,7 +137,7 @@ async def _secret(account: Path, namespace: str, name: str, rotate: "Role | None
     kube = Kube(url, account)
     try:
         changed = await ensure(kube, namespace, name, rotate)
-        _print_changes(output, f"Secret {namespace}/{name}", changed)
+        _print_changes(f"Secret {namespace}/{name}", changed)
     finally:
         await kube.close()
 
@@ -163,9 +159,9 @@ def _role(name: str) -> "Role":
         raise CliError(f"there is no role {name!r}; there are {', '.join(Role)}", 2) from None
 
 
-def _print_changes(output: Output, where: str, changed: tuple[str, ...]) -> None:
+def _print_changes(where: str, changed: tuple[str, ...]) -> None:
     text = f"{where}: wrote {', '.join(changed)}" if changed else f"{where}: nothing to do, all keys are there"
-    answer(output, {"where": where, "wrote": list(changed)}, text)
+    answer({"where": where, "wrote": list(changed)}, text)
 
 
 def _report(text: str) -> None:

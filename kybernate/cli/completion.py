@@ -31,10 +31,10 @@ def groups_and_models(incomplete: str) -> list[str]:
 
 
 def _names(incomplete: str, field: str) -> list[str]:
-    from kybernate.cli.console import Console, find_url
+    from kybernate.cli.console import Console
 
     try:
-        seats = Console(find_url(None), ANSWER_SECONDS).seats()["seats"]
+        seats = Console.found(ANSWER_SECONDS).seats()["seats"]
     except CliError:
         return []
     return sorted({seat[field] for seat in seats if seat.get(field) and seat[field].startswith(incomplete)})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from kybernate.cli.output import CliError, Output, OutputOption, answer
+from kybernate.cli.output import CliError, Commands, answer, as_json
 from kybernate.cli.topology import group_row
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kybernate.config import NodeConfig
     from kybernate.machine import Gpu, Link
 
-config_app = typer.Typer(no_args_is_help=True, help="Check, explain and compare configuration files.")
+config_app = Commands(no_args_is_help=True, help="Check, explain and compare configuration files.")
 
 
 @config_app.command("check", epilog="Example: kyb config check config.yaml --gpus 8 -o json")
@@ -27,12 +27,11 @@ def check(
     pods: Annotated[
         Path | None, typer.Option(help="Also check these Pods as kyb up would (needs the extra dev).")
     ] = None,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Check a configuration file; with --gpus show its groups and seats."""
     every = report(file, gpus, pods, name)
     for found in every.values():
-        if output is Output.JSON:
+        if as_json():
             print(json.dumps(found))
             continue
         which = f" ({found['name']})" if len(every) > 1 or name else ""
@@ -45,7 +44,7 @@ def check(
 
 
 @config_app.command("init", epilog="Example: kyb config init > config.yaml")
-def init(output: OutputOption = Output.TEXT) -> None:
+def init() -> None:
     """Print a configuration to begin with: seats of one GPU, and the default of every other key as a comment."""
     from kybernate.config.schema import settings
 
@@ -56,7 +55,7 @@ def init(output: OutputOption = Output.TEXT) -> None:
     lines = ["profiles:", f"  - {first}", *(f"    {line}" for line in rest), ""]
     lines.append("# Every other key, with its default; kyb config explain KEY says more.")
     lines += [f"# {path}: {json.dumps(default)}" for path, default in defaults.items()]
-    answer(output, {"profiles": [profile], "defaults": defaults}, "\n".join(lines))
+    answer({"profiles": [profile], "defaults": defaults}, "\n".join(lines))
 
 
 @config_app.command(
@@ -64,7 +63,6 @@ def init(output: OutputOption = Output.TEXT) -> None:
 )
 def explain(
     key: Annotated[str, typer.Argument(metavar="[NAME]", help="Part of a name, such as policy or router.")] = "",
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Explain every option: of a configuration, of services (KYB_*), pods, the chart, the command line."""
     from importlib.resources import files
@@ -75,7 +73,7 @@ def explain(
     found = [option for option in every if key.lower() in option["name"].lower()]
     if not found:
         raise CliError(f"{key!r} is in no option's name; {suggest(key, {option['name'] for option in every})}", code=2)
-    if output is Output.JSON:
+    if as_json():
         print(json.dumps({"options": found}))
         return
     for option in found:
@@ -90,7 +88,6 @@ def explain(
 def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="A configuration (YAML), or a folder of them.")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="Another one.")],
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Show which values differ between two configurations, defaults included."""
     from kybernate.config import load_all
@@ -100,7 +97,7 @@ def diff(
         for file in (old, new)
     ]
     paths = [path for path in dict.fromkeys((*values[0], *values[1])) if values[0].get(path) != values[1].get(path)]
-    if output is Output.JSON:
+    if as_json():
         print(
             json.dumps(
                 {"changes": [{"key": path, "old": values[0].get(path), "new": values[1].get(path)} for path in paths]}

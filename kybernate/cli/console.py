@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from kybernate.cli.output import CliError
+from kybernate.cli.output import CliError, given_url
 
 ANSWER_SECONDS = 10.0
 RECONNECT_SECONDS = 0.5
@@ -38,8 +38,9 @@ def find_stack() -> dict[str, Any] | None:
     return None
 
 
-def find_url(given: str | None) -> str:
+def find_url() -> str:
     """``--url``, else ``KYB_URL``, else the running stack's. Raises CliError when there is none."""
+    given = given_url()
     if given or os.environ.get("KYB_URL"):
         url = str(given or os.environ["KYB_URL"]).rstrip("/")
         if not _is_address(url):
@@ -74,6 +75,11 @@ class Console:
     url: str
     timeout: float = ANSWER_SECONDS
     """For each answer."""
+
+    @classmethod
+    def found(cls, timeout: float = ANSWER_SECONDS) -> "Console":
+        """The one of ``find_url``. Raises CliError."""
+        return cls(find_url(), timeout)
 
     def seats(self) -> dict[str, Any]:
         """``GET /v1/seats``, all pages: ``{"seats": [...], "models": [...], "nodes": [...]}``."""

@@ -9,23 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.output import CliError, Output, OutputOption, UrlOption
+from kybernate.cli.output import CliError, Commands, as_json
 
 if TYPE_CHECKING:
     from kybernate.doctor import Finding
 
 _CHECK_WIDTH = 12
-doctor_app = typer.Typer(help="What is wrong, and how to repair it.")
+doctor_app = Commands(help="What is wrong, and how to repair it.")
 
 
 @doctor_app.callback(invoke_without_command=True, epilog="Example: kyb doctor --bundle report.tar.gz")
 def stack(
     context: typer.Context,
-    url: UrlOption = None,
     bundle: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write findings, state, events, logs and configuration there.")
     ] = None,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Check the whole stack: machine, processes, cluster, router, bus, clocks, configuration, gate, seats, engines.
 
@@ -36,11 +34,11 @@ def stack(
     from kybernate.cli.stack_facts import read_facts, write_bundle
     from kybernate.doctor.stack import check_stack
 
-    findings = list(check_stack(facts := read_facts(url)))
+    findings = list(check_stack(facts := read_facts()))
     if bundle is not None:
-        members = write_bundle(bundle, findings, url, facts.cluster)
+        members = write_bundle(bundle, findings, facts.cluster)
         sys.stderr.write(f"kyb: wrote {bundle}: {len(members)} files, without keys and passwords\n")
-    _report(findings, as_json=output is Output.JSON)
+    _report(findings)
 
 
 @doctor_app.command("gpu", epilog="Example: kyb doctor gpu -o json")
@@ -52,7 +50,6 @@ def gpu(
     ] = "",
     pid: Annotated[int, typer.Option(help="First process of that vLLM.")] = 0,
     cycles: Annotated[int, typer.Option(min=1, help="Parks and activations of the self-test.")] = 10,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Check whether GPU processes can be parked here. Exit code 1: at least one check fails."""
     from kybernate.doctor import DoctorError, examine_gpu
@@ -62,18 +59,18 @@ def gpu(
         raise CliError("--self-test URL and --pid PID go together", code=2)
     try:
         if self_test:
-            _report([test_engine(os.environ, self_test, pid, cycles)], as_json=output is Output.JSON)
+            _report([test_engine(os.environ, self_test, pid, cycles)])
         findings = examine_gpu(os.environ, seconds=timeout)
     except DoctorError as error:
         raise CliError(str(error), code=2) from None
-    _report(findings, as_json=output is Output.JSON)
+    _report(findings)
 
 
-def _report(findings: "list[Finding]", *, as_json: bool) -> None:
+def _report(findings: "list[Finding]") -> None:
     from kybernate.doctor import exit_code
 
     code = exit_code(findings)
-    if as_json:
+    if as_json():
         print(json.dumps({"ok": code == 0, "findings": [asdict(finding) for finding in findings]}))
     else:
         for finding in findings:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kybernate.cli.console import Console, follow_events
-from kybernate.cli.output import CliError, Output, answer
+from kybernate.cli.output import CliError, answer, as_json
 from kybernate.cli.show import event_line, open_console
 from kybernate.tracing import trace_id_of
 
@@ -28,11 +28,9 @@ def seconds_of(age: str, most_days: int = KEPT_DAYS) -> float:
     return seconds
 
 
-def show_events(
-    console: Console, output: Output, *, since: str | None, follow: bool, model: str = "", kind: str = ""
-) -> None:
+def show_events(console: Console, *, since: str | None, follow: bool, model: str = "", kind: str = "") -> None:
     """Print stored events, then live ones without a gap. Raises CliError."""
-    show, last_id, begin = _printer(output), None, None
+    show, last_id, begin = _printer(), None, None
     if since is not None:
         begin = time.time() - seconds_of(since)
         found = console.history(begin, model=model, kind=kind, limit=10_000)
@@ -67,7 +65,7 @@ def matches(event: dict[str, Any], model: str, kind: str) -> bool:
     return (not kind or kind in names) and (not model or model in (event.get("model"), event.get("victim_model")))
 
 
-def show_last_switch(console: Console, name: str | None, output: Output) -> None:
+def show_last_switch(console: Console, name: str | None) -> None:
     """Print the last switch that a model or group was in: the decision and the events of its seats; without one the
     last park. Raises CliError."""
     if not name:
@@ -86,10 +84,10 @@ def show_last_switch(console: Console, name: str | None, output: Output) -> None
     events = console.history(float(decision["at"]) - 1.0, op=decision["op"])["events"]
     done: dict[str, Any] = next((event for event in reversed(events) if event.get("seconds")), {})
     seconds = done.get("seconds") or {}
-    if output is Output.JSON:
+    if as_json():
         print(json.dumps({"decision": decision, "seconds": seconds, "events": events}))
         return
-    show = _printer(output)
+    show = _printer()
     for event in events:
         show(event)
     for load in decision.get("loads") or ():
@@ -101,20 +99,20 @@ def show_last_switch(console: Console, name: str | None, output: Output) -> None
         print(f"  trace {trace}")
 
 
-def show_request(console: Console, name: str, output: Output) -> None:
+def show_request(console: Console, name: str) -> None:
     """Print the story of one request. Raises CliError."""
     story = console.request(name)
-    if output is Output.JSON:
+    if as_json():
         print(json.dumps(story))
         return
     for line in story_lines(story):
         print(line)
 
 
-def show_slo(console: Console, since: str, output: Output) -> None:
+def show_slo(console: Console, since: str) -> None:
     """Print which models missed their SLO, and what the longest wait of each was for. Raises CliError."""
     body = console.slo(time.time() - seconds_of(since, REQUESTS_KEPT_DAYS))
-    if output is Output.JSON:
+    if as_json():
         print(json.dumps(body))
         return
     if not body["models"]:
@@ -130,7 +128,7 @@ def show_slo(console: Console, since: str, output: Output) -> None:
                 break
 
 
-def show_usage(console: Console, output: Output) -> None:
+def show_usage(console: Console) -> None:
     """Print what tenants have used since the routers started. Raises CliError."""
     body = console.usage()
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(body["since"]))
@@ -142,7 +140,7 @@ def show_usage(console: Console, output: Output) -> None:
         f"{row['prompt_tokens']} + {row['completion_tokens']} tokens"
         for row in body["usage"]
     ]
-    answer(output, body, "\n".join(lines))
+    answer(body, "\n".join(lines))
 
 
 def _decided(step: dict[str, Any]) -> str:
@@ -169,8 +167,8 @@ def story_lines(story: dict[str, Any]) -> Iterator[str]:
     yield "  " + ", ".join(f"{phase} {float(value):.3f} s" for phase, value in story["phases"].items())
 
 
-def _printer(output: Output) -> Callable[[dict[str, Any]], None]:
-    if output is Output.JSON:
+def _printer() -> Callable[[dict[str, Any]], None]:
+    if as_json():
         return lambda event: print(json.dumps(event), flush=True)
     console = open_console()
     return lambda event: console.print(event_line(event))

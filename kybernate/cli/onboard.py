@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kybernate.cli.kubectl import kubectl
-from kybernate.cli.output import CliError, Output, OutputOption
+from kybernate.cli.output import CliError, as_json
 
 if TYPE_CHECKING:
     from kybernate.footprint import Footprint
@@ -30,7 +30,6 @@ def onboard(
     name: Annotated[str, typer.Option(help="Which of several Deployments of a file.")] = "",
     namespace: Namespace = "",
     apply: Apply = False,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Show the changes that make a Deployment of an LLM engine a seat, and what to expect; --apply makes them."""
     from kybernate.onboard import onboard as change
@@ -41,12 +40,10 @@ def onboard(
         facts = {"engine": done.engine, "backend": done.backend, "notes": [*done.notes, *notes]}
         return done.manifest, facts | ({"footprint": asdict(found)} if found is not None else {})
 
-    _run(target, namespace, make, apply, output, name=name)
+    _run(target, namespace, make, apply, name=name)
 
 
-def offboard(
-    target: Target, namespace: Namespace = "", apply: Apply = False, output: OutputOption = Output.TEXT
-) -> None:
+def offboard(target: Target, namespace: Namespace = "", apply: Apply = False) -> None:
     """Show how to undo kyb onboard; --apply does it. What was changed since stays as it is, and is named."""
     from kybernate.onboard import offboard as change
 
@@ -54,7 +51,7 @@ def offboard(
         after, kept = change(manifest)
         return after, _kept(kept)
 
-    _run(target, namespace, make, apply, output)
+    _run(target, namespace, make, apply)
 
 
 def adopt(
@@ -63,7 +60,6 @@ def adopt(
     router: Annotated[str, typer.Option(help="The routers' Service there; default: by the chart's labels.")] = "",
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="Of the Service; default: kubectl's.")] = "",
     apply: Apply = False,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Show how an engine's Service leads to the routers of its namespace, so that its clients cannot hang at a parked
     engine; --apply changes it."""
@@ -82,7 +78,7 @@ def adopt(
         done = change(manifest, others, router)
         return done.manifest, {"notes": done.notes}
 
-    _run(target, namespace, make, apply, output, RECORD)
+    _run(target, namespace, make, apply, RECORD)
 
 
 def _kept(places: Iterable[str]) -> Json:
@@ -94,7 +90,6 @@ def _run(
     namespace: str,
     make: Callable[[Json], tuple[Json, Json]],
     apply: bool,
-    output: Output,
     record: str = "",
     name: str = "",
 ) -> None:
@@ -107,7 +102,7 @@ def _run(
         after, facts = make(before)
     except OnboardError as error:
         raise CliError(str(error)) from None
-    if output is Output.JSON:
+    if as_json():
         print(json.dumps({**facts, "manifest": after}))
     else:
         shown = (without_record(one, record or RECORD) for one in (before, after))
@@ -121,7 +116,7 @@ def _run(
     if apply:
         verb = "replace" if target.startswith(LIVE) else "apply"
         text = kubectl([verb, "-f", "-", *_in(namespace)], json.dumps(after))
-        if output is Output.TEXT:
+        if not as_json():
             print(text.strip())
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kybernate.cli.completion import SeatArgument, groups, groups_and_nodes
-from kybernate.cli.output import CliError, Output, OutputOption, UrlOption
+from kybernate.cli.output import CliError, as_json
 
 POLL_SECONDS = 0.5
 _PASSING = ("manager_unanswered", "bus_down", "not-ready", "unreachable")
@@ -54,11 +54,9 @@ def migrate(
     wait: Wait = False,
     timeout: Timeout = 900.0,
     dry_run: DryRun = False,
-    url: UrlOption = None,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Park a seat and activate it on another group of its node."""
-    _run(f"seats/{seat}/migrate", {"to": to}, op, wait, timeout, dry_run, url, output)
+    _run(f"seats/{seat}/migrate", {"to": to}, op, wait, timeout, dry_run)
 
 
 def drain(
@@ -71,11 +69,9 @@ def drain(
     wait: Wait = False,
     timeout: Timeout = 900.0,
     dry_run: DryRun = False,
-    url: UrlOption = None,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Park all seats of a group's GPUs, or of a node, and start and activate none there until kyb resume."""
-    _run(f"{scope.value}s/{name}/drain", {"purpose": purpose.value}, op, wait, timeout, dry_run, url, output)
+    _run(f"{scope.value}s/{name}/drain", {"purpose": purpose.value}, op, wait, timeout, dry_run)
 
 
 def resume(
@@ -85,11 +81,9 @@ def resume(
     wait: Wait = False,
     timeout: Timeout = 900.0,
     dry_run: DryRun = False,
-    url: UrlOption = None,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """End a drain: seats are started and activated again as requests come."""
-    _run(f"{scope.value}s/{name}/resume", {}, op, wait, timeout, dry_run, url, output)
+    _run(f"{scope.value}s/{name}/resume", {}, op, wait, timeout, dry_run)
 
 
 def _run(
@@ -99,17 +93,15 @@ def _run(
     wait: bool,
     timeout: float,
     dry_run: bool,
-    url: str | None,
-    output: Output,
 ) -> None:
-    from kybernate.cli.console import Console, find_url
+    from kybernate.cli.console import Console
 
-    console, name = Console(find_url(url)), op or uuid.uuid4().hex[:12]
+    console, name = Console.found(), op or uuid.uuid4().hex[:12]
     reply = console.order(path, {**fields, "op": name, "dry_run": dry_run})
     shown: tuple[str, str] | None = None
     until = time.monotonic() + timeout
     while True:
-        shown = _show(reply, shown, output)
+        shown = _show(reply, shown)
         operation = reply.get("operation") or {}
         if dry_run or not wait or operation.get("outcome"):
             break
@@ -125,13 +117,13 @@ def _run(
         raise CliError(f"{operation['outcome']}: {operation.get('text')}")
 
 
-def _show(reply: dict[str, Any], shown: tuple[str, str] | None, output: Output) -> tuple[str, str]:
+def _show(reply: dict[str, Any], shown: tuple[str, str] | None) -> tuple[str, str]:
     """Print a reply that says something new; return what it says."""
     operation = reply.get("operation") or {}
     now = (str(operation.get("phase", "")), str(operation.get("text", "")))
-    if now == shown or (shown is not None and output is Output.JSON and now[0] == shown[0]):
+    if now == shown or (shown is not None and as_json() and now[0] == shown[0]):
         return shown or now
-    if output is Output.JSON:
+    if as_json():
         print(json.dumps(reply), flush=True)
     elif reply.get("dry_run"):
         print("\n".join(reply.get("plan") or ()), flush=True)

@@ -1,10 +1,15 @@
-"""What commands share: the options that many have, the two output formats, and the error that ends a command."""
+"""What commands share: the options of all, the two output formats, and the error that ends a command."""
 
 import json
+from collections.abc import Callable
+from contextvars import ContextVar
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+
+C = TypeVar("C", bound=Callable[..., Any])
 
 
 class CliError(Exception):
@@ -26,13 +31,74 @@ class Output(StrEnum):
     JSON = "json"
 
 
-def answer(output: Output, data: dict[str, Any], text: str) -> None:
-    """Print a command's whole answer."""
-    print(json.dumps(data) if output is Output.JSON else text)
+_output: ContextVar[Output] = ContextVar("output", default=Output.TEXT)
+_url: ContextVar[str] = ContextVar("url", default="")
 
 
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="text, or JSON for programs.")]
+def _keep_output(context: typer.Context, value: Output | None) -> None:
+    if value is not None or context.parent is None:
+        _output.set(value or Output.TEXT)
+
+
+def _keep_url(context: typer.Context, value: str | None) -> None:
+    if value is not None or context.parent is None:
+        _url.set(value or "")
+
+
+OutputOption = Annotated[
+    Output | None,
+    typer.Option("--output", "-o", callback=_keep_output, expose_value=False, help="text, or JSON for programs."),
+]
 UrlOption = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", help="The console. Default: KYB_URL, else the stack that runs here."),
+    typer.Option(
+        metavar="URL",
+        callback=_keep_url,
+        expose_value=False,
+        help="The console. Default: KYB_URL, else the stack that runs here.",
+    ),
 ]
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _with_common(super().get_params(ctx), ctx)
+
+
+class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _with_common(super().get_params(ctx), ctx)
+
+
+def _with_common(params: list[Any], context: Any) -> list[Any]:
+    """The options of the root that it does not take itself, as --version, belong to each command below it."""
+    common = [] if context.parent is None else context.find_root().command.params
+    return [*params, *(one for one in common if one.name in ("output", "url"))]
+
+
+class Commands(typer.Typer):
+    """Commands that take the root's options, in front of the command's name or after it; the last one counts."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(cls=_Group, **settings)
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
+    ) -> Callable[[C], C]:
+        """As Typer's."""
+        return super().command(name, cls=cls or _Command, **settings)
+
+
+def as_json() -> bool:
+    """Whether ``-o json`` is given."""
+    return _output.get() is Output.JSON
+
+
+def given_url() -> str:
+    """``--url``; empty without it."""
+    return _url.get()
+
+
+def answer(data: dict[str, Any], text: str) -> None:
+    """Print a command's whole answer."""
+    print(json.dumps(data) if as_json() else text)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kybernate import files
-from kybernate.cli.output import CliError, Output, OutputOption, answer
+from kybernate.cli.output import CliError, Commands, answer, as_json
 
 if TYPE_CHECKING:
     from kybernate.api_keys import KeyFile
 
-router = typer.Typer(no_args_is_help=True, help="API keys of routers.")
-keys_app = typer.Typer(no_args_is_help=True, help="API keys in the file of KYB_API_KEYS_FILE.")
+router = Commands(no_args_is_help=True, help="API keys of routers.")
+keys_app = Commands(no_args_is_help=True, help="API keys in the file of KYB_API_KEYS_FILE.")
 router.add_typer(keys_app, name="keys")
 
 File = Annotated[
@@ -30,7 +30,6 @@ def add(
         list[str] | None, typer.Option(help="infer, gateway, view, signals, admin; several times.")
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="One of the file's tenants, whose limits hold.")] = None,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Make a key and print it; it cannot be shown again. Running routers load it within seconds."""
     from kybernate.api_keys import make
@@ -45,16 +44,16 @@ def add(
         raise CliError(f"{file} has no tenant {tenant!r}; it has {', '.join(names) or 'none'}: see docs/security.md")
     row, token = make(name, scope or ["infer"])
     _write(file, known.model_copy(update={"keys": (*known.keys, row.model_copy(update={"tenant": tenant}))}))
-    answer(output, {"name": name, "scopes": list(row.scopes), "tenant": tenant, "key": token}, token)
+    answer({"name": name, "scopes": list(row.scopes), "tenant": tenant, "key": token}, token)
 
 
 @keys_app.command("list", epilog="Example: kyb router keys list --file keys.yaml -o json")
-def show(file: File, output: OutputOption = Output.TEXT) -> None:
+def show(file: File) -> None:
     """Show names, scopes and tenants."""
     if not file.exists():
         raise CliError(f"{file}: there is no such file; name another with --file, or make it: kyb router keys add")
     keys = _read(file).keys
-    if output is Output.JSON:
+    if as_json():
         print(
             json.dumps({"keys": [{"name": key.name, "scopes": list(key.scopes), "tenant": key.tenant} for key in keys]})
         )
@@ -64,7 +63,7 @@ def show(file: File, output: OutputOption = Output.TEXT) -> None:
 
 
 @keys_app.command("remove", epilog="Example: kyb router keys remove ops --file keys.yaml")
-def remove(name: Name, file: File, output: OutputOption = Output.TEXT) -> None:
+def remove(name: Name, file: File) -> None:
     """Remove a key; routers then refuse it."""
     known = _read(file)
     left = tuple(key for key in known.keys if key.name != name)
@@ -73,7 +72,7 @@ def remove(name: Name, file: File, output: OutputOption = Output.TEXT) -> None:
     if not left:
         raise CliError(f"{name!r} is the last key of {file}, and routers refuse an empty file; add another one first")
     _write(file, known.model_copy(update={"keys": left}))
-    answer(output, {"removed": name, "left": [key.name for key in left]}, f"{name} is removed; routers refuse it")
+    answer({"removed": name, "left": [key.name for key in left]}, f"{name} is removed; routers refuse it")
 
 
 def _read(file: Path) -> "KeyFile":

@@ -20,7 +20,7 @@ from kybernate.adopt import is_adopted
 from kybernate.cli.console import Console, find_stack, find_url, stack_file
 from kybernate.cli.kubectl import kubectl
 from kybernate.cli.local import ENGINE_LOGS, log_lines, processes
-from kybernate.cli.output import CliError
+from kybernate.cli.output import CliError, given_url
 from kybernate.config import ConfigError, load
 from kybernate.doctor import Finding
 from kybernate.doctor.cluster import ClusterFacts, configured_groups
@@ -55,12 +55,12 @@ _SECRET = re.compile(
 _WORD = re.compile(r"(?i)(?:(?:bearer|basic)\s+)?(?!-\s)(?:[^\s\"',\[\]|>\\]|\\(?![\"']|$))+")
 
 
-def read_facts(given: str | None) -> StackFacts:
+def read_facts() -> StackFacts:
     """Read what can be read; nothing here raises for a broken stack."""
-    stack = find_stack() if given is None else None
+    stack = find_stack() if not given_url() else None
     local = _local(stack)
     try:
-        url = find_url(given)
+        url = find_url()
         console = Console(url)
         overview, ready, routers = console.seats(), console.readiness(), console.routers()
     except CliError as error:
@@ -141,9 +141,7 @@ def skew(seats: tuple[dict[str, Any], ...], console: float | None, now: float) -
     return max(found, key=abs, default=None)
 
 
-def write_bundle(
-    file: Path, findings: list[Finding], given: str | None, cluster: ClusterFacts | None = None
-) -> list[str]:
+def write_bundle(file: Path, findings: list[Finding], cluster: ClusterFacts | None = None) -> list[str]:
     """Write a gzipped tar with findings, state, events, logs and configuration, without secrets; returns its members.
 
     What cannot be read is left out. Raises CliError if the file cannot be written.
@@ -151,13 +149,13 @@ def write_bundle(
     texts = {"doctor.json": json.dumps([asdict(finding) for finding in findings], indent=2)}
     seats: list[dict[str, Any]] = []
     with contextlib.suppress(CliError):
-        console = Console(find_url(given))
+        console = Console.found()
         texts["seats.json"] = json.dumps(overview := console.seats(), indent=2)
         seats = overview["seats"]
         texts["why.json"] = json.dumps(console.why(), indent=2)
         past = console.history(time.time() - BUNDLE_SECONDS, limit=10_000)["events"]
         texts["events.jsonl"] = "".join(json.dumps(event) + "\n" for event in past)
-    stack = find_stack() if given is None else None
+    stack = find_stack() if not given_url() else None
     if stack is not None:
         folder = Path(stack["folder"])
         files = [*folder.glob("logs/*.log"), *folder.glob(f"{ENGINE_LOGS}/*/*.log"), *folder.glob("*.yaml")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kybernate.cli.output import CliError, Output, OutputOption
+from kybernate.cli.output import CliError, as_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,6 @@ def topology(
         typer.Option(help="Whose groups. Default: KYB_CONFIG, with --stack the stack's, else every size."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Which of its configurations.")] = None,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Show how GPUs are connected, as nvidia-smi topo -m does, and the groups that they form, and why.
 
@@ -47,7 +46,7 @@ def topology(
     path = config or found
     chosen = load(path, name) if path else every_size(machine[0], machine[2])
     body = report(chosen, *machine)
-    if output is Output.JSON:
+    if as_json():
         print(json.dumps({"config": str(path) if path else None, "name": chosen.chosen, **body}))
         return
     for line in lines(body, path):

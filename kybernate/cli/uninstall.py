@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kybernate.cli.output import CliError, Output, OutputOption, answer
+from kybernate.cli.output import CliError, answer
 from kybernate.cli.uninstall_view import FORCE, SKIP, Forcing, Look, Owner, owners, refusal
 from kybernate.seat import SeatState
 
@@ -140,7 +140,6 @@ async def sure_look(cluster: Cluster) -> Look:
 
 def uninstall_check(
     forced: Annotated[bool, typer.Option("--force", help="Delete the frozen pods, and allow it.")] = False,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Refuse an uninstall that would leave engines frozen (exit code 1). Runs in a hook of the chart, which says by
     KYB_URL, KYB_MANAGER_PORT, KYB_RESOURCE_PREFIXES, KYB_NAMESPACE and KYB_FORCE_VALUE what it needs to know."""
@@ -163,7 +162,7 @@ def uninstall_check(
         kube = Kube(where)
         try:
             cluster = Cluster(kube, env("KYB_URL", "").rstrip("/"), int(env("KYB_MANAGER_PORT", "9471")), prefixes)
-            await _check(cluster, forced or await annotated(kube, forcing), forcing, output)
+            await _check(cluster, forced or await annotated(kube, forcing), forcing)
         finally:
             await kube.close()
 
@@ -179,7 +178,7 @@ async def annotated(kube: Any, forcing: Forcing) -> bool:
     return bool((found.get("metadata", {}).get("annotations") or {}).get(FORCE) == forcing.value)
 
 
-async def _check(cluster: Cluster, forced: bool, forcing: Forcing, output: Output) -> None:
+async def _check(cluster: Cluster, forced: bool, forcing: Forcing) -> None:
     """Run the check. Raises CliError when the uninstall is refused."""
     done: tuple[str, ...] = ()
     if forced:
@@ -187,4 +186,4 @@ async def _check(cluster: Cluster, forced: bool, forcing: Forcing, output: Outpu
     elif why := refusal(await sure_look(cluster), forcing):
         raise CliError(why)
     text = "\n".join((*done, "no engine is left frozen; the uninstall may go on"))
-    answer(output, {"ok": True, "done": list(done)}, text)
+    answer({"ok": True, "done": list(done)}, text)

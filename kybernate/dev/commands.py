@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer.core import TyperCommand
 
-from kybernate.cli.output import Output, OutputOption, answer
+from kybernate.cli.output import answer
 
 
 def register(app: typer.Typer) -> None:
@@ -15,6 +16,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Examples: kyb up · kyb up --engine llama · kyb up --nodes 2 --routers 2 --nats 3")(up)
     app.command(epilog="Example: kyb add model.yaml")(add)
     app.command(
+        cls=TyperCommand,  # the demo's own parser reads its options
         add_help_option=False,  # the demo's own parser answers --help
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )(demo)
@@ -68,7 +70,6 @@ def up(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the logs of all processes.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress lines.")] = False,
     ready_timeout: Annotated[float, typer.Option(min=1, help="Warn of models that are not ready by then.")] = 60.0,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Start everything on this machine, with fake GPUs. Ctrl-C ends it."""
     from kybernate.dev.stack import LAPTOP, StackOptions
@@ -90,12 +91,11 @@ def up(
         nats_url=nats_url,
         log_format="pretty" if pretty else "json",
     )
-    run(options, verbose=verbose, quiet=quiet, ready_seconds=ready_timeout, output=output)
+    run(options, verbose=verbose, quiet=quiet, ready_seconds=ready_timeout)
 
 
 def add(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="v1 Pods (YAML), one seat each.")],
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Start more models on the stack that runs here."""
     from kybernate.cli.local import local_stack
@@ -103,7 +103,7 @@ def add(
 
     pods = create(local_stack(), file)
     text = f"{', '.join(pod.model for pod in pods)}: starting; see kyb status"
-    answer(output, {"pods": [{"namespace": pod.namespace, "name": pod.name, "model": pod.model} for pod in pods]}, text)
+    answer({"pods": [{"namespace": pod.namespace, "name": pod.name, "model": pod.model} for pod in pods]}, text)
 
 
 def demo(context: typer.Context) -> None:

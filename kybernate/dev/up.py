@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from kybernate.cli.output import CliError, Output, answer
+from kybernate.cli.output import CliError, answer
 from kybernate.config import ConfigError
 from kybernate.dev.stack import NotReadyError, Stack, StackError, StackOptions
 from kybernate.dev.stack.options import ChangingError, content
@@ -24,7 +24,7 @@ _NAME_WIDTH = 12
 RELOAD_SECONDS = 1.0
 
 
-def run(options: StackOptions, *, verbose: bool, quiet: bool, ready_seconds: float, output: Output) -> None:
+def run(options: StackOptions, *, verbose: bool, quiet: bool, ready_seconds: float) -> None:
     """Until Ctrl-C or SIGTERM. Raises ConfigError before anything starts, CliError when a service refuses to start.
 
     ``verbose``: all logs; ``quiet``: not even progress, nor processes that ended.
@@ -38,7 +38,7 @@ def run(options: StackOptions, *, verbose: bool, quiet: bool, ready_seconds: flo
     progress = _silent if quiet or verbose else _progress
     try:
         stack = Stack(options, sink=write if verbose else None if quiet else supervisor_only)
-        asyncio.run(_foreground(stack, ready_seconds, progress, output))
+        asyncio.run(_foreground(stack, ready_seconds, progress))
     except (StackError, StackFileError) as error:
         raise CliError(str(error)) from None
     except OSError as error:
@@ -113,9 +113,9 @@ def _progress(text: str) -> None:
     sys.stderr.write(f"kyb: {text}\n")
 
 
-async def _foreground(stack: Stack, ready_seconds: float, progress: Callable[[str], None], output: Output) -> None:
+async def _foreground(stack: Stack, ready_seconds: float, progress: Callable[[str], None]) -> None:
     """Cancellation is the stop signal: the first ends in order, the second at once."""
-    task = asyncio.create_task(_live(stack, ready_seconds, progress, output))
+    task = asyncio.create_task(_live(stack, ready_seconds, progress))
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(signum, task.cancel)
@@ -124,7 +124,7 @@ async def _foreground(stack: Stack, ready_seconds: float, progress: Callable[[st
         await task
 
 
-async def _live(stack: Stack, ready_seconds: float, progress: Callable[[str], None], output: Output) -> None:
+async def _live(stack: Stack, ready_seconds: float, progress: Callable[[str], None]) -> None:
     for warning in stack.plan.topology.warnings:
         sys.stderr.write(f"kyb: warning: {warning}\n")
     groups = len(stack.plan.topology.groups) * stack.options.nodes
@@ -143,7 +143,7 @@ async def _live(stack: Stack, ready_seconds: float, progress: Callable[[str], No
             "seconds": round(seconds, 3),
             "seats": seats,
         }
-        answer(output, facts, banner(stack, seats, seconds))
+        answer(facts, banner(stack, seats, seconds))
         sys.stdout.flush()
         reloading = asyncio.create_task(reload_changes(stack, progress), name="reload")
         try:

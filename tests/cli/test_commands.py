@@ -18,7 +18,6 @@ from kybernate.cli import completion
 from kybernate.cli.app import app
 from kybernate.cli.console import Console, follow_events
 from kybernate.cli.history import show_events
-from kybernate.cli.output import Output
 from kybernate.dev.stack.stack_file import StackFile
 from kybernate.lab.cli.simulate_input import complete_policies
 
@@ -175,7 +174,7 @@ def test_what_happens_while_no_event_is_known_is_not_missed(monkeypatch: pytest.
     monkeypatch.setattr("kybernate.cli.console.RECONNECT_SECONDS", 0.0)
     router = QuietRouter("http://router")
     with pytest.raises(KeyboardInterrupt):
-        show_events(router, Output.TEXT, since="10m", follow=True)
+        show_events(router, since="10m", follow=True)
     begin = router.asked[0][1]
     assert router.asked == [("history", begin), (None, begin), (None, begin)]  # the stream overlaps the history
     router.asked.clear()
@@ -288,13 +287,23 @@ def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
         )
 
 
+async def test_common_options_stand_before_a_command_or_after_it_and_the_last_counts(kyb: "Kyb") -> None:
+    before, after = await kyb("-o", "json", "config", "init"), await kyb("config", "init", "-ojson")
+    assert json.loads(before.out) == json.loads(after.out)
+    assert (await kyb("config", "-o", "json", "init", "--output", "text")).out.startswith("profiles:")
+    assert (await kyb("config", "init")).out.startswith("profiles:")  # nothing is kept from the call before
+    assert "--url 'x' is not an address" in (await kyb("--url", "http://y", "status", "--url", "x")).err
+
+
 async def test_every_command_has_examples_and_json_as_output(kyb: "Kyb") -> None:
-    commands = dict(_commands(typer.main.get_command(app), "kyb"))
+    root = typer.main.get_command(app)
+    commands, above = dict(_commands(root, "kyb")), typer.Context(root)
     del commands["kyb demo"]  # has another parser
     assert len(commands) >= 30
     for name, command in commands.items():
         assert (command.epilog or "").replace("s:", ":").startswith(f"Example: {name}"), name
-        assert "-o" in {option for parameter in command.params for option in parameter.opts}, name
+        params = command.get_params(typer.Context(command, parent=above))
+        assert {"-o", "--output", "--url"} <= {option for parameter in params for option in parameter.opts}, name
     asked = (await kyb("demo", "-h")).out
     assert "--output" in asked
     assert "Examples: kyb demo" in asked

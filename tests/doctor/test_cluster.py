@@ -214,5 +214,6 @@ def test_a_bundle_has_the_logs_of_the_charts_pods_and_of_the_engines(
     assert "no pod gone" in logs["pods/apps/gone.log"]
     file = tmp_path / "report.tar.gz"
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert "pods/kyb/crashed.log" in write_bundle(file, [], "http://127.0.0.1:9", facts)
-    assert write_bundle(file, [], "http://127.0.0.1:9", ClusterFacts(unread="another cluster")) == ["doctor.json"]
+    monkeypatch.setenv("KYB_URL", "http://127.0.0.1:9")  # nothing listens there
+    assert "pods/kyb/crashed.log" in write_bundle(file, [], facts)
+    assert write_bundle(file, [], ClusterFacts(unread="another cluster")) == ["doctor.json"]

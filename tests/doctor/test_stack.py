@@ -221,9 +221,7 @@ def test_a_bundle_contains_the_findings_and_no_secrets(tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("KYB_URL", "http://127.0.0.1:9")  # nothing listens there
     file = tmp_path / "report.tar.gz"
-    assert write_bundle(file, [Finding("bus", Severity.FAIL, "nats://kyb:geheim@nats:4222 is away")], None) == [
-        "doctor.json"
-    ]
+    assert write_bundle(file, [Finding("bus", Severity.FAIL, "nats://kyb:geheim@nats:4222 is away")]) == ["doctor.json"]
     with tarfile.open(fileobj=io.BytesIO(file.read_bytes())) as tar:
         member = tar.extractfile("kybernate/doctor.json")
         assert member is not None

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from kybernate.cli.output import Output, OutputOption
+from kybernate.cli.output import Output
 from kybernate.config_errors import ConfigError
 from kybernate.dev.demo import report, scenario
 from kybernate.dev.demo.client import Verdict
@@ -66,7 +66,7 @@ def demo(
         ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
-    output: OutputOption = Output.TEXT,
+    output: Annotated[Output, typer.Option("--output", "-o", help="text, or JSON for programs.")] = Output.TEXT,
     scenario_: Annotated[
         scenario.DemoScenario | None,
         typer.Option(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kybernate.cli.output import CliError, Output, OutputOption
+from kybernate.cli.output import CliError, as_json
 
 if TYPE_CHECKING:
     from kybernate.lab.advise import Advice, Costs, FleetCost, Workload
@@ -18,7 +18,6 @@ def advise(
     ],
     gpu: Annotated[str, typer.Option(help="The GPU to plan for; default: the description's, else H100.")] = "",
     explain: Annotated[bool, typer.Option("--explain", help="All reasons with their sources, and the risks.")] = False,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Dedicated GPU, MIG, MPS, time slicing or a seat: which fits each workload, why, and what the fleet costs."""
     from kybernate.config_errors import ConfigError
@@ -34,7 +33,7 @@ def advise(
     before = lab.fleet_cost([(one, "dedicated") for one, _ in chosen], product, costs)
     after = lab.fleet_cost(chosen, product, costs)
     gpus = lab.fleet_gpus(chosen, product)
-    if output is Output.JSON:
+    if as_json():
         _print_json(product, found, gpus, before, after, costs)
     else:
         _show(workloads, found, explain)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.output import CliError, Output, OutputOption
+from kybernate.cli.output import CliError
 from kybernate.lab.cli import simulate_options as given
 from kybernate.lab.cli.plan_report import PlanReport, count, plot_library, show, write_page
 from kybernate.lab.cli.simulate_input import Inputs, arrivals_of, chosen_policies, complete_policies, read_scenario
@@ -70,7 +70,6 @@ def plan(
     page: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The table and plots as a page that needs nothing else: .html")
     ] = None,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """How many groups of GPUs does this trace need at this SLO, shared by seats or one per model? Exit code 1: more
     than --groups-max. Ctrl-C: what was played until then, exit code 130.
@@ -83,7 +82,7 @@ def plan(
 
     seconds, share = wanted(slo)
     limit = "the SLO of each tier" if tier else f"{seconds:g} s"
-    json_file = given.json_target(json_file, output)
+    json_file = given.json_target(json_file)
     writable(json_file, page)
     if page is not None:
         plot_library()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.output import CliError, Output, OutputOption
+from kybernate.cli.output import CliError
 from kybernate.lab.cli import simulate_options as given
 from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, complete_policies, read_scenario, slowdown_points
 from kybernate.lab.cli.simulate_reference import reference as play_reference
@@ -60,7 +60,6 @@ def simulate(
     ] = False,
     bound_seconds: Annotated[float, typer.Option(min=1, help="Time for --bound.")] = 300.0,
     json_file: given.JsonFile = None,
-    output: OutputOption = Output.TEXT,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture: .png, .svg or .pdf.")] = None,
     reference: Annotated[
         bool, typer.Option("--reference", help="The reference table: ready scenarios, all policies (docs/simulate.md).")
@@ -77,7 +76,7 @@ def simulate(
     """Play a trace against policies: what would users have waited? Nothing real is touched."""
     from kybernate.lab.simulate.engine import RunOptions
 
-    json_file = given.json_target(json_file, output)
+    json_file = given.json_target(json_file)
     if reference:
         play_reference(
             (*(traces or ()), *(trace or ())), windows=windows, clairvoyant=clairvoyant, bound_seconds=bound_seconds,

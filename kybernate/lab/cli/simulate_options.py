@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from kybernate.cli.output import Output
+from kybernate.cli.output import as_json
 
 _TRACE = typer.Argument(metavar="TRACE", help="docs/demo.md lists the formats; several are merged.")
 Traces = Annotated[list[Path], _TRACE]
@@ -55,6 +55,6 @@ Jobs = Annotated[int, typer.Option(min=1, help="Processes.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="The result; - is stdout, as -o json.")]
 
 
-def json_target(file: Path | None, output: Output) -> Path | None:
+def json_target(file: Path | None) -> Path | None:
     """Where the result goes as JSON; None: nowhere."""
-    return Path("-") if output is Output.JSON else file
+    return Path("-") if as_json() else file

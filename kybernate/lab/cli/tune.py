@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.output import CliError, Output, OutputOption
+from kybernate.cli.output import CliError
 from kybernate.lab.cli import simulate_options as given
 from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, complete_policies, read_scenario
 from kybernate.lab.cli.simulate_reference import writable, write
@@ -48,14 +48,13 @@ def tune(
     speed_up: given.SpeedUp = 1.0,
     jobs: given.Jobs = 1,
     json_file: given.JsonFile = None,
-    output: OutputOption = Output.TEXT,
 ) -> None:
     """Would other constants of the policy have been better on the last days of a trace? Changes nothing."""
     from kybernate.lab.simulate.engine import SimulationError
     from kybernate.lab.tune import MODES, last_days
     from kybernate.lab.tune import tune as tuned
 
-    json_file = given.json_target(json_file, output)
+    json_file = given.json_target(json_file)
     writable(json_file, out)
     modes = chosen_policies(policy)
     for name in modes:
