@@ -38,10 +38,15 @@ class GpuProcesses:
         self._unread = OnceLogger("gpu_processes.read_failed")
 
     async def read(
-        self, containers: Collection[str], places: Mapping[str, frozenset[str]] = MappingProxyType({})
+        self,
+        containers: Collection[str],
+        places: Mapping[str, frozenset[str]] = MappingProxyType({}),
+        *,
+        reads: int = READS,
     ) -> ForeignProcessesSeen | None:
-        """Processes that are in none of these containers, by GPU, what each container used at most, and which have
-        processes elsewhere than in their ``places`` (UUIDs); None when the driver does not answer."""
+        """Processes that are in none of these containers and were seen in so many ``reads`` in a row, by GPU, what each
+        container used at most, and which have processes elsewhere than in their ``places`` (UUIDs); None when the
+        driver does not answer."""
         try:
             processes = await self._gpus.processes()
         except GpuError as error:
@@ -61,7 +66,7 @@ class GpuProcesses:
         astray = {(one, gpu) for one, place in places.items() for gpu in used.get(one, {}).keys() - place}
         self._astray = {key: self._astray.get(key, 0) + 1 for key in astray}
         return ForeignProcessesSeen(
-            tuple(ForeignProcess(gpu, pid, names[pid]) for (pid, gpu), n in sorted(self._seen.items()) if n >= READS),
+            tuple(ForeignProcess(gpu, pid, names[pid]) for (pid, gpu), n in sorted(self._seen.items()) if n >= reads),
             self._peaks,
             frozenset(key for key, n in self._astray.items() if n >= STRAY_READS),
         )

@@ -426,7 +426,7 @@ class Manager:
                     await watch.wait(WATCHED_GATE_SECONDS, QUIET_GATE_SECONDS)
 
     async def _watch_gpu_processes(self) -> None:
-        known = ForeignProcessesSeen(())
+        known: ForeignProcessesSeen | None = None
         while True:
             await asyncio.sleep(FOREIGN_SECONDS)
             faults = self.gate.faulty_gpus(self.node.faulty)
@@ -434,7 +434,7 @@ class Manager:
                 await self.receive(FaultyGpusSeen(faults))
             containers = {seat.durable.container_id for seat in self.node.seats.values() if seat.durable.container_id}
             places = view.places(self.node)
-            found = await self.gpu_processes.read(containers, places) if self.gpu_processes is not None else known
+            found = await self.gpu_processes.read(containers, places) if self.gpu_processes is not None else None
             if found is not None and (found != known or found.strays):
                 known = found
                 await self.receive(found)
@@ -469,10 +469,22 @@ class Manager:
                 log.info("manager.waits", error=str(error) or repr(error))
                 await asyncio.sleep(0.25)
         self.board.handle(FaultyGpusSeen(self.gate.faulty_gpus({})), self.now())
+        await self._read_gpus({pod.container_id or "" for pod in owners.pods}, ledger)
         recovered = Recovered(owners, ledger, reply, tickets, published)
         await self._carry_out(self.board.handle(recovered, self.now()), None, group)
         self.roster.all_changed()
         log.info("manager.recovered", seats=len(owners.pods), jobs=len(reply.jobs), epoch=self.node.epoch)
+
+    async def _read_gpus(self, containers: set[str], ledger: Ledger) -> None:
+        """Tell the board of foreign processes before its first decision, as of one read: an engine may run whose pod
+        was deleted by force and whose ledger was lost. A driver that does not answer is read later."""
+        known = containers | {entry.durable.container_id for entry in ledger.seats}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EVIDENCE_SECONDS):
+                found = await self.gpu_processes.read(known, reads=1) if self.gpu_processes is not None else None
+            if found is not None:
+                self.board.handle(found, self.now())
+                log.info("manager.read_gpus", foreign=[(one.gpu, one.pid, one.name) for one in found.processes])
 
 
 async def _until_done(writing: asyncio.Future[None]) -> None:

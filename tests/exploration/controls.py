@@ -37,8 +37,6 @@ class Control:
     """Share of those in which seats have moved then."""
     runs: int = 60
     """Random runs of 600 actions in which it is found."""
-    first: int = 0
-    """The seed of the first run."""
     routers: int = 1
     quick: bool = True
     """Found within seconds: an ordinary test."""
@@ -184,7 +182,12 @@ CONTROLS = (
         moved=1.0,
     ),
     Control(
-        "a start does not fence", _a_start_does_not_fence, "one", "had fenced", focus=("crash-manager",), first=200
+        "a start does not fence",
+        _a_start_does_not_fence,
+        "three",
+        "had fenced",
+        0.05,
+        focus=("call", "finish", "crash-manager"),
     ),
     Control("a park counts when it begins", _a_park_counts_when_it_begins, "one", "", 0.0),
     Control("a switch is not adopted", _a_switch_is_not_adopted, "one", "", focus=("crash-manager",)),
@@ -218,8 +221,8 @@ def search(control: Control) -> Found | None:
     totals, setup = Totals(), Setup(SHAPES[control.shapes], "impatient", routers=control.routers)
     chaos = Chaos(control.faults, control.focus, settles=False, warm=control.warm, moved=control.moved)
     with control.bug():
-        for seed in range(control.first, control.first + control.runs):
+        for seed in range(control.runs):
             found = random_run(seed, setup, totals, length=600, chaos=chaos)
-            if found is not None and control.says in found.text:
+            if found is not None:
                 return found
     return None

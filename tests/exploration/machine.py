@@ -110,6 +110,15 @@ class Machine:
                 )
         return total
 
+    def listed(self) -> set[tuple[str, str]]:
+        """(container, GPU) of the processes that NVML lists with memory. One that has not loaded has none yet."""
+        found = set()
+        for engine in self.engines.values():
+            for number, state in enumerate(engine.members if engine.loaded else ()):
+                if state in _LIVE or (state is P.CHECKPOINTED and engine.residue):
+                    found |= {(engine.cid, gpu) for gpu in engine.gpus_of(number)}
+        return found
+
     def on(self, gpu: str) -> str:
         return ", ".join(f"{e.seat} ({e.cid})" for e in self.engines.values() if gpu in e.gpus and e.holds)
 

@@ -102,6 +102,9 @@ class Manager:
     """Seats whose row of the roster is to be written."""
     calling: StartCalls = field(default_factory=lambda: StartCalls({}))
     foreign: ForeignProcessesSeen = field(default_factory=lambda: ForeignProcessesSeen(()))
+    listed: dict[tuple[str, str], int] = field(default_factory=dict)
+    """(container, GPU) of processes of no seat, and in how many reads in a row."""
+    listed_at: float = -1e9
     crash_after: int | None = None
     asked: int = 0
     beaten: float = -1e9
@@ -264,6 +267,7 @@ class Manager:
         elif reply is None or not reply.accepted:
             self.recover(reply.highest_epoch if reply is not None else 0)
         else:
+            self.look_first(question.known)
             effects = self.board.handle(product.recovered(question.known, reply), self.now)
             self._carry_out(list(effects), "")
             self.dirty.update(dict.fromkeys(self.board.node.seats))
@@ -296,15 +300,26 @@ class Manager:
         return self.recovered and self.kubelet.api_up
 
     def look_at_gpus(self) -> bool:
-        """Which processes NVML lists with memory."""
-        engines = self.machine.engines.values()
-        using = [(e.cid, gpu) for e in engines if e.loaded and e.holds for gpu in e.gpus]
-        found = product.foreign_processes(self.board, using)
-        if not self.recovered or found == self.foreign:
+        """Read the process lists, as often as the shell."""
+        if not self.recovered or self.clock.wall - self.listed_at < product.FOREIGN_SECONDS:
             return False
-        self.foreign = found
-        self.receive(found)
-        return True
+        before = self.foreign
+        self._read_gpus(product.containers_of(self.board), product.PROCESS_READS)
+        if self.foreign != before:
+            self.receive(self.foreign)
+        return self.foreign != before
+
+    def look_first(self, known: product.RecoveryKnown) -> None:
+        """Before its first decision one read counts."""
+        self._read_gpus(product.containers_at_start(known), 1)
+        self.board.handle(self.foreign, self.now)
+
+    def _read_gpus(self, containers: set[str], reads: int) -> None:
+        """Processes of no container count once they were listed in so many reads in a row."""
+        self.listed_at = self.clock.wall
+        listed = {use for use in self.machine.listed() if use[0] not in containers}
+        self.listed = {use: self.listed.get(use, 0) + 1 for use in listed}
+        self.foreign = product.foreign_processes(use for use, n in self.listed.items() if n >= reads)
 
     def look_at_gate(self) -> bool:
         found = self.kubelet.waiting_calls()

@@ -72,7 +72,9 @@ from services.gpu_manager.core.inputs import (
 )
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeSetup
+from services.gpu_manager.gpu_processes import READS as PROCESS_READS
 from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.manager import FOREIGN_SECONDS
 from services.gpu_manager.publish import record
 from services.router.core import step as routing
 from services.router.core.admission import Limits
@@ -82,6 +84,8 @@ from services.router.core.traffic import Traffic
 
 __all__ = [
     "DRAIN_SECONDS",
+    "FOREIGN_SECONDS",
+    "PROCESS_READS",
     "READS",
     "ActivateSeat",
     "AskJobs",
@@ -239,11 +243,23 @@ def unconfirmed(board: Board, calling: dict[str, StartCall]) -> frozenset[str]:
     )
 
 
-def foreign_processes(board: Board, using: Iterable[tuple[str, str]]) -> ForeignProcessesSeen:
-    """(container, GPU) of the processes that NVML lists → those that belong to no container of a seat."""
-    known = {seat.durable.container_id for seat in board.node.seats.values()}
-    found = [ForeignProcess(gpu, int(cid.rpartition("/")[2]), "engine") for cid, gpu in using if cid not in known]
-    return ForeignProcessesSeen(tuple(found))
+def containers_of(board: Board) -> set[str]:
+    """The containers of seats, as the manager knows them."""
+    return {seat.durable.container_id for seat in board.node.seats.values()}
+
+
+def containers_at_start(known: "RecoveryKnown") -> set[str]:
+    """The same before its first decision."""
+    return {pod.container_id or "" for pod in known.owners.pods} | {
+        entry.durable.container_id for entry in known.ledger.seats
+    }
+
+
+def foreign_processes(using: Iterable[tuple[str, str]]) -> ForeignProcessesSeen:
+    """(container, GPU) of processes that belong to no seat, as a message to the board."""
+    return ForeignProcessesSeen(
+        tuple(ForeignProcess(gpu, int(cid.rpartition("/")[2]), "engine") for cid, gpu in sorted(using))
+    )
 
 
 @dataclass

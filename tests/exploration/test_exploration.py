@@ -1,10 +1,13 @@
 """A small run of the exploration with fixed seeds, and its negative controls. ``make explore`` runs it for long."""
 
+from unittest import mock
+
 import pytest
 
 from tests.exploration.controls import CONTROLS, Control, search
 from tests.exploration.exhaustive import exhaust
 from tests.exploration.machine import ViolationError
+from tests.exploration.manager import Manager
 from tests.exploration.search import Chaos, Totals, explain, random_run, replay, setup_of, shrink
 from tests.exploration.world import SHAPES, Setup, World
 
@@ -42,7 +45,31 @@ def test_runs_that_once_found_a_bug_are_kept(seed: int, moved: float) -> None:
     totals = Totals()
     found = random_run(seed, setup_of(seed), totals, chaos=Chaos(moved=moved))
     assert found is None, explain(found)
-    assert totals.steps > 1000
+    assert totals.steps > 2000
+
+
+FORCED = (
+    ("warm",),
+    ("force", "m-1x-742563.s00-u1"),
+    ("create", "m-1x-742563.s00", "1x-742563.s00"),
+    ("time", 280.0),
+    ("k-call", "m-1x-742563.s00-u10"),
+    ("force", "m-1x-742563.s02-u3"),
+    ("crash-manager",),
+    ("start-manager", -3600.0, "ledger"),
+    ("time", 5.0),
+    ("take", "1x-742563.s00"),
+    ("start", "m-1x-742563.s00-u10"),
+)
+"""The engine of s02 runs on, its pod was deleted by force, and the ledger is lost: only the driver knows of it."""
+
+
+def test_a_manager_that_lost_its_ledger_starts_nothing_beside_an_engine_of_a_pod_deleted_by_force() -> None:
+    setup = Setup(SHAPES["one"], "impatient", routers=1)
+
+    assert not replay(setup, FORCED, settled=True)
+    with mock.patch.object(Manager, "look_first"):
+        assert "second engine on GPU-0" in replay(setup, FORCED, settled=False)
 
 
 def test_no_interleaving_around_a_fault_in_a_switch_breaks_a_promise() -> None:

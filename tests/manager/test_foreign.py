@@ -144,6 +144,17 @@ async def test_a_process_belongs_to_a_seat_by_its_cgroup_or_by_its_ancestors(tmp
     assert await foreign(watch, containers) is None
 
 
+async def test_of_a_manager_that_starts_the_first_look_counts(tmp_path: Path) -> None:
+    proc(tmp_path, 10, name="train.py")
+    watch = GpuProcesses(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+
+    seen = await watch.read([], reads=1)
+
+    assert seen is not None
+    assert seen.processes == (ForeignProcess("GPU-0", 10, "train.py"),)
+    assert await foreign(watch, []) == seen.processes, "and the next look as well"
+
+
 async def test_this_very_process_is_its_own_and_its_childrens_ancestor() -> None:
     watch = GpuProcesses(Processes(GpuProcess(os.getpid(), "GPU-0", 1)), Path("/nowhere"))  # type: ignore[arg-type]
     for _ in range(READS):

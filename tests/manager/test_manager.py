@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from kybernate.clock import Clock
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.envelope import Message
+from kybernate.machine import GpuProcess
 from kybernate.messages import AskJobs, JobReply, NodeTrafficSignal, ReleaseJob, SeatProgress, TrafficSignal
 from kybernate.node import run_files
 from kybernate.seat import SeatState as S
@@ -20,9 +21,11 @@ from services.gpu_manager import jobs
 from services.gpu_manager import manager as shell
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.engines import EngineProbes
+from services.gpu_manager.gpu_processes import GpuProcesses
 from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import GateFiles
+from tests.manager.test_foreign import Processes, proc
 from tests.manager.world import World
 from tests.until import until
 
@@ -73,7 +76,9 @@ def look(job: AskJobs, outcome: str) -> JobReply:
 
 
 @asynccontextmanager
-async def running(world: World, folder: Path, ask: Handler, release: Handler) -> AsyncIterator[Manager]:
+async def running(
+    world: World, folder: Path, ask: Handler, release: Handler, gpus: Processes | None = None
+) -> AsyncIterator[Manager]:
     """A manager that starts with the ledger of two deleted parked pods."""
     file = LedgerFile(folder / "ledger")
     file.write(Ledger(epoch=3, seats=(leftover(world, 0), leftover(world, 1))), durable=True)
@@ -94,6 +99,7 @@ async def running(world: World, folder: Path, ask: Handler, release: Handler) ->
             ledger=ledger,
             clock=Clock(),
             engines=EngineProbes(await stack.enter_async_context(aiohttp.ClientSession())),
+            gpu_processes=GpuProcesses(gpus, folder, folder) if gpus is not None else None,  # type: ignore[arg-type]
         )
         task = asyncio.create_task(manager.run())
         try:
@@ -136,6 +142,50 @@ async def test_a_manager_knows_the_faulty_gpus_before_it_decides(
         await until(lambda: manager.node.recovered, what="the board is recovered")
 
         assert manager.node.faulty == {"GPU-1": "XID 79"}
+
+
+async def test_a_manager_knows_the_foreign_processes_before_it_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it gives a ticket beside an engine whose pod was deleted by force before the ledger was lost."""
+    world, found = World(), GpuProcess(4711, "GPU-0", 1)
+    proc(tmp_path, found.pid, parent=0)
+
+    async def ask(job: Message) -> JobReply:
+        assert isinstance(job, AskJobs)
+        return look(job, "parked")
+
+    monkeypatch.setattr(shell, "FOREIGN_SECONDS", 3600.0)
+    async with running(world, tmp_path, ask, taken, Processes(found)) as manager:
+        await until(lambda: manager.node.recovered, what="the board is recovered")
+        assert [one.pid for one in manager.node.foreign] == [found.pid]
+
+    monkeypatch.setattr(shell, "FOREIGN_SECONDS", 0.01)
+    async with running(world, tmp_path, ask, taken, gpus := Processes(found)) as manager:
+        await until(lambda: manager.node.recovered, what="the board is recovered")
+        assert [one.pid for one in manager.node.foreign] == [found.pid]
+        gpus.found = ()
+        await until(lambda: not manager.node.foreign, what="the process has ended")
+
+
+async def test_a_driver_that_does_not_answer_keeps_no_manager_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hung(Processes):
+        async def processes(self) -> tuple[GpuProcess, ...]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def ask(job: Message) -> JobReply:
+        assert isinstance(job, AskJobs)
+        return look(job, "parked")
+
+    monkeypatch.setattr(shell, "EVIDENCE_SECONDS", 0.2)
+    away = Processes()
+    away.found = None
+    for gpus in (Hung(), away):
+        async with running(World(), tmp_path, ask, taken, gpus) as manager:
+            await until(lambda: manager.node.recovered, what="the board is recovered")
 
 
 async def test_a_seat_that_cannot_be_looked_at_does_not_hide_the_others(

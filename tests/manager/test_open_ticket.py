@@ -529,6 +529,21 @@ def test_without_any_memory_of_tickets_a_container_on_its_way_is_waited_for(worl
     assert not world.node.unaccounted
 
 
+def test_a_container_that_came_is_not_waited_for_by_an_older_ledger(world: World) -> None:
+    seat = starting(world)
+    all_lost(world)
+    older = recovery.ledger(world.node, "boot").model_copy(update={"lost": True})
+    assert set(older.unaccounted) == {seat}
+    world.pods[seat] = replace(world.pods[seat], container_id="process://late", running=True)
+    world.board = world.new_board()
+    world.receive(BusChanged(True))
+
+    world.receive(Recovered(world.owners(), older, JobReply(accepted=True)))
+
+    assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
+    assert not world.node.unaccounted
+
+
 def test_a_container_that_did_not_come_is_waited_for_as_long_as_a_start_may_take(world: World) -> None:
     starting(world)
     all_lost(world)

@@ -399,7 +399,8 @@ def _wait_for_lost_tickets(node: NodeState, known: Recovered, now: Now) -> None:
     Its own container is waited for as long as a start may take."""
     latest = now.wall + START_DEADLINE_SECONDS
     for name, until in known.ledger.unaccounted.items():
-        if name in node.seats and WallTime(until) > now.wall:
+        seat = node.seats.get(name)
+        if seat is not None and not seat.durable.seen_running and WallTime(until) > now.wall:
             node.unaccounted[name] = min(WallTime(until), latest)  # an instant of another boot proves nothing
     remembered = {ticket.seat for ticket in known.tickets}
     for seat in node.seats.values() if known.ledger.lost else ():
