@@ -6,6 +6,10 @@ in the table is refused loudly and changes nothing. ``docs/seat-states.md`` is d
 
 from enum import StrEnum
 
+LEDGER_FORMAT = 1
+"""Of the ledger that a manager keeps of its seats. Raised when a manager that knows only the number before would take a
+ledger for something else."""
+
 
 class SeatState(StrEnum):
     """What a seat is doing."""

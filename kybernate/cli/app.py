@@ -18,7 +18,7 @@ from kybernate.cli.onboard import adopt, offboard, onboard
 from kybernate.cli.output import CliError, Commands, OutputOption, UrlOption, answer, as_json
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.topology import topology
-from kybernate.cli.uninstall import uninstall_check
+from kybernate.cli.uninstall import rollback_check, uninstall_check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -243,6 +243,7 @@ def wake(
 
 
 app.command(epilog="Examples: kyb topology --stack · kyb topology --preset 8xL40S -o json")(topology)
+app.command("rollback-check", epilog="Example: kyb rollback-check -o json")(rollback_check)
 app.command("uninstall-check", epilog="Example: kyb uninstall-check --force -o json")(uninstall_check)
 
 

@@ -1,20 +1,31 @@
 """``kyb uninstall-check``: refuse an uninstall that would leave engines parked, with no service to activate them.
+``kyb rollback-check``: refuse a rollback to this release, whose managers would stop seats.
 
-The hook's Job lists the pods with seats at the API server, and their states at a router, else at each node's manager.
+The hooks' Jobs list the pods with seats at the API server, and their states at a router, else at each node's manager.
 """
 
 import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from kybernate.cli.output import CliError, answer
-from kybernate.cli.uninstall_view import FORCE, SKIP, Forcing, Look, Owner, owners, refusal
+from kybernate.cli.uninstall_view import (
+    FORCE,
+    SKIP,
+    SKIP_ROLLBACK,
+    Forcing,
+    Look,
+    Owner,
+    owners,
+    refusal,
+    rollback_refusal,
+)
 from kybernate.seat import SeatState
 
 ASK_SECONDS = 3.0
@@ -73,35 +84,48 @@ class Cluster:
         return {row["pod_uid"]: row for row in body["seats"] if row.get("pod_uid") and row["state"] != "free"}, ""
 
     async def _by_managers(self, some: Sequence[Owner]) -> list[Mapping[str, Any] | None]:
+        found = await self._query([(owner.host, f"/v1/pods/{owner.uid}") for owner in some])
+        return [body if body and body.get("state") in set(SeatState) else None for body in found]
+
+    async def managers(self) -> dict[str, Mapping[str, Any] | None]:
+        """``/v1/why`` of the manager of each node with seats, by the node's address; None: it does not answer. Raises
+        CliError when the API server does not answer."""
+        with _refused("cannot see which nodes have seats", SKIP_ROLLBACK):
+            listed = (await self.kube.list("/api/v1/pods", page=PAGE)).items
+        hosts = sorted({owner.host for owner in owners(listed, self.prefixes) if owner.host})
+        return dict(zip(hosts, await self._query([(host, "/v1/why") for host in hosts]), strict=True))
+
+    async def _query(self, what: Sequence[tuple[str, str]]) -> list[Mapping[str, Any] | None]:
+        """Answers of managers, each by its address and the path; None: it does not answer, or not with an object."""
         import aiohttp
 
         at_once = asyncio.Semaphore(32)
         timeout = aiohttp.ClientTimeout(total=ASK_SECONDS)
 
-        async def request(owner: Owner) -> Mapping[str, Any] | None:
-            host = f"[{owner.host}]" if ":" in owner.host else owner.host
+        async def request(host: str, path: str) -> Mapping[str, Any] | None:
             if not host or not self.manager_port:
                 return None
+            host = f"[{host}]" if ":" in host else host
             try:
-                async with at_once, http.get(f"http://{host}:{self.manager_port}/v1/pods/{owner.uid}") as answer:
+                async with at_once, http.get(f"http://{host}:{self.manager_port}{path}") as answer:
                     body = await answer.json() if answer.status == 200 else None
-                    return body if isinstance(body, dict) and body.get("state") in set(SeatState) else None
+                    return body if isinstance(body, dict) else None
             except (aiohttp.ClientError, TimeoutError, ValueError):
                 return None
 
         async with aiohttp.ClientSession(timeout=timeout) as http:
-            return list(await asyncio.gather(*(request(owner) for owner in some)))
+            return list(await asyncio.gather(*(request(*one) for one in what)))
 
 
 @contextlib.contextmanager
-def _refused(what: str) -> Iterator[None]:
+def _refused(what: str, skip: str = SKIP) -> Iterator[None]:
     """Turn an error of the API server into a CliError that begins with ``what``."""
     from kybernate.kube import KubeError
 
     try:
         yield
     except KubeError as error:
-        raise CliError(f"{what}: {error}; {SKIP}") from None
+        raise CliError(f"{what}: {error}; {skip}") from None
 
 
 async def force(cluster: Cluster, delete_seconds: float) -> tuple[str, ...]:
@@ -143,30 +167,56 @@ def uninstall_check(
 ) -> None:
     """Refuse an uninstall that would leave engines frozen (exit code 1). Runs in a hook of the chart, which says by
     KYB_URL, KYB_MANAGER_PORT, KYB_RESOURCE_PREFIXES, KYB_NAMESPACE and KYB_FORCE_VALUE what it needs to know."""
+    forcing = Forcing(os.environ.get("KYB_NAMESPACE", ""), os.environ.get("KYB_FORCE_VALUE", ""))
+
+    async def work() -> None:
+        async with _this_cluster() as cluster:
+            await _check(cluster, forced or await annotated(cluster.kube, forcing), forcing)
+
+    asyncio.run(work())
+
+
+def rollback_check() -> None:
+    """Refuse a rollback to this release while its managers would stop seats (exit code 1). Runs in a hook of the chart,
+    which says by KYB_MANAGER_PORT and KYB_RESOURCE_PREFIXES what it needs to know."""
+
+    async def work() -> str:
+        async with _this_cluster() as cluster:
+            return check_rollback(await cluster.managers())
+
+    text = asyncio.run(work())
+    answer({"ok": True, "text": text}, text)
+
+
+def check_rollback(managers: Mapping[str, Mapping[str, Any] | None]) -> str:
+    """What the check of a rollback prints. Raises CliError when it is refused, but never for a manager that does not
+    answer: that may be why the rollback is wanted."""
+    if why := rollback_refusal(filter(None, managers.values())):
+        raise CliError(why)
+    silent = [host for host, body in managers.items() if body is None]
+    asked = f"; not known, since no manager answers: {', '.join(silent)}" if silent else ""
+    return f"this release can go on with the seats of {len(managers) - len(silent)} node(s){asked}"
+
+
+@contextlib.asynccontextmanager
+async def _this_cluster() -> AsyncIterator[Cluster]:
+    """The cluster of this pod, as the chart describes it. Raises CliError elsewhere."""
     from kybernate.annotations import PREFIX
     from kybernate.kube import Kube, in_cluster
 
     where = in_cluster()
     if where is None:
         raise CliError(
-            "this works in a pod only (KUBERNETES_SERVICE_HOST is not set): helm uninstall runs it; elsewhere see "
+            "this works in a pod only (KUBERNETES_SERVICE_HOST is not set): a hook of the chart runs it; elsewhere see "
             "kyb status",
             2,
         )
-
-    env = os.environ.get
-    forcing = Forcing(env("KYB_NAMESPACE", ""), env("KYB_FORCE_VALUE", ""))
+    env, kube = os.environ.get, Kube(where)
     prefixes = tuple(env("KYB_RESOURCE_PREFIXES", PREFIX).split(","))
-
-    async def work() -> None:
-        kube = Kube(where)
-        try:
-            cluster = Cluster(kube, env("KYB_URL", "").rstrip("/"), int(env("KYB_MANAGER_PORT", "9471")), prefixes)
-            await _check(cluster, forced or await annotated(kube, forcing), forcing)
-        finally:
-            await kube.close()
-
-    asyncio.run(work())
+    try:
+        yield Cluster(kube, env("KYB_URL", "").rstrip("/"), int(env("KYB_MANAGER_PORT", "9471")), prefixes)
+    finally:
+        await kube.close()
 
 
 async def annotated(kube: Any, forcing: Forcing) -> bool:

@@ -1,10 +1,11 @@
-"""Which pods an uninstall would leave frozen, given the answers of API server, routers and managers. Pure."""
+"""Which pods an uninstall would leave frozen, and which seats a rollback would stop, given the answers of API server,
+routers and managers. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kybernate.seat import SeatState
+from kybernate.seat import LEDGER_FORMAT, SeatState
 
 FROZEN = frozenset(
     {SeatState.PARKING, SeatState.PARKED, SeatState.ACTIVATING, SeatState.MIGRATING, SeatState.QUARANTINED}
@@ -16,6 +17,7 @@ FORCE = "kyb.ai/uninstall"
 annotations survive it. A value of the chart cannot be set after a refusal: Helm does not upgrade a release
 that it began to uninstall."""
 SKIP = "to go on without this check:\n       helm uninstall --no-hooks"
+SKIP_ROLLBACK = "to go on without this check:\n       helm rollback --no-hooks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +136,22 @@ def refusal(look: Look, forcing: Forcing = Forcing()) -> str:
         why = f"; routers: {look.failure}" if look.failure else ""
         text.append(f"neither a router nor the node's manager answers for some of them{why}; {SKIP}")
     return "\n     ".join(text)
+
+
+def rollback_refusal(nodes: Iterable[Mapping[str, Any]]) -> str:
+    """Return which seats managers of this release would stop, and the remedies; empty: none. ``nodes``: what the
+    managers that run now answer at ``/v1/why``."""
+    found = []
+    for node in nodes:
+        name, groups = node.get("node"), node.get("groups") or ()
+        stages = (seat.get("stage") or {} for group in groups for seat in group["seats"])  # none: of an earlier release
+        found += sorted({f"{name}: {stage['text']}" for stage in stages if stage.get("stage") == "unlocated-seat"})
+        if (written := node.get("ledger_format", 1)) > LEDGER_FORMAT:
+            what = f"its group is in a ledger of format {written}, of which this release reads {LEDGER_FORMAT}"
+            pooled = (seat for group in groups if group["peers"] for seat in group["seats"])
+            frozen = (seat for seat in pooled if seat["state"] in FROZEN)
+            found += [f"{name}: {seat['seat']} ({seat['model']}) is {seat['state']}, and {what}" for seat in frozen]
+    if not found:
+        return ""
+    remedy = "delete these pods and roll back again"
+    return "\n     ".join(("seats that may have moved would be stopped:", *found, remedy, SKIP_ROLLBACK))

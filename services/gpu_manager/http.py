@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from kybernate.node.host_memory import HostMemory
-from kybernate.seat import SeatState
+from kybernate.seat import LEDGER_FORMAT, SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import obstacles, operations, view
 from services.gpu_manager.core.inputs import Now, RouterAskedOverHttp
@@ -90,6 +90,7 @@ def why_answer(node: NodeState, policy: GuardedPolicy, now: Now) -> dict[str, An
     recorder = policy.recorder
     return {
         "node": node.name,
+        "ledger_format": LEDGER_FORMAT,
         "policy": policy.name,
         "errors": policy.errors,
         "last_error": policy.last_error,

@@ -27,7 +27,7 @@ from pydantic import (
 from kybernate import files
 from kybernate.logs import get_logger
 from kybernate.messages import OrderOutcome, OrderVerb
-from kybernate.seat import SeatState
+from kybernate.seat import LEDGER_FORMAT, SeatState
 
 
 @dataclass(slots=True)
@@ -191,10 +191,6 @@ class LedgerEntry(BaseModel):
         return {**data, **durable, **costs, "frozen_since": freeze["since"], "frozen_until": freeze["until"]}
 
 
-FORMAT = 1
-"""Raised when a manager that knows only the number before would take a ledger for something else."""
-
-
 class Ledger(BaseModel):
     """All owned seats of a node, and the highest epoch that it gave out."""
 
@@ -217,7 +213,7 @@ class Ledger(BaseModel):
     """Names of the drains in force."""
     unaccounted: dict[str, float] = Field(default_factory=dict)
     """``NodeState.unaccounted``, CLOCK_MONOTONIC."""
-    format: int = FORMAT
+    format: int = LEDGER_FORMAT
     lost: bool = Field(default=False, exclude=True)
     """It could not be read, or not its last record, or a later release wrote it: it may lack a ticket or a move."""
 
@@ -253,9 +249,9 @@ class LedgerFile:
                     found = Ledger.model_validate_json(line)
                     if damaged:
                         self._tell("ledger.damaged", damaged, used=number, epoch=found.epoch, meaning=_FORGOTTEN)
-                    newer = found.format > FORMAT
+                    newer = found.format > LEDGER_FORMAT
                     if newer:
-                        self._tell("ledger.newer", [number], format=found.format, known=FORMAT, meaning=_NEWER)
+                        self._tell("ledger.newer", [number], format=found.format, known=LEDGER_FORMAT, meaning=_NEWER)
                     return found.model_copy(update={"lost": newer or bool(damaged)})
             damaged += [number] if line else []
         aside = self.path.with_suffix(".unreadable")

@@ -10,10 +10,11 @@ from aiohttp import web
 
 from kybernate.cli import uninstall
 from kybernate.cli.output import CliError
-from kybernate.cli.uninstall import Cluster, sure_look
+from kybernate.cli.uninstall import Cluster, check_rollback, sure_look
 from kybernate.cli.uninstall_view import Forcing, Look, owners, refusal
 from kybernate.health import HttpServer
 from kybernate.kube import Kube
+from kybernate.seat import LEDGER_FORMAT
 
 SEAT = {"kyb.ai/gpu-1x-seat": "1"}
 
@@ -70,6 +71,8 @@ class World:
     """The router, just started, refuses this many commands."""
     remade: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     """Pods and seats that replace the first deleted one."""
+    why: dict[str, Any] = field(default_factory=dict)
+    """The manager's explanation."""
     stubborn: bool = False
     """Deleted pods remain."""
     forbidden: bool = False
@@ -91,6 +94,9 @@ class World:
             self.pods, self.seats = self.pods + self.remade[0], self.seats + self.remade[1]
             self.remade = [], []
         return web.json_response({})
+
+    async def reasons(self, _: web.Request) -> web.Response:
+        return web.json_response(self.why if self.manager else {}, status=200 if self.manager else 503)
 
     annotations: dict[str, str] = field(default_factory=dict)
     """Of the namespace."""
@@ -139,6 +145,7 @@ async def cluster(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             web.get("/v1/seats", world.roster),
             web.post("/v1/seats/{seat:.+}/{verb}", world.command),
             web.get("/v1/pods/{uid}", world.pod),
+            web.get("/v1/why", world.reasons),
         ]
     )
     async with AsyncExitStack() as stack:
@@ -233,3 +240,53 @@ async def test_the_namespace_may_force_the_uninstall_of_one_revision(
     world.forbidden = True
     with pytest.raises(CliError, match=r"namespace demo has annotation kyb\.ai/uninstall"):
         await uninstall.annotated(cluster.kube, Forcing("demo", "force-kyb-3-17"))
+
+
+def explained(*stages: str, written: int = LEDGER_FORMAT, peers: tuple[str, ...] = ("G1",)) -> dict[str, Any]:
+    """The explanation of a manager: one parked seat for each stage."""
+    seats = [
+        {
+            "seat": f"s{n}",
+            "model": f"m{n}",
+            "state": "parked",
+            "stage": {"stage": stage, "text": "nothing tells where s0 is"},
+        }
+        for n, stage in enumerate(stages)
+    ]
+    return {"node": "n", "ledger_format": written, "groups": [{"group": "G0", "peers": list(peers), "seats": seats}]}
+
+
+NEWER = LEDGER_FORMAT + 1
+
+
+@pytest.mark.parametrize(
+    ("why", "stopped"),
+    [
+        pytest.param(explained("granted", "traffic"), "", id="all are known"),
+        pytest.param(
+            {"node": "n", "groups": [{"seats": [{"seat": "s", "state": "parked"}]}]}, "", id="earlier release"
+        ),
+        pytest.param(explained("unlocated-seat", "unlocated-seat"), "n: nothing tells where s0 is", id="unlocated"),
+        pytest.param(explained("granted", written=NEWER), f"is in a ledger of format {NEWER}, of which", id="newer"),
+        pytest.param(explained("granted", written=NEWER, peers=()), "", id="newer, without pools"),
+    ],
+)
+async def test_a_rollback_is_refused_while_it_would_stop_seats(
+    cluster: Cluster, world: World, why: dict[str, Any], stopped: str
+) -> None:
+    world.why = why
+    if not stopped:
+        assert check_rollback(await cluster.managers()) == "this release can go on with the seats of 1 node(s)"
+        return
+    with pytest.raises(CliError) as refused:
+        check_rollback(await cluster.managers())
+    assert str(refused.value).count(stopped) == 1
+    assert "\n       helm rollback --no-hooks" in str(refused.value)
+
+
+async def test_a_manager_that_does_not_answer_refuses_no_rollback(cluster: Cluster, world: World) -> None:
+    world.manager = False
+    assert "not known, since no manager answers: 127.0.0.1" in check_rollback(await cluster.managers())
+    world.forbidden = True
+    with pytest.raises(CliError, match=r"(?s)HTTP 403.*helm rollback --no-hooks"):
+        await cluster.managers()

@@ -140,11 +140,24 @@ def test_an_uninstall_is_checked_before_anything_is_deleted() -> None:
     check = found.one("Job", "-uninstall-check")
     assert check["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
     asked = render("default", "--set=uninstallCheck.enabled=true")
-    assert "args" not in asked.container("check").spec
-    environment = {one["name"]: one.get("value", "") for one in asked.container("check").spec["env"]}
+    (container,) = asked.one("Job", "-uninstall-check")["spec"]["template"]["spec"]["containers"]
+    assert "args" not in container
+    environment = {one["name"]: one.get("value", "") for one in container["env"]}
     assert re.fullmatch(r"force-[a-z-]+-1-\d{10}", environment["KYB_FORCE_VALUE"])
     rules = asked.one("ClusterRole", "-uninstall-check")["rules"]
     assert [len(rule["resourceNames"]) for rule in rules if "namespaces" in rule["resources"]] == [1]
+
+
+def test_a_rollback_is_checked_by_the_release_to_which_it_leads() -> None:
+    found = render("default")
+    check = found.one("Job", "-rollback-check")
+    assert check["metadata"]["annotations"]["helm.sh/hook"] == "pre-rollback"
+    (container,) = check["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == ["kyb", "rollback-check"]
+    assert found.one("ClusterRole", "-rollback-check")["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
+    ]
+    assert not [one for one in render("off").kind("Job") if one["metadata"]["name"].endswith("-rollback-check")]
 
 
 @every_set

@@ -17,6 +17,7 @@ import structlog
 from kybernate.bus.port import BusError
 from kybernate.envelope import Message
 from kybernate.messages import AskJobs, CommandReply, DrainNode, JobReply, PinSeat, Presence
+from kybernate.seat import LEDGER_FORMAT
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery
 from services.gpu_manager.core.inputs import (
@@ -32,7 +33,7 @@ from services.gpu_manager.core.inputs import (
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.core.state import Effect
-from services.gpu_manager.ledger import FORMAT, Durable, Freeze, Ledger, LedgerEntry, LedgerFile
+from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import GateFiles
 from tests.manager.test_manager import look, running, taken
@@ -201,13 +202,15 @@ def test_what_is_read_tells_whether_a_ticket_may_be_missing(tmp_path: Path) -> N
 
 
 def test_a_ledger_of_a_later_format_is_believed_as_one_whose_end_is_damaged(tmp_path: Path) -> None:
-    LedgerFile(tmp_path / "ledger").write(ledger(1).model_copy(update={"format": FORMAT + 1}), durable=True)
+    LedgerFile(tmp_path / "ledger").write(ledger(1).model_copy(update={"format": LEDGER_FORMAT + 1}), durable=True)
 
     with structlog.testing.capture_logs() as logs:
         found = LedgerFile(tmp_path / "ledger").read()
 
     assert (found.seats, found.lost) == (ledger(1).seats, True)
-    assert [(line["event"], line["format"], line["known"]) for line in logs] == [("ledger.newer", FORMAT + 1, FORMAT)]
+    assert [(line["event"], line["format"], line["known"]) for line in logs] == [
+        ("ledger.newer", LEDGER_FORMAT + 1, LEDGER_FORMAT)
+    ]
 
 
 @pytest.mark.parametrize("lines", ["last", "all"])
