@@ -1,5 +1,7 @@
 """No seat waits for ever, and nothing spins meanwhile."""
 
+import pytest
+
 from kybernate.messages import ParkSeat
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
@@ -39,6 +41,49 @@ def test_a_container_at_the_gate_goes_before_requests_that_came_later() -> None:
 
     switch = world.node.switches["G0"]
     assert switch.incoming == late
+
+
+@pytest.mark.parametrize("tier", ["standard", "batch"])
+@pytest.mark.parametrize("warmup", [True, False])
+def test_a_start_beside_models_that_take_turns_comes_after_start_within(tier: str, warmup: bool) -> None:
+    """A rollout waits for it: it has no request that would grow older, and the others' requests are more."""
+    world = World()
+    world.boot()
+    busy = world.fill("a", "b")
+    world.configure(start_within_seconds=120.0, warmup=warmup)
+    late = world.seat(0, 2)
+    world.pod(late, "c", tier=tier)
+
+    waited = 0.0
+    while world.state(late) is S.WAITING and waited < 600.0:
+        if waited % 24.0 == 0.0:
+            world.call(late)
+        for seat in busy:
+            serves = world.state(seat) is S.ACTIVE
+            world.traffic(seat, waiting=0 if serves else 8, in_flight=8 if serves else 0, oldest=10.0)
+        if waited == 60.0:
+            assert ("it goes before requests in 60 s" if warmup else "in 60 s") in world.stage(late).text
+        world.finish()
+        world.tick(1.0)
+        waited += 1.0
+
+    assert 120.0 * (not warmup) < waited <= 125.0
+
+
+def test_a_seat_that_is_parked_by_restart_has_waited_as_long_as_its_request(world: World) -> None:
+    """It came to the gate when it was parked, perhaps hours ago."""
+    a, b = world.fill("a", "b")
+    world.annotate(a, backend="restart")
+    world.exit(a)
+    for _ in range(20):
+        world.call(a)
+        world.tick(20.0)
+    world.traffic(a, waiting=1, oldest=3.0)
+
+    seen = view.seat_view(world.node, world.managed(a), world.now)
+    assert world.state(a) is S.WAITING
+    assert (seen.start_wait_seconds, seen.pinned) == (3.0, False)
+    assert world.state(b) is S.DRAINING
 
 
 def test_a_look_that_is_due_during_a_switch_or_a_pause_does_not_spin(world: World) -> None:

@@ -11,6 +11,7 @@ whether the seat itself asks. 3xx: what passes by itself, then whose turn it is.
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
+from math import inf
 
 from kybernate.policy import GroupView
 from kybernate.seat import SeatState
@@ -165,7 +166,8 @@ def START_GATE(ask: Ask) -> Stage | None:
         return None
     if seat.gate.called is None:
         return Stage("start-gate", "kubelet has not called the start gate for it yet", {"called": False})
-    text = f"without requests it starts {node.setup.start_within_seconds:.0f} s after the first call (warmup is off)"
+    left = view.first_in(node, seat, ask.now)
+    text = "a request or kyb activate starts it" + (f", or time in {left:.0f} s (warmup is off)" if left < inf else "")
     return Stage("start-gate", text)
 
 
@@ -300,7 +302,9 @@ def POLICY(ask: Ask) -> Stage | None:
     if state.picked == ask.seat.id:
         return None
     if not state.settles or state.wake is None:
-        return Stage("policy", state.why)
+        left = view.first_in(ask.node, ask.seat, ask.now) if ask.seat.state is S.WAITING else inf
+        first = f"; it goes before requests in {left:.0f} s" if 0 < left < inf else ""
+        return Stage("policy", state.why + first)
     left = max(0.0, (state.wake - ask.now.model) / ask.now.pace)
     holders = [one.id for one in (*view.holders(ask.node, ask.group), *view.overlapping(ask.node, ask.group))]
     return Stage("minimum-active-time", state.why, {"seats": holders, "seconds": left})

@@ -4,6 +4,7 @@ Kubelet starts seats of all groups at the same time; only the lease keeps apart 
 sees the parked seats of its peers beside its own: moves are pulled (``docs/decisions/014-moves-are-pulled.md``).
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -71,11 +72,20 @@ def _may_start(node: NodeState, seat: ManagedSeat, of_seat: SeatDemand, now: Now
     """
     if seat.state is not S.WAITING or seat.refused():
         return False
-    setup, called = node.setup, seat.gate.called
-    rests = seat.starts_cold and seat.durable.started
-    if (setup.warmup and not rests) or of_seat.waiting or seat.usage.wanted_since is not None or seat.pinned:
+    rests = _rests(seat)
+    if (node.setup.warmup and not rests) or of_seat.waiting or seat.usage.wanted_since is not None or seat.pinned:
         return True
-    return not rests and called is not None and now.wall - called > setup.start_within_seconds
+    return not rests and first_in(node, seat, now) < 0
+
+
+def _rests(seat: ManagedSeat) -> bool:
+    return bool(seat.starts_cold and seat.durable.started)
+
+
+def first_in(node: NodeState, seat: ManagedSeat, now: Now) -> float:
+    """Wall seconds until a container at the gate goes before all requests; negative: it does."""
+    called = now.wall if seat.gate.called is None else seat.gate.called
+    return math.inf if _rests(seat) else called + node.setup.start_within_seconds - now.wall
 
 
 def _with_frozen(node: NodeState, seat: ManagedSeat, now: Now) -> SeatDemand:
@@ -149,9 +159,13 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
     found, usage, costs = _with_frozen(node, seat, now), seat.usage, seat.durable.costs
     terms, tier = seat.owner.terms, seat.owner.terms.tier
     learned = node.learning.of(seat.id, terms.model)
-    start_wait = None
+    wanted_seconds = None if usage.wanted_since is None else now.model - usage.wanted_since
+    start_wait, goes_first = None, _must_return(node, seat, now)
     if seat.calls(now) and _may_start(node, seat, found, now):
-        start_wait = 0.0 if seat.gate.called is None else (now.wall - seat.gate.called) * now.pace
+        since = now.wall if seat.gate.called is None else seat.gate.called
+        start_wait, goes_first = (now.wall - since) * now.pace, first_in(node, seat, now) < 0
+        if _rests(seat):  # it came to the gate when it was parked
+            start_wait = min(start_wait, max(found.oldest_wait(now), wanted_seconds or 0.0))
     return SeatView(
         seat=seat.id,
         state=seat.state,
@@ -161,8 +175,8 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         oldest_wait_seconds=found.oldest_wait(now),
         in_flight=found.in_flight,
         tier=terms.tier_name,
-        pinned=seat.pinned or _must_return(node, seat, now),
-        wanted_seconds=None if usage.wanted_since is None else now.model - usage.wanted_since,
+        pinned=seat.pinned or goes_first,
+        wanted_seconds=wanted_seconds,
         start_wait_seconds=start_wait,
         active_seconds=now.model - usage.active_since,
         unclaimed=usage.unclaimed,
