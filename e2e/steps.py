@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import openai
+import yaml
 
 from e2e.cluster import Cluster, FailedError, is_ready, lives, run, until
 from e2e.inside import ASK_ALL, TRY_CONNECTIONS, Program
@@ -43,10 +44,12 @@ class Run:
     """Their containers, which no step may restart."""
 
 
-def _values(here: Run, image: str) -> list[str]:
+def _values(here: Run, chart: Path, image: str) -> list[str]:
     repository, _, tag = image.rpartition(":")
     engines, _, engine_tag = here.old_image.rpartition(":")  # an upgrade of the product replaces no engine
-    samples = (f"fakeGpu.samples.image.repository={engines}", f"fakeGpu.samples.image.tag={engine_tag}")
+    samples = [f"fakeGpu.samples.image={engines}:{engine_tag}"]
+    if yaml.safe_load((chart / "values.yaml").read_text())["fakeGpu"]["samples"]["image"]:  # as charts before named it
+        samples = [f"fakeGpu.samples.image.repository={engines}", f"fakeGpu.samples.image.tag={engine_tag}"]
     given = (*VALUES, f"image.repository={repository}", f"image.tag={tag}", *samples, *_models_of(here), *here.values)
     return [word for value in given for word in ("--set", value)]
 
@@ -67,7 +70,7 @@ async def install(here: Run) -> str:
     await run("kubectl", "label", "namespace", here.cluster.namespace, "pod-security.kubernetes.io/enforce=privileged")
     await here.cluster.helm(
         *("install", RELEASE, str(here.old_chart), "--timeout", "3m"),
-        *_values(here, here.old_image),
+        *_values(here, here.old_chart, here.old_image),
     )
     seconds = await here.cluster.until_ready()
 
@@ -294,7 +297,9 @@ async def without_nats_volume(here: Run) -> str:
 
 async def upgrade(here: Run) -> str:
     """To the chart and image under test: plugin and routers roll, node pods when they are deleted."""
-    await here.cluster.helm("upgrade", RELEASE, str(here.chart), "--timeout", "3m", *_values(here, here.image))
+    await here.cluster.helm(
+        "upgrade", RELEASE, str(here.chart), "--timeout", "3m", *_values(here, here.chart, here.image)
+    )
     return await _rolled(here, "the upgrade")
 
 
@@ -302,7 +307,9 @@ async def rollback(here: Run) -> str:
     """And back."""
     await here.cluster.helm("rollback", RELEASE, "1", "--timeout", "3m")
     answer = await _rolled(here, "the rollback")
-    await here.cluster.helm("upgrade", RELEASE, str(here.chart), "--timeout", "3m", *_values(here, here.image))
+    await here.cluster.helm(
+        "upgrade", RELEASE, str(here.chart), "--timeout", "3m", *_values(here, here.chart, here.image)
+    )
     await _rolled(here, "the second upgrade")
     return answer
 

@@ -77,7 +77,7 @@ BY_NAME: dict[str, Json] = {
     **dict.fromkeys(("labels", "annotations"), LABELS),
     **dict.fromkeys(("affinity", "namespaceSelector", "podSelector"), ANY),
     **dict.fromkeys(("tolerations", "topologySpreadConstraints", "extraEnv"), OBJECTS),
-    **dict.fromkeys(("routerFrom", "monitoringFrom", "from", "additional", "parentRefs"), OBJECTS),
+    **dict.fromkeys(("routerFrom", "monitoringFrom", "from", "parentRefs"), OBJECTS),
     **dict.fromkeys(("imagePullSecrets", "namespaces", "hostnames", "capabilities"), NAMES),
     "issuerRef": {
         "type": "object",
@@ -96,7 +96,6 @@ RULES: dict[str, Json] = {
     "image.repository": {"type": "string", "minLength": 1},
     "image.pullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},
     "log.level": {"enum": ["debug", "info", "warning", "error"]},
-    "log.format": {"enum": ["json", "pretty"]},
     "tracing.endpoint": {"type": "string", "pattern": "^(https?://.+)?$"},
     "tracing.sampler": {
         "enum": [
@@ -124,7 +123,6 @@ RULES: dict[str, Json] = {
     "nats.persistence.whenDeleted": {"enum": ["Retain", "Delete"]},
     "externalNats.replicas": {"type": "integer", "minimum": 1, "maximum": 5},
     "webhook.replicas": {"type": "integer", "minimum": 1},
-    "webhook.timeoutSeconds": {"type": "integer", "minimum": 1, "maximum": 30},
     "admissionPolicy.resourcePrefixes": {
         "type": "array",
         "minItems": 1,

@@ -85,7 +85,7 @@ def test_everything_is_labelled(values: str) -> None:
 def test_an_upgrade_does_not_take_a_node_from_its_seats() -> None:
     found = render("default")
     plugin, node = found.one("DaemonSet", "-plugin")["spec"], found.one("DaemonSet", "-node")["spec"]
-    assert plugin["updateStrategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}}
+    assert plugin["updateStrategy"] == {"type": "RollingUpdate"}
     assert node["updateStrategy"] == {"type": "OnDelete"}
     assert render("fake").one("DaemonSet", "-fake-gpu")["spec"]["updateStrategy"] == {"type": "OnDelete"}
     router = found.one("Deployment", "-router")["spec"]

@@ -208,7 +208,6 @@ def test_one_image_for_all_services_and_the_development_image_for_fake_gpus(valu
             "registry.example.com/ai/kybernate-checkpointer:0.1.0-2",
             "registry.example.com/library/nats:2.12.1",
         },
-        "off": set(),
     }
     assert images == expected.get(values, {"kybernate:0.1.0-dev" if values.startswith("fake") else "kybernate:0.1.0"})
 

@@ -75,18 +75,14 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* An image: (dict "root" $ "image" <override of .Values.image>). A digest of an override counts for it alone. */}}
+{{/* An image: (dict "root" $ "image" <in place of .Values.image>). */}}
 {{- define "kybernate.image" -}}
 {{- $base := .root.Values.image -}}
-{{- $own := default (dict) .image -}}
-{{- $repository := default $base.repository $own.repository -}}
 {{- $registry := .root.Values.global.imageRegistry -}}
 {{- $version := printf "%s%s" .root.Chart.AppVersion (ternary "-dev" "" .root.Values.fakeGpu.enabled) -}}
-{{- $tag := default (default $version $base.tag) $own.tag -}}
-{{- $digest := ternary $own.digest (default $base.digest $own.digest) (not (empty (or $own.repository $own.tag))) -}}
 {{- if $registry }}{{ printf "%s/" (trimSuffix "/" $registry) }}{{ end -}}
-{{- $repository -}}
-{{- if $digest }}{{ printf "@%s" $digest }}{{ else }}{{ printf ":%s" $tag }}{{ end -}}
+{{- $tagged := ternary (printf "%s@%s" $base.repository $base.digest) (printf "%s:%s" $base.repository (default $version $base.tag)) (ne $base.digest "") -}}
+{{- default $tagged .image -}}
 {{- end -}}
 
 {{- define "kybernate.pullSecrets" -}}
@@ -140,7 +136,7 @@ limits: {cpu: "1", memory: 256Mi}
 {{- define "kybernate.natsUrl" -}}
 {{- if .Values.nats.enabled -}}
 {{- $host := default (printf "%s-nats.%s.svc" (include "kybernate.fullname" .) .Release.Namespace) .Values.nats.service.clusterIP -}}
-{{- printf "%s://%s:4222" (ternary "tls" "nats" .Values.nats.tls.enabled) $host -}}
+{{- printf "%s://%s:4222" (ternary "nats" "tls" (empty (include "kybernate.natsTls" .))) $host -}}
 {{- else -}}
 {{- .Values.externalNats.url -}}
 {{- end -}}
@@ -174,9 +170,14 @@ limits: {cpu: "1", memory: 256Mi}
 {{- define "kybernate.natsCaSecret" -}}
 {{- if not .Values.nats.enabled -}}
 {{- .Values.externalNats.caSecret -}}
-{{- else if .Values.nats.tls.enabled -}}
+{{- else if include "kybernate.natsTls" . -}}
 {{- include "kybernate.natsTlsSecret" . -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Whether the servers of the chart speak TLS. */}}
+{{- define "kybernate.natsTls" -}}
+{{- if or .Values.nats.tls.existingSecret .Values.nats.tls.certManager.issuerRef }}true{{ end -}}
 {{- end -}}
 
 {{- define "kybernate.natsTlsSecret" -}}
@@ -185,7 +186,7 @@ limits: {cpu: "1", memory: 256Mi}
 
 {{/* Secret with the clients' certificate, when servers ask for one. */}}
 {{- define "kybernate.natsClientSecret" -}}
-{{- if and .Values.nats.enabled .Values.nats.tls.enabled .Values.nats.tls.verify -}}
+{{- if and .Values.nats.enabled (include "kybernate.natsTls" .) .Values.nats.tls.verify -}}
 {{- default (printf "%s-nats-client-tls" (include "kybernate.fullname" .)) .Values.nats.tls.clientSecret -}}
 {{- end -}}
 {{- end -}}
@@ -200,8 +201,6 @@ limits: {cpu: "1", memory: 256Mi}
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: KYB_LOG_LEVEL
   value: {{ .root.Values.log.level }}
-- name: KYB_LOG_FORMAT
-  value: {{ .root.Values.log.format }}
 {{- if and .root.Values.fakeGpu.enabled (ne (float64 .root.Values.fakeGpu.speed) 1.0) }}
 - name: KYB_SPEED
   value: {{ .root.Values.fakeGpu.speed | quote }}

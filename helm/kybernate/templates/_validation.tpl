@@ -17,15 +17,15 @@
 {{- $wrong = append $wrong (printf "fullnameOverride %q: names must not be kyb or begin with kyb-, since Kubernetes makes KYB_… variables of such Services, which look like settings; take another name" $name) -}}
 {{- end -}}
 {{- end -}}
-{{- range $where, $image := dict "image" $v.image "nats.image" $v.nats.image "node.checkpointer.image" $v.node.checkpointer.image -}}
-{{- if and $image.digest (not (regexMatch "^sha256:[a-f0-9]{64}$" $image.digest)) -}}
-{{- $wrong = append $wrong (printf "%s.digest=%s is no digest: give sha256: and 64 hexadecimal digits, as `docker images --digests` shows it, or leave it empty and set tag" $where $image.digest) -}}
+{{- if and $v.image.digest (not (regexMatch "^sha256:[a-f0-9]{64}$" $v.image.digest)) -}}
+{{- $wrong = append $wrong (printf "image.digest=%s is no digest: give sha256: and 64 hexadecimal digits, as `docker images --digests` shows it, or leave it empty and set tag" $v.image.digest) -}}
+{{- end -}}
+{{- range $where, $image := dict "nats.image" $v.nats.image "node.checkpointer.image" $v.node.checkpointer.image "fakeGpu.samples.image" $v.fakeGpu.samples.image -}}
+{{- if and $image (not (regexMatch "(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[a-f0-9]{64})$" $image)) -}}
+{{- $wrong = append $wrong (printf "%s=%s is without a version: write repository:tag, or repository@sha256: and 64 hexadecimal digits" $where $image) -}}
 {{- end -}}
 {{- end -}}
-{{- if and $v.nats.image.repository (not $v.nats.image.tag) (not $v.nats.image.digest) -}}
-{{- $wrong = append $wrong (printf "nats.image.repository=%s without a version: set nats.image.tag (2.11 or newer) or nats.image.digest" $v.nats.image.repository) -}}
-{{- end -}}
-{{- range $where, $path := dict "kubeletRootDir" $v.kubeletRootDir "hostPaths.run" $v.hostPaths.run "hostPaths.state" $v.hostPaths.state "hostPaths.cdi" $v.hostPaths.cdi "hostPaths.nvidiaCdi" (default "/etc/cdi" $v.hostPaths.nvidiaCdi) "hostPaths.cgroup" $v.hostPaths.cgroup -}}
+{{- range $where, $path := dict "kubeletRootDir" $v.kubeletRootDir "hostPaths.run" $v.hostPaths.run "hostPaths.state" $v.hostPaths.state "hostPaths.cdi" $v.hostPaths.cdi "hostPaths.nvidiaCdi" (default "/etc/cdi" $v.hostPaths.nvidiaCdi) -}}
 {{- if not (regexMatch "^/.*[^/]$" $path) -}}
 {{- $wrong = append $wrong (printf "%s=%q is no folder of the node: give an absolute path without / at its end" $where $path) -}}
 {{- end -}}
@@ -59,24 +59,20 @@
 {{- $wrong = append $wrong (printf "nats.replicas=%v: JetStream needs a majority; set 1, 3 or 5" $v.nats.replicas) -}}
 {{- end -}}
 {{- $tls := $v.nats.tls -}}
-{{- if and (gt (int $v.nats.replicas) 1) $v.keys.enabled (not $tls.enabled) (not $v.networkPolicy.enabled) -}}
-{{- $wrong = append $wrong (printf "nats.replicas=%v with keys, but a client that reaches port 6222 of a server needs none: set networkPolicy.enabled=true (and have it enforced), or nats.tls.enabled=true" $v.nats.replicas) -}}
+{{- $issuer := $tls.certManager.issuerRef -}}
+{{- if and (gt (int $v.nats.replicas) 1) $v.keys.enabled (not (include "kybernate.natsTls" $)) (not $v.networkPolicy.enabled) -}}
+{{- $wrong = append $wrong (printf "nats.replicas=%v with keys, but a client that reaches port 6222 of a server needs none: set networkPolicy.enabled=true (and have it enforced), or nats.tls.existingSecret" $v.nats.replicas) -}}
 {{- end -}}
-{{- if $tls.enabled -}}
-{{- if and (not $tls.existingSecret) (not $tls.certManager.enabled) -}}
-{{- $wrong = append $wrong "nats.tls.enabled needs a certificate: set nats.tls.existingSecret (tls.crt, tls.key, ca.crt), or nats.tls.certManager.enabled=true" -}}
+{{- if and $tls.existingSecret $issuer -}}
+{{- $wrong = append $wrong "nats.tls.existingSecret and nats.tls.certManager.issuerRef both make the certificate: keep one of them" -}}
 {{- end -}}
-{{- if and $tls.existingSecret $tls.certManager.enabled -}}
-{{- $wrong = append $wrong "nats.tls.existingSecret and nats.tls.certManager.enabled both make the certificate: keep one of them" -}}
+{{- if and $issuer (not (get $issuer "name")) -}}
+{{- $wrong = append $wrong "nats.tls.certManager.issuerRef needs a name, of an Issuer or ClusterIssuer whose certificates carry ca.crt" -}}
 {{- end -}}
-{{- if and $tls.certManager.enabled (not (get $tls.certManager.issuerRef "name")) -}}
-{{- $wrong = append $wrong "nats.tls.certManager.enabled needs nats.tls.certManager.issuerRef.name, an Issuer or ClusterIssuer whose certificates carry ca.crt" -}}
-{{- end -}}
-{{- if and $tls.verify (not $tls.clientSecret) (not $tls.certManager.enabled) -}}
+{{- if and $tls.verify (not $tls.clientSecret) $tls.existingSecret -}}
 {{- $wrong = append $wrong "nats.tls.verify=true: clients need a certificate, too; set nats.tls.clientSecret (tls.crt, tls.key), or nats.tls.verify=false" -}}
-{{- end -}}
-{{- else if or $tls.verify $tls.existingSecret $tls.certManager.enabled -}}
-{{- $wrong = append $wrong "nats.tls has settings but nats.tls.enabled=false: set nats.tls.enabled=true, or take them out" -}}
+{{- else if and $tls.verify (not (include "kybernate.natsTls" $)) -}}
+{{- $wrong = append $wrong "nats.tls.verify=true without TLS: set nats.tls.existingSecret or nats.tls.certManager.issuerRef" -}}
 {{- end -}}
 {{- if lt (int64 (include "kybernate.bytes" $v.nats.jetstream.maxFileStore)) 1476395008 -}}
 {{- $wrong = append $wrong (printf "nats.jetstream.maxFileStore=%s cannot hold the streams, which reserve 1.25 GiB and share the rest with the roster: set 1408Mi or more" $v.nats.jetstream.maxFileStore) -}}
@@ -89,14 +85,8 @@
 {{- $wrong = append $wrong "keys.existingSecret is set but keys.enabled=false: set keys.enabled=true" -}}
 {{- end -}}
 
-{{- if and $v.node.enabled (not $v.plugin.enabled) -}}
-{{- $wrong = append $wrong "node.enabled=true without plugin.enabled: no plugin would offer the seats that it manages; set plugin.enabled=true, or node.enabled=false" -}}
-{{- end -}}
-{{- if and $v.plugin.enabled (not $v.node.enabled) -}}
-{{- $wrong = append $wrong "plugin.enabled=true without node.enabled: containers would wait at the start gate for ever; set node.enabled=true, or plugin.enabled=false" -}}
-{{- end -}}
-{{- if and $v.fakeGpu.enabled (not $v.plugin.enabled) -}}
-{{- $wrong = append $wrong "fakeGpu.enabled=true without plugin.enabled and node.enabled: no plugin would offer the fake GPUs; set both to true, or fakeGpu.enabled=false" -}}
+{{- if and $v.fakeGpu.enabled (not $v.node.enabled) -}}
+{{- $wrong = append $wrong "fakeGpu.enabled=true without node.enabled: no plugin would offer the fake GPUs; set node.enabled=true, or fakeGpu.enabled=false" -}}
 {{- end -}}
 {{- if and (not $v.fakeGpu.enabled) (ne (float64 $v.fakeGpu.speed) 1.0) -}}
 {{- $wrong = append $wrong (printf "fakeGpu.speed=%v: only fake GPUs can be faster than time; set fakeGpu.enabled=true, or leave speed at 1" $v.fakeGpu.speed) -}}
@@ -149,8 +139,8 @@
 {{- $offered = append $offered $profile.resource -}}
 {{- end -}}
 {{- end -}}
-{{- if and $v.fakeGpu.enabled $v.fakeGpu.samples.enabled (not (has $v.fakeGpu.samples.resource $offered)) -}}
-{{- $wrong = append $wrong (printf "fakeGpu.samples.resource=%s is the resource of no profile (%s): set it to one of them, or fakeGpu.samples.enabled=false" $v.fakeGpu.samples.resource (join ", " $offered)) -}}
+{{- if and $v.fakeGpu.enabled $v.fakeGpu.samples.models (not (has $v.fakeGpu.samples.resource $offered)) -}}
+{{- $wrong = append $wrong (printf "fakeGpu.samples.resource=%s is the resource of no profile (%s): set it to one of them, or fakeGpu.samples.models=[]" $v.fakeGpu.samples.resource (join ", " $offered)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -161,17 +151,10 @@
 {{- else if lt (int64 (include "kybernate.bytes" $memory)) 201326592 -}}
 {{- $wrong = append $wrong (printf "router.resources.limits.memory=%s: a third of it holds requests, which may have 32 MiB each, and a caller gets half of that; set 192Mi or more" $memory) -}}
 {{- end -}}
-{{- if and $v.router.podDisruptionBudget.enabled (eq (toString $v.router.podDisruptionBudget.maxUnavailable) "0") -}}
-{{- $wrong = append $wrong "router.podDisruptionBudget.maxUnavailable=0: no node with a router could be drained; set 1 or more" -}}
+{{- with $v.router.autoscaling.maxReplicas -}}
+{{- if gt (int $v.router.replicas) (int .) -}}
+{{- $wrong = append $wrong (printf "router.replicas=%v is above router.autoscaling.maxReplicas=%v: swap them" $v.router.replicas .) -}}
 {{- end -}}
-{{- if and $v.router.autoscaling.enabled (gt (int $v.router.autoscaling.minReplicas) (int $v.router.autoscaling.maxReplicas)) -}}
-{{- $wrong = append $wrong (printf "router.autoscaling.minReplicas=%v is above maxReplicas=%v: swap them" $v.router.autoscaling.minReplicas $v.router.autoscaling.maxReplicas) -}}
-{{- end -}}
-{{- if and $v.router.ingress.enabled (not $v.router.ingress.hosts) -}}
-{{- $wrong = append $wrong "router.ingress.enabled needs router.ingress.hosts, e.g. [{host: llm.example.com}]" -}}
-{{- end -}}
-{{- if and $v.router.httpRoute.enabled (not $v.router.httpRoute.parentRefs) -}}
-{{- $wrong = append $wrong "router.httpRoute.enabled needs router.httpRoute.parentRefs, e.g. [{name: my-gateway}]" -}}
 {{- end -}}
 {{- if lt (int $v.router.drainSeconds) 5 -}}
 {{- $wrong = append $wrong (printf "router.drainSeconds=%v is less than the 5 s in which Services forget a router: set 5 or more" $v.router.drainSeconds) -}}
@@ -186,7 +169,7 @@
 {{- $samples := list -}}
 {{- range $v.fakeGpu.samples.models -}}
 {{- $name := include "kybernate.sampleName" .name -}}
-{{- if and $v.fakeGpu.enabled $v.fakeGpu.samples.enabled (has $name $samples) -}}
+{{- if and $v.fakeGpu.enabled (has $name $samples) -}}
 {{- $wrong = append $wrong (printf "fakeGpu.samples.models: two of them make the Deployment %s; rename %s" $name .name) -}}
 {{- end -}}
 {{- $samples = append $samples $name -}}
@@ -209,7 +192,6 @@
 nameOverride: set fullnameOverride
 image.registry: set global.imageRegistry, or write the registry into image.repository
 imagePullSecrets: set global.imagePullSecrets
-nats.image.registry: write the registry into nats.image.repository
 nats.jetstream.maxMemoryStore: it is 64Mi
 nats.persistence.accessModes: it is ReadWriteOnce
 fakeGpu.resources: they are fixed
@@ -221,5 +203,25 @@ router.callerBytes: a caller gets half of what holds requests, a sixth of router
 router.bodyBytes: it is 32 MiB; for another limit set KYB_BODY_BYTES in router.extraEnv
 router.preStopSeconds: it is 5 s
 router.terminationGracePeriodSeconds: it is router.drainSeconds and 15 s
+log.format: it is json
+hostPaths.cgroup: it is /sys/fs/cgroup
+fakeGpu.samples.enabled: set fakeGpu.samples.models to [] for none
+nodeAgents.resourceQuota.pods: it is 1000
+plugin.enabled: node.enabled is for both
+plugin.terminationGracePeriodSeconds: it is 15 s
+router.podDisruptionBudget: one of the routers may be away, as ever
+nats.podDisruptionBudget: it is made with more than one server
+webhook.podDisruptionBudget: one of its pods may be away, as ever
+router.ingress.enabled: router.ingress.hosts make it
+router.httpRoute.enabled: router.httpRoute.parentRefs make it
+router.autoscaling.enabled: set router.autoscaling.maxReplicas above 0
+router.autoscaling.minReplicas: it is router.replicas
+nats.tls.enabled: existingSecret or certManager.issuerRef make it
+nats.tls.certManager.enabled: set nats.tls.certManager.issuerRef.name
+webhook.timeoutSeconds: it is 5 s
+monitoring.prometheusRule.labels: they are monitoring.labels
+monitoring.prometheusRule.additional: write a PrometheusRule of yours into extraObjects
+openshift.createSCC: it is rbac.create
+tests.enabled: helm test runs them, nothing else
 uninstallCheck.force: a refused uninstall prints the annotation that forces the next one
 {{- end -}}
