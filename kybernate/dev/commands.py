@@ -22,14 +22,6 @@ def register(app: typer.Typer) -> None:
     )(demo)
 
 
-class LogFormat(StrEnum):
-    """How processes write their logs."""
-
-    AUTO = "auto"
-    JSON = "json"
-    PRETTY = "pretty"
-
-
 class EngineKind(StrEnum):
     """What answers."""
 
@@ -66,16 +58,13 @@ def up(
     memory: Annotated[str, typer.Option(help="Memory of each fake GPU.")] = "80GiB",
     speed: Annotated[float, typer.Option(min=0.001, help="Model seconds per wall second.")] = 1.0,
     nats_url: Annotated[str | None, typer.Option(help="A nats-server that runs already. Default: start one.")] = None,
-    log_format: Annotated[LogFormat, typer.Option(help="auto: pretty on a terminal.")] = LogFormat.AUTO,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the logs of all processes.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress lines.")] = False,
-    ready_timeout: Annotated[float, typer.Option(min=1, help="Warn of models that are not ready by then.")] = 60.0,
 ) -> None:
     """Start everything on this machine, with fake GPUs. Ctrl-C ends it."""
     from kybernate.dev.stack import LAPTOP, StackOptions
     from kybernate.dev.up import run
 
-    pretty = log_format is LogFormat.PRETTY or (log_format is LogFormat.AUTO and sys.stderr.isatty())
     options = StackOptions(
         driver=driver.value,
         engine=engine.value,
@@ -89,9 +78,9 @@ def up(
         memory=memory,
         speed=speed,
         nats_url=nats_url,
-        log_format="pretty" if pretty else "json",
+        log_format="pretty" if sys.stderr.isatty() else "json",
     )
-    run(options, verbose=verbose, quiet=quiet, ready_seconds=ready_timeout)
+    run(options, verbose=verbose, quiet=quiet)
 
 
 def add(

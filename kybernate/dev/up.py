@@ -21,10 +21,12 @@ from kybernate.dev.stack.stack_file import StackFileError
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
 _NAME_WIDTH = 12
+READY_SECONDS = 60.0
+"""Models that are not ready by then are a warning."""
 RELOAD_SECONDS = 1.0
 
 
-def run(options: StackOptions, *, verbose: bool, quiet: bool, ready_seconds: float) -> None:
+def run(options: StackOptions, *, verbose: bool, quiet: bool) -> None:
     """Until Ctrl-C or SIGTERM. Raises ConfigError before anything starts, CliError when a service refuses to start.
 
     ``verbose``: all logs; ``quiet``: not even progress, nor processes that ended.
@@ -38,7 +40,7 @@ def run(options: StackOptions, *, verbose: bool, quiet: bool, ready_seconds: flo
     progress = _silent if quiet or verbose else _progress
     try:
         stack = Stack(options, sink=write if verbose else None if quiet else supervisor_only)
-        asyncio.run(_foreground(stack, ready_seconds, progress))
+        asyncio.run(_foreground(stack, progress))
     except (StackError, StackFileError) as error:
         raise CliError(str(error)) from None
     except OSError as error:
@@ -113,9 +115,9 @@ def _progress(text: str) -> None:
     sys.stderr.write(f"kyb: {text}\n")
 
 
-async def _foreground(stack: Stack, ready_seconds: float, progress: Callable[[str], None]) -> None:
+async def _foreground(stack: Stack, progress: Callable[[str], None]) -> None:
     """Cancellation is the stop signal: the first ends in order, the second at once."""
-    task = asyncio.create_task(_live(stack, ready_seconds, progress))
+    task = asyncio.create_task(_live(stack, progress))
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(signum, task.cancel)
@@ -124,14 +126,14 @@ async def _foreground(stack: Stack, ready_seconds: float, progress: Callable[[st
         await task
 
 
-async def _live(stack: Stack, ready_seconds: float, progress: Callable[[str], None]) -> None:
+async def _live(stack: Stack, progress: Callable[[str], None]) -> None:
     for warning in stack.plan.topology.warnings:
         sys.stderr.write(f"kyb: warning: {warning}\n")
     groups = len(stack.plan.topology.groups) * stack.options.nodes
     progress(f"starting {len(stack.models)} models on {groups} groups of fake GPUs")
     async with stack:
         try:
-            seats = await stack.ready(ready_seconds, progress)
+            seats = await stack.ready(READY_SECONDS, progress)
         except NotReadyError as error:  # one failing engine is no reason to end the others
             sys.stderr.write(f"kyb: warning: {error}\nkyb: the stack stays up; see: {_kyb()} doctor\n")
             seats = error.seats
