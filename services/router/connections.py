@@ -27,7 +27,7 @@ def most_connections(asked: int) -> int:
     possible = asked if hard == resource.RLIM_INFINITY else max(1, (hard - OTHER_FILES) // 2)
     if possible < asked:
         get_logger().warning(
-            "connections.limited", most=possible, open_files=hard, meaning=f"KYB_CONNECTIONS={asked} needs more files"
+            "connections.limited", most=possible, open_files=hard, meaning=f"{asked} connections need more files"
         )
     return min(asked, possible)
 
@@ -52,7 +52,7 @@ class ConnectionLimits:
         """Count a new connection; return why it is refused, or None."""
         if self.open >= self._most:
             self.rejected("connections")
-            return RouterError(503, "too_many_connections", f"{self.open} connections are open (KYB_CONNECTIONS)", 1)
+            return RouterError(503, "too_many_connections", f"{self.open} connections are open", 1)
         if self._by_address[address] >= self._most_per_address:
             self.rejected("address_connections")
             text = f"{self._by_address[address]} connections of {address} are open, the most that it may have"

@@ -10,8 +10,12 @@ class RouterConstants(Constants):
 
     caller_requests: int = 4096
     """Most requests of one API key at a time; further ones get a 429."""
+    connections: int = 16384
+    """Most open connections; further ones get a 503. The limit of open files can make it less."""
     address_connections: int = 12288
     """Most open connections of one address; further ones get a 429."""
+    idle_seconds: float = 75.0
+    """Time until the next request of a kept connection, else it is closed."""
     head_seconds: float = 15.0
     """Time for the head of a connection's first request, else 408."""
     body_seconds: float = 30.0
@@ -64,10 +68,6 @@ class RouterSettings(RouterConstants, Settings):
     for one API key, or one address where no keys are used; more get a 429."""
     body_bytes: int = Field(32 * 2**20, gt=0)
     """Largest request body, unpacked; a larger one gets a 413."""
-    connections: int = Field(16384, ge=1)
-    """Most open connections; further ones get a 503. The limit of open files can make it less."""
-    idle_seconds: float = Field(75.0, gt=0)
-    """Time until the next request of a kept connection, else it is closed."""
     aliases: str = ""
     """Further names of models, such as gpt-4o=llama,small=qwen: requests for gpt-4o go to llama, under its name."""
     engine_paths: str = ""
