@@ -105,7 +105,7 @@ class Answer:
         """Begin a streamed answer: pieces follow."""
         self.first_byte, self.status, self._framing = True, head.status, framing
         if not self.began:
-            self._sse = media_type(head) == _STREAM
+            self._sse = head.media == _STREAM
             endless = framing.chunked or isinstance(framing, EndlessBody)
             if self._sse:
                 lines += _UNBUFFERED
@@ -168,13 +168,8 @@ class Answer:
         self._connection.write(data)
 
 
-def media_type(head: Head) -> bytes:
-    """Return the type of the body that follows, without parameters, in lower case."""
-    return head.get(b"content-type").partition(b";")[0].strip().lower()
-
-
 def _is_stream(head: Head) -> bool:
-    return media_type(head) == _STREAM and head.get(b"content-encoding").strip().lower() in (b"", b"identity")
+    return head.media == _STREAM and head.get(b"content-encoding").strip().lower() in (b"", b"identity")
 
 
 def _event(status: int, body: bytes) -> bytes:

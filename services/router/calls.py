@@ -10,22 +10,20 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec
 from kybernate.clock import Clock
 from kybernate.http_api import printable, random_id
 from kybernate.logs import get_logger
-from kybernate.messages import WAITED_IN_VAIN
-from services.router.answer import Answer, Connection, media_type, no_stream
+from services.router.answer import Answer, Connection, no_stream
 from services.router.api import RouterError, model_of, patience_of, priority_of
 from services.router.auth import ApiKeyGuard, Caller
-from services.router.call_times import activation_seconds, count_served
 from services.router.core.body import RoutingFields, media_bytes
 from services.router.core.framing import Body
 from services.router.core.head import HOP_BY_HOP, Head
 from services.router.core.step import Forward, Reject
 from services.router.core.tenants import AnswerTokens, Tokens
-from services.router.dispatch import Dispatcher, Ticket
+from services.router.dispatch import Dispatcher
 from services.router.engines import EngineConnection, EngineError, EnginePools
 from services.router.intake import Intake, RequestBody
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
-from services.router.request_log import CallRecord, RequestLog
+from services.router.request_log import CallRecord, RequestLog, activation_seconds
 from services.router.request_spans import TRACE_HEADERS, begin_span, end_engine_span, end_span, trace_lines
 from services.router.settings import RouterSettings
 
@@ -103,23 +101,27 @@ def _alone(method: Callable[Concatenate["Call", P], None]) -> Callable[Concatena
     return run
 
 
-class Call(Ticket):
+class Call:
     """One call, from its head to its end."""
 
     __slots__ = (
         "_answer", "_body", "_breaks", "_caller", "_calls", "_comments", "_connection", "_engine", "_evictions",
-        "_fields", "_head", "_over", "_patience", "_priority", "_record", "_request_bytes", "_retried", "_silent",
-        "_span", "_task", "_to", "_tokens", "body", "sent_at",
+        "_fields", "_head", "_lines", "_over", "_record", "_request_bytes", "_retried", "_silent",
+        "_span", "_task", "_to", "_tokens", "accepted_at", "body", "cause", "request", "sent_at", "traceparent",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
         self, calls: Calls, connection: Connection, head: Head, fields: Mapping[str, str], caller: Caller
     ) -> None:
         secret = b"x-request-id" in calls.guard.withheld(head)
-        super().__init__(_cause(caller, "" if secret else fields.get("x-request-id", "")))
+        self.cause = _cause(caller, "" if secret else fields.get("x-request-id", ""))
+        self.request, self.waiting = 0, True
+        self.accepted_at: float | None = None
+        self.traceparent: str | None = None
         self._calls, self._connection, self._head, self._caller = calls, connection, head, caller
         self._record = CallRecord(time.time(), self.cause, traceparent=fields.get("traceparent"))
-        self._priority, self._patience = priority_of(fields, caller.highest_priority), patience_of(fields)
+        self._answer = Answer(connection, head)
         self.body = RequestBody(
             calls.intake, head, fields, caller.name or f"address {connection.address}", calls.settings.body_bytes
         )
@@ -131,11 +133,12 @@ class Call(Ticket):
         self._comments: asyncio.TimerHandle | None = None
         # At the engine:
         self._to: Forward | None = None
+        self._lines = b""
+        """The caller's header fields, as engines get them."""
         self._engine: EngineConnection | None = None
         self.sent_at: float | None = None
         self._retried, self._breaks, self._evictions = False, 0, 0
         self._silent: RouterError | None = None
-        self._answer = Answer(connection, head)
         self._tokens: AnswerTokens | None = None
         """Of the answer; None before the tenant's limits have admitted the call, and without keys."""
         self._request_bytes = 0
@@ -175,7 +178,8 @@ class Call(Ticket):
     def _arrive(self, fields: RoutingFields) -> None:
         self._fields = fields
         name = self._record.model = model_of(fields.model)
-        calls, caller = self._calls, self._caller
+        calls, caller, given = self._calls, self._caller, self._head.fields()
+        priority, patience = priority_of(given, caller.highest_priority), patience_of(given)
         model = self._record.model = calls.limits.begin(caller, name)
         if caller.tenant:
             self._tokens = AnswerTokens(media=self._head.target.partition(b"?")[0].endswith(NO_TEXT))
@@ -184,7 +188,7 @@ class Call(Ticket):
         if model != name:
             self._body = self.body.renamed(self._body, fields, model)
         self._wait()
-        calls.dispatcher.arrive(self, model, hold_seconds=self._patience, priority=self._priority, tenant=caller.tenant)
+        calls.dispatcher.arrive(self, model, hold_seconds=patience, priority=priority, tenant=caller.tenant)
 
     def _wait(self) -> None:
         """Send a comment to a caller that waits for a stream every ``keepalive_seconds``, if that is set."""
@@ -259,11 +263,18 @@ class Call(Ticket):
         self._to = to
         self._record.forwarded(to)
         self.sent_at = None
+        without, withheld = _NOT_SENT, self._calls.guard.withheld(self._head)
+        if withheld:
+            without |= withheld
+        if self._span is None:
+            self._lines = self._head.passed(without)
+        else:
+            self._lines = self._head.passed(without | TRACE_HEADERS) + b"".join(trace_lines(self._span))
         pools = self._calls.pools
         pool = pools.pool(to.key, to.endpoint)
         connection = pools.take(pool)
         if connection is not None:
-            self._send(connection)
+            self.connected(connection)
         else:
             self._task = pools.connect(pool, self)
 
@@ -283,24 +294,13 @@ class Call(Ticket):
     @_alone
     def connected(self, connection: EngineConnection) -> None:
         """Send the request."""
-        self._send(connection)
-
-    def _send(self, connection: EngineConnection) -> None:
         self._task, self._engine = None, connection
-        head, pool = self._head, connection.pool
-        without, withheld = _NOT_SENT, self._calls.guard.withheld(head)
-        if withheld:
-            without |= withheld
-        if self._span is None:
-            lines = head.passed(without)
-        else:
-            lines = head.passed(without | TRACE_HEADERS) + b"".join(trace_lines(self._span))
-        cause = self.cause.encode("utf-8", "surrogateescape")
+        pool, cause = connection.pool, self.cause.encode("utf-8", "surrogateescape")
         connection.clock.set(self._calls.settings.first_byte_seconds)
         connection.send(
             self,
             b"POST %b%b HTTP/1.1\r\nHost: %b\r\n%bX-Request-Id: %b\r\nContent-Length: %d\r\n\r\n"
-            % (pool.prefix, head.target, pool.authority, lines, cause, len(self._body)),
+            % (pool.prefix, self._head.target, pool.authority, self._lines, cause, len(self._body)),
             self._body,
         )
 
@@ -355,9 +355,9 @@ class Call(Ticket):
         """Send a complete answer."""
         self._engine = None
         if self._tokens is not None:
-            self._tokens.media |= media_type(head).startswith(MEDIA)
+            self._tokens.media |= head.media.startswith(MEDIA)
             self._tokens.feed(body)
-        self._answer.whole(head, self._lines(head), body, closes=self._closes)
+        self._answer.whole(head, self._own_lines(head), body, closes=self._closes)
         self._complete()
 
     def began(self, head: Head, body: Body) -> None:
@@ -366,10 +366,10 @@ class Call(Ticket):
             self.fail(no_stream(head.status))
             return
         if self._tokens is not None:
-            self._tokens.media |= media_type(head).startswith(MEDIA)
+            self._tokens.media |= head.media.startswith(MEDIA)
         if self._connection.slow:
             self.pause()
-        self._answer.begin(head, body, self._lines(head), closes=self._closes)
+        self._answer.begin(head, body, self._own_lines(head), closes=self._closes)
 
     def piece(self, raw: bytes, payload: bytes, *, last: bool) -> None:
         """Relay a piece of the answer."""
@@ -395,9 +395,8 @@ class Call(Ticket):
 
     def _complete(self) -> None:
         """The answer is complete."""
-        self._count_served()
         status, close = self._answer.status, self._closes
-        self._end(str(status), answered=True if 200 <= status < 300 else None)
+        self._end(status, answered=True if 200 <= status < 300 else None, served=True)
         self._answer.end(close=close)
 
     def fail(self, error: RouterError) -> None:
@@ -408,16 +407,15 @@ class Call(Ticket):
             self._calls.intake.rejected("queue")
         self._record.reason = error.code
         close = error.closes or self._closes
-        self._end(str(error.status))  # first: a slow caller keeps no seat from being parked
+        self._end(error.status)  # first: a slow caller keeps no seat from being parked
         self._answer.fail(error, self.cause, close=close)
 
     def gone(self) -> None:
         """The caller has closed its connection."""
         if self._answer.done:
-            self._count_served()
-            self._end("200", answered=True)
+            self._end(200, answered=True, served=True)
         else:
-            self._end("499", answered=None if self._answer.first_byte else False)
+            self._end(499, answered=None if self._answer.first_byte else False)
 
     def pause(self) -> None:
         """The caller reads too slowly: read no further from the engine."""
@@ -437,7 +435,7 @@ class Call(Ticket):
         else:
             self.fail(RouterError(500, "internal_error", "the router failed at this request; see its log"))
 
-    def _end(self, code: str, *, answered: bool | None = None) -> None:
+    def _end(self, status: int, *, answered: bool | None = None, served: bool = False) -> None:
         """The call is over: give back all that it uses."""
         if self._over:
             return
@@ -445,7 +443,7 @@ class Call(Ticket):
         if self._comments is not None:
             self._comments.cancel()
         # Errors cost nothing; one that leaves pays for its request once an engine has it, and for what has arrived.
-        paid = self._answer.status < 400 if self._answer.first_byte else code == "499" and self._engine is not None
+        paid = self._answer.status < 400 if self._answer.first_byte else status == 499 and self._engine is not None
         self._leave_engine()
         calls, record = self._calls, self._record
         self.body.close()
@@ -455,21 +453,14 @@ class Call(Ticket):
         if self._tokens is not None:
             tokens = self._tokens.tokens(self._request_bytes, complete=answered is True) if paid else Tokens()
             calls.limits.end(self._caller, record.model, tokens)
-        known = calls.dispatcher.traffic.serves(record.model)
-        calls.metrics.answered(record.model if known else "unknown", code)
-        calls.records.note(record, int(code), known=known)
+        traffic = calls.dispatcher.traffic
+        seat = traffic.table.upstreams.get(record.to.key) if record.to is not None else None
+        known = seat is not None or traffic.serves(record.model)
+        calls.records.ended(record, status, known=known, served=served, seat=seat.record if seat is not None else None)
         if self._span is not None:
-            end_span(self._span, record, int(code), self.sent_at, calls.dispatcher.traffic)
-        if known and record.reason in WAITED_IN_VAIN:
-            calls.metrics.slo.labels(record.model, "", "missed").inc()
+            end_span(self._span, record, status, self.sent_at, traffic)
 
-    def _count_served(self) -> None:
-        to, calls = self._to, self._calls
-        if to is not None:
-            known = calls.dispatcher.traffic.table.upstreams.get(to.key)
-            count_served(calls.metrics, self._record, to, known.record if known is not None else None, calls.clock)
-
-    def _lines(self, head: Head) -> bytes:
+    def _own_lines(self, head: Head) -> bytes:
         """Return the header lines of an answer that begins now: those of the engine, and Kybernate's own."""
         to = self._to
         assert to is not None

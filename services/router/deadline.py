@@ -16,15 +16,11 @@ class Deadline:
         self._handle: asyncio.TimerHandle | None = None
 
     def set(self, seconds: float) -> None:
-        """Ring in so many seconds instead."""
+        """Ring in so many seconds instead; its owner ignores one that it needs no more."""
         self._at = self._loop.time() + seconds
         if self._handle is None or self._handle.when() > self._at:
             self.stop()
             self._handle = self._loop.call_at(self._at, self._check)
-
-    def clear(self) -> None:
-        """Do not ring."""
-        self._at = math.inf
 
     def stop(self) -> None:
         """Drop the timer."""

@@ -5,7 +5,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -23,36 +23,32 @@ MOST_REJECTS = 64
 """In one turn of the loop, about 5 ms."""
 
 
-class Ticket:
-    """Connects a call to the dispatcher, which numbers it and tells it the decisions, within ``feed``."""
+class Ticket(Protocol):
+    """A call, as the dispatcher sees it: it numbers the call, and tells it the decisions within ``feed``."""
 
-    __slots__ = ("accepted_at", "cause", "request", "traceparent", "waiting")
-
-    def __init__(self, cause: str) -> None:
-        self.request = 0
-        self.cause = cause
-        self.waiting = True
-        """False once it was decided, until the call waits again."""
-        self.accepted_at: float | None = None
-        """Unix seconds at which the manager accepted the activation that this call requested."""
-        self.traceparent: str | None = None
-        """Of the call's span, if there is one."""
+    request: int
+    cause: str
+    waiting: bool
+    """False once it was decided, until the call waits again."""
+    accepted_at: float | None
+    """Unix seconds at which the manager accepted the activation that this call requested."""
+    traceparent: str | None
+    """Of the call's span, if there is one."""
 
     def decide(self, outcome: step.Forward | step.Reject) -> None:
-        """Set the decision."""
-        raise NotImplementedError
+        """Take the decision."""
 
     def cut(self, code: str) -> None:
         """End the call at its seat, which is evicted or lost: ``code`` is the reason."""
 
 
-class WaitingTicket(Ticket):
+class WaitingTicket:
     """A ticket whose decision a task awaits."""
 
-    __slots__ = ("_future", "decided")
-
     def __init__(self, cause: str) -> None:
-        super().__init__(cause)
+        self.request, self.cause, self.waiting = 0, cause, True
+        self.accepted_at: float | None = None
+        self.traceparent: str | None = None
         self.decided: step.Forward | step.Reject | None = None
         self._future: asyncio.Future[None] | None = None
 
@@ -69,6 +65,9 @@ class WaitingTicket(Ticket):
             await self._future
         assert self.decided is not None
         return self.decided
+
+    def cut(self, code: str) -> None:
+        """Do nothing: a permit ends with its seat."""
 
 
 class _Unanswered(dict[tuple[str, str], OnceLogger]):
@@ -276,7 +275,7 @@ class Dispatcher:
 
     def _arm(self) -> None:
         """Schedule TimePassed for the next alarm of the core."""
-        at = self.traffic.next_at()
+        at = self.traffic.alarms.at
         if self._timer is not None:
             if at is not None and self._timer.when() <= at and not self._timer.cancelled():
                 return

@@ -245,7 +245,6 @@ class EngineConnection(asyncio.Protocol):
         """End the exchange."""
         again = again and not self._unsent and self.open
         self._exchange = self._parser = self._head = self._body = self._pieces = None
-        self.clock.clear()
         self.pool.done(self, again=again)
 
     def _break(self, text: str, *, stale: bool = False) -> None:

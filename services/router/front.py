@@ -22,11 +22,10 @@ from services.router.aiohttp_bridge import AiohttpHandler
 from services.router.api import RouterError, no_content
 from services.router.calls import Call, Calls
 from services.router.connections import ConnectionLimits, TlsCaller, address_of
-from services.router.core.body import BodyMemory
 from services.router.core.framing import HttpError
 from services.router.core.head import Head, HeadParser
 from services.router.deadline import Deadline
-from services.router.intake import Intake, RequestBody
+from services.router.intake import BodyMemory, Intake, RequestBody
 from services.router.settings import RouterSettings
 
 LEAST_READ_BYTES = 16 * 1024
@@ -71,15 +70,16 @@ class CallerConnection(asyncio.Protocol):
         """Has counted the connection already."""
         self._front, self._loop = front, asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._deadline = Deadline(self._loop, self._late)
+        self._deadline: Deadline
         self.address = ""
         self._refused = self._ending = False
-        self._heads = HeadParser(request=True)
-        self._parser: HeadParser | None = self._heads
-        """None while a request is answered."""
+        self._heads: HeadParser | None = None
+        """From the first byte on."""
         self._head: Head | None = None
+        """Of the request whose body arrives."""
+        self._busy = False
+        """A request has arrived completely and is not answered."""
         self._body: RequestBody | None = None
-        """Of the request that arrives."""
         self.cors = NO_HEADERS
         """Headers by which a page may read the answer to its request."""
         self._call: Call | None = None
@@ -108,6 +108,7 @@ class CallerConnection(asyncio.Protocol):
         if self._tls is not None:
             self._tls.shaken()
         error = limits.enter(self.address) if self._tls is None else None
+        self._deadline = Deadline(self._loop, self._late)
         if error is None:
             self._front.connections.add(self)
             self._deadline.set(self._front.settings.head_seconds)
@@ -155,8 +156,6 @@ class CallerConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Let it go on."""
         self.slow = False
-        if self._busy:
-            self._deadline.clear()
         if self._call is not None:
             self._call.resume()
         if self._handler is not None and self._handler.writing_paused:
@@ -178,15 +177,10 @@ class CallerConnection(asyncio.Protocol):
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    @property
-    def _busy(self) -> bool:
-        """Whether a request has arrived completely and is not answered."""
-        return self._parser is None and self._head is None
-
     def _take(self, data: bytes) -> None:
         try:
             while data and not self._ending and not self._busy and not self.slow:
-                data = self._take_head(data) if self._parser is not None else self._take_body(data)
+                data = self._take_head(data) if self._head is None else self._take_body(data)
                 if self._head is None:
                     break  # other connections come before the next request
         except HttpError as error:
@@ -207,10 +201,10 @@ class CallerConnection(asyncio.Protocol):
                 self._loop.call_soon(self._next)
 
     def _take_head(self, data: bytes) -> bytes:
-        assert self._parser is not None
-        found = self._parser.feed(data)
+        heads = self._heads = self._heads or HeadParser(request=True)
+        found = heads.feed(data)
         if found is None:
-            if not self._hold(self._parser.size):
+            if not self._hold(heads.size):
                 self._front.limits.rejected("head_memory")
                 raise RouterError(
                     503, "too_many_connections", "partial heads of requests take too much memory", 1, closes=True
@@ -219,7 +213,6 @@ class CallerConnection(asyncio.Protocol):
         if self._counted:
             self._hold(0)
         self._head, data = found
-        self._parser = None
         head, calls = self._head, self._front.calls
         if head.version not in ("1.1", "1.0"):
             text = "only HTTP/1.1 and HTTP/1.0 are served here"
@@ -229,7 +222,7 @@ class CallerConnection(asyncio.Protocol):
             self._call = calls.begin(self, head)
             self._body = self._call.body
         else:
-            self._heads.forget()
+            heads.forget()
             fields = head.fields()
             self._check_own(head, data)
             self._body = RequestBody(self._front.own, head, fields, f"address {self.address}", OWN_BYTES, "")
@@ -260,7 +253,7 @@ class CallerConnection(asyncio.Protocol):
                 raise RouterError(404, "not_found", f"{head.method.decode('latin-1')} {shown}: Not Found")
         except ApiError as error:
             if bodiless:  # the request is complete
-                self._head, self._first, self._rest = None, False, rest
+                self._head, self._busy, self._first, self._rest = None, True, False, rest
                 error.closes = not head.keep_alive
             raise
 
@@ -270,8 +263,7 @@ class CallerConnection(asyncio.Protocol):
         if end < 0:
             self._deadline.set(self._body.seconds())
             return b""
-        self._deadline.clear()
-        head, self._head, self._first = self._head, None, False
+        head, self._head, self._busy, self._first = self._head, None, True, False
         assert head is not None
         if self._call is not None:
             self._call.ready()
@@ -332,7 +324,7 @@ class CallerConnection(asyncio.Protocol):
         if close or not complete or self._front.stopping:
             self._end(sending=not complete)
             return
-        self._parser, self._idle = self._heads, False
+        self._busy = self._idle = False
         self._deadline.set(min(KNOWN_SECONDS, self._front.settings.idle_seconds))
         if self._rest and not self.slow:
             self._loop.call_soon(self._next)
@@ -365,7 +357,7 @@ class CallerConnection(asyncio.Protocol):
         """Close the connection unless a request is being answered; one that still arrives is refused."""
         if self._busy or self._ending:
             return
-        if self._head is not None or (self._parser is not None and self._parser.started):
+        if self._head is not None or (self._heads is not None and self._heads.started):
             self._fail(RouterError(503, "router_stopping", "this router stops; send the request again", 1, closes=True))
         else:
             self._end()
@@ -434,8 +426,9 @@ class CallerConnection(asyncio.Protocol):
         if self._ending:
             self._close(transport)
         elif self._busy:
-            self._front.limits.rejected("slow_reader")
-            self.reset()
+            if self.slow:
+                self._front.limits.rejected("slow_reader")
+                self.reset()
         elif self._head is not None and self._body is not None:
             try:
                 self._deadline.set(self._body.seconds())
@@ -448,7 +441,8 @@ class CallerConnection(asyncio.Protocol):
             self._refuse(RouterError(408, "request_timeout", text))
         elif not self._idle:
             self._idle = True
-            self._heads.forget()
+            if self._heads is not None:
+                self._heads.forget()
             self._deadline.set(max(0.0, self._front.settings.idle_seconds - KNOWN_SECONDS))
         else:
             self._end()

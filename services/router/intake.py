@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -10,10 +11,8 @@ from services.router.core.body import (
     BODY_BYTES,
     SMALL_BYTES,
     BodyError,
-    BodyMemory,
     RoutingFields,
     Unpacker,
-    is_form,
     renamed,
     routing_fields,
     too_large,
@@ -23,6 +22,38 @@ from services.router.core.head import Head
 
 BODY_BYTES_PER_SECOND = 64 * 1024
 """A body may take ``body_seconds``, and 1 s more for each so many bytes that have arrived."""
+
+
+@dataclass
+class BodyMemory:
+    """Bytes of all bodies in memory, from the first byte received until the call has ended; in total and per caller."""
+
+    most_bytes: int
+    most_bytes_per_caller: int
+    total: int = 0
+    by_caller: Counter[str] = field(default_factory=Counter)
+
+    def full(self, caller: str, more: int) -> str | None:
+        """Return why ``more`` bytes of this caller do not fit; None if they do."""
+        if self.total + more > self.most_bytes:
+            return f"request bodies take {self.total} of {self.most_bytes} bytes (KYB_HELD_BYTES)"
+        if self.by_caller[caller] + more > self.most_bytes_per_caller:
+            mine = self.by_caller[caller]
+            most = self.most_bytes_per_caller
+            return f"request bodies of this caller take {mine} of {most} bytes (half of KYB_HELD_BYTES)"
+        return None
+
+    def take(self, caller: str, size: int) -> None:
+        """Count ``size`` bytes."""
+        self.total += size
+        self.by_caller[caller] += size
+
+    def give_back(self, caller: str, size: int) -> None:
+        """Forget ``size`` bytes."""
+        self.total -= size
+        self.by_caller[caller] -= size
+        if self.by_caller[caller] <= 0:
+            del self.by_caller[caller]
 
 
 @dataclass
@@ -52,7 +83,8 @@ class RequestBody:
         setting: str = BODY_BYTES,
     ) -> None:
         self._intake, self._caller, self._most, self._setting = intake, caller, most_bytes, setting
-        self._walk = ChunkedBody(trailer=True) if head.chunked else Body(head.length or 0)
+        self._head = head
+        self._walk: Body | None = None
         self._encoding = fields.get("content-encoding", "").strip().lower()
         self._type = fields.get("content-type", "")
         self._pieces: list[bytes] = []
@@ -68,6 +100,8 @@ class RequestBody:
 
     def feed(self, data: bytes) -> int:
         """Take bytes; return where the body ends in them, or -1 if it goes on."""
+        if self._walk is None:
+            self._walk = ChunkedBody(trailer=True) if self._head.chunked else Body(self._head.length or 0)
         try:
             end = self._walk.walk(data)
         except HttpError as error:
@@ -96,7 +130,7 @@ class RequestBody:
     @property
     def small(self) -> bool:
         """Whether ``sent`` is the body and ``fields_now`` takes no time."""
-        return not self._encoding and self._size <= SMALL_BYTES and not is_form(self._type)
+        return not self._encoding and self._size <= SMALL_BYTES
 
     def sent(self) -> bytes:
         """Return the body as it was sent."""

@@ -24,14 +24,13 @@ from services.router.auth import open_auth
 from services.router.calls import Calls
 from services.router.connections import ConnectionLimits, most_connections
 from services.router.core.admission import Limits
-from services.router.core.body import BodyMemory
 from services.router.core.managers import RouterIdentity
 from services.router.core.traffic import Traffic
 from services.router.dispatch import Dispatcher
 from services.router.engines import EnginePools
 from services.router.front import Front
 from services.router.gateways import GatewayApi, for_auth_request
-from services.router.intake import Intake
+from services.router.intake import BodyMemory, Intake
 from services.router.level_publisher import LevelPublisher
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
@@ -91,7 +90,7 @@ class RunningRouter:
         self.sync.on_loss = self._metrics.disconnects.inc
         intake = Intake(memory, settings.body_seconds, self._rejected)
         paths = engine_paths(settings.api_families, settings.engine_paths)
-        self.requests = RequestLog(bus, settings.instance, access_log=settings.access_log)
+        self.requests = RequestLog(bus, settings.instance, self._metrics, clock, access_log=settings.access_log)
         log = self.requests
         tenants = TenantLimits(self.guard.tenants, traffic, self._rejected, aliases_of(settings.aliases))
         self.calls = Calls(

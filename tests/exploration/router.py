@@ -156,7 +156,7 @@ class Router:
     # --- the core -------------------------------------------------------------------------------------------------
 
     def wake(self, manager: str) -> bool:
-        due = self.traffic.next_at()
+        due = self.traffic.alarms.at
         if due is None or due > self.clock.wall:
             return False
         self.feed(routing.TimePassed(), manager)

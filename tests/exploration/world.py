@@ -154,7 +154,7 @@ class World:
         found: list[tuple[float, Action]] = []
         if router.wants_read or router.reads is not None:
             found.append((2.0, ("read", index)))
-        due = router.traffic.next_at()
+        due = router.traffic.alarms.at
         if due is not None and due <= self.clock.wall:
             found.append((2.0, ("wake", index)))
         found += [(0.6, ("finish", index, call)) for call in router.models]

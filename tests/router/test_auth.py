@@ -340,7 +340,7 @@ async def test_an_idle_connection_keeps_the_head_of_a_call_only_and_for_a_while(
         data = b'{"model": "llama"}' if method == "POST" else None
         await guarded.call(method, path, data=data, headers=bearer(token))
         [connection] = front.connections
-        await until(lambda: connection._parser is not None, what="the connection is idle")
+        await until(lambda: not connection._busy, what="the connection is idle")
         return connection._heads._known is not None
 
     assert await kept(*call, keys["app"])

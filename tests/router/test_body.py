@@ -17,13 +17,13 @@ from services.router.core.body import (
     SMALL_BYTES,
     UNPACK_BYTES,
     BodyError,
-    BodyMemory,
     RoutingFields,
     Unpacker,
     media_bytes,
     renamed,
     routing_fields,
 )
+from services.router.intake import BodyMemory
 
 MIB = 2**20
 LARGE = '"' + "x" * SMALL_BYTES + '"'

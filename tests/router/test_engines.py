@@ -164,10 +164,9 @@ async def test_a_deadline_rings_at_the_last_time_that_was_set() -> None:
     await asyncio.wait_for(rung.wait(), 60)
     rung.clear()
     deadline.set(0.01)
-    deadline.clear()
+    deadline.end()
     await asyncio.sleep(0.05)
     assert not rung.is_set()
-    deadline.stop()
 
 
 async def test_an_error_while_connecting_is_a_failed_try(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ async def test_an_error_of_the_router_at_any_point_of_a_call_ends_only_that_call
             (w.router.calls.pools, "take", failed),
             (w.router.calls.guard, "withheld", b""),  # before there is a call
             (w.router.calls, "clock", failed),
-            (w.router.calls.records, "note", ok),  # the answer is complete before
+            (w.router.calls.records, "ended", ok),  # the answer is complete before
         ):
 
             def broken(*_: object, name: str = name, **__: object) -> None:

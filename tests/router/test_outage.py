@@ -57,6 +57,7 @@ async def test_seats_stay_closed_until_the_manager_lists_the_router_and_the_rost
         await w.seat("s0", "llama", SeatState.ACTIVE, manager_url="")  # no manager confirms it over HTTP instead
         w.bus.restore()
         call = w.ask("llama")
+        await until(lambda: w.held("llama") == 1, what="the call has arrived")
         await until(lambda: w.router.traffic.trust.ever_synced, what="the roster was read")
         assert w.held("llama") == 1
         w.manager.lists = True

@@ -49,7 +49,7 @@ class Load:
         self._later(1.0, "presence", 0)
         while self.events and self.events[0][0] <= until:
             self.now, _, kind, request = heapq.heappop(self.events)
-            alarm = self.traffic.next_at()
+            alarm = self.traffic.alarms.at
             if alarm is not None and alarm <= self.now:
                 self._feed(step.TimePassed())
             if kind == "arrive":

@@ -2,13 +2,22 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kybernate.seat import SeatState
 from services.router.core.managers import PendingCommands, Trust
-from services.router.core.step import CallArrived, CallEnded, CallReturned, Forward, Reject, RouterStep
-from services.router.core.upstreams import ACTIVATABLE, Found, Model, Rank, RoutedCall, Upstream, UpstreamTable, best
+from services.router.core.step import CallArrived, CallEnded, CallReturned, Forward, LevelChanged, Reject, RouterStep
+from services.router.core.upstreams import (
+    ACTIVATABLE,
+    CLOSING,
+    Found,
+    Model,
+    Rank,
+    RoutedCall,
+    Upstream,
+    UpstreamTable,
+    best,
+)
 
 SUSPECT_SECONDS = 0.25
 """How long a seat whose engine failed before the first byte gets no calls, unless the seat changes earlier."""
@@ -83,8 +92,8 @@ class HoldQueue:
         """Hold a call at the best seat until its deadline."""
         call.held = True
         model.add(call)
-        self._step.alarms.set(("deadline", call.request), call.deadline)
         self.place(call, model, found)
+        self._step.alarms.set(("deadline", call.request), call.deadline)
 
     def place(self, call: RoutedCall, model: Model, found: Found) -> None:
         """Move a held call to the best seat, and query that seat's manager or request the activation."""
@@ -94,7 +103,7 @@ class HoldQueue:
             call.upstream = upstream
             queue = model.orphans if upstream is None else upstream.waiting
             queue[call.request] = call
-            self._step.level_changed(model.name, upstream.key if upstream else None, edge=len(queue) == 1)
+            self._step.effects.append(LevelChanged(model.name, upstream.key if upstream else None, len(queue) == 1))
         if found is not None and found[0] is Rank.UNCONFIRMED:
             self._commands.query_manager(found[1])
         elif found is not None and found[1].record.state in ACTIVATABLE:
@@ -118,7 +127,7 @@ class HoldQueue:
             return
         if upstream is not None and not queue:
             upstream.activation_request.sent_at = None
-        self._step.level_changed(model.name, upstream.key if upstream else None, edge=not queue and not stays)
+        self._step.effects.append(LevelChanged(model.name, upstream.key if upstream else None, not queue and not stays))
 
 
 class Admission:
@@ -168,7 +177,7 @@ class Admission:
         if found is not None and found[0] in (Rank.OPEN, Rank.FULL):
             record = found[1].record
             assert record.endpoint is not None  # the rank implies it
-            self._step.emit(Forward(call.request, found[1].key, record.seat, record.endpoint, record.epoch))
+            self._step.effects.append(Forward(call.request, found[1].key, record.seat, record.endpoint, record.epoch))
         elif model.wake is not None:
             model.wake.deadline = max(model.wake.deadline, call.deadline)
             self._step.alarms.clear(("deadline", model.wake.request))
@@ -206,11 +215,11 @@ class Admission:
             upstream.in_flight[call.request] = call
             call.found = len(upstream.in_flight)
             edge = len(upstream.in_flight) == 1 and not stays  # else the seat has as many requests as before
-            self._step.level_changed(call.model, upstream.key, edge=edge)
+            self._step.effects.append(LevelChanged(call.model, upstream.key, edge))
             if call.kind == "permit":
                 upstream.permits += 1
                 self._step.set_alarm(("permit", call.request), self._limits.permit_seconds)
-        self._step.emit(effect)
+        self._step.effects.append(effect)
 
     def ended(self, m: CallEnded) -> None:
         """Remove a call that was answered, abandoned by its caller, or whose permit expired."""
@@ -235,8 +244,9 @@ class Admission:
         upstream = call.upstream
         if upstream is not None and upstream.in_flight.pop(call.request, None) is not None:
             upstream.permits -= call.kind == "permit"
-            self._step.level_changed(call.model, upstream.key, edge=not upstream.in_flight)
-            self._commands.acknowledge_drain(upstream)
+            self._step.effects.append(LevelChanged(call.model, upstream.key, not upstream.in_flight))
+            if upstream.record.state in CLOSING:
+                self._commands.acknowledge_drain(upstream)
 
     def _fill(self, upstream: Upstream) -> None:
         """Forward calls that wait for the model while the seat has places."""
@@ -270,10 +280,10 @@ class Admission:
         self._calls.pop(call.request, None)
         self._queue.release(call)
         self._table.forget_empty(call.model)
-        self._step.emit(Reject(call.request, status, code, message, after, detail))
+        self._step.effects.append(Reject(call.request, status, code, message, after, detail))
 
     def _reject_unknown(self, request: int, model: str) -> None:
-        self._step.emit(Reject(request, 404, "model_not_found", f"model {model!r} does not exist"))
+        self._step.effects.append(Reject(request, 404, "model_not_found", f"model {model!r} does not exist"))
 
     def _time_out(self, call: RoutedCall) -> None:
         upstream = call.upstream
@@ -286,9 +296,8 @@ class Admission:
         else:
             self._reject(call, 503, "hold_timeout", text, _why(upstream) if upstream else "")
 
-    def _ranked(self, model: Model) -> Iterator[tuple[Rank, Upstream]]:
-        for upstream in model.upstreams.values():
-            yield self._rank(upstream), upstream
+    def _ranked(self, model: Model) -> list[tuple[Rank, Upstream]]:
+        return [(self._rank(upstream), upstream) for upstream in model.upstreams.values()]
 
     def _rank(self, upstream: Upstream) -> Rank:
         now = self._step.now
@@ -299,12 +308,12 @@ class Admission:
         model = self._table.models.get(name)
         if model is None:
             return
-        ranked = list(self._ranked(model))
+        ranked = self._ranked(model)
         for call in sorted(model.held.values(), key=lambda call: call.order):
             found = best(ranked, call.upstream)
             self._route(call, model, found, opened)
             if found is not None and found[0] is Rank.OPEN and self._rank(found[1]) is not Rank.OPEN:
-                ranked = list(self._ranked(model))
+                ranked = self._ranked(model)
         self._table.forget_empty(name)
 
     def reject_unknown_models(self) -> None:

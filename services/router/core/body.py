@@ -1,11 +1,10 @@
-"""What routing needs of a request body, and how much memory and work a body may take. Pure.
+"""What routing needs of a request body, and how much work a body may take. Pure.
 
 Of a JSON body only ``model`` and ``stream`` are decoded. The engine gets the body as it came and judges the rest of it.
 """
 
 import re
 import zlib
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -259,38 +258,3 @@ def too_large(most_bytes: int, setting: str) -> BodyError:
     """Return the error of a body above the limit; ``setting`` names it, if it can be set."""
     name = f" ({setting})" if setting else ""
     return BodyError("body_too_large", f"the body is larger than {most_bytes} bytes{name}", 413)
-
-
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class BodyMemory:
-    """Bytes of all bodies in memory, from the first byte received until the call has ended; in total and per caller."""
-
-    most_bytes: int
-    most_bytes_per_caller: int
-    total: int = 0
-    by_caller: Counter[str] = field(default_factory=Counter)
-
-    def full(self, caller: str, more: int) -> str | None:
-        """Return why ``more`` bytes of this caller do not fit; None if they do."""
-        if self.total + more > self.most_bytes:
-            return f"request bodies take {self.total} of {self.most_bytes} bytes (KYB_HELD_BYTES)"
-        if self.by_caller[caller] + more > self.most_bytes_per_caller:
-            mine = self.by_caller[caller]
-            most = self.most_bytes_per_caller
-            return f"request bodies of this caller take {mine} of {most} bytes (half of KYB_HELD_BYTES)"
-        return None
-
-    def take(self, caller: str, size: int) -> None:
-        """Count ``size`` bytes."""
-        self.total += size
-        self.by_caller[caller] += size
-
-    def give_back(self, caller: str, size: int) -> None:
-        """Forget ``size`` bytes."""
-        self.total -= size
-        self.by_caller[caller] -= size
-        if self.by_caller[caller] <= 0:
-            del self.by_caller[caller]

@@ -49,6 +49,8 @@ class Head:
     target: bytes = b""
     """Of the request, without scheme and host."""
     status: int = 0
+    media: bytes = b""
+    """Type of the body of an answer, without parameters, in lower case."""
     _fields: Mapping[str, str] | None = None
     _passed: tuple[frozenset[bytes], bytes] | None = None
     """What ``passed`` returned last, and for what."""
@@ -58,8 +60,9 @@ class Head:
     def of_length(self, length: int) -> "Head":
         """Return the same head with another length."""
         framing = self.chunked, self.keep_alive, self.version
-        known = self._fields, self._passed, self.withheld
-        return Head(self.pairs, length, *framing, self.method, self.target, self.status, *known)
+        found = Head(self.pairs, length, *framing, self.method, self.target, self.status, self.media)
+        found._fields, found._passed, found.withheld = self._fields, self._passed, self.withheld
+        return found
 
     def fields(self) -> Mapping[str, str]:
         """Return the header fields by name in lower case; of fields with the same name, the first."""
@@ -210,6 +213,7 @@ class HeadParser:
             raise HttpError("the head has no end")
         if isinstance(parser, httptools.HttpResponseParser):
             head.status = parser.get_status_code()
+            head.media = head.get(b"content-type").partition(b";")[0].strip().lower()
             return head
         hosts = sum(pair[0] == b"host" for pair in pairs)
         if hosts > 1 or (not hosts and version == "1.1"):

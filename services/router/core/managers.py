@@ -128,7 +128,7 @@ class PendingCommands:
         request.sent_at, request.interval = now, DUE_SECONDS
         self._step.set_alarm(("wake", upstream.key), UNANSWERED_SECONDS)
         command = ActivateSeat(cause=first.cause, node=upstream.record.node, seat=upstream.record.seat)
-        self._step.emit(RequestActivation(first.request, upstream.key, command))
+        self._step.effects.append(RequestActivation(first.request, upstream.key, command))
 
     def repeat_activation(self, upstream: Upstream) -> None:
         """Request the activation again when its alarm rings, if calls still wait for it."""
@@ -136,21 +136,23 @@ class PendingCommands:
             self.request_activation(upstream)
             self._step.set_alarm(("wake", upstream.key), UNANSWERED_SECONDS)
 
-    def activation_answered(self, upstream: Upstream, reply: CommandReply | None) -> None:
-        """Record the manager's reply, None if none came; a final refusal is kept on the upstream."""
+    def activation_answered(self, upstream: Upstream, reply: CommandReply | None) -> bool:
+        """Record the manager's reply, None if none came; True: a final refusal, which is kept on the upstream."""
         upstream.activation_request.interval = UNANSWERED_SECONDS if reply is None else ANSWERED_SECONDS
-        if reply is None:
-            return
-        if not reply.accepted and reply.code not in PASSING_REFUSALS and upstream.record.state in ACTIVATABLE:
-            upstream.activation_request.refusal = reply.reason or reply.code
-            self._step.set_alarm(("refusal", upstream.key), reply.retry_after_seconds or REFUSAL_SECONDS)
+        if reply is None or reply.accepted or reply.code in PASSING_REFUSALS:
+            return False
+        if upstream.record.state not in ACTIVATABLE:
+            return False
+        upstream.activation_request.refusal = reply.reason or reply.code
+        self._step.set_alarm(("refusal", upstream.key), reply.retry_after_seconds or REFUSAL_SECONDS)
+        return True
 
     def query_manager(self, upstream: Upstream) -> None:
         """Query the seat's manager over HTTP for the state of its seats, unless a query is pending."""
         node, url = upstream.record.node, upstream.manager_url
         if url and node not in self._querying:
             self._querying.add(node)
-            self._step.emit(QueryManager(node, url))
+            self._step.effects.append(QueryManager(node, url))
 
     def manager_answered(self, node: str, *, answered: bool) -> None:
         """End the query; without an answer the next one is delayed."""
@@ -178,4 +180,4 @@ class PendingCommands:
             in_flight=len(upstream.in_flight),
             permits=upstream.permits,
         )
-        self._step.emit(ack)
+        self._step.effects.append(ack)

@@ -235,6 +235,8 @@ class Alarms:
         self._heap: list[tuple[float, int, AlarmName]] = []
         self._at: dict[AlarmName, float] = {}
         self._count = 0
+        self.at: float | None = None
+        """Time of the earliest pending alarm."""
 
     def set(self, name: AlarmName, at: float) -> None:
         """Ring at ``at``, unless an earlier alarm of this name is pending."""
@@ -243,52 +245,42 @@ class Alarms:
         self._at[name] = at
         self._count += 1
         heapq.heappush(self._heap, (at, self._count, name))
+        self.at = self._heap[0][0]
 
     def clear(self, name: AlarmName) -> None:
         """Cancel the pending alarm of this name, if there is one."""
-        self._at.pop(name, None)
+        at = self._at.pop(name, None)
         if len(self._heap) > 64 and len(self._heap) > 4 * len(self._at):
             self._heap = [entry for entry in self._heap if self._at.get(entry[2]) == entry[0]]
             heapq.heapify(self._heap)
+        if at is not None and at == self.at:
+            self._find_first()
 
     def due(self, now: float) -> list[AlarmName]:
         """Remove the alarms that are due at ``now`` and return their names in order."""
         names = []
-        while self._heap and self._heap[0][0] <= now:
-            at, _, name = heapq.heappop(self._heap)
-            if self._at.get(name) == at:
-                del self._at[name]
-                names.append(name)
+        while self.at is not None and self.at <= now:
+            name = heapq.heappop(self._heap)[2]
+            del self._at[name]
+            names.append(name)
+            self._find_first()
         return names
 
-    def next(self) -> float | None:
-        """Time of the earliest pending alarm."""
+    def _find_first(self) -> None:
         while self._heap and self._at.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        self.at = self._heap[0][0] if self._heap else None
 
 
 @dataclass(slots=True)
 class RouterStep:
-    """The current step, shared by all parts of the core; ``begin`` starts the next one."""
+    """The current step, shared by all parts of the core, which append its effects."""
 
     now: float = 0.0
     effects: list[Effect] = field(default_factory=list)
     """In order."""
     alarms: Alarms = field(default_factory=Alarms)
     """Pending ones of all steps."""
-
-    def begin(self, now: float) -> None:
-        """Start a step for an input at ``now``."""
-        self.now, self.effects = now, []
-
-    def emit(self, effect: Effect) -> None:
-        """Append an effect."""
-        self.effects.append(effect)
-
-    def level_changed(self, model: str, key: str | None, *, edge: bool) -> None:
-        """Report that the level of (model, seat) changed; ``edge``: requests begin or end there."""
-        self.effects.append(LevelChanged(model, key, edge))
 
     def set_alarm(self, name: AlarmName, seconds: float) -> None:
         """Ring in ``seconds``, unless an earlier alarm of this name is pending."""

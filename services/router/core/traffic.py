@@ -40,6 +40,8 @@ class Traffic:
         self._incarnation = identity.incarnation
         self.table = UpstreamTable()
         self._step = step.RouterStep()
+        self.alarms = self._step.alarms
+        """TimePassed is needed when the first of them rings."""
         self._commands = PendingCommands(identity, self._step)
         self._admission = Admission(limits, self.table, self.trust, self._commands, self._step)
         self._dirty: dict[str, Upstream | None] = {}
@@ -62,7 +64,7 @@ class Traffic:
 
     def handle(self, message: step.Input, now: float) -> list[step.Effect]:
         """Handle one input at ``now`` (wall seconds, monotonic); return what to do, in order."""
-        self._step.begin(now)
+        self._step.now, self._step.effects = now, []
         self._handlers.get(type(message), self._seat_event)(message)
         while self._dirty:
             name, opened = self._dirty.popitem()
@@ -78,10 +80,6 @@ class Traffic:
         """Return whether the calls in flight at this seat are frozen with it."""
         upstream = self.table.upstreams.get(key)
         return upstream is not None and upstream.frozen_since is not None
-
-    def next_at(self) -> float | None:
-        """Return when TimePassed is needed at the latest."""
-        return self._step.alarms.next()
 
     def activation(self, key: str, epoch: int) -> SeatActivated | None:
         """Return the event that made this seat active at this epoch, if it was received."""
@@ -119,13 +117,13 @@ class Traffic:
             return
         upstream, state = change.upstream, change.upstream.record.state
         if change.left:
-            self._step.level_changed(change.left, upstream.key, edge=True)
+            self._step.effects.append(step.LevelChanged(change.left, upstream.key, True))
             self._dirty.setdefault(change.left, None)
         if change.moved:
-            self._step.emit(step.Disconnect(upstream.key))
+            self._step.effects.append(step.Disconnect(upstream.key))
         if state is SeatState.ACTIVATING and upstream.waiting and upstream.record.endpoint is not None:
             count = min(len(upstream.waiting), upstream.limit, MOST_PREPARED)
-            self._step.emit(step.Prepare(upstream.key, upstream.record.endpoint, count))
+            self._step.effects.append(step.Prepare(upstream.key, upstream.record.endpoint, count))
         if state not in ACTIVATABLE:
             upstream.activation_request.sent_at = None
         self._freeze(upstream)
@@ -155,15 +153,13 @@ class Traffic:
             if call.kind == "permit":
                 self._admission.ended(step.CallEnded(call.request))
             else:
-                self._step.emit(step.Cut(call.request, "upstream_failed" if lost else "seat_evicted"))
+                self._step.effects.append(step.Cut(call.request, "upstream_failed" if lost else "seat_evicted"))
 
     # --- answers of the bus and of the managers ---------------------------------------------------------------------
 
     def _activation_answered(self, m: step.ActivationAnswered) -> None:
         upstream = self.table.upstreams.get(m.key)
-        if upstream is not None:
-            self._commands.activation_answered(upstream, m.reply)
-        if upstream is not None and m.reply is not None:
+        if upstream is not None and self._commands.activation_answered(upstream, m.reply):
             self._reroute([upstream])
 
     def _engine_reported(self, m: step.EngineReported) -> None:
@@ -221,7 +217,7 @@ class Traffic:
         listed = m.routers is None or self._incarnation in m.routers
         sent = None if m.routers is None else m.routers.get(self._incarnation)
         if m.node and m.serving and listed and self.trust.count(m.node, sent, self._step.now):
-            self._step.emit(step.Resync())
+            self._step.effects.append(step.Resync())
 
     def _reroute_node(self, node: str) -> None:
         self._reroute(upstream for upstream in self.table.upstreams.values() if upstream.record.node == node)
