@@ -58,6 +58,10 @@ class SeatRecord(BaseModel):
     """Why it stays on its group although that is part of a pool; empty: it may move, or there is no pool."""
     since: float = 0.0
     """Unix seconds at which it entered this state."""
+    usual_seconds: float = 0.0
+    """How long it usually is in this state, wall seconds; 0: not known, or the state does not end by itself."""
+    deadline_at: float = 0.0
+    """Unix seconds by which this state ends; 0: nothing bounds it."""
     started: bool = False
     """It has been active at least once since its pod came."""
     max_requests: int = 0

@@ -11,7 +11,9 @@ the texts of the start gate and the refusals of commands come from it. A seat is
 there has no *stop* (a person has to act) and no *wait* (it ends by itself); a *prefer* forbids nothing. This page is
 made from `services/gpu_manager/core/obstacles.py`.
 
-`kyb why -o json` and `GET /v1/why` have the first entry as `stage` (`stage`, `text`, `data`). The names are stable. A
+`kyb why -o json` and `GET /v1/why` have the first entry as `stage` (`stage`, `text`, `data`, `clock`), the others under
+`also`. A `clock` has `since`, `usual_seconds` (the median of the last nine), `deadline_at` and `late`; null: not known.
+The names are stable. A
 seat that serves has the stage `active`. The stages of a switch: `drain` (data `victim`, `incoming`, `op`, `routers`:
 in flight by router, null where one has not acknowledged, `engine`, `seconds` until streams are cut), `host-memory`
 (copies are dropped for that of the victim: `seats`, `drained_seconds`), `vram-evidence` (the park is not proven:

@@ -319,6 +319,8 @@ def _groups(node: dict[str, Any]) -> Iterator[str]:
             stage = seat.get("stage") or {}
             if stage.get("text") and stage["text"] not in (group["why"], seat.get("blocked")):
                 yield f"    {'':{width}}  {stage['stage']}: {stage['text']}"
+            for more in seat.get("also") or ():
+                yield f"    {'':{width}}  also {more['stage']}: {more['text']}"
 
 
 def _means(group: dict[str, Any], name: str) -> bool:

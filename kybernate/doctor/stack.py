@@ -255,17 +255,11 @@ def _gate(facts: StackFacts) -> Iterator[Finding]:
             "kyb logs plugin; the folder belongs to the user of plugin and manager, the plugin makes it at its start"
         )
         yield fail("start gate", f"{folder}: {why}", remedy)
-    stages = {
-        seat["seat"]: seat.get("stage") or {}
-        for node in facts.managers
-        for group in node.get("groups") or ()
-        for seat in group.get("seats") or ()
-        if "seat" in seat
-    }
+    stages = _stages(facts)
     waiting = [seat for seat in facts.seats if seat.get("state") == "waiting"]
     late = [seat for seat in waiting if facts.now - float(seat.get("since") or facts.now) > MOST_GATE_SECONDS]
     for seat in late:
-        stage = stages.get(seat.get("seat"), {})
+        stage = stages.get(str(seat.get("seat")), {})
         why = stage.get("text") or stage.get("stage") or "its manager gives no reason"
         text = f"{seat.get('seat')} ({seat.get('model')}) waits since {facts.now - float(seat['since']):.0f} s: {why}"
         remedy = f"kyb why {seat.get('model')}"
@@ -274,6 +268,14 @@ def _gate(facts: StackFacts) -> Iterator[Finding]:
         yield warn("start gate", text, remedy)
     if not facts.gate_folders and not late:
         yield ok("start gate", f"{len(waiting)} wait there, none for more than {MOST_GATE_SECONDS:.0f} s")
+
+
+def _stages(facts: StackFacts) -> dict[str, dict[str, Any]]:
+    """By seat: what it does or waits for, as its manager says."""
+    groups = (group for node in facts.managers for group in node.get("groups") or ())
+    return {
+        seat["seat"]: seat.get("stage") or {} for one in groups for seat in one.get("seats") or () if "seat" in seat
+    }
 
 
 def _gpus(facts: StackFacts) -> Iterator[Finding]:
@@ -286,7 +288,7 @@ def _gpus(facts: StackFacts) -> Iterator[Finding]:
 
 
 def _seats(facts: StackFacts) -> Iterator[Finding]:
-    owned = [seat for seat in facts.seats if seat.get("state") != "free"]
+    owned, stages = [seat for seat in facts.seats if seat.get("state") != "free"], _stages(facts)
     for seat in owned:
         state, name = seat.get("state"), f"{seat.get('seat')} ({seat.get('model')}) on {seat.get('node')}"
         if state in _TROUBLED:
@@ -297,6 +299,8 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
         elif state == "backoff":
             text = f"{name}: its container exited and is started again: {seat.get('reason') or 'see its log'}"
             yield warn("seat", text, f"kyb logs {seat.get('model')}, or kubectl logs {seat.get('pod')} --previous")
+        elif state != "waiting" and ((stage := stages.get(str(seat.get("seat")), {})).get("clock") or {}).get("late"):
+            yield warn("seat", f"{name} takes longer than usual: {stage['text']}", f"kyb why {seat.get('model')}")
         elif seat.get("blocked") and not seat.get("drained"):
             yield warn("seat", f"{name}: {seat['blocked']}", f"kyb why {seat.get('model')}")
         if state == "active" and "holds a lock of" in str(seat.get("reason")):

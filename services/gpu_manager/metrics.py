@@ -11,6 +11,8 @@ from prometheus_client.registry import Collector
 from kybernate.messages import GroupDecided, SeatActivated
 from kybernate.seat import SeatState
 from services.gpu_manager.core import obstacles, view
+from services.gpu_manager.core.clock import clock
+from services.gpu_manager.core.demand import PHASES
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.riders import host_memory
 from services.gpu_manager.core.state import Effect, NodeState
@@ -53,6 +55,7 @@ class ManagerMetrics(Collector):
         """Yield the gauges."""
         node, now = self._manager.node, self._manager.now()
         yield from _seats(node)
+        yield from _phases(node, now)
         yield from _demand(node, now)
         yield _blocked(node, now)
         text = "Wall seconds of each phase of the group's last switch that activated a seat"
@@ -104,6 +107,25 @@ def _seats(node: NodeState) -> Iterable[Metric]:
     yield verify
     yield demoted
     yield unverified
+
+
+def _phases(node: NodeState, now: Now) -> Iterable[Metric]:
+    """Of each seat in a state that ends by itself."""
+    labels = ("node", "group", "seat", "model", "phase")
+    age = _gauge("kybernate_phase_seconds", "Wall seconds that the seat has been in this phase", *labels)
+    usual = _gauge("kybernate_phase_usual_seconds", "What the phase usually takes; no sample until measured", *labels)
+    late = _gauge("kybernate_phase_late", "1 past the deadline of the phase, or far beyond what is usual", *labels)
+    for seat in node.seats.values():
+        if seat.state not in PHASES:
+            continue
+        time, values = clock(node, seat, now), [node.name, seat.group.name, seat.id, seat.model, str(seat.state)]
+        age.add_metric(values, now.wall - seat.entered_wall)
+        late.add_metric(values, float(time.late(now)))
+        if time.usual:
+            usual.add_metric(values, time.usual)
+    yield age
+    yield usual
+    yield late
 
 
 def _demand(node: NodeState, now: Now) -> Iterable[Metric]:

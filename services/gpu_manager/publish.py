@@ -27,6 +27,7 @@ from kybernate.node.run_files import Wish
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.gpu_manager.core import obstacles, view
+from services.gpu_manager.core.clock import clock
 from services.gpu_manager.core.inputs import (
     DrainAnnounced,
     Now,
@@ -53,7 +54,7 @@ _NONE = ("", "")
 
 def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
     """The seat's row of the roster, as of now."""
-    pod = seat.pod
+    pod, time = seat.pod, clock(node, seat, now).as_json(now)
     return SeatRecord(
         node=node.name,
         seat=seat.id,
@@ -75,6 +76,8 @@ def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
         host_bytes=seat.durable.host_taken_bytes,
         reason=seat.reason,
         since=float(seat.entered),
+        usual_seconds=time["usual_seconds"] or 0.0,
+        deadline_at=time["deadline_at"] or 0.0,
         started=seat.durable.started,
         max_requests=pod.notes.max_requests if pod else 0,
         activate_seconds=seat.durable.costs.switch_seconds,

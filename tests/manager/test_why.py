@@ -35,7 +35,7 @@ def full(world: World) -> tuple[World, str, str]:
 
 def waits(world: World, seat: str, stage: str) -> tuple[str, dict[str, object]]:
     """The text and data of the stage that a seat is in, as ``kyb why -o json`` gives them."""
-    found = json.loads(json.dumps(world.stage(seat).as_json()))
+    found = json.loads(json.dumps(world.stage(seat).as_json(world.now)))
     assert found["stage"] == stage, found
     return found["text"], found["data"]
 
@@ -50,14 +50,15 @@ def test_a_drain_names_the_router_that_it_waits_for_and_then_the_engine(world: W
 
     world.tick(70)
     text, data = waits(world, a, "drain")
-    assert f"{b} (b) drains, for 60 s more at most: the roster does not say yet that it drains" in text
+    assert f"{b} (b) drains: the roster does not say yet that it drains, for 70 s" in text
     assert data["seconds"] == 60
 
     world.beat()
     world.announce(b)
     world.ack(b, in_flight=2)
     text, data = waits(world, a, "drain")
-    assert f"{b} (b) drains, for 60 s more at most: router router-0 has 2 in flight; router router-1 has not" in text
+    assert f"{b} (b) drains: router router-0 has 2 in flight; router router-1 has not answered" in text
+    assert text.endswith(", for 70 s (130 s at most)")
     assert (data["routers"], data["engine"], data["victim"]) == ({"router-0": 2, "router-1": None}, None, b)
     assert waits(world, b, "drain") == (text, data)
 

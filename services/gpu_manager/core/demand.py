@@ -8,10 +8,12 @@ window once. Costs of parking and activating are learned where switches end (``s
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
+from statistics import median
 from typing import Any
 
 from kybernate.messages import DrainAck, Presence, TrafficSignal
 from kybernate.policy.estimators import SERVICE_WEIGHT, Arrivals, Ewma, Hits
+from kybernate.seat import SeatState
 from services.gpu_manager.core.inputs import ModelTime, Now, WallTime
 
 POKE_SECONDS = 3.0
@@ -22,6 +24,19 @@ MOST_AT_ONCE = 64
 """Requests of one signal that count one by one in the mean of service times; more would not change it."""
 MOST_SOURCES = 4096
 """Counters that are remembered; the ones updated longest ago are dropped first."""
+MOST_DURATIONS = 9
+"""Durations of a phase that are remembered."""
+PHASES = {
+    SeatState.DRAINING: SeatState.PARKING,
+    SeatState.PARKING: SeatState.PARKED,
+    SeatState.ACTIVATING: SeatState.ACTIVE,
+    SeatState.MIGRATING: SeatState.ACTIVE,
+    SeatState.STARTING: SeatState.ACTIVE,
+    SeatState.RELEASING: SeatState.FREE,
+    SeatState.LOST: SeatState.BACKOFF,
+    SeatState.BACKOFF: SeatState.WAITING,
+}
+"""States that end by themselves, and the state that follows when all goes well."""
 
 MOST_LEVELS = 1000
 """Sources of one seat or model at a time; further ones count when some have expired."""
@@ -312,6 +327,13 @@ class Learning:
     counters: dict[_Key, SourceCounters] = field(default_factory=dict)
     hits: dict[str, Hits] = field(default_factory=dict)
     """By group: how often the next request was for the seat with the highest rate."""
+    durations: dict[str, list[float]] = field(default_factory=dict)
+    """By seat and phase, and by backend and phase: the last wall seconds, oldest first."""
+
+    def usual(self, seat: str, backend: str, phase: SeatState) -> float:
+        """Wall seconds that a phase of a seat usually takes; 0: nothing is known."""
+        known = self.durations.get(f"{seat} {phase}") or self.durations.get(f"{backend} {phase}")
+        return median(known) if known else 0.0
 
     def rates(self, seats: Iterable[str], now: Now) -> dict[str, float]:
         """Expected requests per second of these seats, where anything is known."""
@@ -369,6 +391,7 @@ class Learning:
                 [*key, last.incarnation, last.seq, last.arrived, last.served, last.served_seconds]
                 for key, last in self.counters.items()
             ],
+            "durations": self.durations,
         }
 
     def restore(self, data: dict[str, Any], now: Now, seats: Collection[str]) -> None:
@@ -384,6 +407,8 @@ class Learning:
         for source, model, seat, tier, incarnation, seq, arrived, served, seconds in data["counters"]:
             last = SourceCounters(int(seq), then, str(incarnation), int(arrived), int(served), _number(seconds))
             counters[str(source), str(model), str(seat), str(tier)] = last
+        durations = {str(name): [_number(one) for one in each] for name, each in data.get("durations", {}).items()}
+        self.durations = durations
         self.seats, self.counters = {name: seat for name, seat in found.items() if name in seats}, counters
 
 

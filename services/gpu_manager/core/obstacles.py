@@ -166,9 +166,15 @@ def START_GATE(ask: Ask) -> Stage | None:
         return None
     if seat.gate.called is None:
         return Stage("start-gate", "kubelet has not called the start gate for it yet", {"called": False})
-    left = view.first_in(node, seat, ask.now)
-    text = "a request or kyb activate starts it" + (f", or time in {left:.0f} s (warmup is off)" if left < inf else "")
+    text = f"a request starts it, or kyb activate{_goes_first(ask)} (warmup is off)"
     return Stage("start-gate", text)
+
+
+def _goes_first(ask: Ask) -> str:
+    """When a start needs no request any more, if it has waited at the gate for as long."""
+    if ask.seat.state is not S.WAITING or not 0.0 < view.first_in(ask.node, ask.seat, ask.now) < inf:
+        return ""
+    return f"; {ask.node.setup.start_within_seconds:.0f} s after its first call it goes before requests"
 
 
 @row(250, "idle", "seat", "callers", "a request")
@@ -264,7 +270,7 @@ def MOVING(ask: Ask) -> Stage | None:
 def UNPROVEN(ask: Ask) -> Stage | None:
     """A deleted or lost holder: its processes are not proven gone. Data: ``seat``, ``processes_gone``."""
     holder = ask.seat if ask.seat.state in (S.RELEASING, S.LOST) else ask.stuck.get(330)
-    return None if holder is None else phases.unproven(holder)
+    return None if holder is None else phases.unproven(ask.node, holder, ask.now)
 
 
 @row(340, "starting", "holder", "-", f"health, or {START_DEADLINE_SECONDS:.0f} s without a process")
@@ -272,9 +278,9 @@ def STARTING(ask: Ask) -> Stage | None:
     """The engine of a holder starts (stage ``rehearsing``: is parked and activated once). Data: ``seat``."""
     if ask.seat.state is not S.STARTING:
         holder = ask.stuck.get(340)
-        return None if holder is None else phases.starts(holder)
+        return None if holder is None else phases.starts(ask.node, holder, ask.now)
     no_ticket = first(obstacles(ask.node, ask.seat, ask.group, ask.now, act="ticket"))
-    return phases.starts(ask.seat, no_ticket.text if no_ticket is not None else "")
+    return phases.starts(ask.node, ask.seat, ask.now, no_ticket.text if no_ticket is not None else "")
 
 
 @row(350, "backoff", "holder", "-", "60 s at most")
@@ -302,9 +308,7 @@ def POLICY(ask: Ask) -> Stage | None:
     if state.picked == ask.seat.id:
         return None
     if not state.settles or state.wake is None:
-        left = view.first_in(ask.node, ask.seat, ask.now) if ask.seat.state is S.WAITING else inf
-        first = f"; it goes before requests in {left:.0f} s" if 0 < left < inf else ""
-        return Stage("policy", state.why + first)
+        return Stage("policy", state.why + _goes_first(ask))
     left = max(0.0, (state.wake - ask.now.model) / ask.now.pace)
     holders = [one.id for one in (*view.holders(ask.node, ask.group), *view.overlapping(ask.node, ask.group))]
     return Stage("minimum-active-time", state.why, {"seats": holders, "seconds": left})
@@ -446,6 +450,15 @@ def stage(node: NodeState, seat: ManagedSeat, now: Now) -> Stage:
     if seat.state in (S.PARKED, S.WAITING):
         return Stage("policy", node.groups[seat.group.name].why)
     return Stage("switch", "its switch is over in a moment")
+
+
+def also(node: NodeState, seat: ManagedSeat, now: Now) -> list[Obstacle]:
+    """What else keeps a seat from its GPUs, after the first. While nothing asks for it, later rows do not matter."""
+    if seat.state not in (S.PARKED, S.WAITING):
+        return []
+    found = list(waits(node, seat, now))
+    asked = next((number for number, one in enumerate(found, start=1) if one.row is IDLE), len(found))
+    return found[1:asked]
 
 
 def blocked(node: NodeState, seat: ManagedSeat, now: Now) -> str:

@@ -1,7 +1,9 @@
 """What a seat or a switch is doing, for people: a stage with a stable name, its data, and a text. Pure reads."""
 
+from typing import Any
+
 from kybernate.seat import COMING, SeatState
-from services.gpu_manager.core import view
+from services.gpu_manager.core.clock import Clock, clock
 from services.gpu_manager.core.group_switch import GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
@@ -18,30 +20,36 @@ def of_switch(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
     if switch.phase in (SwitchPhase.DRAINING, SwitchPhase.CUTTING):
         return _drains(node, switch, now)
     victim = node.seats[switch.victim] if switch.victim is not None else None
-    data = {"op": switch.op, "group": switch.group, "victim": switch.victim, "incoming": switch.incoming}
+    data: dict[str, Any] = {
+        "op": switch.op,
+        "group": switch.group,
+        "victim": switch.victim,
+        "incoming": switch.incoming,
+    }
     leaves = victim is not None and victim.state in (S.PARKING, S.RELEASING, S.LOST)
     if victim is not None and leaves and victim.group.name == switch.group:
         since = now.wall - switch.times.drained
         kept_back = (rider.waits(node, switch, now) for rider in RIDERS if switch.job.sent is None)
         if found := next((stage for stage in kept_back if stage is not None), None):
-            return Stage(found.stage, found.text, {**data, **found.data, "drained_seconds": since})
+            return Stage(found.stage, found.text, {**data, **found.data, "drained_seconds": since}, found.clock)
         taken = "parks it" if switch.job.journaled else "has not confirmed the job"
         text = f"{victim.id} is being parked; its VRAM counts as free on evidence only; the checkpointer {taken}"
-        return Stage("vram-evidence", text, {**data, "journaled": switch.job.journaled, "drained_seconds": since})
+        data |= {"journaled": switch.job.journaled, "drained_seconds": since}
+        return Stage("vram-evidence", text, data, clock(node, victim, now))
     incoming = node.seats[switch.incoming] if switch.incoming is not None else None
     if incoming is not None and incoming.state in COMING:
-        return Stage("activating", f"the checkpointer activates {incoming.id} on group {switch.group}", data)
+        text = f"the checkpointer activates {incoming.id} on group {switch.group}"
+        return Stage("activating", text, data, clock(node, incoming, now))
     return Stage("switch", f"the switch {switch.op} ends in a moment", data)
 
 
 def _drains(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
     """Which router, or the engine, the drain of the victim waits for."""
     victim, drain = node.seats[switch.victim or ""], switch.drain
-    left = max(0.0, (drain.deadline - now.model) / now.pace)
-    if not drain.announced:  # its time begins then
-        left = node.setup.drain_seconds / now.pace
-    elif switch.phase is SwitchPhase.CUTTING:
-        left = max(0.0, drain.cut + view.CUT_GRACE_SECONDS - now.wall)
+    time = clock(node, victim, now)
+    left = node.setup.drain_seconds / now.pace  # its time begins when it is announced
+    if time.deadline is not None:
+        left = max(0.0, time.deadline - now.wall)
     routers = node.routers.busy(victim.id, switch.epoch, frozen=drain.freeze)
     waits: list[str] = []
     if switch.phase is SwitchPhase.CUTTING:
@@ -58,32 +66,34 @@ def _drains(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
     asked = not waits
     if asked:
         waits.append(f"its engine {endpoint} still computes, or does not answer")
-    text = f"{victim.id} ({victim.model}) drains, for {left:.0f} s more at most: {'; '.join(waits)}"
+    text = f"{victim.id} ({victim.model}) drains: {'; '.join(waits)}"
     data = {"op": switch.op, "victim": victim.id, "incoming": switch.incoming, "seconds": left, "routers": routers}
-    return Stage("drain", text, {**data, "engine": endpoint if asked else None})
+    return Stage("drain", text, {**data, "engine": endpoint if asked else None}, time)
 
 
-def unproven(seat: ManagedSeat) -> Stage:
+def unproven(node: NodeState, seat: ManagedSeat, now: Now) -> Stage:
     """A deleted or lost seat: evidence ends its hold."""
     what = "its pod is deleted"
     if seat.state is not S.RELEASING:
         what = f"its processes are being killed{f' ({seat.reason})' if seat.reason else ''}"
     text = f"{seat.id}: {what}; group {seat.group.name} is held until the checkpointer finds none of its processes"
-    return Stage("vram-evidence", text, {"seat": seat.id, "processes_gone": seat.processes_gone})
+    data = {"seat": seat.id, "processes_gone": seat.processes_gone}
+    return Stage("vram-evidence", text, data, clock(node, seat, now))
 
 
-def starts(seat: ManagedSeat, no_ticket: str = "") -> Stage:
+def starts(node: NodeState, seat: ManagedSeat, now: Now, no_ticket: str = "") -> Stage:
     """A start. ``no_ticket``: why a new call of it would get none."""
     stage, what = "starting", "its engine loads and is not healthy yet"
     if not seat.durable.seen_running:
         what = "no process came yet" + (f"; it gets no other ticket: {no_ticket}" if no_ticket else "")
     elif seat.rehearsal is not None and not seat.rehearsal.done:
         stage, what = "rehearsing", "its engine is parked and activated once before it serves"
-    return Stage(stage, f"{seat.id} starts on group {seat.group.name}: {what}", {"seat": seat.id})
+    text = f"{seat.id} starts on group {seat.group.name}: {what}"
+    return Stage(stage, text, {"seat": seat.id}, clock(node, seat, now))
 
 
 def backs_off(of: str, name: str, backoff: Backoff, why: str, now: Now) -> Stage:
     """A pause after a failure ``of`` a seat, a group, a park or a move."""
     left = max(0.0, backoff.until - now.wall)
     data = {"of": of, "name": name, "seconds": left, "until": float(now.unix) + left, "failures": backoff.count}
-    return Stage("backoff", f"{why}; tried again in {left:.0f} s", data)
+    return Stage("backoff", f"{why}; tried again", data, Clock(deadline=backoff.until))

@@ -10,6 +10,7 @@ from kybernate.messages import CommandReply
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import view
+from services.gpu_manager.core.clock import NO_CLOCK, Clock
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.state import NodeState
@@ -19,15 +20,17 @@ S = SeatState
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a seat waits for, or does. Times in ``data`` are wall seconds from now."""
+    """What a seat waits for, or does. Times in ``data`` are wall seconds from now; ``text`` has none that pass."""
 
     stage: str
     text: str = ""
     data: dict[str, Any] = field(default_factory=dict)
+    clock: Clock = NO_CLOCK
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"stage": self.stage, "text": self.text, "data": self.data}
+    def as_json(self, now: Now) -> dict[str, Any]:
+        """Plain data, with the clock as of now."""
+        text = self.text + self.clock.text(now)
+        return {"stage": self.stage, "text": text, "data": self.data, "clock": self.clock.as_json(now)}
 
 
 Act = Literal["run", "ticket", "send", "command", "home", "guest"]

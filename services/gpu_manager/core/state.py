@@ -25,7 +25,7 @@ from kybernate.messages import (
 from kybernate.policy import Policy, SeatView
 from kybernate.seat import SeatState, Trigger
 from kybernate.topology import Group, peers
-from services.gpu_manager.core.demand import DemandLevels, Learning, Routers
+from services.gpu_manager.core.demand import MOST_DURATIONS, PHASES, DemandLevels, Learning, Routers
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import (
     ForeignProcess,
@@ -281,9 +281,13 @@ class NodeState:
         ``epoch``: None draws the next one. ``to``: the group that it moves to. ``seconds`` and ``last_call_at``: what
         an activation measured.
         """
-        before = seat.advance(trigger, to)
+        before, backend = seat.advance(trigger, to), seat.backend
         self.moved_views.clear()
         seat.epoch, seat.reason = self.next_epoch(now) if epoch is None else epoch, reason
+        if PHASES.get(before) is seat.state:
+            for name in (f"{seat.id} {before}", f"{backend} {before}"):
+                known = self.learning.durations.get(name, [])
+                self.learning.durations[name] = [*known[1 - MOST_DURATIONS :], now.wall - seat.entered_wall]
         seat.entered, seat.entered_wall = now.unix, now.wall
         seat.op, cause = (switch.op, switch.cause) if switch else ("", seat.default_cause)
         if seat.state in (SeatState.ACTIVE, SeatState.LOST):

@@ -18,6 +18,7 @@ from kybernate.seat import COMING, SeatState, Trigger
 from kybernate.topology import Group
 from services.gpu_manager.core import decisions, late_binding, view
 from services.gpu_manager.core.group_switch import (
+    CUT_GRACE_SECONDS,
     NOT_RESTORED,
     RESEND_SECONDS,
     Drain,
@@ -183,7 +184,7 @@ def _cut(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     """
     quiet = node.routers.quiet(switch.victim or "", switch.epoch, now)
     _note_quiet(switch.drain, quiet, now)
-    if now.wall >= switch.drain.cut + view.CUT_GRACE_SECONDS:
+    if now.wall >= switch.drain.cut + CUT_GRACE_SECONDS:
         switch.advance(SwitchTrigger.GRACE_OVER)
 
 

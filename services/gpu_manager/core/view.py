@@ -15,15 +15,13 @@ from kybernate.policy.turns import LEAVING
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core.demand import ASSUMED_SERVICE_SECONDS, NO_DEMAND, SeatDemand
-from services.gpu_manager.core.group_switch import GroupSwitch, SwitchPhase
+from services.gpu_manager.core.group_switch import CUT_GRACE_SECONDS, GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import EngineProbe, Now, WallTime
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.state import NodeState
 
 S = SeatState
 
-CUT_GRACE_SECONDS = 2.0
-"""Wall: how long after a cut the engine may take to notice that its callers left."""
 LATE_START_SECONDS = 60.0
 """Wall: an engine that is not healthy by then may be frozen."""
 LATE_START_ASK_SECONDS = 30.0
