@@ -81,6 +81,8 @@ class Journal:
         """The file made beforehand; only the writer uses it."""
         self.epochs: dict[str, int] = {}
         """Highest epoch by GPU."""
+        self._filed: dict[str, int] = {}
+        """Those of them that the files have; only the writer uses it."""
         self.parked: dict[str, SeatProcesses] = {}
         """Processes of parked seats, by seat."""
         self._parked_changes: deque[Callable[[], object]] = deque()
@@ -130,11 +132,12 @@ class Journal:
             job = _parse(path, lambda text, path=path: read_records(path, text))  # type: ignore[misc]
             if job is not None:
                 self.jobs[job.op] = job
-                self._raise_epochs(job.gpus, job.epoch)
+                _raise(self.epochs, job.gpus, job.epoch)
                 for record in job.records:
                     self.history.add(job, record)
 
         self._set_aside_if_rolled_back()
+        self._filed = dict(self.epochs)
 
     def _set_aside_if_rolled_back(self) -> None:
         """Files that do not know an epoch of this boot are older than it: what they call unfinished was finished since,
@@ -157,15 +160,15 @@ class Journal:
                 folder.rename(folder.with_name(f"{folder.name}.rolled-back-{time.time_ns()}"))
                 folder.mkdir()
         self.jobs, self.parked, self.history = {}, {}, History()
-        for gpu, epoch in newer.items():
-            self._raise_epochs((gpu,), epoch)
+        self.epochs |= newer
         files.replace(self._epochs_file, json.dumps(self.epochs), durable=True, mode=0o600)
         get_logger().error("journal.rolled_back", file=str(self._jobs), highest=max(newer.values()))
 
-    def _attest(self, epochs: str) -> None:
-        """Called by the writer after the journal has the epochs."""
+    def _attest(self, gpus: tuple[str, ...], epoch: int) -> None:
+        """Called by the writer after the journal has this epoch."""
+        _raise(self._filed, gpus, epoch)
         if self._witness is not None:
-            text = f'{{"boot": "{boot_id()}", "epochs": {epochs}}}'
+            text = json.dumps({"boot": boot_id(), "epochs": self._filed})
             files.replace(self._witness, text, durable=False, mode=0o600)
 
     @property
@@ -181,13 +184,13 @@ class Journal:
         """Create a job's file; job and epoch survive a kill of the checkpointer when this returns, and are on disk
         before the job has an outcome."""
         job.path = self._jobs / f"{job.epoch:020d}-{slug(job.op)}.jsonl"
-        self._raise_epochs(job.gpus, job.epoch)
+        line, gpus, epoch = job.records[0].line(), job.gpus, job.epoch
+        _raise(self.epochs, gpus, epoch)
         self.jobs[job.op] = job
-        line, epochs = job.records[0].line(), json.dumps(self.epochs)
 
         def write() -> None:
             put()
-            self._attest(epochs)
+            self._attest(gpus, epoch)
 
         def put() -> None:
             made, self._next = self._next, None
@@ -255,7 +258,8 @@ class Journal:
         """Append a record, and do ``then`` in the writer's thread."""
         job.records.append(record)
         self.history.add(job, record)
-        self._raise_epochs(job.gpus, job.epoch)
+        gpus, epoch = job.gpus, job.epoch
+        _raise(self.epochs, gpus, epoch)
 
         def write() -> None:
             if job.op not in self._open:
@@ -264,6 +268,7 @@ class Journal:
             self._change_parked()
             with files.named(job.path):
                 _append(file.handle, record.line())
+            _raise(self._filed, gpus, epoch)
             if then is not None:
                 then(file)
 
@@ -309,12 +314,12 @@ class Journal:
 
     async def fence(self, gpus: tuple[str, ...], epoch: int) -> None:
         """Refuse jobs below this epoch on these GPUs from now on, also after a restart."""
-        self._raise_epochs(gpus, epoch)
+        _raise(self.epochs, gpus, epoch)
         epochs = json.dumps(self.epochs)
 
         def write() -> None:
             files.replace(self._epochs_file, epochs, durable=True, mode=0o600)
-            self._attest(epochs)
+            self._attest(gpus, epoch)
 
         await self._do(self._writer, write)
 
@@ -364,9 +369,10 @@ class Journal:
     def _parked_file(self, seat: str) -> Path:
         return self._parked / f"{slug(seat)}.json"
 
-    def _raise_epochs(self, gpus: tuple[str, ...], epoch: int) -> None:
-        for gpu in gpus:
-            self.epochs[gpu] = max(epoch, self.epochs.get(gpu, 0))
+
+def _raise(epochs: dict[str, int], gpus: tuple[str, ...], epoch: int) -> None:
+    for gpu in gpus:
+        epochs[gpu] = max(epoch, epochs.get(gpu, 0))
 
 
 def _parse(path: Path, read: Callable[[str], R]) -> R | None:

@@ -271,6 +271,34 @@ async def test_files_that_were_put_back_are_set_aside_and_their_epochs_refused(
     assert list(loaded().jobs) == ["op-1", "op-2"], "no process outlives a boot"
 
 
+async def test_the_epoch_of_a_job_that_could_not_be_written_does_not_make_the_files_look_older_than_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the exploration: all jobs and parked seats were set aside after the disk had been full for a moment."""
+
+    def loaded() -> Journal:
+        journal = Journal(tmp_path / "state", tmp_path / "epochs.json")
+        journal.load()
+        return journal
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    journal = loaded()
+    await journal.begin(job(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(journal_module, "_append", full)
+        with pytest.raises(OSError, match="no space left"):
+            await journal.begin(job(2))
+    target = SeatTarget(seat="s01", pod_uid="u", container_id="process://2", gpus=("GPU-b",))
+    switch = SwitchJob(cause="test", node="n", epoch=3, op="op-3", group="G1", park=(target,))
+    await journal.begin(JobFile([Record(kind="switch", switch=switch)]))  # it was asked for in the same moment
+    journal.close()
+    again = loaded()
+    assert list(again.jobs) == ["op-1", "op-3"]
+    again.close()
+
+
 async def test_only_its_owner_reads_its_files(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     target = SeatTarget(seat="s00", pod_uid="u", container_id="process://1", gpus=("GPU-a",))
