@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -379,18 +379,17 @@ class CheckpointWorker:
             with contextlib.suppress(HelperDiedError):
                 await self._pool.warm(key)
 
-    def _spawn(self, work: Awaitable[None], name: str) -> None:
-        async def body() -> None:
-            try:
-                await work
-            except Exception as error:
-                self._crash(error)
-
-        task = asyncio.create_task(body(), name=name)
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._over)
 
-    def _crash(self, error: Exception) -> None:
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._crash(error)
+
+    def _crash(self, error: BaseException) -> None:
         if not self._crashed.done():
             self._crashed.set_exception(error)
 
