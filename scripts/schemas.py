@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 import sys
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -21,7 +22,8 @@ from kybernate.config.schema import config_schema
 from kybernate.envelope import Message
 from kybernate.messages import Command, CommandReply, Job, JobReply
 from kybernate.roster import SeatRecord
-from kybernate.seat import HOLDING, TRANSITIONS, SeatState, Trigger
+from kybernate.seat import HOLDING, SeatState
+from services.gpu_manager.core.facts import TABLE, Facts, Process, Ticket, Trigger, after
 
 REPLIES: dict[type[Message], type[BaseModel]] = {Command: CommandReply, Job: JobReply}
 """What answers each kind of request."""
@@ -90,29 +92,48 @@ def asyncapi() -> dict[str, Any]:
     }
 
 
+def transitions() -> dict[tuple[SeatState, Trigger], set[SeatState]]:
+    """(state, trigger) → the states that follow, over all facts that triggers and a container lead to."""
+    found: dict[tuple[SeatState, Trigger], set[SeatState]] = {}
+    waiting, known = [Facts()], {Facts()}
+    while waiting:
+        facts = waiting.pop()
+        starts = facts.state is SeatState.STARTING
+        nexts = [replace(facts, process=Process.LOADS, ticket=Ticket.NONE)] if starts else []
+        for trigger in Trigger:
+            if facts.state in TABLE[trigger][0]:
+                nexts.append(after(facts, trigger))
+                found.setdefault((facts.state, trigger), set()).add(nexts[-1].state)
+        waiting += [one for one in nexts if one not in known]
+        known |= {*nexts}
+    states, triggers = list(SeatState), list(Trigger)
+    return dict(sorted(found.items(), key=lambda row: (states.index(row[0][0]), triggers.index(row[0][1]))))
+
+
 def seat_states() -> str:
     """The page about a seat's states: table and diagram."""
     meanings = _member_comments(SeatState)
     triggers = _member_comments(Trigger)
+    pairs = {pair: next(iter(states)) for pair, states in transitions().items()}
     lines = [
         "# Seat states",
         "",
-        "Generated from `kybernate/seat.py` by `scripts/generate.py`. A pair that is not listed is refused and",
-        "changes nothing.",
+        "Generated from `services/gpu_manager/core/facts.py` by `scripts/generate.py`. A pair that is not listed is",
+        "refused and changes nothing.",
         "",
         "| state | meaning | holds GPUs | leaves by |",
         "|---|---|---|---|",
     ]
     for state in SeatState:
         holds = "yes" if state in HOLDING else "what it held" if state is SeatState.RELEASING else "–"
-        leaves = "; ".join(f"{t} → {after}" for (s, t), after in TRANSITIONS.items() if s is state)
+        leaves = "; ".join(f"{t} → {after}" for (s, t), after in pairs.items() if s is state)
         lines.append(f"| {state} | {meanings[state.name]} | {holds} | {leaves} |")
     lines += ["", "| trigger | meaning |", "|---|---|"]
     lines += [f"| {trigger} | {triggers[trigger.name]} |" for trigger in Trigger]
     lines += ["", "```mermaid", "stateDiagram-v2", "    [*] --> free"]
     lines += [
         f"    {before} --> {after}: {trigger}"
-        for (before, trigger), after in TRANSITIONS.items()
+        for (before, trigger), after in pairs.items()
         if trigger is not Trigger.DELETED
     ]
     lines += ["```", "", f"Left out of the diagram: `{Trigger.DELETED}` leads from every state to `releasing`,"]

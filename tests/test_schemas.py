@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from kybernate.envelope import Message
-from kybernate.seat import SeatState, Trigger
+from kybernate.seat import SeatState
 from scripts.schemas import asyncapi, documents, messages, name, published, schema
+from services.gpu_manager.core.facts import Trigger
 
 ROOT = Path(__file__).resolve().parent.parent
 

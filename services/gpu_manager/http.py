@@ -68,7 +68,7 @@ def stop_route(manager: Manager) -> web.RouteDef:
     async def stop(request: web.Request) -> web.Response:
         uid = request.match_info["uid"]
         seat = next((s for s in manager.node.seats.values() if s.pod is not None and s.pod.uid == uid), None)
-        waits = seat is not None and seat.durable.seen_running and not seat.processes_gone
+        waits = seat is not None and seat.facts.alive
         deleted = seat is not None and seat.state is SeatState.RELEASING
         if seat is not None and deleted:
             waits = waits and seat.ended_here is not False

@@ -66,16 +66,8 @@ class Durable:
     """The container that holds or held VRAM for it; a new one means a new start."""
     restarts: int = 0
     """How often its pod's container had been started again when that one ran."""
-    seen_running: bool = False
-    """A process was seen since the last ticket."""
     ticket: str = ""
     """The last start call that got a ticket."""
-    inherited: bool = False
-    """That call may have been the previous owner's: its container may start beside this one's."""
-    unlocated: bool = False
-    """Its processes may be on any group of its pool: the ledger was lost, and nothing has named their GPUs since."""
-    conflict: bool = False
-    """Quarantined only because other seats seem to hold its group too; over when they do not."""
     backend: str = ""
     """The backend that it was demoted to; empty: its pod's."""
     demoted: str = ""
@@ -112,14 +104,6 @@ class Durable:
     costs: Costs = field(default_factory=Costs)
     freeze: Freeze = field(default_factory=Freeze)
 
-    def begins(self, container_id: str, restarts: int) -> None:
-        """A container that was not known runs."""
-        self.container_id, self.restarts, self.seen_running = container_id, restarts, True
-
-    def runs_after(self, restarts: int) -> bool:
-        """True if its container, which was seen running, is younger than one of which a pod has this count."""
-        return self.seen_running and restarts < self.restarts
-
     def copy(self) -> "Durable":
         """A copy that does not follow the original."""
         return replace(self, costs=replace(self.costs))
@@ -155,6 +139,10 @@ class OperatorOrder:
         return f"group {self.target}" if self.target else "the node"
 
 
+_FACTS = ("seen_running", "inherited", "unlocated", "conflict")
+"""Fields of an entry that some releases wrote in its ``durable``."""
+
+
 class LedgerEntry(BaseModel):
     """One owned seat."""
 
@@ -172,13 +160,25 @@ class LedgerEntry(BaseModel):
     """UUIDs of the GPUs of its home group."""
     on: tuple[str, ...] = ()
     """UUIDs of the GPUs of the group that it is on, where that is another one."""
+    seen_running: bool = False
+    """It has a process."""
+    inherited: bool = False
+    """Its open ticket may be that of the owner before."""
+    unlocated: bool = False
+    """As in ``Facts``."""
+    conflict: bool = False
+    """As in ``Facts``."""
     durable: Durable = Field(default_factory=Durable)
     """On disk its fields stand beside the entry's own, as every release reads them; some wrote them as this record."""
 
     @model_validator(mode="before")
     @classmethod
     def _from_flat(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "durable" in data:
+        if not isinstance(data, dict):
+            return data
+        if isinstance(nested := data.get("durable"), dict):
+            return {**{name: nested[name] for name in _FACTS if name in nested}, **data}
+        if nested is not None:
             return data
         freeze = {"since": data.get("frozen_since", 0.0), "until": data.get("frozen_until", 0.0)}
         return {**data, "durable": {**data, "costs": data, "freeze": freeze}}

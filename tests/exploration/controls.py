@@ -12,6 +12,7 @@ from unittest import mock
 
 from kybernate.messages import AskJobs
 from services.gpu_manager.core import allocations, demand, recovery, switch, view
+from services.gpu_manager.core.facts import Process, Ticket
 from services.gpu_manager.core.riders.rehearsal import Rehearsals
 from services.router.core import managers
 from tests.exploration.search import Chaos, Found, Totals, random_run
@@ -137,7 +138,7 @@ def _a_deleted_pod_holds_nothing() -> Any:
 
     def releases(node: Any, seat: Any, now: Any) -> None:
         delete(node, seat, now)
-        seat.lease = False
+        seat.know(replace(seat.facts, process=Process.NONE, ticket=Ticket.NONE))
 
     return mock.patch.object(allocations, "_delete", releases)
 

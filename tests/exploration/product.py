@@ -309,7 +309,7 @@ def seat_row(board: Board, seat: str, now: Now) -> SeatRecord:
 
 def ticket_open(board: Board, seat: str) -> bool:
     """A container may still start by the seat's last ticket."""
-    return board.node.seats[seat].gate.ticket_open
+    return board.node.seats[seat].facts.waits
 
 
 def seat_states(board: Board) -> dict[str, SeatState]:

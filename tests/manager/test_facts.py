@@ -1,80 +1,149 @@
-"""What a seat is by its facts. Each message of the other tests and of the exploration compares it with the state that
-the manager writes."""
+"""What a seat is by its facts. Each message of the other tests and of the exploration looks for facts that cannot be
+true together."""
 
 from dataclasses import replace
 
 import pytest
 
+from kybernate.seat import HOLDING
 from kybernate.seat import SeatState as S
-from tests.facts import Facts, Life, Memory, Owner, Promise, Ticket, check, contradictions, holds, state_of
+from scripts.schemas import transitions
+from services.gpu_manager.core.facts import (
+    Facts,
+    IllegalTransitionError,
+    Owner,
+    Process,
+    Promise,
+    Ticket,
+    Trigger,
+    after,
+)
+from tests.facts import COPY, RUNS, WAITS, check, contradictions
 from tests.manager.test_mid_switch import switch_under_way
-from tests.manager.world import World, make_group
-
-G0, G1 = make_group("G0", [0], 2), make_group("G1", [1], 2)
-WAITS = Facts(Owner.POD, Life.NONE, Ticket.NONE, Memory.NOTHING, (G0,), None, Promise.NONE)
-RUNS = replace(WAITS, life=Life.RUNS, memory=Memory.VRAM)
-COPY = replace(RUNS, memory=Memory.COPY)
+from tests.manager.world import World
 
 
 @pytest.mark.parametrize(
     ("facts", "state", "held"),
     [
-        (replace(WAITS, owner=Owner.NONE), S.FREE, ()),
-        (replace(WAITS, owner=Owner.NONE, ticket=Ticket.FEARED), S.FREE, ()),
-        (WAITS, S.WAITING, ()),
-        (replace(WAITS, ticket=Ticket.FEARED), S.WAITING, ()),
-        (replace(WAITS, life=Life.ENDED), S.BACKOFF, ()),
-        (replace(WAITS, ticket=Ticket.OPEN), S.STARTING, (G0,)),
-        (replace(RUNS, life=Life.LOADS), S.STARTING, (G0,)),
-        (replace(RUNS, life=Life.LOADS, memory=Memory.BOTH, promise=Promise.REHEARSES), S.STARTING, (G0,)),
-        (RUNS, S.ACTIVE, (G0,)),
-        (replace(RUNS, promise=Promise.DRAINS), S.DRAINING, (G0,)),
-        (replace(RUNS, promise=Promise.PARKS), S.PARKING, (G0,)),
-        (COPY, S.PARKED, ()),
-        (replace(COPY, promise=Promise.COMES), S.PARKED, ()),
-        (replace(COPY, promise=Promise.DROPS), S.PARKED, ()),
-        (replace(COPY, memory=Memory.BOTH, promise=Promise.ARRIVES), S.ACTIVATING, (G0,)),
-        (replace(COPY, memory=Memory.BOTH, promise=Promise.ARRIVES, copied=G1), S.MIGRATING, (G0,)),
-        (replace(RUNS, memory=Memory.BOTH, promise=Promise.ENDS), S.LOST, (G0,)),
-        (replace(COPY, places=(G0, G1), promise=Promise.ENDS), S.LOST, ()),
-        (replace(RUNS, promise=Promise.HANDS_OFF), S.QUARANTINED, (G0,)),
-        (replace(RUNS, places=(G0, G1), promise=Promise.HANDS_OFF), S.QUARANTINED, ()),
-        (replace(RUNS, owner=Owner.LEAVING), S.RELEASING, (G0,)),
-        (replace(COPY, owner=Owner.LEAVING), S.RELEASING, ()),
-        (replace(WAITS, owner=Owner.LEAVING, ticket=Ticket.OPEN), S.RELEASING, (G0,)),
+        (Facts(), S.FREE, False),
+        (WAITS, S.WAITING, False),
+        (replace(WAITS, process=Process.ENDED), S.BACKOFF, False),
+        (replace(WAITS, ticket=Ticket.OPEN), S.STARTING, True),
+        (replace(WAITS, ticket=Ticket.FORMER, promise=Promise.HANDS_OFF), S.QUARANTINED, True),
+        (replace(RUNS, process=Process.LOADS), S.STARTING, True),
+        (RUNS, S.ACTIVE, True),
+        (replace(RUNS, promise=Promise.DRAINS), S.DRAINING, True),
+        (replace(RUNS, promise=Promise.PARKS), S.PARKING, True),
+        (COPY, S.PARKED, False),
+        (replace(RUNS, promise=Promise.ARRIVES), S.ACTIVATING, True),
+        (replace(RUNS, promise=Promise.MOVES), S.MIGRATING, True),
+        (replace(RUNS, promise=Promise.ENDS), S.LOST, True),
+        (replace(COPY, unlocated=True, promise=Promise.ENDS), S.LOST, False),
+        (replace(RUNS, promise=Promise.HANDS_OFF), S.QUARANTINED, True),
+        (replace(RUNS, owner=Owner.LEAVING), S.RELEASING, True),
+        (replace(COPY, owner=Owner.LEAVING), S.RELEASING, False),
+        (replace(WAITS, owner=Owner.LEAVING, ticket=Ticket.OPEN), S.RELEASING, True),
+        (replace(COPY, owner=Owner.LEAVING, ticket=Ticket.OPEN), S.RELEASING, True),
     ],
 )
-def test_what_a_seat_is_and_holds_by_its_facts(facts: Facts, state: S, held: tuple[object, ...]) -> None:
-    assert (state_of(facts), holds(facts), check(facts)) == (state, held, "")
+def test_what_a_seat_is_and_holds_by_its_facts(facts: Facts, state: S, held: bool) -> None:
+    assert (facts.state, facts.holds, check(facts)) == (state, held, "")
 
 
 @pytest.mark.parametrize(
     ("facts", "says"),
     [
         (replace(RUNS, owner=Owner.NONE), "without an owner"),
-        (replace(RUNS, memory=Memory.NOTHING), "memory without a process"),
-        (replace(WAITS, memory=Memory.COPY), "memory without a process"),
+        (replace(WAITS, parked=True), "without a process is parked"),
         (replace(WAITS, promise=Promise.PARKS), "without a process has a promise"),
         (replace(COPY, promise=Promise.DRAINS), "a copy leaves"),
-        (replace(RUNS, life=Life.LOADS, promise=Promise.DRAINS), "does not run"),
-        (replace(RUNS, promise=Promise.COMES), "no copy"),
-        (replace(RUNS, places=(G0, G1)), "several places"),
-        (replace(RUNS, ticket=Ticket.FEARED), "beside a process"),
+        (replace(COPY, promise=Promise.ARRIVES), "has come back"),
+        (replace(RUNS, process=Process.LOADS, promise=Promise.DRAINS), "does not run"),
+        (replace(RUNS, unlocated=True), "several places"),
+        (replace(RUNS, ticket=Ticket.OPEN, promise=Promise.ARRIVES), "beside a switch"),
     ],
 )
 def test_facts_that_cannot_be_true_together(facts: Facts, says: str) -> None:
     assert says in check(facts)
 
 
-def test_a_state_that_the_facts_contradict_is_noticed(world: World) -> None:
+PAIRS = transitions()
+
+
+def test_what_follows_depends_on_the_state_alone() -> None:
+    assert {pair: states for pair, states in PAIRS.items() if len(states) > 1} == {}
+    assert {pair[1] for pair in PAIRS} == {*Trigger}
+
+
+@pytest.mark.parametrize("trigger", Trigger)
+@pytest.mark.parametrize("state", S)
+def test_what_the_table_does_not_list_is_refused(state: S, trigger: Trigger) -> None:
+    facts = next(facts for facts in ALL if facts.state is state)
+    if (state, trigger) in PAIRS:
+        assert {after(facts, trigger).state} == PAIRS[state, trigger]
+        return
+    with pytest.raises(IllegalTransitionError, match=f"a {state} seat cannot take {trigger}") as refused:
+        after(facts, trigger)
+    assert (refused.value.state, refused.value.trigger) == (state, trigger)
+
+
+ALL = [
+    Facts(),
+    WAITS,
+    *(replace(RUNS, promise=promise) for promise in Promise),
+    COPY,
+    *(replace(WAITS, process=process) for process in Process),
+    replace(RUNS, owner=Owner.LEAVING),
+]
+
+
+def reached_from(start: S) -> set[S]:
+    found, waiting = {start}, [start]
+    while waiting:
+        here = waiting.pop()
+        fresh = {one for (state, _), states in PAIRS.items() if state is here for one in states} - found
+        found |= fresh
+        waiting += fresh
+    return found
+
+
+@pytest.mark.parametrize("state", S)
+def test_every_state_is_reached_and_leads_to_free_and_to_active(state: S) -> None:
+    assert state in reached_from(S.FREE)
+    assert {S.FREE, S.ACTIVE} <= reached_from(state)
+
+
+def test_gpus_are_taken_only_by_a_ticket_a_lease_or_a_remap() -> None:
+    taking = {t for (before, t), states in PAIRS.items() if before not in HOLDING and states & HOLDING}
+    assert taking == {Trigger.TICKET, Trigger.LEASE, Trigger.REMAP}
+
+
+def test_only_what_is_listed_ends_a_hold_of_a_process() -> None:
+    freeing = {t for (before, t), states in PAIRS.items() if before in HOLDING and not states & {*HOLDING, S.RELEASING}}
+    assert freeing == {
+        Trigger.EVIDENCE,
+        Trigger.NOT_RESTORED,
+        Trigger.NO_PROCESS,
+        Trigger.EXITED,
+        Trigger.GONE,
+        Trigger.CLEARED_PARKED,
+    }
+
+
+def test_facts_that_no_switch_explains_are_noticed(world: World) -> None:
     _, b = world.fill("a", "b")
     assert contradictions(world.node) == []
 
-    world.managed(b).lease = False
-    assert contradictions(world.node) == [f"{b} is active, and parked by its facts"]
-    world.managed(b).state = S.PARKED
+    world.managed(b).know(replace(RUNS, promise=Promise.ARRIVES))
 
-    assert contradictions(world.node) == []
+    assert contradictions(world.node) == [f"{b} (activating): comes back without a switch"]
+
+
+def test_facts_of_another_state_are_not_learned_without_an_event(world: World) -> None:
+    _, b = world.fill("a", "b")
+    with pytest.raises(AssertionError, match="without an event"):
+        world.managed(b).learn(parked=True)
 
 
 @pytest.mark.parametrize("half", ["park", "activate"])
@@ -84,4 +153,4 @@ def test_a_seat_whose_job_finds_its_processes_gone_has_no_process(world: World, 
     world.progress(job, "gone" if half == "park" else "parked", "gone" if half == "activate" else "active")
 
     ended = b if half == "park" else a
-    assert (world.state(ended), world.managed(ended).durable.seen_running) == (S.BACKOFF, False)
+    assert (world.state(ended), world.managed(ended).facts.alive) == (S.BACKOFF, False)

@@ -12,14 +12,15 @@ from kybernate.machine import GpuProcess, Mig
 from kybernate.messages import KillJob, SeatLost, TrafficSignal
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.seat import SeatState as S
-from kybernate.seat import Trigger
 from services.gpu_manager import publish
 from services.gpu_manager.core import view
+from services.gpu_manager.core.facts import Trigger, after
 from services.gpu_manager.core.inputs import ForeignProcess, ForeignProcessesSeen, StartTicket
 from services.gpu_manager.core.seat_pod import with_owned
 from services.gpu_manager.gpu_processes import READS, GpuProcesses
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.publish import record
+from tests.facts import RUNS
 from tests.manager.world import World, make_gpu, make_group
 
 STRANGER = ForeignProcess("GPU-0", 4711, "python3")
@@ -34,7 +35,7 @@ def test_a_seat_that_serves_or_drains_beside_a_foreign_process_is_not_blocked(wo
     world.receive(ForeignProcessesSeen((STRANGER,)))
     assert "python3 (pid 4711)" in record(world.node, world.managed(parked), world.now).blocked
     assert record(world.node, world.managed(active), world.now).blocked == ""
-    world.managed(active).advance(Trigger.EVICT)
+    world.managed(active).become(after(RUNS, Trigger.EVICT))
     assert record(world.node, world.managed(active), world.now).blocked == ""
 
 

@@ -20,6 +20,7 @@ from kybernate.messages import AskJobs, CommandReply, DrainNode, JobReply, PinSe
 from kybernate.seat import LEDGER_FORMAT
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery
+from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.inputs import (
     ForeignProcessesSeen,
     Now,
@@ -413,7 +414,7 @@ async def test_a_container_that_runs_and_what_it_uses_are_in_the_ledger_before_i
 
         await until(lambda: entry(tmp_path, seat).durable.container_id, what="its container is in the ledger")
         assert entry(tmp_path, seat).state is S.STARTING
-        assert entry(tmp_path, seat).durable.seen_running
+        assert entry(tmp_path, seat).seen_running
 
         await manager.receive(ForeignProcessesSeen((), {"process://9": 2**30}))
 
@@ -456,9 +457,9 @@ async def test_what_must_not_be_forgotten_is_synced_though_an_earlier_record_has
 
 
 CHANGES: dict[str, Callable[[ManagedSeat], None]] = {
-    "its state": lambda seat: setattr(seat, "state", S.QUARANTINED),
+    "its state": lambda seat: seat.know(replace(seat.facts, promise=Promise.HANDS_OFF)),
     "its epoch": lambda seat: setattr(seat, "epoch", seat.epoch + 1),
-    "its lease": lambda seat: setattr(seat, "lease", not seat.lease),
+    "its lease": lambda seat: seat.know(replace(seat.facts, parked=not seat.facts.parked)),
     "its pod": lambda seat: setattr(seat.owner, "pod", replace(seat.owner.pod, uid="another")),
     "annotations": lambda seat: setattr(seat.owner, "pod", replace(seat.owner.pod, annotations={"kyb.ai/pin": "true"})),
     "its peak": lambda seat: setattr(seat.durable, "peak_bytes", seat.durable.peak_bytes + 1),

@@ -7,6 +7,7 @@ import pytest
 from kybernate.messages import AskJobs, JobReply, PinSeat, Presence, SeatProgress
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view
+from services.gpu_manager.core.facts import Ticket
 from services.gpu_manager.core.inputs import (
     BusChanged,
     ForeignProcessesSeen,
@@ -82,7 +83,7 @@ def test_an_heir_that_needs_less_reserves_what_the_ticket_did(packed: PackedWorl
     serve(packed, a, 10)
     packed.inherit(b, 60, heir=5)
     assert packed.state(b) is S.STARTING
-    assert packed.managed(b).durable.inherited
+    assert packed.managed(b).facts.ticket is Ticket.FORMER
     assert view.free_bytes(packed.node, packed.groups[0]) <= 8 * GIB, "the ticket may have started the large one"
 
 

@@ -16,6 +16,7 @@ from kybernate import files
 from kybernate.messages import AskJobs, JobProgress, JobReply, JobStatus, SeatActivated, SeatProgress
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery
+from services.gpu_manager.core.facts import Ticket
 from services.gpu_manager.core.inputs import BusChanged, Recovered, RecoveryBegun, SeatTicket, StartCalls, StartTicket
 from services.gpu_manager.core.seat_pod import SeatPod
 from services.gpu_manager.ledger import Ledger
@@ -210,7 +211,7 @@ def test_an_heir_that_is_deleted_proves_nothing_about_the_pod_that_took_the_tick
     seat = starting(world)
     given(world, seat, "b")
     look(world)
-    assert world.managed(seat).durable.inherited
+    assert world.managed(seat).facts.ticket is Ticket.FORMER
     other = rival(world)
     world.pods[seat] = replace(world.pods[seat], deleting=True)
     look(world)
@@ -326,7 +327,7 @@ def test_an_old_ticket_or_one_whose_container_runs_holds_nothing(world: World) -
 
     assert recovery.open_tickets(Ledger(), (young, old)) == (young,)
     recovers(world, Ledger(), (young,), seat, "active")
-    assert (world.state(seat), world.managed(seat).gate.ticket_open) == (S.ACTIVE, False)
+    assert (world.state(seat), world.managed(seat).facts.waits) == (S.ACTIVE, False)
     recovers(world, Ledger(), (young,), seat, "parked")
     assert (world.state(seat), world.managed(seat).lease) == (S.PARKED, False)
 
@@ -614,8 +615,8 @@ def test_the_exit_of_an_heirs_container_proves_nothing_about_the_former_owners_t
     world.tick(1)
     world.look()
     world.look()
-    assert world.managed(seat).durable.inherited
+    assert world.managed(seat).facts.ticket is Ticket.FORMER
     world.tick(20)
     world.pods[seat] = replace(world.pods[seat], container_id="process://7", exit_code=1, exited=world.now.unix - 1)
     look(world)
-    assert world.managed(seat).gate.ticket_open
+    assert world.managed(seat).facts.waits

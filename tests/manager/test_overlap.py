@@ -34,6 +34,7 @@ from services.gpu_manager.core.state import Effect
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.metrics import ManagerMetrics
+from tests.facts import UNLISTED, WAITS
 from tests.manager.family import TREE, Busy, make_family
 from tests.manager.test_properties import AnyOrder
 from tests.manager.test_recovery import restart
@@ -214,7 +215,7 @@ def test_a_broken_invariant_stops_grants_on_its_gpu_and_is_counted(node: World) 
     node.fill("p", group=2)
     single, other = node.seat(1, 0), node.seat(0, 0)
     node.pod(single, "s")
-    node.managed(single).state, node.managed(single).lease = S.ACTIVE, True  # what must never happen
+    node.managed(single).know(UNLISTED)  # what must never happen
     owners = node.owners()
     new = replace(node.pods[single], seat=other, name="o", uid="uid-o")
     effects: list[object] = []
@@ -236,7 +237,7 @@ def test_a_broken_invariant_stops_grants_on_its_gpu_and_is_counted(node: World) 
     waiting = node.seat(1, 1)
     assert not view.room(node.node, node.managed(waiting))
 
-    node.managed(single).state, node.managed(single).lease = S.WAITING, False
+    node.managed(single).know(WAITS)
     node.tick(1)
     assert not node.node.broken
     assert node.node.violations == 1

@@ -314,8 +314,8 @@ def test_both_seats_of_an_adopted_job_are_no_conflict(world: World) -> None:
     restart(world, jobs=(status(job, "started", "pending", done=False),), a="started", b="started")
 
     assert (world.state(b), world.state(a)) == (S.PARKING, S.PARKED)
-    assert not world.managed(a).durable.conflict
-    assert not world.managed(b).durable.conflict
+    assert not world.managed(a).facts.conflict
+    assert not world.managed(b).facts.conflict
     assert not world.managed(b).reason
     assert not any(isinstance(event, SeatQuarantined) for event in world.effects)
 
@@ -602,7 +602,7 @@ def test_a_parked_seat_that_may_be_on_any_group_starts_cold_unless_its_group_is_
         assert world.last(KillJob).target.seat == a  # type: ignore[attr-defined]
     else:
         assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G1" if known == "by-the-driver" else "G0")
-    assert not world.managed(a).durable.conflict
+    assert not world.managed(a).facts.conflict
 
 
 def test_the_checkpointer_learns_where_a_seat_was_parked(world: World) -> None:

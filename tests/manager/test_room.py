@@ -11,6 +11,7 @@ from kybernate.topology import Group
 from services.gpu_manager.core import obstacles
 from services.gpu_manager.core.inputs import EngineSeen, InvariantBroken, JobAnswered, PodsSeen, StartTicket, Tick
 from services.gpu_manager.core.seat_pod import Owners
+from tests.facts import UNLISTED, WAITS
 from tests.manager.world import World, make_group
 
 
@@ -50,7 +51,7 @@ def switch_without_a_lease(world: World, group: int) -> None:
 def seem_to_hold(world: World, *seats: str) -> list[object]:
     """What must never happen: these seats have the lease. Returns what the next look at the pods brings."""
     for seat in seats:
-        world.managed(seat).state, world.managed(seat).lease = S.ACTIVE, True
+        world.managed(seat).know(UNLISTED)
     other = next(seat for seat in world.node.seats if seat not in world.pods)
     new = replace(next(iter(world.pods.values())), seat=other, name="new", uid="uid-new", container_id=None)
     owners = Owners((*world.pods.values(), new), frozenset(pod.uid for pod in world.pods.values()) | {new.uid})
@@ -166,7 +167,7 @@ def test_a_gpu_gets_grants_again_once_its_invariant_holds_whatever_message_shows
     node.serve(node.seat(2, 0), "p")
     seem_to_hold(node, node.seat(1, 0))
     assert broken_on(node, node.groups[2])
-    node.managed(node.seat(1, 0)).state, node.managed(node.seat(1, 0)).lease = S.WAITING, False
+    node.managed(node.seat(1, 0)).know(WAITS)
 
     effects = node.tick(0.1)
 

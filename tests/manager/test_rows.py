@@ -120,8 +120,8 @@ def _lost_ticket() -> tuple[World, Case]:
 def _unlocated() -> tuple[World, Case]:
     world = pool()
     a, b = world.fill("a", "b")
-    world.managed(b).durable.unlocated = True
-    return world, Case(a, lambda: setattr(world.managed(b).durable, "unlocated", False))
+    world.managed(b).learn(unlocated=True)
+    return world, Case(a, lambda: world.managed(b).learn(unlocated=False))
 
 
 def _container() -> tuple[World, Case]:

@@ -1,7 +1,9 @@
 """The tables of the manager, row by row: what a seat is after a restart, and how a switch goes on."""
 
+import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,27 +19,25 @@ from services.gpu_manager.core.group_switch import (
     SwitchTrigger,
 )
 from services.gpu_manager.core.inputs import ModelTime, WallTime
-from services.gpu_manager.core.recovery import (
-    RECOVERED,
-    ContainerEvidence,
-    DriverEvidence,
-    RecoveredAs,
-    container_evidence,
-    driver_evidence,
-)
+from services.gpu_manager.core.recovery import found
 from services.gpu_manager.core.seat_pod import SeatPod
 from services.gpu_manager.ledger import Costs, Durable, Freeze, LedgerEntry, LedgerFile
+from tests.facts import check
 
-C, D = ContainerEvidence, DriverEvidence
 DELETED = "its pod is being deleted"
-HOLDS = (D.ACTIVE, D.LOST, D.QUARANTINED)
-SILENT = (D.ALIVE, D.PARKED, D.GONE)
-"""Evidence that does not contradict a list of pods in which the container does not run."""
+HOLD = ("active", "started", "lost", "quarantined")
+LIVE = ("", "pending", "active", "started")
+"""Of processes that run, as far as the driver knows."""
+SILENT = ("", "pending")
+DRIVER = ("", "pending", "active", "started", "parked", "gone", "lost", "quarantined")
+KNOWN = tuple(state for state in S if state is not S.FREE)
+OTHERS = tuple(state for state in S if state not in (S.FREE, S.STARTING, S.LOST, S.QUARANTINED))
 
 
-def entry(state: S = S.ACTIVE, *, lease: bool = True, **durable: object) -> LedgerEntry:
-    known = Durable(**{"container_id": "process://1", "seen_running": True, **durable})  # type: ignore[arg-type]
-    return LedgerEntry(seat="s", state=state, epoch=1, lease=lease, pod="d/p", pod_uid="u", durable=known)
+def entry(state: S = S.ACTIVE, *, lease: bool = True, container_id: str = "process://1", **facts: bool) -> LedgerEntry:
+    known = {"seen_running": True, **facts}
+    durable = Durable(container_id=container_id)
+    return LedgerEntry(seat="s", state=state, epoch=1, lease=lease, pod="d/p", pod_uid="u", durable=durable, **known)
 
 
 def pod(*, running: bool = True, deleting: bool = False, container_id: str | None = "process://1") -> SeatPod:
@@ -46,110 +46,108 @@ def pod(*, running: bool = True, deleting: bool = False, container_id: str | Non
 
 # --- recovery ---------------------------------------------------------------------------------------------------------
 
+NEW, RUNNING, STOPPED = pod(container_id="process://2"), pod(), pod(running=False)
+ABSENT = pod(running=False, container_id=None)
+GOES = pod(running=False, deleting=True)
+NO_TICKET: dict[str, Any] = {"lease": False, "seen_running": False}
+OPEN: dict[str, Any] = {"lease": True, "seen_running": False}
+GONE, STOPS = "its processes are gone", "its container is not running"
+HEIR = "its container may start by an open ticket beside seats that leave it no room"
+
 
 @pytest.mark.parametrize(
-    ("container", "driver", "states", "expected"),
+    ("seen", "states", "known", "drivers", "expected"),
     [
         # A new container can only have started with a ticket; what it is by now, the driver has.
-        (C.NEW, (D.ALIVE, D.ACTIVE), tuple(S), RecoveredAs(S.STARTING, True, True)),
-        (C.NEW, (D.PARKED,), tuple(S), RecoveredAs(S.PARKED, False, True)),
-        (C.NEW, (D.GONE,), tuple(S), RecoveredAs(S.BACKOFF, False, False, reason="its processes are gone")),
-        (C.NEW, (D.LOST,), tuple(S), RecoveredAs(S.LOST, True, True)),
-        (C.NEW, (D.QUARANTINED,), tuple(S), RecoveredAs(S.QUARANTINED, True, True)),
-        # A live process without park evidence holds its group, also when the ledger is lost.
-        (C.RUNNING, (D.ALIVE, D.ACTIVE), tuple({*S} - {S.STARTING, S.LOST, S.QUARANTINED}),
-         RecoveredAs(S.ACTIVE, True, True)),
-        (C.RUNNING, (D.ALIVE, D.ACTIVE), (S.STARTING,), RecoveredAs(S.STARTING, True, True)),
-        (C.RUNNING, (D.ALIVE, D.ACTIVE), (S.LOST,), RecoveredAs(S.LOST, True, True)),
-        (C.RUNNING, (D.ALIVE, D.ACTIVE), (S.QUARANTINED,), RecoveredAs(S.QUARANTINED, True, True)),
-        (C.RUNNING, (D.PARKED,), tuple({*S} - {S.LOST}), RecoveredAs(S.PARKED, False, True)),
+        (NEW, (*OTHERS, S.STARTING, S.LOST, S.QUARANTINED), {}, LIVE, (S.STARTING, True, True, False, "")),
+        (NEW, tuple(S), {}, ("parked",), (S.PARKED, False, True, False, "")),
+        (NEW, tuple(S), {}, ("gone",), (S.BACKOFF, False, False, False, GONE)),
+        (NEW, tuple(S), {}, ("lost",), (S.LOST, True, True, False, "why")),
+        (NEW, tuple(S), {}, ("quarantined",), (S.QUARANTINED, True, True, False, "why")),
+        (NEW, (S.QUARANTINED,), OPEN, LIVE, (S.QUARANTINED, True, True, False, HEIR)),
+        (pod(container_id="process://2", deleting=True), OTHERS, {}, LIVE, (S.RELEASING, True, True, False, DELETED)),
+        # A live process without park evidence holds its group, also when the ledger is lost or has it parked.
+        (RUNNING, OTHERS, {}, LIVE, (S.ACTIVE, True, True, False, "")),
+        (RUNNING, (S.PARKED,), {"lease": False}, LIVE, (S.ACTIVE, True, True, False, "")),
+        (RUNNING, (S.FREE,), {}, LIVE, (S.ACTIVE, True, True, False, "")),
+        (RUNNING, (S.STARTING,), {}, LIVE, (S.STARTING, True, True, False, "")),
+        (RUNNING, (S.LOST,), {}, LIVE, (S.LOST, True, True, False, "")),
+        (RUNNING, (S.QUARANTINED,), {}, LIVE, (S.QUARANTINED, True, True, False, "")),
+        (RUNNING, (*OTHERS, S.STARTING, S.QUARANTINED), {}, ("parked",), (S.PARKED, False, True, False, "")),
+        (RUNNING, tuple(S), {}, ("gone",), (S.BACKOFF, False, False, False, GONE)),
+        (RUNNING, tuple(S), {}, ("lost",), (S.LOST, True, True, False, "why")),
+        (RUNNING, tuple(S), {}, ("quarantined",), (S.QUARANTINED, True, True, False, "why")),
         # What is being killed is no copy: part of its memory may stay in use.
-        *((container, (D.PARKED,), (S.LOST,),
-           RecoveredAs(S.LOST, True, True, reason="the driver reports it as parked while it is killed"))
-          for container in (C.RUNNING, C.STOPPED, C.ABSENT)),
-        (C.RUNNING, (D.GONE,), tuple(S), RecoveredAs(S.BACKOFF, False, False, reason="its processes are gone")),
-        (C.RUNNING, (D.LOST,), tuple(S), RecoveredAs(S.LOST, True, True)),
-        (C.RUNNING, (D.QUARANTINED,), tuple(S), RecoveredAs(S.QUARANTINED, True, True)),
-        # A start that was under way keeps its lease and its ticket.
-        (C.STOPPED, SILENT, (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
-        (C.ABSENT, SILENT, (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
-        (C.STOPPED, (D.ALIVE, D.GONE), tuple(s for s in S if s is not S.STARTING),
-         RecoveredAs(S.BACKOFF, False, False, reason="its container is not running")),
-        (C.ABSENT, (D.ALIVE, D.GONE), tuple(s for s in S if s is not S.STARTING),
-         RecoveredAs(S.WAITING, False, False)),
+        *((seen, (S.LOST,), {}, ("parked",), (S.LOST, True, True, False,
+           "the driver reports it as parked while it is killed")) for seen in (RUNNING, STOPPED)),
+        # A start that was under way keeps its lease and its ticket; a process that the driver has beside it exists.
+        *((seen, (S.STARTING,), OPEN, (*SILENT, "gone", "parked"), (S.STARTING, True, False, True, ""))
+          for seen in (RUNNING, STOPPED, ABSENT)),
+        *((seen, (S.STARTING,), OPEN, HOLD, (S.STARTING, True, True, True, "")) for seen in (STOPPED, ABSENT)),
+        (STOPPED, (S.STARTING,), {}, (*SILENT, "gone"), (S.STARTING, True, False, True, "")),
+        (STOPPED, (S.QUARANTINED,), OPEN, DRIVER, (S.QUARANTINED, True, None, True, HEIR)),
+        (STOPPED, (S.RELEASING,), OPEN, (*SILENT, "gone"), (S.STARTING, True, False, True, "")),
+        # Without a process.
+        (STOPPED, (*OTHERS, S.LOST, S.QUARANTINED), {}, (*SILENT, "gone"), (S.BACKOFF, False, False, False, STOPS)),
+        (ABSENT, (S.WAITING,), NO_TICKET | {"container_id": ""}, SILENT, (S.WAITING, False, False, False, "")),
         # Processes that the driver has exist, whatever the list of pods says.
-        *((container, (D.PARKED,), tuple({*S} - {S.STARTING, S.LOST}), RecoveredAs(S.PARKED, False, True))
-          for container in (C.STOPPED, C.ABSENT)),
-        *((container, HOLDS, (S.STARTING,), RecoveredAs(S.STARTING, True, True, ticket_open=True))
-          for container in (C.STOPPED, C.ABSENT)),
-        *((container, (D.ACTIVE,), tuple({*S} - {S.STARTING, S.LOST, S.QUARANTINED}),
-           RecoveredAs(S.ACTIVE, True, True)) for container in (C.STOPPED, C.ABSENT)),
-        *((container, (D.ACTIVE,), (known,), RecoveredAs(known, True, True))
-          for container in (C.STOPPED, C.ABSENT) for known in (S.LOST, S.QUARANTINED)),
-        *((container, (D(str(end)),), tuple(s for s in S if s is not S.STARTING), RecoveredAs(end, True, True))
-          for container in (C.STOPPED, C.ABSENT) for end in (S.LOST, S.QUARANTINED)),
+        (STOPPED, (*OTHERS, S.QUARANTINED), {}, ("parked",), (S.PARKED, False, True, False, "")),
+        (STOPPED, OTHERS, {}, ("active", "started"), (S.ACTIVE, True, True, False, "")),
+        *((STOPPED, (known,), {}, ("active", "started"), (known, True, True, False, ""))
+          for known in (S.LOST, S.QUARANTINED)),
+        (STOPPED, (*OTHERS, S.LOST, S.QUARANTINED), {}, ("lost",), (S.LOST, True, True, False, "why")),
+        (STOPPED, (*OTHERS, S.LOST, S.QUARANTINED), {}, ("quarantined",), (S.QUARANTINED, True, True, False, "why")),
         # A deleted pod holds what its processes held, until they are gone.
-        (C.DELETED_WITH_TICKET, SILENT, tuple(S), RecoveredAs(S.RELEASING, True, False, True, DELETED)),
-        (C.DELETED_WITH_TICKET, HOLDS, tuple(S), RecoveredAs(S.RELEASING, True, True, True, DELETED)),
-        (C.DELETED_HOLDING, (D.ALIVE, *HOLDS), tuple(S),
-         RecoveredAs(S.RELEASING, True, True, reason=DELETED)),
-        (C.DELETED_HOLDING, (D.PARKED,), tuple(S), RecoveredAs(S.RELEASING, False, True, reason=DELETED)),
-        (C.DELETED_HOLDING, (D.GONE,), tuple(S), RecoveredAs(S.RELEASING, False, False, reason=DELETED)),
-        (C.DELETED_PARKED, HOLDS, tuple(S), RecoveredAs(S.RELEASING, True, True, reason=DELETED)),
-        (C.DELETED_PARKED, (D.ALIVE, D.PARKED), tuple(S),
-         RecoveredAs(S.RELEASING, False, True, reason=DELETED)),
-        (C.DELETED_PARKED, (D.GONE,), tuple(S), RecoveredAs(S.RELEASING, False, False, reason=DELETED)),
-        (C.DELETED, SILENT, tuple(S), RecoveredAs(S.RELEASING, False, False, reason=DELETED)),
-        (C.DELETED, HOLDS, tuple(S), RecoveredAs(S.RELEASING, True, True, reason=DELETED)),
+        (GOES, KNOWN, OPEN, (*SILENT, "gone", "parked"), (S.RELEASING, True, False, True, DELETED)),
+        (GOES, KNOWN, OPEN, HOLD, (S.RELEASING, True, True, True, DELETED)),
+        (GOES, OTHERS, {}, (*SILENT, *HOLD), (S.RELEASING, True, True, False, DELETED)),
+        (pod(deleting=True), (S.FREE,), {}, (*SILENT, *HOLD), (S.RELEASING, True, True, False, DELETED)),
+        (GOES, OTHERS, {}, ("parked",), (S.RELEASING, False, True, False, DELETED)),
+        (GOES, (S.LOST,), {}, ("parked",), (S.RELEASING, True, True, False, DELETED)),
+        (GOES, OTHERS, {}, ("gone",), (S.RELEASING, False, False, False, DELETED)),
+        (GOES, (S.PARKED, S.RELEASING), {"lease": False}, HOLD, (S.RELEASING, True, True, False, DELETED)),
+        (GOES, (S.PARKED, S.RELEASING), {"lease": False}, (*SILENT, "parked"),
+         (S.RELEASING, False, True, False, DELETED)),
+        (GOES, (S.WAITING, S.BACKOFF), NO_TICKET, (*SILENT, "gone"), (S.RELEASING, False, False, False, DELETED)),
+        (GOES, (S.WAITING, S.BACKOFF), NO_TICKET, HOLD, (S.RELEASING, True, True, False, DELETED)),
     ],
 )  # fmt: skip
 def test_what_a_seat_is_after_a_restart(
-    container: C, driver: tuple[D, ...], states: tuple[S, ...], expected: RecoveredAs
+    seen: SeatPod,
+    states: tuple[S, ...],
+    known: dict[str, Any],
+    drivers: tuple[str, ...],
+    expected: tuple[S, bool, bool | None, bool, str],
 ) -> None:
-    for evidence in driver:
-        for state in states:
-            assert RECOVERED[container, evidence, state] == expected, (evidence, state)
+    """Expected: state, lease, whether it has a process (None: as the driver has it), an open ticket, the reason."""
+    state, lease, alive, ticket, reason = expected
+    for driver in drivers:
+        report = SeatProgress(seat="s", pod_uid="u", container_id="c", outcome=driver or "pending", reason="why")  # type: ignore[arg-type]
+        for before in states:
+            remembered = entry(before, **known) if before is not S.FREE else None
+            facts, why = found(seen, remembered, report if driver else None)
+
+            assert (facts.state, facts.holds, facts.waits, why) == (state, lease, ticket, reason), (driver, before)
+            assert facts.alive is (driver in HOLD if alive is None else alive), (driver, before)
+            assert check(facts) == ""
 
 
-def test_the_table_of_recovery_is_total() -> None:
-    assert RECOVERED.keys() == {(container, driver, state) for container in C for driver in D for state in S}
+@pytest.mark.parametrize("deleting", [False, True])
+@pytest.mark.parametrize("driver", DRIVER)
+def test_no_evidence_leads_to_facts_that_cannot_be_true(driver: str, deleting: bool) -> None:
+    """Whatever ledger, pods and driver say: what the driver has on GPUs, and an open ticket, holds."""
+    report = SeatProgress(seat="s", pod_uid="u", container_id="c", outcome=driver or "pending")  # type: ignore[arg-type]
+    for state, lease, ran, container in itertools.product(S, (False, True), (False, True), ("process://1", "")):
+        for running, at in ((True, "process://1"), (True, "process://2"), (False, "process://1"), (False, None)):
+            remembered = (
+                entry(state, lease=lease, seen_running=ran, container_id=container) if state != "free" else None
+            )
+            seen = pod(running=running, container_id=at, deleting=deleting)
 
+            facts, _ = found(seen, remembered, report if driver else None)
 
-@pytest.mark.parametrize(
-    ("seen", "known", "expected"),
-    [
-        (pod(container_id="process://2"), entry(), C.NEW),
-        (pod(container_id="process://2", deleting=True), entry(), C.NEW),
-        (pod(), entry(), C.RUNNING),
-        (pod(), None, C.RUNNING),
-        (pod(running=False), entry(), C.STOPPED),
-        (pod(running=False, container_id=None), None, C.ABSENT),
-        (pod(deleting=True, running=False), entry(S.STARTING, seen_running=False), C.DELETED_WITH_TICKET),
-        (pod(deleting=True, running=False), entry(S.RELEASING, seen_running=False), C.DELETED_WITH_TICKET),
-        (pod(deleting=True, running=False), entry(S.BACKOFF, lease=False, seen_running=False), C.DELETED),
-        (pod(deleting=True), entry(), C.DELETED_HOLDING),
-        (pod(deleting=True), None, C.DELETED_HOLDING),
-        (pod(deleting=True), entry(S.PARKED, lease=False), C.DELETED_PARKED),
-    ],
-)
-def test_what_the_pods_tell_about_a_container(seen: SeatPod, known: LedgerEntry | None, expected: C) -> None:
-    assert container_evidence(seen, known) is expected
-
-
-@pytest.mark.parametrize(
-    ("outcome", "expected"),
-    [
-        ("pending", D.ALIVE),
-        ("started", D.ACTIVE),
-        *((str(driver), driver) for driver in D if driver is not D.ALIVE),
-    ],
-)
-def test_what_the_checkpointer_tells_about_processes(outcome: str, expected: D) -> None:
-    assert driver_evidence(SeatProgress(seat="s", pod_uid="u", container_id="c", outcome=outcome)) is expected  # type: ignore[arg-type]
-
-
-def test_without_an_answer_processes_count_as_alive() -> None:
-    assert driver_evidence(None) is D.ALIVE
+            assert check(facts) == "", (state, lease, ran, container, running, at)
+            assert facts.holds or not (facts.waits or driver in HOLD)
 
 
 # --- a switch ---------------------------------------------------------------------------------------------------------
@@ -200,18 +198,17 @@ BEFORE = {
 def test_an_upgrade_reads_the_ledger_of_the_manager_before_and_loses_nothing(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_text(json.dumps(BEFORE) + "\n")
 
-    found = LedgerFile(tmp_path / "ledger").read()
+    ledger = LedgerFile(tmp_path / "ledger").read()
 
-    assert (found.boot_id, found.epoch, found.routers, found.move_seconds) == ("b", 1800000000123, {"r0": "a"}, 1.5)
-    (seat,) = found.seats
+    assert (ledger.boot_id, ledger.epoch, ledger.routers, ledger.move_seconds) == ("b", 1800000000123, {"r0": "a"}, 1.5)
+    (seat,) = ledger.seats
     assert (seat.seat, seat.state, seat.epoch, seat.lease) == ("1x-742563.s00", S.PARKED, 1800000000100, False)
     assert (seat.pod, seat.pod_uid, seat.annotations) == ("default/llama", "u-1", {"kyb.ai/model": "llama"})
     assert (seat.gpus, seat.on) == (("GPU-0",), ("GPU-1",))
+    assert (seat.seen_running, seat.inherited, seat.unlocated, seat.conflict) == (True, True, False, False)
     assert seat.durable == Durable(
         container_id="containerd://abc",
-        seen_running=True,
         ticket="call-1",
-        inherited=True,
         fixed="the driver refused it",
         vram_bytes=40,
         host_bytes=41,

@@ -12,6 +12,7 @@ from services.gpu_manager.core.managed_seat import REHEARSAL
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.publish import record
+from tests.facts import COPY
 from tests.manager.packed import make_packed
 from tests.manager.world import GIB, World, make_group, status
 
@@ -82,7 +83,7 @@ def test_nothing_starts_on_the_pool_of_a_seat_whose_gpus_nothing_names(world: Wo
     a = world.seat(0, 0)
     restarted(world, seen(world, a, outcome))
 
-    assert world.managed(a).durable.unlocated
+    assert world.managed(a).facts.unlocated
     assert not any(started(world, group) for group in (1, 2, 3))
     assert not started(world, 0, 1)
     assert started(world, 4), "a group outside the pool goes on"
@@ -94,12 +95,12 @@ def test_the_first_evidence_that_names_its_gpus_ends_that(world: World) -> None:
     assert [one.targets[0].seat for one in view.checkpointer_questions(world.node, world.now, world.now.wall)] == [a]
     for nothing in (UNKNOWN, "active"):
         answer(world, seen(world, a, nothing))
-        assert (world.state(a), world.managed(a).durable.unlocated) == (S.QUARANTINED, True)
+        assert (world.state(a), world.managed(a).facts.unlocated) == (S.QUARANTINED, True)
 
     answer(world, seen(world, a, "active", "GPU-1"))
 
     assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.ACTIVE, "G1", True)
-    assert not world.managed(a).durable.unlocated
+    assert not world.managed(a).facts.unlocated
     assert started(world, 0, 1), "its home is free"
     assert not started(world, 1), "its GPU is held by it"
 
@@ -113,11 +114,11 @@ def test_a_seat_without_a_context_is_at_home(world: World, late: bool) -> None:
 
     restarted(world, seen(world, b, UNKNOWN) if late else idle, a)
     if late:
-        assert world.managed(b).durable.unlocated
+        assert world.managed(b).facts.unlocated
         answer(world, idle)
 
     assert (world.state(b), world.managed(b).group.name) == (S.ACTIVE, "G2")
-    assert not world.managed(b).durable.unlocated
+    assert not world.managed(b).facts.unlocated
     assert started(world, 0, 1)
 
 
@@ -127,7 +128,7 @@ def test_evidence_about_another_container_ends_nothing(world: World) -> None:
 
     answer(world, seen(world, a, "active", "GPU-1").model_copy(update={"container_id": "process://0"}))
 
-    assert world.managed(a).durable.unlocated
+    assert world.managed(a).facts.unlocated
 
 
 def test_gpus_of_no_group_tell_nothing(world: World) -> None:
@@ -135,7 +136,7 @@ def test_gpus_of_no_group_tell_nothing(world: World) -> None:
 
     restarted(world, seen(world, a, "active", "GPU-7"))
 
-    assert (world.state(a), world.managed(a).durable.unlocated) == (S.QUARANTINED, True)
+    assert (world.state(a), world.managed(a).facts.unlocated) == (S.QUARANTINED, True)
 
 
 def test_a_pod_that_opted_out_of_moves_may_have_moved_before(world: World) -> None:
@@ -152,7 +153,7 @@ def test_a_seat_of_no_pool_is_at_home(world: World, outcome: str) -> None:
     (seat,) = world.fill("z", group=4)
     restarted(world, seen(world, seat, outcome), seen(world, world.seat(0, 0), "active", "GPU-1"))
 
-    assert not world.managed(seat).durable.unlocated
+    assert not world.managed(seat).facts.unlocated
     assert started(world, 2)
 
 
@@ -163,7 +164,7 @@ def test_the_ledger_tells_where_it_is_unless_its_last_record_may_lack(world: Wor
 
     restarted(world, seen(world, a, UNKNOWN), ledger=kept)
 
-    assert world.managed(a).durable.unlocated == (ledger != "kept")
+    assert world.managed(a).facts.unlocated == (ledger != "kept")
     assert world.managed(a).group.name == "G1"
     assert started(world, 2) == (ledger == "kept")
 
@@ -184,13 +185,14 @@ def test_a_seat_that_started_when_an_old_ledger_was_written_may_have_moved_since
     a = world.seat(0, 0)
     ledger = old(world, S.STARTING, container)
 
-    restarted(world, seen(world, a, UNKNOWN), ledger=ledger)
-    assert (world.state(a), world.managed(a).durable.unlocated) == (S.QUARANTINED, True)
+    for answers in ((), (seen(world, a, UNKNOWN),)):
+        restarted(world, *answers, ledger=ledger)
+        assert (world.state(a), world.managed(a).facts.unlocated) == (S.QUARANTINED, True)
     assert "the ledger nor the driver" in world.managed(a).reason
     assert not started(world, 1)
 
     restarted(world, seen(world, a, "active", "GPU-1"), ledger=ledger)
-    assert (world.managed(a).group.name, world.managed(a).durable.unlocated) == ("G1", False)
+    assert (world.managed(a).group.name, world.managed(a).facts.unlocated) == ("G1", False)
     assert not started(world, 1)
 
 
@@ -203,7 +205,7 @@ def test_a_seat_with_a_ticket_younger_than_an_old_ledger_starts_at_home(world: W
     restarted(world, ledger=ledger, tickets=(ticket,))
 
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G0")
-    assert not world.managed(a).durable.unlocated
+    assert not world.managed(a).facts.unlocated
 
 
 def test_a_ticket_that_outlived_the_ledger_is_not_given_again_beside_a_seat_that_is_found_there_later(
@@ -249,7 +251,7 @@ def test_a_rehearsal_revives_no_lost_seat(world: World, outcome: str) -> None:
     restarted(world, seen(world, a, outcome), jobs=(job,))
 
     assert world.state(a) is (S.LOST if outcome == "lost" else S.STARTING)
-    assert world.managed(a).durable.unlocated == (outcome == "lost")
+    assert world.managed(a).facts.unlocated == (outcome == "lost")
 
 
 def test_the_rehearsal_of_another_container_tells_nothing(world: World) -> None:
@@ -262,7 +264,7 @@ def test_the_rehearsal_of_another_container_tells_nothing(world: World) -> None:
         jobs=(JobStatus(op=f"{REHEARSAL}1", epoch=1, group="G0", park=(before,)),),
     )
 
-    assert (world.state(a), world.managed(a).durable.unlocated) == (S.QUARANTINED, True)
+    assert (world.state(a), world.managed(a).facts.unlocated) == (S.QUARANTINED, True)
 
 
 def test_a_seat_that_was_being_moved_may_be_on_either_group(world: World) -> None:
@@ -272,7 +274,7 @@ def test_a_seat_that_was_being_moved_may_be_on_either_group(world: World) -> Non
 
     restarted(world, seen(world, a, UNKNOWN), ledger=kept.model_copy(update={"seats": entries}))
 
-    assert world.managed(a).durable.unlocated
+    assert world.managed(a).facts.unlocated
 
 
 def test_that_its_group_is_unknown_survives_another_restart(world: World) -> None:
@@ -283,7 +285,7 @@ def test_that_its_group_is_unknown_survives_another_restart(world: World) -> Non
     restarted(world, seen(world, a, UNKNOWN), ledger=again)
     assert not started(world, 1)
     restarted(world, seen(world, a, "active", "GPU-1"), ledger=recovery.ledger(world.node, "boot"))
-    assert not world.managed(a).durable.unlocated
+    assert not world.managed(a).facts.unlocated
     answer(world, seen(world, a, "active", "GPU-1"))
 
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G1")
@@ -300,7 +302,7 @@ def test_a_copy_whose_gpus_nothing_names_is_not_restored(world: World) -> None:
     assert not started(world, 1), "until it has ended"
     world.end_processes(a)
     world.tick(1)
-    assert (world.state(a), world.managed(a).durable.unlocated) == (S.WAITING, False)
+    assert (world.state(a), world.managed(a).facts.unlocated) == (S.WAITING, False)
     assert started(world, 1)
 
 
@@ -329,7 +331,7 @@ def test_a_copy_whose_gpus_are_named_stays(world: World) -> None:
     answer(world, seen(world, a, "parked", "GPU-1"))
 
     assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G1")
-    assert not world.managed(a).durable.unlocated
+    assert not world.managed(a).facts.unlocated
 
 
 @pytest.mark.parametrize(("group", "gpus"), [(2, ("GPU-2",)), (4, ("GPU-3", "GPU-4"))], ids=["pool", "alone"])
@@ -363,7 +365,7 @@ def test_its_pod_can_be_deleted_and_the_pool_waits_for_its_processes(world: Worl
     uid = world.pods[a].uid
     world.pods[a] = replace(world.pods[a], deleting=True)
     world.look()
-    assert (world.state(a), world.managed(a).durable.unlocated) == (S.RELEASING, True)
+    assert (world.state(a), world.managed(a).facts.unlocated) == (S.RELEASING, True)
     assert not started(world, 1)
     gone = seen(world, a, "gone")
     del world.pods[a]
@@ -394,7 +396,7 @@ def test_it_is_in_nobodys_way_where_it_only_may_be(world: World) -> None:
 
     restarted(world, seen(world, a, UNKNOWN), seen(world, b, "active", "GPU-0"))
     assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.ACTIVE)
-    assert not world.managed(a).durable.conflict
+    assert not world.managed(a).facts.conflict
     answer(world, seen(world, a, "active", "GPU-1"))
 
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.ACTIVE)
@@ -407,7 +409,7 @@ def test_evidence_that_names_a_group_that_is_held_contradicts_itself(world: Worl
 
     answer(world, seen(world, a, "active", "GPU-0"))
 
-    assert (world.state(a), world.managed(a).durable.conflict) == (S.QUARANTINED, True)
+    assert (world.state(a), world.managed(a).facts.conflict) == (S.QUARANTINED, True)
     assert b in world.managed(a).reason
 
 
@@ -423,10 +425,10 @@ def test_a_seat_that_is_ending_and_is_found_on_a_held_group_is_no_bug(world: Wor
     ending = world.state(a)
 
     answer(world, seen(world, a, state, "GPU-0"))
-    assert (world.state(a), world.managed(a).durable.conflict) == (ending, True)
+    assert (world.state(a), world.managed(a).facts.conflict) == (ending, True)
 
     world.end_processes(a)
-    assert not world.managed(a).durable.conflict or world.state(a) is S.RELEASING
+    assert not world.managed(a).facts.conflict or world.state(a) is S.RELEASING
 
 
 @pytest.mark.parametrize("ending", ["deleted", "lost"])
@@ -463,7 +465,7 @@ def test_a_copy_with_an_open_ticket_keeps_its_lease_when_it_is_found(world: Worl
     ticket = SeatTicket(seat, "call-9", world.pods[seat].uid, ledger.epoch + 1, 10.0)
     world.pods[seat] = replace(world.pods[seat], running=False, deleting=True)
     restarted(world, seen(world, seat, UNKNOWN), ledger=ledger, tickets=(ticket,))
-    assert world.managed(seat).durable.unlocated
+    assert world.managed(seat).facts.unlocated
 
     answer(world, seen(world, seat, "parked", "GPU-2"))
 
@@ -483,7 +485,7 @@ def test_the_seats_of_an_adopted_switch_are_where_it_has_them(world: World) -> N
     restarted(world, seen(world, a, "started"), jobs=(status(job, "started", "pending", done=False),))
 
     assert (world.state(a), world.managed(a).group.name, world.managed(a).reason) == (S.PARKING, "G0", "")
-    assert not world.managed(a).durable.unlocated
+    assert not world.managed(a).facts.unlocated
 
 
 def test_operators_learn_why_and_what_to_do(world: World) -> None:
@@ -521,7 +523,7 @@ def test_a_seat_whose_pod_is_deleted_before_its_move_holds_the_group_to_which_th
     world.look_at(a, "active")
     node_seat = world.managed(a)
     node_seat.residence.group = world.groups[0]
-    node_seat.state, node_seat.lease = S.PARKED, False
+    node_seat.know(COPY)
     c = world.seat(2, 0)
     world.serve(c, "c")
     world.order(MigrateSeat, seat=a, to="G2")

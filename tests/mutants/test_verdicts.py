@@ -11,18 +11,18 @@ pytestmark = pytest.mark.timeout(300)  # each starts Python anew and imports wha
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "scripts" / "mutants.py"
-SEAT = ROOT / "kybernate" / "seat.py"
-TESTS = ["tests/test_seat.py"]
-LEASE = "(_S.PARKED, _T.LEASE): _S.ACTIVATING"
+FACTS = ROOT / "services" / "gpu_manager" / "core" / "facts.py"
+TESTS = ["tests/manager/test_facts.py"]
+ARRIVES = '"promise": Promise.ARRIVES'
 
 
 def run(folder: Path, rows: dict[str, dict[str, object]], *options: str) -> subprocess.CompletedProcess[str]:
     """Run the script on a table of these rows: name → what differs from a mutation that is killed."""
     table = []
     for name, changes in rows.items():
-        row = {"rule": "r", "in": "kybernate: TRANSITIONS", "tests": TESTS, **changes}
+        row = {"rule": "r", "in": "gpu_manager: TABLE", "tests": TESTS, **changes}
         if not {"replace", "always"} & set(changes):
-            row["drop"] = changes.get("drop", LEASE)
+            row["drop"] = changes.get("drop", ARRIVES)
         table.append("\n".join([f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in row.items())]))
     (folder / "table.toml").write_text("\n".join(table))
     command = [sys.executable, str(SCRIPT), "--table", str(folder), *options]
@@ -30,7 +30,7 @@ def run(folder: Path, rows: dict[str, dict[str, object]], *options: str) -> subp
 
 
 def test_each_mutant_has_a_verdict_and_the_checkout_stays_as_it_is(tmp_path: Path) -> None:
-    before = SEAT.read_bytes()
+    before = FACTS.read_bytes()
 
     found = run(
         tmp_path,
@@ -45,7 +45,7 @@ def test_each_mutant_has_a_verdict_and_the_checkout_stays_as_it_is(tmp_path: Pat
                 "in": "kybernate.seat: SeatState.LOST",
                 "replace": ['LOST = "lost"', "import no_such_module"],
             },
-            "no-name": {"in": "kybernate.seat: advance", "replace": ["TRANSITIONS", "transitions"]},
+            "no-name": {"in": "gpu_manager: _state", "replace": ["_SERVING", "_serving"]},
         },
     )
 
@@ -53,12 +53,12 @@ def test_each_mutant_has_a_verdict_and_the_checkout_stays_as_it_is(tmp_path: Pat
     verdicts = {line.split()[1]: line for line in found.stdout.splitlines() if line[:1].strip() and "  " in line}
     assert verdicts["unseen"].startswith("survived")
     assert verdicts["seen"].startswith("killed")
-    assert "tests/test_seat.py::" in verdicts["seen"]
+    assert "tests/manager/test_facts.py::" in verdicts["seen"]
     assert verdicts["no-import"].startswith("error")
     assert "no_such_module" in verdicts["no-import"]
     assert verdicts["no-name"].startswith("error")
     assert "3 of 4 mutations are not killed" in found.stderr
-    assert SEAT.read_bytes() == before
+    assert FACTS.read_bytes() == before
 
 
 def test_a_row_that_is_no_mutation_of_the_code_is_an_error_also_where_it_is_not_drawn(tmp_path: Path) -> None:
@@ -66,12 +66,15 @@ def test_a_row_that_is_no_mutation_of_the_code_is_an_error_also_where_it_is_not_
         tmp_path,
         {
             "seen": {},
-            "gone": {"drop": "(_S.PARKED, _T.LEASE): _S.ABSENT"},
-            "twice": {"drop": "_S.PARKED"},
-            "no-function": {"in": "kybernate: no_such_function"},
-            "same": {"in": "kybernate: advance", "replace": ["return TRANSITIONS[state, trigger]"] * 2},
-            "syntax": {"replace": [LEASE, "("]},
-            "statement": {"in": "kybernate: advance", "always": "return TRANSITIONS[state, trigger]"},
+            "gone": {"drop": '"promise": Promise.ABSENT'},
+            "twice": {"drop": "S.PARKED"},
+            "no-function": {"in": "gpu_manager: no_such_function"},
+            "same": {"in": "gpu_manager: _state", "replace": ["_SERVING[facts.promise]"] * 2},
+            "syntax": {"replace": [ARRIVES, "("]},
+            "statement": {
+                "in": "gpu_manager: _state",
+                "always": "return next((state for fits, state in rules if fits), None) or _SERVING[facts.promise]",
+            },
         },
         "--only",
         "seen",
@@ -85,7 +88,7 @@ def test_a_row_that_is_no_mutation_of_the_code_is_an_error_also_where_it_is_not_
 
 
 def test_a_test_that_fails_without_a_mutation_proves_nothing(tmp_path: Path) -> None:
-    found = run(tmp_path, {"seen": {"tests": ["tests/test_seat.py::test_that_does_not_exist"]}})
+    found = run(tmp_path, {"seen": {"tests": ["tests/manager/test_facts.py::test_that_does_not_exist"]}})
 
     assert found.returncode == 1
     assert "a test fails without a mutation" in found.stderr

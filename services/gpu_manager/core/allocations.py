@@ -3,9 +3,10 @@
 from collections.abc import Collection
 
 from kybernate.messages import JobReply, ReleaseJob, SeatActivated, SeatProgress
-from kybernate.seat import SeatState, Trigger
+from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import arbiter, decisions, switch, view
+from services.gpu_manager.core.facts import Process, Ticket, Trigger
 from services.gpu_manager.core.inputs import (
     EndingAnswered,
     ForeignProcessesSeen,
@@ -83,13 +84,13 @@ def _inherit(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None
     node.own(fresh, pod)
     fresh.owner.misses = 0
     node.transition(fresh, T.ALLOCATED, now)
-    fresh.durable.ticket, fresh.durable.inherited = seat.durable.ticket, True
-    fresh.gate.ticket_open, fresh.gate.ticket_given = True, seat.gate.ticket_given
+    fresh.durable.ticket, fresh.gate.ticket_given = seat.durable.ticket, seat.gate.ticket_given
     node.transition(fresh, T.TICKET, now, reason="its call took the ticket of the pod that had its seat before")
+    fresh.learn(ticket=Ticket.FORMER)
     reserved = (before, fresh.durable.reserved_bytes or 0)
     fresh.durable.reserved_bytes = max(reserved) if all(reserved) else 0  # the container may be the other pod's
     if not view.room(node, fresh):
-        fresh.durable.conflict = True
+        fresh.learn(conflict=True)
         other = "" if seat.pod is None else seat.pod.pod if seat.pod.name else seat.pod.uid
         holders = (*view.overlapping(node, fresh.group), *view.holders(node, fresh.group))
         there = ", ".join(one.id for one in holders if one is not fresh)
@@ -106,11 +107,12 @@ def _follow_pod(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> N
     """The owner of a seat as it is now: in deletion, running, or exited."""
     moved = seat.pod is not None and seat.pod.endpoint != pod.endpoint
     node.own(seat, pod)
-    before = seat.durable.runs_after(pod.restarts)  # the store of the API server went back: the driver is asked
-    seat.outlives_list |= before
+    before = seat.facts.alive and pod.restarts < seat.durable.restarts  # the API server's store went back: ask
+    if before:
+        seat.learn(unlisted=True)
     if pod.deleting:
         seat.owner.ends = True
-        if pod.running and not before and (seat.state is not S.RELEASING or seat.gate.ticket_open):
+        if pod.running and not before and (seat.state is not S.RELEASING or seat.facts.waits):
             _runs(node, seat, pod, now)  # it started since the last read
         if seat.state is not S.RELEASING:
             _delete(node, seat, now)
@@ -118,10 +120,9 @@ def _follow_pod(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> N
         pass
     elif pod.running:
         _runs(node, seat, pod, now)
-    elif seat.durable.seen_running and seat.state in HAS_PROCESS and not seat.outlives_list:
+    elif seat.facts.alive and seat.state in HAS_PROCESS and not seat.facts.unlisted:
         _processes_gone(node, seat, f"its container exited with code {pod.exit_code}", now)
     elif seat.state is S.STARTING and _came_and_exited(seat, pod, now):
-        seat.gate.ticket_open = False
         _exit(node, seat, f"its container exited with code {pod.exit_code}", now)
     if moved and seat.state is S.ACTIVE:
         node.emit(seat, SeatActivated, now, previous=S.ACTIVE)
@@ -134,7 +135,7 @@ def _came_and_exited(seat: ManagedSeat, pod: SeatPod, now: Now) -> bool:
     container; where the ticket is inherited or from before a restart of this process, its call is not known. An exit in
     the future was written before the clock was set back.
     """
-    if not seat.gate.ticket_open or pod.exited is None:
+    if not seat.facts.waits or pod.exited is None:
         return False
     return seat.gate.ticket_call < UnixTime(pod.exited) <= now.unix
 
@@ -146,16 +147,16 @@ def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
     seat had a process: that one has exited. (4) It waits: the container started without a ticket. (5) A container
     without a ticket, while others hold the group: quarantine.
     """
-    container_id, durable = pod.container_id or "", seat.durable
-    seat.outlives_list = False
-    if container_id == durable.container_id or seat.state is S.LOST:  # (1)
+    container_id = pod.container_id or ""
+    if seat.facts.unlisted:
+        seat.learn(unlisted=False)
+    if container_id == seat.durable.container_id or seat.state is S.LOST:  # (1)
         return
     node.unaccounted.pop(seat.id, None)
     if seat.state is S.RELEASING:  # (2)
-        durable.begins(container_id, pod.restarts)
-        seat.gate.ticket_open = seat.processes_gone = False
+        seat.begins(container_id, pod.restarts)
         return
-    ungated = not seat.gate.ticket_open
+    ungated = not seat.facts.waits
     if seat.state in HAS_PROCESS and seat.state is not S.STARTING:  # (3)
         _exit(node, seat, "its container was started again", now)
     if seat.state is S.BACKOFF:
@@ -163,10 +164,9 @@ def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
     if seat.state is S.WAITING:  # (4)
         ungated = True
         node.transition(seat, T.TICKET, now, reason="its container started without a ticket")
-    durable.begins(container_id, pod.restarts)
-    seat.gate.ticket_open = False
+    seat.begins(container_id, pod.restarts)
     if ungated and not view.room(node, seat):  # (5)
-        durable.conflict = True
+        seat.learn(conflict=True)
         reason = f"its container started without a ticket while others hold group {seat.group.name}"
         node.transition(seat, T.QUARANTINE, now, reason=reason)
 
@@ -174,11 +174,9 @@ def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
 def _delete(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     """Its pod is going: thaw what is frozen; its GPUs stay with it until its processes are gone."""
     switch.leave(node, seat)
-    held, has_process = seat.lease, seat.durable.seen_running
-    seat.processes_gone, seat.ended_here = not has_process, None
+    seat.ended_here = None
     node.transition(seat, T.DELETED, now)
-    seat.lease = held and (has_process or seat.gate.ticket_open)  # a ticket may still be used
-    if has_process:
+    if seat.facts.alive:
         _release(node, seat)
 
 
@@ -216,17 +214,17 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         seat.gate.called = now.wall
     if seat.gate.confirmed >= 2:
         node.unaccounted.pop(seat.id, None)  # an earlier start of its container is over
-    ran = seat.durable.seen_running and seat.state in HAS_PROCESS
+    ran = seat.facts.alive and seat.state in HAS_PROCESS
     if (ran or seat.state is S.STARTING) and seat.gate.confirmed < 2:
         return
-    if ran and seat.outlives_list:
+    if ran and seat.facts.unlisted:
         return
     if ran:
         _exit(node, seat, "its container is started again", now)
     if seat.state is S.BACKOFF and seat.owner.seen >= seat.entered_wall:  # else the call may be the next owner's
         node.transition(seat, T.CALLED, now)
     elif seat.state is S.STARTING and not (
-        seat.durable.inherited or first(obstacles(node, seat, seat.group, now, act="ticket"))
+        seat.facts.ticket is Ticket.FORMER or first(obstacles(node, seat, seat.group, now, act="ticket"))
     ):
         arbiter.give_ticket(node, seat, now)
 
@@ -306,14 +304,14 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
         if seat is None or seat.pod is None or seat.pod.uid != progress.pod_uid:
             continue
         same = progress.container_id == seat.target().container_id
-        if same and seat.durable.unlocated:
+        if same and seat.facts.unlocated:
             _locate(node, seat, progress, now)
         if seat.state in (S.RELEASING, S.LOST):
-            # The late end of a container before says nothing about the one that has the GPUs now.
-            seat.processes_gone = seat.processes_gone or (same and progress.outcome == "gone")
+            if same and progress.outcome == "gone":  # not the late end of a container before
+                seat.learn(process=Process.NONE)
             if seat.state is S.RELEASING and progress.outcome == "parked":
                 _release(node, seat)  # a checkpointer that died right after it took the first one has forgotten it
-        elif progress.outcome == "gone" and same and (seat.durable.seen_running or seat.state is S.QUARANTINED):
+        elif progress.outcome == "gone" and same and (seat.facts.alive or seat.state is S.QUARANTINED):
             _processes_gone(node, seat, "its processes are gone", now)
         elif seat.state is S.STARTING and same:
             _on_late_start(node, seat, progress, now)
@@ -345,9 +343,9 @@ def _on_late_start(node: NodeState, seat: ManagedSeat, progress: SeatProgress, n
 
 def _clears(seat: ManagedSeat) -> Collection[str]:
     """The driver's reports that end its quarantine."""
-    if seat.durable.unlocated:
+    if seat.facts.unlocated:
         return ()
-    return CLEARED_CONFLICT if seat.durable.conflict else CLEARED
+    return CLEARED_CONFLICT if seat.facts.conflict else CLEARED
 
 
 def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
@@ -362,12 +360,13 @@ def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now
     if group is not None:
         same, others = view.holders(node, group), view.overlapping(node, group)
         others += same if len(same) >= group.slots else []
-        seat.residence.group, seat.durable.unlocated = group, False
-        if progress.outcome == "parked" and not seat.gate.ticket_open:  # (1)
-            seat.lease = False
+        seat.residence.group = group
+        seat.learn(unlocated=False)
+        if progress.outcome == "parked" and not seat.facts.waits:  # (1)
+            seat.learn(parked=True)
             seat.assume_residue()
         if seat.lease and others:  # (2)
-            seat.durable.conflict = True
+            seat.learn(conflict=True)
         if seat.state is S.QUARANTINED and others:
             seat.reason = f"{', '.join(one.id for one in others)} and it seem to hold group {group.name}"
     elif seat.state is S.QUARANTINED and progress.outcome == "parked" and seat.unkilled != progress.container_id:  # (3)
@@ -377,8 +376,8 @@ def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now
 def _processes_gone(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
     """None of its processes is left. A ticket that is still open keeps its lease for as long as a start may take."""
     over = min(now.wall, seat.owner.seen) > seat.gate.ticket_given + START_DEADLINE_SECONDS
-    if seat.gate.ticket_open and (seat.state is S.STARTING or (seat.state is S.QUARANTINED and not over)):
-        seat.durable.seen_running = seat.outlives_list = False
+    if seat.facts.waits and (seat.state is S.STARTING or (seat.state is S.QUARANTINED and not over)):
+        seat.learn(process=Process.NONE, parked=False, unlisted=False)
     elif seat.state in HAS_PROCESS:
         _exit(node, seat, reason, now)
 
@@ -386,7 +385,7 @@ def _processes_gone(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -
 def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
     seat.residence.group = view.group_with_gpus(node, seat, progress.gpus) or seat.group
     seat.residence.parked_on = None
-    seat.durable.conflict = False
+    seat.learn(conflict=False)
     seat.durable.vram_bytes = seat.durable.vram_bytes or progress.vram_bytes
     node.transition(seat, CLEARED[progress.outcome], now, reason="the driver reports it as it should be")
     if seat.state is S.PARKED:
@@ -409,16 +408,17 @@ def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     until = node.unaccounted.get(seat.id)
     if until is not None and until < (now.wall if seat.pod is None else min(now.wall, seat.owner.seen)):  # (5)
         del node.unaccounted[seat.id]
-    if seat.state is S.QUARANTINED and seat.durable.conflict and view.room(node, seat):  # (1)
-        seat.durable.conflict = False  # what it is by now, the driver reports: it may have been about to be activated
-    elif seat.state is S.STARTING and not seat.durable.seen_running:  # (2)
+    if seat.state is S.QUARANTINED and seat.facts.conflict and view.room(node, seat):  # (1)
+        seat.learn(conflict=False)  # what it is by now, the driver reports: it may have been about to be activated
+    elif seat.state is S.STARTING and not seat.facts.alive:  # (2)
         if min(now.wall, seat.owner.seen) > seat.entered_wall + START_DEADLINE_SECONDS:
             reason = f"no process came within {START_DEADLINE_SECONDS:.0f} s of the ticket"
             node.transition(seat, T.NO_PROCESS, now, reason=reason)
-    elif seat.state is S.LOST and seat.processes_gone:  # (3)
+    elif seat.state is S.LOST and not seat.facts.alive:  # (3)
         node.transition(seat, T.GONE, now, reason="its processes ended; it starts cold")
-    elif seat.state is S.RELEASING and seat.processes_gone:  # (4)
-        seat.lease = seat.lease and _ticket_may_start(seat, now)
+    elif seat.state is S.RELEASING and not seat.facts.alive:  # (4)
+        if not _ticket_may_start(seat, now):
+            seat.learn(ticket=Ticket.NONE)
         if seat.owner.misses >= 2 and not seat.lease:
             _free(node, seat, now)
 
@@ -429,13 +429,13 @@ def _ticket_may_start(seat: ManagedSeat, now: Now) -> bool:
     A pod that vanishes without having been seen in deletion (forced, or its kubelet lost it) proves nothing: the
     runtime may be about to start its container. The end of an heir proves nothing about the pod that took the ticket.
     """
-    ended = seat.owner.ends and seat.owner.misses >= 2 and not seat.durable.inherited
-    return seat.gate.ticket_open and not ended and now.wall <= seat.gate.ticket_given + START_DEADLINE_SECONDS
+    ended = seat.owner.ends and seat.owner.misses >= 2 and seat.facts.ticket is not Ticket.FORMER
+    return seat.facts.waits and not ended and now.wall <= seat.gate.ticket_given + START_DEADLINE_SECONDS
 
 
 def _free(node: NodeState, seat: ManagedSeat, now: Now) -> ManagedSeat:
     """No pod owns the seat any more; a call at the gate stays."""
-    node.transition(seat, T.GONE, now)
+    node.transition(seat, T.FREED, now)
     fresh = node.unowned_seat(seat.id, seat.home)
     fresh.epoch, fresh.entered, fresh.entered_wall = seat.epoch, now.unix, now.wall
     fresh.gate.call, fresh.owner.misses = seat.gate.call, seat.owner.misses

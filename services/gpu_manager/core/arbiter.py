@@ -12,10 +12,11 @@ picks one of them or none (``docs/decisions/014-moves-are-pulled.md``).
 from dataclasses import replace
 
 from kybernate.policy import Decision, GroupView, Park, Stay, Switch
-from kybernate.seat import SeatState, Trigger
+from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import decisions, view
 from services.gpu_manager.core import switch as switches
+from services.gpu_manager.core.facts import Process, Ticket, Trigger
 from services.gpu_manager.core.inputs import Now, StartTicket
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import (
@@ -133,13 +134,13 @@ def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     assert pod is not None, f"{seat.id} has no owner"
     epoch = node.next_epoch(now)
     call, gate.call = gate.call, None
-    gate.ticket_open, gate.ticket_given, gate.ticket_call = True, now.wall, call.since
-    seat.durable.ticket, seat.durable.inherited, seat.durable.seen_running = call.call, False, False
+    seat.durable.ticket, gate.ticket_given, gate.ticket_call = call.call, now.wall, call.since
     if seat.state is S.WAITING:
         for rider in RIDERS:
             rider.starts(node, seat)
         node.transition(seat, T.TICKET, now, epoch=epoch)
     else:
+        seat.learn(ticket=Ticket.OPEN, process=Process.NONE)
         seat.epoch, seat.entered_wall = epoch, now.wall
     node.effects.append(StartTicket(seat.id, call.call, pod.uid, epoch, pod.vram_bytes))
 

@@ -230,7 +230,7 @@ def broken_invariants(node: NodeState) -> dict[str, str]:
     by_gpu: dict[str, set[str]] = {}
     for group in node.setup.groups:
         seats, switch = view.holders(node, group), node.switches.get(group.name)
-        if any(seat.state is S.QUARANTINED or seat.durable.conflict for seat in seats):
+        if any(seat.state is S.QUARANTINED or seat.facts.conflict for seat in seats):
             continue
         text = "" if len(seats) <= group.slots else f"{group.name}: {len(seats)} hold, {group.slots} may"
         if switch is not None and not (switch.victim or switch.incoming):

@@ -65,7 +65,7 @@ def clock(node: NodeState, seat: ManagedSeat, now: Now) -> Clock:
     if seat.state not in PHASES:
         return Clock(seat.entered_wall)
     deadline, switch = None, node.switch_leaving(seat)
-    if seat.state is S.STARTING and not seat.durable.seen_running:
+    if seat.state is S.STARTING and not seat.facts.alive:
         deadline = seat.entered_wall + START_DEADLINE_SECONDS
     elif seat.state is S.DRAINING and switch is not None and switch.drain.announced:
         deadline = now.wall + (switch.drain.deadline - now.model) / now.pace

@@ -6,15 +6,12 @@ Pure data with one rule: a phase follows another only in ``GroupSwitch.advance``
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kybernate.seat import SeatState, Trigger
 from services.gpu_manager.core.inputs import ModelTime, WallTime
 
 RESEND_SECONDS = 1.0
 """Wall: how long to wait for the checkpointer's answer before the job is sent again."""
 CUT_GRACE_SECONDS = 2.0
 """Wall: how long after a cut the engine may take to notice that its callers left."""
-NOT_RESTORED = {SeatState.ACTIVATING: Trigger.NOT_RESTORED, SeatState.MIGRATING: Trigger.MOVED_PARKED}
-"""How an incoming seat that was not restored becomes parked again."""
 
 
 class SwitchPhase(StrEnum):

@@ -7,7 +7,8 @@ from kybernate.messages import JobReply, JobStatus, RetargetJob
 from kybernate.policy import Switch
 from kybernate.seat import COMING, SeatState
 from services.gpu_manager.core import decisions, view
-from services.gpu_manager.core.group_switch import NOT_RESTORED, GroupSwitch
+from services.gpu_manager.core.facts import Trigger
+from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now, RetargetAnswered
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import first, full_view, obstacles
@@ -114,7 +115,7 @@ def _give_back(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> N
     journal. It was not touched, and returns the GPUs."""
     before = node.seats[switch.incoming] if switch.incoming is not None else None
     if before is not None and before.op == switch.op and before.state in COMING:
-        node.transition(before, NOT_RESTORED[before.state], now, reason=reason)
+        node.transition(before, Trigger.NOT_RESTORED, now, reason=reason)
 
 
 def _choice(node: NodeState, switch: GroupSwitch, now: Now) -> ManagedSeat | None:

@@ -1,20 +1,22 @@
 """One seat of the node as the manager knows it: who owns it, what it holds, what failed with it lately.
 
-Pure data with one rule: ``state``, ``lease`` and ``residence`` change together, in ``ManagedSeat.advance``. Only what
-``Board.handle`` calls changes anything; everything else reads.
+Pure data with one rule: facts and ``residence`` change together, in ``ManagedSeat.become``. Only what ``Board.handle``
+calls changes anything; everything else reads.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
+from typing import Any
 
 from kybernate.annotations import tier_problem
 from kybernate.config import STANDARD, Tier
 from kybernate.cuda import FREED_SHARE
 from kybernate.engines import DRIVER_BACKENDS, ENGINE_BACKENDS, PINNING, RESTART, SIGNED, next_backend
 from kybernate.messages import SeatProgress, SeatTarget
-from kybernate.seat import COMING, HOLDING, SeatState, Trigger, advance
+from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
+from services.gpu_manager.core.facts import Facts, Process, Ticket
 from services.gpu_manager.core.inputs import ModelTime, Now, StartCall, UnixTime, WallTime
 from services.gpu_manager.core.seat_pod import NONE_RESERVED, Reserved, SeatPod, not_its_own, refusal
 from services.gpu_manager.ledger import Durable, Freeze
@@ -129,8 +131,6 @@ class GateState:
     """The first call since the last ticket: each call is short, and kubelet calls again."""
     confirmed: int = 0
     """Reads of the pods since that call was received in which the owner was still the same."""
-    ticket_open: bool = False
-    """The last ticket has not been used by a container yet, as far as was seen."""
     ticket_given: WallTime = WallTime(0.0)
     ticket_call: UnixTime = UnixTime(inf)
     """When the call began that got it; infinity: not known."""
@@ -185,10 +185,12 @@ class ManagedSeat:
     owner: Ownership
     durable: Durable = field(default_factory=Durable)
     """What survives a restart of the manager."""
+    facts: Facts = field(default_factory=Facts)
+    """What is known of it; ``know`` keeps it, and the state and the lease that follow."""
     state: SeatState = SeatState.FREE
-    epoch: int = 0
     lease: bool = False
-    """Its group's GPUs are reserved for it. Follows ``state``; only of a RELEASING seat evidence decides."""
+    """Its group's GPUs are reserved for it."""
+    epoch: int = 0
     gate: GateState = field(default_factory=GateState)
     backoff: SeatBackoffs = field(default_factory=SeatBackoffs)
     usage: Usage = field(default_factory=Usage)
@@ -198,14 +200,10 @@ class ManagedSeat:
     """Of its present container, while it starts."""
     copy_ends: bool = False
     """While PARKED: the checkpointer was asked to drop its copy."""
-    processes_gone: bool = False
-    """While RELEASING or LOST: the checkpointer found none of its processes."""
     ended_here: bool | None = None
     """While RELEASING: the checkpointer ends its processes, so kubelet's signal waits; None: not known yet."""
     unkilled: str = ""
     """The container that a kill could not end."""
-    outlives_list: bool = False
-    """Since the restart: the driver has its processes although the pods say that its container does not run."""
     entered: UnixTime = UnixTime(0.0)
     """It entered its state then."""
     entered_wall: WallTime = WallTime(0.0)
@@ -243,13 +241,26 @@ class ManagedSeat:
         """The cause of messages about it that belong to no switch."""
         return self.cause or f"seat-{self.id}"
 
-    def advance(self, trigger: Trigger, to: Group | None = None) -> SeatState:
-        """Follow the table; lease, residence and freeze follow the state. Return the state before.
+    def know(self, facts: Facts) -> None:
+        """This is what is known of it."""
+        self.facts, self.state, self.lease = facts, facts.state, facts.holds
 
-        ``to``: the group that it moves to. Raises IllegalTransitionError and changes nothing.
-        """
-        before, place = self.state, self.residence
-        self.state = advance(before, trigger)
+    def learn(self, **facts: Any) -> None:
+        """Take in facts that leave it in its state; ``NodeState.transition`` changes that."""
+        known = replace(self.facts, **facts)
+        assert known.state is self.state, f"{self.id} is {self.facts} and would be {known}, without an event"
+        self.know(known)
+
+    def begins(self, container_id: str, restarts: int) -> None:
+        """A container that was not known runs: the ticket is used."""
+        self.durable.container_id, self.durable.restarts = container_id, restarts
+        self.learn(process=Process.LOADS, ticket=Ticket.NONE, parked=False, unlisted=False)
+
+    def become(self, facts: Facts, to: Group | None = None) -> SeatState:
+        """Take in the facts after a transition; residence, reservation and freeze follow the state. Return the state
+        before. ``to``: the group that it moves to."""
+        before, held, place = self.state, self.lease, self.residence
+        self.know(facts)
         if to is not None:
             place.parked_on, place.group = place.group, to
         elif self.state is SeatState.PARKED and before is SeatState.MIGRATING:
@@ -258,27 +269,20 @@ class ManagedSeat:
             place.parked_on = None
         if self.state in AT_HOME:
             place.group, place.parked_on = place.home, None
-            self.durable.seen_running = self.outlives_list = False
-            self.durable.unlocated = self.durable.conflict = False
             self.durable.residue_bytes, self.durable.measured = 0, False
             self.durable.host_taken_bytes = self.durable.host_active_bytes = 0
             self.copy_ends = False
-        if self.state is not SeatState.RELEASING:
-            held, self.lease = self.lease, self.state in HOLDING
-            if not self.lease:
-                self.durable.reserved_bytes = None
-            elif not held:
-                self.durable.reserved_bytes = self.needed_bytes(self.group)
+        if not self.lease:
+            self.durable.reserved_bytes = None
+        elif not held:
+            self.durable.reserved_bytes = self.needed_bytes(self.group)
         if self.state not in FROZEN_STATES:
             self.durable.freeze = Freeze()
-        match self.state:
-            case SeatState.STARTING:
-                self.gate.called = None
-            case SeatState.ACTIVE:
-                self.usage.wanted_since = None
-                self.keeps_active()
-            case SeatState.LOST:
-                self.processes_gone = False
+        if self.state is SeatState.STARTING:
+            self.gate.called = None
+        elif self.state is SeatState.ACTIVE:
+            self.usage.wanted_since = None
+            self.keeps_active()
         return before
 
     def keeps_active(self) -> None:

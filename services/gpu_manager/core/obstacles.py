@@ -77,7 +77,7 @@ def REFUSED(ask: Ask) -> Stage | None:
 def QUARANTINED(ask: Ask) -> Stage | None:
     """It is quarantined (data ``conflict``), or a holder that leaves it no room is (data ``seat``)."""
     if ask.seat.state is S.QUARANTINED:
-        return Stage("quarantined", ask.seat.reason, {"conflict": ask.seat.durable.conflict})
+        return Stage("quarantined", ask.seat.reason, {"conflict": ask.seat.facts.conflict})
     if (holder := ask.stuck.get(140)) is None:
         return None
     text = f"{holder.id} holds group {holder.group.name} and is quarantined: {holder.reason}"
@@ -138,7 +138,7 @@ def UNLOCATED(ask: Ask) -> Stage | None:
     """Nothing tells on which GPU of its pool a seat is. Data: ``seat``."""
     node, gpus = ask.node, ask.group.uuids
     for seat in node.seats.values():
-        if seat.durable.unlocated and not seat.processes_gone and not node.gpus_of(seat).isdisjoint(gpus):
+        if seat.facts.may_hold and not node.gpus_of(seat).isdisjoint(gpus):
             text = (
                 f"neither the ledger nor the driver tells on which GPU of its pool {seat.id} ({seat.model}) is; "
                 f"the driver is asked again; if it stays silent, delete the pod {seat.pod.pod if seat.pod else ''}"

@@ -360,9 +360,7 @@ def _text(node: NodeState, seat: ManagedSeat, now: Now) -> str:
 
 def _left_over(node: NodeState, order: OperatorOrder) -> str:
     """Parked engines keep the driver loaded: their pods have to leave before it can be replaced."""
-    pods = sorted(
-        seat.pod.pod for seat in _concerned(node, order) if seat.pod is not None and seat.durable.seen_running
-    )
+    pods = sorted(seat.pod.pod for seat in _concerned(node, order) if seat.pod is not None and seat.facts.alive)
     if not pods or order.purpose != "upgrade":
         return ""
     return (

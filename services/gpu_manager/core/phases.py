@@ -77,14 +77,14 @@ def unproven(node: NodeState, seat: ManagedSeat, now: Now) -> Stage:
     if seat.state is not S.RELEASING:
         what = f"its processes are being killed{f' ({seat.reason})' if seat.reason else ''}"
     text = f"{seat.id}: {what}; group {seat.group.name} is held until the checkpointer finds none of its processes"
-    data = {"seat": seat.id, "processes_gone": seat.processes_gone}
+    data = {"seat": seat.id, "processes_gone": not seat.facts.alive}
     return Stage("vram-evidence", text, data, clock(node, seat, now))
 
 
 def starts(node: NodeState, seat: ManagedSeat, now: Now, no_ticket: str = "") -> Stage:
     """A start. ``no_ticket``: why a new call of it would get none."""
     stage, what = "starting", "its engine loads and is not healthy yet"
-    if not seat.durable.seen_running:
+    if not seat.facts.alive:
         what = "no process came yet" + (f"; it gets no other ticket: {no_ticket}" if no_ticket else "")
     elif seat.rehearsal is not None and not seat.rehearsal.done:
         stage, what = "rehearsing", "its engine is parked and activated once before it serves"

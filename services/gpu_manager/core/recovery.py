@@ -1,20 +1,19 @@
 """What a manager takes for true after its start: the ledger remembers, evidence decides. Pure.
 
-Each owned seat gets the state that its processes are in, by the table ``RECOVERED``. A live process without park
-evidence holds its group, also when the ledger is lost; when more seats hold a group than may, all of them are
+Each fact of a seat is what the youngest evidence shows, and its state follows (``facts.py``). A live process without
+park evidence holds its group, also when the ledger is lost; when more seats hold a group than may, all of them are
 quarantined and nothing is granted there. An unfinished job of the checkpointer is adopted as the switch it belongs to.
 A drain that was under way is over: no router was asked to go on with it, so the seat serves.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from typing import Any
 
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobReply, JobStatus, KillJob, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import operations, switch, view
+from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Ticket
 from services.gpu_manager.core.group_switch import Drain, GroupSwitch, JobExchange, SwitchPhase, SwitchTimes
 from services.gpu_manager.core.inputs import Now, Recovered, RecoveryBegun, SeatTicket, WallTime
 from services.gpu_manager.core.managed_seat import (
@@ -28,143 +27,76 @@ from services.gpu_manager.core.managed_seat import (
 from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeState
-from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry
+from services.gpu_manager.ledger import Freeze, Ledger, LedgerEntry
 
 S = SeatState
 
 
-# --- the table --------------------------------------------------------------------------------------------------------
+# --- the facts of a seat ----------------------------------------------------------------------------------------------
 
 
-class ContainerEvidence(StrEnum):
-    """What kubelet's pods, beside the ledger, tell about a seat's container."""
-
-    NEW = "new"  # it runs, and the ledger knows another one, not a younger one: it was started with a ticket
-    RUNNING = "running"  # it runs, and the ledger knows it or is lost
-    STOPPED = "stopped"  # it has run and does not any more
-    ABSENT = "absent"  # it never ran
-    DELETED_WITH_TICKET = "deleted-with-ticket"  # the pod is going; its ticket may be taken, and no process was seen
-    DELETED_HOLDING = "deleted-holding"  # the pod is going; its processes held the group, or the ledger is lost
-    DELETED_PARKED = "deleted-parked"  # the pod is going; it has processes, and held nothing
-    DELETED = "deleted"  # the pod is going and has no process
-
-
-class DriverEvidence(StrEnum):
-    """What the checkpointer tells about a seat's processes."""
-
-    ALIVE = "alive"  # it cannot tell
-    ACTIVE = "active"  # they run
-    PARKED = "parked"
-    GONE = "gone"
-    LOST = "lost"
-    QUARANTINED = "quarantined"
-
-
-@dataclass(frozen=True, slots=True)
-class RecoveredAs:
-    """What a seat is from now on."""
-
-    state: SeatState
-    lease: bool
-    process: bool
-    """It has a process."""
-    ticket_open: bool = False
-    """Its ticket may be taken already, and a process may come of it."""
-    reason: str = ""
-    """Empty where the driver's own reason counts."""
-
-
-_C, _D = ContainerEvidence, DriverEvidence
-_REMEMBERED = (S.STARTING, S.LOST, S.QUARANTINED)
-"""States that a live process does not contradict, and that the driver does not know."""
+_HOLD = ("active", "started", "lost", "quarantined")
+"""Reports of processes on the GPUs."""
 _GOING = "its pod is being deleted"
 _INHERITED = "its container may start by an open ticket beside seats that leave it no room"
-_DELETED = (_C.DELETED_HOLDING, _C.DELETED_PARKED)
 _CONDEMNED = "the driver reports it as parked while it is killed"
-_RUNNING = (_C.NEW, _C.RUNNING)
-_NOT_RUNNING = (_C.STOPPED, _C.ABSENT)
-_LIVE = (_D.ALIVE, _D.ACTIVE)
-_HOLDS = (_D.ACTIVE, _D.LOST, _D.QUARANTINED)
-"""Evidence of processes on the GPUs."""
-_EXISTS = (*_HOLDS, _D.PARKED)
-"""Evidence of processes."""
-
-_Row = tuple[Iterable[ContainerEvidence], Iterable[DriverEvidence], Iterable[SeatState], RecoveredAs]
-_ROWS: tuple[_Row, ...] = (
-    # Any state in the ledger, FREE when it has none; the rows below refine the ones above.
-    ((_C.NEW,), _LIVE, S, RecoveredAs(S.STARTING, True, True)),
-    ((_C.RUNNING,), _LIVE, S, RecoveredAs(S.ACTIVE, True, True)),
-    *(((_C.RUNNING,), _LIVE, (known,), RecoveredAs(known, True, True)) for known in _REMEMBERED),
-    (_RUNNING, (_D.PARKED,), S, RecoveredAs(S.PARKED, False, True)),
-    (_RUNNING, (_D.GONE,), S, RecoveredAs(S.BACKOFF, False, False, reason="its processes are gone")),
-    (_RUNNING, (_D.LOST,), S, RecoveredAs(S.LOST, True, True)),
-    (_RUNNING, (_D.QUARANTINED,), S, RecoveredAs(S.QUARANTINED, True, True)),
-    ((_C.STOPPED,), _D, S, RecoveredAs(S.BACKOFF, False, False, reason="its container is not running")),
-    ((_C.ABSENT,), _D, S, RecoveredAs(S.WAITING, False, False)),
-    # Processes that the driver has exist, whatever the pods say: their list may be stale.
-    (_NOT_RUNNING, (_D.PARKED,), S, RecoveredAs(S.PARKED, False, True)),
-    (_NOT_RUNNING, (_D.ACTIVE,), S, RecoveredAs(S.ACTIVE, True, True)),
-    *((_NOT_RUNNING, (_D.ACTIVE,), (known,), RecoveredAs(known, True, True)) for known in _REMEMBERED),
-    (_NOT_RUNNING, (_D.LOST,), S, RecoveredAs(S.LOST, True, True)),
-    (_NOT_RUNNING, (_D.QUARANTINED,), S, RecoveredAs(S.QUARANTINED, True, True)),
-    (_NOT_RUNNING, _D, (S.STARTING,), RecoveredAs(S.STARTING, True, False, ticket_open=True)),
-    (_NOT_RUNNING, _HOLDS, (S.STARTING,), RecoveredAs(S.STARTING, True, True, ticket_open=True)),
-    # Processes that are being killed are no copy, whatever the driver says: part of their memory stays in use.
-    ((_C.RUNNING, *_NOT_RUNNING), (_D.PARKED,), (S.LOST,), RecoveredAs(S.LOST, True, True, reason=_CONDEMNED)),
-    ((_C.DELETED_WITH_TICKET,), _D, S, RecoveredAs(S.RELEASING, True, False, True, _GOING)),
-    ((_C.DELETED_HOLDING,), _D, S, RecoveredAs(S.RELEASING, True, True, reason=_GOING)),
-    ((_C.DELETED_HOLDING,), (_D.PARKED,), S, RecoveredAs(S.RELEASING, False, True, reason=_GOING)),
-    ((_C.DELETED_PARKED,), _D, S, RecoveredAs(S.RELEASING, False, True, reason=_GOING)),
-    (_DELETED, (_D.GONE,), S, RecoveredAs(S.RELEASING, False, False, reason=_GOING)),
-    ((_C.DELETED,), _D, S, RecoveredAs(S.RELEASING, False, False, reason=_GOING)),
-    ((*_DELETED, _C.DELETED), _HOLDS, S, RecoveredAs(S.RELEASING, True, True, reason=_GOING)),
-    ((_C.DELETED_WITH_TICKET,), _HOLDS, S, RecoveredAs(S.RELEASING, True, True, True, _GOING)),
-)
-RECOVERED: dict[tuple[ContainerEvidence, DriverEvidence, SeatState], RecoveredAs] = {
-    (container, driver, state): found
-    for containers, drivers, states, found in _ROWS
-    for container in containers
-    for driver in drivers
-    for state in states
-}
-"""(container, driver, the ledger's state) → what the seat is. Total; each rule is a test."""
 
 
-def container_evidence(pod: SeatPod, entry: LedgerEntry | None) -> ContainerEvidence:
-    """Compare a pod with the ledger.
+def found(pod: SeatPod, entry: LedgerEntry | None, seen: SeatProgress | None) -> tuple[Facts, str]:
+    """The facts of an owned seat, and the reason of its state; empty where that has none.
 
-    (1) It runs another container than the ledger's. (2) The pod is going: by its ticket, its processes and its lease.
-    (3) It runs. (4) It does not, also if the list shows the container that had ended before the last ticket.
+    ``seen``: what the checkpointer has of its processes; None: it did not answer, so they count as alive.
+
+    (1) Ticket: one of which the ledger knows no process, unless the pods show a container that it does not know. A
+    start that was under way keeps it; a container that the list shows beside an open ticket has ended before that.
+    (2) Process: as the driver has it, also against the pods, whose list may be stale; else as the pods have it, and as
+    the ledger has it of a pod that leaves. (3) Parked: as the driver has it, but not what is being killed, since a part
+    of its memory stays in use. Where the driver is silent about a pod that leaves, as the ledger has it. (4) Promise:
+    to end it or to leave it alone, as the driver says or the ledger remembers; a new container has none.
     """
-    known = entry.durable if entry is not None else Durable(seen_running=pod.running)
-    waits = _waits(entry)
-    over = waits and entry is not None and entry.state is not S.RELEASING
-    if pod.running and entry is not None and pod.container_id != known.container_id:  # (1)
-        return _C.NEW
-    if pod.deleting:  # (2)
-        if waits:
-            return _C.DELETED_WITH_TICKET
-        if not known.seen_running:
-            return _C.DELETED
-        return _C.DELETED_HOLDING if entry is None or entry.lease else _C.DELETED_PARKED
-    if pod.running and not over:  # (3)
-        return _C.RUNNING
-    return _C.STOPPED if known.container_id else _C.ABSENT  # (4)
+    state, driver = (entry.state if entry is not None else S.FREE), (seen.outcome if seen is not None else "")
+    leaves, fresh, inherits = pod.deleting, is_new(pod, entry), state is S.QUARANTINED and _waits(entry)
+    waits = _waits(entry) and not fresh and (leaves or state is not S.RELEASING or not pod.running)
+    remains = entry.seen_running if leaves and entry is not None else pod.running and not waits
+    ticket = waits or (state is S.STARTING and not (leaves or remains))  # (1)
+    alive = driver in _HOLD or (driver == "parked" and not ticket) or (driver != "gone" and (fresh or remains))  # (2)
+    condemned = state is S.LOST and not fresh
+    parked = alive and driver == "parked" and not condemned  # (3)
+    if leaves and entry is not None and not fresh and driver not in (*_HOLD, "parked"):
+        parked = alive and not entry.lease
+    process, promise, reason = Process.RUNS if alive else Process.NONE, Promise.NONE, _GOING if leaves else ""
+    if alive and driver in ("", "pending", "active", "started") and (fresh or state is S.STARTING):
+        process = Process.LOADS
+    elif not (alive or ticket or leaves) and (pod.running or (entry is not None and entry.durable.container_id)):
+        process = Process.ENDED
+        reason = "its processes are gone" if pod.running and driver == "gone" else "its container is not running"
+    if inherits and not leaves and (ticket or process is Process.LOADS):  # (4)
+        promise, reason = Promise.HANDS_OFF, _INHERITED
+    elif alive and not (leaves or ticket):
+        if driver == "lost" or (driver != "quarantined" and condemned):
+            promise, reason = Promise.ENDS, _CONDEMNED if driver == "parked" else ""
+        elif driver == "quarantined" or (state is S.QUARANTINED and not fresh and driver != "parked"):
+            promise = Promise.HANDS_OFF
+        if seen is not None and driver in ("lost", "quarantined"):
+            reason = seen.reason
+    return Facts(
+        owner=Owner.LEAVING if leaves else Owner.POD,
+        process=process,
+        ticket=Ticket.NONE if not ticket else Ticket.FORMER if entry is not None and entry.inherited else Ticket.OPEN,
+        parked=parked,
+        promise=promise,
+        unlisted=alive and driver in (*_HOLD, "parked") and not (pod.running or leaves),
+    ), reason
+
+
+def is_new(pod: SeatPod, entry: LedgerEntry | None) -> bool:
+    """True if it runs a container that the ledger does not know: that was started with a ticket."""
+    return pod.running and entry is not None and pod.container_id != entry.durable.container_id
 
 
 def _waits(entry: LedgerEntry | None) -> bool:
     """True if its last ticket may be taken and no process of it was seen; it may be quarantined or deleted since."""
-    return entry is not None and entry.lease and not entry.durable.seen_running
-
-
-def driver_evidence(seen: SeatProgress | None) -> DriverEvidence:
-    """What the checkpointer's answer proves: without an answer, or before the first one, processes count as alive."""
-    match seen.outcome if seen is not None else "":
-        case "active" | "started":
-            return _D.ACTIVE
-        case "parked" | "gone" | "lost" | "quarantined" as outcome:
-            return DriverEvidence(outcome)
-    return _D.ALIVE
+    return entry is not None and entry.lease and not entry.seen_running
 
 
 # --- the question -----------------------------------------------------------------------------------------------------
@@ -235,10 +167,9 @@ def _owned(
 def _not_before(pod: SeatPod, entry: LedgerEntry | None) -> SeatPod:
     """The pod; one from before the container that the ledger has seen running (the API server's store went back) says
     nothing about containers."""
-    known = entry.durable if entry is not None and entry.pod_uid == pod.uid else None
-    if known is None or not known.runs_after(pod.restarts):
+    if entry is None or entry.pod_uid != pod.uid or not entry.seen_running or pod.restarts >= entry.durable.restarts:
         return pod
-    return replace(pod, container_id=known.container_id, restarts=known.restarts, running=True)
+    return replace(pod, container_id=entry.durable.container_id, restarts=entry.durable.restarts, running=True)
 
 
 def _departed(entry: LedgerEntry) -> SeatPod:
@@ -285,7 +216,7 @@ def _unused(
     """Open tickets without those that a container has used: the pods show one, and the driver does not find it
     gone (then it may be the one before, and the list stale)."""
     running = {pod.seat: pod.uid for pod in known.owners.pods if pod.running}
-    gone = {key for key, seen in evidence.items() if driver_evidence(seen) is _D.GONE}
+    gone = {key for key, seen in evidence.items() if seen.outcome == "gone"}
     return tuple(one for one in tickets if one.seat not in running or (one.seat, running[one.seat]) in gone)
 
 
@@ -299,10 +230,10 @@ def with_tickets(ledger: Ledger, tickets: tuple[SeatTicket, ...], owners: Owners
         if known is None or known.pod_uid != ticket.pod_uid:
             known = LedgerEntry(seat=ticket.seat, state=S.STARTING, epoch=0, lease=True, pod="", pod_uid=ticket.pod_uid)
         container = ended.get((ticket.seat, ticket.pod_uid), known.durable.container_id)
-        durable = replace(known.durable, ticket=ticket.call, seen_running=False, container_id=container)
+        durable = replace(known.durable, ticket=ticket.call, container_id=container)
         durable.vram_bytes = durable.vram_bytes or ticket.vram_bytes
-        now = {"state": S.STARTING, "lease": True, "epoch": ticket.epoch, "on": (), "durable": durable}
-        entries[ticket.seat] = known.model_copy(update=now)
+        now = {"state": S.STARTING, "lease": True, "seen_running": False, "epoch": ticket.epoch, "on": ()}
+        entries[ticket.seat] = known.model_copy(update=now | {"durable": durable})
     epoch = max((ledger.epoch, *(ticket.epoch for ticket in tickets)))
     return ledger.model_copy(update={"seats": tuple(entries.values()), "epoch": epoch})
 
@@ -317,7 +248,8 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     node.seq = max(node.seq, ledger.seq, _above(ledger.seq, known.published.seq, 1000 * _ROWS_LATE))
     node.move_seconds = ledger.move_seconds
     operations.restore(node, ledger)
-    entries = {entry.seat: _doubted(entry) if ledger.lost else entry for entry in ledger.seats}
+    doubt = {"unlocated": True} if ledger.lost else {}  # without its last record: a seat may have moved since
+    entries = {entry.seat: entry.model_copy(update=doubt) for entry in ledger.seats}
     listed = {(pod.seat, pod.uid) for pod in known.owners.pods}
     for seat, pod, entry in _owned(node, known.owners, entries):
         node.own(seat, pod)
@@ -350,36 +282,26 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
 def _recover_seat(
     node: NodeState, seat: ManagedSeat, pod: SeatPod, entry: LedgerEntry | None, seen: SeatProgress | None, now: Now
 ) -> None:
-    """One owned seat, by the table."""
-    container = container_evidence(pod, entry)
+    """One owned seat: its facts, and where it is."""
     asked = pod.container_id if pod.running else entry.durable.container_id if entry is not None else ""
     seen = seen if seen is not None and seen.container_id == asked else None
-    driver = driver_evidence(seen)
-    known = entry.state if entry is not None else S.FREE
-    inherits = known is S.QUARANTINED and _waits(entry)
-    found = RECOVERED[container, driver, S.STARTING if inherits else known]
-    if inherits and found.state is S.STARTING:
-        found = replace(found, state=S.QUARANTINED, reason=_INHERITED)
-    group, located = _group(node, seat, found, entry, seen, fresh=container is _C.NEW)
+    facts, reason = found(pod, entry, seen)
+    fresh = is_new(pod, entry)
+    group, located = _group(node, seat, facts, entry, seen, fresh=fresh)
     if not located:
-        found = _unlocated(found, seen)
+        facts, reason = _unlocated(facts, reason, seen)
     if entry is not None:
         seat.epoch, seat.durable = entry.epoch, entry.durable.copy()
     elif pod.running:
         seat.durable.started = True
         seat.durable.vram_bytes = seen.vram_bytes if seen is not None else 0
-    if pod.running and (entry is None or container is _C.NEW):
-        seat.durable.begins(pod.container_id or "", pod.restarts)
+    if pod.running and (entry is None or fresh):
+        seat.durable.container_id, seat.durable.restarts = pod.container_id or "", pod.restarts
         seat.durable.residue_bytes, seat.durable.measured = 0, False  # of the container before
-    seat.durable.seen_running, seat.processes_gone = found.process, not found.process
-    seat.durable.unlocated = not located
-    seat.durable.conflict &= located and found.state in (S.QUARANTINED, S.RELEASING)
-    seat.outlives_list = found.process and driver in _EXISTS and not (pod.running or pod.deleting)
-    seat.state, seat.lease = found.state, found.lease
-    seat.reason = found.reason or (seen.reason if seen is not None and driver in (_D.LOST, _D.QUARANTINED) else "")
-    seat.entered, seat.entered_wall = now.unix, now.wall
-    seat.gate.ticket_open, seat.gate.ticket_given = found.ticket_open, now.wall
-    seat.residence.group = group
+    conflict = entry is not None and entry.conflict and located and facts.state in (S.QUARANTINED, S.RELEASING)
+    seat.know(replace(facts, unlocated=not located, conflict=conflict))
+    seat.reason, seat.residence.group = reason, group
+    seat.entered, seat.entered_wall, seat.gate.ticket_given = now.unix, now.wall, now.wall
     if seat.state is S.ACTIVE:
         seat.usage.active_since = seat.usage.busy = now.model
 
@@ -400,24 +322,19 @@ def _wait_for_lost_tickets(node: NodeState, known: Recovered, now: Now) -> None:
     latest = now.wall + START_DEADLINE_SECONDS
     for name, until in known.ledger.unaccounted.items():
         seat = node.seats.get(name)
-        if seat is not None and not seat.durable.seen_running and WallTime(until) > now.wall:
+        if seat is not None and not seat.facts.alive and WallTime(until) > now.wall:
             node.unaccounted[name] = min(WallTime(until), latest)  # an instant of another boot proves nothing
     remembered = {ticket.seat for ticket in known.tickets}
     for seat in node.seats.values() if known.ledger.lost else ():
-        held = seat.durable.seen_running or seat.gate.ticket_open
+        held = seat.facts.alive or seat.facts.waits
         if seat.pod is not None and not held and seat.id not in remembered:
             node.unaccounted[seat.id] = latest
-
-
-def _doubted(entry: LedgerEntry) -> LedgerEntry:
-    """An entry of a ledger without its last record: the seat may have moved since."""
-    return entry.model_copy(update={"durable": replace(entry.durable, unlocated=True)})
 
 
 def _group(
     node: NodeState,
     seat: ManagedSeat,
-    found: RecoveredAs,
+    facts: Facts,
     entry: LedgerEntry | None,
     seen: SeatProgress | None,
     *,
@@ -431,12 +348,12 @@ def _group(
     its pool; one that was being moved may be on either. What its pod allows tells nothing: it may allow less than when
     the seat moved.
     """
-    if not found.process:
+    if not facts.alive:
         return seat.home, True
     if (seen_on := view.group_with_gpus(node, seat, seen.gpus if seen is not None else ())) is not None:
         return seen_on, True
-    recorded = entry is not None and not entry.durable.unlocated
-    if recorded and found.state is S.STARTING:
+    recorded = entry is not None and not entry.unlocated
+    if recorded and facts.state is S.STARTING:
         return seat.home, True
     known = recorded and not fresh and entry is not None and entry.state is not S.MIGRATING
     if not known and seen is not None and seen.no_context:
@@ -445,16 +362,16 @@ def _group(
     return group, known or not node.groups[seat.home.name].peers
 
 
-def _unlocated(found: RecoveredAs, seen: SeatProgress | None) -> RecoveredAs:
+def _unlocated(facts: Facts, reason: str, seen: SeatProgress | None) -> tuple[Facts, str]:
     """What a seat is that may be on any group of its pool: it holds all of them, until evidence names its GPUs."""
-    match found.state:
+    match facts.state:
         case S.PARKED:
-            return RecoveredAs(S.LOST, False, True, reason=PARKED_NOWHERE)
+            return replace(facts, promise=Promise.ENDS), PARKED_NOWHERE
         case S.ACTIVE | S.STARTING | S.QUARANTINED:
             why = f" ({seen.reason})" if seen is not None and seen.reason else ""
             text = f"neither the ledger nor the driver tells on which GPU of its pool it is{why}"
-            return replace(found, state=S.QUARANTINED, reason=f"{text}; if that lasts, delete its pod")
-    return found
+            return replace(facts, promise=Promise.HANDS_OFF), f"{text}; if that lasts, delete its pod"
+    return facts, reason
 
 
 def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], now: Now) -> None:
@@ -486,11 +403,12 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
     for seat, progress in parks:
         if _concerns(progress, seat):
             parked = progress.outcome == "parked"
-            seat.state, seat.lease = (S.PARKED, False) if parked else (S.PARKING, True)
+            promise = Promise.NONE if parked else Promise.PARKS
+            seat.know(replace(seat.facts, **_MOVING, parked=parked, promise=promise))
             if parked:
                 seat.learn_park(progress)
             seat.epoch, seat.op, seat.reason = status.epoch, status.op, ""
-            seat.residence.group, seat.durable.unlocated = group, False
+            seat.residence.group = group
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
         _adopt_incoming(incoming, group, entries.get(incoming.id), free=switch.victims_off(node, status))
         incoming.epoch, incoming.op = status.epoch, status.op
@@ -503,15 +421,19 @@ def _starts_on(node: NodeState, status: JobStatus, now: Now) -> None:
         seat = node.seats.get(progress.seat)
         if seat is None or not (seat.lease and _concerns(progress, seat)):
             continue
-        if seat.state is S.ACTIVE or (seat.state is S.QUARANTINED and seat.durable.unlocated):
-            seat.state, seat.durable.unlocated, seat.reason = S.STARTING, False, ""
+        if seat.state is S.ACTIVE or (seat.state is S.QUARANTINED and seat.facts.unlocated):
+            seat.know(replace(seat.facts, process=Process.LOADS, promise=Promise.NONE, unlocated=False))
+            seat.reason = ""
         if seat.state is S.STARTING:
             seat.rehearsal = Rehearsal(status.op, status.epoch, progress.container_id, now.wall)
 
 
+_MOVING: dict[str, Any] = {"process": Process.RUNS, "unlocated": False}
+
+
 def _concerns(progress: SeatProgress, seat: ManagedSeat) -> bool:
     """True if the seat has a process, and it is the one that the job names, not one that comes of a later ticket."""
-    return switch.about(seat, progress) and seat.durable.seen_running and not seat.gate.ticket_open
+    return switch.about(seat, progress) and seat.facts.alive and not seat.facts.waits
 
 
 def _adopt_incoming(seat: ManagedSeat, group: Group, entry: LedgerEntry | None, *, free: bool) -> None:
@@ -520,19 +442,19 @@ def _adopt_incoming(seat: ManagedSeat, group: Group, entry: LedgerEntry | None, 
     (1) The victim still holds the GPUs: it is parked. (2) They are free: it holds them. (3) It comes from another
     group. (4) Nothing tells from which: if it did not arrive, it could not be restored.
     """
-    if seat.durable.unlocated and (entry is None or entry.durable.unlocated):  # (4)
-        seat.state, seat.reason = S.LOST, PARKED_NOWHERE
+    if seat.facts.unlocated and (entry is None or entry.unlocated):  # (4)
+        seat.know(replace(seat.facts, promise=Promise.ENDS))
+        seat.reason = PARKED_NOWHERE
         return
-    seat.durable.unlocated, seat.reason = False, ""
-    seat.state, seat.lease = S.PARKED, False  # (1)
-    if not free:
-        return
-    elsewhere = seat.group.name != group.name
-    seat.state, seat.lease = S.ACTIVATING, True  # (2)
-    if elsewhere or (entry is not None and entry.state is S.MIGRATING):  # (3)
-        seat.state = S.MIGRATING
-        seat.residence.parked_on = seat.group if elsewhere else seat.home
-    seat.residence.group = group
+    promise, seat.reason = Promise.NONE, ""  # (1)
+    if free:  # (2)
+        elsewhere = seat.group.name != group.name
+        promise = Promise.ARRIVES
+        if elsewhere or (entry is not None and entry.state is S.MIGRATING):  # (3)
+            promise = Promise.MOVES
+            seat.residence.parked_on = seat.group if elsewhere else seat.home
+        seat.residence.group = group
+    seat.know(replace(seat.facts, **_MOVING, parked=not free, promise=promise))
 
 
 def _quarantine_conflicts(node: NodeState, listed: set[str]) -> None:
@@ -550,9 +472,9 @@ def _quarantine_conflicts(node: NodeState, listed: set[str]) -> None:
             clear = len(sure) <= group.slots and not any(seat.id in listed for seat in others)
             for seat in holders:
                 if clear and seat in sure:
-                    seat.durable.conflict = False
+                    seat.learn(conflict=False)
                     continue
-                seat.state, seat.durable.conflict = S.QUARANTINED, True
+                seat.know(replace(seat.facts, promise=Promise.HANDS_OFF, conflict=True))
                 seat.reason = f"{names} all seem to hold group {group.name}; delete the pods that should not"
 
 
@@ -577,7 +499,7 @@ def _publish(node: NodeState, entries: dict[str, LedgerEntry], now: Now, *, behi
         node.emit(seat, EVENT_OF_STATE[seat.state], now, previous=entry.state if entry else S.FREE)
     for seat in owned:
         kind = KillJob if seat.state is S.LOST else ReleaseJob
-        if seat.state is S.LOST or (seat.state is S.RELEASING and seat.durable.seen_running):
+        if seat.state is S.LOST or (seat.state is S.RELEASING and seat.facts.alive):
             job = kind(cause=seat.default_cause, node=node.name, epoch=seat.epoch, target=seat.target())
             node.effects.append(job)
 
@@ -614,6 +536,10 @@ def _entry(seat: ManagedSeat, pod: SeatPod, known: LedgerEntry | None) -> Ledger
         "state": seat.state,
         "epoch": seat.epoch,
         "lease": seat.lease,
+        "seen_running": seat.facts.alive,
+        "inherited": seat.facts.ticket is Ticket.FORMER,
+        "unlocated": seat.facts.unlocated,
+        "conflict": seat.facts.conflict,
         "pod": pod.pod,
         "pod_uid": pod.uid,
         "annotations": pod.annotations,

@@ -23,9 +23,10 @@ from kybernate.messages import (
     SwitchJob,
 )
 from kybernate.policy import Policy, SeatView
-from kybernate.seat import SeatState, Trigger
+from kybernate.seat import SeatState
 from kybernate.topology import Group, peers
 from services.gpu_manager.core.demand import MOST_DURATIONS, PHASES, DemandLevels, Learning, Routers
+from services.gpu_manager.core.facts import Trigger, after
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import (
     ForeignProcess,
@@ -211,7 +212,7 @@ class NodeState:
 
     def gpus_of(self, seat: ManagedSeat) -> set[str]:
         """UUIDs of the GPUs that its processes may be on: those of its group; where that is not known, of its pool."""
-        pool = (seat.home, *self.groups[seat.home.name].peers) if seat.durable.unlocated else ()
+        pool = (seat.home, *self.groups[seat.home.name].peers) if seat.facts.unlocated else ()
         return {uuid for group in (seat.group, *pool) for uuid in group.uuids}
 
     def drain_on(self, group: Group) -> OperatorOrder | None:
@@ -281,7 +282,7 @@ class NodeState:
         ``epoch``: None draws the next one. ``to``: the group that it moves to. ``seconds`` and ``last_call_at``: what
         an activation measured.
         """
-        before, backend = seat.advance(trigger, to), seat.backend
+        before, backend = seat.become(after(seat.facts, trigger), to), seat.backend
         self.moved_views.clear()
         seat.epoch, seat.reason = self.next_epoch(now) if epoch is None else epoch, reason
         if PHASES.get(before) is seat.state:

@@ -14,12 +14,12 @@ from functools import reduce
 from kybernate.engines import RESTART
 from kybernate.messages import JobStatus, SeatProgress, SwitchJob
 from kybernate.policy.estimators import COST_WEIGHT
-from kybernate.seat import COMING, SeatState, Trigger
+from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import decisions, late_binding, view
+from services.gpu_manager.core.facts import Trigger
 from services.gpu_manager.core.group_switch import (
     CUT_GRACE_SECONDS,
-    NOT_RESTORED,
     RESEND_SECONDS,
     Drain,
     GroupSwitch,
@@ -49,7 +49,7 @@ long."""
 PARK_FAILED = {"active": T.ROLLED_BACK, "lost": T.UNRECOVERABLE, "gone": T.EXITED, "quarantined": T.QUARANTINE}
 """What follows for the victim, by the reported outcome."""
 ACTIVATE_FAILED = {"lost": T.UNRECOVERABLE, "gone": T.EXITED, "quarantined": T.QUARANTINE}
-"""What follows for the incoming seat, by the reported outcome; ``parked``: see NOT_RESTORED."""
+"""What follows for the incoming seat, by the reported outcome; or ``parked``: see _not_activated."""
 
 
 # --- begin ------------------------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def _refused(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> Non
     if incoming is not None:
         _back_off_activation(node, switch, incoming, reason, now)
         if arrives(incoming, switch):
-            node.transition(incoming, NOT_RESTORED[incoming.state], now, reason=reason)
+            node.transition(incoming, T.NOT_RESTORED, now, reason=reason)
 
 
 def on_jobs_forgotten(node: NodeState, ops: set[str]) -> None:
@@ -450,7 +450,7 @@ def _on_victim_progress(
     if seat.state is S.PARKING and progress.outcome not in ("pending", "started"):
         seat.judge_backend(progress)
     if seat.state is S.RELEASING:  # (1)
-        seat.lease = seat.lease and progress.outcome not in ("parked", "gone")
+        seat.learn(parked=seat.facts.parked or progress.outcome in ("parked", "gone"))
     elif seat.state is not S.PARKING:
         return
     elif progress.outcome == "parked":  # (2)
@@ -498,8 +498,8 @@ def _on_incoming_progress(
     elif arrives(seat, switch) and (progress.outcome == "parked" or progress.outcome in ACTIVATE_FAILED):  # (3)
         _not_activated(node, switch, seat, progress, now)
     elif seat.state is S.RELEASING:  # (4)
-        seat.lease = not (dropped or seat.processes_gone or progress.outcome in ("parked", "gone"))
-        if seat.lease and not seat.durable.unlocated:  # also one that was deleted before it left its group
+        seat.learn(parked=dropped or progress.outcome in ("parked", "gone"))
+        if seat.lease and not seat.facts.unlocated:  # also one that was deleted before it left its group
             seat.residence.group = node.groups[switch.group].group
 
 
@@ -533,8 +533,7 @@ def _activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress
         rider.after(seat, progress)
     _serves(node, seat, now)
     epoch = max(switch.epoch, seat.epoch)
-    trigger = T.MOVED_ACTIVE if moving else T.VERIFIED
-    node.transition(seat, trigger, now, epoch=epoch, switch=switch, seconds=seconds, last_call_at=last)
+    node.transition(seat, T.VERIFIED, now, epoch=epoch, switch=switch, seconds=seconds, last_call_at=last)
 
 
 def _serves(node: NodeState, seat: ManagedSeat, now: Now) -> None:
@@ -562,7 +561,7 @@ def _not_activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, prog
     if not (moving and refused):  # (4)
         _back_off_group(node, switch.group, now)
         _back_off_activation(node, switch, seat, progress.reason, now)
-    trigger = NOT_RESTORED[seat.state] if progress.outcome == "parked" else ACTIVATE_FAILED[progress.outcome]
+    trigger = T.NOT_RESTORED if progress.outcome == "parked" else ACTIVATE_FAILED[progress.outcome]
     node.transition(seat, trigger, now, switch=switch, reason=progress.reason)
 
 

@@ -233,7 +233,7 @@ def _ordered_to(node: NodeState, group: Group) -> list[ManagedSeat]:
 def holders(node: NodeState, group: Group) -> list[ManagedSeat]:
     """The seats that are known to hold a group."""
     on = [seat for seat in node.seats.values() if seat.lease and seat.residence.group.name == group.name]
-    return [seat for seat in on if not seat.durable.unlocated]
+    return [seat for seat in on if not seat.facts.unlocated]
 
 
 def overlapping(node: NodeState, group: Group) -> list[ManagedSeat]:
@@ -384,7 +384,7 @@ def engine_probes(node: NodeState) -> list[EngineProbe]:
     """Questions to engines that the state waits for: is it healthy, does it still compute."""
     probes = []
     for seat in node.seats.values():
-        if seat.state is S.STARTING and seat.durable.seen_running:
+        if seat.state is S.STARTING and seat.facts.alive:
             probes += _probe(seat, idle=False, since=WallTime(0.0))
     for switch in node.switches.values():
         since = switch.drain.quiet
@@ -409,8 +409,8 @@ def checkpointer_questions(node: NodeState, now: Now, sent_before: WallTime) -> 
     jobs = [switch for switch in node.switches.values() if switch.job.journaled]
     late = [switch.op for switch in jobs if switch.job.sent is None or switch.job.sent < sent_before]
     seats = node.seats.values()
-    dying = [seat for seat in seats if seat.state in (S.RELEASING, S.LOST) and not seat.processes_gone]
-    unclear = [seat for seat in seats if seat.state is S.QUARANTINED or seat.outlives_list or _doubtful(seat, now)]
+    dying = [seat for seat in seats if seat.state in (S.RELEASING, S.LOST) and seat.facts.alive]
+    unclear = [seat for seat in seats if seat.state is S.QUARANTINED or seat.facts.unlisted or _doubtful(seat, now)]
     unclear = dying + [seat for seat in unclear if seat not in dying]
     questions = [question.model_copy(update={"ops": tuple(late)})] if late else []
     return questions + [question.model_copy(update={"targets": (target(node, seat),)}) for seat in unclear]
@@ -418,7 +418,7 @@ def checkpointer_questions(node: NodeState, now: Now, sent_before: WallTime) -> 
 
 def _doubtful(seat: ManagedSeat, now: Now) -> bool:
     """True if the process of a seat may have ended, or may be frozen, although nothing has shown it."""
-    if not seat.durable.seen_running or seat.state is S.FREE:
+    if not seat.facts.alive:
         return False
     if seat.state is S.STARTING:
         since = now.wall - seat.entered_wall

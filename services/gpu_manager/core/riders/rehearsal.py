@@ -2,7 +2,8 @@
 
 from kybernate.engines import REHEARSED, RESTART
 from kybernate.messages import JobReply, JobStatus, SwitchJob
-from kybernate.seat import SeatState, Trigger
+from kybernate.seat import SeatState
+from services.gpu_manager.core.facts import Trigger
 from services.gpu_manager.core.group_switch import RESEND_SECONDS
 from services.gpu_manager.core.inputs import Now, WallTime
 from services.gpu_manager.core.managed_seat import REHEARSAL, ManagedSeat, Rehearsal
