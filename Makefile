@@ -93,7 +93,7 @@ e2e: setup
 
 # The main table of docs/policy.md again, with confidence intervals. JSON=FILE
 sim-reference: setup
-	@$(KYB) simulate --reference --jobs 2 $(if $(JSON),--json $(JSON)) $(ARGS)
+	@$(PY) -m kybernate.lab.studies.reference_table --jobs 2 $(if $(JSON),--json $(JSON)) $(ARGS)
 
 # TRACES=the folder that has the three traces: docs/demo.md.
 replay-full: setup

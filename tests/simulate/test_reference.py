@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.cli import main
 from kybernate.lab.simulate.measures import METRICS
 from kybernate.lab.studies.reference import CLAIRVOYANT, PUBLISHED, ReferencePlan, play, table
+from kybernate.lab.studies.reference_table import main
 
 KEYS = {"scenario", "policy", *METRICS, *(f"{metric}_ci" for metric in METRICS)}
 
@@ -53,9 +53,7 @@ def test_as_people_call_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = [f"{at},{'ab'[at // 40 % 2]},800,200" for at in range(0, 7200, 40)]
     s4.write_text("\n".join(["arrival_s,model,prompt_tokens,output_tokens", *rows]) + "\n")
     out = tmp_path / "reference.json"
-    with pytest.raises(SystemExit) as end:
-        main(["simulate", "--reference", "--windows", "2", "--trace", str(s4), "--json", str(out)])
-    assert not end.value.code
+    main(["--windows", "2", "--trace", str(s4), "--json", str(out)])
     report = json.loads(out.read_text())
     assert {row["scenario"] for row in report["rows"]} == {"S1 poisson", "S2 bursty", "S4 servegen"}
     assert all(row.keys() == KEYS for row in report["rows"])
@@ -70,6 +68,6 @@ def test_two_traces_for_one_scenario_are_refused(tmp_path: Path, capsys: pytest.
         paths.append(tmp_path / name)
         paths[-1].write_text("arrival_s,model,prompt_tokens,output_tokens\n0,a,10,10\n")
     with pytest.raises(SystemExit) as end:
-        main(["simulate", "--reference", "--trace", str(paths[0]), "--trace", str(paths[1])])
+        main(["--trace", str(paths[0]), "--trace", str(paths[1])])
     assert end.value.code == 2
     assert "for the same scenario" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from kybernate.cli.output import CliError
 from kybernate.lab.cli import simulate_options as given
 from kybernate.lab.cli.plan_report import PlanReport, count, plot_library, show, write_page
 from kybernate.lab.cli.simulate_input import Inputs, arrivals_of, chosen_policies, complete_policies, read_scenario
-from kybernate.lab.cli.simulate_reference import writable, write
+from kybernate.lab.cli.simulate_options import writable, write
 
 if TYPE_CHECKING:
     from kybernate.lab.forecast import Forecast

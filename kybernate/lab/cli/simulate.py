@@ -10,8 +10,7 @@ import typer
 from kybernate.cli.output import CliError
 from kybernate.lab.cli import simulate_options as given
 from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, complete_policies, read_scenario, slowdown_points
-from kybernate.lab.cli.simulate_reference import reference as play_reference
-from kybernate.lab.cli.simulate_reference import writable
+from kybernate.lab.cli.simulate_options import writable
 from kybernate.lab.cli.simulate_report import certified, incomparable, show, write_json
 
 if TYPE_CHECKING:
@@ -61,28 +60,11 @@ def simulate(
     bound_seconds: Annotated[float, typer.Option(min=1, help="Time for --bound.")] = 300.0,
     json_file: given.JsonFile = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture: .png, .svg or .pdf.")] = None,
-    reference: Annotated[
-        bool, typer.Option("--reference", help="The reference table: ready scenarios, all policies (docs/simulate.md).")
-    ] = False,
-    windows: Annotated[int, typer.Option(min=2, help="--reference: hours per scenario.")] = 24,
-    clairvoyant: Annotated[
-        int, typer.Option(min=0, help="--reference: hours per scenario with a search for the best possible schedule.")
-    ] = 0,
-    jobs: given.Jobs = 1,
-    trace: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="--reference: the trace of S4, or GenTD26's for S3.")
-    ] = None,
 ) -> None:
     """Play a trace against policies: what would users have waited? Nothing real is touched."""
     from kybernate.lab.simulate.engine import RunOptions
 
     json_file = given.json_target(json_file)
-    if reference:
-        play_reference(
-            (*(traces or ()), *(trace or ())), windows=windows, clairvoyant=clairvoyant, bound_seconds=bound_seconds,
-            jobs=jobs, json_file=json_file,
-        )  # fmt: skip
-        return
     inputs = Inputs(
         traces=tuple(traces or ()), scenario=scenario, window=window, only=tuple(only or ()), groups=groups,
         slots=slots, memory=memory, cost=cost, measured=measured, vram=tuple(vram or ()), kv=kv,

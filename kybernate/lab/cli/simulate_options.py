@@ -1,11 +1,12 @@
 """Options that ``kyb simulate``, ``kyb plan`` and ``kyb tune`` have in common: the same names, the same help."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from kybernate.cli.output import as_json
+from kybernate.cli.output import CliError, as_json
 
 _TRACE = typer.Argument(metavar="TRACE", help="docs/demo.md lists the formats; several are merged.")
 Traces = Annotated[list[Path], _TRACE]
@@ -58,3 +59,21 @@ JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="T
 def json_target(file: Path | None) -> Path | None:
     """Where the result goes as JSON; None: nowhere."""
     return Path("-") if as_json() else file
+
+
+def write(path: Path, report: dict[str, Any]) -> None:
+    """A report as JSON; ``-`` is one line on stdout. Raises CliError when the file cannot be written."""
+    if str(path) == "-":
+        print(json.dumps(report))
+        return
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"{path}: cannot be written ({error.strerror})") from None
+
+
+def writable(*paths: Path | None) -> None:
+    """Before minutes go by: whether these files can be written, as far as their folders tell. Raises CliError."""
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise CliError(f"{path}: cannot be written, there is no folder {path.parent}; make it first")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kybernate.cli.output import CliError
 from kybernate.lab import INSTALL
-from kybernate.lab.cli.simulate_reference import write
+from kybernate.lab.cli.simulate_options import write
 
 if TYPE_CHECKING:
     from kybernate.lab.bounds.certificate import BoundCertificate

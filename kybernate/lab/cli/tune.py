@@ -9,7 +9,7 @@ import typer
 from kybernate.cli.output import CliError
 from kybernate.lab.cli import simulate_options as given
 from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, complete_policies, read_scenario
-from kybernate.lab.cli.simulate_reference import writable, write
+from kybernate.lab.cli.simulate_options import writable, write
 
 if TYPE_CHECKING:
     from kybernate.lab.simulate.measures import Figures

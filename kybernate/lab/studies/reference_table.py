@@ -1,6 +1,9 @@
-"""``kyb simulate --reference``: the table that policies are judged by."""
+"""The table that policies are judged by.
 
-import json
+python -m kybernate.lab.studies.reference_table [--windows N] [--trace FILE] [--json FILE]
+"""
+
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kybernate.cli.output import CliError
 from kybernate.lab import INSTALL
+from kybernate.lab.cli.simulate_options import writable, write
 
 if TYPE_CHECKING:
     from kybernate.lab.studies.reference import ReferencePlan
@@ -28,10 +32,29 @@ _COLUMNS = (
 )
 
 
-def reference(
-    traces: Sequence[Path], *, windows: int, clairvoyant: int, bound_seconds: float, jobs: int, json_file: Path | None
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Play the table, print it, write it."""
+    parser = argparse.ArgumentParser(prog="python -m kybernate.lab.studies.reference_table", description=__doc__)
+    parser.add_argument("--windows", type=int, default=24, help="hours per scenario, at least 2")
+    parser.add_argument("--clairvoyant", type=int, default=0, help="hours with a search for the best possible schedule")
+    parser.add_argument("--bound-seconds", type=float, default=300.0, help="time for each search")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--trace", type=Path, action="append", default=[], help="of S4, or GenTD26's for S3")
+    parser.add_argument("--json", type=Path, help="the result; - is stdout")
+    options = parser.parse_args(arguments)
+    if options.windows < 2:
+        parser.error(f"--windows {options.windows}: at least 2 are needed")
+    try:
+        _play(options.trace, options.windows, options.clairvoyant, options.bound_seconds, options.jobs, options.json)
+    except CliError as error:
+        sys.stderr.write(f"reference_table: {error}\n")
+        sys.exit(error.code)
+
+
+def _play(
+    traces: Sequence[Path], windows: int, clairvoyant: int, bound_seconds: float, jobs: int, json_file: Path | None
 ) -> None:
-    """Play the table, print it, write it. A trace of GenTD26 is S3's, any other S4's. Raises CliError."""
+    """A trace of GenTD26 is S3's, any other S4's. Raises CliError."""
     from kybernate.lab.simulate.engine import SimulationError
     from kybernate.lab.studies.reference import ReferencePlan, play, table
     from kybernate.lab.traces import TraceError
@@ -55,24 +78,6 @@ def reference(
         _show(report, plan)
     if json_file is not None:
         write(json_file, report)
-
-
-def write(path: Path, report: dict[str, Any]) -> None:
-    """A report as JSON; ``-`` is one line on stdout. Raises CliError when the file cannot be written."""
-    if str(path) == "-":
-        print(json.dumps(report))
-        return
-    try:
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CliError(f"{path}: cannot be written ({error.strerror})") from None
-
-
-def writable(*paths: Path | None) -> None:
-    """Before minutes go by: whether these files can be written, as far as their folders tell. Raises CliError."""
-    for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
-            raise CliError(f"{path}: cannot be written, there is no folder {path.parent}; make it first")
 
 
 def _sorted(traces: Sequence[Path]) -> tuple[Path | None, Path | None]:
@@ -149,3 +154,7 @@ def _cells(row: dict[str, Any], beside: dict[str, Any] | None) -> list[str]:
         "" if beside is None else f"{beside['published_wait_mean_s']:.1f}",
         inside,
     ]
+
+
+if __name__ == "__main__":
+    main()
