@@ -388,6 +388,11 @@ class Call:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     @property
+    def unanswered(self) -> bool:
+        """Whether an interim answer may be sent."""
+        return not self._answer.began and self._head.version == "1.1"
+
+    @property
     def _closes(self) -> bool:
         """Whether the caller's connection ends with this answer."""
         head = self._head

@@ -30,6 +30,8 @@ from services.router.settings import RouterSettings
 
 LEAST_READ_BYTES = 16 * 1024
 """What a caller must read of its last answer in ``slow_reader_seconds``."""
+ASK_SECONDS = 0.25
+"""Until a caller that ended its side is asked again whether it is there; each time twice as long."""
 LINGER_SECONDS = 2.0
 """How long a caller may take to read the last answer and to close, before the connection is closed for it."""
 BACKLOG = 1024
@@ -93,6 +95,8 @@ class CallerConnection(asyncio.Protocol):
         """Whether it has been without a request for ``KNOWN_SECONDS``."""
         self._counted = 0
         """Bytes of a partial head, and after a request."""
+        self._ask_seconds = 0.0
+        """Above 0: the caller has ended its side, and sends nothing more."""
         self.slow = False
         """The caller reads more slowly than it is answered: nothing further is begun for it."""
         self._unread: int | None = None
@@ -174,6 +178,32 @@ class CallerConnection(asyncio.Protocol):
                 self.abort()
             return
         self._take(data)
+
+    def eof_received(self) -> bool:
+        """The caller has ended its side: to wait for its answers, or because it has left. True: the other side stays.
+
+        One that waits for a request to the router itself has ``ASK_SECONDS``.
+        """
+        transport = self._transport
+        if transport is None or self._ending or not (self._busy or self._rest) or not transport.can_write_eof():
+            return False  # over TLS it cannot stay
+        if self._call is not None and not self._call.unanswered:
+            return False
+        self._ask_seconds = ASK_SECONDS
+        self._ask(transport)
+        return True
+
+    def _ask(self, transport: asyncio.Transport) -> None:
+        """Send an interim answer, which every client skips: the kernel of a caller that has left replies with a reset.
+        asyncio does not watch for that any more."""
+        if transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.abort()
+        elif self._call is not None and self._call.unanswered:
+            self.write(CONTINUE)
+            self._deadline.set(self._ask_seconds)
+            self._ask_seconds *= 2
+        elif self._call is None:
+            self._deadline.set(self._ask_seconds)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -325,6 +355,10 @@ class CallerConnection(asyncio.Protocol):
             self._end(sending=not complete)
             return
         self._busy = self._idle = False
+        if self._ask_seconds:
+            self._ask_seconds = ASK_SECONDS
+            self._loop.call_soon(self._next)
+            return
         self._deadline.set(min(KNOWN_SECONDS, self._front.settings.idle_seconds))
         if self._rest and not self.slow:
             self._loop.call_soon(self._next)
@@ -369,6 +403,10 @@ class CallerConnection(asyncio.Protocol):
         rest, self._rest = self._rest, b""
         self._hold(0)
         self._take(rest)
+        if self._ask_seconds and self._busy:
+            self._ask(self._transport)
+        elif self._ask_seconds and not self._rest:
+            self._end()
 
     def _hold(self, size: int) -> bool:
         """Count this many bytes of the connection; False: they are too many, and nothing is counted."""
@@ -411,7 +449,7 @@ class CallerConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if not sending and not transport.can_write_eof():  # TLS
+        if not sending and (self._ask_seconds or not transport.can_write_eof()):  # it has ended its side, or TLS
             transport.close()
             return
         if not sending:
@@ -429,6 +467,10 @@ class CallerConnection(asyncio.Protocol):
             if self.slow:
                 self._front.limits.rejected("slow_reader")
                 self.reset()
+            elif self._ask_seconds and self._call is None:
+                self.abort()
+            elif self._ask_seconds:
+                self._ask(transport)
         elif self._head is not None and self._body is not None:
             try:
                 self._deadline.set(self._body.seconds())

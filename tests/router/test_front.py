@@ -5,6 +5,7 @@ import io
 import json
 import random
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
@@ -356,6 +357,8 @@ async def test_callers_that_leave_at_any_point_leave_nothing_behind():
                         await until(lambda: len(w.upstream("s0").in_flight) == 1, what="the call is in flight")
                     if half:
                         writer.write_eof()
+                        if cut == len(whole):
+                            writer.close()  # else it waits for its answer
                     else:
                         writer.transport.abort()
                     await settled(w)
@@ -454,3 +457,52 @@ async def test_requests_that_arrive_while_the_router_stops_get_an_answer():
         assert b"router_stopping" in answer
         assert b"connection: close" in answer.lower()
         writer.close()
+
+
+@pytest.mark.parametrize("state", [SeatState.ACTIVE, SeatState.PARKED])
+async def test_a_caller_that_ends_its_side_after_a_whole_request_gets_the_answer(state: SeatState):
+    async with world() as w:
+        engine = await w.seat("s0", "llama", state)
+        w.manager.auto = False
+        engine.gate.clear()
+        reader, writer = await connect(w)
+        writer.write(call())
+        writer.write_eof()
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        if state is SeatState.PARKED:
+            await w.manager.activate("s0")
+        engine.gate.set()
+        answered = await reader.read()  # and then the router closes
+        assert b"HTTP/1.1 200 OK" in answered
+        writer.close()
+        await settled(w)
+
+
+async def test_requests_before_the_end_of_a_callers_side_are_all_answered():
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        own = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+        for requests in ([own], [call(), call()], [own, call(), own]):
+            reader, writer = await connect(w)
+            writer.write(b"".join(requests))
+            writer.write_eof()
+            assert (await reader.read()).count(b"HTTP/1.1 200 OK") == len(requests)
+            writer.close()
+        await settled(w)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_a_caller_that_closes_is_gone_within_a_second_also_after_it_ended_its_side(reads: bool):
+    async with world() as w:
+        w.manager.auto = False
+        await w.seat("s0", "llama", SeatState.PARKED)
+        reader, writer = await connect(w)
+        writer.write(call())
+        await until(lambda: w.held("llama") == 1, what="the call is held")
+        if reads:
+            writer.write_eof()
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.close()
+        began = time.monotonic()
+        await settled(w)
+        assert time.monotonic() - began < 1.5
