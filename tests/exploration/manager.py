@@ -40,6 +40,7 @@ from tests.exploration.product import (
     TrafficSignal,
 )
 from tests.facts import contradictions
+from tests.granted import against
 
 RPC_SECONDS = 2.0
 PAUSE_SECONDS = 3.0
@@ -168,7 +169,7 @@ class Manager:
         before = product.unhindered(self.board, now) if isinstance(message, Tick) else set()
         counted = len(product.counted(self.board))
         effects = self.board.handle(message, now)
-        if differs := contradictions(self.board.node):
+        if differs := [*contradictions(self.board.node), *against()]:
             raise ViolationError("; ".join(differs))
         if before and (left := before & product.unhindered(self.board, now)):
             raise ViolationError(f"nothing keeps {left} from their groups, and a tick does not grant them")

@@ -52,6 +52,7 @@ from services.gpu_manager.core.phases import Stage
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeSetup, NodeState
 from tests.facts import contradictions
+from tests.granted import against
 
 GIB = 2**30
 C = TypeVar("C", bound=Command)
@@ -120,7 +121,7 @@ class World:
             self._starts_nothing(drained & {*self.node.groups}, coming, effects)
         self.effects += effects
         assert broken_invariants(self.node) == {}
-        assert not (found := contradictions(self.node)), found
+        assert not (found := [*contradictions(self.node), *against()]), found
         assert not unhindered or not unhindered & self._unhindered(), "nothing forbids it, and it waits"
         return effects
 

@@ -119,12 +119,12 @@ def _grant(node: NodeState, group: Group, incoming: ManagedSeat, reason: str, no
     if found := first(obstacles(node, incoming, group, now)):
         node.groups[group.name].why = found.text
     elif incoming.state is S.WAITING:
-        node.claims.pop(group.name, None)
         decisions.decided(node, group, "start", reason, now, incoming=incoming)
         give_ticket(node, incoming, now)
-    elif incoming.state is S.PARKED:
         node.claims.pop(group.name, None)
+    elif incoming.state is S.PARKED:
         switches.activate(node, group, incoming, reason, now)
+        node.claims.pop(group.name, None)
 
 
 def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
