@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import shlex
 import shutil
 import sys
 import tempfile
@@ -10,7 +11,7 @@ from pathlib import Path
 
 try:
     from e2e.cluster import Cluster, FailedError, run
-    from e2e.steps import STEPS, Run
+    from e2e.steps import STEPS, Release, Run
 except ModuleNotFoundError as missing:
     sys.exit(f"e2e: the package {missing.name} is not installed; make setup installs it")
 
@@ -25,8 +26,12 @@ def main() -> None:
         required=True,
         help="development image under test (it has the fakes), as the nodes find it: repository:tag",
     )
-    parser.add_argument("--from-image", help="image of the release before; default: the same")
-    parser.add_argument("--from-ref", default="HEAD~1", help="commit whose chart is installed first [HEAD~1]")
+    parser.add_argument(
+        "--from",
+        action="append",
+        metavar="COMMIT[=IMAGE]",
+        help="an earlier release, the oldest first: commit of its chart, and its image, else --image [HEAD~1]",
+    )
     parser.add_argument("--namespace", default="kyb-e2e", help="made, and removed at the end [kyb-e2e]")
     parser.add_argument("--down", type=float, default=60.0, help="seconds without a manager [60]")
     parser.add_argument("--nodes", type=int, default=1, help="nodes that must offer seats, each with engines [1]")
@@ -46,13 +51,16 @@ async def play(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         before = Path(folder)
         try:
-            await run("sh", "-c", f"cd {ROOT} && git archive {options.from_ref} helm | tar x -C {before}")
+            releases = []
+            for given in getattr(options, "from") or ["HEAD~1"]:
+                commit, _, image = given.partition("=")
+                tree = before / str(len(releases))
+                tree.mkdir()
+                await run("sh", "-c", f"cd {ROOT} && git archive {shlex.quote(commit)} helm | tar x -C {tree}")
+                releases.append(Release(commit, tree / "helm" / "kybernate", image or options.image))
             here = Run(
                 cluster=cluster,
-                image=options.image,
-                old_image=options.from_image or options.image,
-                chart=ROOT / "helm" / "kybernate",
-                old_chart=before / "helm" / "kybernate",
+                releases=(*releases, Release("the one under test", ROOT / "helm" / "kybernate", options.image)),
                 values=tuple(options.set),
                 down_seconds=options.down,
                 nodes=options.nodes,

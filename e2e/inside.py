@@ -33,6 +33,10 @@ class Program:
             f"--overrides={json.dumps({'apiVersion': 'v1', 'spec': spec})}",
         )
 
+    async def stop(self) -> None:
+        """Send it SIGTERM."""
+        await run(*self._kubectl, "exec", self._name, "--", "python", "-c", "import os; os.kill(1, 15)")
+
     async def result(self, *, seconds: float = 120.0) -> object:
         """What its last line says; the pod is deleted. Raises FailedError."""
 
@@ -68,10 +72,12 @@ print(json.dumps({target: answer(target) for target in sys.argv[2:]}))
 ``open`` or the name of an error."""
 
 ASK_ALL = """
-import concurrent.futures, json, sys, time, urllib.request
-url, count, models = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+import concurrent.futures, itertools, json, signal, sys, threading, time, urllib.request
+url, least, models = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+ended = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: ended.set())
+numbers = itertools.count()
 def ask(number):
-    time.sleep(0.3)
     body = {"model": models[number % len(models)], "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
     header = {"Content-Type": "application/json"}
     request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(), header)
@@ -80,9 +86,15 @@ def ask(number):
             return "" if json.load(answer)["choices"][0]["message"]["content"] else "an empty answer"
     except OSError as error:
         return f"{body['model']}: {error!r}"
+def loop(_):
+    texts = []
+    while not ended.is_set() or len(texts) < least / 3:
+        time.sleep(0.3)
+        texts.append(ask(next(numbers)))
+    return texts
 with concurrent.futures.ThreadPoolExecutor(3) as threads:
-    texts = list(threads.map(ask, range(count)))
+    texts = [text for texts in threads.map(loop, range(3)) for text in texts]
 print(json.dumps({"answered": texts.count(""), "lost": [text for text in texts if text]}))
 """
-"""Arguments: URL of the router, number of requests, models. Asks them in turn, three at a time; prints how many were
-answered, and the errors."""
+"""Arguments: URL of the router, number of requests at least, models. Asks them in turn, three at a time, until SIGTERM;
+prints how many were answered, and the errors."""

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Awaitable, Callable
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,24 @@ from e2e.cluster import Cluster, FailedError, is_ready, lives, run, until
 from e2e.inside import ASK_ALL, TRY_CONNECTIONS, Program
 
 RELEASE = "kyb"
-ROUTER = "svc/kybernate-router"
+ROUTER = "app.kubernetes.io/component=router"
 ENGINES = "app.kubernetes.io/component=sample"
 NODE_AGENT = "app.kubernetes.io/component=node"
+ROUTER_PORT, MANAGER_PORT = 8780, 9471
+LOAD = 45
+"""Requests at least while pods are deleted or replaced."""
 RESOURCE = "kyb.ai/gpu-1x-seat"
 AGENTS = {"node", "plugin", "fake-gpu"}
-LOAD = 90
-"""Requests while pods are deleted."""
 VALUES = ("fakeGpu.enabled=true", "uninstallCheck.enabled=true")
+
+
+@dataclass(frozen=True)
+class Release:
+    """One that is installed, by its chart and image."""
+
+    name: str
+    chart: Path
+    image: str
 
 
 @dataclass
@@ -30,10 +41,8 @@ class Run:
     """What all steps know."""
 
     cluster: Cluster
-    image: str
-    old_image: str
-    chart: Path
-    old_chart: Path
+    releases: tuple[Release, ...]
+    """The oldest first; the last is the one under test."""
     values: tuple[str, ...]
     down_seconds: float
     nodes: int = 1
@@ -43,14 +52,17 @@ class Run:
     engines: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Their containers, which no step may restart."""
 
+    @property
+    def image(self) -> str:
+        """Of the release under test, which has Python for the programs of steps."""
+        return self.releases[-1].image
 
-def _values(here: Run, chart: Path, image: str) -> list[str]:
-    repository, _, tag = image.rpartition(":")
-    engines, _, engine_tag = here.old_image.rpartition(":")  # an upgrade of the product replaces no engine
-    samples = [f"fakeGpu.samples.image={engines}:{engine_tag}"]
-    if yaml.safe_load((chart / "values.yaml").read_text())["fakeGpu"]["samples"]["image"]:  # as charts before named it
-        samples = [f"fakeGpu.samples.image.repository={engines}", f"fakeGpu.samples.image.tag={engine_tag}"]
-    given = (*VALUES, f"image.repository={repository}", f"image.tag={tag}", *samples, *_models_of(here), *here.values)
+
+def _values(here: Run, release: Release, *, samples: bool = False) -> list[str]:
+    """An upgrade of the product replaces no engine: they are none of the release's."""
+    repository, _, tag = release.image.rpartition(":")
+    image = (f"image.repository={repository}", f"image.tag={tag}")
+    given = (*VALUES, *image, f"fakeGpu.samples.enabled={str(samples).lower()}", *_models_of(here), *here.values)
     return [word for value in given for word in ("--set", value)]
 
 
@@ -65,23 +77,49 @@ def _models_of(here: Run) -> list[str]:
 
 
 async def install(here: Run) -> str:
-    """The chart of the release before, in a namespace whose level of Pod Security lets node agents in."""
+    """The chart of the oldest release, in a namespace whose level of Pod Security lets node agents in."""
     await run("kubectl", "create", "namespace", here.cluster.namespace)
     await run("kubectl", "label", "namespace", here.cluster.namespace, "pod-security.kubernetes.io/enforce=privileged")
     await here.cluster.helm(
-        *("install", RELEASE, str(here.old_chart), "--timeout", "3m"),
-        *_values(here, here.old_chart, here.old_image),
+        *("install", RELEASE, str(here.releases[0].chart), "--timeout", "3m"),
+        *_values(here, here.releases[0]),
     )
-    seconds = await here.cluster.until_ready()
+    await here.cluster.until_ready()
+    engines = await _machine(here)
 
     async def all_there() -> bool:  # a webhook that is not up yet holds back pods with seats
-        wanted = (await here.cluster.get("deployments", f"--selector={ENGINES}"))["items"]
-        return len(await here.cluster.pods(ENGINES)) == len(wanted)
+        return len(await here.cluster.pods(ENGINES)) == engines
 
-    await until(all_there, "a pod of every sample engine", seconds=120)
-    seconds += await here.cluster.until_ready()
+    await until(all_there, "a pod of every engine", seconds=120)
+    seconds = await here.cluster.until_ready()
     here.engines = lives(await here.cluster.pods(ENGINES))
-    return f"installed; every pod ready {seconds:.0f} s after helm came back; {len(here.engines)} engines"
+    return f"installed; {engines} engines ready {seconds:.0f} s after they were made"
+
+
+async def _machine(here: Run) -> int:
+    """Make what no release changes: the fake driver and the engines, both as the release under test has them. Returns
+    the number of engines."""
+    newest = here.releases[-1]
+    text = await here.cluster.helm(
+        "template", "--validate", RELEASE, str(newest.chart), *_values(here, newest, samples=True)
+    )
+    found = [one for one in yaml.safe_load_all(text) if one]
+    of = {kind: [one for one in found if _component(one) == kind] for kind in ("fake-gpu", "sample")}
+    drivers = [one for one in of["fake-gpu"] if one["kind"] == "DaemonSet"]
+    engines = [one for one in of["sample"] if one["kind"] == "Deployment"]
+    with tempfile.TemporaryDirectory() as folder:
+        for name, some in (("driver", drivers), ("engines", engines)):
+            (Path(folder) / name).write_text(yaml.safe_dump_all(some))
+        await here.cluster.kubectl("apply", "--filename", f"{folder}/driver")
+        await here.cluster.kubectl("delete", "pod", "--selector=app.kubernetes.io/component=fake-gpu", "--wait=true")
+        await here.cluster.until_ready()
+        await here.cluster.kubectl("apply", "--filename", f"{folder}/engines")
+    return len(engines)
+
+
+def _component(found: dict[str, Any]) -> str:
+    labels: dict[str, str] = found["metadata"].get("labels", {})
+    return labels.get("app.kubernetes.io/component", "")
 
 
 async def capacity(here: Run) -> str:
@@ -120,7 +158,7 @@ async def policies(here: Run) -> str:
         *await _addresses(here, ENGINES, "http"),
         *(nats := await _addresses(here, "app.kubernetes.io/component=nats", "nats")),
     ]
-    opened = await _addresses(here, "app.kubernetes.io/component=router", "http")
+    opened = await _addresses(here, ROUTER, "http")
     seen = await _try(here, "e2e-stranger", [*closed, *opened])
     if any(seen[target] != "open" for target in opened):
         raise FailedError(f"a router cannot be reached: {seen}")
@@ -162,30 +200,48 @@ async def _try(
 
 async def under_load(here: Run) -> str:
     """Requests to all models in turn, while on each node its node pod, and then a router, is deleted: none is lost."""
+    deleted = [
+        *await here.cluster.pods(NODE_AGENT),
+        *sorted(await here.cluster.pods(ROUTER))[:1],
+    ]
+
+    async def delete() -> None:
+        for name in deleted:
+            await here.cluster.kubectl("delete", "pod", name, "--wait=true", "--ignore-not-found")
+            await here.cluster.until_ready()
+
+    return f"{await _during(here, delete())} while {deleted} were deleted"
+
+
+async def _during(here: Run, work: Coroutine[Any, Any, None]) -> str:
+    """Ask all models in turn until the work is done, ``LOAD`` times at least; no request may be lost and no engine
+    restarted."""
     engines = (await here.cluster.pods(ENGINES)).values()
     models = sorted(pod["metadata"]["annotations"]["kyb.ai/model"] for pod in engines)
     nodes = {pod["spec"]["nodeName"] for pod in engines}
     if len(nodes) < here.nodes:
+        work.close()
         raise FailedError(f"engines run on {nodes} only")
     program = Program(here.cluster, "e2e-client")
-    url = f"http://kybernate-router.{here.cluster.namespace}.svc"
-    await program.start(here.image, ASK_ALL, url, str(LOAD), *models)
-    deleted = [
-        *await here.cluster.pods(NODE_AGENT),
-        *sorted(await here.cluster.pods("app.kubernetes.io/component=router"))[:1],
-    ]
-    for name in deleted:
-        await here.cluster.kubectl("delete", "pod", name, "--wait=true", "--ignore-not-found")
-        await here.cluster.until_ready()
+    await program.start(
+        here.image, ASK_ALL, f"http://kybernate-router.{here.cluster.namespace}.svc", str(LOAD), *models
+    )
+    await work
+    await program.stop()
     seen = await program.result(seconds=600)
     assert isinstance(seen, dict)
-    if seen["lost"]:
-        raise FailedError(
-            f"{len(seen['lost'])} of {LOAD} requests were lost while {deleted} were deleted: {seen['lost'][:5]}"
-        )
+    if seen["lost"] or seen["answered"] < LOAD:
+        raise FailedError(f"{seen['answered']} requests were answered, {len(seen['lost'])} lost: {seen['lost'][:5]}")
     await _same_engines(here, "the load")
-    answered = f"{seen['answered']} of {LOAD} answered by {len(models)} models on {len(nodes)} node(s)"
-    return f"{answered} while {deleted} were deleted"
+    return f"{seen['answered']} requests of as many answered by {len(models)} models on {len(nodes)} node(s)"
+
+
+async def _none_quarantined(here: Run, during: str) -> None:
+    for name in await here.cluster.pods(NODE_AGENT):
+        path = f"/api/v1/namespaces/{here.cluster.namespace}/pods/{name}:{MANAGER_PORT}/proxy/v1/seats"
+        seats = json.loads(await run("kubectl", "get", "--raw", path))["seats"]
+        if stopped := [(seat["model"], seat["reason"]) for seat in seats if seat["state"] == "quarantined"]:
+            raise FailedError(f"quarantined by {during}: {stopped}")
 
 
 async def _models(url: str) -> dict[str, str]:
@@ -208,7 +264,9 @@ async def _ask(url: str, model: str) -> str:
 
 async def _serve_parked(here: Run) -> str:
     """Ask a parked model; another one has to leave. Returns what became active."""
-    async with here.cluster.forwarded(ROUTER, 80) as url:
+    routers = await here.cluster.pods(ROUTER)
+    router = next(name for name, pod in routers.items() if is_ready(pod))  # one that drains ends soon
+    async with here.cluster.forwarded(f"pod/{router}", ROUTER_PORT) as url:
         found: dict[str, str] = {}
 
         async def one_parked() -> bool:
@@ -296,35 +354,44 @@ async def without_nats_volume(here: Run) -> str:
 
 
 async def upgrade(here: Run) -> str:
-    """To the chart and image under test: plugin and routers roll, node pods when they are deleted."""
-    await here.cluster.helm(
-        "upgrade", RELEASE, str(here.chart), "--timeout", "3m", *_values(here, here.chart, here.image)
-    )
-    return await _rolled(here, "the upgrade")
+    """Over each release to the one under test: plugin and routers roll, node pods when they are deleted."""
+
+    async def up() -> None:
+        for release in here.releases[1:]:
+            await _upgrade(here, release)
+
+    return await _during(here, up())
 
 
 async def rollback(here: Run) -> str:
-    """And back."""
-    await here.cluster.helm("rollback", RELEASE, "1", "--timeout", "3m")
-    answer = await _rolled(here, "the rollback")
-    await here.cluster.helm(
-        "upgrade", RELEASE, str(here.chart), "--timeout", "3m", *_values(here, here.chart, here.image)
-    )
-    await _rolled(here, "the second upgrade")
-    return answer
+    """To each release, the one under test too, whose check of a rollback then runs; after each to the newest again."""
+
+    async def back() -> None:
+        for revision, release in enumerate(here.releases, 1):
+            await here.cluster.helm("rollback", RELEASE, str(revision), "--timeout", "3m")
+            await _rolled(here, f"the rollback to {release.name}")
+            await _upgrade(here, here.releases[-1])
+
+    return await _during(here, back())
 
 
-async def _rolled(here: Run, during: str) -> str:
+async def _upgrade(here: Run, release: Release) -> None:
+    await here.cluster.helm("upgrade", RELEASE, str(release.chart), "--timeout", "3m", *_values(here, release))
+    await _rolled(here, f"the upgrade to {release.name}")
+
+
+async def _rolled(here: Run, during: str) -> None:
+    """Replace the node pods once the rest has rolled; parked models answer before and after it."""
     for kind in ("deployment/kybernate-router", "daemonset/kybernate-plugin"):
         await here.cluster.kubectl("rollout", "status", kind, "--timeout=180s")
     await _same_engines(here, f"{during} of routers and plugin")
-    before = await _serve_parked(here)
+    await _serve_parked(here)
     for name in await here.cluster.pods(NODE_AGENT):
         await here.cluster.kubectl("delete", "pod", name, "--wait=true", "--ignore-not-found")
     await here.cluster.until_ready()
-    after = await _serve_parked(here)
+    await _serve_parked(here)
+    await _none_quarantined(here, during)
     await _same_engines(here, during)
-    return f"with the old node pod: {before}; with the new one: {after}"
 
 
 async def helm_test(here: Run) -> str:
@@ -350,6 +417,7 @@ async def uninstall(here: Run) -> str:
         raise FailedError(f"the refusal does not say how to force the uninstall: {log.strip()[-300:]}")
     await run("kubectl", "annotate", "--overwrite", "namespace", here.cluster.namespace, forced[0])
     await here.cluster.helm("uninstall", RELEASE, "--timeout", "3m")
+    await here.cluster.kubectl("delete", "deployments", f"--selector={ENGINES}")
 
     async def empty() -> bool:
         kinds = "pods,services,deployments,daemonsets,statefulsets,jobs,secrets,networkpolicies,roles,rolebindings"
