@@ -32,6 +32,8 @@ PLANNED = tuple(range(0, 12, 2))
 """Days that are planned, from 0; each plan is played on the day after it."""
 SLO = "20:0.95"
 DAY = 86_400
+HORIZONS = (1, 4)
+"""Days that are forecast."""
 FORECASTS = ("naive week", "naive day", "level", "trend")
 
 
@@ -77,7 +79,7 @@ def backtests(source: Path, trace: Path) -> dict[str, float]:
     )
     figures: dict[str, float] = {}
     for name, requests in series.items():
-        for days in (1, 4):
+        for days in HORIZONS:
             tested, horizon, count = backtest(requests, days)
             cells = [
                 f"{one.mape:.0%} ({one.wape:.0%}; {one.days_wape:.0%}"

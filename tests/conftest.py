@@ -36,8 +36,11 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-LONG = ("failures", "stack", "sabotage", "attacks", "demo", "journey", "checkpointer", "gpu", "simulate")
-"""Folders whose files take longest. They go first, so that no worker is left with one of them at the end."""
+LONG = {
+    *("failures", "stack", "sabotage", "attacks", "demo", "journey", "checkpointer", "gpu", "simulate", "exploration"),
+    *("conformance", "test_bench.py"),
+}
+"""Folders and files that take longest. They go first, so that no worker is left with one of them at the end."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
