@@ -62,8 +62,8 @@ def _values(here: Run, release: Release, *, samples: bool = False) -> list[str]:
     """An upgrade of the product replaces no engine: they are none of the release's."""
     repository, _, tag = release.image.rpartition(":")
     image = (f"image.repository={repository}", f"image.tag={tag}")
-    given = (*VALUES, *image, f"fakeGpu.samples.enabled={str(samples).lower()}", *_models_of(here), *here.values)
-    return [word for value in given for word in ("--set", value)]
+    given = [word for value in (*VALUES, *image, *_models_of(here), *here.values) for word in ("--set", value)]
+    return given if samples else [*given, "--set-json", "fakeGpu.samples.models=[]"]
 
 
 def _models_of(here: Run) -> list[str]:
