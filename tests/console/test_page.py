@@ -406,3 +406,33 @@ async def test_a_page_over_16384_seats_costs_a_router_no_message_and_no_request(
                 await message(stream)
         assert (published, len(w.router.traffic.table.upstreams)) == ([], known)
         assert w.router.connections.open == open_before, "the page reads the console, and the console no router"
+
+
+CHROME = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36"}
+
+
+@pytest.mark.parametrize("host", ["evil.example:8781", "localhost.evil.example", "127.0.0.1.evil.example"])
+async def test_a_browser_under_a_foreign_host_is_refused_as_after_dns_rebinding(host: str):
+    async with page() as (w, url):
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        base = url.removesuffix("/ui/")
+        own = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
+        for path in ("/ui/seats/s0/park", "/v1/seats/s0/park", "/v1/nodes/n1/drain"):
+            answer = await post(w, base + path, headers=own)
+            assert (answer.status, answer.code) == (403, "wrong_host"), path
+        for path in ("/ui/", "/ui/live", "/v1/seats", "/metrics"):
+            answer = await get(w, base + path, headers=CHROME | {"Host": host})
+            assert (answer.status, answer.code) == (403, "wrong_host"), path
+        assert w.manager.of(ParkSeat) == []
+        assert (await get(w, url, headers={"Host": host})).status == 200, "a program's Host is any"
+
+
+async def test_a_page_elsewhere_may_link_to_the_page_and_to_nothing_else():
+    async with page() as (w, url):
+        base = url.removesuffix("/ui/")
+        link = CHROME | {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+        assert (await get(w, url, headers=link)).status == 200
+        assert (await get(w, base + "/v1/seats", headers=link)).code == "wrong_origin"
+        framed = await get(w, url, headers=link | {"Sec-Fetch-Dest": "iframe"})
+        assert (framed.status, framed.code) == (403, "wrong_origin")
+        assert (await post(w, url + "seats/s0/park", headers=link)).code == "wrong_origin"
