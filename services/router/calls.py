@@ -35,6 +35,10 @@ MOST_BREAKS = 3
 """A call that engines accepted and then dropped this often is not forwarded again: the call itself may crash them."""
 MOST_EVICTIONS = 3
 """A call whose seat was parked this often before the first byte is not forwarded again: it might go on for ever."""
+ENDING = frozenset({500, 502, 503})
+"""Statuses of an engine whose worker has died: its container ends, and the call is sent again."""
+ENDING_SECONDS = 1.0
+"""How long such an answer is held back: until the manager has seen the container end."""
 MEDIA = b"audio/", b"image/", b"video/", b"application/octet-stream"
 """Types of answers whose bytes are no tokens."""
 NO_TEXT = b"/embeddings", b"/pooling", b"/images/generations", b"/images/edits", b"/images/variations"
@@ -106,7 +110,7 @@ class Call:
 
     __slots__ = (
         "_answer", "_body", "_breaks", "_caller", "_calls", "_comments", "_connection", "_engine", "_evictions",
-        "_fields", "_head", "_lines", "_over", "_record", "_request_bytes", "_retried", "_silent",
+        "_fields", "_head", "_held_back", "_lines", "_over", "_record", "_request_bytes", "_retried", "_silent",
         "_span", "_task", "_to", "_tokens", "accepted_at", "body", "cause", "request", "sent_at", "traceparent",
         "waiting",
     )  # fmt: skip
@@ -136,6 +140,8 @@ class Call:
         self._lines = b""
         """The caller's header fields, as engines get them."""
         self._engine: EngineConnection | None = None
+        self._held_back: asyncio.TimerHandle | None = None
+        """Its answer, which is sent then."""
         self.sent_at: float | None = None
         self._retried, self._breaks, self._evictions = False, 0, 0
         self._silent: RouterError | None = None
@@ -217,7 +223,7 @@ class Call:
     @_alone
     def cut(self, code: str) -> None:
         """End the call at its seat: it waits again, unless the caller has got a part of the answer."""
-        taken = self._engine is not None
+        taken = self._engine is not None or self._held_back is not None
         to = self._leave_engine()
         if to is None or self._over:
             return
@@ -287,6 +293,9 @@ class Call:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+        if self._held_back is not None:
+            self._held_back.cancel()
+            self._held_back = None
         return to
 
     # --- what the engine's connection calls ---------------------------------------------------------------------------
@@ -352,8 +361,16 @@ class Call:
         self.fail(RouterError(503, "upstream_failed", text, 1))
 
     def whole(self, head: Head, body: bytes) -> None:
-        """Send a complete answer."""
+        """Send a complete answer; one that a dying engine may have sent only if its seat stays."""
         self._engine = None
+        if head.status in ENDING:
+            self._held_back = asyncio.get_running_loop().call_later(ENDING_SECONDS, self._send_back, head, body)
+        else:
+            self._send_back(head, body)
+
+    @_alone
+    def _send_back(self, head: Head, body: bytes) -> None:
+        self._held_back = None
         if self._tokens is not None:
             self._tokens.media |= head.media.startswith(MEDIA)
             self._tokens.feed(body)

@@ -506,3 +506,42 @@ async def test_a_caller_that_closes_is_gone_within_a_second_also_after_it_ended_
         began = time.monotonic()
         await settled(w)
         assert time.monotonic() - began < 1.5
+
+
+DEAD = b'HTTP/1.1 500 Internal Server Error\r\nContent-Length: 31\r\n\r\n{"error":"EngineCore is dead."}'
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_5xx_of_an_engine_whose_container_ends_is_not_the_answer(ends: bool):
+    async with world() as w:
+        asked = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal asked
+            while await request_of(reader):
+                asked += 1
+                writer.write(DEAD if asked == 1 else OK)
+
+        async with engine(w, serve):
+            began = time.monotonic()
+            waiting = w.ask("llama")
+            pools = w.router.pools._pools
+            await until(
+                lambda: asked == 1 and not any(pool.busy for pool in pools.values()), what="the router has the answer"
+            )
+            if ends:
+                await w.manager.move("s0", SeatState.LOST)
+                await until(lambda: w.held("llama") == 1, what="the call waits again")
+                await w.manager.activate("s0")
+            answered = await waiting
+            assert (answered.status, asked) == ((200, 2) if ends else (500, 1))
+            if not ends:
+                assert answered.json == {"error": "EngineCore is dead."}
+                assert time.monotonic() - began >= 1
+            await w.http.close()
+            _, writer = await connect(w)
+            asked = 0
+            writer.write(call())
+            await until(lambda: asked == 1, what="the engine has the request")
+            writer.close()  # while the answer is held back
+            await settled(w)
