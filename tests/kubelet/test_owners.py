@@ -291,6 +291,7 @@ async def test_many_changes_at_once_cause_few_observations(tmp_path: Path) -> No
 
 
 async def test_while_the_watch_is_broken_no_owners_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube, "PAUSE_SECONDS", (0.1, 0.2))  # of a watch that begins from now on
     async with (
         running_kubelet() as kubelet,
         registered(kubelet, SEAT),
@@ -301,7 +302,6 @@ async def test_while_the_watch_is_broken_no_owners_are_known(tmp_path: Path, mon
         await until_running(created)
         await source.seats()
         monkeypatch.setattr(kube.Mirror.current, "__defaults__", (0.2,))
-        monkeypatch.setattr(kube, "PAUSE_SECONDS", (0.1, 0.2))
         (tmp_path / "token").write_text("rotated")
         server.drop()
         await until(lambda: not source._own.live, what="the watch is broken")
