@@ -23,6 +23,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 HERE = Path(__file__).parent
 CHILDREN_NOT_COUNTED = {
     *("attacks", "checkpointer", "conformance", "demo", "doctor", "failures", "gpu", "journey", "mutants", "sabotage"),
+    "engines",
     *("stubs", *(f"stack/test_{name}.py" for name in ("moving", "nats_store_lost", "operations", "shared_gpus"))),
     *(f"stack/test_{name}.py" for name in ("state_lost", "twice", "upgrade")),
 }
@@ -38,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 LONG = {
     *("failures", "stack", "sabotage", "attacks", "demo", "journey", "checkpointer", "gpu", "simulate", "exploration"),
-    *("conformance", "test_bench.py"),
+    *("conformance", "engines", "test_bench.py"),
 }
 """Folders and files that take longest. They go first, so that no worker is left with one of them at the end."""
 
