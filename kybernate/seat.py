@@ -1,4 +1,4 @@
-"""The states of a seat.
+"""The states of a seat. Pure.
 
 A seat belongs to one pod UID on one node, and only that node's GPU manager changes it
 (``services/gpu_manager/core/facts.py``, ``docs/seat-states.md``).
