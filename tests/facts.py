@@ -20,9 +20,8 @@ def check(facts: Facts) -> str:
         "a seat without a process is parked": f.parked and not f.alive and f.owner is not Owner.LEAVING,
         "a seat without a process has a promise": not f.alive
         and f.promise not in (Promise.NONE, *([Promise.HANDS_OFF] if f.waits else []), Promise.ENDS),
-        "a copy leaves or has come back": f.parked
-        and f.promise not in (Promise.NONE, Promise.ENDS)
-        and f.owner is not Owner.LEAVING,
+        "a seat that leaves has a promise": f.owner is Owner.LEAVING and f.promise is not Promise.NONE,
+        "a copy leaves or has come back": f.parked and f.promise not in (Promise.NONE, Promise.ENDS),
         "a seat that does not run leaves": f.promise in (Promise.DRAINS, Promise.PARKS)
         and f.process is not Process.RUNS,
         "a seat of several places goes on": f.unlocated
@@ -36,8 +35,6 @@ def check(facts: Facts) -> str:
 
 def _against_switches(node: NodeState, seat: ManagedSeat) -> str:
     """Where its promise is a switch's, and no switch has made it; empty: nowhere, or its pod leaves."""
-    if seat.facts.owner is Owner.LEAVING:
-        return ""
     leaves = node.switch_leaving(seat) or node.switch_of_op(seat.op)  # an adopted job may park several
     phase = leaves.phase if leaves is not None else None
     match seat.facts.promise:

@@ -403,8 +403,7 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
     for seat, progress in parks:
         if _concerns(progress, seat):
             parked = progress.outcome == "parked"
-            promise = Promise.NONE if parked else Promise.PARKS
-            seat.know(replace(seat.facts, **_MOVING, parked=parked, promise=promise))
+            _promise(seat, Promise.NONE if parked else Promise.PARKS, **_MOVING, parked=parked)
             if parked:
                 seat.learn_park(progress)
             seat.epoch, seat.op, seat.reason = status.epoch, status.op, ""
@@ -428,6 +427,12 @@ def _starts_on(node: NodeState, status: JobStatus, now: Now) -> None:
             seat.rehearsal = Rehearsal(status.op, status.epoch, progress.container_id, now.wall)
 
 
+def _promise(seat: ManagedSeat, promise: Promise, **facts: Any) -> None:
+    """What was ordered for the seat; a seat whose pod leaves is only waited for."""
+    leaves = seat.facts.owner is Owner.LEAVING
+    seat.know(replace(seat.facts, promise=Promise.NONE if leaves else promise, **facts))
+
+
 _MOVING: dict[str, Any] = {"process": Process.RUNS, "unlocated": False}
 
 
@@ -443,7 +448,7 @@ def _adopt_incoming(seat: ManagedSeat, group: Group, entry: LedgerEntry | None, 
     group. (4) Nothing tells from which: if it did not arrive, it could not be restored.
     """
     if seat.facts.unlocated and (entry is None or entry.unlocated):  # (4)
-        seat.know(replace(seat.facts, promise=Promise.ENDS))
+        _promise(seat, Promise.ENDS)
         seat.reason = PARKED_NOWHERE
         return
     promise, seat.reason = Promise.NONE, ""  # (1)
@@ -454,7 +459,7 @@ def _adopt_incoming(seat: ManagedSeat, group: Group, entry: LedgerEntry | None, 
             promise = Promise.MOVES
             seat.residence.parked_on = seat.group if elsewhere else seat.home
         seat.residence.group = group
-    seat.know(replace(seat.facts, **_MOVING, parked=not free, promise=promise))
+    _promise(seat, promise, **_MOVING, parked=not free)
 
 
 def _quarantine_conflicts(node: NodeState, listed: set[str]) -> None:
@@ -474,7 +479,7 @@ def _quarantine_conflicts(node: NodeState, listed: set[str]) -> None:
                 if clear and seat in sure:
                     seat.learn(conflict=False)
                     continue
-                seat.know(replace(seat.facts, promise=Promise.HANDS_OFF, conflict=True))
+                _promise(seat, Promise.HANDS_OFF, conflict=True)
                 seat.reason = f"{names} all seem to hold group {group.name}; delete the pods that should not"
 
 
