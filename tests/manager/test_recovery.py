@@ -526,6 +526,18 @@ def test_a_job_about_the_pod_before_says_nothing_about_the_one_that_has_its_seat
     assert not world.managed(a).lease
 
 
+def test_a_seat_that_a_job_has_begun_to_restore_holds_its_group_beside_whatever_else_seems_to(world: World) -> None:
+    """Its victim ended, and the ledger knows a younger container of it: the job restores the other one all the same."""
+    a, b = world.drained_switch()
+    found = status(world.job(), "gone", "started", done=False)
+    before = found.park[0].model_copy(update={"container_id": "engine-before"})
+
+    restart(world, jobs=(found.model_copy(update={"park": (before,)}),), a="started", b="active")
+
+    assert [world.managed(seat).lease for seat in (a, b)] == [True, True]
+    assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.QUARANTINED)
+
+
 def test_a_conflict_quarantines_the_seats_without_evidence_and_not_the_one_that_the_driver_lists(world: World) -> None:
     a, b = world.fill("a", "b")
     b_is_on = world.managed(b).group.uuids

@@ -409,7 +409,8 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
             seat.epoch, seat.op, seat.reason = status.epoch, status.op, ""
             seat.residence.group = group
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
-        _adopt_incoming(incoming, group, entries.get(incoming.id), free=switch.victims_off(node, status))
+        free = switch.victims_off(node, status) or status.activate.outcome in _HOLD  # what has begun may hold already
+        _adopt_incoming(incoming, group, entries.get(incoming.id), free=free)
         incoming.epoch, incoming.op = status.epoch, status.op
 
 
