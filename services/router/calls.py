@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
@@ -38,7 +38,8 @@ MOST_EVICTIONS = 3
 ENDING = frozenset({500, 502, 503})
 """Statuses of an engine whose worker has died: its container ends, and the call is sent again."""
 ENDING_SECONDS = 1.0
-"""How long such an answer is held back: until the manager has seen the container end."""
+"""How long such an answer is held back: until the engine accepts no connections any more (vLLM: 35 ms, while its
+process goes on for 1 s), or the manager has seen the container end."""
 MEDIA = b"audio/", b"image/", b"video/", b"application/octet-stream"
 """Types of answers whose bytes are no tokens."""
 NO_TEXT = b"/embeddings", b"/pooling", b"/images/generations", b"/images/edits", b"/images/variations"
@@ -133,15 +134,15 @@ class Call:
         """As engines get it."""
         self._fields = RoutingFields()
         self._over = False
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | asyncio.Task[bool] | None = None
         self._comments: asyncio.TimerHandle | None = None
         # At the engine:
         self._to: Forward | None = None
         self._lines = b""
         """The caller's header fields, as engines get them."""
         self._engine: EngineConnection | None = None
-        self._held_back: asyncio.TimerHandle | None = None
-        """Its answer, which is sent then."""
+        self._held_back = False
+        """Whether the task has its answer, which is sent only if the engine stays."""
         self.sent_at: float | None = None
         self._retried, self._breaks, self._evictions = False, 0, 0
         self._silent: RouterError | None = None
@@ -164,11 +165,14 @@ class Call:
                 self._body = self.body.sent()
                 self._arrive(self.body.fields_now(self._body))
             else:
-                self._task = asyncio.create_task(self._scan())
-                self._calls.tasks.add(self._task)
-                self._task.add_done_callback(self._calls.tasks.discard)
+                self._spawn(self._scan())
         except RouterError as error:
             self.fail(error)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._task = asyncio.create_task(work)
+        self._calls.tasks.add(task)
+        task.add_done_callback(self._calls.tasks.discard)
 
     async def _scan(self) -> None:
         try:
@@ -223,7 +227,7 @@ class Call:
     @_alone
     def cut(self, code: str) -> None:
         """End the call at its seat: it waits again, unless the caller has got a part of the answer."""
-        taken = self._engine is not None or self._held_back is not None
+        taken = self._engine is not None or self._held_back
         to = self._leave_engine()
         if to is None or self._over:
             return
@@ -293,9 +297,7 @@ class Call:
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        if self._held_back is not None:
-            self._held_back.cancel()
-            self._held_back = None
+        self._held_back = False
         return to
 
     # --- what the engine's connection calls ---------------------------------------------------------------------------
@@ -331,7 +333,7 @@ class Call:
     @_alone
     def broke(self, error: EngineError) -> None:
         """Repeat the call if the caller has got nothing of an answer yet, and if it did not break too often."""
-        taken, self._engine = self._engine is not None, None
+        taken, self._engine = self._engine is not None or self._held_back, None
         to = self._leave_engine()
         if to is None or self._over:
             return
@@ -361,16 +363,26 @@ class Call:
         self.fail(RouterError(503, "upstream_failed", text, 1))
 
     def whole(self, head: Head, body: bytes) -> None:
-        """Send a complete answer; one that a dying engine may have sent only if its seat stays."""
+        """Send a complete answer; one that a dying engine may have sent only if the engine stays."""
         self._engine = None
-        if head.status in ENDING:
-            self._held_back = asyncio.get_running_loop().call_later(ENDING_SECONDS, self._send_back, head, body)
+        if head.status in ENDING and self._to is not None:
+            self._held_back = True
+            self._spawn(self._hold_back(self._to, head, body))
         else:
             self._send_back(head, body)
 
+    async def _hold_back(self, to: Forward, head: Head, body: bytes) -> None:
+        await asyncio.sleep(ENDING_SECONDS)
+        pools = self._calls.pools
+        stays = await pools.accepts(pools.pool(to.key, to.endpoint))
+        self._task = None
+        if stays:
+            self._send_back(head, body)
+        else:
+            self.broke(EngineError(f"it ended after an answer with status {head.status}"))
+
     @_alone
     def _send_back(self, head: Head, body: bytes) -> None:
-        self._held_back = None
         if self._tokens is not None:
             self._tokens.media |= head.media.startswith(MEDIA)
             self._tokens.feed(body)

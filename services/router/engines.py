@@ -315,7 +315,7 @@ class EnginePools:
 
     def __init__(self) -> None:
         self._pools: dict[str, EnginePool] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[bool]] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
 
@@ -338,9 +338,13 @@ class EnginePools:
                 return connection
         return None
 
-    def connect(self, pool: EnginePool, exchange: Exchange) -> asyncio.Task[None]:
+    def connect(self, pool: EnginePool, exchange: Exchange) -> asyncio.Task[bool]:
         """Open a connection for an exchange, which hears of it; cancel the task if it is not wanted any more."""
         return self._spawn(self._connect(pool, exchange))
+
+    async def accepts(self, pool: EnginePool) -> bool:
+        """Open an idle connection; return whether the engine accepted it."""
+        return await self._connect(pool, None)
 
     def prepare(self, key: str, endpoint: str, count: int) -> None:
         """Open so many idle connections to an engine that is being restored: the kernel accepts them for it."""
@@ -370,7 +374,7 @@ class EnginePools:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _connect(self, pool: EnginePool, exchange: Exchange | None) -> None:
+    async def _connect(self, pool: EnginePool, exchange: Exchange | None) -> bool:
         loop = asyncio.get_running_loop()
         try:
             if pool.tls and self._tls is None:
@@ -391,14 +395,15 @@ class EnginePools:
         else:
             if exchange is None:
                 pool.done(connection, again=connection.open)
-                return
+                return True
             if connection.open:
                 pool.busy.add(connection)
                 exchange.connected(connection)
-                return
+                return True
             error = EngineError("it closed the connection", stale=True)
         if exchange is not None:
             exchange.refused(error)
+        return False
 
     def _close_idle(self) -> None:
         until = time.monotonic() - IDLE_SECONDS
@@ -407,7 +412,7 @@ class EnginePools:
                 connection.drop()
         self._sweep = asyncio.get_running_loop().call_later(IDLE_SECONDS / 3, self._close_idle)
 
-    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> asyncio.Task[None]:
+    def _spawn(self, work: "asyncio._CoroutineLike[bool]") -> asyncio.Task[bool]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -545,3 +545,28 @@ async def test_a_5xx_of_an_engine_whose_container_ends_is_not_the_answer(ends: b
             await until(lambda: asked == 1, what="the engine has the request")
             writer.close()  # while the answer is held back
             await settled(w)
+
+
+async def test_a_5xx_of_an_engine_that_accepts_no_connection_after_it_is_not_the_answer():
+    """As vLLM's server, whose process goes on for a second, and whose container is seen to end later still."""
+    async with world() as w:
+        asked = 0
+
+        async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal asked
+            if await request_of(reader):
+                asked += 1
+                writer.write(DEAD)
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while await request_of(reader):
+                writer.write(OK)
+
+        async with engine(w, die):
+            waiting = w.ask("llama")
+            await until(lambda: asked == 1, what="the engine has the request")
+        await until(lambda: waiting.done() or w.held("llama") == 1, what="the call waits again, or it ended")
+        assert not waiting.done(), (await waiting).json
+        await w.manager.move("s0", SeatState.LOST)
+        async with engine(w, serve):
+            assert ((await waiting).status, asked) == (200, 1)
