@@ -3,6 +3,7 @@
 Times are the wall's: real engines follow no speed. ``figures`` of each case are printed.
 """
 
+import asyncio
 import os
 import signal
 import sys
@@ -193,3 +194,18 @@ async def test_one_that_says_asleep_and_moves_no_byte_is_parked_by_the_driver(tm
         await here.park("liar")
         here.figures["parked after"] = round(time.monotonic() - began, 1)
         assert await here.timed("wake", "liar") == first
+
+
+@pytest.mark.timeout(3600)
+async def test_three_that_share_a_cold_cache_all_answer_and_none_is_demoted(tmp_path: Path, model: Path) -> None:
+    cache = {
+        name: str(tmp_path / "cache" / name)
+        for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")
+    }
+    async with node(tmp_path, [vllm(name, model, **cache) for name in "abc"], "three on one cache") as here:
+        for turn in range(2):
+            answers = [await here.timed(f"{name} {turn}", name) for name in "abc"]
+            assert len(set(answers)) == 1
+        together = await asyncio.gather(*(here.ask(name) for name in "abc"))
+        assert {status for status, _ in together} == {200}, together
+        assert not await here.demotions()
