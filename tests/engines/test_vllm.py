@@ -96,8 +96,14 @@ class Node:
 
     async def park(self, name: str) -> None:
         """Park it, and wait for that."""
-        async with self.http.post(f"{self.stack.console}/v1/seats/{name}/park") as answer:
-            assert answer.status in (200, 202), await answer.text()
+
+        async def accepted() -> bool:
+            async with self.http.post(f"{self.stack.console}/v1/seats/{name}/park") as answer:
+                found = await answer.json()
+                assert answer.status == 202 or found["error"]["code"] == "busy", found
+                return answer.status == 202
+
+        await until(accepted, what=f"the activation of {name} ends after its first answer", timeout=10, interval=0.1)
         await self.state(name, "parked", 60)
 
     async def state(self, name: str, wanted: str, timeout: float) -> None:
