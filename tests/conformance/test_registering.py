@@ -69,6 +69,8 @@ async def test_a_path_instead_of_a_name_is_resolved_inside_the_folder(node: Stan
 @pytest.mark.item(4, 5)
 @pytest.mark.fake_only("looks at what the plugin sent to kubelet")
 async def test_our_plugin_registers_a_file_name_and_answers_with_the_options_of_register(node: Stand) -> None:
+    await node.restart_kubelet()  # tests of other files clear what the fake remembers
+    await node.until_ready()
     for resource in RESOURCES:
         registered = node.asked("Register", resource)[-1]
         assert "/" not in registered.request.endpoint
