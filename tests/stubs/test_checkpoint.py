@@ -285,6 +285,7 @@ async def test_a_forked_child_has_no_cuda_and_does_not_keep_its_parents_memory(m
     finally:
         parent.stdin.close()
         await parent.stdout.read()
+        await asyncio.wait_for(parent.wait(), SECONDS)
 
 
 async def test_a_lost_process_stays_lost(machine: Stand):
