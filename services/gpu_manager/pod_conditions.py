@@ -1,8 +1,9 @@
-"""The condition ``kyb.ai/Active`` in the status of the pods of this node's seats: True while the seat is active, else
-False; its reason is the state, and ``SeatReleased`` once the pod has ended. ``kubectl wait`` and controllers can use
-it; nothing of Kybernate depends on it.
+"""What the pods of this node's seats show: the condition ``kyb.ai/Active`` in their status, True while the seat is
+active, else False; its reason is the state, and ``SeatReleased`` once the pod has ended. And the label
+``kyb.ai/state``, the seat's state. ``kubectl`` and controllers can use them; nothing of Kybernate depends on them.
 
-``docs/decisions/018-the-chart.md``.
+One patch of ``pods/status`` writes both: the API server takes labels there too (kubernetes 1.36,
+``pkg/registry/core/pod/strategy.go``). ``docs/decisions/018-the-chart.md``.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from services.gpu_manager.pod_events import describe, iso_time
 
-CONDITION = "kyb.ai/Active"
+CONDITION, LABEL = "kyb.ai/Active", "kyb.ai/state"
 RELEASED = "SeatReleased"
 PAUSE_SECONDS = 15.0
 """Wall: between two writes to a pod, whose last state is written then. Each write goes to all watchers of the pod."""
@@ -35,6 +36,7 @@ class PodCondition:
     reason: str
     message: str
     since: float
+    state: str
 
     def path(self) -> str:
         """Of the pod."""
@@ -42,8 +44,12 @@ class PodCondition:
         return f"/api/v1/namespaces/{namespace}/pods/{name}"
 
     def patch(self) -> Mapping[str, Any]:
-        """The change of this pod's status only, not of another one with its name."""
-        return {"metadata": {"uid": self.uid}, "status": {"conditions": [self.entry()]}}
+        """The change of this pod's status and label only, not of another one with its name."""
+        return {"metadata": {"uid": self.uid, "labels": self.label()}, "status": {"conditions": [self.entry()]}}
+
+    def label(self) -> dict[str, str]:
+        """As Kubernetes writes it."""
+        return {LABEL: self.state}
 
     def entry(self) -> dict[str, str]:
         """As Kubernetes writes it."""
@@ -78,7 +84,7 @@ class ConditionQueue:
             status = str(row.state is SeatState.ACTIVE)
             before = self._known.get(row.pod_uid)
             since = before.since if before is not None and before.status == status else row.reported_at
-            condition = PodCondition(row.pod, row.pod_uid, status, reason, message[:1024], since)
+            condition = PodCondition(row.pod, row.pod_uid, status, reason, message[:1024], since, row.state)
             if condition != before:
                 self._known[row.pod_uid] = condition
                 self._open.add(row.pod_uid)
@@ -99,16 +105,21 @@ class ConditionQueue:
         """True if it is not known what stands in this pod's status: a manager before may have written it."""
         return uid not in self._read
 
-    def found(self, condition: PodCondition, there: Mapping[str, str]) -> PodCondition | None:
-        """What is to be written where this condition stands already; None: nothing. Its time is that of its status."""
+    def found(self, condition: PodCondition, pod: Mapping[str, Any]) -> PodCondition | None:
+        """What is to be written of this condition to a pod as it was read; None: nothing. Its time is that of its
+        status."""
         self._read.add(condition.uid)
+        conditions = pod.get("status", {}).get("conditions") or ()
+        there: Mapping[str, str] = next((one for one in conditions if one["type"] == CONDITION), {})
+        labels = pod["metadata"].get("labels") or {}
         if there.get("status") == condition.status and (at := there.get("lastTransitionTime")):
             since = datetime.fromisoformat(at).timestamp()
             condition = replace(condition, since=since)
             known = self._known[condition.uid]
             if known.status == condition.status:
                 self._known[condition.uid] = replace(known, since=since)
-        return None if condition.entry().items() <= there.items() else condition
+        stands = condition.entry().items() <= there.items() and condition.label().items() <= labels.items()
+        return None if stands else condition
 
     def written(self, condition: PodCondition) -> None:
         """It stands there: the last one ends what is known of its pod."""
@@ -160,8 +171,7 @@ class PodConditions:
                 if pod is None or pod["metadata"]["uid"] != condition.uid:
                     self._queue.forget(condition.uid)
                     return
-                there = pod.get("status", {}).get("conditions") or ()
-                due = self._queue.found(condition, next((one for one in there if one["type"] == CONDITION), {}))
+                due = self._queue.found(condition, pod)
             if due is not None:
                 await self._kube.patch(f"{due.path()}/status", due.patch())
             self._queue.written(condition)

@@ -9,4 +9,4 @@ class ManagerSettings(GroupSettings):
     kubelet_url: str = ""
     """Kubelet's HTTP address, where pods are read without an API server; empty: from the API server."""
     pod_conditions: bool = False
-    """In a cluster: keep the condition ``kyb.ai/Active`` in the status of the pods of seats."""
+    """In a cluster: keep condition ``kyb.ai/Active`` and label ``kyb.ai/state`` of the pods of seats."""

@@ -152,7 +152,7 @@ class ApiServer:
         return self._refused(request, "GET") or self._one("/api/v1/pods", where["namespace"], where["name"])
 
     async def _patch_status(self, request: web.Request) -> web.StreamResponse:
-        """A strategic merge of conditions, which are keyed by their type."""
+        """A strategic merge of conditions, which are keyed by their type, and of labels, which this path takes too."""
         where = request.match_info
         if refused := self._refused(request, "PATCH"):
             return refused
@@ -165,6 +165,7 @@ class ApiServer:
         if body["metadata"]["uid"] != found["metadata"]["uid"]:
             return failure(422, "Invalid", "metadata.uid: Invalid value: field is immutable")
         pod = copy.deepcopy(found)
+        pod["metadata"].setdefault("labels", {}).update(body["metadata"].get("labels", {}))
         conditions = {one["type"]: one for one in pod.setdefault("status", {}).get("conditions", ())}
         for one in body["status"]["conditions"]:
             conditions[one["type"]] = conditions.get(one["type"], {}) | one

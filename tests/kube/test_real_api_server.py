@@ -27,7 +27,7 @@ from kybernate.cli import main
 from kybernate.kube import ConflictError, Kube, KubeError, Mirror, Object
 from kybernate.seat import SeatState
 from kybernate.tls import trusting
-from services.gpu_manager.pod_conditions import CONDITION, ConditionQueue, PodCondition
+from services.gpu_manager.pod_conditions import CONDITION, LABEL, ConditionQueue, PodCondition
 from tests.cli.test_adopt import ROUTERS, pod, routers, service
 from tests.kube.test_mirror import HERE, PODS, names
 from tests.manager.test_pod_events import row
@@ -358,7 +358,7 @@ async def test_the_rights_of_the_chart_suffice_and_are_named_where_they_do_not(c
         await kube.close()
 
 
-async def test_the_condition_of_a_pod_is_merged_into_its_status_and_never_into_an_heirs(
+async def test_condition_and_label_of_a_pod_are_merged_into_it_and_never_into_an_heir(
     cluster: Cluster, account: Path
 ) -> None:
     path, kube = "/api/v1/namespaces/default/pods/a", Kube(f"https://127.0.0.1:{cluster.port}", account)
@@ -373,8 +373,10 @@ async def test_the_condition_of_a_pod_is_merged_into_its_status_and_never_into_a
             condition = queue.next(0.0)
             assert isinstance(condition, PodCondition)
             await kube.patch(f"{condition.path()}/status", condition.patch())
-            found = (await cluster.call("GET", path))["status"]["conditions"]
+            there = await cluster.call("GET", path)
+            found = there["status"]["conditions"]
             assert sorted((one["type"], one["status"]) for one in found) == [("Ready", "True"), (CONDITION, status)]
+            assert there["metadata"]["labels"] == {LABEL: state.value}, "the right to patch pods/status is enough"
         heir = replace(condition, uid="00000000-0000-0000-0000-000000000000")
         with pytest.raises(ConflictError):
             await kube.patch(f"{heir.path()}/status", heir.patch())

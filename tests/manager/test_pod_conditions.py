@@ -1,4 +1,4 @@
-"""The condition of a seat's pod: when it is written, and what then stands in the pod's status."""
+"""Condition and label of a seat's pod: when they are written, and what then stands in the pod."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -8,7 +8,7 @@ from typing import Any
 
 from kybernate.seat import SeatState as S
 from services.gpu_manager import pod_conditions
-from services.gpu_manager.pod_conditions import ConditionQueue, PodCondition, PodConditions
+from services.gpu_manager.pod_conditions import LABEL, ConditionQueue, PodCondition, PodConditions
 from tests.kube.api_server import ApiServer, api_server
 from tests.manager.test_pod_events import row
 from tests.until import until
@@ -80,14 +80,21 @@ def test_a_pod_that_has_ended_is_not_active_and_then_forgotten() -> None:
 
 def test_what_a_manager_before_has_written_keeps_its_time_and_is_not_written_again() -> None:
     queue = ConditionQueue()
-    there = {**PodCondition("ml/qwen-7", "u1", "False", "SeatParked", "parked", 1000.0).entry(), "lastProbeTime": ""}
+    before = PodCondition("ml/qwen-7", "u1", "False", "SeatParked", "parked", 1000.0, "parked")
+
+    def there(condition: PodCondition, **labels: str) -> dict[str, Any]:
+        entry = {**condition.entry(), "lastProbeTime": ""}
+        return {"metadata": {"labels": {"app": "qwen", **labels}}, "status": {"conditions": [entry]}}
+
     queue.take(row(S.PARKED, reported_at=5000.0))
     first = queue.next(0.0)
     assert isinstance(first, PodCondition)
-    kept = queue.found(first, there)
+    kept = queue.found(first, there(before, **before.label()))
     assert kept is not None, "its message is another one"
     assert (kept.since, queue.unread("u1")) == (1000.0, False)
-    assert queue.found(first, kept.entry()) is None
+    assert queue.found(first, there(kept, **{LABEL: "parked"})) is None
+    for labels in ({}, {LABEL: "active"}):  # an earlier release wrote none
+        assert queue.found(first, there(kept, **labels)) == kept
     queue.take(row(S.LOST, reported_at=6000.0))
     later = queue.next(100.0)
     assert isinstance(later, PodCondition)
@@ -116,6 +123,10 @@ def conditions_of(server: ApiServer, name: str) -> dict[str, tuple[str, str]]:
     return {one["type"]: (one["status"], one.get("reason", "")) for one in found}
 
 
+def labels_of(server: ApiServer, name: str) -> dict[str, str]:
+    return dict(server._objects["/api/v1/pods"]["ml", name]["metadata"].get("labels", {}))
+
+
 async def test_the_condition_stands_beside_kubelets_own_and_follows_the_seat(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(pod_conditions, "PAUSE_SECONDS", 0.05)
     async with running(tmp_path) as (server, conditions):
@@ -124,6 +135,18 @@ async def test_the_condition_stands_beside_kubelets_own_and_follows_the_seat(tmp
             conditions.take(row(state))
             wanted = {"Ready": ("True", ""), "kyb.ai/Active": expected}
             await until(lambda: conditions_of(server, "qwen-7") == wanted, what=f"{wanted}")  # noqa: B023
+
+
+async def test_the_state_is_a_label_beside_the_pods_own_and_follows_the_seat(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(pod_conditions, "PAUSE_SECONDS", 0.05)
+    async with running(tmp_path) as (server, conditions):
+        made = pod("qwen-7", "u1")
+        made["metadata"]["labels"] = {"app": "qwen"}
+        server.put(made)
+        for state in (S.PARKED, S.ACTIVE, S.LOST, S.QUARANTINED, S.RELEASING):
+            conditions.take(row(state))
+            wanted = {"app": "qwen", "kyb.ai/state": state.value}
+            await until(lambda: labels_of(server, "qwen-7") == wanted, what=f"{wanted}")  # noqa: B023
 
 
 async def test_a_refusal_is_tried_again_and_a_pod_of_the_same_name_is_left_alone(
