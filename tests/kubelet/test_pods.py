@@ -13,9 +13,10 @@ import grpc.aio
 import pytest
 
 from kybernate.dev.fakes.kubelet.http import application
-from kybernate.dev.fakes.kubelet.kubelet import Kubelet
+from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options
 from kybernate.dev.fakes.kubelet.pod import Pod
 from kybernate.dev.fakes.kubelet.process import BackOff
+from kybernate.dev.stack.layout import LONGEST_FOLDER
 from kybernate.health import HttpServer
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import podresources_pb2 as resources_pb
@@ -91,6 +92,33 @@ spec:
         assert running.ip.startswith("127.")
         assert running.document()["status"]["podIP"] == running.ip
         kubelet.delete("default", "p", 0.0)
+
+
+BINDS = """
+import os, socket, time, uuid
+socket.socket(socket.AF_UNIX).bind(f"{os.environ['TMPDIR']}/{uuid.uuid4()}")
+time.sleep(100)
+"""
+
+
+async def test_a_pod_has_a_separate_folder_for_temporary_files_until_it_ends(tmp_path: Path) -> None:
+    """Its path is short enough for vLLM's sockets, also in the longest folder of a stack."""
+    (tmp_path / "engine.py").write_text(BINDS)
+    with short_folder() as short:
+        node = short / "x".ljust(LONGEST_FOLDER - len(str(short)) - 1, "x") / "n99"
+        folders = node / "run" / "tmp"
+        (folders / "left").mkdir(parents=True)
+        async with Kubelet(Options(folder=node / "k", run_dir=node / "run")) as kubelet:
+            assert not folders.exists(), "what a kubelet that was killed has left"
+            binding = await started(kubelet, pod(seats=0, command=f"exec python {tmp_path}/engine.py"))
+            other = await started(kubelet, pod("other", seats=0))
+            own = folders / binding.uid[:8]
+            await until(lambda: any(own.iterdir()), what="a socket")
+            assert own.stat().st_mode & 0o777 == 0o700
+            kubelet.delete("default", "p", 0.0)
+            await until(lambda: not own.exists(), what="the folder goes with its pod")
+            assert (folders / other.uid[:8]).is_dir()
+        assert not any(folders.iterdir())
 
 
 async def test_a_crash_asks_the_gate_again_but_not_for_an_allocation() -> None:

@@ -74,8 +74,8 @@ class Ports:
         return port
 
 
-LONGEST_FOLDER = 60
-"""Sockets below the folder must stay under 108 characters."""
+LONGEST_FOLDER = 48
+"""Sockets below the folder must stay under 108 characters, also those that vLLM names by a UUID in a pod's TMPDIR."""
 
 
 def numbered(name: str, index: int) -> str:

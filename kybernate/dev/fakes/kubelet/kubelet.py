@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,7 +32,7 @@ class Options:
     folder: Path
     """The device plugin folder."""
     run_dir: Path
-    """Seat folders (made by the plugin), and logs of pods under ``pods/``."""
+    """Seat folders (made by the plugin), logs of pods under ``pods/``, their temporary files under ``tmp/``."""
     node: str = "node-0"
     node_address: str = "127.0.0.1"
     """The node's own address: hostIP of all pods, podIP of those with ``hostNetwork: true``."""
@@ -86,6 +87,7 @@ class Kubelet:
             node=options.node,
             node_address=options.node_address,
             logs=options.run_dir / "pods",
+            temporary=options.run_dir / "tmp",
             env={"KYB_SPEED": f"{options.speed:g}", **options.inject},
             backoff=options.backoff,
             address=self._address,
@@ -102,6 +104,7 @@ class Kubelet:
         self._lingering: list[Pod] = []
 
     async def __aenter__(self) -> "Kubelet":
+        shutil.rmtree(self._around.temporary, ignore_errors=True)  # of one that was killed
         self.devices.start()
         await self._serve()
         self._background(self._schedule(), "scheduler")

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -36,6 +37,8 @@ class Surroundings:
     node: str
     node_address: str
     logs: Path
+    temporary: Path
+    """Has a folder for the temporary files of each pod."""
     env: Mapping[str, str]
     """Added to every container: KYB_SPEED, and what is injected."""
     backoff: BackOff
@@ -90,6 +93,7 @@ class Pod:
         codes = await asyncio.gather(*(self._process(c).stop(grace_seconds) for c in running))
         for container, code in zip(running, codes, strict=True):
             self._ended(container, code)
+        await asyncio.to_thread(shutil.rmtree, self._temporary, ignore_errors=True)
 
     async def _run(self) -> None:
         while not self.ip:
@@ -154,6 +158,7 @@ class Pod:
         env = self._environment(container.spec, options.envs)
         command = [expand(word, env) for word in container.spec.command]
         log = self.around.logs / f"{self.spec.namespace}_{self.spec.name}_{self.uid}" / f"{container.spec.name}.log"
+        self._temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Shielded: a process that was started must be known here, also when this pod is being stopped.
         await self._uninterrupted(container, ContainerProcess.start(command, env, log))
 
@@ -189,7 +194,7 @@ class Pod:
         caches = Path(base.get("XDG_CACHE_HOME") or self.around.logs.parent / "caches") / self.spec.key.replace(
             "/", "_"
         )
-        own |= {name: str(caches / folder) for name, folder in CACHES.items()}
+        own |= {name: str(caches / folder) for name, folder in CACHES.items()} | {"TMPDIR": str(self._temporary)}
         env = base | own | dict(answered)
         fields = {
             "status.podIP": self.ip,
@@ -202,6 +207,11 @@ class Pod:
             path = variable.field_path
             env[variable.name] = expand(variable.value, env) if path is None else fields[path]
         return env
+
+    @property
+    def _temporary(self) -> Path:
+        """A short path: engines bind sockets in it, whose paths have at most 107 characters."""
+        return self.around.temporary / self.uid[:8]
 
     def _ended(self, container: Container, code: int) -> None:
         container.process = None
