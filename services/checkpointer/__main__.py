@@ -38,7 +38,9 @@ async def serve(
     tracer: "Tracer | None" = None,
 ) -> None:
     """Run until SIGTERM. ``command`` starts a helper."""
-    journal = Journal(settings.state_dir, settings.run_dir / "checkpointer-epochs.json")
+    own = settings.run_dir / "checkpointer"  # the plugin wakes at each change of a file of run_dir itself
+    own.mkdir(exist_ok=True)
+    journal = Journal(settings.state_dir, own / "epochs.json")
     journal.load()
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(journal.close)

@@ -165,11 +165,15 @@ class Journal:
         get_logger().error("journal.rolled_back", file=str(self._jobs), highest=max(newer.values()))
 
     def _attest(self, gpus: tuple[str, ...], epoch: int) -> None:
-        """Called by the writer after the journal has this epoch."""
+        """Called by the writer after the journal has this epoch; no job waits for it."""
         _raise(self._filed, gpus, epoch)
-        if self._witness is not None:
+        if self._witness is None:
+            return
+        try:
             text = json.dumps({"boot": boot_id(), "epochs": self._filed})
             files.replace(self._witness, text, durable=False, mode=0o600)
+        except OSError as error:
+            get_logger().error("journal.witness_unwritable", file=str(self._witness), error=str(error))
 
     @property
     def highest_epoch(self) -> int:
@@ -189,10 +193,6 @@ class Journal:
         self.jobs[job.op] = job
 
         def write() -> None:
-            put()
-            self._attest(gpus, epoch)
-
-        def put() -> None:
             made, self._next = self._next, None
             if made is None:
                 self._open[job.op] = _OpenFile(_create(job.path, line), job.path)
@@ -204,6 +204,7 @@ class Journal:
             self._sync_beside(self._open[job.op])
 
         await self._do(self._writer, write)
+        self._writer.submit(self._attest, gpus, epoch)
         job.written_at = time.time()
 
     async def add(self, job: JobFile, record: Record, *, put_off: bool = False) -> None:

@@ -403,3 +403,12 @@ async def test_a_step_that_could_not_be_synced_ends_the_job_at_the_next_record(
     with pytest.raises(OSError, match="Input/output error"):
         await journal.add(one, Record(kind="end", half="park", seat="s00"), put_off=True)
     journal.close()
+
+
+async def test_a_job_is_accepted_without_its_witness(tmp_path: Path) -> None:
+    """The witness only tells that files were put back; it was written before the job was accepted, and delayed it."""
+    journal = Journal(tmp_path / "state", tmp_path / "no-folder" / "epochs.json")
+    journal.load()
+    await journal.begin(job(1))
+    journal.close()
+    assert list(opened(tmp_path / "state").jobs) == ["op-1"]
