@@ -22,19 +22,8 @@ ANY: Json = {"type": "object"}
 OBJECTS: Json = {"type": "array", "items": {"type": "object"}}
 NAMES: Json = {"type": "array", "items": {"type": "string", "minLength": 1}}
 LABELS: Json = {"type": "object", "additionalProperties": {"type": "string"}}
-RESOURCES: Json = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["requests", "limits"],
-    "properties": {
-        "requests": {"type": "object", "additionalProperties": {"type": ["string", "integer", "number"]}},
-        "limits": {
-            "type": "object",
-            "required": ["memory"],
-            "additionalProperties": {"type": ["string", "integer", "number"]},
-        },
-    },
-}
+POD_TEMPLATE: Json = {"type": "object", "additionalProperties": False, "properties": {"metadata": ANY, "spec": ANY}}
+CONTAINER: Json = {"type": "object", "properties": {"env": OBJECTS, "resources": ANY}}
 PROFILE: Json = {
     "type": "object",
     "required": ["name", "resource", "groupSize", "seatsPerGroup"],
@@ -73,10 +62,9 @@ HOST: Json = {
 }
 
 BY_NAME: dict[str, Json] = {
-    **dict.fromkeys(("nodeSelector", "commonLabels", "commonAnnotations", "podLabels", "podAnnotations"), LABELS),
+    **dict.fromkeys(("commonLabels", "commonAnnotations"), LABELS),
     **dict.fromkeys(("labels", "annotations"), LABELS),
-    **dict.fromkeys(("affinity", "namespaceSelector", "podSelector"), ANY),
-    **dict.fromkeys(("tolerations", "topologySpreadConstraints", "extraEnv"), OBJECTS),
+    **dict.fromkeys(("namespaceSelector", "podSelector"), ANY),
     **dict.fromkeys(("routerFrom", "monitoringFrom", "from", "parentRefs"), OBJECTS),
     **dict.fromkeys(("imagePullSecrets", "namespaces", "hostnames", "capabilities"), NAMES),
     "issuerRef": {
@@ -84,7 +72,8 @@ BY_NAME: dict[str, Json] = {
         "additionalProperties": False,
         "properties": {"name": TEXT, "kind": TEXT, "group": TEXT},
     },
-    "resources": RESOURCES,
+    "podTemplate": POD_TEMPLATE,
+    "container": CONTAINER,
     "updateStrategy": STRATEGY,
     "failurePolicy": {"enum": ["Fail", "Ignore"]},
     "speed": {"type": "number", "exclusiveMinimum": 0},
@@ -177,8 +166,8 @@ def documents(root: Path) -> dict[str, str]:
     chart = root / "helm" / "kybernate"
     source = (chart / "values.yaml").read_text()
     top = schema(yaml.safe_load(source), "", comments(source))
-    gone = (chart / "templates" / "_validation.tpl").read_text().partition('define "kybernate.gone" -}}')[2]
-    for path, text in re.findall(r"^([a-z][A-Za-z.]*): (.+)$", gone, re.MULTILINE):
+    gone = yaml.safe_load((chart / "gone.yaml").read_text())
+    for text, path in ((text, path) for text, paths in gone.items() for path in paths):
         *way, last = path.split(".")
         place = top
         for part in way:

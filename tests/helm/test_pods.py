@@ -1,6 +1,9 @@
 """Rights, needs and settings of every pod of the chart, in every value set."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 
 from kybernate.settings import Settings
 from services.checkpointer.settings import CheckpointerSettings
@@ -275,6 +278,56 @@ def test_node_agents_are_wanted_on_nodes_with_gpus_whatever_taints_they_have() -
 def containers_named(name: str) -> list[Container]:
     """Of this name, in all value sets."""
     return [one for values in SETS for one in render(values).containers() if one.spec["name"] == name]
+
+
+def test_a_pod_is_merged_with_a_pod_template_and_a_container_with_fields_of_one(tmp_path: Path) -> None:
+    given = {
+        "podTemplate": {
+            "metadata": {"labels": {"team": "a"}, "annotations": {"b": "c"}},
+            "spec": {
+                "nodeSelector": {"disk": "fast"},
+                "priorityClassName": None,
+                "tolerations": [{"operator": "Exists"}],
+                "topologySpreadConstraints": [],
+                "volumes": [{"name": "tmp", "emptyDir": {}}, {"name": "more", "emptyDir": {}}],
+                "containers": [{"name": "side", "image": "side:1"}],
+            },
+        },
+        "container": {
+            "resources": {"limits": {"cpu": None, "memory": "3Gi"}},
+            "env": [{"name": "KYB_HELD_BYTES", "value": "9"}, {"name": "X", "value": "1"}],
+            "volumeMounts": [{"name": "more", "mountPath": "/more"}],
+        },
+    }
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump({"router": given, "fakeGpu": {"enabled": True}}))
+    before, after = (
+        render(*more).one("Deployment", "-router")["spec"]["template"]
+        for more in (("--set=fakeGpu.enabled=true",), (f"--values={values}",))
+    )
+    assert after["metadata"]["labels"] == before["metadata"]["labels"] | {"team": "a"}
+    assert after["metadata"]["annotations"] == {"b": "c"}
+    spec, usual = after["spec"], before["spec"]
+    assert spec["nodeSelector"] == {"disk": "fast"}
+    assert (usual["priorityClassName"], spec.get("priorityClassName")) == ("system-cluster-critical", None)
+    assert spec["tolerations"] == [*usual["tolerations"], {"operator": "Exists"}]
+    assert spec["topologySpreadConstraints"] == []
+    assert [one["name"] for one in spec["volumes"]] == ["bus-key", "tmp", "more"]
+    (router, side), (plain,) = spec["containers"], usual["containers"]
+    assert side == {"name": "side", "image": "side:1"}
+    assert router["resources"] == {"requests": plain["resources"]["requests"], "limits": {"memory": "3Gi"}}
+    env, known = ({one["name"]: one.get("value") for one in of["env"]} for of in (router, plain))
+    assert env == known | {"KYB_HELD_BYTES": "9", "X": "1"}
+    assert router["volumeMounts"] == [*plain["volumeMounts"], {"name": "more", "mountPath": "/more"}]
+    same = ("command", "ports", "securityContext", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle")
+    assert {name: router[name] for name in same} == {name: plain[name] for name in same}
+
+
+def test_the_console_goes_where_routers_go() -> None:
+    chart = render("default", "--set=router.podTemplate.spec.nodeSelector.a=b,router.podTemplate.metadata.labels.c=d")
+    console = chart.one("Deployment", "-console")["spec"]["template"]
+    assert console["spec"]["nodeSelector"] == {"a": "b"}
+    assert "c" not in console["metadata"]["labels"]
 
 
 def test_the_manager_tells_routers_an_address_that_they_can_reach() -> None:

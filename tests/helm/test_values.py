@@ -52,7 +52,7 @@ WRONG = {
     "an authority of no certificate": (["webhook.tls.caBundle=x"], "set that, too"),
     "a volume that overflows": (["nats.persistence.size=1Gi"], "set size above maxFileStore"),
     "a bus without room for its streams": (["nats.jetstream.maxFileStore=1Gi"], "set 1408Mi or more"),
-    "another NATS without a version": (["nats.image=nats"], "nats.image=nats is without a version"),
+    "samples without a version": (["fakeGpu.samples.image=x"], "fakeGpu.samples.image=x is without a version"),
     "keys that no server uses": (["keys.enabled=false", "keys.existingSecret=x"], "set keys.enabled=true"),
     "fake GPUs that no plugin offers": (
         ["fakeGpu.enabled=true", "node.enabled=false"],
@@ -90,12 +90,21 @@ WRONG = {
         ["config.existingConfigMap=mine", "config.configs.a100.drainSeconds=5"],
         "leave existingConfigMap empty",
     ),
-    "a router without room for a request": (["router.resources.limits.memory=0.2G"], "set 192Mi or more"),
-    "memory that is no quantity": (["router.resources.limits.memory=768MB"], "768MB is no quantity of Kubernetes"),
+    "a router without room for a request": (["router.container.resources.limits.memory=0.2G"], "set 192Mi or more"),
+    "memory that is no quantity": (
+        ["router.container.resources.limits.memory=768MB"],
+        "768MB is no quantity of Kubernetes",
+    ),
     "a value of a former version": (
         ["router.heldBytes=1000"],
-        "router.heldBytes is no value of this chart any more: a third of router.resources.limits.memory holds requests",
+        "router.heldBytes is no value of this chart any more: a third of router.container.resources.limits.memory holds",
     ),
+    "a field of a container in its old place": (
+        ["router.resources.limits.memory=1Gi"],
+        "router.resources is no value of this chart any more: set router.container.resources",
+    ),
+    "a field of a pod in its old place": (["nats.affinity.x=y"], "set nats.podTemplate.spec.affinity"),
+    "a pod's field of no pod": (["router.podTemplate.nodeSelector.a=b"], "additional properties 'nodeSelector' not"),
     "values of former versions below others": (["jobs.resources.limits.memory=1Gi"], "jobs.resources is no value"),
     "a group of former versions": (
         ["router.podDisruptionBudget.enabled=false"],
@@ -105,7 +114,6 @@ WRONG = {
         ["plugin.enabled=false"],
         "plugin.enabled is no value of this chart any more: node",
     ),
-    "an image in parts": (["nats.image.repository=nats"], "got object, want string"),
     "a park that is cut": (["node.terminationGracePeriodSeconds=0"], "set it above the longest park"),
     "fakes of an image without them": (["fakeGpu.enabled=true", "image.tag=0.1.0"], "take 0.1.0-dev"),
     "two samples of one name": (
@@ -144,7 +152,7 @@ def test_wrong_values_fail_with_what_to_change(name: str) -> None:
 
 @pytest.mark.parametrize("memory", ["1G", "1.5Gi", "1073741824"])
 def test_memory_may_be_written_as_kubernetes_takes_it(memory: str) -> None:
-    render("default", f"--set=router.resources.limits.memory={memory}")
+    render("default", f"--set=router.container.resources.limits.memory={memory}")
 
 
 @pytest.mark.parametrize(

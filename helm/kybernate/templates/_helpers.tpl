@@ -318,26 +318,14 @@ readinessProbe:
 
 {{/* The floor: without these a node agent is silently wanted on no node at all. */}}
 {{- define "kybernate.agentPlacement" -}}
-{{- with .Values.nodeAgents.priorityClassName }}
-priorityClassName: {{ . }}
-{{- end }}
-{{- with .Values.nodeAgents.nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+priorityClassName: system-node-critical
 tolerations:
   - {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}
   - {key: CriticalAddonsOnly, operator: Exists}
   {{- if .Values.fakeGpu.enabled }}
   - {key: node-role.kubernetes.io/control-plane, operator: Exists, effect: NoSchedule}
   {{- end }}
-  {{- with .Values.nodeAgents.tolerations }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-{{- if .Values.nodeAgents.affinity }}
-affinity:
-  {{- toYaml .Values.nodeAgents.affinity | nindent 2 }}
-{{- else if not .Values.fakeGpu.enabled }}
+{{- if not (or .Values.fakeGpu.enabled (dig "spec" "affinity" "" .Values.nodeAgents.podTemplate)) }}
 affinity:
   nodeAffinity:
     requiredDuringSchedulingIgnoredDuringExecution:
@@ -378,33 +366,15 @@ runtimeClassName: {{ .Values.gpu.runtimeClassName }}
 {{- default (printf "%s-config" (include "kybernate.fullname" .)) .Values.config.existingConfigMap -}}
 {{- end -}}
 
-{{/* Where a pod that needs no GPU goes. (dict "root" $ "values" .Values.router "component" …) */}}
+{{/* Where a pod that needs no GPU goes. (dict "root" $ "component" …) */}}
 {{- define "kybernate.placement" -}}
-{{- with .values.priorityClassName }}
-priorityClassName: {{ . }}
-{{- end }}
-{{- with .values.nodeSelector }}
-nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- if or .values.tolerations .root.Values.fakeGpu.enabled }}
+priorityClassName: system-cluster-critical
+{{- if .root.Values.fakeGpu.enabled }}
 tolerations:
-  {{- if .root.Values.fakeGpu.enabled }}
   - {key: node-role.kubernetes.io/control-plane, operator: Exists, effect: NoSchedule}
-  {{- end }}
-  {{- with .values.tolerations }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-{{- end }}
-{{- with .values.affinity }}
-affinity:
-  {{- toYaml . | nindent 2 }}
 {{- end }}
 topologySpreadConstraints:
-{{- if .values.topologySpreadConstraints }}
-  {{- toYaml .values.topologySpreadConstraints | nindent 2 }}
-{{- else }}
-  {{- $selector := include "kybernate.selector" (dict "root" .root "component" .component) }}
+  {{- $selector := include "kybernate.selector" . }}
   {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
   - maxSkew: 1
     topologyKey: {{ . }}
@@ -413,5 +383,38 @@ topologySpreadConstraints:
       matchLabels:
         {{- $selector | nindent 8 }}
   {{- end }}
-{{- end }}
+{{- end -}}
+
+{{/* A workload with what the values add to its pods:
+(dict "workload" <its YAML> "podTemplate" <PodTemplate> "containers" <by name, fields of a container>) */}}
+{{- define "kybernate.merged" -}}
+{{- $workload := fromYaml .workload -}}
+{{- with $workload.Error -}}{{- fail . -}}{{- end -}}
+{{- include "kybernate.merge" (dict "into" $workload.spec.template "from" .podTemplate) -}}
+{{- range $container := $workload.spec.template.spec.containers -}}
+{{- include "kybernate.merge" (dict "into" $container "from" (get $.containers $container.name | default dict)) -}}
+{{- end -}}
+{{- toYaml $workload -}}
+{{- end -}}
+
+{{/* Put one map into another: null takes a key away, maps are merged, lists of what has a name and tolerations get
+longer, other lists are replaced. */}}
+{{- define "kybernate.merge" -}}
+{{- range $key, $given := .from -}}
+{{- $here := get $.into $key -}}
+{{- if kindIs "invalid" $given -}}
+{{- $_ := unset $.into $key -}}
+{{- else if and (kindIs "map" $given) (kindIs "map" $here) -}}
+{{- include "kybernate.merge" (dict "into" $here "from" $given) -}}
+{{- else if and $here (has $key (list "env" "tolerations" "volumes" "volumeMounts" "containers" "initContainers")) -}}
+{{- $by := ternary "mountPath" "name" (eq $key "volumeMounts") -}}
+{{- $names := list -}}
+{{- range $given -}}{{- $names = append $names (get . $by) -}}{{- end -}}
+{{- $kept := list -}}
+{{- range $here -}}{{- if or (eq $key "tolerations") (not (has (get . $by) $names)) -}}{{- $kept = append $kept . -}}{{- end -}}{{- end -}}
+{{- $_ := set $.into $key (concat $kept $given) -}}
+{{- else -}}
+{{- $_ := set $.into $key $given -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

@@ -3,13 +3,17 @@
 {{- $v := .Values -}}
 {{- $wrong := list -}}
 
-{{- range $path, $instead := fromYaml (include "kybernate.gone" .) -}}
+{{- range $instead, $paths := .Files.Get "gone.yaml" | fromYaml -}}
+{{- range $path := $paths -}}
+{{- $parts := splitList "." $path -}}
 {{- $here := $v -}}
-{{- range $part := splitList "." $path -}}
+{{- range $part := $parts -}}
 {{- $here = ternary (get (default (dict) $here) $part) "" (and (kindIs "map" $here) (hasKey (default (dict) $here) $part)) -}}
 {{- end -}}
 {{- if not (or (kindIs "invalid" $here) (and (kindIs "string" $here) (eq $here ""))) -}}
-{{- $wrong = append $wrong (printf "%s is no value of this chart any more: %s" $path $instead) -}}
+{{- $now := $instead | replace "PARENT" (join "." (initial $parts)) | replace "NAME" (last $parts) -}}
+{{- $wrong = append $wrong (printf "%s is no value of this chart any more: %s" $path $now) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- range $name := list $v.fullnameOverride -}}
@@ -20,7 +24,7 @@
 {{- if and $v.image.digest (not (regexMatch "^sha256:[a-f0-9]{64}$" $v.image.digest)) -}}
 {{- $wrong = append $wrong (printf "image.digest=%s is no digest: give sha256: and 64 hexadecimal digits, as `docker images --digests` shows it, or leave it empty and set tag" $v.image.digest) -}}
 {{- end -}}
-{{- range $where, $image := dict "nats.image" $v.nats.image "node.checkpointer.image" $v.node.checkpointer.image "fakeGpu.samples.image" $v.fakeGpu.samples.image -}}
+{{- range $where, $image := dict "fakeGpu.samples.image" $v.fakeGpu.samples.image -}}
 {{- if and $image (not (regexMatch "(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[a-f0-9]{64})$" $image)) -}}
 {{- $wrong = append $wrong (printf "%s=%s is without a version: write repository:tag, or repository@sha256: and 64 hexadecimal digits" $where $image) -}}
 {{- end -}}
@@ -145,11 +149,11 @@
 {{- end -}}
 
 {{- if $v.router.enabled -}}
-{{- $memory := dig "limits" "memory" "768Mi" $v.router.resources | toString -}}
+{{- $memory := dig "resources" "limits" "memory" "768Mi" $v.router.container | toString -}}
 {{- if not (regexMatch "^[0-9]+(\\.[0-9]+)?([kMGT]|[KMGT]i)?$" $memory) -}}
-{{- $wrong = append $wrong (printf "router.resources.limits.memory=%s is no quantity of Kubernetes: write 768Mi or 1Gi" $memory) -}}
+{{- $wrong = append $wrong (printf "router.container.resources.limits.memory=%s is no quantity of Kubernetes: write 768Mi or 1Gi" $memory) -}}
 {{- else if lt (int64 (include "kybernate.bytes" $memory)) 201326592 -}}
-{{- $wrong = append $wrong (printf "router.resources.limits.memory=%s: a third of it holds requests, which may have 32 MiB each, and a caller gets half of that; set 192Mi or more" $memory) -}}
+{{- $wrong = append $wrong (printf "router.container.resources.limits.memory=%s: a third of it holds requests, which may have 32 MiB each, and a caller gets half of that; set 192Mi or more" $memory) -}}
 {{- end -}}
 {{- with $v.router.autoscaling.maxReplicas -}}
 {{- if gt (int $v.router.replicas) (int .) -}}
@@ -185,43 +189,4 @@
 {{- if $wrong -}}
 {{- fail (printf "these values do not work:\n  - %s\n" (join "\n  - " (uniq $wrong))) -}}
 {{- end -}}
-{{- end -}}
-
-{{/* Values of former versions, and what holds instead. scripts/chart_schema.py lets them pass to these texts. */}}
-{{- define "kybernate.gone" -}}
-nameOverride: set fullnameOverride
-image.registry: set global.imageRegistry, or write the registry into image.repository
-imagePullSecrets: set global.imagePullSecrets
-nats.jetstream.maxMemoryStore: it is 64Mi
-nats.persistence.accessModes: it is ReadWriteOnce
-fakeGpu.resources: they are fixed
-fakeGpu.samples.resources: they are fixed
-jobs.resources: they are fixed
-router.queueSeconds: it is 3 s
-router.heldBytes: a third of router.resources.limits.memory holds requests; set that
-router.callerBytes: a caller gets half of what holds requests, a sixth of router.resources.limits.memory
-router.bodyBytes: it is 32 MiB; for another limit set KYB_BODY_BYTES in router.extraEnv
-router.preStopSeconds: it is 5 s
-router.terminationGracePeriodSeconds: it is router.drainSeconds and 15 s
-log.format: it is json
-hostPaths.cgroup: it is /sys/fs/cgroup
-fakeGpu.samples.enabled: set fakeGpu.samples.models to [] for none
-nodeAgents.resourceQuota.pods: it is 1000
-plugin.enabled: node.enabled is for both
-plugin.terminationGracePeriodSeconds: it is 15 s
-router.podDisruptionBudget: one of the routers may be away, as ever
-nats.podDisruptionBudget: it is made with more than one server
-webhook.podDisruptionBudget: one of its pods may be away, as ever
-router.ingress.enabled: router.ingress.hosts make it
-router.httpRoute.enabled: router.httpRoute.parentRefs make it
-router.autoscaling.enabled: set router.autoscaling.maxReplicas above 0
-router.autoscaling.minReplicas: it is router.replicas
-nats.tls.enabled: existingSecret or certManager.issuerRef make it
-nats.tls.certManager.enabled: set nats.tls.certManager.issuerRef.name
-webhook.timeoutSeconds: it is 5 s
-monitoring.prometheusRule.labels: they are monitoring.labels
-monitoring.prometheusRule.additional: write a PrometheusRule of yours into extraObjects
-openshift.createSCC: it is rbac.create
-tests.enabled: helm test runs them, nothing else
-uninstallCheck.force: a refused uninstall prints the annotation that forces the next one
 {{- end -}}
