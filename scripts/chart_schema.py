@@ -54,19 +54,13 @@ STRATEGY: Json = {
     "additionalProperties": False,
     "properties": {"type": {"enum": ["RollingUpdate", "OnDelete"]}, "rollingUpdate": ANY},
 }
-HOST: Json = {
-    "type": "object",
-    "required": ["host"],
-    "additionalProperties": False,
-    "properties": {"host": TEXT, "path": TEXT},
-}
 
 BY_NAME: dict[str, Json] = {
     **dict.fromkeys(("commonLabels", "commonAnnotations"), LABELS),
     **dict.fromkeys(("labels", "annotations"), LABELS),
-    **dict.fromkeys(("namespaceSelector", "podSelector"), ANY),
-    **dict.fromkeys(("routerFrom", "monitoringFrom", "from", "parentRefs"), OBJECTS),
-    **dict.fromkeys(("imagePullSecrets", "namespaces", "hostnames", "capabilities"), NAMES),
+    **dict.fromkeys(("namespaceSelector", "spec"), ANY),
+    **dict.fromkeys(("env", "routerFrom", "monitoringFrom", "from"), OBJECTS),
+    **dict.fromkeys(("imagePullSecrets", "namespaces", "capabilities"), NAMES),
     "issuerRef": {
         "type": "object",
         "additionalProperties": False,
@@ -77,7 +71,6 @@ BY_NAME: dict[str, Json] = {
     "updateStrategy": STRATEGY,
     "failurePolicy": {"enum": ["Fail", "Ignore"]},
     "speed": {"type": "number", "exclusiveMinimum": 0},
-    "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
 }
 """Wherever a key has this name and its default is no mapping of ours."""
 
@@ -85,27 +78,14 @@ RULES: dict[str, Json] = {
     "image.repository": {"type": "string", "minLength": 1},
     "image.pullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},
     "log.level": {"enum": ["debug", "info", "warning", "error"]},
-    "tracing.endpoint": {"type": "string", "pattern": "^(https?://.+)?$"},
-    "tracing.sampler": {
-        "enum": [
-            f"{base}{kind}" for base in ("parentbased_", "") for kind in ("always_on", "always_off", "traceidratio")
-        ]
-    },
-    "tracing.samplerArg": {"type": ["string", "number"]},
     "config.configs": CONFIGS,
     "fakeGpu.gpus": {"type": "integer", "minimum": 1, "maximum": 64},
     "fakeGpu.memory": SIZE,
     "fakeGpu.samples.models": {"type": "array", "items": MODEL},
-    "plugin.neighbours": {"enum": ["refuse", "ignore"]},
     "node.manager.hostPort": {"type": "integer", "minimum": 0, "maximum": 65535},
     "nats.maxConnections": {"type": "integer", "minimum": 16},
     "router.replicas": {"type": "integer", "minimum": 1},
-    "router.keepaliveSeconds": {"type": "number", "minimum": 0},
-    "router.holdSeconds": {"type": "number", "exclusiveMinimum": 0},
-    "router.service.type": {"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
     "router.service.port": PORT,
-    "router.ingress.tls": OBJECTS,
-    "router.ingress.hosts": {"type": "array", "items": HOST},
     "nats.replicas": {"type": "integer", "minimum": 1},
     "nats.jetstream.maxFileStore": QUANTITY,
     "nats.persistence.size": QUANTITY,

@@ -75,7 +75,7 @@ def test_what_a_pod_mounts_exists_or_will(values: str) -> None:
 @every_set
 def test_everything_is_labelled(values: str) -> None:
     for one in render(values).objects:
-        if values == "gateway" and one["metadata"]["name"] in ("other", "kybernate-mine"):
+        if values == "gateway" and one["metadata"]["name"] in ("other", "llm", "kybernate-mine"):
             continue
         labels = one["metadata"]["labels"]
         assert labels["app.kubernetes.io/instance"] == "kyb", one["metadata"]["name"]

@@ -119,15 +119,17 @@ def test_programs_know_every_setting_that_they_get(values: str) -> None:
             assert program in ("kyb", "python", "sh", "nats-server", "kyb-webhook"), one.where
 
 
-def test_traces_are_on_where_they_are_made_and_off_by_default() -> None:
-    def traced(values: str) -> dict[str, list[str]]:
-        pods = render(values).containers()
+def test_variables_of_every_service_reach_each_and_there_are_none_by_default() -> None:
+    def traced(*values: str) -> dict[str, list[str]]:
+        pods = render(*values).containers()
         found = {one.where: [one.env[name] for name in sorted(one.env) if name.startswith("OTEL_")] for one in pods}
         return {where: settings for where, settings in found.items() if settings}
 
     assert traced("default") == {}
-    found = traced("monitoring")
-    assert {where.rpartition("/")[2] for where in found} == {"router", "manager", "checkpointer"}
+    found = traced("monitoring", "--set=webhook.enabled=true")
+    assert {where.rpartition("/")[2] for where in found} == {
+        *("router", "console", "manager", "checkpointer", "plugin", "webhook")
+    }
     assert {tuple(values) for values in found.values()} == {
         ("http://collector.monitoring:4318", "parentbased_traceidratio", "0.1")
     }

@@ -78,11 +78,8 @@ annotations:
 {{/* An image: (dict "root" $ "image" <in place of .Values.image>). */}}
 {{- define "kybernate.image" -}}
 {{- $base := .root.Values.image -}}
-{{- $registry := .root.Values.global.imageRegistry -}}
 {{- $version := printf "%s%s" .root.Chart.AppVersion (ternary "-dev" "" .root.Values.fakeGpu.enabled) -}}
-{{- if $registry }}{{ printf "%s/" (trimSuffix "/" $registry) }}{{ end -}}
-{{- $tagged := ternary (printf "%s@%s" $base.repository $base.digest) (printf "%s:%s" $base.repository (default $version $base.tag)) (ne $base.digest "") -}}
-{{- default $tagged .image -}}
+{{- default (printf "%s%s%s" $base.repository (ternary "@" ":" (hasPrefix "sha256:" $base.tag)) (default $version $base.tag)) .image -}}
 {{- end -}}
 
 {{- define "kybernate.pullSecrets" -}}
@@ -143,7 +140,7 @@ limits: {cpu: "1", memory: 256Mi}
 {{- end -}}
 
 {{- define "kybernate.routerUrl" -}}
-{{- $host := default (printf "%s-router.%s.svc" (include "kybernate.fullname" .) .Release.Namespace) .Values.router.service.clusterIP -}}
+{{- $host := default (printf "%s-router.%s.svc" (include "kybernate.fullname" .) .Release.Namespace) .Values.router.service.spec.clusterIP -}}
 {{- printf "%s://%s:%v" (ternary "http" "https" (empty .Values.router.tls.existingSecret)) $host .Values.router.service.port -}}
 {{- end -}}
 
@@ -208,17 +205,9 @@ limits: {cpu: "1", memory: 256Mi}
 {{- if .role }}
 {{ include "kybernate.busEnv" . }}
 {{- end }}
-{{- end -}}
-
-{{/* Traces, of the services that make them. */}}
-{{- define "kybernate.tracingEnv" -}}
-{{- with .Values.tracing }}{{ if .endpoint -}}
-- {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ .endpoint | quote }}}
-- {name: OTEL_TRACES_SAMPLER, value: {{ .sampler }}}
-{{- if not (has .samplerArg (list "" nil)) }}
-- {name: OTEL_TRACES_SAMPLER_ARG, value: {{ .samplerArg | quote }}}
+{{- with .root.Values.env }}
+{{ toYaml . }}
 {{- end }}
-{{- end }}{{ end -}}
 {{- end -}}
 
 {{- define "kybernate.busEnv" -}}
@@ -360,6 +349,11 @@ affinity:
 {{- if and (not .Values.fakeGpu.enabled) .Values.gpu.runtimeClassName }}
 runtimeClassName: {{ .Values.gpu.runtimeClassName }}
 {{- end }}
+{{- end -}}
+
+{{/* What sample engines ask for. */}}
+{{- define "kybernate.sampleResource" -}}
+{{- if .Values.config.existingConfigMap }}kyb.ai/gpu-1x-seat{{ else }}{{ (first .Values.config.configs.default.profiles).resource }}{{ end -}}
 {{- end -}}
 
 {{- define "kybernate.configMapName" -}}

@@ -21,8 +21,8 @@
 {{- $wrong = append $wrong (printf "fullnameOverride %q: names must not be kyb or begin with kyb-, since Kubernetes makes KYB_… variables of such Services, which look like settings; take another name" $name) -}}
 {{- end -}}
 {{- end -}}
-{{- if and $v.image.digest (not (regexMatch "^sha256:[a-f0-9]{64}$" $v.image.digest)) -}}
-{{- $wrong = append $wrong (printf "image.digest=%s is no digest: give sha256: and 64 hexadecimal digits, as `docker images --digests` shows it, or leave it empty and set tag" $v.image.digest) -}}
+{{- if and (hasPrefix "sha256:" $v.image.tag) (not (regexMatch "^sha256:[a-f0-9]{64}$" $v.image.tag)) -}}
+{{- $wrong = append $wrong (printf "image.tag=%s is no digest: give sha256: and 64 hexadecimal digits, as `docker images --digests` shows it, or a tag" $v.image.tag) -}}
 {{- end -}}
 {{- range $where, $image := dict "fakeGpu.samples.image" $v.fakeGpu.samples.image -}}
 {{- if and $image (not (regexMatch "(:[A-Za-z0-9_][A-Za-z0-9._-]*|@sha256:[a-f0-9]{64})$" $image)) -}}
@@ -111,7 +111,6 @@
 {{- if not (hasKey $v.config.configs "default") -}}
 {{- $wrong = append $wrong (printf "config.configs has no default, only %s: nodes without the label kyb.ai/config need it" (join ", " (keys $v.config.configs | sortAlpha))) -}}
 {{- end -}}
-{{- $offered := list -}}
 {{- range $name, $config := $v.config.configs -}}
 {{- $resources := list -}}
 {{- $sizes := list -}}
@@ -140,11 +139,7 @@
 {{- end -}}
 {{- $resources = append $resources $profile.resource -}}
 {{- if not $profile.migProfile -}}{{- $sizes = append $sizes (toString $profile.groupSize) -}}{{- end -}}
-{{- $offered = append $offered $profile.resource -}}
 {{- end -}}
-{{- end -}}
-{{- if and $v.fakeGpu.enabled $v.fakeGpu.samples.models (not (has $v.fakeGpu.samples.resource $offered)) -}}
-{{- $wrong = append $wrong (printf "fakeGpu.samples.resource=%s is the resource of no profile (%s): set it to one of them, or fakeGpu.samples.models=[]" $v.fakeGpu.samples.resource (join ", " $offered)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -167,7 +162,7 @@
 {{- if lt (int $v.node.terminationGracePeriodSeconds) 30 -}}
 {{- $wrong = append $wrong (printf "node.terminationGracePeriodSeconds=%v cuts a park that is under way: set it above the longest park, at least 30" $v.node.terminationGracePeriodSeconds) -}}
 {{- end -}}
-{{- if and $v.fakeGpu.enabled (eq (toString $v.image.tag) .Chart.AppVersion) (not $v.image.digest) -}}
+{{- if and $v.fakeGpu.enabled (eq (toString $v.image.tag) .Chart.AppVersion) -}}
 {{- $wrong = append $wrong (printf "fakeGpu.enabled with image.tag=%s, the production image, which has no fakes: leave image.tag empty, or take %s-dev" $v.image.tag $v.image.tag) -}}
 {{- end -}}
 {{- $samples := list -}}
