@@ -111,6 +111,9 @@ class Stay:
     """Only time has to pass: a holder has not been active for long enough."""
 
 
+How = Literal["drain", "freeze"]
+
+
 @dataclass(frozen=True, slots=True)
 class Switch:
     """Activate ``activate`` in the group; the victim ``evict`` leaves first (None: a slot is free).
@@ -122,7 +125,7 @@ class Switch:
     activate: str
     evict: str | None
     reason: str
-    how: Literal["drain", "freeze"] = "drain"
+    how: How = "drain"
     """How the victim leaves: its requests in flight end first, or they are frozen with it until its next activation."""
 
 

@@ -55,7 +55,7 @@ class Freeze:
     since: float = 0.0
     """Unix seconds; 0: there are none."""
     until: float = 0.0
-    """Unix seconds at which routers end them."""
+    """Unix seconds at which routers end them; 0 without any."""
 
 
 @dataclass(slots=True)

@@ -11,9 +11,9 @@ from prometheus_client.registry import Collector
 from kybernate.messages import GroupDecided, SeatActivated
 from kybernate.seat import SeatState
 from services.gpu_manager.core import obstacles, view
-from services.gpu_manager.core.clock import clock
 from services.gpu_manager.core.demand import PHASES
 from services.gpu_manager.core.inputs import Now
+from services.gpu_manager.core.phases import clock
 from services.gpu_manager.core.riders import host_memory
 from services.gpu_manager.core.state import Effect, NodeState
 from services.gpu_manager.live_policy import GuardedPolicy

@@ -27,7 +27,6 @@ from kybernate.node.run_files import Wish
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.gpu_manager.core import obstacles, view
-from services.gpu_manager.core.clock import clock
 from services.gpu_manager.core.inputs import (
     DrainAnnounced,
     Now,
@@ -38,6 +37,7 @@ from services.gpu_manager.core.inputs import (
     UnixTime,
 )
 from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.phases import clock
 from services.gpu_manager.core.state import NodeState
 
 log = get_logger()
@@ -86,7 +86,7 @@ def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
         blocked=obstacles.blocked(node, seat, now),
         drained=obstacles.drained(node, seat.group),
         fixed=node.why_immovable(seat),
-        stall_seconds=seat.stall_seconds(now),
+        stall_seconds=max(0.0, seat.durable.freeze.until - float(now.unix)),
         reported_at=float(now.unix),
     )
 

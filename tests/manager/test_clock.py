@@ -8,9 +8,10 @@ from kybernate.messages import JobReply
 from kybernate.seat import SeatState as S
 from services.gpu_manager import publish
 from services.gpu_manager.core import obstacles
-from services.gpu_manager.core.clock import Clock, clock
 from services.gpu_manager.core.demand import MOST_DURATIONS, Learning
 from services.gpu_manager.core.inputs import JobAnswered
+from services.gpu_manager.core.phases import clock
+from services.gpu_manager.core.stage import Clock
 from services.gpu_manager.http import why_answer
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.metrics import _phases

@@ -171,7 +171,7 @@ def test_a_manager_that_starts_while_it_is_parked_still_knows_what_is_frozen() -
     world.traffic(b, in_flight=2)
 
     assert world.state(b) is S.PARKING
-    assert world.managed(b).stall_seconds(world.now) > 0
+    assert world.managed(b).durable.freeze.until > world.now.unix
     world.progress(job)
     seat = view.seat_view(world.node, world.managed(b), world.now)
     assert (seat.state, seat.waiting) == (S.PARKED, 2)

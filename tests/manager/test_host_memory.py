@@ -21,6 +21,7 @@ from kybernate.messages import (
     TrafficSignal,
 )
 from kybernate.seat import SeatState as S
+from services.gpu_manager.core.group_switch import Drain, GroupSwitch, SwitchPhase, SwitchTimes
 from services.gpu_manager.core.inputs import (
     BusChanged,
     EndingAnswered,
@@ -78,6 +79,14 @@ class HostWorld(World):
             return one.model_copy(update={"outcome": "gone"})  # what has ended leaves no copy
         self.copies[one.seat] = VRAM * GIB
         return one.model_copy(update={"host_bytes": VRAM * GIB})
+
+    def begins(self, victim: str) -> None:
+        """What the rider does when the drain of a seat begins."""
+        now = self.now
+        switch = GroupSwitch(
+            "op", 1, "G0", victim, None, "c", SwitchPhase.DRAINING, Drain(now.model), SwitchTimes(now.wall, now.wall)
+        )
+        host_memory.HostMemory().begins(self.node, switch, self.managed(victim), now)
 
     def dropped(self) -> list[str]:
         """The seats whose copies the checkpointer was asked to drop; it does so now."""
@@ -216,7 +225,7 @@ def test_a_copy_that_is_wanted_is_not_dropped(world: HostWorld, needed_by: str) 
     else:
         world.traffic(a, waiting=1)
     assert not world.node.switches
-    host_memory.HostMemory().drains(world.node, world.managed(c), 1, world.now)
+    world.begins(c)
     assert not any(seat.copy_ends for seat in world.node.seats.values())
 
 
@@ -229,7 +238,7 @@ def test_answers_are_frozen_only_with_a_seat_whose_copy_is_granted(gib: int, fre
     world.beat()
     world.traffic(b, in_flight=2)
     world.traffic(a, waiting=1)
-    assert world.node.switches["G0"].drain.freeze == freezes
+    assert (world.node.switches["G0"].drain.how == "freeze") == freezes
     if not freezes:
         return
     world.announce(b)
@@ -239,7 +248,7 @@ def test_answers_are_frozen_only_with_a_seat_whose_copy_is_granted(gib: int, fre
     world.expect(a, 9)
     assert (world.state(a), world.node.switches) == (S.ACTIVE, {})
     world.configure(host_bytes=(VRAM + 1) * GIB)
-    host_memory.HostMemory().drains(world.node, world.managed(a), 1, world.now)
+    world.begins(a)
     assert not any(seat.copy_ends for seat in world.node.seats.values())
 
 

@@ -1,18 +1,16 @@
 """Two riders that the product does not have, whole: what they forbid and delay, the list explains."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import arbiter, obstacles, phases, rows, switch
+from services.gpu_manager.core import obstacles
 from services.gpu_manager.core.group_switch import GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import Now
-from services.gpu_manager.core.rider import Rider
-from services.gpu_manager.core.riders import RIDERS
-from services.gpu_manager.core.rows import Ask, Stage
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.obstacles import ROWS, Ask, row
+from services.gpu_manager.core.stage import Stage
+from services.gpu_manager.core.state import NodeState, Rider
 from tests.manager.world import World, make_group
 
 
@@ -22,7 +20,7 @@ class Night(Rider):
     dark = False
 
     def __init__(self) -> None:
-        @rows.row(275, "night", "group", "operator", "the morning")
+        @row(275, "night", "group", "operator", "the morning")
         def night(ask: Ask) -> Stage | None:
             """It is dark."""
             return (
@@ -44,25 +42,19 @@ class Lanes(Rider):
 
 
 @pytest.fixture
-def ride(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], Rider]], Any]]:
-    """Add a rider to those of the product."""
-    before = list(rows.ROWS)
-
-    def add(make: Callable[[], Rider]) -> Rider:
-        rider = make()
-        for module in (arbiter, switch, phases):
-            monkeypatch.setattr(module, "RIDERS", (*RIDERS, rider))
-        obstacles.counted.cache_clear()
-        return rider
-
-    yield add
-    rows.ROWS[:] = before
+def night() -> Iterator[Night]:
+    """With its row in the list."""
+    before = list(ROWS)
+    rider = Night()
+    obstacles.counted.cache_clear()
+    yield rider
+    ROWS[:] = before
     obstacles.counted.cache_clear()
 
 
-def test_a_rider_forbids_activations_and_says_why(ride: Any, world: World) -> None:
+def test_a_rider_forbids_activations_and_says_why(night: Night, world: World) -> None:
     a, b = world.fill("a", "b")
-    night = ride(Night)
+    world.node.riders += (night,)
     night.dark = True
     world.tick(30)
     world.traffic(a, waiting=1, oldest=5.0)
@@ -77,9 +69,9 @@ def test_a_rider_forbids_activations_and_says_why(ride: Any, world: World) -> No
     assert world.state(a) is S.ACTIVE
 
 
-def test_a_drain_that_has_begun_ends_as_it_was_decided(ride: Any, world: World) -> None:
+def test_a_drain_that_has_begun_ends_as_it_was_decided(night: Night, world: World) -> None:
     a, b = world.fill("a", "b")
-    night = ride(Night)
+    world.node.riders += (night,)
     world.tick(30)
     world.traffic(a, waiting=1)
     assert world.state(b) is S.DRAINING
@@ -88,12 +80,12 @@ def test_a_drain_that_has_begun_ends_as_it_was_decided(ride: Any, world: World) 
     assert world.state(a) is S.ACTIVE
 
 
-def test_a_rider_delays_jobs_and_says_why(ride: Any) -> None:
+def test_a_rider_delays_jobs_and_says_why() -> None:
     world = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2)))
     world.boot()
     a, b = world.fill("a", "b")
     c, d = world.fill("c", "d", group=1)
-    ride(lambda: Lanes(1))
+    world.node.riders += (Lanes(1),)
     world.tick(30)
     world.traffic(a, waiting=1)
     world.traffic(c, waiting=1)

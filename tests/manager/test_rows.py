@@ -16,7 +16,7 @@ from services.gpu_manager.core.inputs import (
     ForeignProcessesSeen,
     WallTime,
 )
-from services.gpu_manager.core.rows import ROWS
+from services.gpu_manager.core.obstacles import ROWS
 from tests.manager.world import World, make_group
 
 Act = Callable[[], object]

@@ -17,7 +17,6 @@ from services.gpu_manager.core.inputs import (
 )
 from services.gpu_manager.core.managed_seat import PARKED_NOWHERE, START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.core.obstacles import FOREIGN, first, obstacles, of_group
-from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeState
 
@@ -333,8 +332,8 @@ def _on_late_start(node: NodeState, seat: ManagedSeat, progress: SeatProgress, n
             seat.residence.group = group or seat.home
             node.transition(seat, T.EVIDENCE, now, reason="the driver reports it as parked")
             seat.assume_residue()
-            for rider in RIDERS:
-                rider.found(seat, remembered=False)
+            for rider in node.riders:
+                rider.found(node, seat, now, remembered=False)
         case "lost":
             node.transition(seat, T.UNRECOVERABLE, now, reason=progress.reason)
         case "quarantined":
@@ -390,8 +389,8 @@ def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress
     node.transition(seat, CLEARED[progress.outcome], now, reason="the driver reports it as it should be")
     if seat.state is S.PARKED:
         seat.assume_residue()
-    for rider in RIDERS:
-        rider.found(seat, remembered=False)
+    for rider in node.riders:
+        rider.found(node, seat, now, remembered=False)
 
 
 def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
@@ -400,11 +399,8 @@ def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     (1) A conflict that is over: the quarantine then ends as the driver reports. (2) A start without a process, as a
     read of the pods after the deadline shows it: while they cannot be read, a container may run unseen. (3) A lost seat
     whose processes are gone. (4) A deleted pod whose processes are gone: it holds nothing any more, and once the
-    pod is gone the seat is free. (5) As (2), the wait for a container whose ticket was lost. (6) What
-    riders end.
+    pod is gone the seat is free. (5) As (2), the wait for a container whose ticket was lost.
     """
-    for rider in RIDERS:  # (6)
-        rider.follows(node, seat, now)
     until = node.unaccounted.get(seat.id)
     if until is not None and until < (now.wall if seat.pod is None else min(now.wall, seat.owner.seen)):  # (5)
         del node.unaccounted[seat.id]

@@ -12,6 +12,7 @@ picks one of them or none (``docs/decisions/014-moves-are-pulled.md``).
 from dataclasses import replace
 
 from kybernate.policy import Decision, GroupView, Park, Stay, Switch
+from kybernate.policy.view import How
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import decisions, view
@@ -30,7 +31,6 @@ from services.gpu_manager.core.obstacles import (
     obstacles,
     of_group,
 )
-from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.state import GpuClaim, NodeState
 
 S, T = SeatState, Trigger
@@ -78,10 +78,8 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
             state.picked = name
             _grant(node, group, node.seats[name], decision.reason, now)
         case Switch(activate=name, evict=str(victim), how=how):
-            state.picked, holder = name, node.seats[victim]
-            freeze = how == "freeze" and holder.owner.terms.tier.stall_budget_seconds > 0 and holder.freezes
-            freeze = freeze and all(rider.may_freeze(node, holder) for rider in RIDERS)
-            _evict(node, holder, node.seats[name], decision.reason, now, freeze=freeze)
+            state.picked = name
+            _evict(node, node.seats[victim], node.seats[name], decision.reason, now, how=how)
         case Park(seat=victim):
             _park(node, node.seats[victim], decision.reason, now)
 
@@ -136,7 +134,7 @@ def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     call, gate.call = gate.call, None
     seat.durable.ticket, gate.ticket_given, gate.ticket_call = call.call, now.wall, call.since
     if seat.state is S.WAITING:
-        for rider in RIDERS:
+        for rider in node.riders:
             rider.starts(node, seat)
         node.transition(seat, T.TICKET, now, epoch=epoch)
     else:
@@ -146,9 +144,9 @@ def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
 
 
 def _evict(
-    node: NodeState, victim: ManagedSeat, incoming: ManagedSeat | None, reason: str, now: Now, *, freeze: bool = False
+    node: NodeState, victim: ManagedSeat, incoming: ManagedSeat | None, reason: str, now: Now, *, how: How = "drain"
 ) -> None:
-    """Drain a holder for another seat, or freeze it with its requests in flight.
+    """Drain a holder for another seat. ``how``: see Drain.
 
     (1) Something keeps it from leaving, or would keep the other seat from its place: else it would be evicted for
     nothing. (2) The incoming seat has room: no seat need leave. (3) It has room once the victim has left. (4) It has
@@ -168,9 +166,9 @@ def _evict(
         return
     fits = incoming is None or view.room(node, incoming, without=victim, on=group)
     if fits:
-        switches.drain(node, victim, incoming, reason, now, freeze=freeze)  # (3)
+        switches.drain(node, victim, incoming, reason, now, how=how)  # (3)
     else:
-        switches.drain(node, victim, None, reason, now, freeze=freeze, room_for=incoming)  # (4)
+        switches.drain(node, victim, None, reason, now, how=how, room_for=incoming)  # (4)
 
 
 def _park(node: NodeState, victim: ManagedSeat, reason: str, now: Now) -> None:

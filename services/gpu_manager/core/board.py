@@ -44,6 +44,7 @@ from services.gpu_manager.core.inputs import (
     Tick,
 )
 from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.state import Effect, NodeSetup, NodeState
 
 S = SeatState
@@ -53,7 +54,7 @@ class Board:
     """The state of one node and its only entry point."""
 
     def __init__(self, setup: NodeSetup) -> None:
-        self.node = NodeState(setup)
+        self.node = NodeState(setup, RIDERS)
         """Read it anywhere; only ``handle`` changes it."""
 
     def handle(self, message: object, now: Now) -> list[Effect]:  # noqa: C901, PLR0912

@@ -6,6 +6,7 @@ Pure data with one rule: a phase follows another only in ``GroupSwitch.advance``
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from kybernate.policy.view import How
 from services.gpu_manager.core.inputs import ModelTime, WallTime
 
 RESEND_SECONDS = 1.0
@@ -61,8 +62,8 @@ class Drain:
 
     deadline: ModelTime
     """Draining ends with a cut then."""
-    freeze: bool = False
-    """Its requests in flight are frozen with it: only admission is waited for."""
+    how: How = "drain"
+    """What the policy decided, as far as riders let it: end its requests in flight, or freeze them with it."""
     announced: bool = False
     """The roster entry that closes the victim is written."""
     quiet: WallTime | None = None

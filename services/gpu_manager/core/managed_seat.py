@@ -12,14 +12,14 @@ from typing import Any
 from kybernate.annotations import tier_problem
 from kybernate.config import STANDARD, Tier
 from kybernate.cuda import FREED_SHARE
-from kybernate.engines import DRIVER_BACKENDS, ENGINE_BACKENDS, PINNING, RESTART, SIGNED, next_backend
+from kybernate.engines import ENGINE_BACKENDS, RESTART, SIGNED, next_backend
 from kybernate.messages import SeatProgress, SeatTarget
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core.facts import Facts, Process, Ticket
 from services.gpu_manager.core.inputs import ModelTime, Now, StartCall, UnixTime, WallTime
 from services.gpu_manager.core.seat_pod import NONE_RESERVED, Reserved, SeatPod, not_its_own, refusal
-from services.gpu_manager.ledger import Durable, Freeze
+from services.gpu_manager.ledger import Durable
 
 START_DEADLINE_SECONDS = 270.0
 """Wall: a runtime may take two minutes each to create and to start a container."""
@@ -35,8 +35,6 @@ PEAK_MARGIN = 1.05
 """Times the most VRAM that a seat was seen to use: what is reserved for it where seats share memory."""
 PARKED_NOWHERE = "nothing tells on which GPUs it was parked; it starts cold"
 """Why a parked seat ends: a restore without a map goes to these GPUs, which another seat may have by now."""
-FROZEN_STATES = (SeatState.PARKING, SeatState.PARKED, SeatState.ACTIVATING, SeatState.MIGRATING)
-"""States in which a seat's frozen requests stay frozen."""
 AT_HOME = (SeatState.FREE, SeatState.WAITING, SeatState.BACKOFF)
 """States without a process: a container starts, if ever, with the GPUs that kubelet gave it."""
 
@@ -257,8 +255,8 @@ class ManagedSeat:
         self.learn(process=Process.LOADS, ticket=Ticket.NONE, parked=False, unlisted=False)
 
     def become(self, facts: Facts, to: Group | None = None) -> SeatState:
-        """Take in the facts after a transition; residence, reservation and freeze follow the state. Return the state
-        before. ``to``: the group that it moves to."""
+        """Take in the facts after a transition; residence and reservation follow the state. Return the state before.
+        ``to``: the group that it moves to."""
         before, held, place = self.state, self.lease, self.residence
         self.know(facts)
         if to is not None:
@@ -270,33 +268,15 @@ class ManagedSeat:
         if self.state in AT_HOME:
             place.group, place.parked_on = place.home, None
             self.durable.residue_bytes, self.durable.measured = 0, False
-            self.durable.host_taken_bytes = self.durable.host_active_bytes = 0
-            self.copy_ends = False
         if not self.lease:
             self.durable.reserved_bytes = None
         elif not held:
             self.durable.reserved_bytes = self.needed_bytes(self.group)
-        if self.state not in FROZEN_STATES:
-            self.durable.freeze = Freeze()
         if self.state is SeatState.STARTING:
             self.gate.called = None
         elif self.state is SeatState.ACTIVE:
             self.usage.wanted_since = None
-            self.keeps_active()
         return before
-
-    def keeps_active(self) -> None:
-        """What it keeps of the host's memory while it is active: as measured, else what an engine pins at its first
-        park."""
-        durable = self.durable
-        durable.spilled, self.copy_ends = "", False
-        if self.backend not in PINNING or durable.host_active_bytes or not durable.measured:
-            durable.host_taken_bytes = durable.host_active_bytes
-
-    def stall_seconds(self, now: Now) -> float:
-        """Wall seconds for which routers still keep its frozen requests; 0: there are none, or no more."""
-        freeze = self.durable.freeze
-        return max(0.0, freeze.until - float(now.unix)) if freeze.since else 0.0
 
     def yields_group(self, now: Now) -> bool:
         """True while its failed activations keep it from taking the group again before others."""
@@ -328,11 +308,6 @@ class ManagedSeat:
     def backend(self) -> str:
         """How it is parked: as its pod wants, or by what it was demoted to."""
         return self.durable.backend or (self.pod.notes.backend if self.pod is not None else "cuda")
-
-    @property
-    def freezes(self) -> bool:
-        """True if its requests in flight can stay frozen with it."""
-        return self.backend in DRIVER_BACKENDS
 
     def judge_backend(self, progress: SeatProgress, *, weight: int = 1) -> None:
         """Count what became of a half, and demote the backend that failed twice in a row.

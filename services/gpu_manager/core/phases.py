@@ -1,17 +1,34 @@
-"""What a seat or a switch is doing, for people: a stage with a stable name, its data, and a text. Pure reads."""
+"""What a seat or a switch is doing, for people: a stage with a stable name, its data, a text and its clock. Pure reads.
+
+A phase is a state of a seat that ends by itself (``demand.PHASES``). What it usually takes is the median of its last
+nine durations of the seat, else of all seats of the node with the same backend.
+"""
 
 from typing import Any
 
 from kybernate.seat import COMING, SeatState
-from services.gpu_manager.core.clock import Clock, clock
-from services.gpu_manager.core.group_switch import GroupSwitch, SwitchPhase
+from services.gpu_manager.core.demand import PHASES
+from services.gpu_manager.core.group_switch import CUT_GRACE_SECONDS, GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import Now
-from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
-from services.gpu_manager.core.riders import RIDERS
-from services.gpu_manager.core.rows import Stage
+from services.gpu_manager.core.managed_seat import START_DEADLINE_SECONDS, Backoff, ManagedSeat
+from services.gpu_manager.core.stage import Clock, Stage
 from services.gpu_manager.core.state import NodeState
 
 S = SeatState
+
+
+def clock(node: NodeState, seat: ManagedSeat, now: Now) -> Clock:
+    """The clock of a seat's present state; of one that does not end by itself: only since when."""
+    if seat.state not in PHASES:
+        return Clock(seat.entered_wall)
+    deadline, switch = None, node.switch_leaving(seat)
+    if seat.state is S.STARTING and not seat.facts.alive:
+        deadline = seat.entered_wall + START_DEADLINE_SECONDS
+    elif seat.state is S.DRAINING and switch is not None and switch.drain.announced:
+        deadline = now.wall + (switch.drain.deadline - now.model) / now.pace
+        if switch.phase is SwitchPhase.CUTTING:
+            deadline = switch.drain.cut + CUT_GRACE_SECONDS
+    return Clock(seat.entered_wall, node.learning.usual(seat.id, seat.backend, seat.state), deadline)
 
 
 def of_switch(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
@@ -29,7 +46,7 @@ def of_switch(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
     leaves = victim is not None and victim.state in (S.PARKING, S.RELEASING, S.LOST)
     if victim is not None and leaves and victim.group.name == switch.group:
         since = now.wall - switch.times.drained
-        kept_back = (rider.waits(node, switch, now) for rider in RIDERS if switch.job.sent is None)
+        kept_back = (rider.waits(node, switch, now) for rider in node.riders if switch.job.sent is None)
         if found := next((stage for stage in kept_back if stage is not None), None):
             return Stage(found.stage, found.text, {**data, **found.data, "drained_seconds": since}, found.clock)
         taken = "parks it" if switch.job.journaled else "has not confirmed the job"
@@ -50,7 +67,7 @@ def _drains(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
     left = node.setup.drain_seconds / now.pace  # its time begins when it is announced
     if time.deadline is not None:
         left = max(0.0, time.deadline - now.wall)
-    routers = node.routers.busy(victim.id, switch.epoch, frozen=drain.freeze)
+    routers = node.routers.busy(victim.id, switch.epoch, frozen=drain.how == "freeze")
     waits: list[str] = []
     if switch.phase is SwitchPhase.CUTTING:
         waits.append("its streams are being cut; the engine notices")

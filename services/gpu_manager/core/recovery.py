@@ -17,17 +17,15 @@ from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Tick
 from services.gpu_manager.core.group_switch import Drain, GroupSwitch, JobExchange, SwitchPhase, SwitchTimes
 from services.gpu_manager.core.inputs import Now, Recovered, RecoveryBegun, SeatTicket, WallTime
 from services.gpu_manager.core.managed_seat import (
-    FROZEN_STATES,
     PARKED_NOWHERE,
     REHEARSAL,
     START_DEADLINE_SECONDS,
     ManagedSeat,
     Rehearsal,
 )
-from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeState
-from services.gpu_manager.ledger import Freeze, Ledger, LedgerEntry
+from services.gpu_manager.ledger import Ledger, LedgerEntry
 
 S = SeatState
 
@@ -267,10 +265,8 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
             _starts_on(node, status, now)
     for seat in node.seats.values():
         _assume_residue(seat, entries.get(seat.id))
-        for rider in RIDERS:
-            rider.found(seat, remembered=seat.id in entries)
-        if seat.state not in FROZEN_STATES:  # a switch that goes on may have frozen it a moment ago
-            seat.durable.freeze = Freeze()
+        for rider in node.riders:
+            rider.found(node, seat, now, remembered=seat.id in entries)
     serving = {seat.seat for seat in known.reply.seats if seat.outcome == "active" and seat.gpus}
     _quarantine_conflicts(node, serving)  # after that: both seats of a switch seem to live while it is under way
     _publish(node, entries, now, behind=published > 0)

@@ -45,38 +45,31 @@ class SeatPod:
     notes: SeatAnnotations = field(init=False, compare=False)
     """``annotations``, parsed; all problems."""
 
+    pod: str = field(init=False, compare=False)
+    """``namespace/name``."""
+    model: str = field(init=False, compare=False)
+    """The model it serves; without an annotation, the pod's name."""
+    endpoint: str | None = field(init=False, compare=False)
+    """Where its engine answers, once it has an address."""
+    engine_key: str = field(init=False, compare=False)
+    """The file of the key that its engine requires, ``namespace.name``: a pod gets no other namespace's key. Empty: it
+    names none."""
+    vram_bytes: int = field(init=False, compare=False)
+    """Declared footprint over all its GPUs; 0 when nothing (or nothing readable) is declared."""
+
     def __post_init__(self) -> None:
         notes = parse(self.annotations)
-        object.__setattr__(self, "notes", replace(notes, problems=self.replaced + notes.problems))
-
-    @property
-    def pod(self) -> str:
-        """``namespace/name``."""
-        return f"{self.namespace}/{self.name}"
-
-    @property
-    def model(self) -> str:
-        """The model it serves; without an annotation, the pod's name."""
-        return self.notes.model or self.name
-
-    @property
-    def endpoint(self) -> str | None:
-        """Where its engine answers, once it has an address."""
-        if self.ip is None:
-            return None
-        host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return f"http://{host}:{self.notes.port}"
-
-    @property
-    def engine_key(self) -> str:
-        """The file of the key that its engine requires, ``namespace.name``: a pod gets no other namespace's key. Empty:
-        it names none."""
-        return f"{self.namespace}.{self.notes.engine_key}" if self.notes.engine_key else ""
-
-    @property
-    def vram_bytes(self) -> int:
-        """Declared footprint over all its GPUs; 0 when nothing (or nothing readable) is declared."""
-        return self.notes.vram_bytes or 0
+        host = f"[{self.ip}]" if self.ip and ":" in self.ip else self.ip
+        found = {
+            "notes": replace(notes, problems=self.replaced + notes.problems),
+            "pod": f"{self.namespace}/{self.name}",
+            "model": notes.model or self.name,
+            "endpoint": None if host is None else f"http://{host}:{notes.port}",
+            "engine_key": f"{self.namespace}.{notes.engine_key}" if notes.engine_key else "",
+            "vram_bytes": notes.vram_bytes or 0,
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
 
 
 def not_its_own(pod: SeatPod, reserved: Reserved) -> str:

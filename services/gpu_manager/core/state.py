@@ -1,4 +1,4 @@
-"""The state of one node: its groups, its seats and the switches under way, and what stands in their way.
+"""The state of one node: its groups, its seats and the switches under way, and the hooks of its riders.
 
 Pure. Only ``NodeState.transition`` advances a seat: with its epoch and its event. Only the modules above call it, and
 only while ``Board.handle`` runs; everything else reads.
@@ -15,11 +15,15 @@ from kybernate.messages import (
     AskJobs,
     CommandReply,
     GroupDecided,
+    JobReply,
+    JobStatus,
     KillJob,
     OrderChanged,
     ReleaseJob,
     RetargetJob,
     SeatEvent,
+    SeatProgress,
+    SeatTarget,
     SwitchJob,
 )
 from kybernate.policy import Policy, SeatView
@@ -45,6 +49,7 @@ from services.gpu_manager.core.managed_seat import (
     Residence,
 )
 from services.gpu_manager.core.seat_pod import Reserved, SeatPod
+from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.ledger import OperatorOrder
 
 Effect = (
@@ -122,6 +127,8 @@ class NodeState:
     """The whole state of one node's manager; ``board.broken_invariants`` checks it. Epochs and seqs only rise."""
 
     setup: NodeSetup
+    riders: "tuple[Rider, ...]" = ()
+    """In the order in which they are asked."""
     manager_url: str = ""
     epoch: int = 0
     seq: int = 0
@@ -169,9 +176,10 @@ class NodeState:
     """Cache: parked seats as other groups see them; for one message, and until anything changes."""
     effects: list[Effect] = field(default_factory=list)
     """What follows from the message that is being handled."""
+    name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        groups = self.setup.groups
+        self.name, groups = self.setup.node, self.setup.groups
         gpus = {group.name: {*group.uuids} for group in groups}
         may_move_to = peers(groups)
         for group in groups:
@@ -179,11 +187,6 @@ class NodeState:
             self.groups[group.name] = GroupState(group, sharing, may_move_to[group.name])
             for seat in group.seat_ids:
                 self.seats.setdefault(seat, self.unowned_seat(seat, group))
-
-    @property
-    def name(self) -> str:
-        """The node's name."""
-        return self.setup.node
 
     def unowned_seat(self, seat: str, home: Group) -> ManagedSeat:
         """A seat that no pod owns."""
@@ -275,14 +278,16 @@ class NodeState:
         reason: str = "",
         to: Group | None = None,
         seconds: dict[str, float] | None = None,
-        last_call_at: float | None = None,
+        progress: SeatProgress | None = None,
     ) -> None:
         """Advance a seat by the table and emit the event. Raises IllegalTransitionError and changes nothing.
 
-        ``epoch``: None draws the next one. ``to``: the group that it moves to. ``seconds`` and ``last_call_at``: what
-        an activation measured.
+        ``epoch``: None draws the next one. ``to``: the group that it moves to. ``seconds``: what an activation
+        measured. ``progress``: what the checkpointer reported of it.
         """
         before, backend = seat.become(after(seat.facts, trigger), to), seat.backend
+        for rider in self.riders:
+            rider.after(seat, before, progress)
         self.moved_views.clear()
         seat.epoch, seat.reason = self.next_epoch(now) if epoch is None else epoch, reason
         if PHASES.get(before) is seat.state:
@@ -296,7 +301,8 @@ class NodeState:
         if seat.state is SeatState.LOST:
             self.effects.append(KillJob(cause=cause, node=self.name, epoch=seat.epoch, target=seat.target()))
         event = EVENT_OF_STATE[seat.state]
-        self.emit(seat, event, now, cause=cause, previous=before, seconds=seconds, last_call_at=last_call_at)
+        last_call = progress.last_call_at if progress is not None and seconds else None
+        self.emit(seat, event, now, cause=cause, previous=before, seconds=seconds, last_call_at=last_call)
 
     def emit(
         self,
@@ -329,7 +335,7 @@ class NodeState:
                 endpoint=pod.endpoint if pod else None,
                 reason=seat.reason,
                 vram_bytes=seat.durable.vram_bytes,
-                stall_seconds=seat.stall_seconds(now),
+                stall_seconds=max(0.0, seat.durable.freeze.until - float(now.unix)),
                 seconds=seconds or {},
                 last_call_at=last_call_at,
             )
@@ -339,3 +345,53 @@ class NodeState:
         """Count and log an input that contradicts the state. The caller changes nothing."""
         self.refused += 1
         self.effects.append(InputRefused(text))
+
+
+class Rider:
+    """A feature in one file that forbids, delays and follows decisions; all hooks, without any effect.
+
+    It never chooses a seat. It may add rows to the list (``core.obstacles.row``). No rider imports another; switch and
+    arbiter name none.
+    """
+
+    def sees(self, node: NodeState, seat: ManagedSeat, seen: SeatView, now: Now) -> SeatView:
+        """What the policy sees of a seat."""
+        return seen
+
+    def begins(self, node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> None:
+        """A drain begins. It may change how the victim leaves."""
+
+    def leaves(self, node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> str:
+        """Why a victim is parked now, although requests may be in flight; empty: they end first."""
+        return ""
+
+    def waits(self, node: NodeState, switch: GroupSwitch, now: Now) -> Stage | None:
+        """Why the job of a switch is not sent now. Changes nothing."""
+        return None
+
+    def before_job(self, node: NodeState, switch: GroupSwitch, now: Now) -> Stage | None:
+        """The last word before a job is sent: why it is not; it may change how the victim is parked."""
+        return self.waits(node, switch, now)
+
+    def parks(self, victim: ManagedSeat, target: SeatTarget) -> SeatTarget:
+        """How the checkpointer parks a victim."""
+        return target
+
+    def starts(self, node: NodeState, seat: ManagedSeat) -> None:
+        """A seat is about to get a ticket."""
+
+    def before_serving(self, node: NodeState, seat: ManagedSeat, now: Now) -> bool:
+        """An engine is healthy: may its seat serve."""
+        return True
+
+    def after(self, seat: ManagedSeat, before: SeatState, progress: SeatProgress | None) -> None:
+        """The state of a seat has changed. ``progress``: by what became of it in a job."""
+
+    def found(self, node: NodeState, seat: ManagedSeat, now: Now, *, remembered: bool) -> None:
+        """A seat was found with its processes. ``remembered``: by the ledger, which may be older than what it keeps."""
+
+    def on_status(self, node: NodeState, status: JobStatus, now: Now) -> None:
+        """The status of a job that is no switch's."""
+
+    def on_answer(self, node: NodeState, op: str, reply: JobReply, now: Now) -> None:
+        """The answer to a job that is no switch's."""

@@ -14,6 +14,7 @@ from functools import reduce
 from kybernate.engines import RESTART
 from kybernate.messages import JobStatus, SeatProgress, SwitchJob
 from kybernate.policy.estimators import COST_WEIGHT
+from kybernate.policy.view import How
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import decisions, late_binding, view
@@ -30,9 +31,7 @@ from services.gpu_manager.core.group_switch import (
 from services.gpu_manager.core.inputs import EngineSeen, JobAnswered, Now
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
 from services.gpu_manager.core.obstacles import QUARANTINED, first, obstacles
-from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.state import NodeState
-from services.gpu_manager.ledger import Freeze
 
 S, T = SeatState, Trigger
 
@@ -62,23 +61,22 @@ def drain(
     reason: str,
     now: Now,
     *,
-    freeze: bool = False,
+    how: How = "drain",
     ordered: bool = False,
     clears_for: ManagedSeat | None = None,
     room_for: ManagedSeat | None = None,
 ) -> None:
-    """Begin the switch that takes ``victim`` off its GPUs. ``freeze``: with its requests in flight. The others: see
-    GroupSwitch."""
+    """Begin the switch that takes ``victim`` off its GPUs. ``how``: see Drain. The others: see GroupSwitch."""
     switch = _begin(node, victim.group, victim, incoming, now)
-    switch.drain.freeze, switch.ordered = freeze, ordered
+    switch.drain.how, switch.ordered = how, ordered
     switch.room_for = room_for.id if room_for is not None else None
     if clears_for is not None:
         switch.clears_for, switch.cause = clears_for.id, clears_for.cause or switch.cause
     decisions.of_switch(node, switch, reason, now)
     switch.times.leaves = None if view.demand(node, victim).in_flight else now.wall
     node.routers.forget(victim.id)
-    for rider in RIDERS:
-        rider.drains(node, victim, switch.epoch, now)
+    for rider in node.riders:
+        rider.begins(node, switch, victim, now)
     node.transition(victim, T.EVICT, now, epoch=switch.epoch, switch=switch, reason=reason)
 
 
@@ -133,7 +131,7 @@ def step(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     if switch.phase is SwitchPhase.JOB:
         sent = switch.job.sent
         due = sent is None or now.wall >= sent + RESEND_SECONDS
-        if not switch.job.journaled and due and not any(rider.before_job(node, switch, now) for rider in RIDERS):
+        if not switch.job.journaled and due and not any(rider.before_job(node, switch, now) for rider in node.riders):
             _send(node, switch, now)
         late_binding.offer(node, switch, now)
 
@@ -144,8 +142,8 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     (1) The eviction is not justified any more, and no other seat waits for the place: the victim serves on. (2) The
     seat for which it leaves has room without it: the victim serves on. (3) A person has to act before that seat can
     take the place (evidence may end a quarantine), and no other waits for it: the victim serves on. (4) Without the bus
-    nothing moves on. (5) All routers are quiet, and requests in flight are frozen with the victim. (6) Not all routers
-    are quiet. (7) They are: from now on the engine is asked. (8) At the deadline streams are cut, but not before the
+    nothing moves on. (5) A rider parks it with its requests in flight. (6) Not all routers are quiet. (7) They
+    are: from now on the engine is asked. (8) At the deadline streams are cut, but not before the
     roster says that the seat is closed, since a router that starts later would send to it while it is parked, and not
     while a router has not acknowledged that, until it counts as dead.
     """
@@ -165,11 +163,11 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     if not node.bus_up:  # (4)
         return
     drain = switch.drain
-    quiet = drain.announced and node.routers.quiet(victim.id, switch.epoch, now, frozen=drain.freeze)
-    if quiet and drain.freeze and view.demand(node, victim).in_flight:  # (5)
-        _frozen(node, switch, victim, now)
+    leaves = (rider.leaves(node, switch, victim, now) for rider in node.riders if drain.announced)
+    if reason := next(filter(None, leaves), ""):  # (5)
+        _drained(node, switch, SwitchTrigger.IDLE, reason, now)
         return
-    _note_quiet(drain, quiet, now)  # (6), (7)
+    _note_quiet(drain, drain.announced and node.routers.quiet(victim.id, switch.epoch, now), now)  # (6), (7)
     late = now.model >= drain.deadline and drain.announced and node.routers.settled(now)
     if late and not node.routers.unheard(victim.id, switch.epoch):  # (8)
         drain.cut = now.wall
@@ -210,15 +208,6 @@ def _justified(node: NodeState, switch: GroupSwitch, now: Now) -> bool:
     return not unclaimed and view.wanted(node, node.seats[switch.beneficiary], now)
 
 
-def _frozen(node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> None:
-    """No new request arrives, and those in flight are frozen with the seat until it is back."""
-    budget = victim.owner.terms.tier.stall_budget_seconds
-    victim.durable.freeze = Freeze(float(now.unix), float(now.unix) + budget / now.pace)
-    in_flight = view.demand(node, victim).in_flight
-    reason = f"{in_flight} requests in flight are frozen with it, for at most {budget:g} s"
-    _drained(node, switch, SwitchTrigger.IDLE, reason, now)
-
-
 def _drained(node: NodeState, switch: GroupSwitch, trigger: SwitchTrigger, reason: str, now: Now) -> None:
     """The victim gets nothing new, and is parked in any case."""
     switch.advance(trigger)
@@ -245,7 +234,8 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
     seat = node.seats.get(answer.seat)
     if seat is None or not answer.container_id or seat.durable.container_id != answer.container_id:
         return
-    if seat.state is S.STARTING and answer.healthy and all(rider.before_serving(node, seat, now) for rider in RIDERS):
+    healthy = seat.state is S.STARTING and answer.healthy
+    if healthy and all(rider.before_serving(node, seat, now) for rider in node.riders):
         found, usage = view.demand(node, seat), seat.usage
         costs, took = seat.durable.costs, (now.wall - seat.entered_wall) * now.pace
         costs.cold_seconds = _mean(costs.cold_seconds or took, took)
@@ -313,7 +303,7 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
             epoch=switch.epoch,
             op=switch.op,
             group=switch.group,
-            park=(reduce(lambda target, rider: rider.parks(victim, target), RIDERS, victim.target()),)
+            park=(reduce(lambda target, rider: rider.parks(victim, target), node.riders, victim.target()),)
             if victim is not None
             else (),
             activate=view.target(node, incoming, group) if incoming is not None else None,
@@ -335,7 +325,7 @@ def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
     """
     switch, reply = node.switch_of_op(answer.op), answer.reply
     if reply is not None and switch is None:
-        for rider in RIDERS:
+        for rider in node.riders:
             rider.on_answer(node, answer.op, reply, now)
     if switch is None or switch.job.journaled or reply is None or _unsent(node, switch, "answer"):  # (1)
         return
@@ -401,7 +391,7 @@ def on_job_status(node: NodeState, status: JobStatus, now: Now) -> None:
     switch = node.switch_of_op(status.op)
     if switch is None:  # (1)
         _on_kill_status(node, status, now)
-        for rider in RIDERS:
+        for rider in node.riders:
             rider.on_status(node, status, now)
         return
     if _unsent(node, switch, "status"):
@@ -458,9 +448,8 @@ def _on_victim_progress(
     elif progress.outcome in PARK_FAILED:  # (3)
         _back_off_group(node, switch.group, now)
         _back_off_park(node, switch, seat, now)
-        for rider in RIDERS:
-            rider.after(seat, progress)
-        node.transition(seat, PARK_FAILED[progress.outcome], now, switch=switch, reason=progress.reason)
+        trigger = PARK_FAILED[progress.outcome]
+        node.transition(seat, trigger, now, switch=switch, reason=progress.reason, progress=progress)
         if seat.lease:
             _drop_claim(node, switch, now)
 
@@ -529,11 +518,9 @@ def _activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress
         "total": total,
     }
     seat.usage.unclaimed = False
-    for rider in RIDERS:
-        rider.after(seat, progress)
     _serves(node, seat, now)
     epoch = max(switch.epoch, seat.epoch)
-    node.transition(seat, T.VERIFIED, now, epoch=epoch, switch=switch, seconds=seconds, last_call_at=last)
+    node.transition(seat, T.VERIFIED, now, epoch=epoch, switch=switch, seconds=seconds, progress=progress)
 
 
 def _serves(node: NodeState, seat: ManagedSeat, now: Now) -> None:

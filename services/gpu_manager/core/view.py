@@ -86,34 +86,6 @@ def first_in(node: NodeState, seat: ManagedSeat, now: Now) -> float:
     return math.inf if _rests(seat) else called + node.setup.start_within_seconds - now.wall
 
 
-def _with_frozen(node: NodeState, seat: ManagedSeat, now: Now) -> SeatDemand:
-    """The demand for one seat. Requests frozen with a parked seat have waited since they were frozen."""
-    found, freeze = demand(node, seat), seat.durable.freeze
-    if seat.state is not S.PARKED or not freeze.since or not found.in_flight:
-        return found
-    since = now.model + -((float(now.unix) - freeze.since) * now.pace)
-    return SeatDemand(
-        found.waiting + found.in_flight,
-        found.in_flight,
-        since if found.oldest_since is None else min(since, found.oldest_since),
-        found.cause,
-        tuple(sorted((*found.since, (since, found.in_flight)))),
-    )
-
-
-def _must_return(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
-    """True for a seat with frozen requests whose budget would not last another visit: it goes before all others."""
-    if seat.state is not S.PARKED or not seat.durable.freeze.since or not demand(node, seat).in_flight:
-        return False
-    leave = 0.0
-    for holder in holders(node, seat.group):
-        learned = node.learning.of(holder.id, holder.model)
-        serving = ASSUMED_SERVICE_SECONDS if learned is None else learned.service.value
-        in_flight = demand(node, holder).in_flight
-        leave = max(leave, holder.durable.costs.park_seconds + (serving if in_flight else 0.0))
-    return seat.stall_seconds(now) * now.pace <= seat.durable.costs.activate_seconds + leave
-
-
 # --- the policy's views -----------------------------------------------------------------------------------------------
 
 
@@ -154,17 +126,17 @@ def group_view(node: NodeState, group: Group, now: Now) -> GroupView:
 
 def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None = None) -> SeatView:
     """The policy's view of one seat. ``on``: the other group to which it could move."""
-    found, usage, costs = _with_frozen(node, seat, now), seat.usage, seat.durable.costs
+    found, usage, costs = demand(node, seat), seat.usage, seat.durable.costs
     terms, tier = seat.owner.terms, seat.owner.terms.tier
     learned = node.learning.of(seat.id, terms.model)
     wanted_seconds = None if usage.wanted_since is None else now.model - usage.wanted_since
-    start_wait, goes_first = None, _must_return(node, seat, now)
+    start_wait, goes_first = None, False
     if seat.calls(now) and _may_start(node, seat, found, now):
         since = now.wall if seat.gate.called is None else seat.gate.called
         start_wait, goes_first = (now.wall - since) * now.pace, first_in(node, seat, now) < 0
         if _rests(seat):  # it came to the gate when it was parked
             start_wait = min(start_wait, max(found.oldest_wait(now), wanted_seconds or 0.0))
-    return SeatView(
+    seen = SeatView(
         seat=seat.id,
         state=seat.state,
         group=seat.residence.group.name,
@@ -184,12 +156,14 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         move_seconds=None if on is None else node.move_seconds,
         weight=tier.weight,
         slo_seconds=tier.slo_seconds,
-        stall_budget_seconds=tier.stall_budget_seconds if seat.freezes else 0.0,
         service_seconds=ASSUMED_SERVICE_SECONDS if learned is None else learned.service.value,
         rate_fast=0.0 if learned is None else learned.arrivals.fast.at(float(now.model)),
         rate_slow=0.0 if learned is None else learned.arrivals.slow.at(float(now.model)),
         vram_bytes=max(taken.values()) if (taken := taken_bytes(node, seat, on or seat.group)) else 0,
     )
+    for rider in node.riders:
+        seen = rider.sees(node, seat, seen, now)
+    return seen
 
 
 def _of_use(node: NodeState, seat: ManagedSeat, now: Now) -> bool:

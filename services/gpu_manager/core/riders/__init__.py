@@ -1,7 +1,8 @@
 """The riders of a node, in the order in which they are asked."""
 
-from services.gpu_manager.core.rider import Rider
+from services.gpu_manager.core.riders.freeze import Freezes
 from services.gpu_manager.core.riders.host_memory import HostMemory
 from services.gpu_manager.core.riders.rehearsal import Rehearsals
+from services.gpu_manager.core.state import Rider
 
-RIDERS: tuple[Rider, ...] = (HostMemory(), Rehearsals())
+RIDERS: tuple[Rider, ...] = (HostMemory(), Rehearsals(), Freezes())

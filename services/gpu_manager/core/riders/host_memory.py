@@ -14,10 +14,9 @@ from kybernate.sizes import format_bytes
 from services.gpu_manager.core import view
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
-from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.rider import Rider
-from services.gpu_manager.core.rows import Stage
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.managed_seat import AT_HOME, ManagedSeat
+from services.gpu_manager.core.stage import Stage
+from services.gpu_manager.core.state import NodeState, Rider
 
 LEAST_RESERVE_BYTES = 4 * 2**30
 """With ``auto``: what is left to everything else on the machine, at least; a tenth where that is more."""
@@ -62,17 +61,14 @@ def fits(node: NodeState, seat: ManagedSeat) -> bool:
 class HostMemory(Rider):
     """Which seat goes without a copy."""
 
-    def may_freeze(self, node: NodeState, seat: ManagedSeat) -> bool:
-        """Only with a copy."""
-        return fits(node, seat)
-
-    def drains(self, node: NodeState, victim: ManagedSeat, epoch: int, now: Now) -> None:
-        """Reserve the copy of the victim. Without room, begin to drop copies of seats that are expected back later than
-        it, if they are enough. ``epoch``: of its switch."""
+    def begins(self, node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> None:
+        """Reserve the copy of the victim. Without room nothing is frozen with it; begin to drop copies of seats that
+        are expected back later than it, if they are enough."""
         if node.setup.host_bytes is None or victim.backend == RESTART or _take(node, victim):
             return
+        switch.drain.how = "drain"
         for seat in _give_way(node, victim, now):
-            _drop(node, seat, epoch, f"{_without_room(node, victim)}, which is expected back sooner", now)
+            _drop(node, seat, switch.epoch, f"{_without_room(node, victim)}, which is expected back sooner", now)
 
     def waits(self, node: NodeState, switch: GroupSwitch, now: Now) -> Stage | None:
         """Copies are being dropped for that of the victim, and make room in time."""
@@ -125,10 +121,16 @@ class HostMemory(Rider):
         key = "" if target.backend == SIGNED else target.engine_key
         return target.model_copy(update={"backend": RESTART, "engine_key": key})
 
-    def after(self, seat: ManagedSeat, progress: SeatProgress) -> None:
+    def after(self, seat: ManagedSeat, before: SeatState, progress: SeatProgress | None) -> None:
         """What it keeps of the host's memory now."""
-        durable, kept_active = seat.durable, 0 if seat.state in COMING else seat.durable.host_active_bytes
-        durable.host_active_bytes = progress.host_bytes or kept_active
+        durable = seat.durable
+        if progress is not None:
+            durable.host_active_bytes = progress.host_bytes or (0 if before in COMING else durable.host_active_bytes)
+        if seat.state in AT_HOME:
+            durable.host_taken_bytes = durable.host_active_bytes = 0
+            seat.copy_ends = False
+        elif seat.state is SeatState.ACTIVE:
+            _keeps_active(seat)
 
     def on_status(self, node: NodeState, status: JobStatus, now: Now) -> None:
         """A copy could not be dropped: the seat is parked as before."""
@@ -146,27 +148,31 @@ class HostMemory(Rider):
                 seat.reason = f"its copy was not dropped, it keeps its host memory: {progress.reason}"
                 node.emit(seat, SeatParked, now, previous=seat.state)
 
-    def found(self, seat: ManagedSeat, *, remembered: bool) -> None:
+    def found(self, node: NodeState, seat: ManagedSeat, now: Now, *, remembered: bool) -> None:
         """What its account is.
 
         (1) Without a record its copy has the size that it is expected to have. (2) So has what an engine pins, where it
-        may have been parked before. (3) A drain that had reserved a copy is over.
+        may have been parked before. (3) A drain that had reserved a copy is over. (4) The manager that decided to drop
+        this copy may have died before it asked for it.
         """
         durable = seat.durable
         if durable.spilled:
-            return
-        if seat.state in (SeatState.PARKED, SeatState.PARKING, *COMING):  # (1)
+            if seat.state is SeatState.PARKED and durable.host_taken_bytes and not seat.copy_ends:  # (4)
+                _kill(node, seat, node.next_epoch(now))
+        elif seat.state in (SeatState.PARKED, SeatState.PARKING, *COMING):  # (1)
             durable.host_taken_bytes = durable.host_taken_bytes or needed_bytes(seat)
         elif seat.state is SeatState.ACTIVE:
             if seat.backend in PINNING and (durable.measured or not remembered):  # (2)
                 durable.host_active_bytes = durable.host_active_bytes or needed_bytes(seat)
-            seat.keeps_active()  # (3)
+            _keeps_active(seat)  # (3)
 
-    def follows(self, node: NodeState, seat: ManagedSeat, now: Now) -> None:
-        """The manager that decided to drop this copy may have died before it asked for it."""
-        durable = seat.durable
-        if seat.state is SeatState.PARKED and durable.spilled and durable.host_taken_bytes and not seat.copy_ends:
-            _kill(node, seat, node.next_epoch(now))
+
+def _keeps_active(seat: ManagedSeat) -> None:
+    """What it keeps while it is active: as measured, else what an engine pins at its first park."""
+    durable = seat.durable
+    durable.spilled, seat.copy_ends = "", False
+    if seat.backend not in PINNING or durable.host_active_bytes or not durable.measured:
+        durable.host_taken_bytes = durable.host_active_bytes
 
 
 def _take(node: NodeState, seat: ManagedSeat) -> bool:

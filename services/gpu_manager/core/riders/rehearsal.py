@@ -7,8 +7,7 @@ from services.gpu_manager.core.facts import Trigger
 from services.gpu_manager.core.group_switch import RESEND_SECONDS
 from services.gpu_manager.core.inputs import Now, WallTime
 from services.gpu_manager.core.managed_seat import REHEARSAL, ManagedSeat, Rehearsal
-from services.gpu_manager.core.rider import Rider
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.state import NodeState, Rider
 
 S, T = SeatState, Trigger
 COLD_START = 5

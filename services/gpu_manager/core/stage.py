@@ -1,20 +1,10 @@
-"""How long something has gone on, how long it usually takes, and when it ends at the latest. Pure.
+"""What a seat or a switch waits for, or does: how long it has gone on, how long it usually takes, when it ends at the
+latest. Pure data."""
 
-A phase is a state of a seat that ends by itself (``demand.PHASES``). What it usually takes is the median of its last
-nine durations of the seat, else of all seats of the node with the same backend.
-"""
-
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from kybernate.seat import SeatState
-from services.gpu_manager.core.demand import PHASES
-from services.gpu_manager.core.group_switch import CUT_GRACE_SECONDS, SwitchPhase
 from services.gpu_manager.core.inputs import Now, WallTime
-from services.gpu_manager.core.managed_seat import START_DEADLINE_SECONDS, ManagedSeat
-from services.gpu_manager.core.state import NodeState
-
-S = SeatState
 
 LEAST_LATE_SECONDS = 5.0
 """Wall: beyond what is usual, and twice what is usual where that is more, a phase is late."""
@@ -60,15 +50,16 @@ class Clock:
 NO_CLOCK = Clock()
 
 
-def clock(node: NodeState, seat: ManagedSeat, now: Now) -> Clock:
-    """The clock of a seat's present state; of one that does not end by itself: only since when."""
-    if seat.state not in PHASES:
-        return Clock(seat.entered_wall)
-    deadline, switch = None, node.switch_leaving(seat)
-    if seat.state is S.STARTING and not seat.facts.alive:
-        deadline = seat.entered_wall + START_DEADLINE_SECONDS
-    elif seat.state is S.DRAINING and switch is not None and switch.drain.announced:
-        deadline = now.wall + (switch.drain.deadline - now.model) / now.pace
-        if switch.phase is SwitchPhase.CUTTING:
-            deadline = switch.drain.cut + CUT_GRACE_SECONDS
-    return Clock(seat.entered_wall, node.learning.usual(seat.id, seat.backend, seat.state), deadline)
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a seat waits for, or does. Times in ``data`` are wall seconds from now; ``text`` has none that pass."""
+
+    stage: str
+    text: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+    clock: Clock = NO_CLOCK
+
+    def as_json(self, now: Now) -> dict[str, Any]:
+        """Plain data, with the clock as of now."""
+        text = self.text + self.clock.text(now)
+        return {"stage": self.stage, "text": text, "data": self.data, "clock": self.clock.as_json(now)}
