@@ -9,10 +9,10 @@ from aiohttp import web
 from kybernate.node.host_memory import HostMemory
 from kybernate.seat import LEDGER_FORMAT, SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import obstacles, operations, view
+from services.gpu_manager.core import obstacles, view
 from services.gpu_manager.core.inputs import Now, RouterAskedOverHttp
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.riders import host_memory
+from services.gpu_manager.core.riders import host_memory, operations
 from services.gpu_manager.core.state import NodeState
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager
@@ -111,7 +111,7 @@ def _why_group(node: NodeState, group: Group, now: Now) -> dict[str, Any]:
     return {
         "group": group.name,
         "why": node.groups[group.name].why,
-        "drained": obstacles.drained(node, group),
+        "drained": operations.drained(node, group),
         "peers": [peer.name for peer in node.groups[group.name].peers],
         "switch": None
         if switch is None

@@ -14,7 +14,7 @@ from services.gpu_manager.core import obstacles, view
 from services.gpu_manager.core.demand import PHASES
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.phases import clock
-from services.gpu_manager.core.riders import host_memory
+from services.gpu_manager.core.riders import host_memory, operations
 from services.gpu_manager.core.state import Effect, NodeState
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager
@@ -199,7 +199,7 @@ def _groups(node: NodeState) -> Iterable[Metric]:
     drained = _gauge("kybernate_group_drained", "1 while a drain keeps seats off the group", "node", "group")
     for group in node.setup.groups:
         switching.add_metric([node.name, group.name], float(group.name in node.switches))
-        drained.add_metric([node.name, group.name], float(node.drain_on(group) is not None))
+        drained.add_metric([node.name, group.name], float(operations.drain_on(node, group) is not None))
     yield switching
     yield drained
 

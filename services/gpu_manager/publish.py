@@ -38,6 +38,7 @@ from services.gpu_manager.core.inputs import (
 )
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.phases import clock
+from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.state import NodeState
 
 log = get_logger()
@@ -84,7 +85,7 @@ def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
         manager_url=node.manager_url,
         node_signals=True,
         blocked=obstacles.blocked(node, seat, now),
-        drained=obstacles.drained(node, seat.group),
+        drained=operations.drained(node, seat.group),
         fixed=node.why_immovable(seat),
         stall_seconds=max(0.0, seat.durable.freeze.until - float(now.unix)),
         reported_at=float(now.unix),
@@ -133,7 +134,7 @@ class RosterWriter:
         for seat in self._node.seats.values():
             if (
                 obstacles.blocked(self._node, seat, now),
-                obstacles.drained(self._node, seat.group),
+                operations.drained(self._node, seat.group),
             ) != self._blocked.get(seat.id, _NONE):
                 self.changed(seat.id)
 

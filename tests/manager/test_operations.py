@@ -24,7 +24,7 @@ from services.gpu_manager.core.inputs import (
     JobsReported,
     StartTicket,
 )
-from services.gpu_manager.core.operations import MOST_ORDERS, MOVE_SECONDS
+from services.gpu_manager.core.riders.operations import MOST_ORDERS, MOVE_SECONDS, drain_on
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import record
 from tests.manager.test_recovery import restart
@@ -330,7 +330,7 @@ def test_the_same_name_answers_the_same_operation_and_another_one_with_it_is_ref
     assert again.repeated, "a drain that was resumed is not begun again by its name"
     assert again.order is not None
     assert "resumed by op-2" in again.order.text
-    assert world.node.drain_on(world.groups[0]) is None
+    assert drain_on(world.node, world.groups[0]) is None
     assert world.state(a) is S.PARKED
 
 
@@ -417,7 +417,7 @@ def test_a_drain_outlives_a_change_of_the_groups(world: World) -> None:
     kept = Ledger.model_validate_json(recovery.ledger(world.node, "boot").model_dump_json())
     other = World(groups=(make_group("G01", [0, 1], 2), make_group("G2", [2], 1)))
     restart(other, ledger=kept)
-    assert [other.node.drain_on(group) is not None for group in other.groups] == [True, False]
+    assert [drain_on(other.node, group) is not None for group in other.groups] == [True, False]
     other.tick(5)
     assert other.order(ResumeNode, "op-2", group="G0").accepted
     assert not other.node.drains

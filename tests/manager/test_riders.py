@@ -9,8 +9,9 @@ from services.gpu_manager.core import obstacles
 from services.gpu_manager.core.group_switch import GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.obstacles import ROWS, Ask, row
+from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.stage import Stage
-from services.gpu_manager.core.state import NodeState, Rider
+from services.gpu_manager.core.state import NodeState, Rider, by_hook
 from tests.manager.world import World, make_group
 
 
@@ -54,7 +55,7 @@ def night() -> Iterator[Night]:
 
 def test_a_rider_forbids_activations_and_says_why(night: Night, world: World) -> None:
     a, b = world.fill("a", "b")
-    world.node.riders += (night,)
+    world.node.riders = by_hook((*RIDERS, night))
     night.dark = True
     world.tick(30)
     world.traffic(a, waiting=1, oldest=5.0)
@@ -71,7 +72,7 @@ def test_a_rider_forbids_activations_and_says_why(night: Night, world: World) ->
 
 def test_a_drain_that_has_begun_ends_as_it_was_decided(night: Night, world: World) -> None:
     a, b = world.fill("a", "b")
-    world.node.riders += (night,)
+    world.node.riders = by_hook((*RIDERS, night))
     world.tick(30)
     world.traffic(a, waiting=1)
     assert world.state(b) is S.DRAINING
@@ -85,7 +86,7 @@ def test_a_rider_delays_jobs_and_says_why() -> None:
     world.boot()
     a, b = world.fill("a", "b")
     c, d = world.fill("c", "d", group=1)
-    world.node.riders += (Lanes(1),)
+    world.node.riders = by_hook((*RIDERS, Lanes(1)))
     world.tick(30)
     world.traffic(a, waiting=1)
     world.traffic(c, waiting=1)

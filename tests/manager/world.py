@@ -49,6 +49,7 @@ from services.gpu_manager.core.inputs import (
 )
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.phases import Stage
+from services.gpu_manager.core.riders.operations import drain_on
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeSetup, NodeState
 from tests.facts import contradictions
@@ -113,7 +114,7 @@ class World:
         return Now(wall=self.wall, model=self.wall, unix=1.8e9 + self.unix_offset + self.wall)
 
     def receive(self, message: object) -> list[object]:
-        drained = {group.name for group in self.groups if self.node.drain_on(group) is not None}
+        drained = {group.name for group in self.groups if drain_on(self.node, group) is not None}
         coming = {seat.id for seat in self.node.seats.values() if seat.state in COMING}
         unhindered = self._unhindered() if isinstance(message, Tick) else set()
         effects: list[object] = list(self.board.handle(message, self.now))
@@ -134,7 +135,7 @@ class World:
 
     def _starts_nothing(self, drained: set[str], coming: set[str], effects: list[object]) -> None:
         """No ticket and no new activation on groups that were drained before the message and still are."""
-        drained = {name for name in drained if self.node.drain_on(self.node.groups[name].group) is not None}
+        drained = {name for name in drained if drain_on(self.node, self.node.groups[name].group) is not None}
         sent = {effect.op for effect in self.effects if isinstance(effect, SwitchJob)}
         for effect in effects:
             if isinstance(effect, StartTicket):

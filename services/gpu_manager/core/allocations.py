@@ -332,7 +332,7 @@ def _on_late_start(node: NodeState, seat: ManagedSeat, progress: SeatProgress, n
             seat.residence.group = group or seat.home
             node.transition(seat, T.EVIDENCE, now, reason="the driver reports it as parked")
             seat.assume_residue()
-            for rider in node.riders:
+            for rider in node.riders["found"]:
                 rider.found(node, seat, now, remembered=False)
         case "lost":
             node.transition(seat, T.UNRECOVERABLE, now, reason=progress.reason)
@@ -389,7 +389,7 @@ def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress
     node.transition(seat, CLEARED[progress.outcome], now, reason="the driver reports it as it should be")
     if seat.state is S.PARKED:
         seat.assume_residue()
-    for rider in node.riders:
+    for rider in node.riders["found"]:
         rider.found(node, seat, now, remembered=False)
 
 

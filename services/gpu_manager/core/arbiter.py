@@ -23,7 +23,6 @@ from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import (
     STARTING,
     SWITCH,
-    drained,
     first,
     full_view,
     kept_by,
@@ -46,14 +45,14 @@ def decide(node: NodeState, group: Group, now: Now) -> None:
 def _decide(node: NodeState, group: Group, now: Now) -> None:
     """Begin a switch of the group, or not.
 
-    (1) An operator wants a seat off it. (2) Something keeps every seat from it; a switch of another group on its GPUs
+    (1) A seat has to leave it. (2) Something keeps every seat from it; a switch of another group on its GPUs
     does not keep it from claiming what else is there. (3) Seats of other groups hold its GPUs: claim them. (4)
     Otherwise do what the policy decides, which is asked again without the free slot when the seat that it picked has no
     room there.
     """
     state = node.groups[group.name]
     state.wake, state.settles, state.picked = None, False, ""  # an overdue wake would spin
-    if _carries_out_order(node, group, now):  # (1)
+    if _expels(node, group, now):  # (1)
         return
     others, found = view.overlapping(node, group), first(of_group(node, group, now))
     if found is not None and not (others and found.row is SWITCH):  # (2)
@@ -84,17 +83,12 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
             _park(node, node.seats[victim], decision.reason, now)
 
 
-def _carries_out_order(node: NodeState, group: Group, now: Now) -> bool:
-    """True when a seat that an operator wants off this group begins to drain."""
-    drain = node.drain_on(group)
+def _expels(node: NodeState, group: Group, now: Now) -> bool:
+    """True when a seat begins to drain that has to leave this group, whatever the policy decides."""
     for seat in view.holders(node, group):
         if seat.state is not S.ACTIVE or seat.backoff.park.active(now):
             continue
-        reason = ""
-        if drain is not None and (drain.purpose == "upgrade" or not seat.pinned):
-            reason = drained(node, group)
-        elif (to := node.moves.get(seat.id, group.name)) != group.name:
-            reason = f"it moves to group {to}"
+        reason = next(filter(None, (rider.expels(node, seat) for rider in node.riders["expels"])), "")
         if reason and first(leaving(node, seat, now)) is None:
             node.claims.pop(group.name, None)
             node.groups[group.name].why = reason
@@ -134,7 +128,7 @@ def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     call, gate.call = gate.call, None
     seat.durable.ticket, gate.ticket_given, gate.ticket_call = call.call, now.wall, call.since
     if seat.state is S.WAITING:
-        for rider in node.riders:
+        for rider in node.riders["starts"]:
             rider.starts(node, seat)
         node.transition(seat, T.TICKET, now, epoch=epoch)
     else:

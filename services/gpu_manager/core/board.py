@@ -3,7 +3,7 @@
 ``handle`` is the only entry point: nothing else changes the state. It dispatches the message, then lets every concerned
 group advance; decisions are made in the modules below, and imports run one way:
 
-    board → allocations, commands, recovery → operations → arbiter → switch → core (obstacles, riders) → view → state
+    board → allocations, commands, recovery → riders → arbiter → switch → obstacles → view → state
 
 Invariants, checked after each message that had an effect (a GPU on which one is broken gets no new grants) and by
 property tests:
@@ -21,7 +21,7 @@ The shell (``manager``) writes the ledger before it carries out any effect.
 from kybernate.messages import Command, DrainAck, JobProgress, Presence, TrafficSignal
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import allocations, arbiter, commands, late_binding, operations, recovery, switch, view
+from services.gpu_manager.core import allocations, arbiter, commands, late_binding, recovery, switch, view
 from services.gpu_manager.core.group_switch import SwitchPhase
 from services.gpu_manager.core.inputs import (
     BusChanged,
@@ -44,8 +44,8 @@ from services.gpu_manager.core.inputs import (
     Tick,
 )
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.riders import RIDERS
-from services.gpu_manager.core.state import Effect, NodeSetup, NodeState
+from services.gpu_manager.core.riders import RIDERS, operations
+from services.gpu_manager.core.state import Effect, NodeSetup, NodeState, by_hook
 
 S = SeatState
 
@@ -54,7 +54,7 @@ class Board:
     """The state of one node and its only entry point."""
 
     def __init__(self, setup: NodeSetup) -> None:
-        self.node = NodeState(setup, RIDERS)
+        self.node = NodeState(setup, by_hook(RIDERS))
         """Read it anywhere; only ``handle`` changes it."""
 
     def handle(self, message: object, now: Now) -> list[Effect]:  # noqa: C901, PLR0912
@@ -133,7 +133,8 @@ class Board:
                 arbiter.decide(node, group, now)
             if group.name in node.switches:
                 switch.step(node, node.switches[group.name], now)
-        operations.advance(node, now)
+        for rider in node.riders["step"]:
+            rider.step(node, now)
 
 
 # --- demand -----------------------------------------------------------------------------------------------------------
@@ -236,7 +237,12 @@ def broken_invariants(node: NodeState) -> dict[str, str]:
         text = "" if len(seats) <= group.slots else f"{group.name}: {len(seats)} hold, {group.slots} may"
         if switch is not None and not (switch.victim or switch.incoming):
             text = f"{switch.op} moves no seat"
-        elif switch is not None and switch.incoming and not switch.holds_group and node.drain_on(group) is not None:
+        elif (
+            switch is not None
+            and switch.incoming
+            and not switch.holds_group
+            and operations.drain_on(node, group) is not None
+        ):
             text = f"{switch.op} brings {switch.incoming} to a drained group"
         elif switch is not None and (switch.group != group.name or switch.phase is SwitchPhase.DONE):
             text = f"{switch.op} is over or misplaced"

@@ -13,11 +13,13 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.seat import SeatState
-from services.gpu_manager.core import operations, switch
+from services.gpu_manager.core import switch
 from services.gpu_manager.core.inputs import Now, WallTime
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.obstacles import DRAINED, PINNED, QUARANTINED, REFUSED, first, leaving, refusal
-from services.gpu_manager.core.operations import no as _no
+from services.gpu_manager.core.obstacles import PINNED, QUARANTINED, REFUSED, first, leaving, refusal
+from services.gpu_manager.core.riders import operations
+from services.gpu_manager.core.riders.operations import DRAINED
+from services.gpu_manager.core.riders.operations import no as _no
 from services.gpu_manager.core.state import NodeState
 
 S = SeatState

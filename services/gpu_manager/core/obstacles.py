@@ -55,6 +55,8 @@ class Row:
     """Of the commands that it refuses."""
     retry: float | None = None
     """Wall: when such a command is worth repeating."""
+    drives_out: bool = False
+    """Seats that serve there have to leave."""
 
     @property
     def kind(self) -> Kind:
@@ -155,16 +157,6 @@ def row(*columns: Any, **more: Any) -> Callable[[Callable[[Ask], Stage | None]],
 
 
 # --- 1xx: a person has to act -----------------------------------------------------------------------------------------
-
-
-@row(100, "drained", "group", "operator", code="drained")
-def DRAINED(ask: Ask) -> Stage | None:
-    """A drain is in force on one of its GPUs; their holders leave. Data: ``op``, ``scope``, ``for``, ``actor``."""
-    drain = ask.node.drain_on(ask.group)
-    if drain is None:
-        return None
-    data = {"op": drain.op, "scope": drain.target or ask.node.name, "for": drain.purpose, "actor": drain.actor}
-    return Stage("drained", drained(ask.node, ask.group), data)
 
 
 @row(110, "foreign-process", "group", "administrator")
@@ -480,9 +472,9 @@ def RETRIED(ask: Ask) -> Stage | None:
     return Stage("backoff", f"{seat.id} {backoff.reason}; alone it is tried after each pause of its group", data)
 
 
-_STOPS_OF_GROUP = (DRAINED, FOREIGN, BROKEN)
-_BLOCKS = (*_STOPS_OF_GROUP, REFUSED, LOST_TICKET, UNLOCATED, RESTS)
-_AGAIN = (*_STOPS_OF_GROUP, REFUSED, LOST_TICKET, UNLOCATED, ROOM)
+@cache
+def _stops_of_group() -> tuple[Row, ...]:
+    return tuple(one for one in ROWS if one.subject == "group" and one.kind == "stop")
 
 
 @cache
@@ -494,7 +486,7 @@ def counted(act: Act | None) -> tuple[Row, ...]:
     if act == "send":  # the decision is made; facts may still forbid it
         return tuple(one for one in ROWS if not 250 <= one.nr <= 360)
     if act == "ticket":
-        return _AGAIN
+        return (*_stops_of_group(), REFUSED, LOST_TICKET, UNLOCATED, ROOM)
     if act == "guest":
         return IMMOVABLE, CONTAINER, STAYS, MOVING
     group = tuple(one for one in ROWS if one.subject == "group" and one.kind != "prefer" and one is not ROUTERS)
@@ -592,21 +584,13 @@ def also(node: NodeState, seat: ManagedSeat, now: Now) -> list[Obstacle]:
 def blocked(node: NodeState, seat: ManagedSeat, now: Now) -> str:
     """Why a seat is not started or activated at present, whatever the demand, if no holder is the reason; empty:
     nothing prevents it. What is on the GPUs of a seat that serves does not stop it."""
-    rows = (DRAINED, REFUSED) if seat.state in (S.ACTIVE, S.DRAINING) else _BLOCKS
+    stops, serves = _stops_of_group(), seat.state in (S.ACTIVE, S.DRAINING)
+    there = [one for one in stops if one.drives_out or not serves]
+    rows = (*there, REFUSED) if serves else (*there, REFUSED, LOST_TICKET, UNLOCATED, RESTS)
     for one in _of(rows, Ask(node, seat.group, now, seat)):
-        if one.row not in _STOPS_OF_GROUP or refusal(node, seat, now, _STOPS_OF_GROUP) is not None:
+        if one.row not in there or refusal(node, seat, now, stops) is not None:
             return seat.backoff.activation.reason if one.row is RESTS else one.text
     return ""
-
-
-def drained(node: NodeState, group: Group) -> str:
-    """Which drain keeps seats off a group, and how it ends; empty: none does."""
-    drain = node.drain_on(group)
-    if drain is None:
-        return ""
-    command = f"kyb resume group {drain.target}" if drain.target else f"kyb resume node {node.name}"
-    scope = drain.scope if drain.target else f"node {node.name}"
-    return f"{scope} is drained for {drain.purpose} by {drain.actor}; it ends with: {command}"
 
 
 # --- the policy's view of a pool --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobReply, JobStatus, KillJob, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import operations, switch, view
+from services.gpu_manager.core import switch, view
 from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Ticket
 from services.gpu_manager.core.group_switch import Drain, GroupSwitch, JobExchange, SwitchPhase, SwitchTimes
 from services.gpu_manager.core.inputs import Now, Recovered, RecoveryBegun, SeatTicket, WallTime
@@ -23,6 +23,7 @@ from services.gpu_manager.core.managed_seat import (
     ManagedSeat,
     Rehearsal,
 )
+from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeState
 from services.gpu_manager.ledger import Ledger, LedgerEntry
@@ -265,7 +266,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
             _starts_on(node, status, now)
     for seat in node.seats.values():
         _assume_residue(seat, entries.get(seat.id))
-        for rider in node.riders:
+        for rider in node.riders["found"]:
             rider.found(node, seat, now, remembered=seat.id in entries)
     serving = {seat.seat for seat in known.reply.seats if seat.outcome == "active" and seat.gpus}
     _quarantine_conflicts(node, serving)  # after that: both seats of a switch seem to live while it is under way

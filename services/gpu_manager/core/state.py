@@ -127,8 +127,8 @@ class NodeState:
     """The whole state of one node's manager; ``board.broken_invariants`` checks it. Epochs and seqs only rise."""
 
     setup: NodeSetup
-    riders: "tuple[Rider, ...]" = ()
-    """In the order in which they are asked."""
+    riders: "Mapping[str, tuple[Rider, ...]]"
+    """By hook: those that have it, in the order in which they are asked."""
     manager_url: str = ""
     epoch: int = 0
     seq: int = 0
@@ -218,13 +218,6 @@ class NodeState:
         pool = (seat.home, *self.groups[seat.home.name].peers) if seat.facts.unlocated else ()
         return {uuid for group in (seat.group, *pool) for uuid in group.uuids}
 
-    def drain_on(self, group: Group) -> OperatorOrder | None:
-        """The drain that empties GPUs of this group, also that of a group that shares one with it."""
-        if not self.drains or "" in self.drains:
-            return self.drains.get("")
-        mine = {*group.uuids}
-        return next((drain for drain in self.drains.values() if not mine.isdisjoint(drain.gpus)), None)
-
     def why_immovable(self, seat: ManagedSeat) -> str:
         """Why this seat stays on its group although that is part of a pool; empty: it may move, or has no other
         group."""
@@ -286,7 +279,7 @@ class NodeState:
         measured. ``progress``: what the checkpointer reported of it.
         """
         before, backend = seat.become(after(seat.facts, trigger), to), seat.backend
-        for rider in self.riders:
+        for rider in self.riders["after"]:
             rider.after(seat, before, progress)
         self.moved_views.clear()
         seat.epoch, seat.reason = self.next_epoch(now) if epoch is None else epoch, reason
@@ -348,7 +341,7 @@ class NodeState:
 
 
 class Rider:
-    """A feature in one file that forbids, delays and follows decisions; all hooks, without any effect.
+    """A feature in one file that forbids, delays and follows decisions. Each hook that it has is called; here are all.
 
     It never chooses a seat. It may add rows to the list (``core.obstacles.row``). No rider imports another; switch and
     arbiter name none.
@@ -357,6 +350,10 @@ class Rider:
     def sees(self, node: NodeState, seat: ManagedSeat, seen: SeatView, now: Now) -> SeatView:
         """What the policy sees of a seat."""
         return seen
+
+    def expels(self, node: NodeState, holder: ManagedSeat) -> str:
+        """Why a seat has to leave its group, whatever the policy decides; empty: it need not."""
+        return ""
 
     def begins(self, node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> None:
         """A drain begins. It may change how the victim leaves."""
@@ -369,9 +366,8 @@ class Rider:
         """Why the job of a switch is not sent now. Changes nothing."""
         return None
 
-    def before_job(self, node: NodeState, switch: GroupSwitch, now: Now) -> Stage | None:
-        """The last word before a job is sent: why it is not; it may change how the victim is parked."""
-        return self.waits(node, switch, now)
+    def before_job(self, node: NodeState, switch: GroupSwitch, now: Now) -> None:
+        """No rider waits: a job is about to be sent. It may change how the victim is parked."""
 
     def parks(self, victim: ManagedSeat, target: SeatTarget) -> SeatTarget:
         """How the checkpointer parks a victim."""
@@ -390,8 +386,17 @@ class Rider:
     def found(self, node: NodeState, seat: ManagedSeat, now: Now, *, remembered: bool) -> None:
         """A seat was found with its processes. ``remembered``: by the ledger, which may be older than what it keeps."""
 
+    def step(self, node: NodeState, now: Now) -> None:
+        """Every group has followed a message."""
+
     def on_status(self, node: NodeState, status: JobStatus, now: Now) -> None:
         """The status of a job that is no switch's."""
 
     def on_answer(self, node: NodeState, op: str, reply: JobReply, now: Now) -> None:
         """The answer to a job that is no switch's."""
+
+
+def by_hook(riders: tuple[Rider, ...]) -> dict[str, tuple[Rider, ...]]:
+    """``NodeState.riders`` of these."""
+    hooks = {name: hook for name, hook in vars(Rider).items() if not name.startswith("_")}
+    return {name: tuple(one for one in riders if getattr(type(one), name) is not hook) for name, hook in hooks.items()}

@@ -75,7 +75,7 @@ def drain(
     decisions.of_switch(node, switch, reason, now)
     switch.times.leaves = None if view.demand(node, victim).in_flight else now.wall
     node.routers.forget(victim.id)
-    for rider in node.riders:
+    for rider in node.riders["begins"]:
         rider.begins(node, switch, victim, now)
     node.transition(victim, T.EVICT, now, epoch=switch.epoch, switch=switch, reason=reason)
 
@@ -130,8 +130,8 @@ def step(node: NodeState, switch: GroupSwitch, now: Now) -> None:
         _cut(node, switch, now)
     if switch.phase is SwitchPhase.JOB:
         sent = switch.job.sent
-        due = sent is None or now.wall >= sent + RESEND_SECONDS
-        if not switch.job.journaled and due and not any(rider.before_job(node, switch, now) for rider in node.riders):
+        due = not switch.job.journaled and (sent is None or now.wall >= sent + RESEND_SECONDS)
+        if due and not any(rider.waits(node, switch, now) for rider in node.riders["waits"]):
             _send(node, switch, now)
         late_binding.offer(node, switch, now)
 
@@ -163,7 +163,7 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     if not node.bus_up:  # (4)
         return
     drain = switch.drain
-    leaves = (rider.leaves(node, switch, victim, now) for rider in node.riders if drain.announced)
+    leaves = (rider.leaves(node, switch, victim, now) for rider in node.riders["leaves"] if drain.announced)
     if reason := next(filter(None, leaves), ""):  # (5)
         _drained(node, switch, SwitchTrigger.IDLE, reason, now)
         return
@@ -235,7 +235,7 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
     if seat is None or not answer.container_id or seat.durable.container_id != answer.container_id:
         return
     healthy = seat.state is S.STARTING and answer.healthy
-    if healthy and all(rider.before_serving(node, seat, now) for rider in node.riders):
+    if healthy and all(rider.before_serving(node, seat, now) for rider in node.riders["before_serving"]):
         found, usage = view.demand(node, seat), seat.usage
         costs, took = seat.durable.costs, (now.wall - seat.entered_wall) * now.pace
         costs.cold_seconds = _mean(costs.cold_seconds or took, took)
@@ -275,6 +275,8 @@ def on_drain_announced(node: NodeState, seat: str, epoch: int, now: Now) -> None
 
 def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     """Send the job; sending the same operation again is harmless, the checkpointer knows it by its name."""
+    for rider in node.riders["before_job"]:
+        rider.before_job(node, switch, now)
     if switch.job.sent is None:
         late_binding.bind(node, switch, now)
     group = node.groups[switch.group].group
@@ -303,7 +305,7 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
             epoch=switch.epoch,
             op=switch.op,
             group=switch.group,
-            park=(reduce(lambda target, rider: rider.parks(victim, target), node.riders, victim.target()),)
+            park=(reduce(lambda target, rider: rider.parks(victim, target), node.riders["parks"], victim.target()),)
             if victim is not None
             else (),
             activate=view.target(node, incoming, group) if incoming is not None else None,
@@ -325,7 +327,7 @@ def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
     """
     switch, reply = node.switch_of_op(answer.op), answer.reply
     if reply is not None and switch is None:
-        for rider in node.riders:
+        for rider in node.riders["on_answer"]:
             rider.on_answer(node, answer.op, reply, now)
     if switch is None or switch.job.journaled or reply is None or _unsent(node, switch, "answer"):  # (1)
         return
@@ -391,7 +393,7 @@ def on_job_status(node: NodeState, status: JobStatus, now: Now) -> None:
     switch = node.switch_of_op(status.op)
     if switch is None:  # (1)
         _on_kill_status(node, status, now)
-        for rider in node.riders:
+        for rider in node.riders["on_status"]:
             rider.on_status(node, status, now)
         return
     if _unsent(node, switch, "status"):

@@ -83,20 +83,17 @@ class HostMemory(Rider):
         text = f"copies of {', '.join(seats)} are dropped, so that host memory has room for that of {victim.id}"
         return Stage("host-memory", text, {"seats": seats})
 
-    def before_job(self, node: NodeState, switch: GroupSwitch, now: Now) -> Stage | None:
+    def before_job(self, node: NodeState, switch: GroupSwitch, now: Now) -> None:
         """The copy of its victim is reserved, or a restart parks it.
 
-        (1) There will be room: copies are being dropped. (2) There is nothing to reserve, or it is decided. A seat
-        whose requests are frozen with it has been granted its copy at the begin. (3) There is room, or (4) none.
+        (1) There is nothing to reserve, or it is decided. A seat whose requests are frozen with it has been granted its
+        copy at the begin. (2) There is room, or (3) none.
         """
-        if (found := self.waits(node, switch, now)) is not None:  # (1)
-            return found
         victim = node.seats.get(switch.victim or "")
-        if victim is None or node.setup.host_bytes is None or victim.backend == RESTART:  # (2)
-            return None
-        if not (victim.durable.spilled or victim.durable.freeze.since or _take(node, victim)):  # (3)
-            _spill(node, victim, _without_room(node, victim))  # (4)
-        return None
+        if victim is None or node.setup.host_bytes is None or victim.backend == RESTART:  # (1)
+            return
+        if not (victim.durable.spilled or victim.durable.freeze.since or _take(node, victim)):  # (2)
+            _spill(node, victim, _without_room(node, victim))  # (3)
 
     def starts(self, node: NodeState, seat: ManagedSeat) -> None:
         """An engine that will rehearse keeps its copy from its start on. Without room it does not rehearse."""

@@ -1,8 +1,8 @@
 """Operations of operators: a move, a drain and its end. Each has a name, and answers for it also after a restart. Pure.
 
 An operation is data (``OperatorOrder`` in the ledger) beside the seats' own states: what is left to do follows from
-both, so a manager that is killed in the middle goes on where it was. The arbiter takes ordered seats off their groups;
-the policy of the target group brings a moved seat in, by its ordinary rules.
+both, so a manager that is killed in the middle goes on where it was. Ordered seats leave their groups; the policy of
+the target group brings a moved seat in, by its ordinary rules.
 """
 
 from collections.abc import Iterable
@@ -18,11 +18,13 @@ from kybernate.messages import (
     ResumeNode,
 )
 from kybernate.seat import COMING, SeatState
+from kybernate.topology import Group
 from services.gpu_manager.core import view
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
-from services.gpu_manager.core.obstacles import IMMOVABLE, drained, first, obstacles, stage
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.obstacles import IMMOVABLE, Ask, first, obstacles, row, stage
+from services.gpu_manager.core.stage import Stage
+from services.gpu_manager.core.state import NodeState, Rider
 from services.gpu_manager.ledger import Ledger, OperatorOrder
 
 S = SeatState
@@ -35,6 +37,49 @@ MOST_ORDERS = 32
 _MOVABLE = (S.ACTIVE, S.PARKED)
 _EMPTY = (S.WAITING, S.PARKED, S.BACKOFF, S.FREE)
 """States without VRAM on the group."""
+
+
+class Operations(Rider):
+    """What keeps seats off drained groups, takes them off, and ends."""
+
+    def expels(self, node: NodeState, holder: ManagedSeat) -> str:
+        """A drain is in force there, or the seat is being moved."""
+        drain, group = drain_on(node, holder.group), holder.group
+        if drain is not None and (drain.purpose == "upgrade" or not holder.pinned):
+            return drained(node, group)
+        return "" if (to := node.moves.get(holder.id, group.name)) == group.name else f"it moves to group {to}"
+
+    def step(self, node: NodeState, now: Now) -> None:
+        """End the operations that are over, and report each change of phase."""
+        _advance(node, now)
+
+
+@row(100, "drained", "group", "operator", code="drained", drives_out=True)
+def DRAINED(ask: Ask) -> Stage | None:
+    """A drain is in force on one of its GPUs; their holders leave. Data: ``op``, ``scope``, ``for``, ``actor``."""
+    drain = drain_on(ask.node, ask.group)
+    if drain is None:
+        return None
+    data = {"op": drain.op, "scope": drain.target or ask.node.name, "for": drain.purpose, "actor": drain.actor}
+    return Stage("drained", drained(ask.node, ask.group), data)
+
+
+def drain_on(node: NodeState, group: Group) -> OperatorOrder | None:
+    """The drain that empties GPUs of this group, also that of a group that shares one with it."""
+    if not node.drains or "" in node.drains:
+        return node.drains.get("")
+    mine = {*group.uuids}
+    return next((drain for drain in node.drains.values() if not mine.isdisjoint(drain.gpus)), None)
+
+
+def drained(node: NodeState, group: Group) -> str:
+    """Which drain keeps seats off a group, and how it ends; empty: none does."""
+    drain = drain_on(node, group)
+    if drain is None:
+        return ""
+    command = f"kyb resume group {drain.target}" if drain.target else f"kyb resume node {node.name}"
+    scope = drain.scope if drain.target else f"node {node.name}"
+    return f"{scope} is drained for {drain.purpose} by {drain.actor}; it ends with: {command}"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -61,7 +106,7 @@ def answer(node: NodeState, command: OrderCommand, now: Now) -> CommandReply:
     if command.dry_run:
         return CommandReply(accepted=True, op=name, plan=tuple(_plan(node, order, now)))
     _begin(node, order)
-    advance(node, now)
+    _advance(node, now)
     return CommandReply(accepted=True, op=name, order=status(node, order, now))
 
 
@@ -159,8 +204,8 @@ def _concerned(node: NodeState, order: OperatorOrder) -> list[ManagedSeat]:
 def _plan(node: NodeState, order: OperatorOrder, now: Now) -> Iterable[str]:
     """What a command would do, in order."""
     if order.verb == "resume":
-        drained = order.target in node.drains
-        yield f"{order.scope} starts and activates seats again" if drained else f"{order.scope} is not drained"
+        known = order.target in node.drains
+        yield f"{order.scope} starts and activates seats again" if known else f"{order.scope} is not drained"
         return
     if order.verb == "drain":
         yield f"no seat is started or activated on {order.scope} any more"
@@ -221,7 +266,7 @@ def _unbind(node: NodeState) -> None:
     for switch in node.switches.values():
         if switch.victim is None or switch.holds_group:
             continue
-        if node.drain_on(node.seats[switch.victim].group) is not None:
+        if drain_on(node, node.seats[switch.victim].group) is not None:
             switch.ordered, switch.incoming, switch.room_for = True, None, None
 
 
@@ -260,8 +305,7 @@ def restore(node: NodeState, ledger: Ledger) -> None:
 # --- progress ---------------------------------------------------------------------------------------------------------
 
 
-def advance(node: NodeState, now: Now) -> None:
-    """End the operations that are over, and report each change of phase."""
+def _advance(node: NodeState, now: Now) -> None:
     for order in node.orders.values():
         if order.outcome and node.phases.get(order.op) == order.outcome:
             continue
