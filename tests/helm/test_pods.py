@@ -154,7 +154,7 @@ def test_a_pod_has_only_the_seed_of_its_role(values: str) -> None:
 
 
 def test_a_bus_in_operator_mode_is_given_the_jwt_of_each_role() -> None:
-    chart = render("external-nats", "--set=externalNats.existingSecret=,externalNats.credsSecret=bus-creds")
+    chart = render("external-nats", "--set=keys.existingSecret=,externalNats.credsSecret=bus-creds")
     given = {one.env["KYB_NATS_CREDS_FILE"] for one in chart.containers() if "KYB_NATS_URL" in one.env}
     assert given == {
         f"/etc/kybernate/bus-key/{role}.creds" for role in ("console", "init", "manager", "plugin", "router", "viewer")

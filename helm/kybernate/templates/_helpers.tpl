@@ -131,7 +131,7 @@ limits: {cpu: "1", memory: 256Mi}
 
 {{/* Where clients of the cluster bus connect. */}}
 {{- define "kybernate.natsUrl" -}}
-{{- if .Values.nats.enabled -}}
+{{- if not .Values.externalNats.url -}}
 {{- $host := default (printf "%s-nats.%s.svc" (include "kybernate.fullname" .) .Release.Namespace) .Values.nats.service.clusterIP -}}
 {{- printf "%s://%s:4222" (ternary "nats" "tls" (empty (include "kybernate.natsTls" .))) $host -}}
 {{- else -}}
@@ -151,21 +151,26 @@ limits: {cpu: "1", memory: 256Mi}
 
 {{/* Secret with the keys of the cluster bus; empty: connections without a key. */}}
 {{- define "kybernate.keySecret" -}}
-{{- if not .Values.nats.enabled -}}
-{{- .Values.externalNats.credsSecret | default .Values.externalNats.existingSecret -}}
-{{- else if .Values.keys.enabled -}}
+{{- if .Values.externalNats.url -}}
+{{- .Values.externalNats.credsSecret | default .Values.keys.existingSecret -}}
+{{- else -}}
 {{- default (printf "%s-bus-keys" (include "kybernate.fullname" .)) .Values.keys.existingSecret -}}
 {{- end -}}
 {{- end -}}
 
+{{/* Whether this release makes the streams: that of NATS, or with another NATS that of the console. */}}
+{{- define "kybernate.busInit" -}}
+{{- if or (not .Values.externalNats.url) (and .Values.router.enabled .Values.console.enabled) }}true{{ end -}}
+{{- end -}}
+
 {{/* What its files end with: seeds of nkeys, or JWTs with their seeds. */}}
 {{- define "kybernate.keySuffix" -}}
-{{- ternary "creds" "nk" (and (not .Values.nats.enabled) (ne .Values.externalNats.credsSecret "")) -}}
+{{- ternary "creds" "nk" (ne .Values.externalNats.credsSecret "") -}}
 {{- end -}}
 
 {{/* Secret with ca.crt of the bus; empty: the system's authorities, or no TLS. */}}
 {{- define "kybernate.natsCaSecret" -}}
-{{- if not .Values.nats.enabled -}}
+{{- if .Values.externalNats.url -}}
 {{- .Values.externalNats.caSecret -}}
 {{- else if include "kybernate.natsTls" . -}}
 {{- include "kybernate.natsTlsSecret" . -}}
@@ -183,9 +188,7 @@ limits: {cpu: "1", memory: 256Mi}
 
 {{/* Secret with the clients' certificate, when servers ask for one. */}}
 {{- define "kybernate.natsClientSecret" -}}
-{{- if and .Values.nats.enabled (include "kybernate.natsTls" .) .Values.nats.tls.verify -}}
-{{- default (printf "%s-nats-client-tls" (include "kybernate.fullname" .)) .Values.nats.tls.clientSecret -}}
-{{- end -}}
+{{- if not .Values.externalNats.url -}}{{- .Values.nats.tls.clientSecret -}}{{- end -}}
 {{- end -}}
 
 {{/* Settings of every service. (dict "root" $ "role" …); without a role it does not use the bus. */}}

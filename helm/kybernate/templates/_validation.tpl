@@ -49,22 +49,16 @@
 {{- if and $v.webhook.tls.caBundle (not $v.webhook.tls.existingSecret) -}}
 {{- $wrong = append $wrong "webhook.tls.caBundle is the authority of webhook.tls.existingSecret: set that, too" -}}
 {{- end -}}
-{{- if and (not $v.nats.enabled) (not $v.externalNats.url) -}}
-{{- $wrong = append $wrong "nats.enabled=false needs a NATS of yours: set externalNats.url (nats://host:4222), or nats.enabled=true" -}}
+{{- if and $v.externalNats.credsSecret (or $v.keys.existingSecret (not $v.externalNats.url)) -}}
+{{- $wrong = append $wrong "externalNats.credsSecret has JWTs, for the NATS of externalNats.url: set that, and leave keys.existingSecret (nkeys) empty" -}}
 {{- end -}}
-{{- if and $v.nats.enabled $v.externalNats.url -}}
-{{- $wrong = append $wrong "nats.enabled=true and externalNats.url are two buses: set nats.enabled=false to use yours, or leave externalNats.url empty" -}}
-{{- end -}}
-{{- if and $v.externalNats.existingSecret $v.externalNats.credsSecret -}}
-{{- $wrong = append $wrong "externalNats.existingSecret (nkeys) and externalNats.credsSecret (JWTs) are two sets of users: keep one of them" -}}
-{{- end -}}
-{{- if $v.nats.enabled -}}
+{{- if not $v.externalNats.url -}}
 {{- if not (has (int $v.nats.replicas) (list 1 3 5)) -}}
 {{- $wrong = append $wrong (printf "nats.replicas=%v: JetStream needs a majority; set 1, 3 or 5" $v.nats.replicas) -}}
 {{- end -}}
 {{- $tls := $v.nats.tls -}}
 {{- $issuer := $tls.certManager.issuerRef -}}
-{{- if and (gt (int $v.nats.replicas) 1) $v.keys.enabled (not (include "kybernate.natsTls" $)) (not $v.networkPolicy.enabled) -}}
+{{- if and (gt (int $v.nats.replicas) 1) (not (include "kybernate.natsTls" $)) (not $v.networkPolicy.enabled) -}}
 {{- $wrong = append $wrong (printf "nats.replicas=%v with keys, but a client that reaches port 6222 of a server needs none: set networkPolicy.enabled=true (and have it enforced), or nats.tls.existingSecret" $v.nats.replicas) -}}
 {{- end -}}
 {{- if and $tls.existingSecret $issuer -}}
@@ -73,20 +67,12 @@
 {{- if and $issuer (not (get $issuer "name")) -}}
 {{- $wrong = append $wrong "nats.tls.certManager.issuerRef needs a name, of an Issuer or ClusterIssuer whose certificates carry ca.crt" -}}
 {{- end -}}
-{{- if and $tls.verify (not $tls.clientSecret) $tls.existingSecret -}}
-{{- $wrong = append $wrong "nats.tls.verify=true: clients need a certificate, too; set nats.tls.clientSecret (tls.crt, tls.key), or nats.tls.verify=false" -}}
-{{- else if and $tls.verify (not (include "kybernate.natsTls" $)) -}}
-{{- $wrong = append $wrong "nats.tls.verify=true without TLS: set nats.tls.existingSecret or nats.tls.certManager.issuerRef" -}}
+{{- if and $tls.clientSecret (not (include "kybernate.natsTls" $)) -}}
+{{- $wrong = append $wrong "nats.tls.clientSecret without TLS: set nats.tls.existingSecret or nats.tls.certManager.issuerRef" -}}
 {{- end -}}
-{{- if lt (int64 (include "kybernate.bytes" $v.nats.jetstream.maxFileStore)) 1476395008 -}}
-{{- $wrong = append $wrong (printf "nats.jetstream.maxFileStore=%s cannot hold the streams, which reserve 1.25 GiB and share the rest with the roster: set 1408Mi or more" $v.nats.jetstream.maxFileStore) -}}
+{{- if lt (int64 (include "kybernate.bytes" $v.nats.persistence.size)) 1845493760 -}}
+{{- $wrong = append $wrong (printf "nats.persistence.size=%s cannot hold the streams, which reserve 1.25 GiB of four fifths of it and share the rest with the roster: set 1760Mi or more" $v.nats.persistence.size) -}}
 {{- end -}}
-{{- if lt (int64 (include "kybernate.bytes" $v.nats.persistence.size)) (int64 (include "kybernate.bytes" $v.nats.jetstream.maxFileStore)) -}}
-{{- $wrong = append $wrong (printf "nats.persistence.size=%s is smaller than nats.jetstream.maxFileStore=%s: a full volume stops the server; set size above maxFileStore" $v.nats.persistence.size $v.nats.jetstream.maxFileStore) -}}
-{{- end -}}
-{{- end -}}
-{{- if and (not $v.keys.enabled) $v.keys.existingSecret -}}
-{{- $wrong = append $wrong "keys.existingSecret is set but keys.enabled=false: set keys.enabled=true" -}}
 {{- end -}}
 
 {{- if and $v.fakeGpu.enabled (not $v.node.enabled) -}}
@@ -143,13 +129,14 @@
 {{- end -}}
 {{- end -}}
 
-{{- if $v.router.enabled -}}
-{{- $memory := dig "resources" "limits" "memory" "768Mi" $v.router.container | toString -}}
-{{- if not (regexMatch "^[0-9]+(\\.[0-9]+)?([kMGT]|[KMGT]i)?$" $memory) -}}
-{{- $wrong = append $wrong (printf "router.container.resources.limits.memory=%s is no quantity of Kubernetes: write 768Mi or 1Gi" $memory) -}}
-{{- else if lt (int64 (include "kybernate.bytes" $memory)) 201326592 -}}
-{{- $wrong = append $wrong (printf "router.container.resources.limits.memory=%s: a third of it holds requests, which may have 32 MiB each, and a caller gets half of that; set 192Mi or more" $memory) -}}
+{{- range $who, $memory := dict "nats" (dig "resources" "limits" "memory" "512Mi" $v.nats.container) "router" (dig "resources" "limits" "memory" "768Mi" $v.router.container) -}}
+{{- if not (regexMatch "^[0-9]+(\\.[0-9]+)?([kMGT]|[KMGT]i)?$" (toString $memory)) -}}
+{{- $wrong = append $wrong (printf "%s.container.resources.limits.memory=%v is no quantity of Kubernetes: write 768Mi or 1Gi" $who $memory) -}}
+{{- else if and (eq $who "router") (lt (int64 (include "kybernate.bytes" $memory)) 201326592) -}}
+{{- $wrong = append $wrong (printf "router.container.resources.limits.memory=%v: a third of it holds requests, which may have 32 MiB each, and a caller gets half of that; set 192Mi or more" $memory) -}}
 {{- end -}}
+{{- end -}}
+{{- if $v.router.enabled -}}
 {{- with $v.router.autoscaling.maxReplicas -}}
 {{- if gt (int $v.router.replicas) (int .) -}}
 {{- $wrong = append $wrong (printf "router.replicas=%v is above router.autoscaling.maxReplicas=%v: swap them" $v.router.replicas .) -}}
