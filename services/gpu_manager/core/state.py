@@ -366,11 +366,8 @@ class Rider:
         """Why the job of a switch is not sent now. Changes nothing."""
         return None
 
-    def before_job(self, node: NodeState, switch: GroupSwitch, now: Now) -> None:
-        """No rider waits: a job is about to be sent. It may change how the victim is parked."""
-
-    def parks(self, victim: ManagedSeat, target: SeatTarget) -> SeatTarget:
-        """How the checkpointer parks a victim."""
+    def parks(self, node: NodeState, victim: ManagedSeat, target: SeatTarget) -> SeatTarget:
+        """A job is about to be sent, since no rider waits: how the checkpointer parks its victim."""
         return target
 
     def starts(self, node: NodeState, seat: ManagedSeat) -> None:

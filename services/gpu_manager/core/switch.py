@@ -9,10 +9,9 @@ always the whole truth about a job, so receiving it twice or late changes nothin
 """
 
 from collections.abc import Sequence
-from functools import reduce
 
 from kybernate.engines import RESTART
-from kybernate.messages import JobStatus, SeatProgress, SwitchJob
+from kybernate.messages import JobStatus, SeatProgress, SeatTarget, SwitchJob
 from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.policy.view import How
 from kybernate.seat import COMING, SeatState
@@ -275,8 +274,6 @@ def on_drain_announced(node: NodeState, seat: str, epoch: int, now: Now) -> None
 
 def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     """Send the job; sending the same operation again is harmless, the checkpointer knows it by its name."""
-    for rider in node.riders["before_job"]:
-        rider.before_job(node, switch, now)
     if switch.job.sent is None:
         late_binding.bind(node, switch, now)
     group = node.groups[switch.group].group
@@ -298,6 +295,11 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
             incoming = None  # it starts with a ticket once the group is free, or it is gone
     if incoming is not None and incoming.epoch > switch.epoch:
         _rename(node, switch, now)  # it was parked after this switch began; its epoch must not fall
+    park: tuple[SeatTarget, ...] = ()
+    if victim is not None:
+        park = (victim.target(),)
+        for rider in node.riders["parks"]:
+            park = (rider.parks(node, victim, park[0]),)
     node.effects.append(
         SwitchJob(
             cause=switch.cause,
@@ -305,9 +307,7 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
             epoch=switch.epoch,
             op=switch.op,
             group=switch.group,
-            park=(reduce(lambda target, rider: rider.parks(victim, target), node.riders["parks"], victim.target()),)
-            if victim is not None
-            else (),
+            park=park,
             activate=view.target(node, incoming, group) if incoming is not None else None,
         )
     )

@@ -83,18 +83,6 @@ class HostMemory(Rider):
         text = f"copies of {', '.join(seats)} are dropped, so that host memory has room for that of {victim.id}"
         return Stage("host-memory", text, {"seats": seats})
 
-    def before_job(self, node: NodeState, switch: GroupSwitch, now: Now) -> None:
-        """The copy of its victim is reserved, or a restart parks it.
-
-        (1) There is nothing to reserve, or it is decided. A seat whose requests are frozen with it has been granted its
-        copy at the begin. (2) There is room, or (3) none.
-        """
-        victim = node.seats.get(switch.victim or "")
-        if victim is None or node.setup.host_bytes is None or victim.backend == RESTART:  # (1)
-            return
-        if not (victim.durable.spilled or victim.durable.freeze.since or _take(node, victim)):  # (2)
-            _spill(node, victim, _without_room(node, victim))  # (3)
-
     def starts(self, node: NodeState, seat: ManagedSeat) -> None:
         """An engine that will rehearse keeps its copy from its start on. Without room it does not rehearse."""
         if node.setup.host_bytes is None or seat.backend not in REHEARSED:
@@ -111,9 +99,17 @@ class HostMemory(Rider):
             self.starts(node, seat)
         return True
 
-    def parks(self, victim: ManagedSeat, target: SeatTarget) -> SeatTarget:
-        """Without room for its copy: by a restart."""
-        if not victim.durable.spilled:
+    def parks(self, node: NodeState, victim: ManagedSeat, target: SeatTarget) -> SeatTarget:
+        """Its copy is reserved, or a restart parks it.
+
+        (1) There is nothing to reserve, or it is decided. A seat whose requests are frozen with it has been granted its
+        copy at the begin. (2) There is room, or (3) none.
+        """
+        durable = victim.durable
+        decided = durable.spilled or durable.freeze.since or victim.backend == RESTART  # (1)
+        if node.setup.host_bytes is not None and not decided and not _take(node, victim):  # (2)
+            _spill(node, victim, _without_room(node, victim))  # (3)
+        if not durable.spilled:
             return target
         key = "" if target.backend == SIGNED else target.engine_key
         return target.model_copy(update={"backend": RESTART, "engine_key": key})
