@@ -76,8 +76,8 @@ def _a_lost_ticket_is_not_waited_for() -> Any:
 
 
 def _a_seat_without_ledger_is_at_home() -> Any:
-    group = recovery._group
-    return mock.patch.object(recovery, "_group", lambda *known, fresh: (group(*known, fresh=fresh)[0], True))
+    place = view.place
+    return mock.patch.object(view, "place", lambda node, seat, seen, **how: place(node, seat, seen, **how) or seat.home)
 
 
 def _a_start_does_not_fence() -> Any:

@@ -19,7 +19,7 @@ from services.gpu_manager.core.group_switch import (
     SwitchTrigger,
 )
 from services.gpu_manager.core.inputs import ModelTime, WallTime
-from services.gpu_manager.core.recovery import found
+from services.gpu_manager.core.recovery import Evidence
 from services.gpu_manager.core.seat_pod import SeatPod
 from services.gpu_manager.ledger import Costs, Durable, Freeze, LedgerEntry, LedgerFile
 from tests.facts import check
@@ -125,7 +125,7 @@ def test_what_a_seat_is_after_a_restart(
         report = SeatProgress(seat="s", pod_uid="u", container_id="c", outcome=driver or "pending", reason="why")  # type: ignore[arg-type]
         for before in states:
             remembered = entry(before, **known) if before is not S.FREE else None
-            facts, why = found(seen, remembered, report if driver else None)
+            facts, why = Evidence(seen, remembered, report if driver else None).facts()
 
             assert (facts.state, facts.holds, facts.waits, why) == (state, lease, ticket, reason), (driver, before)
             assert facts.alive is (driver in HOLD if alive is None else alive), (driver, before)
@@ -144,7 +144,7 @@ def test_no_evidence_leads_to_facts_that_cannot_be_true(driver: str, deleting: b
             )
             seen = pod(running=running, container_id=at, deleting=deleting)
 
-            facts, _ = found(seen, remembered, report if driver else None)
+            facts, _ = Evidence(seen, remembered, report if driver else None).facts()
 
             assert check(facts) == "", (state, lease, ran, container, running, at)
             assert facts.holds or not (facts.waits or driver in HOLD)

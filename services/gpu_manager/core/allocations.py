@@ -325,11 +325,11 @@ def _on_late_start(node: NodeState, seat: ManagedSeat, progress: SeatProgress, n
     """
     match progress.outcome:
         case "parked" if seat.rehearsal is None and not seat.durable.measured:  # (1)
-            group = view.group_with_gpus(node, seat, progress.gpus)
-            if group is None and node.groups[seat.home.name].peers and not progress.no_context:  # (2)
+            group = view.place(node, seat, progress)
+            if group is None:  # (2)
                 node.transition(seat, T.UNRECOVERABLE, now, reason=PARKED_NOWHERE)
                 return
-            seat.residence.group = group or seat.home
+            seat.residence.group = group
             node.transition(seat, T.EVIDENCE, now, reason="the driver reports it as parked")
             seat.assume_residue()
             for rider in node.riders["found"]:
@@ -348,14 +348,13 @@ def _clears(seat: ManagedSeat) -> Collection[str]:
 
 
 def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
-    """Evidence tells the group of a seat of which the ledger does not: the GPUs that it names, or that no process has a
-    context, which a new one gets at home.
+    """Evidence tells the group of a seat of which the ledger does not.
 
     (1) It is a copy: what was reserved for it, perhaps on another group, is free. (2) Others hold that group: the
     evidence contradicts itself. (3) A copy whose GPUs nothing names cannot be restored; one that a kill could not end
     stays quarantined.
     """
-    group = view.group_with_gpus(node, seat, progress.gpus) or (seat.home if progress.no_context else None)
+    group = view.place(node, seat, progress)
     if group is not None:
         same, others = view.holders(node, group), view.overlapping(node, group)
         others += same if len(same) >= group.slots else []
@@ -382,7 +381,7 @@ def _processes_gone(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -
 
 
 def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
-    seat.residence.group = view.group_with_gpus(node, seat, progress.gpus) or seat.group
+    seat.residence.group = view.place(node, seat, progress, known=True) or seat.group
     seat.residence.parked_on = None
     seat.learn(conflict=False)
     seat.durable.vram_bytes = seat.durable.vram_bytes or progress.vram_bytes

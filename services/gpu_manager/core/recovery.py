@@ -6,7 +6,8 @@ quarantined and nothing is granted there. An unfinished job of the checkpointer 
 A drain that was under way is over: no router was asked to go on with it, so the seat serves.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobReply, JobStatus, KillJob, ReleaseJob, SeatProgress
@@ -33,69 +34,126 @@ S = SeatState
 
 # --- the facts of a seat ----------------------------------------------------------------------------------------------
 
-
-_HOLD = ("active", "started", "lost", "quarantined")
-"""Reports of processes on the GPUs."""
 _GOING = "its pod is being deleted"
 _INHERITED = "its container may start by an open ticket beside seats that leave it no room"
 _CONDEMNED = "the driver reports it as parked while it is killed"
 
 
-def found(pod: SeatPod, entry: LedgerEntry | None, seen: SeatProgress | None) -> tuple[Facts, str]:
-    """The facts of an owned seat, and the reason of its state; empty where that has none.
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of an owned seat when the manager starts. Each fact follows from the best of it."""
 
-    ``seen``: what the checkpointer has of its processes; None: it did not answer, so they count as alive.
+    pod: SeatPod
+    entry: LedgerEntry | None
+    """What the ledger remembers of it; None: nothing."""
+    seen: SeatProgress | None
+    """What the checkpointer has of its processes; None: it did not answer, so they count as alive."""
 
-    (1) Ticket: one of which the ledger knows no process, unless the pods show a container that it does not know. A
-    start that was under way keeps it; a container that the list shows beside an open ticket has ended before that.
-    (2) Process: as the driver has it, also against the pods, whose list may be stale; else as the pods have it, and as
-    the ledger has it of a pod that leaves. (3) Parked: as the driver has it, but not what is being killed, since a part
-    of its memory stays in use. Where the driver is silent about a pod that leaves, as the ledger has it. (4) Promise:
-    to end it or to leave it alone, as the driver says or the ledger remembers; a new container has none.
-    """
-    state, driver = (entry.state if entry is not None else S.FREE), (seen.outcome if seen is not None else "")
-    leaves, fresh, inherits = pod.deleting, is_new(pod, entry), state is S.QUARANTINED and _waits(entry)
-    waits = _waits(entry) and not fresh and (leaves or state is not S.RELEASING or not pod.running)
-    remains = entry.seen_running if leaves and entry is not None else pod.running and not waits
-    ticket = waits or (state is S.STARTING and not (leaves or remains))  # (1)
-    alive = driver in _HOLD or (driver == "parked" and not ticket) or (driver != "gone" and (fresh or remains))  # (2)
-    condemned = state is S.LOST and not fresh
-    parked = alive and driver == "parked" and not condemned  # (3)
-    if leaves and entry is not None and not fresh and driver not in (*_HOLD, "parked"):
-        parked = alive and not entry.lease
-    process, promise, reason = Process.RUNS if alive else Process.NONE, Promise.NONE, _GOING if leaves else ""
-    if alive and driver in ("", "pending", "active", "started") and (fresh or state is S.STARTING):
-        process = Process.LOADS
-    elif not (alive or ticket or leaves) and (pod.running or (entry is not None and entry.durable.container_id)):
-        process = Process.ENDED
-        reason = "its processes are gone" if pod.running and driver == "gone" else "its container is not running"
-    if inherits and not leaves and (ticket or process is Process.LOADS):  # (4)
-        promise, reason = Promise.HANDS_OFF, _INHERITED
-    elif alive and not (leaves or ticket):
-        if driver == "lost" or (driver != "quarantined" and condemned):
-            promise, reason = Promise.ENDS, _CONDEMNED if driver == "parked" else ""
-        elif driver == "quarantined" or (state is S.QUARANTINED and not fresh and driver != "parked"):
-            promise = Promise.HANDS_OFF
-        if seen is not None and driver in ("lost", "quarantined"):
-            reason = seen.reason
-    return Facts(
-        owner=Owner.LEAVING if leaves else Owner.POD,
-        process=process,
-        ticket=Ticket.NONE if not ticket else Ticket.FORMER if entry is not None and entry.inherited else Ticket.OPEN,
-        parked=parked,
-        promise=promise,
-        unlisted=alive and driver in (*_HOLD, "parked") and not (pod.running or leaves),
-    ), reason
+    @property
+    def driver(self) -> str:
+        """The checkpointer's word; empty: none."""
+        return self.seen.outcome if self.seen is not None else ""
 
+    @cached_property
+    def fresh(self) -> bool:
+        """The pods show a container that the ledger does not know: it was started with a ticket."""
+        known = self.entry.durable.container_id if self.entry is not None else self.pod.container_id
+        return self.pod.running and self.pod.container_id != known
 
-def is_new(pod: SeatPod, entry: LedgerEntry | None) -> bool:
-    """True if it runs a container that the ledger does not know: that was started with a ticket."""
-    return pod.running and entry is not None and pod.container_id != entry.durable.container_id
+    @property
+    def state(self) -> SeatState:
+        """The state that the ledger remembers."""
+        return self.entry.state if self.entry is not None else S.FREE
 
+    @property
+    def unused(self) -> bool:
+        """The ledger has a ticket and no process of it; the seat may be quarantined or deleted since."""
+        return self.entry is not None and self.entry.lease and not self.entry.seen_running
 
-def _waits(entry: LedgerEntry | None) -> bool:
-    """True if its last ticket may be taken and no process of it was seen; it may be quarantined or deleted since."""
-    return entry is not None and entry.lease and not entry.seen_running
+    @property
+    def shown(self) -> bool:
+        """The pods show its process; of a pod that leaves, the ledger. A container that the pods show beside an open
+        ticket has ended before that."""
+        if self.pod.deleting and self.entry is not None:
+            return self.entry.seen_running
+        return self.pod.running and not self._waits
+
+    @cached_property
+    def _waits(self) -> bool:
+        back = self.state is S.RELEASING and self.pod.running and not self.pod.deleting
+        return self.unused and not self.fresh and not back
+
+    @cached_property
+    def ticket(self) -> Ticket:
+        """One that no container that the pods show has used. A start that was under way keeps it."""
+        starts = self.state is S.STARTING and not (self.pod.deleting or self.shown)
+        if self.entry is None or not (self._waits or starts):
+            return Ticket.NONE
+        return Ticket.FORMER if self.entry.inherited else Ticket.OPEN
+
+    @cached_property
+    def alive(self) -> bool:
+        """As the driver has it, also against the pods, whose list may be stale; else as they have it. A copy beside an
+        open ticket is of a container before."""
+        if self.driver in switch.ON_GPUS or (self.driver == "parked" and self.ticket is Ticket.NONE):
+            return True
+        return self.driver != "gone" and (self.fresh or self.shown)
+
+    @property
+    def parked(self) -> bool:
+        """As the driver has it, but not what is being killed, since a part of its memory stays in use. Where the driver
+        is silent about a pod that leaves, as the ledger has it."""
+        if self.driver == "parked":
+            return self.alive and (self.state is not S.LOST or self.fresh)
+        remembers = self.pod.deleting and not self.fresh and self.driver not in switch.ON_GPUS
+        return remembers and self.entry is not None and not self.entry.lease and self.alive
+
+    @cached_property
+    def process(self) -> Process:
+        """Whether it has one, and serves."""
+        if self.alive:
+            starts = self.fresh or self.state is S.STARTING
+            return Process.LOADS if starts and self.driver in ("", "pending", "active", "started") else Process.RUNS
+        if self.ticket is not Ticket.NONE or self.pod.deleting:
+            return Process.NONE
+        ran = self.pod.running or (self.entry is not None and self.entry.durable.container_id)
+        return Process.ENDED if ran else Process.NONE
+
+    @property
+    def promise(self) -> tuple[Promise, str]:
+        """To end it or to leave it alone, as the driver says or the ledger remembers, and why. A new container has no
+        promise."""
+        heir = self.state is S.QUARANTINED and self.unused
+        if heir and (self.ticket is not Ticket.NONE or self.process is Process.LOADS):
+            return Promise.HANDS_OFF, _INHERITED
+        if not self.alive or self.ticket is not Ticket.NONE:
+            return Promise.NONE, ""
+        before, why = S.FREE if self.fresh else self.state, self.seen.reason if self.seen is not None else ""
+        match self.driver:
+            case "lost":
+                return Promise.ENDS, why
+            case "quarantined":
+                return Promise.HANDS_OFF, why
+            case "parked":
+                return (Promise.ENDS, _CONDEMNED) if before is S.LOST else (Promise.NONE, "")
+        return {S.LOST: Promise.ENDS, S.QUARANTINED: Promise.HANDS_OFF}.get(before, Promise.NONE), ""
+
+    def facts(self) -> tuple[Facts, str]:
+        """The facts of the seat, and the reason of its state; empty where that has none."""
+        pod, process, (promise, reason) = self.pod, self.process, self.promise
+        if pod.deleting:
+            promise, reason = Promise.NONE, _GOING
+        elif process is Process.ENDED:
+            gone = pod.running and self.driver == "gone"
+            reason = "its processes are gone" if gone else "its container is not running"
+        return Facts(
+            owner=Owner.LEAVING if pod.deleting else Owner.POD,
+            process=process,
+            ticket=self.ticket,
+            parked=self.parked,
+            promise=promise,
+            unlisted=self.alive and self.driver in (*switch.ON_GPUS, "parked") and not (pod.running or pod.deleting),
+        ), reason
 
 
 # --- the question -----------------------------------------------------------------------------------------------------
@@ -279,25 +337,29 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
 def _recover_seat(
     node: NodeState, seat: ManagedSeat, pod: SeatPod, entry: LedgerEntry | None, seen: SeatProgress | None, now: Now
 ) -> None:
-    """One owned seat: its facts, and where it is."""
+    """One owned seat: its facts, and where it is. A container starts, and gets its first context, at home."""
     asked = pod.container_id if pod.running else entry.durable.container_id if entry is not None else ""
-    seen = seen if seen is not None and seen.container_id == asked else None
-    facts, reason = found(pod, entry, seen)
-    fresh = is_new(pod, entry)
-    group, located = _group(node, seat, facts, entry, seen, fresh=fresh)
-    if not located:
-        facts, reason = _unlocated(facts, reason, seen)
+    evidence = Evidence(pod, entry, seen if seen is not None and seen.container_id == asked else None)
+    facts, reason = evidence.facts()
+    starts, fresh = not facts.alive or facts.state is S.STARTING, evidence.fresh
+    if entry is not None and not (starts or fresh):
+        seat.residence.group = view.group_with_gpus(node, seat, entry.on) or seat.home
+    moves = entry is not None and (fresh or entry.state is S.MIGRATING)
+    known = not facts.alive or (entry is not None and not entry.unlocated and (starts or not moves))
+    place = view.place(node, seat, evidence.seen if facts.alive else None, known=known)
+    if place is None:
+        facts, reason = _unlocated(facts, reason, evidence.seen)
     if entry is not None:
         seat.epoch, seat.durable = entry.epoch, entry.durable.copy()
     elif pod.running:
         seat.durable.started = True
-        seat.durable.vram_bytes = seen.vram_bytes if seen is not None else 0
+        seat.durable.vram_bytes = evidence.seen.vram_bytes if evidence.seen is not None else 0
     if pod.running and (entry is None or fresh):
         seat.durable.container_id, seat.durable.restarts = pod.container_id or "", pod.restarts
         seat.durable.residue_bytes, seat.durable.measured = 0, False  # of the container before
-    conflict = entry is not None and entry.conflict and located and facts.state in (S.QUARANTINED, S.RELEASING)
-    seat.know(replace(facts, unlocated=not located, conflict=conflict))
-    seat.reason, seat.residence.group = reason, group
+    conflict = entry is not None and entry.conflict and facts.state in (S.QUARANTINED, S.RELEASING)
+    seat.know(replace(facts, unlocated=place is None, conflict=conflict and place is not None))
+    seat.reason, seat.residence.group = reason, place or seat.group
     seat.entered, seat.entered_wall, seat.gate.ticket_given = now.unix, now.wall, now.wall
     if seat.state is S.ACTIVE:
         seat.usage.active_since = seat.usage.busy = now.model
@@ -326,37 +388,6 @@ def _wait_for_lost_tickets(node: NodeState, known: Recovered, now: Now) -> None:
         held = seat.facts.alive or seat.facts.waits
         if seat.pod is not None and not held and seat.id not in remembered:
             node.unaccounted[seat.id] = latest
-
-
-def _group(
-    node: NodeState,
-    seat: ManagedSeat,
-    facts: Facts,
-    entry: LedgerEntry | None,
-    seen: SeatProgress | None,
-    *,
-    fresh: bool,
-) -> tuple[Group, bool]:
-    """Where a seat is: by evidence, else as the ledger has it; and whether that is certain.
-
-    ``fresh``: its container is younger than the ledger's entry, which tells nothing about it.
-
-    A container starts, and gets its first context, on its home group. Without a ledger, a seat may be on any group of
-    its pool; one that was being moved may be on either. What its pod allows tells nothing: it may allow less than when
-    the seat moved.
-    """
-    if not facts.alive:
-        return seat.home, True
-    if (seen_on := view.group_with_gpus(node, seat, seen.gpus if seen is not None else ())) is not None:
-        return seen_on, True
-    recorded = entry is not None and not entry.unlocated
-    if recorded and facts.state is S.STARTING:
-        return seat.home, True
-    known = recorded and not fresh and entry is not None and entry.state is not S.MIGRATING
-    if not known and seen is not None and seen.no_context:
-        return seat.home, True
-    group = view.group_with_gpus(node, seat, entry.on if entry is not None else ()) or seat.home
-    return group, known or not node.groups[seat.home.name].peers
 
 
 def _unlocated(facts: Facts, reason: str, seen: SeatProgress | None) -> tuple[Facts, str]:
@@ -406,7 +437,8 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
             seat.epoch, seat.op, seat.reason = status.epoch, status.op, ""
             seat.residence.group = group
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
-        free = switch.victims_off(node, status) or status.activate.outcome in _HOLD  # what has begun may hold already
+        begun = status.activate.outcome in switch.ON_GPUS  # it may hold already
+        free = begun or switch.victims_off(node, status)
         _adopt_incoming(incoming, group, entries.get(incoming.id), free=free)
         incoming.epoch, incoming.op = status.epoch, status.op
 

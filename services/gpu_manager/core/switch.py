@@ -48,6 +48,8 @@ PARK_FAILED = {"active": T.ROLLED_BACK, "lost": T.UNRECOVERABLE, "gone": T.EXITE
 """What follows for the victim, by the reported outcome."""
 ACTIVATE_FAILED = {"lost": T.UNRECOVERABLE, "gone": T.EXITED, "quarantined": T.QUARANTINE}
 """What follows for the incoming seat, by the reported outcome; or ``parked``: see _not_activated."""
+ON_GPUS = ("active", "started", "lost", "quarantined")
+"""Reports of processes that hold VRAM, or may."""
 
 
 # --- begin ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from kybernate.cuda import FREED_SHARE
-from kybernate.messages import AskJobs, SeatTarget
+from kybernate.messages import AskJobs, SeatProgress, SeatTarget
 from kybernate.policy import GroupView, SeatView
 from kybernate.policy.turns import LEAVING
 from kybernate.seat import SeatState
@@ -328,6 +328,20 @@ def group_with_gpus(node: NodeState, seat: ManagedSeat, gpus: Collection[str]) -
     known = (seat.group, seat.home, *node.setup.groups)
     size = len(seat.home.gpus)
     return next((g for g in known if len(g.gpus) == size and {*gpus} <= {*g.uuids}), None)
+
+
+def place(node: NodeState, seat: ManagedSeat, seen: SeatProgress | None, *, known: bool = False) -> Group | None:
+    """Where a seat with a process is, by the best evidence; None: on any group of its pool.
+
+    (1) The GPUs that the driver names. (2) Its group, where that is ``known`` to be still true. (3) Without a context
+    it is at home, where a container gets its first one. (4) It has no other group. What its pod allows tells nothing:
+    it may allow less than when the seat moved.
+    """
+    if seen is not None and (named := group_with_gpus(node, seat, seen.gpus)) is not None:  # (1)
+        return named
+    if seen is not None and seen.no_context and not known:  # (3)
+        return seat.home
+    return seat.group if known or not node.groups[seat.home.name].peers else None  # (2), (4)
 
 
 def turn(node: NodeState, group: Group, now: Now) -> tuple[float, float, str]:
