@@ -328,6 +328,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
             rider.found(node, seat, now, remembered=seat.id in entries)
     serving = {seat.seat for seat in known.reply.seats if seat.outcome == "active" and seat.gpus}
     _quarantine_conflicts(node, serving)  # after that: both seats of a switch seem to live while it is under way
+    node.effects.clear()  # what is not as the ledger has it is told once
     _publish(node, entries, now, behind=published > 0)
     node.routers.remember((*ledger.routers.items(), *ledger.more_routers), now)
     node.routers.unsettle(now)
@@ -403,7 +404,8 @@ def _unlocated(facts: Facts, reason: str, seen: SeatProgress | None) -> tuple[Fa
 
 
 def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], now: Now) -> None:
-    """Go on with a switch that the checkpointer has not finished.
+    """Go on with a switch that the checkpointer has not finished: the seats are what they were when its job was sent,
+    and its status is taken in as any other.
 
     All seats that it parks are leaving, though the switch names one victim. A seat whose pod is another one now has
     processes that the job does not touch: it stays as its evidence has it.
@@ -430,17 +432,12 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
     )
     for seat, progress in parks:
         if _concerns(progress, seat):
-            parked = progress.outcome == "parked"
-            _promise(seat, Promise.NONE if parked else Promise.PARKS, **_MOVING, parked=parked)
-            if parked:
-                seat.learn_park(progress)
-            seat.epoch, seat.op, seat.reason = status.epoch, status.op, ""
-            seat.residence.group = group
+            _promise(seat, Promise.PARKS, **_MOVING, parked=False)
+            seat.epoch, seat.op, seat.reason, seat.residence.group = status.epoch, status.op, "", group
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
-        begun = status.activate.outcome in switch.ON_GPUS  # it may hold already
-        free = begun or switch.victims_off(node, status)
-        _adopt_incoming(incoming, group, entries.get(incoming.id), free=free)
+        _comes_to(incoming, group, entries.get(incoming.id))
         incoming.epoch, incoming.op = status.epoch, status.op
+    switch.on_job_status(node, status, now)
 
 
 def _starts_on(node: NodeState, status: JobStatus, now: Now) -> None:
@@ -471,25 +468,17 @@ def _concerns(progress: SeatProgress, seat: ManagedSeat) -> bool:
     return switch.about(seat, progress) and seat.facts.alive and not seat.facts.waits
 
 
-def _adopt_incoming(seat: ManagedSeat, group: Group, entry: LedgerEntry | None, *, free: bool) -> None:
-    """The seat that a switch brings back to a group.
-
-    (1) The victim still holds the GPUs: it is parked. (2) They are free: it holds them. (3) It comes from another
-    group. (4) Nothing tells from which: if it did not arrive, it could not be restored.
-    """
-    if seat.facts.unlocated and (entry is None or entry.unlocated):  # (4)
+def _comes_to(seat: ManagedSeat, group: Group, entry: LedgerEntry | None) -> None:
+    """The seat that an unfinished job brings to a group was parked where it was before. Where nothing tells where that
+    was, it could not be restored if it did not arrive."""
+    if seat.facts.unlocated and (entry is None or entry.unlocated):
         _promise(seat, Promise.ENDS)
         seat.reason = PARKED_NOWHERE
         return
-    promise, seat.reason = Promise.NONE, ""  # (1)
-    if free:  # (2)
-        elsewhere = seat.group.name != group.name
-        promise = Promise.ARRIVES
-        if elsewhere or (entry is not None and entry.state is S.MIGRATING):  # (3)
-            promise = Promise.MOVES
-            seat.residence.parked_on = seat.group if elsewhere else seat.home
-        seat.residence.group = group
-    _promise(seat, promise, **_MOVING, parked=not free)
+    if seat.group.name == group.name and entry is not None and entry.state is S.MIGRATING:
+        seat.residence.group = seat.home
+    _promise(seat, Promise.NONE, **_MOVING, parked=True)
+    seat.reason = ""
 
 
 def _quarantine_conflicts(node: NodeState, listed: set[str]) -> None:

@@ -390,7 +390,8 @@ def on_job_status(node: NodeState, status: JobStatus, now: Now) -> None:
 
     (1) It belongs to no switch: it may be a kill. Or the switch has sent no job yet: it is refused. (2) The
     checkpointer has journaled it, and the status tells which seat arrives. (3) The victim: only while it is on this
-    group. (4) The incoming seat: once all victims are off the GPUs. (5) The job is done: so is the switch.
+    group. (4) The incoming seat: once all victims are off the GPUs, or its activation has begun, whatever is known of
+    them. (5) The job is done: so is the switch.
     """
     switch = node.switch_of_op(status.op)
     if switch is None:  # (1)
@@ -406,10 +407,9 @@ def on_job_status(node: NodeState, status: JobStatus, now: Now) -> None:
         seat = node.seats.get(progress.seat)
         if seat is not None and seat.group.name == switch.group and _same_pod(seat, progress):
             _on_victim_progress(node, switch, seat, progress, now)
-    if victims_off(node, status) and status.activate is not None and status.activate.seat == switch.incoming:  # (4)
-        incoming = node.seats.get(status.activate.seat)
-        if incoming is not None:
-            _on_incoming_progress(node, switch, incoming, status.activate, now, done=status.done)
+    comes = status.activate
+    if comes is not None and comes.seat == switch.incoming and (comes.outcome in ON_GPUS or victims_off(node, status)):
+        _on_incoming_progress(node, switch, node.seats[comes.seat], comes, now, done=status.done)  # (4)
     if status.done:  # (5)
         end(node, switch, SwitchTrigger.FINISHED)
 
@@ -480,7 +480,7 @@ def _on_incoming_progress(
     Its pod was deleted while the job goes on: it holds the GPUs of the job until that lets them go.
     """
     dropped = done and progress.outcome == "pending"
-    if seat.state is S.PARKED and not dropped and seat.target().container_id == progress.container_id:  # (1)
+    if seat.state is S.PARKED and not dropped and about(seat, progress):  # (1)
         _lease(node, switch, seat, now)
     if not _same_pod(seat, progress):
         return
