@@ -89,15 +89,9 @@ def _inherit(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None
     reserved = (before, fresh.durable.reserved_bytes or 0)
     fresh.durable.reserved_bytes = max(reserved) if all(reserved) else 0  # the container may be the other pod's
     if not view.room(node, fresh):
-        fresh.learn(conflict=True)
         other = "" if seat.pod is None else seat.pod.pod if seat.pod.name else seat.pod.uid
-        holders = (*view.overlapping(node, fresh.group), *view.holders(node, fresh.group))
-        there = ", ".join(one.id for one in holders if one is not fresh)
-        reason = (
-            f"within {START_DEADLINE_SECONDS:.0f} s its container may start by the ticket of pod {other}, and group "
-            f"{fresh.group.name} has no room beside {there}"
-        )
-        node.transition(fresh, T.QUARANTINE, now, reason=reason)
+        within = f"within {START_DEADLINE_SECONDS:.0f} s its container may start by the ticket of pod {other}"
+        _contest(node, fresh, within, now)
     if pod.running:
         _runs(node, fresh, pod, now)
 
@@ -165,8 +159,16 @@ def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
         node.transition(seat, T.TICKET, now, reason="its container started without a ticket")
     seat.begins(container_id, pod.restarts)
     if ungated and not view.room(node, seat):  # (5)
-        seat.learn(conflict=True)
-        reason = f"its container started without a ticket while others hold group {seat.group.name}"
+        _contest(node, seat, "its container started without a ticket", now)
+
+
+def _contest(node: NodeState, seat: ManagedSeat, why: str, now: Now) -> None:
+    """Evidence shows a hold that nothing granted, and that has no room: it is left alone, if it does not end anyway."""
+    seat.learn(conflict=True)
+    reason = view.contested(node, seat, why)
+    if seat.state is S.QUARANTINED:
+        seat.reason = reason
+    elif seat.state is S.STARTING:
         node.transition(seat, T.QUARANTINE, now, reason=reason)
 
 
@@ -314,7 +316,7 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
             _processes_gone(node, seat, "its processes are gone", now)
         elif seat.state is S.STARTING and same:
             _on_late_start(node, seat, progress, now)
-        elif seat.state is S.QUARANTINED and progress.outcome in _clears(seat):
+        elif seat.state is S.QUARANTINED and progress.outcome in _clears(node, seat):
             _clear_quarantine(node, seat, progress, now)
 
 
@@ -340,11 +342,11 @@ def _on_late_start(node: NodeState, seat: ManagedSeat, progress: SeatProgress, n
             node.transition(seat, T.QUARANTINE, now, reason=progress.reason)
 
 
-def _clears(seat: ManagedSeat) -> Collection[str]:
+def _clears(node: NodeState, seat: ManagedSeat) -> Collection[str]:
     """The driver's reports that end its quarantine."""
     if seat.facts.unlocated:
         return ()
-    return CLEARED_CONFLICT if seat.facts.conflict else CLEARED
+    return CLEARED_CONFLICT if seat.facts.conflict and not view.room(node, seat) else CLEARED
 
 
 def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
@@ -356,17 +358,13 @@ def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now
     """
     group = view.place(node, seat, progress)
     if group is not None:
-        same, others = view.holders(node, group), view.overlapping(node, group)
-        others += same if len(same) >= group.slots else []
         seat.residence.group = group
         seat.learn(unlocated=False)
         if progress.outcome == "parked" and not seat.facts.waits:  # (1)
             seat.learn(parked=True)
             seat.assume_residue()
-        if seat.lease and others:  # (2)
-            seat.learn(conflict=True)
-        if seat.state is S.QUARANTINED and others:
-            seat.reason = f"{', '.join(one.id for one in others)} and it seem to hold group {group.name}"
+        if seat.lease and view.rivals(node, seat):  # (2)
+            _contest(node, seat, "it seems to hold its GPUs", now)
     elif seat.state is S.QUARANTINED and progress.outcome == "parked" and seat.unkilled != progress.container_id:  # (3)
         node.transition(seat, T.UNRECOVERABLE, now, reason=PARKED_NOWHERE)
 
@@ -383,7 +381,6 @@ def _processes_gone(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -
 def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
     seat.residence.group = view.place(node, seat, progress, known=True) or seat.group
     seat.residence.parked_on = None
-    seat.learn(conflict=False)
     seat.durable.vram_bytes = seat.durable.vram_bytes or progress.vram_bytes
     node.transition(seat, CLEARED[progress.outcome], now, reason="the driver reports it as it should be")
     if seat.state is S.PARKED:
@@ -395,23 +392,21 @@ def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress
 def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     """What time and evidence end.
 
-    (1) A conflict that is over: the quarantine then ends as the driver reports. (2) A start without a process, as a
-    read of the pods after the deadline shows it: while they cannot be read, a container may run unseen. (3) A lost seat
-    whose processes are gone. (4) A deleted pod whose processes are gone: it holds nothing any more, and once the
-    pod is gone the seat is free. (5) As (2), the wait for a container whose ticket was lost.
+    (1) A start without a process, as a read of the pods after the deadline shows it: while they cannot be read, a
+    container may run unseen. (2) A lost seat whose processes are gone. (3) A deleted pod whose processes are gone: it
+    holds nothing any more, and once the pod is gone the seat is free. (4) As (1), the wait for a container whose ticket
+    was lost.
     """
     until = node.unaccounted.get(seat.id)
-    if until is not None and until < (now.wall if seat.pod is None else min(now.wall, seat.owner.seen)):  # (5)
+    if until is not None and until < (now.wall if seat.pod is None else min(now.wall, seat.owner.seen)):  # (4)
         del node.unaccounted[seat.id]
-    if seat.state is S.QUARANTINED and seat.facts.conflict and view.room(node, seat):  # (1)
-        seat.learn(conflict=False)  # what it is by now, the driver reports: it may have been about to be activated
-    elif seat.state is S.STARTING and not seat.facts.alive:  # (2)
+    if seat.state is S.STARTING and not seat.facts.alive:  # (1)
         if min(now.wall, seat.owner.seen) > seat.entered_wall + START_DEADLINE_SECONDS:
             reason = f"no process came within {START_DEADLINE_SECONDS:.0f} s of the ticket"
             node.transition(seat, T.NO_PROCESS, now, reason=reason)
-    elif seat.state is S.LOST and not seat.facts.alive:  # (3)
+    elif seat.state is S.LOST and not seat.facts.alive:  # (2)
         node.transition(seat, T.GONE, now, reason="its processes ended; it starts cold")
-    elif seat.state is S.RELEASING and not seat.facts.alive:  # (4)
+    elif seat.state is S.RELEASING and not seat.facts.alive:  # (3)
         if not _ticket_may_start(seat, now):
             seat.learn(ticket=Ticket.NONE)
         if seat.owner.misses >= 2 and not seat.lease:

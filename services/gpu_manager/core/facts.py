@@ -63,7 +63,7 @@ class Facts:
     unlocated: bool = False
     """Its processes may be on any group of its pool: the ledger was lost, and nothing has named their GPUs since."""
     conflict: bool = False
-    """Other seats seem to hold its group too."""
+    """Evidence shows its hold, nothing granted it, and its group had no room for it."""
     unlisted: bool = False
     """The driver has its processes although the pods say that its container does not run."""
     alive: bool = field(init=False, compare=False)
@@ -140,7 +140,13 @@ _T = Trigger
 _COMES = tuple(sorted(COMING))
 _RUNS = (S.STARTING, S.ACTIVE, S.DRAINING, S.PARKING, *_COMES)
 _IN_USE: dict[str, Any] = {"process": Process.RUNS, "parked": False}
-_COPY: dict[str, Any] = {"process": Process.RUNS, "parked": True, "promise": Promise.NONE, "ticket": Ticket.NONE}
+_COPY: dict[str, Any] = {
+    "process": Process.RUNS,
+    "parked": True,
+    "promise": Promise.NONE,
+    "ticket": Ticket.NONE,
+    "conflict": False,
+}
 _EMPTY: dict[str, Any] = {
     one: getattr(Facts(), one)
     for one in ("process", "ticket", "parked", "promise", "unlocated", "conflict", "unlisted")
@@ -167,7 +173,7 @@ TABLE: dict[Trigger, tuple[tuple[SeatState, ...], dict[str, Any]]] = {
     _T.EXITED: ((*_RUNS, S.PARKED, S.QUARANTINED), {**_EMPTY, "process": Process.ENDED}),
     _T.CALLED: ((S.BACKOFF,), _EMPTY),
     _T.QUARANTINE: ((*_RUNS, S.LOST), {"parked": False, "promise": Promise.HANDS_OFF}),
-    _T.CLEARED_ACTIVE: ((S.QUARANTINED,), {**_IN_USE, "promise": Promise.NONE, "ticket": Ticket.NONE}),
+    _T.CLEARED_ACTIVE: ((S.QUARANTINED,), {**_COPY, "parked": False}),
     _T.CLEARED_PARKED: ((S.QUARANTINED,), _COPY),
     _T.DELETED: (
         tuple(state for state in S if state not in (S.FREE, S.RELEASING)),

@@ -487,19 +487,14 @@ def _quarantine_conflicts(node: NodeState, listed: set[str]) -> None:
     ``listed``: seats whose processes the driver lists there. Where those alone are no conflict, they serve on, and only
     the others are quarantined.
     """
-    for group in node.setup.groups:
-        holders = view.holders(node, group)
-        others = view.overlapping(node, group) if holders else []
-        if len(holders) > group.slots or others:
-            names = ", ".join(seat.id for seat in (*holders, *others))
-            sure = [seat for seat in holders if seat.id in listed]
-            clear = len(sure) <= group.slots and not any(seat.id in listed for seat in others)
-            for seat in holders:
-                if clear and seat in sure:
-                    seat.learn(conflict=False)
-                    continue
-                _promise(seat, Promise.HANDS_OFF, conflict=True)
-                seat.reason = f"{names} all seem to hold group {group.name}; delete the pods that should not"
+    for seat in node.seats.values():
+        if not seat.lease or seat.facts.unlocated or not view.rivals(node, seat):
+            continue
+        if seat.id in listed and not view.rivals(node, seat, among=listed):
+            seat.learn(conflict=False)
+        else:
+            _promise(seat, Promise.HANDS_OFF, conflict=True)
+            seat.reason = view.contested(node, seat, "it seems to hold its GPUs")
 
 
 _AT_REST = frozenset({S.WAITING, S.PARKED, S.BACKOFF, S.ACTIVE, S.STARTING, S.QUARANTINED})

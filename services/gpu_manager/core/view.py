@@ -215,6 +215,21 @@ def overlapping(node: NodeState, group: Group) -> list[ManagedSeat]:
     return [seat for other in node.groups[group.name].neighbours for seat in holders(node, other)]
 
 
+def rivals(node: NodeState, seat: ManagedSeat, among: Collection[str] | None = None) -> list[str]:
+    """The other seats (``among`` these) that hold GPUs of a holder's group, where it and they are more than may."""
+    others = [one.id for one in overlapping(node, seat.group)]
+    same = [one.id for one in holders(node, seat.group) if one is not seat]
+    found = [others, same] if among is None else [[one for one in part if one in among] for part in (others, same)]
+    return [*found[0], *(found[1] if len(found[1]) >= seat.group.slots else ())]
+
+
+def contested(node: NodeState, seat: ManagedSeat, why: str) -> str:
+    """Why nobody may rely on a hold that evidence shows and nothing granted, and what to do."""
+    there = (*overlapping(node, seat.group), *holders(node, seat.group))
+    names = ", ".join(one.id for one in there if one is not seat) or "a switch"
+    return f"{why}, and group {seat.group.name} has no room beside {names}; delete the pods that should not be there"
+
+
 def overlapping_switch(node: NodeState, group: Group) -> GroupSwitch | None:
     """A switch of another group that holds a GPU of this one until it ends, also while no seat has the lease."""
     gpus = {*group.uuids}
