@@ -160,6 +160,8 @@ class LedgerEntry(BaseModel):
     """UUIDs of the GPUs of its home group."""
     on: tuple[str, ...] = ()
     """UUIDs of the GPUs of the group that it is on, where that is another one."""
+    copied: tuple[str, ...] = ()
+    """UUIDs of the GPUs that its copy came from, while it moves."""
     seen_running: bool = False
     """It has a process."""
     inherited: bool = False

@@ -11,6 +11,7 @@ from kybernate.messages import (
     JobReply,
     JobStatus,
     KillJob,
+    MigrateSeat,
     ReleaseJob,
     SeatActivated,
     SeatProgress,
@@ -21,6 +22,7 @@ from services.gpu_manager.core import recovery, view
 from services.gpu_manager.core.inputs import BusChanged, JobsReported, Published, Recovered, RecoveryBegun, StartTicket
 from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.publish import record
+from tests.facts import COPY
 from tests.manager.world import World, make_group, status
 
 
@@ -638,3 +640,22 @@ def test_what_a_job_found_gone_is_gone_in_the_same_container_only(container: str
     reply = JobReply(accepted=True, highest_epoch=2, jobs=(job,), seats=(seen,))
 
     assert recovery.evidence_by_seat(reply)["s1", "u"].outcome == outcome
+
+
+def test_a_seat_whose_move_fails_after_a_restart_is_where_its_copy_was_made() -> None:
+    """Its home, to which the next job would restore it otherwise, may have another holder."""
+    world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(3)))
+    world.boot()
+    (a,) = world.fill("a")
+    world.managed(a).residence.group = world.groups[1]
+    world.managed(a).know(COPY)
+    world.order(MigrateSeat, seat=a, to="G2")
+    job = world.job()
+    assert (world.state(a), job.group) == (S.MIGRATING, "G2")
+
+    restart(world, jobs=(status(job, "", "started", done=False),), a="started")
+    assert (world.state(a), world.managed(a).group.name) == (S.MIGRATING, "G2")
+    world.receive(JobsReported(JobReply(accepted=True, jobs=(status(job, "", "parked"),))))
+
+    assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G1")
+    assert world.managed(a).target().parked_on == ("GPU-1",)

@@ -435,7 +435,7 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
             _promise(seat, Promise.PARKS, **_MOVING, parked=False)
             seat.epoch, seat.op, seat.reason, seat.residence.group = status.epoch, status.op, "", group
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
-        _comes_to(incoming, group, entries.get(incoming.id))
+        _comes_to(node, incoming, group, entries.get(incoming.id))
         incoming.epoch, incoming.op = status.epoch, status.op
     switch.on_job_status(node, status, now)
 
@@ -468,7 +468,7 @@ def _concerns(progress: SeatProgress, seat: ManagedSeat) -> bool:
     return switch.about(seat, progress) and seat.facts.alive and not seat.facts.waits
 
 
-def _comes_to(seat: ManagedSeat, group: Group, entry: LedgerEntry | None) -> None:
+def _comes_to(node: NodeState, seat: ManagedSeat, group: Group, entry: LedgerEntry | None) -> None:
     """The seat that an unfinished job brings to a group was parked where it was before. Where nothing tells where that
     was, it could not be restored if it did not arrive."""
     if seat.facts.unlocated and (entry is None or entry.unlocated):
@@ -476,7 +476,7 @@ def _comes_to(seat: ManagedSeat, group: Group, entry: LedgerEntry | None) -> Non
         seat.reason = PARKED_NOWHERE
         return
     if seat.group.name == group.name and entry is not None and entry.state is S.MIGRATING:
-        seat.residence.group = seat.home
+        seat.residence.group = view.group_with_gpus(node, seat, entry.copied) or seat.home
     _promise(seat, Promise.NONE, **_MOVING, parked=True)
     seat.reason = ""
 
@@ -564,6 +564,7 @@ def _entry(seat: ManagedSeat, pod: SeatPod, known: LedgerEntry | None) -> Ledger
         "annotations": pod.annotations,
         "gpus": seat.home.uuids,
         "on": seat.group.uuids if seat.group.name != seat.home.name else (),
+        "copied": seat.residence.parked_on.uuids if seat.residence.parked_on is not None else (),
         "durable": seat.durable,
     }
     if known is not None and vars(known) == facts:
