@@ -2,8 +2,8 @@
 
 Each fact of a seat is what the youngest evidence shows, and its state follows (``facts.py``). A live process without
 park evidence holds its group, also when the ledger is lost; when more seats hold a group than may, all of them are
-quarantined and nothing is granted there. An unfinished job of the checkpointer is adopted as the switch it belongs to.
-A drain that was under way is over: no router was asked to go on with it, so the seat serves.
+quarantined and nothing is granted there. An unfinished job of the checkpointer is a switch again, whose status is taken
+in as on every day. A drain that was under way is over: no router was asked to go on with it, so the seat serves.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobReply, JobStatus, KillJob, ReleaseJob, SeatProgress
-from kybernate.seat import SeatState
+from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import switch, view
 from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Ticket
@@ -296,40 +296,47 @@ def with_tickets(ledger: Ledger, tickets: tuple[SeatTicket, ...], owners: Owners
 
 
 def recover(node: NodeState, known: Recovered, now: Now) -> None:
-    """Fill the state; from then on the board decides."""
+    """Fill the state; from then on the board decides.
+
+    (1) What the ledger remembers, with the tickets that are younger. Without its last record a seat may have moved
+    since. (2) The facts of each owned seat. (3) Tickets that ledger and seat folders have lost. (4) Unfinished jobs, as
+    on every day; of two about one seat the later counts. (5) What follows from the states: residues, and what riders
+    keep. (6) Holds that contradict each other: after (4), since both seats of a switch seem to live while it is under
+    way. (7) What is not as the ledger has it is told, once.
+    """
     evidence = evidence_by_seat(known.reply)
     tickets = _unused(known, evidence, open_tickets(known.ledger, known.tickets))
-    ledger = with_tickets(known.ledger, tickets, known.owners)
+    ledger = with_tickets(known.ledger, tickets, known.owners)  # (1)
     published = _above(ledger.epoch, known.published.epoch, _ROWS_LATE)
     node.epoch = max(node.epoch, ledger.epoch, known.reply.highest_epoch, published)
     node.seq = max(node.seq, ledger.seq, _above(ledger.seq, known.published.seq, 1000 * _ROWS_LATE))
     node.move_seconds = ledger.move_seconds
     operations.restore(node, ledger)
-    doubt = {"unlocated": True} if ledger.lost else {}  # without its last record: a seat may have moved since
+    doubt = {"unlocated": True} if ledger.lost else {}
     entries = {entry.seat: entry.model_copy(update=doubt) for entry in ledger.seats}
     listed = {(pod.seat, pod.uid) for pod in known.owners.pods}
-    for seat, pod, entry in _owned(node, known.owners, entries):
+    for seat, pod, entry in _owned(node, known.owners, entries):  # (2)
         node.own(seat, pod)
         seat.owner.misses = 0 if (seat.id, pod.uid) in listed else 2
         _recover_seat(node, seat, pod, entry, evidence.get((seat.id, pod.uid)), now)
-    _wait_for_lost_tickets(node, known, now)
     for ticket in tickets:
         seat = node.seats[ticket.seat]
-        given = now.wall + -ticket.age_seconds
-        seat.entered_wall, seat.gate.ticket_given = given, given
-    for status in sorted(known.reply.jobs, key=lambda status: status.epoch):  # a seat may be in two: the later counts
+        seat.entered_wall = seat.gate.ticket_given = now.wall + -ticket.age_seconds
+    _wait_for_lost_tickets(node, known, now)  # (3)
+    for status in sorted(known.reply.jobs, key=lambda status: status.epoch):  # (4)
         if not status.done and not status.op.startswith(REHEARSAL):
             _adopt(node, status, entries, now)
         elif not status.done:
             _starts_on(node, status, now)
-    for seat in node.seats.values():
-        _assume_residue(seat, entries.get(seat.id))
+    for seat in node.seats.values():  # (5)
+        if seat.state is S.PARKED or seat.state in COMING:
+            seat.assume_residue()
         for rider in node.riders["found"]:
             rider.found(node, seat, now, remembered=seat.id in entries)
     serving = {seat.seat for seat in known.reply.seats if seat.outcome == "active" and seat.gpus}
-    _quarantine_conflicts(node, serving)  # after that: both seats of a switch seem to live while it is under way
-    node.effects.clear()  # what is not as the ledger has it is told once
-    _publish(node, entries, now, behind=published > 0)
+    _quarantine_conflicts(node, serving)  # (6)
+    node.effects.clear()
+    _publish(node, entries, now, behind=published > 0)  # (7)
     node.routers.remember((*ledger.routers.items(), *ledger.more_routers), now)
     node.routers.unsettle(now)
     node.recovered = True
@@ -338,42 +345,37 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
 def _recover_seat(
     node: NodeState, seat: ManagedSeat, pod: SeatPod, entry: LedgerEntry | None, seen: SeatProgress | None, now: Now
 ) -> None:
-    """One owned seat: its facts, and where it is. A container starts, and gets its first context, at home."""
+    """One owned seat.
+
+    (1) Its facts; an answer about another container than the present one tells nothing. (2) Where it is. A container
+    starts, and gets its first context, at home; the ledger tells nothing about the place of a younger one, and of one
+    that was being moved. (3) What the ledger has learned of it; of the container before nothing about memory.
+    """
     asked = pod.container_id if pod.running else entry.durable.container_id if entry is not None else ""
     evidence = Evidence(pod, entry, seen if seen is not None and seen.container_id == asked else None)
-    facts, reason = evidence.facts()
+    facts, reason = evidence.facts()  # (1)
     starts, fresh = not facts.alive or facts.state is S.STARTING, evidence.fresh
     if entry is not None and not (starts or fresh):
         seat.residence.group = view.group_with_gpus(node, seat, entry.on) or seat.home
     moves = entry is not None and (fresh or entry.state is S.MIGRATING)
     known = not facts.alive or (entry is not None and not entry.unlocated and (starts or not moves))
-    place = view.place(node, seat, evidence.seen if facts.alive else None, known=known)
+    place = view.place(node, seat, evidence.seen if facts.alive else None, known=known)  # (2)
     if place is None:
         facts, reason = _unlocated(facts, reason, evidence.seen)
-    if entry is not None:
+    if entry is not None:  # (3)
         seat.epoch, seat.durable = entry.epoch, entry.durable.copy()
     elif pod.running:
         seat.durable.started = True
         seat.durable.vram_bytes = evidence.seen.vram_bytes if evidence.seen is not None else 0
     if pod.running and (entry is None or fresh):
         seat.durable.container_id, seat.durable.restarts = pod.container_id or "", pod.restarts
-        seat.durable.residue_bytes, seat.durable.measured = 0, False  # of the container before
+        seat.durable.residue_bytes, seat.durable.measured = 0, False
     conflict = entry is not None and entry.conflict and facts.state in (S.QUARANTINED, S.RELEASING)
     seat.know(replace(facts, unlocated=place is None, conflict=conflict and place is not None))
     seat.reason, seat.residence.group = reason, place or seat.group
     seat.entered, seat.entered_wall, seat.gate.ticket_given = now.unix, now.wall, now.wall
     if seat.state is S.ACTIVE:
         seat.usage.active_since = seat.usage.busy = now.model
-
-
-_COPIED = frozenset({S.PARKED, S.ACTIVATING, S.MIGRATING})
-
-
-def _assume_residue(seat: ManagedSeat, entry: LedgerEntry | None) -> None:
-    """A seat whose park the ledger does not know keeps an assumed residue."""
-    known = entry is not None and entry.state in _COPIED and seat.durable.measured
-    if seat.pod is not None and not known and seat.state in _COPIED:
-        seat.assume_residue()
 
 
 def _wait_for_lost_tickets(node: NodeState, known: Recovered, now: Now) -> None:
