@@ -302,7 +302,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     since. (2) The facts of each owned seat. (3) Tickets that ledger and seat folders have lost. (4) Unfinished jobs, as
     on every day; of two about one seat the later counts. (5) What follows from the states: residues, and what riders
     keep. (6) Holds that contradict each other: after (4), since both seats of a switch seem to live while it is under
-    way. (7) What is not as the ledger has it is told, once.
+    way. (7) What is not as the ledger has it is published once.
     """
     evidence = evidence_by_seat(known.reply)
     tickets = _unused(known, evidence, open_tickets(known.ledger, known.tickets))

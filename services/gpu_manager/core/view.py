@@ -224,7 +224,7 @@ def rivals(node: NodeState, seat: ManagedSeat, among: Collection[str] | None = N
 
 
 def contested(node: NodeState, seat: ManagedSeat, why: str) -> str:
-    """Why nobody may rely on a hold that evidence shows and nothing granted, and what to do."""
+    """Why a hold that evidence shows, and nothing granted, cannot be relied on, and what to do."""
     there = (*overlapping(node, seat.group), *holders(node, seat.group))
     names = ", ".join(one.id for one in there if one is not seat) or "a switch"
     return f"{why}, and group {seat.group.name} has no room beside {names}; delete the pods that should not be there"
