@@ -378,7 +378,7 @@ class Rider:
         return True
 
     def after(self, seat: ManagedSeat, before: SeatState, progress: SeatProgress | None) -> None:
-        """The state of a seat has changed. ``progress``: by what became of it in a job."""
+        """The state of a seat has changed, or it was rehearsed. ``progress``: what became of it in a job."""
 
     def found(self, node: NodeState, seat: ManagedSeat, now: Now, *, remembered: bool) -> None:
         """A seat was found with its processes. ``remembered``: by the ledger, which may be older than what it keeps."""

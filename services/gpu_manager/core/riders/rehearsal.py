@@ -27,7 +27,7 @@ class Rehearsals(Rider):
             seat.forgive(COLD_START)
         if (
             seat.backend not in REHEARSED
-            or seat.durable.spilled
+            or seat.starts_cold
             or (known is not None and known.done and _same_container(seat, known))
         ):
             return True
@@ -77,7 +77,8 @@ class Rehearsals(Rider):
         if first.outcome == "parked":
             seat.learn_park(first)
         if progress.outcome == "active":
-            seat.durable.host_active_bytes = progress.host_bytes
+            for rider in node.riders["after"]:
+                rider.after(seat, seat.state, progress)
         seat.judge_backend(progress, weight=2)
         known, seat.rehearsal.done = seat.rehearsal, progress.outcome == "active"
         if not known.done:
