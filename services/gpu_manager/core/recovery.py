@@ -328,6 +328,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
             _adopt(node, status, entries, now)
         elif not status.done:
             _starts_on(node, status, now)
+    node.effects.clear()  # (7) publishes what came of it
     for seat in node.seats.values():  # (5)
         if seat.state is S.PARKED or seat.state in COMING:
             seat.assume_residue()
@@ -335,7 +336,6 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
             rider.found(node, seat, now, remembered=seat.id in entries)
     serving = {seat.seat for seat in known.reply.seats if seat.outcome == "active" and seat.gpus}
     _quarantine_conflicts(node, serving)  # (6)
-    node.effects.clear()
     _publish(node, entries, now, behind=published > 0)  # (7)
     node.routers.remember((*ledger.routers.items(), *ledger.more_routers), now)
     node.routers.unsettle(now)
