@@ -16,10 +16,9 @@ from kybernate.seat import SeatState
 from services.gpu_manager.core import switch
 from services.gpu_manager.core.inputs import Now, WallTime
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.obstacles import PINNED, QUARANTINED, REFUSED, first, leaving, refusal
+from services.gpu_manager.core.obstacles import PINNED, QUARANTINED, REFUSED, first, leaving, no, refusal, seat_refused
 from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.riders.operations import DRAINED
-from services.gpu_manager.core.riders.operations import no as _no
 from services.gpu_manager.core.state import NodeState
 
 S = SeatState
@@ -31,19 +30,19 @@ WISH_SECONDS = 600.0
 def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
     """Accept a command, or refuse it with a reason."""
     if not node.recovered:
-        return _no("not-ready", "the node's manager has just started and is still reading its seats", retry=1.0)
+        return no("not-ready", "the node's manager has just started and is still reading its seats", retry=1.0)
     if command.deadline is not None and command.deadline < float(now.unix):
-        return _no("too-late", "the command arrived after its deadline")
+        return no("too-late", "the command arrived after its deadline")
     if isinstance(command, OrderCommand):
         return operations.answer(node, command, now)
     if not isinstance(command, SeatCommand):
-        return _no("unsupported", f"this manager does not know {type(command).__name__}")
-    refused = operations.seat_refused(node, command.seat)
+        return no("unsupported", f"this manager does not know {type(command).__name__}")
+    refused = seat_refused(node, command.seat)
     if refused is not None and not (refused.code == "quarantined" and isinstance(command, UnpinSeat)):
         return refused  # a pin would outlast the quarantine: it may be taken away
     seat = node.seats[command.seat]
     if command.if_epoch is not None and command.if_epoch != seat.epoch:
-        return _no("stale-epoch", f"seat {seat.id} is at epoch {seat.epoch} now", epoch=seat.epoch)
+        return no("stale-epoch", f"seat {seat.id} is at epoch {seat.epoch} now", epoch=seat.epoch)
     match command:
         case ActivateSeat():
             return _activate(node, seat, command, now)
@@ -53,7 +52,7 @@ def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
             return _pin(node, seat, command, now)
         case UnpinSeat():
             return _unpin(node, seat, command, now)
-    return _no("unsupported", f"this manager does not know {type(command).__name__}")
+    return no("unsupported", f"this manager does not know {type(command).__name__}")
 
 
 def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
@@ -75,7 +74,7 @@ def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) ->
 
 def _park(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
     if seat.pinned:
-        return _no("pinned", f"seat {seat.id} is pinned; unpin it first", epoch=seat.epoch)
+        return no("pinned", f"seat {seat.id} is pinned; unpin it first", epoch=seat.epoch)
     seat.usage.wanted_since = None
     if (under_way := node.switch_leaving(seat)) is not None:
         under_way.ordered = True
@@ -83,7 +82,7 @@ def _park(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> Com
         return _yes(seat)
     if seat.state is not S.ACTIVE:
         text = f"seat {seat.id} is {seat.state}; only an active seat can be parked"
-        return _no("not-active", text, epoch=seat.epoch)
+        return no("not-active", text, epoch=seat.epoch)
     _end_backoffs(node, seat)
     if found := first(leaving(node, seat, now)):
         return found.refusal(seat.epoch)
@@ -105,7 +104,7 @@ def _pin(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> Comm
 def _unpin(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
     if seat.pod is not None and seat.pod.notes.pin:
         text = f"pod {seat.pod.pod} pins seat {seat.id} by its annotation kyb.ai/pin; take that away"
-        return _no("pinned", text, epoch=seat.epoch)
+        return no("pinned", text, epoch=seat.epoch)
     if seat.durable.pinned:
         seat.durable.pinned = False
         node.emit(seat, SeatUnpinned, now, cause=command.cause, previous=seat.state)

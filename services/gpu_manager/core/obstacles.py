@@ -543,6 +543,23 @@ def refusal(node: NodeState, seat: ManagedSeat, now: Now, rows: Collection[Row] 
     return found[0] if all(found) else None
 
 
+def no(code: str, reason: str, *, epoch: int = 0, retry: float | None = None) -> CommandReply:
+    """A refusal."""
+    return CommandReply(accepted=False, code=code, reason=reason, epoch=epoch, retry_after_seconds=retry)
+
+
+def seat_refused(node: NodeState, name: str) -> CommandReply | None:
+    """Why no command about this seat can be taken now; None: one can."""
+    seat = node.seats.get(name)
+    if seat is None or seat.state is S.FREE:
+        return no("unknown-seat", f"no pod owns seat {name} on node {node.name}")
+    if seat.state is S.QUARANTINED:
+        return no("quarantined", f"seat {seat.id} is quarantined: {seat.reason}", epoch=seat.epoch)
+    if seat.state is S.RELEASING:
+        return no("deleted", f"the pod {seat.pod.pod if seat.pod else ''} of seat {seat.id} is being deleted")
+    return None
+
+
 # --- for people -------------------------------------------------------------------------------------------------------
 
 

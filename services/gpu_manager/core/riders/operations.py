@@ -22,7 +22,7 @@ from kybernate.topology import Group
 from services.gpu_manager.core import view
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
-from services.gpu_manager.core.obstacles import IMMOVABLE, Ask, first, obstacles, row, stage
+from services.gpu_manager.core.obstacles import IMMOVABLE, Ask, first, no, obstacles, row, seat_refused, stage
 from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.core.state import NodeState, Rider
 from services.gpu_manager.ledger import Ledger, OperatorOrder
@@ -108,23 +108,6 @@ def answer(node: NodeState, command: OrderCommand, now: Now) -> CommandReply:
     _begin(node, order)
     _advance(node, now)
     return CommandReply(accepted=True, op=name, order=status(node, order, now))
-
-
-def no(code: str, reason: str, *, epoch: int = 0, retry: float | None = None) -> CommandReply:
-    """A refusal."""
-    return CommandReply(accepted=False, code=code, reason=reason, epoch=epoch, retry_after_seconds=retry)
-
-
-def seat_refused(node: NodeState, name: str) -> CommandReply | None:
-    """Why no command about this seat can be taken now; None: one can."""
-    seat = node.seats.get(name)
-    if seat is None or seat.state is S.FREE:
-        return no("unknown-seat", f"no pod owns seat {name} on node {node.name}")
-    if seat.state is S.QUARANTINED:
-        return no("quarantined", f"seat {seat.id} is quarantined: {seat.reason}", epoch=seat.epoch)
-    if seat.state is S.RELEASING:
-        return no("deleted", f"the pod {seat.pod.pod if seat.pod else ''} of seat {seat.id} is being deleted")
-    return None
 
 
 def _order(node: NodeState, command: OrderCommand, name: str, now: Now) -> OperatorOrder:
