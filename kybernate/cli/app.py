@@ -103,11 +103,9 @@ def logs(
             print(json.dumps({"name": name, "line": line}) if as_json() else line, flush=True)
 
 
-@app.command(epilog="Examples: kyb top · kyb top --once · kyb top -o json")
-def top(
-    once: Annotated[bool, typer.Option("--once", help="Print it once.")] = False,
-) -> None:
-    """Show which models wait, the longest wait first, against their SLO; every second until Ctrl-C."""
+@app.command(epilog="Examples: kyb top · kyb top | cat · kyb top -o json")
+def top() -> None:
+    """Show which models wait, the longest wait first, against their SLO; on a terminal every second until Ctrl-C."""
     from kybernate.cli.console import Console
     from kybernate.cli.show import open_console, top_rows, top_text
 
@@ -118,7 +116,7 @@ def top(
     from rich.live import Live
 
     console = open_console()
-    if once or not console.is_terminal:
+    if not console.is_terminal:
         console.print(top_text(top_rows(api.why())))
         return
     with contextlib.suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:

@@ -17,29 +17,30 @@ if TYPE_CHECKING:
     from kybernate.bus import Credentials
     from kybernate.bus.rights import Role
 
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+KEPT_SECONDS = 10.0
+"""Between two runs of ``kyb bus init --keep``."""
 bus = Commands(no_args_is_help=True, help="The NATS bus: streams, keys.")
 
 T = TypeVar("T")
 
-NatsUrl = Annotated[str | None, typer.Option(help="Default: KYB_NATS_URL, else the running stack's.")]
 
-
-@bus.command("init", epilog="Example: kyb bus init --nats-url nats://nats:4222 --replicas 3")
+@bus.command("init", epilog="Example: kyb bus init --replicas 3, with KYB_NATS_URL=nats://nats:4222")
 def init(
-    nats_url: NatsUrl = None,
     replicas: Annotated[
         int | None,
         typer.Option(min=1, max=5, help="Servers that keep each stream and bucket; else as now, or 1 for new ones."),
     ] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for a server that does not answer yet.")] = 60,
-    every: Annotated[float, typer.Option(min=0, help="Repeat every N seconds; 0 runs once.")] = 0,
-    beat: Annotated[Path | None, typer.Option(help="With --every: file touched after each run, for probes.")] = None,
-    ready: Annotated[
-        Path | None, typer.Option(help="With --every: file that exists while the last run found or made everything.")
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Repeat every 10 s, for probes: touch FOLDER/beat each time; FOLDER/ready is there after a good run.",
+        ),
     ] = None,
 ) -> None:
-    """Create the streams and buckets that are missing, and bring the rest up to date, as KYB_NATS_*_FILE say."""
+    """Create the streams and buckets that are missing, and bring the rest up to date, as KYB_NATS_URL (else the running
+    stack's) and KYB_NATS_*_FILE say."""
     from kybernate.bus import setup
     from kybernate.bus.rights import Role
 
@@ -48,16 +49,15 @@ def init(
     def report(why: str) -> None:
         print(f"kyb: {why}; trying again for up to {wait:g} s", file=sys.stderr)
 
-    if every:
+    if keep is not None:
+        ready, beat = keep / "ready", keep / "beat"
 
         def tried(complete: bool) -> None:
-            if ready is not None:
-                ready.touch() if complete else ready.unlink(missing_ok=True)
-            if beat is not None:
-                beat.touch()
+            ready.touch() if complete else ready.unlink(missing_ok=True)
+            beat.touch()
 
-        _run(setup.keep(_address(nats_url), replicas, every=every, credentials=who, report=_report, tried=tried))
-    changed = _run(setup.init(_address(nats_url), replicas, credentials=who, wait=wait, on_wait=report))
+        _run(setup.keep(_address(), replicas, every=KEPT_SECONDS, credentials=who, report=_report, tried=tried))
+    changed = _run(setup.init(_address(), replicas, credentials=who, wait=wait, on_wait=report))
     text = f"changed: {', '.join(changed)}" if changed else "nothing to do: all streams and buckets are there"
     answer({"changed": list(changed)}, text)
 
@@ -65,12 +65,12 @@ def init(
 @bus.command("check", epilog="Example: kyb bus check --role router, with KYB_NATS_NKEY_FILE=router.nk")
 def check(
     role: Annotated[str, typer.Option(help="Role of the key, e.g. router.")],
-    nats_url: NatsUrl = None,
 ) -> None:
-    """Check that a key (KYB_NATS_*_FILE) has the rights of its role. Sends only messages that no service acts on."""
+    """Check at KYB_NATS_URL (else the running stack's) that a key (KYB_NATS_*_FILE) has the rights of its role. Sends
+    only messages that no service acts on."""
     from kybernate.bus.setup import examine
 
-    address = _address(nats_url)
+    address = _address()
     who = _role(role)
     credentials = _credentials(who)
     missing = _run(examine(address, credentials, who))
@@ -84,14 +84,12 @@ def check(
 @bus.command("keys", epilog="Examples: kyb bus keys --out keys · kyb bus keys --out keys --rotate router")
 def keys(
     out: Annotated[Path | None, typer.Option(help="Folder for the files; keys in it are kept.")] = None,
-    secret: Annotated[str | None, typer.Option(help="Kubernetes Secret for the keys.")] = None,
-    namespace: Annotated[
-        str, typer.Option(envvar="KYB_NAMESPACE", help="Namespace of the Secret. Default: this pod's.")
-    ] = "",
+    secret: Annotated[
+        str | None, typer.Option(help="Kubernetes Secret for the keys, in KYB_NAMESPACE, else this pod's.")
+    ] = None,
     rotate: Annotated[
         str | None, typer.Option(help="Replace the key of this role; the old one becomes invalid.")
     ] = None,
-    service_account: Annotated[Path, typer.Option(help="Folder of the pod's token, for --secret.")] = ACCOUNT,
 ) -> None:
     """Make the missing keys, one per role, and the server's list of keys with their rights."""
     if (out is None) == (secret is None):
@@ -107,7 +105,7 @@ def keys(
             raise CliError(str(error)) from None
         _print_changes(str(out), changed)
     elif secret is not None:
-        _run(_secret(service_account, namespace, secret, rotated))
+        _run(_secret(secret, rotated))
 
 
 @bus.command("users", epilog="Example: kyb bus users --account KYB | sh")
@@ -122,19 +120,19 @@ def users(
     answer({"commands": commands}, "\n".join(commands))
 
 
-async def _secret(account: Path, namespace: str, name: str, rotate: "Role | None") -> None:
+async def _secret(name: str, rotate: "Role | None") -> None:
+    from kybernate import kube as api
     from kybernate.bus.keys import ensure
-    from kybernate.kube import Kube, in_cluster
 
-    url = in_cluster()
+    url, namespace = api.in_cluster(), os.environ.get("KYB_NAMESPACE", "")
     if url is None:
         raise CliError("--secret works in a pod only (KUBERNETES_SERVICE_HOST is not set); elsewhere: --out DIR", 2)
     if not namespace:
         with contextlib.suppress(OSError):
-            namespace = (account / "namespace").read_text().strip()
+            namespace = (api.ACCOUNT / "namespace").read_text().strip()
         if not namespace:
-            raise CliError("name it with --namespace: this pod's service account has none", 2)
-    kube = Kube(url, account)
+            raise CliError("name it by KYB_NAMESPACE: this pod's service account has none", 2)
+    kube = api.Kube(url, api.ACCOUNT)
     try:
         changed = await ensure(kube, namespace, name, rotate)
         _print_changes(f"Secret {namespace}/{name}", changed)
@@ -168,11 +166,11 @@ def _report(text: str) -> None:
     print(f"kyb: {text}", file=sys.stderr, flush=True)
 
 
-def _address(given: str | None) -> str:
+def _address() -> str:
     from kybernate.cli.console import find_stack
 
     stack = find_stack() or {}
-    return given or os.environ.get("KYB_NATS_URL") or str(stack.get("nats_url", "nats://127.0.0.1:4222"))
+    return os.environ.get("KYB_NATS_URL") or str(stack.get("nats_url", "nats://127.0.0.1:4222"))
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

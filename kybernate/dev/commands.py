@@ -59,7 +59,6 @@ def up(
     speed: Annotated[float, typer.Option(min=0.001, help="Model seconds per wall second.")] = 1.0,
     nats_url: Annotated[str | None, typer.Option(help="A nats-server that runs already. Default: start one.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the logs of all processes.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress lines.")] = False,
 ) -> None:
     """Start everything on this machine, with fake GPUs. Ctrl-C ends it."""
     from kybernate.dev.stack import LAPTOP, StackOptions
@@ -80,7 +79,7 @@ def up(
         nats_url=nats_url,
         log_format="pretty" if sys.stderr.isatty() else "json",
     )
-    run(options, verbose=verbose, quiet=quiet)
+    run(options, verbose=verbose)
 
 
 def add(

@@ -26,10 +26,10 @@ READY_SECONDS = 60.0
 RELOAD_SECONDS = 1.0
 
 
-def run(options: StackOptions, *, verbose: bool, quiet: bool) -> None:
+def run(options: StackOptions, *, verbose: bool) -> None:
     """Until Ctrl-C or SIGTERM. Raises ConfigError before anything starts, CliError when a service refuses to start.
 
-    ``verbose``: all logs; ``quiet``: not even progress, nor processes that ended.
+    ``verbose``: all logs in place of progress and processes that ended.
     """
     write = log_writer()
 
@@ -37,9 +37,9 @@ def run(options: StackOptions, *, verbose: bool, quiet: bool) -> None:
         if line.startswith("[supervisor] "):
             write(name, line)
 
-    progress = _silent if quiet or verbose else _progress
+    progress = _silent if verbose else _progress
     try:
-        stack = Stack(options, sink=write if verbose else None if quiet else supervisor_only)
+        stack = Stack(options, sink=write if verbose else supervisor_only)
         asyncio.run(_foreground(stack, progress))
     except (StackError, StackFileError) as error:
         raise CliError(str(error)) from None

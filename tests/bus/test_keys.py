@@ -120,6 +120,7 @@ async def api(tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch) -> Asy
     async with api_server(tmp_path / "api", pki) as server:
         for name, value in server.env.items():
             monkeypatch.setenv(name, value)
+        monkeypatch.setattr("kybernate.kube.ACCOUNT", server.account)
         yield server
 
 
@@ -127,28 +128,28 @@ def text_of(api: ApiServer, secret: str) -> dict[str, str]:
     return {key: base64.b64decode(value).decode() for key, value in api.secrets[secret]["data"].items()}
 
 
-def keys(api: ApiServer, *more: str) -> tuple[str, ...]:
-    return ("bus", "keys", "--secret", "bus-keys", "--service-account", str(api.account), *more)
+def keys(*more: str) -> tuple[str, ...]:
+    return ("bus", "keys", "--secret", "bus-keys", *more)
 
 
 async def test_a_secret_is_made_once(api: ApiServer, kyb: Kyb) -> None:
-    code, printed, why = await kyb(*keys(api))
+    code, printed, why = await kyb(*keys())
     assert (code, why) == (0, "")
     made = text_of(api, "bus-keys")
     assert set(made) == {f"{role}.{k}" for role in Role for k in ("nk", "pub")} | {"auth.conf"}
     assert not any(seed.strip() in printed for seed in made.values())
     api.asked.clear()
-    code, printed, _ = await kyb(*keys(api))
+    code, printed, _ = await kyb(*keys())
     assert printed == "Secret kyb/bus-keys: nothing to do, all keys are there\n"
     assert {line.split()[0] for line in api.asked} == {"GET"}
     assert text_of(api, "bus-keys") == made
 
 
 async def test_a_secret_is_rotated_and_keeps_what_is_not_ours(api: ApiServer, kyb: Kyb) -> None:
-    await kyb(*keys(api))
+    await kyb(*keys())
     api.secrets["bus-keys"]["data"]["notes"] = base64.b64encode(b"mine").decode()
     before = text_of(api, "bus-keys")
-    assert (await kyb(*keys(api, "--rotate", "router")))[0] == 0
+    assert (await kyb(*keys("--rotate", "router")))[0] == 0
     after = text_of(api, "bus-keys")
     assert {key for key in after if after[key] != before[key]} == {"router.nk", "router.pub", "auth.conf"}
     assert after["notes"] == "mine"
@@ -165,13 +166,13 @@ async def test_two_that_make_a_secret_at_once_end_with_one_set_of_keys(api: ApiS
 
     first: dict[str, str] = {}
     api.between = another
-    assert (await kyb(*keys(api)))[0] == 0
+    assert (await kyb(*keys()))[0] == 0
     assert text_of(api, "bus-keys") == first
 
 
 async def test_a_right_that_the_account_lacks_is_named(api: ApiServer, kyb: Kyb) -> None:
     api.forbidden = {"POST"}
-    code, _, printed = await kyb(*keys(api))
+    code, _, printed = await kyb(*keys())
     assert code == 1
     assert "POST /api/v1/namespaces/kyb/secrets: HTTP 403; the service account may not create this" in printed
     assert api.secrets == {}
@@ -179,5 +180,5 @@ async def test_a_right_that_the_account_lacks_is_named(api: ApiServer, kyb: Kyb)
 
 async def test_an_immutable_secret_is_refused(api: ApiServer, kyb: Kyb) -> None:
     api.secrets["bus-keys"] = {"metadata": {"name": "bus-keys", "resourceVersion": "1"}, "immutable": True}
-    code, _, printed = await kyb(*keys(api))
+    code, _, printed = await kyb(*keys())
     assert (code, "Secret bus-keys is immutable: delete it" in printed) == (1, True)

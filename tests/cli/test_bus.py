@@ -61,12 +61,13 @@ async def test_users_that_are_jwts_are_made_by_nsc_and_checked_with_their_files(
 ) -> None:
     async with operated(tmp_path) as world:
         monkeypatch.setenv("KYB_NATS_CREDS_FILE", str(tmp_path / "router.creds"))
-        argv = ("bus", "check", "--nats-url", world.url, "--role")
+        monkeypatch.setenv("KYB_NATS_URL", world.url)
+        argv = ("bus", "check", "--role")
         assert (await kyb(*argv, "router")).out == f"{world.url}: good for role router\n"
         wrong = await kyb(*argv, "manager")
         assert (wrong.code, "give its user the rights that kyb bus users prints" in wrong.err) == (1, True)
         monkeypatch.setenv("KYB_NATS_CREDS_FILE", str(tmp_path / "init.creds"))
-        made = await kyb("bus", "init", "--nats-url", world.url)
+        made = await kyb("bus", "init")
         assert made.out == "nothing to do: all streams and buckets are there\n"
     printed = await kyb("bus", "users", "--account", "GPU TEAM", "--replicas", "3")
     assert printed.out.splitlines() == nsc("GPU TEAM", 3)
@@ -88,20 +89,22 @@ def test_the_ready_file_exists_only_while_the_last_run_succeeded(
 
     monkeypatch.setattr("kybernate.bus.setup.keep", keep)
     monkeypatch.setattr("kybernate.bus.setup.init", keep_out)
-    argv = ["init", "--nats-url", "nats://127.0.0.1:1", "--every", "10", "--ready", str(ready), "--beat", str(beat)]
-    CliRunner().invoke(bus_commands, argv)
+    CliRunner().invoke(bus_commands, ["init", "--keep", str(tmp_path)])
     assert seen == [(False, True), (True, True), (True, True), (False, True)]
 
 
 async def keep_out(*_: object, **__: object) -> None:
-    raise BusError("init is not to be called with --every")
+    raise BusError("init is not to be called with --keep")
 
 
-async def test_init_waits_for_a_server_that_comes_later(tmp_path: Path, kyb: "Kyb") -> None:
+async def test_init_waits_for_a_server_that_comes_later(
+    tmp_path: Path, kyb: "Kyb", monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = NatsServer(tmp_path / "nats")
     await server.start()
     await server.stop()  # its port is known now, and no process listens there
-    waiting = asyncio.create_task(kyb("bus", "init", "--nats-url", server.url))
+    monkeypatch.setenv("KYB_NATS_URL", server.url)
+    waiting = asyncio.create_task(kyb("bus", "init"))
     try:
         await asyncio.sleep(0)
         await server.start()

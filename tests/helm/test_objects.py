@@ -250,7 +250,7 @@ def test_servers_of_a_cluster_know_each_other_by_names_that_exist() -> None:
 
 def test_bus_init_is_ready_only_while_all_streams_and_buckets_exist() -> None:
     init = render("ha").container("init").spec
-    assert "--ready=/tmp/ready" in init["command"]
+    assert "--keep=/tmp" in init["command"]
     assert init["readinessProbe"]["exec"]["command"][-1] == "/tmp/ready"
     assert "/tmp/beat" in init["livenessProbe"]["exec"]["command"][-1]  # a server that is away is no reason to restart
 

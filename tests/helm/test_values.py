@@ -49,7 +49,6 @@ WRONG = {
         "no plugin would offer the fake GPUs",
     ),
     "real GPUs faster than time": (["fakeGpu.speed=20"], "set fakeGpu.enabled=true, or leave speed at 1"),
-    "two plugins at once": (["plugin.updateStrategy.rollingUpdate.maxSurge=1"], "maxSurge must be 0"),
     "two managers at once": (
         ["node.updateStrategy.type=RollingUpdate", "node.updateStrategy.rollingUpdate.maxSurge=1"],
         "maxSurge must be 0",

@@ -63,10 +63,9 @@ def test_only_router_and_console_are_reached_from_outside_and_only_on_loopback()
 
 def test_streams_are_made_again_when_nats_has_lost_its_store() -> None:
     init = SERVICES["bus-init"]
-    assert "--every=10" in init["command"]
     assert init["restart"] == "unless-stopped"
-    ready = next(option.partition("=")[2] for option in init["command"] if option.startswith("--ready="))
-    assert init["healthcheck"]["test"] == ["CMD", "test", "-f", ready]
+    folder = next(option.partition("=")[2] for option in init["command"] if option.startswith("--keep="))
+    assert init["healthcheck"]["test"] == ["CMD", "test", "-f", f"{folder}/ready"]
     waiting = [
         s["depends_on"]["bus-init"]["condition"] for s in SERVICES.values() if "bus-init" in s.get("depends_on", {})
     ]

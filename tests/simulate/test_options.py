@@ -41,7 +41,7 @@ def test_as_people_call_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
             main([str(word) for word in arguments])
         return int(end.value.code or 0)
 
-    assert kyb("simulate", path, "--groups", 2, "--vram", "a=40", "--json", "-", "--policy", "kyb-balanced") == 0
+    assert kyb("simulate", path, "--groups", 2, "--vram", "a=40", "-o", "json", "--policy", "kyb-balanced") == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["seats"], report["policies"][0]["requests"]) == (2, 120)
     assert kyb("plan", path, "--vram", "a=40", "--slo", "60:0.5") == 0

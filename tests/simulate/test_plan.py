@@ -189,71 +189,57 @@ def kyb(*words: object) -> int:
     return int(end.value.code or 0)
 
 
-def test_as_people_call_it(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    out = tmp_path / "plan.json"
-    assert (
-        kyb(trace, "--slo", "15:0.9", "--cost", "2s/2s", "--slots", "1,2", "--memory", 80, "--price", 3, "--json", out)
-        == 0
-    )
+def test_as_people_call_it(trace: Path, capsys: pytest.CaptureFixture[str]):
+    words = (trace, "--slo", "15:0.9", "--cost", "2s/2s", "--slots", "1,2", "--memory", 80, "--price", 3)
+    assert kyb(*words) == 0
     captured = capsys.readouterr().out
     assert captured.startswith("E[active] = ")
-    report = json.loads(out.read_text())
+    assert kyb(*words, "-o", "json") == 0
+    report = json.loads(capsys.readouterr().out)
     assert [one["name"] for one in report["layouts"]] == ["seats", "seats", "packed", "llama-swap", "dedicated"]
     assert all(one["enough"] for one in report["layouts"])
     assert report["goal"]["slo_seconds"] == 15
     assert report["complete"] is True
 
 
-def test_room_for_kv_caches_costs_groups(trace: Path, tmp_path: Path):
+def test_room_for_kv_caches_costs_groups(trace: Path, capsys: pytest.CaptureFixture[str]):
     needed = {}
     for cap in (2, 40):
-        words = (
-            "--slo",
-            "15:0.9",
-            "--memory",
-            80,
-            "--vram",
-            20,
-            "--kv",
-            1,
-            "--cap",
-            cap,
-            "--json",
-            tmp_path / "plan.json",
-        )
+        words = ("--slo", "15:0.9", "--memory", 80, "--vram", 20, "--kv", 1, "--cap", cap, "-o", "json")
         assert kyb(trace, *words) == 0
-        rows = json.loads((tmp_path / "plan.json").read_text())["layouts"]
+        rows = json.loads(capsys.readouterr().out)["layouts"]
         needed[cap] = next(one for one in rows if one["name"] == "packed")
     assert needed[2]["groups"] < needed[40]["groups"]
     assert needed[2]["host_gb"] == 4 * 22
 
 
-def test_the_answer_is_checked_on_unseen_hours(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    out = tmp_path / "plan.json"
-    words = (trace, "--slo", "15:0.9", "--cost", "2s/2s", "--duration", 300, "--verify", 300, "--json", out)
+def test_the_answer_is_checked_on_unseen_hours(trace: Path, capsys: pytest.CaptureFixture[str]):
+    words = (trace, "--slo", "15:0.9", "--cost", "2s/2s", "--duration", 300, "--verify", 300)
     assert kyb(*words) == 0
     captured = capsys.readouterr()
     assert "on the unseen hours:" in captured.out
     assert "of at most" in captured.err
-    assert json.loads(out.read_text())["verified"]["slo_attainment"] >= 0.9
+    assert kyb(*words, "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["verified"]["slo_attainment"] >= 0.9
 
 
 def test_a_forecast_says_how_good_it_is_and_until_when_the_plan_is_enough(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    path, out, page = tmp_path / "days.csv", tmp_path / "plan.json", tmp_path / "plan.html"
+    path, page = tmp_path / "days.csv", tmp_path / "plan.html"
     rows = [
         f"{hour * 3600 + at * 600},a,80,15" for hour in range(100) for at in range(1 + 4 * (hour % 24 in range(8, 18)))
     ]
     path.write_text("\n".join(["arrival_s,model,prompt_tokens,output_tokens", *rows]) + "\n")
-    words = (path, "--cost", "2s/2s", "--duration", 86_400, "--forecast", "1d", "--json", out, "--page", page)
+    words = (path, "--cost", "2s/2s", "--duration", 86_400, "--forecast", "1d")
     assert kyb(*words) == 0
     text = capsys.readouterr().out
     assert "forecast of 1 day (" in text
     assert "1 days" not in text
     assert "backtest, " in text
     assert "the smallest layout of seats is enough for " in text
-    found = json.loads(out.read_text())["forecast"]
+    assert kyb(*words, "--page", page, "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)["forecast"]
     assert [one["method"] for one in found["backtest"]] == ["naive day", "level", "trend"]
     assert found["days"][0][1] == pytest.approx(64, rel=0.2)
     assert found["headroom"] >= 1

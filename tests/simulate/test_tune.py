@@ -134,10 +134,12 @@ def kyb(*words: object) -> int:
 
 
 def test_as_people_call_it(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    report, out = tmp_path / "tune.json", tmp_path / "profile.yaml"
-    assert kyb(trace, "--day-hours", 0.08, "--policy", "kyb-balanced", "--json", report, "--out", out) == 0
+    out = tmp_path / "profile.yaml"
+    words = (trace, "--day-hours", 0.08, "--policy", "kyb-balanced")
+    assert kyb(*words) == 0
     printed = capsys.readouterr().out
-    result = json.loads(report.read_text())
+    assert kyb(*words, "--out", out, "-o", "json") == 0
+    result = json.loads(capsys.readouterr().out)
     assert result["days"] == 3
     assert ("not recommended" not in printed) == result["recommended"] == out.exists()
 

@@ -81,11 +81,6 @@
 {{- if and (not $v.fakeGpu.enabled) (ne (float64 $v.fakeGpu.speed) 1.0) -}}
 {{- $wrong = append $wrong (printf "fakeGpu.speed=%v: only fake GPUs can be faster than time; set fakeGpu.enabled=true, or leave speed at 1" $v.fakeGpu.speed) -}}
 {{- end -}}
-{{- with $v.plugin.updateStrategy -}}
-{{- if and (eq .type "RollingUpdate") (ne (toString (dig "rollingUpdate" "maxSurge" 0 .)) "0") -}}
-{{- $wrong = append $wrong "plugin.updateStrategy.rollingUpdate.maxSurge must be 0: kubelet disconnects the new plugin when the old one of the same resource ends" -}}
-{{- end -}}
-{{- end -}}
 {{- if ne (toString (dig "rollingUpdate" "maxSurge" 0 $v.node.updateStrategy)) "0" -}}
 {{- $wrong = append $wrong "node.updateStrategy.rollingUpdate.maxSurge must be 0: two managers of one node would wait for each other's lock" -}}
 {{- end -}}

@@ -1,5 +1,6 @@
 """``kyb plan``: how many GPUs does this trace need at this SLO?"""
 
+import json
 import sys
 import time
 from dataclasses import asdict, replace
@@ -8,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.output import CliError
+from kybernate.cli.output import CliError, as_json
 from kybernate.lab.cli import simulate_options as given
 from kybernate.lab.cli.plan_report import PlanReport, count, plot_library, show, write_page
 from kybernate.lab.cli.simulate_input import Inputs, arrivals_of, chosen_policies, complete_policies, read_scenario
-from kybernate.lab.cli.simulate_options import writable, write
+from kybernate.lab.cli.simulate_options import writable
 
 if TYPE_CHECKING:
     from kybernate.lab.forecast import Forecast
@@ -66,7 +67,6 @@ def plan(
     ] = "",
     speed_up: given.SpeedUp = 1.0,
     jitter: given.Jitter = 0.0,
-    json_file: given.JsonFile = None,
     page: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The table and plots as a page that needs nothing else: .html")
     ] = None,
@@ -82,8 +82,7 @@ def plan(
 
     seconds, share = wanted(slo)
     limit = "the SLO of each tier" if tier else f"{seconds:g} s"
-    json_file = given.json_target(json_file)
-    writable(json_file, page)
+    writable(page)
     if page is not None:
         plot_library()
     days = _days(forecast)
@@ -129,15 +128,15 @@ def plan(
         scenario, needed(scenario), goal, limit, tuple(found), tuple(progress.played), check, expected, room, busiest,
         left_out,
     )  # fmt: skip
-    if json_file is None or str(json_file) != "-":
-        show(report)
-    if json_file is not None:
+    if as_json():
         about = {"scenario": scenario.name, "requests": len(scenario.at), "hours": scenario.duration / 3600}
         layouts = [one.row() for one in found]
         goals = {"slo_seconds": None if tier else seconds, **asdict(goal)}
         answer = {"needed": asdict(report.need), "goal": goals, "layouts": layouts, "complete": not interrupted}
         answer |= {"saved": 0.0 if interrupted else saved(found), "verified": None if check is None else check.row()}
-        write(json_file, about | answer | {"forecast": report.forecast_row()})
+        print(json.dumps(about | answer | {"forecast": report.forecast_row()}))
+    else:
+        show(report)
     if page is not None:
         write_page(report, page)
     if interrupted:

@@ -1,5 +1,6 @@
 """``kyb simulate``: plays traces or ready scenarios against policies and reports the waits of their requests."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,15 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.output import CliError
+from kybernate.cli.output import CliError, as_json
 from kybernate.lab.cli import simulate_options as given
 from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, complete_policies, read_scenario, slowdown_points
 from kybernate.lab.cli.simulate_options import writable
-from kybernate.lab.cli.simulate_report import certified, incomparable, show, write_json
+from kybernate.lab.cli.simulate_report import certified, incomparable, rows, show
 
 if TYPE_CHECKING:
     from kybernate.lab.simulate.engine import RunOptions
     from kybernate.lab.simulate.model import Outcome, Scenario
+
+BOUND_SECONDS = 300.0
+"""Wall seconds that --bound may take."""
 
 
 def simulate(
@@ -57,14 +61,11 @@ def simulate(
     bound: Annotated[
         bool, typer.Option("--bound", help="Bounds on what any scheduler could have reached (takes minutes).")
     ] = False,
-    bound_seconds: Annotated[float, typer.Option(min=1, help="Time for --bound.")] = 300.0,
-    json_file: given.JsonFile = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Play a trace against policies: what would users have waited? Nothing real is touched."""
     from kybernate.lab.simulate.engine import RunOptions
 
-    json_file = given.json_target(json_file)
     inputs = Inputs(
         traces=tuple(traces or ()), scenario=scenario, window=window, only=tuple(only or ()), groups=groups,
         slots=slots, memory=memory, cost=cost, measured=measured, vram=tuple(vram or ()), kv=kv,
@@ -76,15 +77,14 @@ def simulate(
         seed=seed, jitter=jitter, park_failure=park_failure, restore_failure=restore_failure,
         cold_start_seconds=cold_start, slowdown=slowdown_points(slowdown), sharing=sharing,
     )  # fmt: skip
-    _report(inputs, chosen_policies(policy), options, bound_seconds if bound else None, json_file, plot)
+    _report(inputs, chosen_policies(policy), options, bound, plot)
 
 
 def _report(
     inputs: Inputs,
     names: list[str],
     options: "RunOptions",
-    bound: float | None,
-    json_file: Path | None,
+    bound: bool,
     plot: Path | None,
 ) -> None:
     """Run, print, write. Raises CliError."""
@@ -93,10 +93,10 @@ def _report(
     from kybernate.lab.simulate.measures import measures, needed
 
     played = read_scenario(inputs)
-    if bound is not None and (why := incomparable(played, options)):
+    if bound and (why := incomparable(played, options)):
         raise CliError(f"--bound: {why}", 2)
     _drawable(plot)
-    writable(json_file, plot)
+    writable(plot)
     try:
         outcomes = [run(played, POLICIES[name](), replace(options, name=name)) for name in names]
     except SimulationError as error:
@@ -104,11 +104,11 @@ def _report(
     except ValueError as error:
         raise CliError(str(error), 2) from None
     found = [measures(outcome, played) for outcome in outcomes]
-    certificate = certified(played, bound) if bound is not None else None
-    if json_file is None or str(json_file) != "-":
+    certificate = certified(played, BOUND_SECONDS) if bound else None
+    if as_json():
+        print(json.dumps(rows(played, needed(played), found, certificate)))
+    else:
         show(played, needed(played), found, certificate)
-    if json_file is not None:
-        write_json(json_file, played, needed(played), found, certificate)
     if plot is not None:
         _draw(played, outcomes, plot)
 

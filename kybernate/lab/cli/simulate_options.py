@@ -1,12 +1,11 @@
 """Options that ``kyb simulate``, ``kyb plan`` and ``kyb tune`` have in common: the same names, the same help."""
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from kybernate.cli.output import CliError, as_json
+from kybernate.cli.output import CliError
 
 _TRACE = typer.Argument(metavar="TRACE", help="docs/demo.md lists the formats; several are merged.")
 Traces = Annotated[list[Path], _TRACE]
@@ -53,23 +52,6 @@ Slo = Annotated[float | None, typer.Option(min=0.001, help="Seconds a request ma
 Jitter = Annotated[float, typer.Option(min=0, max=3, help="Coefficient of variation of switch times.")]
 
 Jobs = Annotated[int, typer.Option(min=1, help="Processes.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="The result; - is stdout, as -o json.")]
-
-
-def json_target(file: Path | None) -> Path | None:
-    """Where the result goes as JSON; None: nowhere."""
-    return Path("-") if as_json() else file
-
-
-def write(path: Path, report: dict[str, Any]) -> None:
-    """A report as JSON; ``-`` is one line on stdout. Raises CliError when the file cannot be written."""
-    if str(path) == "-":
-        print(json.dumps(report))
-        return
-    try:
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise CliError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 def writable(*paths: Path | None) -> None:

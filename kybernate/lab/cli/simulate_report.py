@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import isinf
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kybernate.cli.output import CliError
 from kybernate.lab import INSTALL
-from kybernate.lab.cli.simulate_options import write
 
 if TYPE_CHECKING:
     from kybernate.lab.bounds.certificate import BoundCertificate
@@ -90,11 +88,11 @@ def _cells(one: "Measures") -> list[str]:
     ]
 
 
-def write_json(
-    path: Path, played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: "BoundCertificate | None"
-) -> None:
-    """The same as data; ``-`` is one line on stdout. Raises CliError when the file cannot be written."""
-    report = {
+def rows(
+    played: "Scenario", need: "Needed", found: "Sequence[Measures]", certificate: "BoundCertificate | None"
+) -> dict[str, Any]:
+    """The same as data."""
+    return {
         "scenario": played.name,
         "source": played.source,
         "requests": len(played.at),
@@ -106,7 +104,6 @@ def write_json(
         "policies": [one.row() for one in found],
         "certificate": _bounds(certificate, found),
     }
-    write(path, report)
 
 
 def certified(played: "Scenario", seconds: float) -> "BoundCertificate":

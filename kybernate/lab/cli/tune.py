@@ -1,15 +1,16 @@
 """``kyb tune``: which constants would have been better on the last days, and is that no accident?"""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.output import CliError
+from kybernate.cli.output import CliError, as_json
 from kybernate.lab.cli import simulate_options as given
 from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, complete_policies, read_scenario
-from kybernate.lab.cli.simulate_options import writable, write
+from kybernate.lab.cli.simulate_options import writable
 
 if TYPE_CHECKING:
     from kybernate.lab.simulate.measures import Figures
@@ -47,15 +48,13 @@ def tune(
     duration: given.Duration = None,
     speed_up: given.SpeedUp = 1.0,
     jobs: given.Jobs = 1,
-    json_file: given.JsonFile = None,
 ) -> None:
     """Would other constants of the policy have been better on the last days of a trace? Changes nothing."""
     from kybernate.lab.simulate.engine import SimulationError
     from kybernate.lab.tune import MODES, last_days
     from kybernate.lab.tune import tune as tuned
 
-    json_file = given.json_target(json_file)
-    writable(json_file, out)
+    writable(out)
     modes = chosen_policies(policy)
     for name in modes:
         if name not in MODES:
@@ -80,17 +79,10 @@ def tune(
         raise CliError(str(error)) from None
     except ValueError as error:
         raise CliError(str(error), 2) from None
-    if json_file is None or str(json_file) != "-":
+    if as_json():
+        print(json.dumps({"scenario": cut.name, "objective": "mean + 0.1 p99 + 0.5 (100 - SLO %)", **asdict(found)}))
+    else:
         _show(found, cut.name)
-    if json_file is not None:
-        write(
-            json_file,
-            {
-                "scenario": cut.name,
-                "objective": "mean + 0.1 p99 + 0.5 (100 - SLO %)",
-                **asdict(found),
-            },
-        )
     if out is not None and found.recommended:
         _write(out, profile(found, scenario.name))
 

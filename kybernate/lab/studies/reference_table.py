@@ -4,6 +4,7 @@ python -m kybernate.lab.studies.reference_table [--windows N] [--trace FILE] [--
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kybernate.cli.output import CliError
 from kybernate.lab import INSTALL
-from kybernate.lab.cli.simulate_options import writable, write
+from kybernate.lab.cli.simulate_options import writable
 
 if TYPE_CHECKING:
     from kybernate.lab.studies.reference import ReferencePlan
@@ -77,7 +78,7 @@ def _play(
     if json_file is None or str(json_file) != "-":
         _show(report, plan)
     if json_file is not None:
-        write(json_file, report)
+        _write(json_file, report)
 
 
 def _sorted(traces: Sequence[Path]) -> tuple[Path | None, Path | None]:
@@ -154,6 +155,17 @@ def _cells(row: dict[str, Any], beside: dict[str, Any] | None) -> list[str]:
         "" if beside is None else f"{beside['published_wait_mean_s']:.1f}",
         inside,
     ]
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    """As JSON; ``-`` is one line on stdout. Raises CliError when the file cannot be written."""
+    if str(path) == "-":
+        print(json.dumps(report))
+        return
+    try:
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"{path}: cannot be written ({error.strerror})") from None
 
 
 if __name__ == "__main__":
