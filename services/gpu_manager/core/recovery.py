@@ -70,34 +70,26 @@ class Evidence:
         """The ledger has a ticket and no process of it; the seat may be quarantined or deleted since."""
         return self.entry is not None and self.entry.lease and not self.entry.seen_running
 
-    @property
-    def shown(self) -> bool:
-        """The pods show its process; of a pod that leaves, the ledger. A container that the pods show beside an open
-        ticket has ended before that."""
-        if self.pod.deleting and self.entry is not None:
-            return self.entry.seen_running
-        return self.pod.running and not self._waits
-
-    @cached_property
-    def _waits(self) -> bool:
-        back = self.state is S.RELEASING and self.pod.running and not self.pod.deleting
-        return self.unused and not self.fresh and not back
-
     @cached_property
     def ticket(self) -> Ticket:
-        """One that no container that the pods show has used. A start that was under way keeps it."""
-        starts = self.state is S.STARTING and not (self.pod.deleting or self.shown)
-        if self.entry is None or not (self._waits or starts):
+        """One that was not used: a container that the pods show beside it has ended before, but for one that the ledger
+        does not know. A start that was under way keeps its ticket."""
+        goes, runs = self.pod.deleting, self.pod.running
+        waits = self.unused and not self.fresh and (goes or not runs or self.state is not S.RELEASING)
+        if self.entry is None or not (waits or (self.state is S.STARTING and not (goes or runs))):
             return Ticket.NONE
         return Ticket.FORMER if self.entry.inherited else Ticket.OPEN
 
     @cached_property
     def alive(self) -> bool:
-        """As the driver has it, also against the pods, whose list may be stale; else as they have it. A copy beside an
-        open ticket is of a container before."""
+        """As the driver has it, also against the pods, whose list may be stale; else as they have it, and of a pod that
+        leaves as the ledger has it. What they or the driver's copy show beside an open ticket was before that."""
+        shown = self.pod.running and self.ticket is Ticket.NONE
+        if self.pod.deleting and self.entry is not None:
+            shown = self.fresh or self.entry.seen_running
         if self.driver in switch.ON_GPUS or (self.driver == "parked" and self.ticket is Ticket.NONE):
             return True
-        return self.driver != "gone" and (self.fresh or self.shown)
+        return shown and self.driver != "gone"
 
     @property
     def parked(self) -> bool:
