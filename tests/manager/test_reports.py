@@ -7,7 +7,7 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import JobsReported
 from tests.manager.test_mid_switch import delete, switch_under_way
 from tests.manager.test_recovery import restart
-from tests.manager.world import World, status
+from tests.manager.world import World, make_group, status
 
 
 def report(world: World, found: JobStatus) -> None:
@@ -132,3 +132,26 @@ def test_a_call_does_not_end_a_process_that_the_pod_list_does_not_show(world: Wo
         world.look()
 
     assert (world.state(a), world.managed(a).lease) == (S.ACTIVE, True)
+
+
+def test_a_seat_that_its_job_has_restored_serves_although_a_new_container_of_its_victim_runs_beside_it() -> None:
+    """The container came past the gate, to a slot that became free meanwhile."""
+    world = World(groups=(make_group("G0", [0], 3, slots=2),))
+    world.boot()
+    seats = world.fill("a", "b", "c", vram="20GiB")
+    waits = next(seat for seat in seats if world.state(seat) is S.PARKED)
+    world.tick(10)
+    world.traffic(waits, waiting=1)
+    victim = next(seat for seat in seats if world.state(seat) is S.DRAINING)
+    other = next(seat for seat in seats if world.state(seat) is S.ACTIVE)
+    world.quiet(victim)
+    job = world.job()
+    world.exit(other)
+    world.exit(victim)
+    world.pods[victim] = replace(world.pods[victim], container_id="process://99", running=True)
+    world.look()
+    assert (world.state(victim), world.managed(victim).lease) == (S.STARTING, True)
+
+    world.progress(job, "gone", "active")
+
+    assert (world.state(waits), world.managed(waits).lease) == (S.ACTIVE, True)
