@@ -21,7 +21,11 @@ PREFIX = "KYB_"
 EMPTY_IS_NONE = BeforeValidator(lambda value: None if value == "" else value)
 """For optional settings that a chart or a shell may set to an empty text."""
 _NODE_BUS = "remove it: manager and checkpointer talk over a socket in KYB_RUN_DIR, no longer over NATS"
-GONE = {"KYB_NODE_NATS_URL": _NODE_BUS, "KYB_NODE_NATS_NKEY_FILE": _NODE_BUS}
+GONE = {
+    "KYB_NODE_NATS_URL": _NODE_BUS,
+    "KYB_NODE_NATS_NKEY_FILE": _NODE_BUS,
+    "KYB_NATS_NKEY_FILE": "write KYB_NATS_CREDS_FILE, which takes a seed, too",
+}
 """Settings of former versions that cannot be left out silently, and what to do about them: fatal."""
 _FIXED = "its value is fixed now"
 _KEY = "a key is read from the file beside its certificate that ends in .key, or from the certificate's file"
@@ -96,10 +100,9 @@ class Settings(BaseModel):
     """Stable name of this instance of the service, e.g. router-0."""
     nats_url: str = "nats://127.0.0.1:4222"
     """The cluster bus."""
-    nats_nkey_file: OptionalFile = None
-    """Seed of this service's key on the cluster bus; none: the bus requires no key."""
     nats_creds_file: OptionalFile = None
-    """In its place, for a NATS in operator mode: this service's user JWT and seed, as nsc writes them."""
+    """Seed of this service's key on the cluster bus (.nk), or for a NATS in operator mode its user's JWT and seed
+    (.creds); none: the bus requires no key."""
     nats_ca_file: OptionalFile = None
     """Authority of NATS' certificate (PEM); with it a server without TLS is refused."""
     nats_cert_file: OptionalFile = None
@@ -131,8 +134,7 @@ class Settings(BaseModel):
 
     def credentials(self, role: str) -> Credentials:
         """This process' credentials on the cluster bus, in this role."""
-        tls = self.nats_ca_file, self.nats_cert_file
-        return Credentials(role, self.nats_nkey_file, *tls, self.nats_creds_file)
+        return Credentials(role, self.nats_creds_file, self.nats_ca_file, self.nats_cert_file)
 
     def every_credentials(self) -> list[Credentials]:
         """The credentials that can be checked before anything is opened."""

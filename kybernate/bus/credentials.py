@@ -44,14 +44,18 @@ class Credentials:
 
     role: str = ""
     """The role, which has the rights (``kybernate.bus.rights``) and names the inbox. Empty: no role."""
-    nkey_file: Path | None = None
-    """Seed of the role's nkey, one line that begins with ``SU``."""
+    creds_file: Path | None = None
+    """Seed of the role's nkey, one line that begins with ``SU``; in a file that ends in ``.creds``, for a server in
+    operator mode, the user's JWT and its seed, as nsc writes them."""
     ca_file: Path | None = None
     """Authority of the server's certificate; if set, a server without TLS is refused."""
     cert_file: Path | None = None
     """Certificate of this client, for servers that verify clients."""
-    creds_file: Path | None = None
-    """In place of ``nkey_file``, for a server in operator mode: the user's JWT and its seed, as nsc writes them."""
+
+    @property
+    def has_jwt(self) -> bool:
+        """Whether the server is in operator mode."""
+        return self.creds_file is not None and self.creds_file.suffix == ".creds"
 
     @property
     def inbox(self) -> str:
@@ -66,12 +70,12 @@ class Credentials:
     @property
     def file(self) -> Path | None:
         """Where the identity is, for texts."""
-        return self.creds_file or self.nkey_file or self.cert_file
+        return self.creds_file or self.cert_file
 
     @property
     def grant(self) -> str:
         """How to give this role the rights of this version, for texts."""
-        if self.creds_file is not None:
+        if self.has_jwt:
             return "give its user the rights that kyb bus users prints"
         return "run kyb bus keys, reload NATS"
 
@@ -82,21 +86,23 @@ class Credentials:
         """
         options: dict[str, Any] = {"inbox_prefix": self.inbox}
         public = ""
-        if self.creds_file is not None and self.nkey_file is not None:
-            raise self._wrong("creds_file", "KYB_NATS_NKEY_FILE is set, too, and a process is one user: unset one")
         if self.creds_file is not None:
-            options["user_credentials"], public = self._user(self._text(self.creds_file, "creds_file"), now)
-        if self.nkey_file is not None:
-            seed = self._text(self.nkey_file, "nkey_file")
-            try:
-                public = public_key(seed)
-            except ValueError as error:
-                raise self._wrong("nkey_file", f"is not the seed of a user's nkey: {error}") from None
-            options["nkeys_seed_str"] = seed
+            text = self._text(self.creds_file)
+            if self.has_jwt:
+                options["user_credentials"], public = self._user(text, now)
+            else:
+                public = self._public_key(text)
+                options["nkeys_seed_str"] = text
         context = self._tls()
         if context is not None:
             options["tls"] = context
         return Identity(options, public, tls=context is not None)
+
+    def _public_key(self, seed: str) -> str:
+        try:
+            return public_key(seed)
+        except ValueError as error:
+            raise self._wrong("creds_file", f"is not the seed of a user's nkey: {error}") from None
 
     def _user(self, text: str, now: float) -> tuple[object, str]:
         """Return what nats-py takes as the content of a .creds file, and the user's public key."""
@@ -135,17 +141,17 @@ class Credentials:
                 raise self._wrong("cert_file", text) from None
         return context
 
-    def _text(self, path: Path, name: str) -> str:
+    def _text(self, path: Path) -> str:
         try:
             return path.read_text(encoding="ascii").strip()
         except OSError as error:
             whose = f"role {self.role}" if self.role else "this service's role"
             remedy = f"it must hold the seed of {whose}; make one with: kyb bus keys"
-            if name == "creds_file":
+            if self.has_jwt:
                 remedy = f"it must hold the JWT and seed of {whose}; make one with the commands of: kyb bus users"
-            raise self._wrong(name, f"{_why(error)}; {remedy}") from None
+            raise self._wrong("creds_file", f"{_why(error)}; {remedy}") from None
         except UnicodeDecodeError:
-            raise self._wrong(name, "holds no seed of a user's nkey: it is not text") from None
+            raise self._wrong("creds_file", "holds no seed of a user's nkey: it is not text") from None
 
     def _wrong(self, name: str, why: str) -> CredentialsError:
         return CredentialsError(f"KYB_NATS_{name.upper()}={getattr(self, name)}: {why}")

@@ -277,6 +277,6 @@ class LinkErrors(Troubles):
             return
         file = mine.file
         remedy = f"the server's auth.conf does not list it, or it was rotated: renew {file} (kyb bus keys), reload NATS"
-        if mine.creds_file is not None:
+        if mine.has_jwt:
             remedy = f"its JWT expired or was revoked, or the account is not known: renew {file} (nsc generate creds)"
         self._note(f"refused the key of role {mine.role or '?'} in {file}: {reason}; {remedy}")

@@ -200,7 +200,7 @@ async def _init(
                     raise BusError(_no_jetstream(result, credentials)) from result
                 case nats.js.errors.APIError():
                     full = result.err_code == INSUFFICIENT_STORAGE
-                    more = _ROOM if credentials.creds_file is None else _ACCOUNT_ROOM
+                    more = _ACCOUNT_ROOM if credentials.has_jwt else _ROOM
                     room = f"; it reserves {format_bytes(config.max_bytes or 0)}: {more}" if full else ""
                     refusals.append(f"{config.name}: {result}{room}")
                 case nats.errors.Error():
@@ -219,7 +219,7 @@ def _no_jetstream(error: nats.js.errors.APIError, credentials: Credentials) -> s
     """Why there is none, and the remedy. Where its API has no responders, the server has none, or the account."""
     if error.err_code == OFF_FOR_ACCOUNT:
         return "JetStream is off for this account: give it a limit (nsc edit account --js-disk-storage, nsc push)"
-    if error.err_code is None and credentials.creds_file is not None:
+    if error.err_code is None and credentials.has_jwt:
         why = "its limits are more than the server has left, as its log says, or the server has no JetStream"
         return f"JetStream is off for this account: {why}; lower them (nsc edit account, nsc push)"
     return f"the NATS server has no JetStream: {error}; start it with -js"

@@ -62,7 +62,7 @@ def init(
     answer({"changed": list(changed)}, text)
 
 
-@bus.command("check", epilog="Example: kyb bus check --role router, with KYB_NATS_NKEY_FILE=router.nk")
+@bus.command("check", epilog="Example: kyb bus check --role router, with KYB_NATS_CREDS_FILE=router.nk")
 def check(
     role: Annotated[str, typer.Option(help="Role of the key, e.g. router.")],
 ) -> None:

@@ -92,9 +92,11 @@ class _Group(TyperGroup):
 
 
 def _with_common(params: list[Any], context: Any) -> list[Any]:
-    """The options of the root that it does not take itself, as --version, belong to each command below it."""
-    common = [] if context.parent is None else context.find_root().command.params
-    return [*params, *(one for one in common if one.name in ("output", "url"))]
+    """Options of the root and of a group that it does not take itself, as --version, belong to each command below."""
+    common: list[Any] = []
+    while (context := context.parent) is not None:
+        common += [one for one in context.command.params if one.name in ("output", "url", "file")]
+    return [*params, *common]
 
 
 class Commands(typer.Typer):

@@ -1,6 +1,8 @@
 """``kyb router keys``: the API keys of routers. The file holds hashes only; a key is shown once, when it is made."""
 
 import json
+import os
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,16 +18,34 @@ router = Commands(no_args_is_help=True, help="API keys of routers.")
 keys_app = Commands(no_args_is_help=True, help="API keys in the file of KYB_API_KEYS_FILE.")
 router.add_typer(keys_app, name="keys")
 
-File = Annotated[
-    Path, typer.Option("--file", envvar="KYB_API_KEYS_FILE", help="The file; created if it does not exist.")
-]
+_file: ContextVar[Path | None] = ContextVar("file", default=None)
+
+
+def _keep_file(context: typer.Context, value: Path | None) -> None:
+    if value is not None or context.command.name == "keys":
+        _file.set(value)
+
+
+@keys_app.callback()
+def _options(
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            callback=_keep_file,
+            expose_value=False,
+            help="The file; created if it does not exist. Default: KYB_API_KEYS_FILE.",
+        ),
+    ] = None,
+) -> None:
+    """API keys in the file of KYB_API_KEYS_FILE."""
+
+
 Name = Annotated[str, typer.Argument(help="Name of the caller, for audit records.")]
 
 
 @keys_app.command("add", epilog="Example: kyb router keys add ops --scope admin --file keys.yaml")
 def add(
     name: Name,
-    file: File,
     scope: Annotated[
         list[str] | None, typer.Option(help="infer, gateway, view, signals, admin; several times.")
     ] = None,
@@ -34,7 +54,7 @@ def add(
     """Make a key and print it; it cannot be shown again. Running routers load it within seconds."""
     from kybernate.api_keys import make
 
-    known = _read(file)
+    known = _read(file := _chosen())
     if any(key.name == name for key in known.keys):
         raise CliError(f"{file} has a key {name!r} already; remove it first, or choose another name")
     names = [of.name for of in known.tenants]
@@ -48,8 +68,9 @@ def add(
 
 
 @keys_app.command("list", epilog="Example: kyb router keys list --file keys.yaml -o json")
-def show(file: File) -> None:
+def show() -> None:
     """Show names, scopes and tenants."""
+    file = _chosen()
     if not file.exists():
         raise CliError(f"{file}: there is no such file; name another with --file, or make it: kyb router keys add")
     keys = _read(file).keys
@@ -63,9 +84,9 @@ def show(file: File) -> None:
 
 
 @keys_app.command("remove", epilog="Example: kyb router keys remove ops --file keys.yaml")
-def remove(name: Name, file: File) -> None:
+def remove(name: Name) -> None:
     """Remove a key; routers then refuse it."""
-    known = _read(file)
+    known = _read(file := _chosen())
     left = tuple(key for key in known.keys if key.name != name)
     if len(left) == len(known.keys):
         raise CliError(f"{file} has no key {name!r}; it has {', '.join(key.name for key in known.keys) or 'none'}")
@@ -73,6 +94,13 @@ def remove(name: Name, file: File) -> None:
         raise CliError(f"{name!r} is the last key of {file}, and routers refuse an empty file; add another one first")
     _write(file, known.model_copy(update={"keys": left}))
     answer({"removed": name, "left": [key.name for key in left]}, f"{name} is removed; routers refuse it")
+
+
+def _chosen() -> Path:
+    named = _file.get() or os.environ.get("KYB_API_KEYS_FILE")
+    if not named:
+        raise CliError("name the file: --file FILE, or KYB_API_KEYS_FILE", 2)
+    return Path(named)
 
 
 def _read(file: Path) -> "KeyFile":

@@ -1,5 +1,6 @@
 """Commands of the extra ``dev``: ``kyb up``, ``kyb add`` and ``kyb demo``."""
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -57,10 +58,10 @@ def up(
     gpus: Annotated[int, typer.Option(min=1, max=64, help="How many fake GPUs.")] = 4,
     memory: Annotated[str, typer.Option(help="Memory of each fake GPU.")] = "80GiB",
     speed: Annotated[float, typer.Option(min=0.001, help="Model seconds per wall second.")] = 1.0,
-    nats_url: Annotated[str | None, typer.Option(help="A nats-server that runs already. Default: start one.")] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the logs of all processes.")] = False,
 ) -> None:
-    """Start everything on this machine, with fake GPUs. Ctrl-C ends it."""
+    """Start everything on this machine, with fake GPUs; with KYB_NATS_URL on a nats-server that runs already. Ctrl-C
+    ends it."""
     from kybernate.dev.stack import LAPTOP, StackOptions
     from kybernate.dev.up import run
 
@@ -73,10 +74,10 @@ def up(
         nodes=nodes,
         routers=routers,
         servers=nats,
+        nats_url=os.environ.get("KYB_NATS_URL"),
         gpus=gpus,
         memory=memory,
         speed=speed,
-        nats_url=nats_url,
         log_format="pretty" if sys.stderr.isatty() else "json",
     )
     run(options, verbose=verbose)

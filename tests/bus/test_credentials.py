@@ -53,12 +53,12 @@ def key_file(folder: Path, text: str) -> Credentials:
 def test_what_is_no_seed_is_named_and_not_shown(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(CredentialsError, match=why) as caught:
         key_file(tmp_path, text).read()
-    assert f"KYB_NATS_NKEY_FILE={tmp_path / 'router.nk'}" in str(caught.value)
+    assert f"KYB_NATS_CREDS_FILE={tmp_path / 'router.nk'}" in str(caught.value)
     assert not text or text.split()[0] not in str(caught.value)
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CredentialsError, match=r"NKEY_FILE=.*nowhere\.nk: No such file.*seed of role router.*keys"):
+    with pytest.raises(CredentialsError, match=r"CREDS_FILE=.*nowhere\.nk: No such file.*seed of role router.*keys"):
         Credentials("router", tmp_path / "nowhere.nk").read()
     with pytest.raises(CredentialsError, match=r"CA_FILE=.*none\.crt: No such file"):
         Credentials("router", ca_file=tmp_path / "none.crt").read()
@@ -74,9 +74,9 @@ def test_an_identity_shows_no_secret(tmp_path: Path) -> None:
 
 
 def test_settings_name_the_files() -> None:
-    settings = NodeSettings.from_env({"KYB_NATS_NKEY_FILE": "a.nk", "KYB_NATS_CA_FILE": ""})
+    settings = NodeSettings.from_env({"KYB_NATS_CREDS_FILE": "a.nk", "KYB_NATS_CA_FILE": ""})
     assert settings.credentials("manager") == Credentials("manager", Path("a.nk"))
-    settings = NodeSettings.from_env({"KYB_NATS_NKEY_FILE": "a.nk", "KYB_NATS_CA_FILE": "ca.crt"})
+    settings = NodeSettings.from_env({"KYB_NATS_CREDS_FILE": "a.nk", "KYB_NATS_CA_FILE": "ca.crt"})
     assert settings.credentials("x") == Credentials("x", Path("a.nk"), Path("ca.crt"))
 
 
@@ -86,11 +86,11 @@ def test_a_service_says_before_it_starts_that_its_key_is_none(
     monkeypatch.setattr("sys.argv", ["kyb-router"])
     for name in [name for name in os.environ if name.startswith("KYB_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("KYB_NATS_NKEY_FILE", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("KYB_NATS_CREDS_FILE", str(tmp_path / "nowhere"))
     with pytest.raises(SystemExit, match="2"):
         Settings.from_env_or_exit("kyb-router")
     text = capsys.readouterr().err
-    assert text.startswith(f"kyb-router: KYB_NATS_NKEY_FILE={tmp_path / 'nowhere'}: No such file")
+    assert text.startswith(f"kyb-router: KYB_NATS_CREDS_FILE={tmp_path / 'nowhere'}: No such file")
 
 
 async def test_a_rotated_key_is_taken_up_without_a_restart(tmp_path: Path) -> None:

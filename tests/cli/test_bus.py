@@ -31,12 +31,12 @@ async def bus(tmp_path: Path) -> AsyncIterator[Guarded]:
 
 async def test_init_and_check_use_the_given_key(bus: Guarded, kyb: "Kyb", monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KYB_NATS_URL", bus.url)
-    monkeypatch.setenv("KYB_NATS_NKEY_FILE", str(bus.folder / "init.nk"))
+    monkeypatch.setenv("KYB_NATS_CREDS_FILE", str(bus.folder / "init.nk"))
     result = await kyb("bus", "init")
     assert (result.code, result.out) == (0, "nothing to do: all streams and buckets are there\n")
 
     async def bus_with(key: str, *argv: str) -> Any:
-        monkeypatch.setenv("KYB_NATS_NKEY_FILE", str(bus.folder / f"{key}.nk"))
+        monkeypatch.setenv("KYB_NATS_CREDS_FILE", str(bus.folder / f"{key}.nk"))
         return await kyb("bus", *argv)
 
     result = await bus_with("viewer", "init", "--replicas", "1", "--wait", "0")
@@ -128,7 +128,9 @@ async def test_keys_of_callers_are_made_shown_once_and_removed(tmp_path: Path, k
     assert (found.name, found.scopes) == ("litellm", ("infer", "signals"))
     assert (await kyb("router", "keys", "add", "ops", "--scope", "admin", "--file", file)).code == 0
     assert (await kyb("router", "keys", "list", "--file", file)).out == "litellm: infer, signals\nops: admin\n"
-    keys = json.loads((await kyb("router", "keys", "list", "--file", file, "-o", "json")).out)["keys"]
+    keys = json.loads((await kyb("router", "keys", "--file", file, "list", "-o", "json")).out)["keys"]
+    nameless = await kyb("router", "keys", "list")
+    assert (nameless.code, nameless.err) == (2, "kyb: name the file: --file FILE, or KYB_API_KEYS_FILE\n")
     assert keys[1] == {"name": "ops", "scopes": ["admin"], "tenant": None}
     for argv, why in (
         (("add", "ops"), "has a key 'ops' already"),

@@ -54,7 +54,7 @@ def guarded(folder: Path) -> StackOptions:
     pods.write_text(pod("a") + pod("b"))
     settings: dict[str, dict[str, str]] = {}
     for name, role in ROLES.items():
-        files = {"KYB_NATS_NKEY_FILE": str(keys / f"{role}.nk"), "KYB_NATS_CA_FILE": str(pki / "ca.crt")}
+        files = {"KYB_NATS_CREDS_FILE": str(keys / f"{role}.nk"), "KYB_NATS_CA_FILE": str(pki / "ca.crt")}
         settings.setdefault(name, {}).update(files)
     return StackOptions(
         config=config,

@@ -217,9 +217,8 @@ limits: {cpu: "1", memory: 256Mi}
 - name: KYB_NATS_URL
   value: {{ include "kybernate.natsUrl" .root | quote }}
 {{- if include "kybernate.keySecret" .root }}
-{{- $suffix := include "kybernate.keySuffix" .root }}
-- name: KYB_NATS_{{ ternary "CREDS" "NKEY" (eq $suffix "creds") }}_FILE
-  value: /etc/kybernate/bus-key/{{ .role }}.{{ $suffix }}
+- name: KYB_NATS_CREDS_FILE
+  value: /etc/kybernate/bus-key/{{ .role }}.{{ include "kybernate.keySuffix" .root }}
 {{- end }}
 {{- if include "kybernate.natsCaSecret" .root }}
 - name: KYB_NATS_CA_FILE
