@@ -153,7 +153,7 @@ def test_7_the_wait_for_host_memory_is_not_blamed_on_the_checkpointer() -> None:
 
 def test_8_an_operator_who_parks_a_seat_ends_the_pause_of_its_group_for_all(world: World) -> None:
     _, b = world.drained_switch()
-    world.progress(world.job(), park="active")
+    world.progress(world.job(), "active", "pending")
     assert world.node.groups["G0"].backoff.active(world.now)
 
     assert world.command(ParkSeat, b).accepted
@@ -175,7 +175,7 @@ def test_9_a_group_in_which_nothing_begins_without_the_bus_says_so(world: World)
 
 def test_9_a_group_that_pauses_says_so(world: World) -> None:
     world.drained_switch()
-    world.progress(world.job(), park="active")
+    world.progress(world.job(), "active", "pending")
     world.tick(0.01)
 
     assert "pauses" in why(world)["G0"]["why"]
@@ -190,7 +190,7 @@ def test_10_a_broken_invariant_is_in_the_roster(world: World) -> None:
 
 def test_11_a_holder_that_is_alone_and_could_not_be_parked_is_taken_again_and_no_wait(world: World) -> None:
     a, b = world.drained_switch()
-    world.progress(world.job(), park="active")
+    world.progress(world.job(), "active", "pending")
     world.tick(world.node.groups["G0"].backoff.until - world.wall - 0.01)
     assert world.managed(b).backoff.park.active(world.now)
     assert world.stage(a).data.get("of") == "group"
@@ -212,7 +212,7 @@ def test_11_a_holder_in_the_way_of_a_claim_that_could_not_be_parked_ends_the_cla
     world.beat()
     world.traffic(pair, waiting=1)
     world.quiet(single)
-    world.progress(world.job(), park="active")
+    world.progress(world.job(), "active", "pending")
     world.tick(world.node.groups["G0"].backoff.until - world.wall + 0.01)
     world.beat()
 

@@ -161,7 +161,7 @@ def _routers() -> tuple[World, Case]:
 def _pause() -> tuple[World, Case]:
     world = plain()
     a, _ = world.drained_switch()
-    world.progress(world.job(), park="active")
+    world.progress(world.job(), "active", "pending")
     return world, Case(a, lambda: world.tick(1))
 
 
