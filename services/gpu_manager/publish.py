@@ -244,6 +244,7 @@ class GateFiles:
         self._read: dict[str, tuple[int, StartCall | None]] = {}
         """By seat: what its folder showed, and the folder's time of change."""
         self._wishes: tuple[Wish, ...] = ()
+        self._failed = OnceLogger("gate.write_failed")
 
     def folders(self, seats: Iterable[str]) -> list[Path]:
         """Where the calls of these seats are; the plugin makes the folders."""
@@ -302,9 +303,10 @@ class GateFiles:
             return known
 
     def write_ticket(self, ticket: StartTicket) -> None:
-        """Open the gate for one call."""
-        _write(
-            self.seats / ticket.seat / "ticket.json",
+        """Open the gate for one call. Where it cannot be written, the next call of the seat gets one."""
+        self._write(
+            ticket.seat,
+            "ticket.json",
             {
                 "call": ticket.call,
                 "seat": ticket.seat,
@@ -317,10 +319,11 @@ class GateFiles:
 
     def write_texts(self, texts: dict[str, str]) -> None:
         """Write why each call waits; only what changed is written."""
-        for seat, text in texts.items():
-            if self._texts.get(seat) != text:
-                _write(self.seats / seat / "status.json", {"text": text})
-        self._texts = texts
+        self._texts = {
+            seat: text
+            for seat, text in texts.items()
+            if self._texts.get(seat) == text or self._write(seat, "status.json", {"text": text})
+        }
 
     def write_wishes(self, wanted: tuple[Wish, ...]) -> None:
         """Write which groups the next seats should be on; only what changed is written."""
@@ -333,6 +336,18 @@ class GateFiles:
             return
         self._wishes = wanted
 
+    def _write(self, seat: str, name: str, data: dict[str, object]) -> bool:
+        """Replace a file of a seat's folder. False: there is no folder, or no room on its disk."""
+        try:
+            files.replace(self.seats / seat / name, json.dumps(data), durable=False)
+        except FileNotFoundError:  # without the plugin's folder no container waits for it
+            return False
+        except OSError as error:
+            self._failed.log(file=name, folder=str(self.seats), reason=error.strerror)
+            return False
+        self._failed.clear()
+        return True
+
 
 def _read(path: Path) -> dict[str, object] | None:
     try:
@@ -340,11 +355,6 @@ def _read(path: Path) -> dict[str, object] | None:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return data if isinstance(data, dict) else None
-
-
-def _write(path: Path, data: dict[str, object]) -> None:
-    with contextlib.suppress(FileNotFoundError):  # without the plugin's folder no container waits for it
-        files.replace(path, json.dumps(data), durable=False)
 
 
 def gate_texts(node: NodeState, now: Now) -> dict[str, str]:

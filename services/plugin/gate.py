@@ -57,7 +57,10 @@ class StartGate:
         deadline = began + seconds
         self.calls[seat_id] = call.id
         try:
-            await self._exclusively(call, _announce, seconds)
+            try:
+                await self._exclusively(call, _announce, seconds)
+            except OSError as error:
+                raise NotGrantedError(f"the start of seat {seat_id} cannot be announced: {error}") from error
             while time.monotonic() < deadline and self._present(call):
                 if granted := await self._taken(call):
                     return

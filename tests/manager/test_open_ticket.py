@@ -4,6 +4,7 @@ Seen when kubelet was killed with all its pods: the same seats went to new pods,
 in the name of the one before.
 """
 
+import errno
 import json
 import os
 import time
@@ -438,6 +439,24 @@ def test_a_call_whose_ticket_is_taken_does_not_wait(tmp_path: Path) -> None:
     (folder / "ticket.taken.json").write_text('{"call": "call-1", "seat": "s00"}')
 
     assert gate.calls(["s00"]) == {}
+
+
+def test_a_full_disk_at_the_start_gate_ends_no_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run folder is a small tmpfs: without room for a text of a seat, switches of all seats go on."""
+    gate, folder = GateFiles(tmp_path), tmp_path / "seats" / "s00"
+    folder.mkdir(parents=True)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(files, "replace", full)
+        gate.write_ticket(StartTicket("s00", "call-1", "uid-a", 7))
+        gate.write_texts({"s00": "seat s00 waits"})
+    assert [*folder.iterdir()] == []
+
+    gate.write_texts({"s00": "seat s00 waits"})
+    assert json.loads((folder / "status.json").read_text()) == {"text": "seat s00 waits"}
 
 
 def test_a_change_within_one_step_of_the_file_systems_clock_is_seen(tmp_path: Path) -> None:

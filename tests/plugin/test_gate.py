@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import json
 import os
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kybernate import files
 from services.plugin.gate import NotGrantedError, StartGate
 from tests.until import until
 
@@ -103,6 +105,18 @@ async def test_without_a_ticket_the_refusal_has_the_managers_text(gate: StartGat
 async def test_without_a_manager_the_refusal_names_the_missing_manager(gate: StartGate) -> None:
     with pytest.raises(NotGrantedError, match="no GPU manager has been seen"):
         await gate.wait(SEAT, limit_seconds=0.1)
+
+
+async def test_a_start_that_cannot_be_announced_is_refused_with_the_reason(
+    gate: StartGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(files, "replace", full)
+    with pytest.raises(NotGrantedError, match=rf"seat {SEAT} cannot be announced: .* No space left .*call\.json"):
+        await gate.wait(SEAT)
+    assert gate.calls == {}
 
 
 async def test_a_ticket_written_at_the_deadline_still_counts(gate: StartGate, monkeypatch: pytest.MonkeyPatch) -> None:
