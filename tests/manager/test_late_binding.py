@@ -1,10 +1,10 @@
 """The incoming seat is chosen again when the victim is drained and while it is being parked."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
-from kybernate.messages import DrainNode, JobReply, PinSeat, RetargetJob, SeatProgress, SwitchJob
+from kybernate.messages import DrainNode, JobReply, ParkSeat, PinSeat, RetargetJob, SeatProgress, SwitchJob
 from kybernate.policy import Decision, GroupView, Switch
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery
@@ -319,3 +319,47 @@ def test_nothing_is_offered_before_the_job_is_journaled_or_after_the_victim_is_p
 
     assert retargets(world) == []
     assert world.node.switches["G0"].incoming == a
+
+
+def test_a_seat_that_no_request_asks_for_when_the_victim_is_cut_is_not_activated(world: World) -> None:
+    """While streams are cut nothing calls the switch off: the victim is parked in any case."""
+    a, _, c = leaving(world)
+    world.announce(c)
+    world.tick(61)
+    assert world.node.switches["G0"].phase == "cutting"
+
+    world.traffic(a)
+    world.tick(2.5)
+
+    assert world.job().activate is None
+
+
+def test_a_pick_that_no_request_asks_for_keeps_no_drain_going(world: World) -> None:
+    a, b, c = leaving(world)
+
+    world.configure(policy=Picks(b))
+    world.traffic(a)
+
+    assert world.state(c) is S.ACTIVE
+
+
+@pytest.mark.parametrize("victim", ["parked", "deleted"])
+def test_nothing_is_offered_to_a_job_whose_victim_is_not_being_parked(world: World, victim: str) -> None:
+    """An operator parks c: no seat takes its place, so there would be room for another one."""
+    _, b, c = world.fill("a", "b", "c")
+    world.tick(10)
+    world.command(ParkSeat, c)
+    world.quiet(c)
+    job = world.job()
+    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    if victim == "parked":
+        world.progress(job, done=False)
+    else:
+        world.pods[c] = replace(world.pods[c], deleting=True)
+        world.look()
+    assert world.state(c) is (S.PARKED if victim == "parked" else S.RELEASING)
+
+    world.configure(policy=Picks(b))
+    world.tick(1)
+
+    assert retargets(world) == []

@@ -276,6 +276,32 @@ def test_clearing_is_called_off_when_the_pair_is_not_wanted_any_more(node: World
     assert node.node.claims == {}
 
 
+def test_a_single_that_leaves_for_a_pair_makes_no_place_for_another_single(node: World) -> None:
+    a, _, pair = with_a_claim(node)
+    other = node.seat(0, 1)
+    node.pod(other, "a2")
+    node.call(other)
+
+    node.quiet(a)
+    assert (node.state(a), node.node.switches["G0"].incoming) == (S.PARKING, None)
+    node.progress(node.job())
+
+    assert (node.state(a), node.state(other)) == (S.PARKED, S.WAITING)
+    assert node.node.claims["G01"].seat == pair
+
+
+def test_a_drain_for_a_pair_that_is_not_wanted_any_more_goes_on_for_no_single(node: World) -> None:
+    """The policy decides about the single at the gate, in a switch of its own."""
+    a, _, pair = with_a_claim(node)
+    other = node.seat(0, 1)
+    node.pod(other, "a2")
+    node.call(other)
+
+    node.traffic(pair)
+
+    assert (node.state(a), node.node.switches) == (S.ACTIVE, {})
+
+
 def test_a_pinned_single_is_not_cleared_away_and_the_reason_names_it(node: World) -> None:
     a, b, pair = with_a_parked_pair(node)
     for seat in (a, b):

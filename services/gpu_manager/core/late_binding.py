@@ -34,7 +34,7 @@ def bind(node: NodeState, switch: GroupSwitch, now: Now) -> None:
 def bind_another(node: NodeState, switch: GroupSwitch, now: Now) -> bool:
     """The drain has lost its reason: bind another seat that waits for the victim's place, if there is one."""
     seat = _choice(node, switch, now) if _may_bind(switch) else None
-    if seat is None or seat.id == switch.incoming or not view.wanted(node, seat, now):
+    if seat is None or not view.wanted(node, seat, now):
         return False
     _set_incoming(node, switch, seat, now)
     return True
@@ -45,7 +45,7 @@ def offer(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     retarget = switch.retarget
     if not _may_bind(switch) or retarget.asking is not None or retarget.settled or now.wall < retarget.ask_after:
         return
-    if switch.job.sent is None or not switch.job.journaled or node.seats[switch.victim or ""].state is not S.PARKING:
+    if not switch.job.journaled or node.seats[switch.victim or ""].state is not S.PARKING:
         return
     seat = _choice(node, switch, now)
     if seat is None or seat.id == switch.incoming:
