@@ -90,6 +90,34 @@ class VirtualTime(selectors.DefaultSelector):
         return ready if ready or timeout is not None or self.working else super().select(1.0)
 
 
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time, which stands still while a thread of ``asyncio.to_thread`` works."""
+
+    def __init__(self, clock: VirtualTime) -> None:
+        super().__init__(clock)
+        self._virtual = clock
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+        """Count the thread, also one whose task was cancelled, and the way of its result into the loop. An executor of
+        its own counts by itself."""
+        if executor is not None:
+            return super().run_in_executor(executor, func, *args)
+
+        def over(_: object = None) -> None:
+            self._virtual.working -= 1
+
+        def work() -> Any:
+            try:
+                return func(*args)
+            finally:
+                self.call_soon_threadsafe(over)
+
+        self._virtual.working += 2
+        result = super().run_in_executor(executor, work)
+        result.add_done_callback(over)
+        return result
+
+
 def run(work: Callable[[VirtualTime], Awaitable[None]]) -> None:
     """Run on a loop in virtual time; ``time.monotonic`` and ``time.time`` show it, too."""
     clock = VirtualTime()
@@ -103,7 +131,7 @@ def run(work: Callable[[VirtualTime], Awaitable[None]]) -> None:
     with (
         mock.patch.object(time, "monotonic", monotonic),
         mock.patch.object(time, "time", unix),
-        asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(clock)) as runner,
+        asyncio.Runner(loop_factory=lambda: VirtualLoop(clock)) as runner,
     ):
         runner.run(cast(Any, work(clock)))
 
@@ -439,6 +467,13 @@ async def _end(tasks: list["asyncio.Task[Any]"]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def search(explore: Callable[[int, Path], object], runs: int, folder: Path) -> None:
+    """Explore with the seeds below ``runs``, each in a folder of its own. Raises ViolationError."""
+    for seed in range(runs):
+        (folder / str(seed)).mkdir()
+        explore(seed, folder / str(seed))
 
 
 def explore(seed: int, folder: Path, actions: int = 60) -> Mapping[str, int]:

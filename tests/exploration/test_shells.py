@@ -13,7 +13,7 @@ from services.gpu_manager import manager as shell
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import RosterWriter
 from tests.exploration.machine import ViolationError
-from tests.exploration.shells import explore
+from tests.exploration.shells import explore, search
 
 SEEDS = 6
 RUNS = 40
@@ -25,7 +25,7 @@ def test_the_shells_keep_their_promises(seed: int, tmp_path: Path) -> None:
     assert explore(seed, tmp_path)["steps"] > 0
 
 
-def _effects_before_the_ledger() -> AbstractContextManager[Any]:
+def effects_before_the_ledger() -> AbstractContextManager[Any]:
     carry_out, write = Manager._carry_out, Manager._record
 
     async def later(self: Manager, *effects: Any, **more: Any) -> None:
@@ -57,7 +57,7 @@ def _a_change_during_a_put_is_lost() -> AbstractContextManager[Any]:
 
 
 BUGS = {
-    "g15 effects before the ledger": _effects_before_the_ledger,
+    "g15 effects before the ledger": effects_before_the_ledger,
     "g16 a slow write that fails counts as done": _a_slow_write_that_fails_counts,
     "g81 a change is lost during a put": _a_change_during_a_put_is_lost,
 }
@@ -65,11 +65,5 @@ BUGS = {
 
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS.keys())
 def test_a_bug_in_a_shell_is_found(bug: Callable[[], AbstractContextManager[Any]], tmp_path: Path) -> None:
-    def search() -> None:
-        for seed in range(RUNS):
-            folder = tmp_path / str(seed)
-            folder.mkdir()
-            explore(seed, folder)
-
     with bug(), pytest.raises(ViolationError):
-        search()
+        search(explore, RUNS, tmp_path)

@@ -13,6 +13,7 @@ from services.checkpointer.job_run import JobRun
 from services.checkpointer.journal import Journal
 from services.checkpointer.worker import Reporter
 from tests.exploration.machine import ViolationError
+from tests.exploration.shells import search
 from tests.exploration.worker import explore
 
 SEEDS = 8
@@ -86,11 +87,5 @@ BUGS = (
 
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.__name__.strip("_") for bug in BUGS])
 def test_a_bug_in_the_worker_is_found(bug: Callable[[], AbstractContextManager[Any]], tmp_path: Path) -> None:
-    def search() -> None:
-        for seed in range(RUNS):
-            folder = tmp_path / str(seed)
-            folder.mkdir()
-            explore(seed, folder)
-
     with bug(), pytest.raises(ViolationError):
-        search()
+        search(explore, RUNS, tmp_path)

@@ -1,0 +1,675 @@
+"""The real start gate, its files, and the real reading of pods, in virtual time beside a real manager.
+
+Real: ``StartGate`` with its threads and files, ``GateFiles``, ``ApiServerPods`` with its ``Mirror``, ``Manager`` with
+its ledger. Played: kubelet and its containers (``kubelet.py``), the API server behind ``Kube``, PodResources, engines
+that compute nothing, a checkpointer that takes every job. What goes wrong: the API server is away, its watch breaks,
+stands still, expires or goes back to a backup; each answer is as old as it took; kubelet forgets its devices while it
+starts, calls twice and hangs up; the disk of a call, a ticket or a text is full or slow; manager and plugin are killed
+between any two steps; the seat folders are lost; pods are deleted, also by force, and made again under the same name.
+
+What must hold: engines of one group only on a GPU (``machine.py``); no ticket is written before the ledger on the disk
+has it, and none opens the gate twice; only a fault of the ledger ends a manager; in the end each pod runs, and the
+manager knows its container.
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import random
+import shutil
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn, cast
+from unittest import mock
+
+import aiohttp
+from pydantic import BaseModel
+
+from kybernate import files
+from kybernate.bus.port import BusError
+from kybernate.clock import Clock as RealClock
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
+from kybernate.envelope import Message
+from kybernate.kube import SILENCE_SECONDS, Kube, KubeError, Listing, RelistError, StalledError, WatchEvent
+from kybernate.lifecycle import boot_id
+from kybernate.messages import AskJobs, JobProgress, JobReply, JobStatus, KillJob, ReleaseJob, SeatTarget, SwitchJob
+from kybernate.node.pod_resources import PodResources, PodResourcesError
+from kybernate.pb import podresources_pb2 as pb
+from services.gpu_manager.core import recovery
+from services.gpu_manager.core.inputs import EngineProbe
+from services.gpu_manager.ledger import LedgerFile
+from services.gpu_manager.manager import Manager
+from services.gpu_manager.pods import ApiServerPods
+from services.gpu_manager.publish import GateFiles
+from services.plugin import gate as plugin
+from services.plugin.gate import NotGrantedError, StartGate
+from tests.exploration import product
+from tests.exploration.kubelet import CALL_SECONDS, ApiPod, Kubelet, Pod
+from tests.exploration.machine import DriverError, Machine, ViolationError
+from tests.exploration.product import NODE, ActivateSeat, CommandReply, ProcessState, SeatState, Shape, Verb
+from tests.exploration.shells import Engines, FaultyLedger, KilledError, VirtualTime, run
+
+SHAPES = (Shape((0,), seats=2), Shape((1,)), Shape((0, 1)))
+NAMES = ("a", "b", "c", "d", "e")
+FAULTS = (
+    *("away", "break", "stall", "stall", "expire", "back", "forget", "again", "hang-up", "crash"),
+    *("delete", "delete", "force", "force", "slow", "fail", "both", "slow-file", "full", "die", "lost-answer"),
+    *("kill", "kill", "kill-plugin", "stop-plugin", "folders"),
+)
+FULL = ("call.json", "ticket.json", "status.json")
+CALM_SECONDS = 900.0
+"""Virtual seconds without faults, after which each pod must run; a ticket alone may last 270."""
+DISK_SECONDS = 6.0
+
+
+class GateClock:
+    """Virtual time as ``Kubelet`` reads it."""
+
+    def __init__(self, time: VirtualTime) -> None:
+        self._time = time
+
+    @property
+    def wall(self) -> float:
+        return self._time.now
+
+    @property
+    def unix(self) -> float:
+        return 1.8e9 + self._time.now
+
+
+# --- the API server ---------------------------------------------------------------------------------------------------
+
+
+class ApiServer:
+    """The pods and their history, and what goes wrong with them. Kubelet's model appends what it writes."""
+
+    def __init__(self, time: VirtualTime, rng: random.Random) -> None:
+        self.time, self.rng = time, rng
+        self.version = self.oldest = 100
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.history: list[tuple[int, str, dict[str, Any]]] = []
+        self.runs: dict[str, list[str]] = {}
+        """By pod: its containers, oldest first."""
+        self.exits: dict[str, float] = {}
+        """Unix seconds."""
+        self.away_until = 0.0
+        self.connection = 0
+        """Of the watch that is open; an earlier one is broken."""
+        self.stalled: tuple[int, float] = (-1, 0.0)
+        """The connection that delivers nothing any more, and since when."""
+
+    def append(self, change: tuple[str, ApiPod | None]) -> None:
+        """A pod was written, or is gone."""
+        uid, pod = change
+        self.version += 1
+        kind = "DELETED" if pod is None else "MODIFIED" if uid in self.objects else "ADDED"
+        item = self._object(pod) if pod is not None else self.objects[uid] | {}
+        item["metadata"] = item["metadata"] | {"resourceVersion": str(self.version)}
+        if pod is None:
+            del self.objects[uid]
+        else:
+            self.objects[uid] = item
+        self.history.append((self.version, kind, item))
+
+    def go_back(self) -> None:
+        """Restored from a backup: the same pods, and fewer writes than its clients have seen."""
+        self.version = max(100, self.version - self.rng.randrange(1, 30))
+        self.oldest = min(self.oldest, self.version)
+        self.history = [change for change in self.history if change[0] <= self.version]
+        for uid, item in self.objects.items():
+            version = min(self.version, int(item["metadata"]["resourceVersion"]))
+            self.objects[uid] = item | {"metadata": item["metadata"] | {"resourceVersion": str(version)}}
+        self.connection += 1
+
+    async def answers(self, what: Callable[[], Any]) -> Any:
+        """``what`` it shows now, which arrives later. Raises KubeError."""
+        if self.time.now < self.away_until:
+            await asyncio.sleep(self.rng.choice((0.0, 5.0)))
+            raise KubeError("the API server is away")
+        found = what()
+        await asyncio.sleep(self.rng.choice((0.0, 0.0, 0.05, 1.0)))
+        return found
+
+    def _object(self, pod: ApiPod) -> dict[str, Any]:
+        meta = {"name": pod.name, "namespace": "default", "uid": pod.uid}
+        meta["annotations"] = {"kyb.ai/model": pod.name, "kyb.ai/backend": "fake"}  # type: ignore[assignment]
+        if pod.deleting:
+            meta["deletionTimestamp"] = "2027-01-01T00:00:00Z"
+        status: dict[str, Any] = {"phase": "Running" if pod.cid else "Pending", "podIP": f"ip-{pod.uid}"}
+        if pod.cid:
+            runs = self.runs.setdefault(pod.uid, [])
+            if pod.cid not in runs:
+                runs.append(pod.cid)
+            now = {"name": "engine", "containerID": pod.cid, "restartCount": runs.index(pod.cid)}
+            if pod.running:
+                now["state"] = {"running": {}}
+            else:
+                exited = time_of(self.exits.get(pod.cid, 0.0))
+                now["state"] = {"terminated": {"exitCode": 1, "finishedAt": exited}}
+            status["containerStatuses"] = [now]
+        return {"metadata": meta, "spec": {"nodeName": NODE, "containers": [{"name": "engine"}]}, "status": status}
+
+
+def time_of(unix: float) -> str:
+    """As the runtime writes it: whole seconds."""
+    return datetime.fromtimestamp(int(unix), UTC).isoformat()
+
+
+class PlayedKube(Kube):
+    """The client of that API server."""
+
+    def __init__(self, api: ApiServer) -> None:
+        super().__init__("http://api")
+        self._api = api
+
+    async def get(self, path: str) -> dict[str, Any] | None:
+        api, name = self._api, path.rpartition("/")[2]
+
+        def found() -> dict[str, Any] | None:
+            return next((one for one in api.objects.values() if one["metadata"]["name"] == name), None)
+
+        return cast("dict[str, Any] | None", await api.answers(found))
+
+    async def list(self, path: str, params: Mapping[str, str] | None = None, *, page: int = 0) -> Listing:
+        api = self._api
+        return cast(Listing, await api.answers(lambda: Listing([*api.objects.values()], str(api.version))))
+
+    async def newest(self, path: str) -> str:
+        return str(await self._api.answers(lambda: self._api.version))
+
+    async def watch(
+        self,
+        path: str,
+        version: str,
+        params: Mapping[str, str] | None = None,
+        *,
+        opened: Callable[[], None],
+    ) -> AsyncGenerator[WatchEvent, None]:
+        api, position = self._api, int(version)
+        await api.answers(lambda: None)
+        if position < api.oldest:
+            raise RelistError("the resource version has expired")
+        connection = api.connection = api.connection + 1
+        opened()
+        while True:
+            stalled, since = api.stalled
+            if stalled == connection and api.time.now >= since + SILENCE_SECONDS:
+                raise StalledError("nothing arrived")
+            if api.connection != connection:
+                raise KubeError("the connection was lost")
+            for at, kind, item in [*api.history] if stalled != connection else ():
+                if at > position and api.connection == connection:
+                    position = at
+                    yield WatchEvent(kind, item)
+            await asyncio.sleep(api.rng.choice((0.05, 0.05, 0.5, 2.0)))
+
+    async def close(self) -> None: ...
+
+
+# --- kubelet ----------------------------------------------------------------------------------------------------------
+
+
+class GateMachine(Machine):
+    """The machine that tells the runtime when a container ended."""
+
+    exited: Callable[[str], None] = staticmethod(lambda _: None)
+
+    def end(self, cid: str) -> None:
+        if cid in self.engines:
+            self.exited(cid)
+        super().end(cid)
+
+
+class GateKubelet(Kubelet):
+    """Kubelet whose calls wait in the real plugin."""
+
+    node: "GateShells"
+
+    def call(self, uid: str) -> bool:
+        """PreStartContainer. A call of this pod that waits already is one that kubelet has given up."""
+        pod = self.pods.get(uid)
+        if pod is None or pod.phase not in ("waiting", "calling") or pod.ends or self.node.gate is None:
+            return False
+        pod.phase = "calling"
+        self.node.waits[uid] = self.node.spawn(self._pre_start(pod, self.node.gate))
+        return True
+
+    async def _pre_start(self, pod: Pod, gate: StartGate) -> None:
+        granted = False
+        with contextlib.suppress(NotGrantedError, OSError):
+            try:
+                await gate.wait(pod.seat, CALL_SECONDS)
+                granted = True
+            except KilledError:
+                self.node.kill_plugin()
+        if self.node.waits.get(pod.uid) is not asyncio.current_task():
+            return  # kubelet does not wait for this answer any more
+        del self.node.waits[pod.uid]
+        if pod.phase == "calling":
+            pod.phase, pod.ticket_at = "creating" if granted and not pod.ends else "waiting", self.clock.wall
+
+    def _hang_up(self, pod: Pod) -> None:
+        waiting = self.node.waits.pop(pod.uid, None)
+        if waiting is not None:
+            waiting.cancel()
+        if pod.phase == "calling":
+            pod.phase = "waiting"
+
+    def go_on(self, rng: random.Random) -> None:
+        """What kubelet, runtime and engines do in a moment."""
+        for uid, pod in [*self.pods.items()]:
+            if rng.random() < 0.5:
+                continue
+            if pod.phase == "creating" and rng.random() < 0.5:
+                (self.start if rng.random() < 0.95 else self.start_fails)(uid)
+            elif pod.ends:
+                if rng.random() < 0.15:  # an engine takes its time to end
+                    self.terminate(uid)
+            elif pod.phase == "waiting":
+                self.call(uid)
+            self.report(uid)
+            if rng.random() < 0.5:
+                self.forget(uid)
+                self.remove(uid)
+        for cid, engine in self.machine.engines.items():
+            if not engine.loaded and rng.random() < 0.3:
+                self.machine.load(cid)
+
+
+class Resources:
+    """PodResources of that kubelet."""
+
+    def __init__(self, node: "GateShells") -> None:
+        self._node = node
+
+    async def list(self) -> pb.ListPodResourcesResponse:
+        node = self._node
+        if node.clock.now < node.forgetful_until and node.rng.random() < 0.3:
+            raise PodResourcesError("kubelet starts")
+        known = [] if node.clock.now < node.forgetful_until else [*node.kubelet.resources]
+        await asyncio.sleep(node.rng.choice((0.0, 0.0, 0.5)))
+        answer = pb.ListPodResourcesResponse()
+        for name, seat, _ in known:
+            container = answer.pod_resources.add(namespace="default", name=name).containers.add(name="engine")
+            container.devices.add(resource_name="kyb.ai/x", device_ids=[seat])
+        return answer
+
+    async def close(self) -> None: ...
+
+
+class GateEngines(Engines):
+    """Engines are healthy once they have loaded."""
+
+    node: "GateShells"
+
+    async def _answer(self, probe: EngineProbe) -> tuple[bool, int | None]:  # type: ignore[override]
+        await asyncio.sleep(0.5)
+        engine = self.node.machine.engines.get(probe.container_id)
+        return (engine is not None and engine.loaded and engine.running), 0
+
+
+# --- the node ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class GateShells:
+    """One manager and one plugin after the other, and what is true beside them."""
+
+    folder: Path
+    clock: VirtualTime
+    rng: random.Random
+    waits: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
+    """By pod: the call for which kubelet waits."""
+    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    gate: StartGate | None = None
+    manager: Manager | None = None
+    done: dict[str, JobStatus] = field(default_factory=dict)
+    opened: set[str] = field(default_factory=set)
+    """Calls whose ticket was taken."""
+    broken: list[str] = field(default_factory=list)
+    trouble: dict[str, str] = field(default_factory=dict)
+    """By name of a file: what happens to its next write."""
+    lost_answer: bool = False
+    """The plugin is killed right after it takes the next ticket."""
+    forgetful_until: float = 0.0
+    kills: int = 0
+    killed: asyncio.Event = field(default_factory=asyncio.Event)
+    far: MemoryBus = field(init=False)
+    """An operator's."""
+    worker: MemoryBus = field(init=False)
+    """The checkpointer's."""
+
+    def __post_init__(self) -> None:
+        self.groups = product.make_groups(SHAPES)
+        self.seats = [seat for group in self.groups for seat in group.seat_ids]
+        self.machine, self.api = GateMachine(self.groups), ApiServer(self.clock, self.rng)
+        self.machine.exited = lambda cid: self.api.exits.update({cid: 1.8e9 + self.clock.now})
+        self.kubelet = GateKubelet(self.machine, cast(Any, GateClock(self.clock)), self.groups)
+        self.kubelet.node, self.kubelet.changes = self, cast(Any, self.api)
+        self._write, self._taken = files.replace, StartGate._taken
+        file = LedgerFile(self.folder / "ledger")
+        file.write(recovery.ledger(self._board().node, boot_id()), durable=True)
+        file.close()
+        self.start_plugin()
+
+    def _board(self) -> product.Board:
+        return product.new_board(self.groups, "balanced", "")
+
+    def spawn(self, work: Any) -> "asyncio.Task[None]":
+        """Run beside everything; a ViolationError in it is found."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.broken.append(str(error) if isinstance(error, ViolationError) else repr(error))
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def write(self, path: Path, content: str | bytes, **options: Any) -> None:
+        """``files.replace`` on a disk that is slow or full, by a process that may be killed right before or after."""
+        trouble = self.trouble.pop(path.name, "")
+        if path.name == "ticket.json":
+            self._granted(path.parent.name, str(content))
+        if trouble == "slow":
+            self.clock.now += DISK_SECONDS
+        if trouble == "full":
+            raise OSError(errno.ENOSPC, "no space left", str(path))
+        if trouble != "die":
+            self._write(path, content, **options)
+        if trouble in ("die", "die after"):
+            if path.name == "call.json" and self.gate is not None:
+                self.gate.calls.clear()  # nothing is tidied up
+            raise KilledError
+
+    def _granted(self, seat: str, ticket: str) -> None:
+        entry = next((one for one in LedgerFile(self.folder / "ledger").read().seats if one.seat == seat), None)
+        if entry is None or entry.durable.ticket != json.loads(ticket)["call"]:
+            self.broken.append(f"ticket {ticket} is written, and the ledger has {entry}")
+
+    async def taken(self, gate: StartGate, call: Any) -> bool:
+        """``StartGate._taken``, which no other call has been."""
+        if not await self._taken(gate, call):
+            return False
+        if call.id in self.opened:
+            self.broken.append(f"call {call.id} of {call.seat} opens the gate twice")
+        self.opened.add(call.id)
+        if self.lost_answer:
+            self.lost_answer = False
+            gate.calls.clear()
+            raise KilledError
+        return True
+
+    # --- plugin -----------------------------------------------------------------------------------------------------
+
+    def start_plugin(self) -> None:
+        """It makes the folders and removes what the plugin before announced."""
+        self.gate = StartGate(self.folder / "seats", CALL_SECONDS)
+        self.gate.prepare(self.seats)
+
+    def kill_plugin(self) -> None:
+        """SIGKILL: no call is withdrawn. It is started again soon."""
+        if self.gate is not None:
+            self.gate.calls.clear()
+        self._stop_plugin()
+
+    def _stop_plugin(self) -> None:
+        if self.gate is None:
+            return
+        self.gate = None
+        for uid in [*self.waits]:
+            self.kubelet._hang_up(self.kubelet.pods[uid])
+        asyncio.get_running_loop().call_later(self.rng.choice((0.1, 3.0)), self.start_plugin)
+
+    # --- manager ----------------------------------------------------------------------------------------------------
+
+    async def live(self, bus: MemoryBus, node_bus: MemoryBus) -> None:
+        """Managers, each until it ends of a fault."""
+        while True:
+            self.ledger = FaultyLedger(self.folder / "ledger", self.clock)
+            pods = ApiServerPods(NODE, self.folder, wishes=False, url="http://api")
+            pods._kube = pods._own._kube = PlayedKube(self.api)
+            pods._resources = cast(PodResources, Resources(self))
+            engines = GateEngines(cast(aiohttp.ClientSession, None))
+            engines.node = self
+            self.manager = manager = Manager(
+                board=self._board(), bus=bus, node_bus=node_bus, ledger=self.ledger, clock=RealClock(), pods=pods,
+                gate=GateFiles(self.folder), engines=engines,
+            )  # fmt: skip
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._until_killed())
+                    group.create_task(manager.run())
+            except* KilledError:
+                self.kills += 1
+            except* OSError as errors:
+                self.kills += 1
+                if errors.subgroup(_of_the_gate) is not None:
+                    self.broken.append(f"a manager ended: {errors.subgroup(_of_the_gate)!r}")
+            finally:
+                manager._writer.shutdown()
+                self.ledger.close()
+                bus._callbacks.clear()
+                await pods.close()
+            await asyncio.sleep(self.rng.choice((0.1, 2.0)))
+
+    async def _until_killed(self) -> NoReturn:
+        self.killed.clear()
+        await self.killed.wait()
+        raise KilledError
+
+    # --- checkpointer -----------------------------------------------------------------------------------------------
+
+    def _progress(self, target: SeatTarget, outcome: str = "") -> Any:
+        engine = self.machine.engines.get(target.container_id)
+        if not outcome:
+            parked = engine is not None and {*engine.members} == {ProcessState.CHECKPOINTED}
+            outcome = "gone" if engine is None else "parked" if parked else "active"
+        return product.SeatProgress(
+            seat=target.seat, pod_uid=target.pod_uid, container_id=target.container_id, outcome=cast(Any, outcome),
+            vram_bytes=60 * product.GIB, gpus=engine.gpus if engine is not None else (),
+        )  # fmt: skip
+
+    async def jobs(self, job: Message) -> BaseModel:
+        """The answer to a job or a question."""
+        match job:
+            case SwitchJob():
+                if job.op not in self.done:
+                    self.spawn(self._switch(job))
+                    await asyncio.sleep(0)
+            case ReleaseJob() | KillJob():
+                if isinstance(job, KillJob) or self._progress(job.target).outcome == "parked":
+                    self.machine.end(job.target.container_id)
+                    self.kubelet.notice_exits()
+                return JobReply(accepted=True, seats=(self._progress(job.target),))
+            case AskJobs():
+                known = tuple(self.done[op] for op in job.ops if op in self.done)
+                under_way = tuple(one for one in self.done.values() if not one.done) if not job.ops else ()
+                return JobReply(accepted=True, jobs=known or under_way, seats=tuple(map(self._progress, job.targets)))
+        return JobReply(accepted=True)
+
+    async def _switch(self, job: SwitchJob) -> None:
+        rest = job.activate
+        park = tuple(self._progress(one, "pending") for one in job.park)
+        activate = self._progress(rest, "pending") if rest is not None else None
+        self._report(job, park, activate, done=False)
+        await asyncio.sleep(self.rng.uniform(0.1, 3.0))
+        for target in job.park:
+            self._do(target, Verb.LOCK, Verb.CHECKPOINT)
+        park = tuple(map(self._progress, job.park))
+        if rest is not None and all(one.outcome in ("parked", "gone") for one in park):
+            self._report(job, park, activate, done=False)
+            await asyncio.sleep(self.rng.uniform(0.1, 3.0))
+            self._do(rest, Verb.RESTORE, Verb.UNLOCK)
+        self._report(job, park, self._progress(rest) if rest is not None else None, done=True)
+
+    def _do(self, target: SeatTarget, *verbs: Verb) -> None:
+        engine = self.machine.engines.get(target.container_id)
+        for verb in verbs if engine is not None else ():
+            for member in range(len(engine.members) if engine is not None else 0):
+                with contextlib.suppress(DriverError):
+                    self.machine.call(target.container_id, verb, member, target.gpus, closed_for=1e9)
+
+    def _report(self, job: SwitchJob, park: Any, activate: Any, *, done: bool) -> None:
+        status = JobStatus(op=job.op, epoch=job.epoch, group=job.group, park=park, activate=activate, done=done)
+        self.done[job.op] = status
+        self.worker.publish_nowait(JobProgress(cause="job", node=NODE, status=status))
+
+    # --- a run ------------------------------------------------------------------------------------------------------
+
+    async def node_lives(self) -> None:
+        """Kubelet, runtime and engines, each moment."""
+        while True:
+            await asyncio.sleep(self.rng.choice((0.1, 0.5, 1.0)))
+            self.kubelet.go_on(self.rng)
+
+    def _make(self) -> bool:
+        """A controller makes a pod, most often under the name that was there before."""
+        seat = self.rng.randrange(len(self.seats))
+        return self.kubelet.create(NAMES[seat] if self.rng.random() < 0.7 else NAMES[-1], self.seats[seat])
+
+    async def act(self) -> None:
+        """One random action, then some virtual time."""
+        rng, api, kubelet = self.rng, self.api, self.kubelet
+        living = [uid for uid, pod in kubelet.pods.items() if not pod.ends]
+        match rng.choice(("make",) * 8 + ("activate",) * 8 + FAULTS):
+            case "make":
+                self._make()
+            case "activate":
+                self.spawn(self._command(rng.choice(self.seats)))
+            case "away":
+                api.away_until = kubelet.api_down_until = self.clock.now + rng.choice((3.0, 20.0, 20.0, 400.0))
+                api.connection += rng.choice((0, 1))
+            case "break":
+                api.connection += 1
+            case "stall":
+                api.stalled = api.connection, self.clock.now
+            case "expire":
+                api.oldest, api.connection = api.version, api.connection + 1
+            case "back":
+                api.go_back()
+            case "forget":
+                self.forgetful_until = self.clock.now + rng.choice((1.0, 5.0, 15.0))
+                for uid in [*self.waits] if rng.random() < 0.5 else ():
+                    kubelet._hang_up(kubelet.pods[uid])
+            case "again" if self.waits:
+                kubelet.call(rng.choice([*self.waits]))
+            case "hang-up" if self.waits:
+                kubelet._hang_up(kubelet.pods[rng.choice([*self.waits])])
+            case "crash" if self.machine.engines:
+                kubelet.crash(rng.choice([*self.machine.engines]))
+            case "delete" | "force" as how if living:
+                kubelet.delete(rng.choice(living), force=how == "force")
+            case "slow" | "both" | "fail" as how:
+                self.ledger.slow, self.ledger.fails = how != "fail", how != "slow"
+            case "slow-file":
+                self.trouble[rng.choice(FULL)] = "slow"
+            case "full":
+                self.trouble[rng.choice(FULL)] = "full"
+            case "die":
+                self.trouble[rng.choice(FULL)] = rng.choice(("die", "die after"))
+            case "lost-answer":
+                self.lost_answer = True
+            case "kill":
+                self.killed.set()
+            case "kill-plugin":
+                self.kill_plugin()
+            case "stop-plugin":
+                self._stop_plugin()
+            case "folders":
+                shutil.rmtree(self.folder / "seats", ignore_errors=True)
+                self.kill_plugin()
+        await asyncio.sleep(rng.choice((0.0, 0.01, 0.3, 2.0, 12.0, 40.0)))
+        self.check()
+
+    def check(self) -> None:
+        """Raise what was found."""
+        if self.broken:
+            raise ViolationError(self.broken[0])
+
+    async def _command(self, seat: str) -> None:
+        with contextlib.suppress(BusError):
+            await self.far.request(
+                ActivateSeat(cause="op", node=NODE, seat=seat, actor="operator"), CommandReply, timeout=2.0
+            )
+
+    async def settle(self) -> None:
+        """Nothing goes wrong any more: each seat has a pod that runs, and the manager knows it. One whose text asks for
+        it is deleted."""
+        self.trouble.clear()
+        self.lost_answer = self.ledger.slow = self.ledger.fails = False
+        self.api.away_until = self.kubelet.api_down_until = self.forgetful_until = 0.0
+        deadline = self.clock.now + CALM_SECONDS
+        while wrong := self._wrong():
+            await asyncio.sleep(5.0)
+            self._make()
+            self.check()
+            if self.clock.now > deadline:
+                raise ViolationError("; ".join(wrong))
+            if self.clock.now > deadline - CALM_SECONDS / 2:
+                self._delete_conflicts()
+
+    def _delete_conflicts(self) -> None:
+        assert self.manager is not None
+        for seat in self.manager.node.seats.values():
+            if seat.state in (SeatState.QUARANTINED, SeatState.LOST) and seat.pod is not None:
+                self.kubelet.delete(seat.pod.uid, force=False)
+
+    def _wrong(self) -> list[str]:
+        assert self.manager is not None
+        found, runs = [], {pod.seat: pod for pod in self.kubelet.pods.values() if pod.phase == "running"}
+        for seat in self.manager.node.seats.values():
+            pod, state = runs.get(seat.id), seat.state
+            truth = (pod.uid, pod.cid) if pod is not None else None
+            known = (seat.pod.uid, seat.durable.container_id) if seat.pod is not None else None
+            if truth is None or truth != known or state not in (SeatState.ACTIVE, SeatState.PARKED):
+                found.append(f"{seat.id} is {state} with {known} ({seat.reason}), and {truth} runs")
+        return found
+
+
+def _of_the_gate(error: BaseException) -> bool:
+    """True for an error of ``GateShells.write``, which names its file."""
+    return isinstance(error, OSError) and error.filename is not None
+
+
+def explore(seed: int, folder: Path, actions: int = 120) -> Mapping[str, int]:
+    """One run. Raises ViolationError."""
+    totals: dict[str, int] = {}
+
+    random.seed(seed)  # the pauses of back-offs
+
+    async def work(clock: VirtualTime) -> None:
+        shells = GateShells(folder, clock, random.Random(seed))
+        bus, socket = MemoryServer(), MemoryServer()
+        async with contextlib.AsyncExitStack() as stack:
+            patches = stack.enter_context(ExitStack())
+            patches.enter_context(mock.patch.object(files, "replace", shells.write))
+            patches.enter_context(mock.patch.object(plugin, "POLL_SECONDS", 0.5))  # as often as nothing happens
+            patches.enter_context(mock.patch.object(StartGate, "_taken", lambda gate, call: shells.taken(gate, call)))
+            near, shells.far = [await stack.enter_async_context(MemoryBus.connect(bus)) for _ in range(2)]
+            node_bus, shells.worker = [await stack.enter_async_context(MemoryBus.connect(socket)) for _ in range(2)]
+            for kind in (AskJobs, SwitchJob, ReleaseJob, KillJob):
+                await stack.enter_async_context(shells.worker.serve(kind.pattern(node=NODE), shells.jobs))
+            life = shells.spawn(shells.live(near, node_bus))
+            shells.spawn(shells.node_lives())
+            try:
+                await asyncio.sleep(5.0)
+                for _ in range(actions):
+                    await shells.act()
+                await shells.settle()
+            finally:
+                life.cancel()
+                for task in [*shells.tasks]:
+                    task.cancel()
+                await asyncio.gather(*shells.tasks, return_exceptions=True)
+        totals.update(ends=shells.kills, jobs=len(shells.done), starts=shells.machine.starts, opened=len(shells.opened))
+
+    run(work)
+    return totals
