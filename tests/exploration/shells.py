@@ -98,8 +98,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual = clock
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
-        """Count the thread, also one whose task was cancelled, and the way of its result into the loop. An executor of
-        its own counts by itself."""
+        """Count the thread, also one whose task was cancelled, and the way of its result into the loop. Other
+        executors count by themselves."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
 
@@ -470,7 +470,7 @@ async def _end(tasks: list["asyncio.Task[Any]"]) -> None:
 
 
 def search(explore: Callable[[int, Path], object], runs: int, folder: Path) -> None:
-    """Explore with the seeds below ``runs``, each in a folder of its own. Raises ViolationError."""
+    """Explore with the seeds below ``runs``, each in its own folder. Raises ViolationError."""
     for seed in range(runs):
         (folder / str(seed)).mkdir()
         explore(seed, folder / str(seed))

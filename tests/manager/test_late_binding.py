@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from kybernate.messages import DrainNode, JobReply, ParkSeat, PinSeat, RetargetJob, SeatProgress, SwitchJob
-from kybernate.policy import Decision, GroupView, Switch
+from kybernate.policy import Decision, GroupView, Stay, Switch
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery
 from services.gpu_manager.core.inputs import (
@@ -88,6 +88,29 @@ def test_while_the_victim_is_parked_the_checkpointer_is_asked_once_to_bring_anot
     world.progress(job)
 
     assert (world.state(b), world.state(c)) == (S.ACTIVE, S.PARKED)
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_an_offer_is_caused_by_the_seats_request_else_by_the_switch(world: World, asked_for: bool) -> None:
+    _, b, _ = parking_for(world)
+    if asked_for:
+        world.traffic(b, waiting=9, oldest=5.0, cause="req-b")
+    else:
+        world.configure(policy=Picks(b))
+        world.tick(1)
+
+    (asked,) = retargets(world)
+    assert asked.cause == ("req-b" if asked_for else world.job().cause)
+
+
+def test_a_seat_that_the_job_names_after_a_lost_answer_has_the_gpus_once_the_victim_is_parked(world: World) -> None:
+    _, b, _ = parking(world)
+    (asked,) = retargets(world)
+
+    world.receive(RetargetAnswered(asked.op, None))
+    world.progress(world.job().model_copy(update={"activate": asked.activate}), "parked", "pending", done=False)
+
+    assert (world.state(b), world.managed(b).lease) == (S.ACTIVATING, True)
 
 
 def test_an_answer_that_is_lost_loses_nothing(world: World) -> None:
@@ -363,3 +386,22 @@ def test_nothing_is_offered_to_a_job_whose_victim_is_not_being_parked(world: Wor
     world.tick(1)
 
     assert retargets(world) == []
+
+
+@dataclass(frozen=True)
+class Stays:
+    """A policy that changes nothing."""
+
+    def decide(self, view: GroupView) -> Decision:
+        return Stay(None, "stays")
+
+
+def test_the_seat_for_which_the_victim_was_drained_is_activated_while_a_request_asks_for_it(world: World) -> None:
+    a, _, c = leaving(world)
+
+    world.configure(policy=Stays())
+    world.quiet(c)
+
+    job = world.job()
+    assert job.activate is not None
+    assert job.activate.seat == a

@@ -291,7 +291,7 @@ def test_a_single_that_leaves_for_a_pair_makes_no_place_for_another_single(node:
 
 
 def test_a_drain_for_a_pair_that_is_not_wanted_any_more_goes_on_for_no_single(node: World) -> None:
-    """The policy decides about the single at the gate, in a switch of its own."""
+    """The policy decides about the single at the gate, in another switch."""
     a, _, pair = with_a_claim(node)
     other = node.seat(0, 1)
     node.pod(other, "a2")
