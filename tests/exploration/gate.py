@@ -552,6 +552,7 @@ class GateShells:
             case "stall":
                 api.stalled = api.connection, self.clock.now
             case "expire":
+                api.version += 1
                 api.oldest, api.connection = api.version, api.connection + 1
             case "back":
                 api.go_back()

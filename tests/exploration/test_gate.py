@@ -1,7 +1,7 @@
 """Runs of the real start gate and reading of pods in virtual time, and bugs in them that the runs must find."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from kybernate import files
-from kybernate.kube import Mirror, Object
+from kybernate.kube import Mirror
 from services.gpu_manager.publish import GateFiles
 from tests.exploration.gate import explore
 from tests.exploration.machine import ViolationError
@@ -25,13 +25,6 @@ RUNS = 40
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_gate_and_pods_keep_their_promises(seed: int, tmp_path: Path) -> None:
     assert explore(seed, tmp_path)["opened"] > 0
-
-
-def _a_closed_watch_is_an_observation() -> AbstractContextManager[Any]:
-    async def known(self: Mirror, *_: Any) -> Mapping[str, Object]:
-        return self.objects
-
-    return mock.patch.object(Mirror, "current", known)
 
 
 def _a_server_that_went_back_is_not_noticed() -> AbstractContextManager[Any]:
@@ -52,7 +45,6 @@ def _a_full_disk_ends_the_manager() -> AbstractContextManager[Any]:
 BUGS = (
     effects_before_the_ledger,
     _a_full_disk_ends_the_manager,
-    _a_closed_watch_is_an_observation,
     _a_server_that_went_back_is_not_noticed,
 )
 
