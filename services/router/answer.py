@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from services.router.api import RouterError
@@ -26,6 +27,10 @@ class Connection(Protocol):
     slow: bool
     """It reads more slowly than it is answered."""
 
+    @property
+    def closes(self) -> bool:
+        """Whether it ends with the answer to the present request."""
+
     def write(self, data: bytes) -> None:
         """Send bytes of the answer."""
 
@@ -39,57 +44,48 @@ class Connection(Protocol):
         """Reset the connection: only this shows every caller that an answer is incomplete."""
 
 
+@dataclass(slots=True)
 class Answer:
-    """Writes to the caller's connection. ``closes``: the connection ends with this answer."""
+    """Writes to the caller's connection, which it frees at the end."""
 
-    __slots__ = (
-        "_chunks",
-        "_connection",
-        "_exact",
-        "_framing",
-        "_http10",
-        "_sse",
-        "_tail",
-        "_unsent",
-        "began",
-        "first_byte",
-        "status",
-    )
-
-    def __init__(self, connection: Connection, request: Head) -> None:
-        self._connection = connection
-        self._http10 = request.version == "1.0"
-        self.began = False
-        """The status line is sent, and cannot be changed."""
-        self.first_byte = False
-        """A byte of the engine's answer is sent: the call cannot be repeated."""
-        self.status = 0
-        """The engine's."""
-        self._unsent = b""
-        """Status line and headers, which are sent with the first piece."""
-        self._sse = self._chunks = self._exact = False
-        """A stream of events; the caller gets chunks; it knows the length."""
-        self._framing: Body | None = None
-        """Of the engine's answer."""
-        self._tail = b""
+    _connection: Connection
+    _http10: bool
+    """The caller speaks HTTP/1.0: it gets no chunks."""
+    began: bool = False
+    """The status line is sent, and cannot be changed."""
+    first_byte: bool = False
+    """A byte of the engine's answer is sent: the call cannot be repeated."""
+    status: int = 0
+    """The engine's."""
+    _unsent: bytes = b""
+    """Status line and headers, which are sent with the first piece."""
+    _sse: bool = False
+    """It is a stream of events."""
+    _chunks: bool = False
+    """The caller gets chunks."""
+    _exact: bool = False
+    """The caller knows the length."""
+    _framing: Body | None = None
+    """Of the engine's answer."""
+    _tail: bytes = b""
 
     @property
     def done(self) -> bool:
         """Whether the stream's last event is sent. Many clients leave then, before the stream ends."""
         return self._tail.endswith(_LAST_EVENTS)
 
-    def comment(self, *, closes: bool) -> None:
+    def comment(self) -> None:
         """Send a comment to a caller that waits for a stream. Commits the status 200."""
         if not self.began:
             self._sse = True
-            self._begin(200, _STREAM_LINES, None, closes=closes)
+            self._begin(200, _STREAM_LINES, None)
         self._send(b": waiting for the model\n\n")
 
     def fits(self, head: Head) -> bool:
         """Return whether the pieces of an answer can follow what was sent: after comments, only those of events."""
         return not self.began or _is_stream(head)
 
-    def whole(self, head: Head, lines: bytes, body: bytes, *, closes: bool) -> None:
+    def whole(self, head: Head, lines: bytes, body: bytes) -> None:
         """Send an answer that has arrived completely; if comments have made it a stream, as one event."""
         self.first_byte, self.status = True, head.status
         if self.began:
@@ -98,10 +94,11 @@ class Answer:
         else:
             if _is_stream(head):
                 lines += _UNBUFFERED
-            self._begin(head.status, lines, None if head.status in (204, 304) else len(body), closes=closes, whole=True)
+            self._begin(head.status, lines, None if head.status in (204, 304) else len(body), whole=True)
             self._write(body)
+        self._end()
 
-    def begin(self, head: Head, framing: Body, lines: bytes, *, closes: bool) -> None:
+    def begin(self, head: Head, framing: Body, lines: bytes) -> None:
         """Begin a streamed answer: pieces follow."""
         self.first_byte, self.status, self._framing = True, head.status, framing
         if not self.began:
@@ -109,7 +106,7 @@ class Answer:
             endless = framing.chunked or isinstance(framing, EndlessBody)
             if self._sse:
                 lines += _UNBUFFERED
-            self._begin(head.status, lines, None if endless else head.length, closes=closes)
+            self._begin(head.status, lines, None if endless else head.length)
 
     def piece(self, raw: bytes, payload: bytes, *, last: bool) -> None:
         """Relay a piece of the answer: byte for byte where both sides use chunks."""
@@ -120,21 +117,18 @@ class Answer:
             self._chunks = not last  # the last piece has the end of the body
         elif payload:
             self._send(payload)
+        if last:
+            self._end()
 
-    def end(self, *, close: bool) -> None:
-        """The answer is complete."""
-        if self._chunks or self._unsent:
-            self._write(LAST_CHUNK if self._chunks else b"")
-        self._connection.finished(close=close)
-
-    def fail(self, error: RouterError, cause: str, *, close: bool) -> None:
+    def fail(self, error: RouterError, cause: str) -> None:
         """Report an error: as a response, as an event of the stream, or else by a reset of the connection."""
         if not self.began:
+            close = error.closes or self._connection.closes
             self._connection.write(error.raw(close=close, headers={"X-Kyb-Cause": cause, **self._connection.cors}))
             self._connection.finished(close=close)
         elif self._sse and self._at_event:
             self._send(error.sse())
-            self.end(close=close)
+            self._end(close=error.closes)
         else:
             self._connection.reset()  # half an event or half a body is sent
 
@@ -144,7 +138,7 @@ class Answer:
         between = not self._exact and (self._framing is None or self._framing.boundary)
         return between and (not self._tail or self._tail.endswith(_EVENT_ENDS))
 
-    def _begin(self, status: int, lines: bytes, length: int | None, *, closes: bool, whole: bool = False) -> None:
+    def _begin(self, status: int, lines: bytes, length: int | None, *, whole: bool = False) -> None:
         """Prepare the status line and headers; they are sent with the first piece."""
         self._exact = length is not None
         self._chunks = not (self._exact or whole or self._http10)
@@ -154,10 +148,16 @@ class Answer:
             lines += b"Transfer-Encoding: chunked\r\n"
         for field in self._connection.cors.items():
             lines += b"%b: %b\r\n" % (field[0].encode(), field[1].encode())
-        if closes:
+        if self._connection.closes:
             lines += b"Connection: close\r\n"
         self._unsent = (STATUS_LINES.get(status) or b"HTTP/1.1 %d\r\n" % status) + lines + b"\r\n"
         self.began = True
+
+    def _end(self, *, close: bool = False) -> None:
+        """The answer is complete."""
+        if self._chunks or self._unsent:
+            self._write(LAST_CHUNK if self._chunks else b"")
+        self._connection.finished(close=close or self._connection.closes)
 
     def _send(self, payload: bytes) -> None:
         self._write(chunk(payload) if self._chunks else payload)

@@ -3,17 +3,18 @@
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from kybernate.clock import Clock
 from kybernate.http_api import printable, random_id
 from kybernate.logs import get_logger
+from kybernate.messages import SeatActivated
 from services.router.answer import Answer, Connection, no_stream
 from services.router.api import RouterError, model_of, patience_of, priority_of
 from services.router.auth import ApiKeyGuard, Caller
-from services.router.core.body import RoutingFields, media_bytes
+from services.router.core.body import BodyError, RoutingFields, media_bytes, routing_fields
 from services.router.core.framing import Body
 from services.router.core.head import HOP_BY_HOP, Head
 from services.router.core.step import Forward, Reject
@@ -23,7 +24,7 @@ from services.router.engines import EngineConnection, EngineError, EnginePools
 from services.router.intake import Intake, RequestBody
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
-from services.router.request_log import CallRecord, RequestLog, activation_seconds
+from services.router.request_log import CallRecord, RequestLog
 from services.router.request_spans import TRACE_HEADERS, begin_span, end_engine_span, end_span, trace_lines
 from services.router.settings import RouterSettings
 
@@ -126,7 +127,7 @@ class Call:
         self.traceparent: str | None = None
         self._calls, self._connection, self._head, self._caller = calls, connection, head, caller
         self._record = CallRecord(time.time(), self.cause, traceparent=fields.get("traceparent"))
-        self._answer = Answer(connection, head)
+        self._answer = Answer(connection, head.version == "1.0")
         self.body = RequestBody(
             calls.intake, head, fields, caller.name or f"address {connection.address}", calls.settings.body_bytes
         )
@@ -158,37 +159,21 @@ class Call:
     # --- the request --------------------------------------------------------------------------------------------------
 
     @_alone
-    def ready(self) -> None:
+    def ready(self, body: bytes) -> None:
         """The body is complete: find the model, and ask for a seat."""
         try:
-            if self.body.small:
-                self._body = self.body.sent()
-                self._arrive(self.body.fields_now(self._body))
-            else:
-                self._spawn(self._scan())
+            self._arrive(body)
         except RouterError as error:
             self.fail(error)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = self._task = asyncio.create_task(work)
-        self._calls.tasks.add(task)
-        task.add_done_callback(self._calls.tasks.discard)
-
-    async def _scan(self) -> None:
+    def _arrive(self, body: bytes) -> None:
+        self._body, given = body, self._head.fields()
         try:
-            self._body = await self.body.unpacked()
-            fields = await self.body.fields(self._body)
-            self._task = None
-            self._arrive(fields)
-        except RouterError as error:
-            self.fail(error)
-        except Exception as error:
-            self.failed(error)
-
-    def _arrive(self, fields: RoutingFields) -> None:
-        self._fields = fields
+            fields = self._fields = routing_fields(body, given.get("content-type", ""))
+        except BodyError as error:
+            raise self._calls.intake.refused(error) from error
         name = self._record.model = model_of(fields.model)
-        calls, caller, given = self._calls, self._caller, self._head.fields()
+        calls, caller = self._calls, self._caller
         priority, patience = priority_of(given, caller.highest_priority), patience_of(given)
         model = self._record.model = calls.limits.begin(caller, name)
         if caller.tenant:
@@ -208,7 +193,7 @@ class Call:
 
     @_alone
     def _comment(self) -> None:
-        self._answer.comment(closes=self._closes)
+        self._answer.comment()
         self._wait()
 
     # --- decisions ----------------------------------------------------------------------------------------------------
@@ -265,14 +250,16 @@ class Call:
         if self._span is not None:
             end_engine_span(self._span, self._record, self.sent_at, code)
         self.sent_at = None
-        self._record.waits_again(taken=taken)
+        record = self._record
+        if taken and record.forwarded_at is not None:
+            record.lost_seconds += max(0.0, time.time() - record.forwarded_at)
+        record.waits = True
         self._wait()
         self._calls.dispatcher.again(self, suspect=suspect, taken=taken)
 
     def _forward(self, to: Forward) -> None:
-        self._to = to
-        self._record.forwarded(to)
-        self.sent_at = None
+        record, self._to, self.sent_at = self._record, to, None
+        record.to, record.forwarded_at, record.waits = to, time.time(), False
         without, withheld = _NOT_SENT, self._calls.guard.withheld(self._head)
         if withheld:
             without |= withheld
@@ -367,7 +354,9 @@ class Call:
         self._engine = None
         if head.status in ENDING and self._to is not None:
             self._held_back = True
-            self._spawn(self._hold_back(self._to, head, body))
+            task = self._task = asyncio.create_task(self._hold_back(self._to, head, body))
+            self._calls.tasks.add(task)
+            task.add_done_callback(self._calls.tasks.discard)
         else:
             self._send_back(head, body)
 
@@ -386,7 +375,7 @@ class Call:
         if self._tokens is not None:
             self._tokens.media |= head.media.startswith(MEDIA)
             self._tokens.feed(body)
-        self._answer.whole(head, self._own_lines(head), body, closes=self._closes)
+        self._answer.whole(head, self._own_lines(head), body)
         self._complete()
 
     def began(self, head: Head, body: Body) -> None:
@@ -398,7 +387,7 @@ class Call:
             self._tokens.media |= head.media.startswith(MEDIA)
         if self._connection.slow:
             self.pause()
-        self._answer.begin(head, body, self._own_lines(head), closes=self._closes)
+        self._answer.begin(head, body, self._own_lines(head))
 
     def piece(self, raw: bytes, payload: bytes, *, last: bool) -> None:
         """Relay a piece of the answer."""
@@ -421,17 +410,10 @@ class Call:
         """Whether an interim answer may be sent."""
         return not self._answer.began and self._head.version == "1.1"
 
-    @property
-    def _closes(self) -> bool:
-        """Whether the caller's connection ends with this answer."""
-        head = self._head
-        return not head.keep_alive or head.version == "1.0" or self._calls.dispatcher.closing
-
     def _complete(self) -> None:
         """The answer is complete."""
-        status, close = self._answer.status, self._closes
+        status = self._answer.status
         self._end(status, answered=True if 200 <= status < 300 else None, served=True)
-        self._answer.end(close=close)
 
     def fail(self, error: RouterError) -> None:
         """Report an error: as a response, as an event of the stream, or else by a reset of the connection."""
@@ -440,9 +422,8 @@ class Call:
         if error.code == "queue_full":
             self._calls.intake.rejected("queue")
         self._record.reason = error.code
-        close = error.closes or self._closes
         self._end(error.status)  # first: a slow caller keeps no seat from being parked
-        self._answer.fail(error, self.cause, close=close)
+        self._answer.fail(error, self.cause)
 
     def gone(self) -> None:
         """The caller has closed its connection."""
@@ -480,7 +461,6 @@ class Call:
         paid = self._answer.status < 400 if self._answer.first_byte else status == 499 and self._engine is not None
         self._leave_engine()
         calls, record = self._calls, self._record
-        self.body.close()
         self._body = b""
         calls.guard.release(self._caller)
         calls.dispatcher.end(self, answered=answered)
@@ -490,9 +470,11 @@ class Call:
         traffic = calls.dispatcher.traffic
         seat = traffic.table.upstreams.get(record.to.key) if record.to is not None else None
         known = seat is not None or traffic.serves(record.model)
-        calls.records.ended(record, status, known=known, served=served, seat=seat.record if seat is not None else None)
+        of = seat.record if seat is not None else None
+        calls.metrics.ended(record, status, known=known, served=served, seat=of)
+        calls.records.ended(record, status, known=known)
         if self._span is not None:
-            end_span(self._span, record, status, self.sent_at, traffic)
+            end_span(self._span, record, status, self.sent_at)
 
     def _own_lines(self, head: Head) -> bytes:
         """Return the header lines of an answer that begins now: those of the engine, and Kybernate's own."""
@@ -502,8 +484,31 @@ class Call:
         held, cause = self._calls.clock.to_model(to.held_seconds), self.cause.encode("utf-8", "surrogateescape")
         own = b"X-Kyb-Seat: %b\r\nX-Kyb-Held-Seconds: %.3f\r\nX-Kyb-Cause: %b\r\n" % (to.seat.encode(), held, cause)
         lines = head.passed(_NOT_RETURNED) + own
-        event = self._calls.dispatcher.traffic.activation(to.key, to.epoch) if to.opened else None
-        if event is not None:
-            times = activation_seconds(self._calls.metrics, self._record, event, self.accepted_at, self.sent_at)
+        if to.opened is not None:
+            times = self._activation_seconds(to.opened)
             lines += b"".join(b"X-Kyb-%b-Seconds: %.6f\r\n" % (name, seconds) for name, seconds in times.items())
         return lines
+
+    def _activation_seconds(self, event: SeatActivated) -> dict[bytes, float]:
+        """Return the overhead and the release of a hold that an activation ended, as far as they are known.
+
+        Release is the time from the last backend call to sent upstream, for every call that waited. Overhead is for the
+        call that caused the switch: arrival to accepted, decision to journaled (the manager's part), and its release.
+        """
+        arrived_at, metrics = self._record.arrived_at, self._calls.metrics
+        if event.last_call_at is None or self.sent_at is None or event.last_call_at < arrived_at:
+            return {}
+        release = max(0.0, self.sent_at - event.last_call_at)
+        metrics.release_seconds.observe(release)
+        if self.cause != event.cause:
+            return {b"Release": release}
+        parts = {
+            "accept": max(0.0, self.accepted_at - arrived_at) if self.accepted_at is not None else 0.0,
+            "journal": event.seconds.get("control", 0.0),
+            "send": release,
+        }
+        for part, seconds in parts.items():
+            metrics.control_part_seconds.labels(part).observe(seconds)
+        overhead = sum(parts.values())
+        metrics.control_seconds.observe(overhead)
+        return {b"Overhead": overhead, b"Release": release}

@@ -101,8 +101,6 @@ class Dispatcher:
         self._unanswered = _Unanswered()
         self.stopping = False
         """True once ``stop`` was called."""
-        self.closing = False
-        """True once connections end with their answers: this router stops, or another process takes its port."""
 
     def arrive(
         self,
@@ -163,7 +161,7 @@ class Dispatcher:
 
     def stop(self) -> None:
         """Reject all waiting calls, because the router stops; their callers can retry at another router."""
-        self.stopping = self.closing = True
+        self.stopping = True
         for ticket in list(self._tickets.values()):
             self._reject_stopping(ticket)
 

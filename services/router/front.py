@@ -79,6 +79,8 @@ class CallerConnection(asyncio.Protocol):
         """From the first byte on."""
         self._head: Head | None = None
         """Of the request whose body arrives."""
+        self._last = False
+        """The present request is the last one that the caller sends, or that it may send."""
         self._busy = False
         """A request has arrived completely and is not answered."""
         self._body: RequestBody | None = None
@@ -141,7 +143,7 @@ class CallerConnection(asyncio.Protocol):
         if call is not None:
             call.gone()
             self._front.call_ended()
-        elif self._body is not None:
+        if self._body is not None:
             self._body.close()
         if handler is not None:
             handler.connection_lost(exc)
@@ -244,6 +246,7 @@ class CallerConnection(asyncio.Protocol):
             self._hold(0)
         self._head, data = found
         head, calls = self._head, self._front.calls
+        self._last = not head.keep_alive or head.version != "1.1"
         if head.version not in ("1.1", "1.0"):
             text = "only HTTP/1.1 and HTTP/1.0 are served here"
             raise RouterError(505, "http_version", text, closes=True)
@@ -295,37 +298,41 @@ class CallerConnection(asyncio.Protocol):
             return b""
         head, self._head, self._busy, self._first = self._head, None, True, False
         assert head is not None
-        if self._call is not None:
-            self._call.ready()
-        elif head.method == b"GET" and head.target == b"/healthz":
-            self._body.close()
-            self.write(HEALTHY if head.keep_alive and head.version == "1.1" else HEALTHY_LAST)
-            self.finished(close=not head.keep_alive or head.version != "1.1")
-        elif (may := self._front.origins.preflight(head.method.decode("latin-1"), head.fields())) is not None:
-            self._body.close()
-            self.write(no_content(may, close=not head.keep_alive))
-            self.finished(close=not head.keep_alive)
-        elif self._body.small:
-            self._hand_over(head, self._body.sent())
+        if self._body.small is not None:
+            self._answer(head, self._body.small)
         else:
             self._task = asyncio.create_task(self._unpack(head, self._body))
         return data[end:]
 
     async def _unpack(self, head: Head, body: RequestBody) -> None:
         try:
-            self._hand_over(head, await body.unpacked())
+            self._answer(head, await body.unpacked())
         except RouterError as error:
             self._fail(error)
         except Exception as error:
             self._crash(error)
 
-    def _hand_over(self, head: Head, body: bytes) -> None:
-        """Give a request to aiohttp."""
-        assert self._transport is not None
-        self._handler = self._front.handler(self.handled)
-        self._handler.begin(self._transport, head, body)
+    def _answer(self, head: Head, body: bytes) -> None:
+        """Answer a complete request here, or give it to its call or to aiohttp."""
+        if self._call is not None:
+            self._call.ready(body)
+        elif head.method == b"GET" and head.target == b"/healthz":
+            self.write(HEALTHY_LAST if self.closes else HEALTHY)
+            self.finished(close=self.closes)
+        elif (may := self._front.origins.preflight(head.method.decode("latin-1"), head.fields())) is not None:
+            self.write(no_content(may, close=self.closes))
+            self.finished(close=self.closes)
+        else:
+            assert self._transport is not None
+            self._handler = self._front.handler(self.handled)
+            self._handler.begin(self._transport, head, body)
 
     # --- answers ------------------------------------------------------------------------------------------------------
+
+    @property
+    def closes(self) -> bool:
+        """Whether the connection ends with the answer to the present request."""
+        return self._last or self._front.stopping
 
     def write(self, data: bytes) -> None:
         """Send bytes of an answer."""
@@ -349,6 +356,8 @@ class CallerConnection(asyncio.Protocol):
     def finished(self, *, close: bool) -> None:
         """A request is answered: take the next one, or end the connection."""
         complete = self._head is None
+        if self._body is not None:
+            self._body.close()
         self._call = self._body = self._head = None
         self._front.call_ended()
         if close or not complete or self._front.stopping:
@@ -365,12 +374,11 @@ class CallerConnection(asyncio.Protocol):
 
     def handled(self) -> None:
         """aiohttp has answered."""
-        handler, body = self._handler, self._body
-        if handler is None or body is None:
+        handler = self._handler
+        if handler is None:
             return
         self._handler = None
         handler.leave()
-        body.close()
         if self._transport is not None and not self._transport.is_reading():
             self._transport.resume_reading()  # aiohttp has paused it for a body that nothing read
         self.finished(close=not handler.keeps)
@@ -426,10 +434,7 @@ class CallerConnection(asyncio.Protocol):
         if self._call is not None:
             self._call.fail(error)
             return
-        if self._body is not None:
-            self._body.close()
-        complete = self._head is None
-        close = error.closes or not complete or self._front.stopping
+        close = error.closes or self._head is not None or self._front.stopping
         self.write(error.raw(close=close, headers=self.cors))
         self.finished(close=close)
 
@@ -527,7 +532,6 @@ class Front:
         self.own = Intake(memory, settings.body_seconds, limits.rejected)
         """Bodies of requests to the router itself."""
         self.connections: set[CallerConnection] = set()
-        self.stopping = False
         self.url = ""
         self._tls = tls
         self._call_ended = asyncio.Event()
@@ -554,7 +558,7 @@ class Front:
     async def __aexit__(self, *_: object) -> None:
         """Take no further requests, let those under way end, for a moment, and close all connections."""
         await self._stop_listening()
-        self.stopping = True
+        self.calls.dispatcher.stop()
         await self._runner.shutdown()
         for connection in list(self.connections):
             connection.stop()
@@ -578,6 +582,11 @@ class Front:
         while any(connection.calling for connection in self.connections):
             self._call_ended.clear()
             await self._call_ended.wait()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the router stops: no request follows the one that is answered."""
+        return self.calls.dispatcher.stopping
 
     def call_ended(self) -> None:
         """An inference call was answered, or its caller left."""

@@ -14,7 +14,6 @@ from services.router.core.body import (
     RoutingFields,
     Unpacker,
     renamed,
-    routing_fields,
     too_large,
 )
 from services.router.core.framing import Body, ChunkedBody, HttpError
@@ -66,6 +65,11 @@ class Intake:
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Of a large body, which may take 50 ms."""
 
+    def refused(self, error: BodyError, *, closes: bool = False) -> RouterError:
+        """Count a body that is refused; return the error that its caller gets."""
+        self.rejected(error.code)
+        return RouterError(error.status, error.code, str(error), closes=closes)
+
 
 class RequestBody:
     """One body. It counts against the memory of all bodies until ``close``.
@@ -86,17 +90,18 @@ class RequestBody:
         self._head = head
         self._walk: Body | None = None
         self._encoding = fields.get("content-encoding", "").strip().lower()
-        self._type = fields.get("content-type", "")
         self._pieces: list[bytes] = []
         self._size = self._received = 0
         self._began = 0.0
         if (head.length or 0) > most_bytes:
-            raise self._refused(too_large(most_bytes, setting))
+            raise intake.refused(too_large(most_bytes, setting), closes=True)
         if self._encoding:
             self._unpacker()
         self._check(head.length or 0)
         self.expected = "expect" in fields and head.version == "1.1" and self._expected(fields["expect"])
         """Whether the caller waits for ``100 Continue``."""
+        self.small: bytes | None = None
+        """The body, once it is complete, if it is small and was not compressed: others go through ``unpacked``."""
 
     def feed(self, data: bytes) -> int:
         """Take bytes; return where the body ends in them, or -1 if it goes on."""
@@ -112,8 +117,10 @@ class RequestBody:
         payload = self._walk.payload(data, end)
         if payload:
             if self._size + len(payload) > self._most:
-                raise self._refused(too_large(self._most, self._setting))
+                raise self._intake.refused(too_large(self._most, self._setting), closes=True)
             self._keep(payload)
+        if end >= 0 and self._size <= SMALL_BYTES and not self._encoding:
+            self.small = b"".join(self._pieces)
         return end
 
     def seconds(self) -> float:
@@ -127,54 +134,33 @@ class RequestBody:
         text = f"the body arrives too slowly: {self._received} bytes in {now - self._began:.0f} s"
         raise RouterError(408, "request_timeout", text, closes=True)
 
-    @property
-    def small(self) -> bool:
-        """Whether ``sent`` is the body and ``fields_now`` takes no time."""
-        return not self._encoding and self._size <= SMALL_BYTES
-
-    def sent(self) -> bytes:
-        """Return the body as it was sent."""
-        if len(self._pieces) > 1:
-            self._pieces = [b"".join(self._pieces)]
-        return self._pieces[0] if self._pieces else b""
-
     async def unpacked(self) -> bytes:
-        """Return the body without its Content-Encoding; other calls go on meanwhile."""
-        packed, before = self.sent(), self._size
-        if not self._encoding or not packed:
-            return packed
-        unpacker = self._unpacker()
-        self._pieces = []
-        try:
-            for piece in unpacker.feed(packed):
-                self._keep(piece)
-                await asyncio.sleep(0)
-            unpacker.end()
-        except BodyError as error:
-            raise self._refused(error) from error
-        self._intake.memory.give_back(self._caller, before)
-        self._size -= before
-        return self.sent()
-
-    async def fields(self, body: bytes) -> RoutingFields:
-        """Return what routing needs of a large body, one in each turn of the loop."""
+        """Return the body without its Content-Encoding: one body in each turn of the loop. Other calls go on."""
+        body, before = b"".join(self._pieces), self._size
+        if self._encoding and body:
+            unpacker = self._unpacker()
+            self._pieces = []
+            try:
+                for piece in unpacker.feed(body):
+                    self._keep(piece)
+                    await asyncio.sleep(0)
+                unpacker.end()
+            except BodyError as error:
+                raise self._intake.refused(error, closes=True) from error
+            self._intake.memory.give_back(self._caller, before)
+            self._size -= before
+            body = b"".join(self._pieces)
+        self._pieces = [body]
         async with self._intake.reading:
             await asyncio.sleep(0)
-            return self.fields_now(body)
-
-    def fields_now(self, body: bytes) -> RoutingFields:
-        """Return what routing needs of a body."""
-        try:
-            return routing_fields(body, self._type)
-        except BodyError as error:
-            raise self._refused(error, closing=False) from error
+        return body
 
     def renamed(self, body: bytes, fields: RoutingFields, model: str) -> bytes:
         """Return the body with another model, in place of the one that was sent."""
         try:
             new = renamed(body, fields, model)
         except BodyError as error:
-            raise self._refused(error, closing=False) from error
+            raise self._intake.refused(error) from error
         self._intake.memory.give_back(self._caller, self._size)
         self._intake.memory.take(self._caller, len(new))
         self._pieces, self._size = [new], len(new)
@@ -183,7 +169,7 @@ class RequestBody:
     def close(self) -> None:
         """Forget the body."""
         self._intake.memory.give_back(self._caller, self._size)
-        self._size, self._pieces = 0, []
+        self._size, self._pieces, self.small = 0, [], None
 
     def _keep(self, piece: bytes) -> None:
         self._check(len(piece))
@@ -200,17 +186,13 @@ class RequestBody:
         try:
             return Unpacker(self._encoding, self._most, self._setting)
         except BodyError as error:
-            raise self._refused(error) from error
+            raise self._intake.refused(error, closes=True) from error
 
     def _check(self, more: int) -> None:
         reason = self._intake.memory.full(self._caller, more)
         if reason is not None:
             self._intake.rejected("body_memory")
             raise RouterError(429, "queue_full", f"{reason}; try again in 1 s", 1, closes=True)
-
-    def _refused(self, error: BodyError, *, closing: bool = True) -> RouterError:
-        self._intake.rejected(error.code)
-        return RouterError(error.status, error.code, str(error), closes=closing)
 
     def _expected(self, expect: str) -> bool:
         if expect and expect.lower() != "100-continue":

@@ -7,6 +7,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kybernate.clock import Clock
+from kybernate.messages import WAITED_IN_VAIN
+from kybernate.roster import SeatRecord
+from services.router.request_log import CallRecord
+
 _SWITCH = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 120)
 _CONTROL = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1)
 
@@ -26,6 +31,7 @@ class Metrics(Collector):
     def __init__(
         self,
         registry: CollectorRegistry,
+        clock: Clock,
         held: Callable[[], Iterable[tuple[str, int]]],
         in_flight: Callable[[], int],
         connected: Callable[[], bool] = lambda: True,
@@ -36,7 +42,7 @@ class Metrics(Collector):
         models: Callable[[], Iterable[tuple[str, str]]] = tuple,
     ) -> None:
         """``models``: name and tier of each model that the router knows."""
-        self._models = models
+        self._clock, self._models = clock, models
         self._held, self._in_flight, self._connected = held, in_flight, connected
         self._body_bytes, self._connections, self._records_dropped = body_bytes, connections, records_dropped
         self._answered: dict[tuple[str, str], Counter] = {}
@@ -84,8 +90,22 @@ class Metrics(Collector):
             child = self._answered[model, code] = self.requests.labels(model, code)
         child.inc()
 
-    def served(self, model: str, tier: str) -> ServedMetrics:
-        """Return what counts served requests."""
+    def ended(self, call: CallRecord, status: int, *, known: bool, served: bool, seat: SeatRecord | None) -> None:
+        """The call has ended. ``served``: with a complete answer of ``seat``, which may be gone; ``known``: its model
+        exists."""
+        self.answered(call.model if known else "unknown", str(status))
+        if served and call.to is not None:
+            tier, slo = (seat.tier, seat.slo_seconds) if seat is not None else ("", 0.0)
+            if call.to.held_seconds > 0:
+                self.hold_seconds.labels(call.model, tier).observe(call.to.held_seconds)
+            of = self._served_by(call.model, tier)
+            if call.first_byte_at is not None:
+                of.first_byte_seconds.observe(call.first_byte_at - call.arrived_at)
+            (of.missed if 0 < slo < self._clock.to_model(call.to.held_seconds) else of.met).inc()
+        elif known and call.reason in WAITED_IN_VAIN:
+            self.slo.labels(call.model, "", "missed").inc()
+
+    def _served_by(self, model: str, tier: str) -> ServedMetrics:
         found = self._served.get((model, tier))
         if found is None:
             outcomes = (self.slo.labels(model, tier, outcome) for outcome in ("missed", "met"))

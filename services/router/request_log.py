@@ -1,4 +1,4 @@
-"""What is measured and reported of each call: metrics, an access line, the record of one that was held or failed."""
+"""What is reported of each call: an access line, the record of one that was held or failed."""
 
 import asyncio
 import time
@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from kybernate.bus.port import Bus, BusError
-from kybernate.clock import Clock
 from kybernate.logs import get_logger
-from kybernate.messages import WAITED_IN_VAIN, RequestEnded, SeatActivated
-from kybernate.roster import SeatRecord
+from kybernate.messages import RequestEnded
 from kybernate.tracing import trace_id_of
 from services.router.core.step import Forward
-from services.router.metrics import Metrics
 
 MOST_WAITING = 1_000
 """Records that wait to be published; further ones are dropped."""
@@ -37,23 +34,13 @@ class CallRecord:
     waits: bool = True
     """For a seat, for the first time or again."""
     lost_seconds: float = 0.0
-    """At engines that took it and were lost before they responded."""
+    """At engines that took it and were lost before they responded: that was no wait."""
     first_byte_at: float | None = None
     """Unix seconds."""
     reason: str = ""
     """Code of the error, if it failed."""
     traceparent: str | None = None
     """Of the router's span, else of the caller's, which may be invalid."""
-
-    def forwarded(self, to: Forward) -> None:
-        """It is sent to an engine now."""
-        self.to, self.forwarded_at, self.waits = to, time.time(), False
-
-    def waits_again(self, *, taken: bool) -> None:
-        """Its engine was lost. ``taken``: that had taken it, and the time there was no wait."""
-        if taken and self.forwarded_at is not None:
-            self.lost_seconds += max(0.0, time.time() - self.forwarded_at)
-        self.waits = True
 
     def held_seconds(self, now: float) -> float:
         """Wall seconds of all its waits: until it was forwarded last, or until ``now`` (unix seconds) if it waits."""
@@ -62,60 +49,18 @@ class CallRecord:
         return max(0.0, now - self.arrived_at - self.lost_seconds)
 
 
-def activation_seconds(
-    metrics: Metrics, call: CallRecord, event: SeatActivated, accepted_at: float | None, sent_at: float | None
-) -> dict[bytes, float]:
-    """Return the overhead and the release of a hold that an activation ended, as far as they are known.
-
-    Release is the time from the last backend call to sent upstream, for every call that waited. Overhead is for the
-    call that caused the switch: arrival to accepted, decision to journaled (the manager's part), and its release.
-    """
-    if event.last_call_at is None or sent_at is None or event.last_call_at < call.arrived_at:
-        return {}
-    release = max(0.0, sent_at - event.last_call_at)
-    metrics.release_seconds.observe(release)
-    if call.cause != event.cause:
-        return {b"Release": release}
-    parts = {
-        "accept": max(0.0, accepted_at - call.arrived_at) if accepted_at is not None else 0.0,
-        "journal": event.seconds.get("control", 0.0),
-        "send": release,
-    }
-    for part, seconds in parts.items():
-        metrics.control_part_seconds.labels(part).observe(seconds)
-    overhead = sum(parts.values())
-    metrics.control_seconds.observe(overhead)
-    return {b"Overhead": overhead, b"Release": release}
-
-
 class RequestLog:
     """``ended`` may be called from any task of the loop; ``run`` publishes."""
 
-    def __init__(self, bus: Bus, router: str, metrics: Metrics, clock: Clock, *, access_log: bool = False) -> None:
-        self._bus, self._router, self._metrics, self._clock = bus, router, metrics, clock
-        self._access_log = access_log
+    def __init__(self, bus: Bus, router: str, *, access_log: bool = False) -> None:
+        self._bus, self._router, self._access_log = bus, router, access_log
         self._queue: asyncio.Queue[RequestEnded] = asyncio.Queue(MOST_WAITING)
         self.dropped = 0
         """Records that were not published: too many, or the bus was away."""
 
-    def ended(self, call: CallRecord, status: int, *, known: bool, served: bool, seat: SeatRecord | None) -> None:
-        """The call has ended. ``served``: with a complete answer of ``seat``, which may be gone; ``known``: its model
-        exists. One that was served at once, or whose model is not known, leaves no record."""
-        self._report(call, status, known=known)
-        metrics = self._metrics
-        metrics.answered(call.model if known else "unknown", str(status))
-        if served and call.to is not None:
-            tier, slo = (seat.tier, seat.slo_seconds) if seat is not None else ("", 0.0)
-            if call.to.held_seconds > 0:
-                metrics.hold_seconds.labels(call.model, tier).observe(call.to.held_seconds)
-            of = metrics.served(call.model, tier)
-            if call.first_byte_at is not None:
-                of.first_byte_seconds.observe(call.first_byte_at - call.arrived_at)
-            (of.missed if 0 < slo < self._clock.to_model(call.to.held_seconds) else of.met).inc()
-        elif known and call.reason in WAITED_IN_VAIN:
-            metrics.slo.labels(call.model, "", "missed").inc()
-
-    def _report(self, call: CallRecord, status: int, *, known: bool) -> None:
+    def ended(self, call: CallRecord, status: int, *, known: bool) -> None:
+        """The call has ended. ``known``: its model exists. One that was served at once, or whose model is not known,
+        leaves no record."""
         now = time.time()
         seconds = max(0.0, now - call.arrived_at)
         held = call.to is None or call.to.held_seconds > 0

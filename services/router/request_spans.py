@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from kybernate.messages import WAITED_IN_VAIN
 from services.router.core.head import Head
 from services.router.core.step import Forward
-from services.router.core.traffic import Traffic
 from services.router.request_log import CallRecord
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def _place(to: Forward) -> dict[str, str]:
     return {"kybernate.node": to.key.partition(".")[0], "kybernate.seat": to.seat}
 
 
-def end_span(span: "Span", call: CallRecord, status: int, sent_at: float | None, traffic: Traffic) -> None:
+def end_span(span: "Span", call: CallRecord, status: int, sent_at: float | None) -> None:
     """End the span of a call, with those of its wait and of its engine's first byte."""
     now, to = time.time(), call.to
     facts: dict[str, str | int | float] = {"http.response.status_code": status}
@@ -79,8 +78,7 @@ def end_span(span: "Span", call: CallRecord, status: int, sent_at: float | None,
     link = None
     if to is not None:
         facts |= _place(to)
-        event = traffic.activation(to.key, to.epoch) if to.opened else None
-        link = event.traceparent if event is not None and event.cause != call.cause else None
+        link = to.opened.traceparent if to.opened is not None and to.opened.cause != call.cause else None
         end_engine_span(span, call, sent_at, call.reason)
     if waited > 0:
         facts["kybernate.held_seconds"] = waited

@@ -76,6 +76,7 @@ class RunningRouter:
         )
         self._metrics = Metrics(
             health.registry,
+            clock,
             held=lambda: [(model.name, len(model.held)) for model in traffic.table.models.values()],
             in_flight=lambda: sum(len(upstream.in_flight) for upstream in traffic.table.upstreams.values()),
             connected=lambda: bus.connected,
@@ -90,7 +91,7 @@ class RunningRouter:
         self.sync.on_loss = self._metrics.disconnects.inc
         intake = Intake(memory, settings.body_seconds, self._rejected)
         paths = engine_paths(settings.api_families, settings.engine_paths)
-        self.requests = RequestLog(bus, settings.instance, self._metrics, clock, access_log=settings.access_log)
+        self.requests = RequestLog(bus, settings.instance, access_log=settings.access_log)
         log = self.requests
         tenants = TenantLimits(self.guard.tenants, traffic, self._rejected, aliases_of(settings.aliases))
         self.calls = Calls(
@@ -170,7 +171,6 @@ class RunningRouter:
         """Return the application. Health needs no key; metrics are here only without a port of their own."""
         app, needs = web.Application(middlewares=[errors]), self.guard.needs
         models = ModelsApi(self.traffic, tenants)
-        app.on_shutdown.append(self._stop)
         app.on_response_prepare.append(self._finish)
         health = self.health.routes()
         if self._settings.health_port:
@@ -201,12 +201,9 @@ class RunningRouter:
         """Tell callers to leave while the router stops, and not which software answers."""
         response.headers.popall("Server", None)
         response.headers.update(self.front.origins.answer_headers(request.headers))
-        if self.dispatcher.closing:
+        if self.dispatcher.stopping:
             response.headers["Connection"] = "close"
             response.force_close()
-
-    async def _stop(self, _: web.Application) -> None:
-        self.dispatcher.stop()
 
 
 def check(settings: RouterSettings) -> None:

@@ -14,7 +14,7 @@ from kybernate.messages import AskJobs
 from services.gpu_manager.core import allocations, demand, recovery, switch, view
 from services.gpu_manager.core.facts import Process, Ticket
 from services.gpu_manager.core.riders.rehearsal import Rehearsals
-from services.router.core import managers
+from services.router.core.trust import TRUST_SECONDS, Trust
 from tests.exploration.search import Chaos, Found, Totals, random_run
 from tests.exploration.world import SHAPES, Setup
 
@@ -106,15 +106,15 @@ def _drains_are_skipped() -> Iterator[None]:
 
 def _a_router_believes_its_own_server() -> Any:
     """It trusts its roster while its own nats-server answers, as up to f4bbe586."""
-    publish = managers.Trust.publish
+    publish = Trust.publish
 
-    def echoed(trust: managers.Trust, at: float) -> None:
+    def echoed(trust: Trust, at: float) -> None:
         publish(trust, at)
         for lease in trust._leases.values():
             if lease.unbroken and at < lease.until:
-                lease.until = at + managers.TRUST_SECONDS
+                lease.until = at + TRUST_SECONDS
 
-    return mock.patch.object(managers.Trust, "publish", echoed)
+    return mock.patch.object(Trust, "publish", echoed)
 
 
 def _the_ledger_forgets_starts() -> Any:

@@ -4,7 +4,7 @@ from kybernate.messages import DrainNode, Presence, SwitchJob
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import demand, view
 from services.gpu_manager.core.inputs import BusChanged, DrainAnnounced, EngineSeen
-from services.router.core import managers
+from services.router.core import trust
 from tests.manager.world import World, make_group
 
 
@@ -165,9 +165,9 @@ def test_an_operators_drain_waits_for_the_routers_too(world: World) -> None:
 
 def test_a_manager_waits_for_a_silent_router_longer_than_the_router_trusts_itself() -> None:
     """Two services with a bound each. The margin covers a presence that was 2 s on its way, as long as the period."""
-    assert demand.DEAD_AFTER_SECONDS >= managers.TRUST_SECONDS + 2.0
-    assert demand.PERMIT_SECONDS > managers.ANSWER_SECONDS
-    assert demand.SETTLE_SECONDS >= managers.AWAY_SECONDS
+    assert demand.DEAD_AFTER_SECONDS >= trust.TRUST_SECONDS + 2.0
+    assert demand.PERMIT_SECONDS > trust.ANSWER_SECONDS
+    assert demand.SETTLE_SECONDS >= trust.AWAY_SECONDS
 
 
 def test_at_the_deadline_a_router_that_has_not_acknowledged_is_waited_for_until_it_counts_as_dead(world: World) -> None:

@@ -179,7 +179,7 @@ def test_a_call_waits_for_a_place_and_gets_the_next_one() -> None:
     level = level_of(traffic.table, "m", K0, 1.0)
     assert (level.waiting, level.in_flight) == (0, 2), "for the manager it is computed"
     (forward,) = kinds(traffic.handle(step.CallEnded(1, answered=True), 2.0), step.Forward)
-    assert (forward.request, forward.held_seconds, forward.opened) == (2, 1.0, False)
+    assert (forward.request, forward.held_seconds, forward.opened) == (2, 1.0, None)
 
 
 def test_of_waiting_calls_the_highest_priority_goes_first() -> None:

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from kybernate.clock import Clock
 from services.router import draining
 from services.router.draining import main, requests_left
 from services.router.metrics import Metrics
@@ -23,7 +24,7 @@ class Fake(HTTPServer):
     def text(self) -> bytes:
         """Return the metrics as the router writes them."""
         registry = CollectorRegistry()
-        Metrics(registry, held=lambda: [("m", self.held)], in_flight=lambda: self.in_flight)
+        Metrics(registry, Clock(1), held=lambda: [("m", self.held)], in_flight=lambda: self.in_flight)
         text = generate_latest(registry)
         self.in_flight = max(0, self.in_flight - 1)
         return text

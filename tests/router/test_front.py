@@ -189,7 +189,7 @@ async def test_a_caller_that_does_not_read_is_cut_and_its_engine_is_not_blamed()
 class Recorder:
     """A caller's connection that keeps what is sent."""
 
-    address, slow, sent = "", False, b""
+    address, slow, closes, sent = "", False, False, b""
     cors: Mapping[str, str] = {}
 
     def write(self, data: bytes) -> None:
@@ -211,8 +211,8 @@ def after_a_comment(status_line: bytes) -> tuple[Recorder, Answer, Head]:
     assert request is not None
     assert found is not None
     caller = Recorder()
-    answer = Answer(caller, request[0])
-    answer.comment(closes=False)
+    answer = Answer(caller, request[0].version == "1.0")
+    answer.comment()
     caller.sent = b""
     return caller, answer, found[0]
 
@@ -242,8 +242,7 @@ def after_a_comment(status_line: bytes) -> tuple[Recorder, Answer, Head]:
 )
 def test_a_complete_answer_after_comments_is_an_event(head: bytes, body: bytes, expected: str):
     caller, answer, found = after_a_comment(head)
-    answer.whole(found, b"", body, closes=False)
-    answer.end(close=False)
+    answer.whole(found, b"", body)
     event, rest = caller.sent.partition(b"\r\n")[2].split(b"\n\n", 1)
     assert expected in event.removeprefix(b"data: ").decode()
     json.loads(event.removeprefix(b"data: "))
@@ -252,8 +251,7 @@ def test_a_complete_answer_after_comments_is_an_event(head: bytes, body: bytes, 
 
 def test_an_empty_stream_after_comments_ends_the_answer_once():
     caller, answer, found = after_a_comment(b"200 OK\r\n" + SSE)
-    answer.whole(found, b"", b"", closes=False)
-    answer.end(close=False)
+    answer.whole(found, b"", b"")
     assert caller.sent == LAST_CHUNK
 
 

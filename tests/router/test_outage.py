@@ -8,7 +8,7 @@ import structlog
 from kybernate.messages import Presence, TrafficSignal
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState
-from services.router.core import managers
+from services.router.core import managers, trust
 from services.router.core.step import RosterRead
 from tests.router.world import NODE, world
 from tests.until import until
@@ -68,7 +68,7 @@ async def test_seats_stay_closed_until_the_manager_lists_the_router_and_the_rost
 
 
 async def test_without_nats_active_seats_keep_their_traffic_and_the_manager_is_queried_later(monkeypatch):
-    monkeypatch.setattr(managers, "TRUST_SECONDS", 0.4)
+    monkeypatch.setattr(trust, "TRUST_SECONDS", 0.4)
     async with world() as w:
         await w.seat("s0", "llama", SeatState.ACTIVE)
         await w.seat("s1", "qwen")

@@ -377,7 +377,7 @@ async def test_callers_that_see_no_seats_learn_the_state_of_their_model_only(tmp
 def test_an_unknown_model_costs_no_look_at_all_models() -> None:
     table = UpstreamTable()
     for number in range(5 * MOST_LOOKED_AT):
-        table.apply_record(record(f"s{number}", model=f"m{number}"))
+        table.apply(record(f"s{number}", model=f"m{number}"))
     looked: list[str] = []
     table.known_models(lambda name: looked.append(name) or False)  # type: ignore[func-returns-value]
     assert len(looked) == MOST_LOOKED_AT

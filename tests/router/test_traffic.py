@@ -64,7 +64,7 @@ def arrive(traffic: Traffic, request: int = 1, now: float = 1.0, **fields: Any) 
 
 def test_a_call_for_an_active_seat_is_forwarded_at_once():
     (forward,) = kinds(arrive(router(record(state=S.ACTIVE))), step.Forward)
-    assert (forward.endpoint, forward.epoch, forward.held_seconds, forward.opened) == ("http://s0", 10, 0.0, False)
+    assert (forward.endpoint, forward.epoch, forward.held_seconds, forward.opened) == ("http://s0", 10, 0.0, None)
 
 
 def test_a_call_for_a_parked_seat_requests_activation_once_and_waits():
@@ -73,8 +73,9 @@ def test_a_call_for_a_parked_seat_requests_activation_once_and_waits():
     assert (wake.command.seat, wake.command.cause) == ("s0", "c1")
     assert not kinds(arrive(traffic, 2), step.RequestActivation, step.Forward)
     assert level_of(traffic.table, "m", K0, 3.0)[:4] == (2, 0, 2, 2.0)
-    forwards = kinds(traffic.handle(event(epoch=11), 4.0), step.Forward)
-    assert [(f.request, f.opened, f.held_seconds) for f in forwards] == [(1, True, 3.0), (2, True, 3.0)]
+    activated = event(epoch=11)
+    forwards = kinds(traffic.handle(activated, 4.0), step.Forward)
+    assert [(f.request, f.opened, f.held_seconds) for f in forwards] == [(1, activated, 3.0), (2, activated, 3.0)]
     assert level_of(traffic.table, "m", K0, 4.0)[:2] == (0, 2)
 
 

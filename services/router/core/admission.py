@@ -5,8 +5,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from kybernate.seat import SeatState
-from services.router.core.managers import PendingCommands, Trust
+from services.router.core.managers import PendingCommands
 from services.router.core.step import CallArrived, CallEnded, CallReturned, Forward, LevelChanged, Reject, RouterStep
+from services.router.core.trust import Trust
 from services.router.core.upstreams import (
     ACTIVATABLE,
     CLOSING,
@@ -91,7 +92,7 @@ class HoldQueue:
     def hold(self, call: RoutedCall, model: Model, found: Found) -> None:
         """Hold a call at the best seat until its deadline."""
         call.held = True
-        model.add(call)
+        self._table.hold(model, call)
         self.place(call, model, found)
         self._step.alarms.set(("deadline", call.request), call.deadline)
 
@@ -116,9 +117,8 @@ class HoldQueue:
         model = self._table.models[call.model]
         self._leave(call, model, stays=stays)
         call.held = False
-        model.remove(call)
+        self._table.release(model, call)
         self._step.alarms.clear(("deadline", call.request))
-        self._table.forget_empty(call.model)
 
     def _leave(self, call: RoutedCall, model: Model, *, stays: bool = False) -> None:
         upstream = call.upstream
@@ -147,7 +147,7 @@ class Admission:
             if self._trust.ever_synced:
                 self._reject_unknown(m.request, m.model)
                 return
-            model = self._table.model(m.model)
+            model = Model(m.model)
         longest, patience = self._limits.hold_seconds, m.hold_seconds
         hold = longest if patience is None else min(longest, patience)
         now = self._step.now
@@ -162,7 +162,6 @@ class Admission:
             if reason is not None and (other := self._queue.displaced(call, model)) is not None:
                 who = "higher priority" if call.priority > other.priority else "a tenant with fewer requests"
                 self._reject(other, 429, "queue_full", f"{reason}; a request of {who} took the place")
-                model = self._table.model(m.model)  # without seats it was forgotten with its last call
             elif reason is not None:
                 self._reject(call, 429, "queue_full", reason)
                 return
@@ -207,7 +206,10 @@ class Admission:
         record = upstream.record
         assert record.endpoint is not None  # Rank.OPEN implies it
         held_seconds = self._step.now - call.arrived
-        effect = Forward(call.request, upstream.key, record.seat, record.endpoint, record.epoch, held_seconds, opened)
+        event = upstream.activation if opened else None
+        if event is not None and event.epoch != record.epoch:
+            event = None
+        effect = Forward(call.request, upstream.key, record.seat, record.endpoint, record.epoch, held_seconds, event)
         if call.kind == "wake":
             del self._calls[call.request]
         else:
@@ -279,7 +281,6 @@ class Admission:
         after = math.ceil(seconds * (1 + call.request * _SPREAD % 1))
         self._calls.pop(call.request, None)
         self._queue.release(call)
-        self._table.forget_empty(call.model)
         self._step.effects.append(Reject(call.request, status, code, message, after, detail))
 
     def _reject_unknown(self, request: int, model: str) -> None:
@@ -314,7 +315,6 @@ class Admission:
             self._route(call, model, found, opened)
             if found is not None and found[0] is Rank.OPEN and self._rank(found[1]) is not Rank.OPEN:
                 ranked = self._ranked(model)
-        self._table.forget_empty(name)
 
     def reject_unknown_models(self) -> None:
         """Reject the calls that arrived before the first reading of the roster and whose model has no seat in it."""

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kybernate.messages import ActivateSeat, CommandReply, DrainAck, Presence, SeatEvent
+from kybernate.messages import ActivateSeat, CommandReply, DrainAck, Presence, SeatActivated, SeatEvent
 from kybernate.roster import SeatRecord
 
 Kind = Literal["call", "permit", "wake"]
@@ -144,8 +144,8 @@ class Forward:
     endpoint: str
     epoch: int
     held_seconds: float = 0.0
-    opened: bool = False
-    """The call was held, and the activation of this seat ended its wait."""
+    opened: SeatActivated | None = None
+    """The activation that ended the wait of a held call, as far as its event has arrived."""
 
 
 @dataclass(frozen=True, slots=True)

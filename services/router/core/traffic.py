@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable
 from math import inf
 from typing import Any
 
-from kybernate.messages import Presence, SeatActivated, SeatEvent
+from kybernate.messages import Presence, SeatEvent
 from kybernate.roster import SeatRecord
 from kybernate.seat import COMING, SeatState
 from services.router.core import step
 from services.router.core.admission import Admission, Limits
-from services.router.core.managers import ANSWER_SECONDS, AWAY_SECONDS, PendingCommands, RouterIdentity, Trust
+from services.router.core.managers import PendingCommands, RouterIdentity
+from services.router.core.trust import ANSWER_SECONDS, AWAY_SECONDS, Trust
 from services.router.core.upstreams import (
     ACTIVATABLE,
     EVICTED,
@@ -81,20 +82,14 @@ class Traffic:
         upstream = self.table.upstreams.get(key)
         return upstream is not None and upstream.frozen_since is not None
 
-    def activation(self, key: str, epoch: int) -> SeatActivated | None:
-        """Return the event that made this seat active at this epoch, if it was received."""
-        upstream = self.table.upstreams.get(key)
-        event = upstream.activation if upstream else None
-        return event if event is not None and event.epoch == epoch else None
-
     # --- seats ----------------------------------------------------------------------------------------------------
 
     def _seat_event(self, event: step.Input) -> None:
         assert isinstance(event, SeatEvent)
-        self._changed(self.table.apply_event(event))
+        self._changed(self.table.apply(event))
 
     def _record_changed(self, record: SeatRecord, *, complete: bool = False) -> None:
-        self._changed(self.table.apply_record(record, complete=complete))
+        self._changed(self.table.apply(record, complete=complete))
         upstream = self.table.upstreams[record.key]
         if record.epoch >= upstream.record.epoch:
             return
@@ -181,7 +176,7 @@ class Traffic:
         if not answered:  # or by another node's manager, which has the address by now
             return
         for record in records:
-            self._changed(self.table.apply_record(record, asked=m.at))
+            self._changed(self.table.apply(record, asked=m.at))
         self.trust.verify(m.node, m.at + ANSWER_SECONDS)
         self._reroute_node(m.node)
 

@@ -257,8 +257,11 @@ class Upstream:
         return changed or unseen
 
 
-def _upstream_of(event: SeatEvent) -> Upstream | None:
-    """Return a seat of which only this event is known; None if the event names no model or the seat is unusable."""
+def _upstream_of(report: SeatEvent | SeatRecord) -> Upstream | None:
+    """Return a seat of which only this is known; None if an event names no model or the seat is unusable."""
+    if isinstance(report, SeatRecord):
+        return Upstream(report, f"roster:{report.key}:{report.epoch}")
+    event = report
     if not event.model or _RANK_OF_STATE[event.state] is Rank.UNUSABLE:
         return None
     record = after_event(SeatRecord(node=event.node, seat=event.seat, state=event.state, reported_at=event.at), event)
@@ -401,7 +404,7 @@ class Change(NamedTuple):
 
 
 class UpstreamTable:
-    """Upstreams by key of the roster, models and nodes by name. An upstream is in the model that it is assigned to."""
+    """Upstreams by key of the roster, each in its model; models by name, while they have seats or held calls."""
 
     def __init__(self) -> None:
         self.upstreams: dict[str, Upstream] = {}
@@ -410,14 +413,22 @@ class UpstreamTable:
         """Those whose seat drains or parks, by key."""
 
     def model(self, name: str) -> Model:
-        """Return the model of this name, added if it is unknown."""
-        return self.models.setdefault(name, Model(name))
+        """Return the model of this name; a new one is known once it has a seat, or a call that waits."""
+        return self.models.get(name) or Model(name)
 
-    def forget_empty(self, name: str) -> None:
-        """Remove a model that has neither seats nor waiting calls."""
-        model = self.models.get(name)
-        if model is not None and not model.upstreams and not model.held:
-            del self.models[name]
+    def hold(self, model: Model, call: RoutedCall) -> None:
+        """Add a call to those that are held."""
+        self.models[model.name] = model
+        model.add(call)
+
+    def release(self, model: Model, call: RoutedCall) -> None:
+        """Remove a call from those that are held."""
+        model.remove(call)
+        self._forget_empty(model)
+
+    def _forget_empty(self, model: Model) -> None:
+        if not model.upstreams and not model.held:
+            self.models.pop(model.name, None)
 
     def records_of(self, model: str, seat: str | None = None) -> list[SeatRecord]:
         """Return the rows of a model's seats, or of those with this name."""
@@ -425,24 +436,21 @@ class UpstreamTable:
         records = [upstream.record for upstream in known.upstreams.values()] if known is not None else []
         return [record for record in records if seat in (None, record.seat)]
 
-    def apply_event(self, event: SeatEvent) -> Change | None:
-        """Apply an event; None if nothing changed."""
-        if isinstance(event, SeatAllocated):
+    def apply(self, report: SeatEvent | SeatRecord, *, complete: bool = False, asked: float = -inf) -> Change | None:
+        """Apply an event or a row of the roster; None if nothing changed. ``complete``, ``asked``: of a row, as in
+        ``Upstream.apply_record``."""
+        if isinstance(report, SeatAllocated):
             return None  # published by the plugin as a hint for the manager, which alone knows the seat's state
-        upstream = self.upstreams.get(seat_key(event.node, event.seat))
+        upstream = self.upstreams.get(seat_key(report.node, report.seat))
         if upstream is None:
-            upstream = _upstream_of(event)
+            upstream = _upstream_of(report)
             return None if upstream is None else self._change(upstream, None)
         before = upstream.record
-        return self._changed(upstream, before, upstream.apply_event(event))
-
-    def apply_record(self, record: SeatRecord, *, complete: bool = False, asked: float = -inf) -> Change | None:
-        """Apply a row of the roster; None if nothing changed. ``complete``, ``asked``: as in Upstream.apply_record."""
-        upstream = self.upstreams.get(record.key)
-        if upstream is None:
-            return self._change(Upstream(record, f"roster:{record.key}:{record.epoch}"), None)
-        before = upstream.record
-        return self._changed(upstream, before, upstream.apply_record(record, complete=complete, asked=asked))
+        if isinstance(report, SeatRecord):
+            changed = upstream.apply_record(report, complete=complete, asked=asked)
+        else:
+            changed = upstream.apply_event(report)
+        return self._change(upstream, before) if changed else None
 
     def drop(self, upstream: Upstream) -> Change:
         """Remove a seat that does not exist any more."""
@@ -472,9 +480,6 @@ class UpstreamTable:
             return some(names)
         return f"{', '.join(names[:MOST_NAMES])} and more: GET /v1/models" if names else "see GET /v1/models"
 
-    def _changed(self, upstream: Upstream, before: SeatRecord, changed: bool) -> Change | None:
-        return self._change(upstream, before) if changed else None
-
     def _change(self, upstream: Upstream, before: SeatRecord | None) -> Change:
         self.upstreams[upstream.key] = upstream
         if upstream.record.state in CLOSING:
@@ -486,7 +491,9 @@ class UpstreamTable:
             return Change(upstream, before, "")
         if old in self.models:
             del self.models[old].upstreams[upstream.key]
+            self._forget_empty(self.models[old])
         upstream.assign(new)
         if new:
-            self.model(new).upstreams[upstream.key] = upstream
+            model = self.models[new] = self.model(new)
+            model.upstreams[upstream.key] = upstream
         return Change(upstream, before, old)
