@@ -54,7 +54,7 @@ def contradictions(node: NodeState) -> list[str]:
         facts, texts = seat.facts, [check(seat.facts), _against_switches(node, seat)]
         texts += ["has an owner by one record only"] if (seat.pod is None) is not (facts.owner is Owner.NONE) else []
         texts += ["has a ticket feared beside a process"] if seat.id in node.unaccounted and facts.alive else []
-        texts += ["moves from nowhere"] if facts.promise is Promise.MOVES and seat.residence.parked_on is None else []
+        texts += ["moves from nowhere"] if facts.promise is Promise.MOVES and seat.parked_on is None else []
         texts += ["has a ticket of the owner before"] if facts.ticket is Ticket.FORMER and facts.alive else []
         found += [f"{seat.id} ({seat.state}): {text}" for text in texts if text]
     return found

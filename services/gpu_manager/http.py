@@ -101,7 +101,7 @@ def why_answer(node: NodeState, policy: GuardedPolicy, now: Now) -> dict[str, An
             for order in node.orders.values()
             if not order.outcome or order.op in {drain.op for drain in node.drains.values()}
         ],
-        "problems": [text for seat in node.seats.values() for text in seat.owner.terms.problems],
+        "problems": [text for seat in node.seats.values() for text in seat.terms.problems],
         "recording": None if recorder is None else {"written": recorder.written, "left_out": recorder.left_out},
     }
 

@@ -360,7 +360,7 @@ class Manager:
             changed = self.look_now.is_set()
             self.look_now.clear()
             self.roster.refresh()
-            missed = any(seat.owner.misses for seat in seats if seat.pod is not None)
+            missed = any(seat.pod_misses for seat in seats if seat.pod is not None)
             if not pace.due(self.clock.wall(), changing=bool(changed or starting or self.calling or missed or pending)):
                 continue
             try:

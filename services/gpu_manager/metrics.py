@@ -137,7 +137,7 @@ def _demand(node: NodeState, now: Now) -> Iterable[Metric]:
         found = view.demand(node, seat)
         waiting[seat.model] += found.waiting
         oldest[seat.model] = max(oldest[seat.model], found.oldest_wait(now))
-        slo[seat.model] = seat.owner.terms.tier.slo_seconds
+        slo[seat.model] = seat.terms.tier.slo_seconds
     text = "Requests that wait for a model, over all routers and gateways"
     yield _by_model(node, "kybernate_waiting_requests", text, waiting)
     text = "Model seconds that the oldest waiting request has waited; 0: none waits"

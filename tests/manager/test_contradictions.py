@@ -307,7 +307,7 @@ def test_10_a_seat_that_moved_is_at_home_once_its_container_ended() -> None:
     world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(2)))
     world.boot()
     (a,) = world.fill("a")
-    world.managed(a).residence.group = world.groups[1]
+    world.managed(a).group = world.groups[1]
 
     world.exit(a)
 

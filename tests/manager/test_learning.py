@@ -195,7 +195,7 @@ def test_annotations_that_cannot_be_used_count_as_not_written(world: World) -> N
     seat = world.seat(0, 0)
     world.pod(seat, "a", tier="god", slo="-3", **{"stall-budget": "2m"})
 
-    found = world.managed(seat).owner.terms
+    found = world.managed(seat).terms
 
     assert (found.tier_name, found.tier.slo_seconds, found.tier.stall_budget_seconds) == ("god", 20.0, 120.0)
     assert [text.partition(":")[0] for text in found.problems] == ["kyb.ai/tier", "kyb.ai/slo"]

@@ -392,7 +392,7 @@ def test_a_seat_that_moved_without_a_manager_is_where_its_memory_is(world: World
     move(world, a, b)
     if ledger == "lost":
         for row in world.node.seats.values():
-            row.owner.pod = None
+            row.pod = None
     restarted(world, a="GPU-1 active", b="GPU-0 active", c="GPU-1 parked")
     assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.ACTIVE, "G1", True)
     assert world.state(b) is S.ACTIVE

@@ -647,7 +647,7 @@ def test_a_seat_whose_move_fails_after_a_restart_is_where_its_copy_was_made() ->
     world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(3)))
     world.boot()
     (a,) = world.fill("a")
-    world.managed(a).residence.group = world.groups[1]
+    world.managed(a).group = world.groups[1]
     world.managed(a).know(COPY)
     world.order(MigrateSeat, seat=a, to="G2")
     job = world.job()

@@ -75,7 +75,7 @@ def test_the_end_of_the_pod_before_gives_no_lease_while_its_seat_holds_the_gpus(
     world.quiet(b)
     found = status(world.job(), "parked", "pending", done=False)
     victim = world.managed(b)
-    victim.owner.pod = replace(world.pods[b], uid="uid-next")
+    victim.pod = replace(world.pods[b], uid="uid-next")
 
     report(world, found)
 

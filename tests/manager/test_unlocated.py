@@ -27,7 +27,7 @@ def world() -> World:
     world = World(groups=(*groups, make_group("G01", [0, 1], 1), make_group("G34", [3, 4], 2)))
     world.boot()
     world.fill("a", group=0)
-    world.managed(world.seat(0, 0)).residence.group = world.groups[1]
+    world.managed(world.seat(0, 0)).group = world.groups[1]
     return world
 
 
@@ -474,7 +474,7 @@ def test_a_copy_with_an_open_ticket_keeps_its_lease_when_it_is_found(world: Worl
 
 def test_the_seats_of_an_adopted_switch_are_where_it_has_them(world: World) -> None:
     a, b = world.seat(0, 0), world.seat(0, 1)
-    world.managed(a).residence.group = world.groups[0]
+    world.managed(a).group = world.groups[0]
     world.pod(b, "b")
     world.tick(10)
     world.traffic(b, waiting=1)
@@ -522,7 +522,7 @@ def test_a_seat_whose_pod_is_deleted_before_its_move_holds_the_group_to_which_th
     a = world.seat(0, 0)
     world.look_at(a, "active")
     node_seat = world.managed(a)
-    node_seat.residence.group = world.groups[0]
+    node_seat.group = world.groups[0]
     node_seat.know(COPY)
     c = world.seat(2, 0)
     world.serve(c, "c")

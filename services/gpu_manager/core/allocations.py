@@ -48,7 +48,7 @@ def on_pods(node: NodeState, owners: Owners, now: Now) -> None:
             if pod is not None and not pod.deleting:  # (2)
                 _inherit(node, seat, pod, now)
             continue
-        seat.owner.misses, seat.owner.seen = 0, now.wall
+        seat.pod_misses, seat.pod_seen = 0, now.wall
         seat.gate.confirmed += seat.id not in owners.unproven
         if seat.state is not S.FREE:  # (3)
             _follow_pod(node, seat, pod, now)
@@ -62,8 +62,8 @@ def on_pods(node: NodeState, owners: Owners, now: Now) -> None:
 
 
 def _missed(node: NodeState, seat: ManagedSeat, now: Now) -> None:
-    seat.owner.misses += 1
-    if seat.owner.misses >= 2 and seat.state not in (S.FREE, S.RELEASING):
+    seat.pod_misses += 1
+    if seat.pod_misses >= 2 and seat.state not in (S.FREE, S.RELEASING):
         _delete(node, seat, now)
 
 
@@ -74,14 +74,14 @@ def _inherit(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None
     when the new pod waits at the gate for another ticket, or calls there later: it gets none before the open one is
     over.
     """
-    if seat.state is not S.RELEASING or seat.owner.misses < 2:
+    if seat.state is not S.RELEASING or seat.pod_misses < 2:
         return
     if seat.gate.call is not None or not _ticket_may_start(seat, now):
         return
     before = seat.durable.reserved_bytes or 0
     fresh = _free(node, seat, now)
     node.own(fresh, pod)
-    fresh.owner.misses = 0
+    fresh.pod_misses = 0
     node.transition(fresh, T.ALLOCATED, now)
     fresh.durable.ticket, fresh.gate.ticket_given = seat.durable.ticket, seat.gate.ticket_given
     node.transition(fresh, T.TICKET, now, reason="its call took the ticket of the pod that had its seat before")
@@ -104,7 +104,7 @@ def _follow_pod(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> N
     if before:
         seat.learn(unlisted=True)
     if pod.deleting:
-        seat.owner.ends = True
+        seat.pod_ends = True
         if pod.running and not before and (seat.state is not S.RELEASING or seat.facts.waits):
             _runs(node, seat, pod, now)  # it started since the last read
         if seat.state is not S.RELEASING:
@@ -222,7 +222,7 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         return
     if ran:
         _exit(node, seat, "its container is started again", now)
-    if seat.state is S.BACKOFF and seat.owner.seen >= seat.entered_wall:  # else the call may be the next owner's
+    if seat.state is S.BACKOFF and seat.pod_seen >= seat.entered_wall:  # else the call may be the next owner's
         node.transition(seat, T.CALLED, now)
     elif seat.state is S.STARTING and not (
         seat.facts.ticket is Ticket.FORMER or first(obstacles(node, seat, seat.group, now, act="ticket"))
@@ -331,7 +331,7 @@ def _on_late_start(node: NodeState, seat: ManagedSeat, progress: SeatProgress, n
             if group is None:  # (2)
                 node.transition(seat, T.UNRECOVERABLE, now, reason=PARKED_NOWHERE)
                 return
-            seat.residence.group = group
+            seat.group = group
             node.transition(seat, T.EVIDENCE, now, reason="the driver reports it as parked")
             seat.assume_residue()
             for rider in node.riders["found"]:
@@ -358,7 +358,7 @@ def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now
     """
     group = view.place(node, seat, progress)
     if group is not None:
-        seat.residence.group = group
+        seat.group = group
         seat.learn(unlocated=False)
         if progress.outcome == "parked" and not seat.facts.waits:  # (1)
             seat.learn(parked=True)
@@ -371,7 +371,7 @@ def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now
 
 def _processes_gone(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
     """None of its processes is left. A ticket that is still open keeps its lease for as long as a start may take."""
-    over = min(now.wall, seat.owner.seen) > seat.gate.ticket_given + START_DEADLINE_SECONDS
+    over = min(now.wall, seat.pod_seen) > seat.gate.ticket_given + START_DEADLINE_SECONDS
     if seat.facts.waits and (seat.state is S.STARTING or (seat.state is S.QUARANTINED and not over)):
         seat.learn(process=Process.NONE, parked=False, unlisted=False)
     elif seat.state in HAS_PROCESS:
@@ -379,8 +379,8 @@ def _processes_gone(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -
 
 
 def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
-    seat.residence.group = view.place(node, seat, progress, known=True) or seat.group
-    seat.residence.parked_on = None
+    seat.group = view.place(node, seat, progress, known=True) or seat.group
+    seat.parked_on = None
     seat.durable.vram_bytes = seat.durable.vram_bytes or progress.vram_bytes
     node.transition(seat, CLEARED[progress.outcome], now, reason="the driver reports it as it should be")
     if seat.state is S.PARKED:
@@ -398,10 +398,10 @@ def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     was lost.
     """
     until = node.unaccounted.get(seat.id)
-    if until is not None and until < (now.wall if seat.pod is None else min(now.wall, seat.owner.seen)):  # (4)
+    if until is not None and until < (now.wall if seat.pod is None else min(now.wall, seat.pod_seen)):  # (4)
         del node.unaccounted[seat.id]
     if seat.state is S.STARTING and not seat.facts.alive:  # (1)
-        if min(now.wall, seat.owner.seen) > seat.entered_wall + START_DEADLINE_SECONDS:
+        if min(now.wall, seat.pod_seen) > seat.entered_wall + START_DEADLINE_SECONDS:
             reason = f"no process came within {START_DEADLINE_SECONDS:.0f} s of the ticket"
             node.transition(seat, T.NO_PROCESS, now, reason=reason)
     elif seat.state is S.LOST and not seat.facts.alive:  # (2)
@@ -409,7 +409,7 @@ def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     elif seat.state is S.RELEASING and not seat.facts.alive:  # (3)
         if not _ticket_may_start(seat, now):
             seat.learn(ticket=Ticket.NONE)
-        if seat.owner.misses >= 2 and not seat.lease:
+        if seat.pod_misses >= 2 and not seat.lease:
             _free(node, seat, now)
 
 
@@ -419,7 +419,7 @@ def _ticket_may_start(seat: ManagedSeat, now: Now) -> bool:
     A pod that vanishes without having been seen in deletion (forced, or its kubelet lost it) proves nothing: the
     runtime may be about to start its container. The end of an heir proves nothing about the pod that took the ticket.
     """
-    ended = seat.owner.ends and seat.owner.misses >= 2 and seat.facts.ticket is not Ticket.FORMER
+    ended = seat.pod_ends and seat.pod_misses >= 2 and seat.facts.ticket is not Ticket.FORMER
     return seat.facts.waits and not ended and now.wall <= seat.gate.ticket_given + START_DEADLINE_SECONDS
 
 
@@ -428,6 +428,6 @@ def _free(node: NodeState, seat: ManagedSeat, now: Now) -> ManagedSeat:
     node.transition(seat, T.FREED, now)
     fresh = node.unowned_seat(seat.id, seat.home)
     fresh.epoch, fresh.entered, fresh.entered_wall = seat.epoch, now.unix, now.wall
-    fresh.gate.call, fresh.owner.misses = seat.gate.call, seat.owner.misses
+    fresh.gate.call, fresh.pod_misses = seat.gate.call, seat.pod_misses
     node.seats[seat.id] = fresh
     return fresh

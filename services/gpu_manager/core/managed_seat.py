@@ -1,6 +1,6 @@
 """One seat of the node as the manager knows it: who owns it, what it holds, what failed with it lately.
 
-Pure data with one rule: facts and ``residence`` change together, in ``ManagedSeat.become``. Only what ``Board.handle``
+Pure data with one rule: facts and the group change together, in ``ManagedSeat.become``. Only what ``Board.handle``
 calls changes anything; everything else reads.
 """
 
@@ -107,20 +107,6 @@ class PodTerms:
 
 
 @dataclass(slots=True)
-class Ownership:
-    """The pod that owns a seat, as far as it is known."""
-
-    terms: PodTerms
-    pod: SeatPod | None = None
-    misses: int = 0
-    """Reads of the pods in a row in which the pod did not own the seat."""
-    seen: WallTime = WallTime(0.0)
-    """The last read of the pods in which the pod owned the seat."""
-    ends: bool = False
-    """The pod was seen in deletion: once it is not listed any more, kubelet has ended its containers."""
-
-
-@dataclass(slots=True)
 class GateState:
     """A seat's call and its last ticket at the start gate (whose call got it is in ``Durable``)."""
 
@@ -146,18 +132,6 @@ class Rehearsal:
 
 
 @dataclass(slots=True)
-class Residence:
-    """The group of a seat's ID, and the group that it is on."""
-
-    home: Group
-    """Where its container starts."""
-    group: Group
-    """Whose GPUs it holds, or held when it was parked. Another one than ``home`` once it has moved."""
-    parked_on: Group | None = None
-    """Where its copy came from, while it moves to ``group``."""
-
-
-@dataclass(slots=True)
 class Usage:
     """When a seat last served requests, and whether an operator wants it active."""
 
@@ -179,8 +153,23 @@ class ManagedSeat:
     """One seat of this node."""
 
     id: str
-    residence: Residence
-    owner: Ownership
+    home: Group
+    """The group of its ID, where its container starts."""
+    group: Group
+    """The group that it is on: whose GPUs it holds, or held when it was parked. Another one once it has moved."""
+    terms: PodTerms
+    parked_on: Group | None = None
+    """Where its copy came from, while it moves to ``group``."""
+    pod: SeatPod | None = None
+    """The pod that owns it; ``NodeState.own`` sets it, with ``terms`` and ``model``."""
+    model: str = ""
+    """The model it serves; empty without an owner."""
+    pod_misses: int = 0
+    """Reads of the pods in a row in which the pod did not own the seat."""
+    pod_seen: WallTime = WallTime(0.0)
+    """The last read of the pods in which the pod owned the seat."""
+    pod_ends: bool = False
+    """The pod was seen in deletion: once it is not listed any more, kubelet has ended its containers."""
     durable: Durable = field(default_factory=Durable)
     """What survives a restart of the manager."""
     facts: Facts = field(default_factory=Facts)
@@ -210,29 +199,9 @@ class ManagedSeat:
     op: str = ""
 
     @property
-    def group(self) -> Group:
-        """The group that it is on."""
-        return self.residence.group
-
-    @property
-    def home(self) -> Group:
-        """The group of its ID."""
-        return self.residence.home
-
-    @property
-    def pod(self) -> SeatPod | None:
-        """The pod that owns it."""
-        return self.owner.pod
-
-    @property
-    def model(self) -> str:
-        """The model it serves; empty without an owner."""
-        return self.owner.terms.model
-
-    @property
     def pinned(self) -> bool:
         """True while an operator or its pod pins it."""
-        return self.durable.pinned or self.owner.terms.pinned
+        return self.durable.pinned or self.terms.pinned
 
     @property
     def default_cause(self) -> str:
@@ -255,18 +224,18 @@ class ManagedSeat:
         self.learn(process=Process.LOADS, ticket=Ticket.NONE, parked=False, unlisted=False)
 
     def become(self, facts: Facts, to: Group | None = None) -> SeatState:
-        """Take in the facts after a transition; residence and reservation follow the state. Return the state before.
+        """Take in the facts after a transition; group and reservation follow the state. Return the state before.
         ``to``: the group that it moves to."""
-        before, held, place = self.state, self.lease, self.residence
+        before, held = self.state, self.lease
         self.know(facts)
         if to is not None:
-            place.parked_on, place.group = place.group, to
+            self.parked_on, self.group = self.group, to
         elif self.state is SeatState.PARKED and before is SeatState.MIGRATING:
-            place.group, place.parked_on = place.parked_on or place.group, None
+            self.group, self.parked_on = self.parked_on or self.group, None
         elif self.state is SeatState.ACTIVE:
-            place.parked_on = None
+            self.parked_on = None
         if self.state in AT_HOME:
-            place.group, place.parked_on = place.home, None
+            self.group, self.parked_on = self.home, None
             self.durable.residue_bytes, self.durable.measured = 0, False
         if not self.lease:
             self.durable.reserved_bytes = None
@@ -285,11 +254,11 @@ class ManagedSeat:
     def calls(self, now: Now) -> bool:
         """True while kubelet waits at the gate for this owner, and long enough to use a ticket."""
         call = self.gate.call
-        return call is not None and not self.owner.misses and call.until > now.unix + LAST_MOMENT_SECONDS
+        return call is not None and not self.pod_misses and call.until > now.unix + LAST_MOMENT_SECONDS
 
     def refused(self) -> str:
         """Why its container can never start; empty when it can."""
-        return self.owner.terms.refused or (refusal(self.pod, self.group) if self.pod is not None else "")
+        return self.terms.refused or (refusal(self.pod, self.group) if self.pod is not None else "")
 
     @property
     def starts_cold(self) -> str:
@@ -395,9 +364,9 @@ class ManagedSeat:
 
     def target(self, on: Group | None = None) -> SeatTarget:
         """How the checkpointer finds its processes. ``on``: the group that it is to be on, if it is to move."""
-        pod, place = self.pod, self.residence
+        pod = self.pod
         signs = pod is not None and pod.notes.backend == SIGNED and self.backend != SIGNED
-        copied = (place.parked_on or place.group).gpus if self.state is SeatState.PARKED or self.state in COMING else ()
+        copied = (self.parked_on or self.group).gpus if self.state is SeatState.PARKED or self.state in COMING else ()
         return SeatTarget(
             seat=self.id,
             pod_uid=pod.uid if pod else "",

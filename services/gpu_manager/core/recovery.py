@@ -309,7 +309,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     listed = {(pod.seat, pod.uid) for pod in known.owners.pods}
     for seat, pod, entry in _owned(node, known.owners, entries):  # (2)
         node.own(seat, pod)
-        seat.owner.misses = 0 if (seat.id, pod.uid) in listed else 2
+        seat.pod_misses = 0 if (seat.id, pod.uid) in listed else 2
         _recover_seat(node, seat, pod, entry, evidence.get((seat.id, pod.uid)), now)
     for ticket in tickets:
         seat = node.seats[ticket.seat]
@@ -348,7 +348,7 @@ def _recover_seat(
     facts, reason = evidence.facts()  # (1)
     starts, fresh = not facts.alive or facts.state is S.STARTING, evidence.fresh
     if entry is not None and not (starts or fresh):
-        seat.residence.group = view.group_with_gpus(node, seat, entry.on) or seat.home
+        seat.group = view.group_with_gpus(node, seat, entry.on) or seat.home
     moves = entry is not None and (fresh or entry.state is S.MIGRATING)
     known = not facts.alive or (entry is not None and not entry.unlocated and (starts or not moves))
     place = view.place(node, seat, evidence.seen if facts.alive else None, known=known)  # (2)
@@ -364,7 +364,7 @@ def _recover_seat(
         seat.durable.residue_bytes, seat.durable.measured = 0, False
     conflict = entry is not None and entry.conflict and facts.state in (S.QUARANTINED, S.RELEASING)
     seat.know(replace(facts, unlocated=place is None, conflict=conflict and place is not None))
-    seat.reason, seat.residence.group = reason, place or seat.group
+    seat.reason, seat.group = reason, place or seat.group
     seat.entered, seat.entered_wall, seat.gate.ticket_given = now.unix, now.wall, now.wall
     if seat.state is S.ACTIVE:
         seat.usage.active_since = seat.usage.busy = now.model
@@ -427,7 +427,7 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
     for seat, progress in parks:
         if _concerns(progress, seat):
             _promise(seat, Promise.PARKS, **_MOVING, parked=False)
-            seat.epoch, seat.op, seat.reason, seat.residence.group = status.epoch, status.op, "", group
+            seat.epoch, seat.op, seat.reason, seat.group = status.epoch, status.op, "", group
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
         _comes_to(node, incoming, group, entries.get(incoming.id))
         incoming.epoch, incoming.op = status.epoch, status.op
@@ -470,7 +470,7 @@ def _comes_to(node: NodeState, seat: ManagedSeat, group: Group, entry: LedgerEnt
         seat.reason = PARKED_NOWHERE
         return
     if seat.group.name == group.name and entry is not None and entry.state is S.MIGRATING:
-        seat.residence.group = view.group_with_gpus(node, seat, entry.copied) or seat.home
+        seat.group = view.group_with_gpus(node, seat, entry.copied) or seat.home
     _promise(seat, Promise.NONE, **_MOVING, parked=True)
     seat.reason = ""
 
@@ -558,7 +558,7 @@ def _entry(seat: ManagedSeat, pod: SeatPod, known: LedgerEntry | None) -> Ledger
         "annotations": pod.annotations,
         "gpus": seat.home.uuids,
         "on": seat.group.uuids if seat.group.name != seat.home.name else (),
-        "copied": seat.residence.parked_on.uuids if seat.residence.parked_on is not None else (),
+        "copied": seat.parked_on.uuids if seat.parked_on is not None else (),
         "durable": seat.durable,
     }
     if known is not None and vars(known) == facts:

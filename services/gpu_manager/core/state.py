@@ -44,9 +44,7 @@ from services.gpu_manager.core.inputs import (
 from services.gpu_manager.core.managed_seat import (
     Backoff,
     ManagedSeat,
-    Ownership,
     PodTerms,
-    Residence,
 )
 from services.gpu_manager.core.seat_pod import Reserved, SeatPod
 from services.gpu_manager.core.stage import Stage
@@ -190,18 +188,18 @@ class NodeState:
 
     def unowned_seat(self, seat: str, home: Group) -> ManagedSeat:
         """A seat that no pod owns."""
-        standard = PodTerms(self.setup.tiers[STANDARD])
-        return ManagedSeat(seat, Residence(home, home), Ownership(standard))
+        return ManagedSeat(seat, home, home, PodTerms(self.setup.tiers[STANDARD]))
 
     def own(self, seat: ManagedSeat, pod: SeatPod) -> None:
         """The pod owns the seat, as it is described now; its annotations are parsed when they change."""
-        if seat.owner.pod is None or seat.owner.pod.notes != pod.notes or seat.owner.pod.uid != pod.uid:
-            seat.owner.terms = PodTerms.of(pod, self.setup.tiers, self.setup.reserved)
-        seat.owner.pod = pod
+        if seat.pod is None or seat.pod.notes != pod.notes or seat.pod.uid != pod.uid:
+            seat.terms = PodTerms.of(pod, self.setup.tiers, self.setup.reserved)
+            seat.model = seat.terms.model
+        seat.pod = pod
 
     def seats_on(self, group: Group) -> list[ManagedSeat]:
         """The seats that are on a group now: its own, without those that moved away, and those that moved there."""
-        return [seat for seat in self.seats.values() if seat.residence.group.name == group.name]
+        return [seat for seat in self.seats.values() if seat.group.name == group.name]
 
     def switch_of_op(self, op: str) -> GroupSwitch | None:
         """The switch that the checkpointer knows by this name."""

@@ -493,7 +493,7 @@ def _on_incoming_progress(
     elif seat.state is S.RELEASING:  # (4)
         seat.learn(parked=dropped or progress.outcome in ("parked", "gone"))
         if seat.lease and not seat.facts.unlocated:  # also one that was deleted before it left its group
-            seat.residence.group = node.groups[switch.group].group
+            seat.group = node.groups[switch.group].group
 
 
 def _activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:

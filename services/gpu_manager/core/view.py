@@ -38,9 +38,9 @@ _NO_TURN = (2.0, 0.0, _LAST_NAME)
 
 def demand(node: NodeState, seat: ManagedSeat) -> SeatDemand:
     """The demand for one seat; demand for a model that names no seat goes to its best one."""
-    if seat.owner.pod is None:
+    if seat.pod is None:
         return NO_DEMAND
-    model = seat.owner.terms.model
+    model = seat.model
     unassigned = ("model", model) in node.levels.places and best_seat(node, model) == seat.id
     return node.levels.of(model, seat.id, takes_unassigned=unassigned)
 
@@ -127,7 +127,7 @@ def group_view(node: NodeState, group: Group, now: Now) -> GroupView:
 def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None = None) -> SeatView:
     """The policy's view of one seat. ``on``: the other group to which it could move."""
     found, usage, costs = demand(node, seat), seat.usage, seat.durable.costs
-    terms, tier = seat.owner.terms, seat.owner.terms.tier
+    terms, tier = seat.terms, seat.terms.tier
     learned = node.learning.of(seat.id, terms.model)
     wanted_seconds = None if usage.wanted_since is None else now.model - usage.wanted_since
     start_wait, goes_first = None, False
@@ -139,7 +139,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
     seen = SeatView(
         seat=seat.id,
         state=seat.state,
-        group=seat.residence.group.name,
+        group=seat.group.name,
         waiting=found.waiting,
         ages=found.ages(now),
         oldest_wait_seconds=found.oldest_wait(now),
@@ -206,7 +206,7 @@ def _ordered_to(node: NodeState, group: Group) -> list[ManagedSeat]:
 
 def holders(node: NodeState, group: Group) -> list[ManagedSeat]:
     """The seats that are known to hold a group."""
-    on = [seat for seat in node.seats.values() if seat.lease and seat.residence.group.name == group.name]
+    on = [seat for seat in node.seats.values() if seat.lease and seat.group.name == group.name]
     return [seat for seat in on if not seat.facts.unlocated]
 
 

@@ -69,7 +69,7 @@ class Freezes(Rider):
 
 def _budget(seat: ManagedSeat) -> float:
     """Model seconds for which its requests in flight may be frozen; 0: they end before it leaves."""
-    return seat.owner.terms.tier.stall_budget_seconds if seat.backend in DRIVER_BACKENDS else 0.0
+    return seat.terms.tier.stall_budget_seconds if seat.backend in DRIVER_BACKENDS else 0.0
 
 
 def _must_return(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
