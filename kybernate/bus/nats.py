@@ -20,7 +20,7 @@ from kybernate.bus.credentials import ANY_INBOX, NO_CREDENTIALS, Credentials
 from kybernate.bus.inbox import Inbox, answer, beside, merged, read, read_answer
 from kybernate.bus.nats_bucket import NatsBucket
 from kybernate.bus.nats_connection import NatsConnection
-from kybernate.bus.nats_link import failures
+from kybernate.bus.nats_link import MAJORITY_SECONDS, failures, leader_seconds
 from kybernate.bus.port import ALL_EVENTS, EVENTS, REQUESTS, Bucket, BusError, NoAnswerError
 from kybernate.envelope import Message, Pattern
 from kybernate.logs import get_logger
@@ -172,7 +172,7 @@ class NatsBus(NatsConnection):
         """Open an existing bucket. Raises NotSetUpError with ``kyb bus init`` as remedy if it is missing."""
         async with self.jetstream(f"bucket {name}") as js:
             info = await js.stream_info(f"KV_{name}")
-        if info.cluster is not None and not info.cluster.leader:  # this server has a copy, and lost its routes
+        if leader_seconds(info.cluster) > MAJORITY_SECONDS:  # this server has a copy, and lost its routes
             raise NoAnswerError(f"bucket {name}: no leader; the servers elect one, or this one is cut off from them")
         return NatsBucket(self, name, self._compare_seconds)
 

@@ -23,7 +23,15 @@ from nats.js.client import JetStreamContext
 
 from kybernate.backoff import Backoff
 from kybernate.bus.credentials import Credentials, CredentialsError
-from kybernate.bus.nats_link import CONNECT_SECONDS, LEADER_SECONDS, LinkErrors, NatsLink, dial, failures
+from kybernate.bus.nats_link import (
+    CONNECT_SECONDS,
+    LEADER_SECONDS,
+    MAJORITY_SECONDS,
+    LinkErrors,
+    NatsLink,
+    dial,
+    failures,
+)
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError, NotSetUpError
 from kybernate.logs import OnceLogger, get_logger
 
@@ -31,7 +39,9 @@ RETRY_SECONDS = 0.25, 2.0
 CUT_OFF_SECONDS = 5.0
 """How long the leader has not answered before another server is dialled."""
 SEARCH_SECONDS = 1.0, CUT_OFF_SECONDS
-"""Pauses until it is looked for again: the servers may elect a leader just now."""
+"""Pauses until it is looked for again: the servers may elect a leader just now, which takes them 4 to 9 s."""
+OTHER_SECONDS = 1.0
+"""How long the leader may take to answer through another server."""
 SERVICE_TRIES = 3
 """How often a single address is dialled then: a Service chooses one of its servers each time."""
 DETACH_SECONDS = 0.5
@@ -213,8 +223,9 @@ class NatsConnection:
         cut_off, due, searches = OnceLogger("bus.cut_off"), time.monotonic() + CUT_OFF_SECONDS, Backoff(*SEARCH_SECONDS)
         while link.alive:
             asked = time.monotonic()
-            if await link.reaches_leader(self._leader_of):
-                due = asked + CUT_OFF_SECONDS
+            seconds = await link.leader_seconds(self._leader_of)
+            due = max(due, asked - seconds + CUT_OFF_SECONDS)
+            if seconds <= MAJORITY_SECONDS:
                 searches.reset()
                 cut_off.clear()
             elif link.alive and time.monotonic() >= due:
@@ -228,7 +239,7 @@ class NatsConnection:
                 if self._next is not None:
                     return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, asked + LEADER_SECONDS - time.monotonic())):
+                async with asyncio.timeout(max(0.0, min(asked + LEADER_SECONDS, due) - time.monotonic())):
                     await link.lost.wait()
         link.lose()
 
@@ -239,7 +250,7 @@ class NatsConnection:
         for url in random.sample(others, len(others)) or urls * SERVICE_TRIES:
             with contextlib.suppress(OSError, nats.errors.Error, CredentialsError):  # time-outs are OSErrors
                 link = await dial(url, self._name, self._credentials, self.errors.report)
-                if await link.reaches_leader(self._leader_of):
+                if await link.leader_seconds(self._leader_of, OTHER_SECONDS) <= MAJORITY_SECONDS:
                     return link
                 await link.client.close()
         return None

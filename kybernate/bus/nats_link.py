@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any
 
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.api import ClusterInfo
 
 from kybernate.bus.credentials import Credentials
 from kybernate.bus.inbox import Troubles
@@ -22,6 +24,8 @@ MISSED_PINGS = 2
 CONNECT_SECONDS = 2
 LEADER_SECONDS = 2.0
 """How long the leader of a stream may take to answer, and how often it is asked."""
+MAJORITY_SECONDS = 3.0
+"""A leader that has no answer from a majority for longer is cut off: its servers answer it once a second."""
 RESETS = 4
 """How often a connection is attempted again when it is reset while it is made."""
 MOST_FORBIDDEN = 100
@@ -84,16 +88,16 @@ class NatsLink:
         """The name by which the server introduced itself."""
         return str(self.client._server_info.get("server_name", ""))
 
-    async def reaches_leader(self, stream: str) -> bool:
-        """Whether the leader of a stream answers through this server within ``LEADER_SECONDS``; also True without such
-        a stream. A server that is cut off may answer in its place: without a leader, by its own copy."""
+    async def leader_seconds(self, stream: str, timeout: float = LEADER_SECONDS) -> float:
+        """``leader_seconds`` of a stream, through this server; infinity without an answer within ``timeout`` seconds, 0
+        without such a stream."""
         try:
-            info = await self.client.jetstream(timeout=LEADER_SECONDS).stream_info(stream)
+            info = await self.client.jetstream(timeout=timeout).stream_info(stream)
         except nats.js.errors.NotFoundError:
-            return True
+            return 0.0
         except (nats.errors.Error, TimeoutError):
-            return False
-        return info.cluster is None or bool(info.cluster.leader)
+            return inf
+        return leader_seconds(info.cluster)
 
     async def until_lost(self) -> None:
         """Wait for the loss: nats-py's callback, or a check every second in case it is not called."""
@@ -102,6 +106,18 @@ class NatsLink:
                 async with asyncio.timeout(1.0):
                     await self.lost.wait()
         self.lose()
+
+
+def leader_seconds(cluster: ClusterInfo | None) -> float:
+    """For how long the leader of a stream has no answer from a majority of its servers.
+
+    A server that is cut off may answer by its own copy, without a leader: infinity. And a leader that is cut off leads
+    on for 10 to 20 s (nats-server's ``lostQuorumInterval``), while the others have another one.
+    """
+    if cluster is None:
+        return 0.0
+    ages = sorted([0, *((peer.active or 0) for peer in cluster.replicas or ())])  # nanoseconds; 0: the leader itself
+    return ages[len(ages) // 2] / 1e9 if cluster.leader else inf
 
 
 class PlaintextError(nats.errors.Error):

@@ -105,6 +105,19 @@ class Servers:
 
         return await asyncio.to_thread(read)
 
+    async def leader(self, stream: str, *, seen_by: int) -> int | None:
+        """The server that leads a stream, by the word of one; None: it knows none."""
+
+        def read() -> str:
+            url = f"http://{HOST}:{self.monitors[seen_by]}/jsz?streams=1&acc=$G"
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                accounts = json.load(answer).get("account_details", [])
+            streams = [one for account in accounts for one in account["stream_detail"] if one["name"] == stream]
+            return str(streams[0]["cluster"].get("leader", "")) if streams else ""
+
+        name = await asyncio.to_thread(read)
+        return self.names.index(name) if name else None
+
     async def server_of(self, name: str) -> int | None:
         """Where a client is connected."""
         for server in range(3):

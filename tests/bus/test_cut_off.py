@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 import structlog
 
+from kybernate.bus.credentials import NO_CREDENTIALS
 from kybernate.bus.nats import NatsBus
+from kybernate.bus.nats_link import MAJORITY_SECONDS, dial
 from kybernate.bus.port import BusError, NoAnswerError
 from kybernate.roster import BUCKET
 from tests.bus.cut import Servers, three_servers
 from tests.bus.worlds import within
 from tests.until import until
+
+STREAM = f"KV_{BUCKET}"
 
 
 async def server_of(servers: Servers, name: str) -> int:
@@ -74,3 +78,24 @@ async def test_without_another_server_it_stays_and_says_so(tmp_path: Path) -> No
         await until(written, what="the roster can be written again", timeout=40, interval=0.2)
         assert bus.connected
         assert not losses
+
+
+@pytest.mark.timeout(180)
+async def test_a_leader_that_is_cut_off_leads_on_and_is_not_taken_for_one(tmp_path: Path) -> None:
+    """For 10 to 20 s, in which the others have another one: callers waited for as long."""
+    async with three_servers(tmp_path) as servers:
+        old = await servers.leader(STREAM, seen_by=0)
+        assert old is not None
+        errors: list[Exception] = []
+        link = await dial(servers.urls[old], "asks", NO_CREDENTIALS, errors.append)
+        try:
+            assert await link.leader_seconds(STREAM) <= MAJORITY_SECONDS
+            servers.isolate(old)
+
+            async def noticed() -> bool:
+                return await link.leader_seconds(STREAM) > MAJORITY_SECONDS
+
+            await until(noticed, what="its leader has no majority", timeout=40, interval=0.2)
+            assert await servers.leader(STREAM, seen_by=old) == old, "it leads on by its own word"
+        finally:
+            await link.client.close()

@@ -61,7 +61,7 @@ async def test_a_move_and_a_drain_go_on_although_the_manager_dies_on_the_way(tmp
         assert begun["accepted"], begun
         stack.kill("gpu_manager")
         moved = await over(f"seats/model/{model}/migrate", **move)
-        assert moved["outcome"] == "done", moved
+        assert (moved["outcome"], "on group G1" in moved["text"]) == ("done", True), moved
         await until_moved(seats, model, "G1")
 
         begun = await order(f"nodes/{node}/drain", purpose="upgrade", op="node")
@@ -146,12 +146,13 @@ async def test_pods_made_while_their_group_is_drained_start_once_it_is_resumed(t
 
 
 async def until_moved(seats: Callable[[], Awaitable[list[dict[str, Any]]]], model: str, group: str) -> None:
-    """Wait until the console shows a model's seat there: the operation's answer comes from the manager itself."""
+    """Wait until the console shows a model's seat there: the operation's answer comes from the manager itself, and the
+    seat's row through the bus."""
 
     async def shown() -> bool:
         return next(seat for seat in await seats() if seat["model"] == model)["group"] == group
 
-    await until(shown, what=f"{model} is on {group}", timeout=5)
+    await until(shown, what=f"{model} is on {group}")
 
 
 async def until_resumed(seats: Callable[[], Awaitable[list[dict[str, Any]]]]) -> None:
