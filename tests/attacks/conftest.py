@@ -7,6 +7,8 @@ import pytest
 
 from tests.attacks.stack import RawEngine, Stack
 
+HERE = Path(__file__).parent
+
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, RawEngine]]:
@@ -36,7 +38,7 @@ def engine(shared: tuple[Stack, RawEngine]) -> RawEngine:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Processes start slowly on a busy machine."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.path.parent == HERE:
             item.add_marker(pytest.mark.timeout(300))
 
 
