@@ -21,14 +21,9 @@ settings.register_profile("nightly", settings.get_profile("fast"), max_examples=
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 HERE = Path(__file__).parent
-CHILDREN_NOT_COUNTED = {
-    *("attacks", "checkpointer", "conformance", "demo", "doctor", "failures", "gpu", "journey", "mutants", "sabotage"),
-    "engines",
-    *("stubs", *(f"stack/test_{name}.py" for name in ("moving", "nats_store_lost", "operations", "shared_gpus"))),
-    *(f"stack/test_{name}.py" for name in ("state_lost", "twice", "upgrade")),
-}
-"""Tests whose child processes coverage leaves out. They start many short ones, whose time it doubles (import and
-tracing), and what these run is counted in tests/cuda, tests/plugin and tests/stack."""
+CHILDREN_COUNTED = {"cuda", "plugin", "stack/test_stub_stack.py", "stack/test_up.py"}
+"""Tests whose child processes coverage counts, too: what runs in processes only. Counting doubles the time of a short
+process (import and tracing), and what the children of the others run is counted here."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     path = item.path.relative_to(HERE)
     with contextlib.ExitStack() as stack:
-        if not CHILDREN_NOT_COUNTED.isdisjoint({path.parts[0], path.as_posix()}):
+        if CHILDREN_COUNTED.isdisjoint({path.parts[0], path.as_posix()}):
             stack.enter_context(_children_not_counted())
         if item.get_closest_marker("not_counted"):
             stack.enter_context(_not_counted())

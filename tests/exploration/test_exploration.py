@@ -15,6 +15,7 @@ SEEDS = range(7)
 """One of each configuration."""
 
 
+@pytest.mark.not_counted
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_promise_is_broken_and_every_seat_serves_again(seed: int) -> None:
     totals = Totals()

@@ -21,6 +21,7 @@ RUNS = 40
 """In which each seeded bug is found."""
 
 
+@pytest.mark.not_counted
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_worker_and_its_journal_keep_their_promises(seed: int, tmp_path: Path) -> None:
     assert explore(seed, tmp_path)["lives"] > 1
@@ -85,6 +86,7 @@ BUGS = (
 )
 
 
+@pytest.mark.not_counted
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.__name__.strip("_") for bug in BUGS])
 def test_a_bug_in_the_worker_is_found(bug: Callable[[], AbstractContextManager[Any]], tmp_path: Path) -> None:
     with bug(), pytest.raises(ViolationError):
