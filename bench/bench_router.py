@@ -103,7 +103,7 @@ async def run(requests: int = REQUESTS, streams: int = STREAMS) -> dict[str, flo
 
 @asynccontextmanager
 async def running_router(
-    fill: Callable[[NatsBus], Awaitable[None]], patience: float = 15.0, more: Mapping[str, str] | None = None
+    fill: Callable[[NatsBus], Awaitable[None]], patience: float = 30.0, more: Mapping[str, str] | None = None
 ) -> AsyncIterator[tuple[str, int]]:
     """A router process, ready within ``patience`` seconds, with a bus that ``fill`` has filled: its address and pid."""
     with tempfile.TemporaryDirectory(prefix="kyb-bench-") as folder:

@@ -343,7 +343,7 @@ SECONDS = st.sampled_from([0, 0, 1, 3, 8])
 
 
 @pytest.mark.not_counted
-@pytest.mark.not_counted
+@pytest.mark.timeout(180)  # 2,250 seconds of 14 seats, checked after each message
 @settings(max_examples=5)
 @given(
     shapes=st.permutations(TREE),
