@@ -20,11 +20,11 @@ up: $(if $(findstring llama,$(ARGS)),setup,setup-run)
 demo: setup-run
 	@$(KYB) demo $(if $(TRACE),--trace $(TRACE)) $(if $(JSON),--json $(JSON)) $(ARGS)
 
-# Three workers on two cores: most tests wait for processes. A file's tests stay together. The whole suite must cover 85 %; ARGS that
+# Four workers on two cores: most tests wait for processes. A file's tests stay together. The whole suite must cover 85 %; ARGS that
 # select tests, such as tests/manager -k drain, have no such limit.
 test: setup
 	@rm -rf .coverage
-	$(PY) -m coverage run -m pytest -n 3 --dist loadfile --no-loadscope-reorder --ignore tests/ui $(ARGS)
+	$(PY) -m coverage run -m pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/ui $(ARGS)
 	@$(PY) -m coverage combine -q
 	$(PY) -m coverage report $(if $(filter tests% -k% -m% --lf%,$(ARGS)),,--fail-under=85)
 
