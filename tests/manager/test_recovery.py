@@ -20,6 +20,7 @@ from kybernate.messages import (
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view
 from services.gpu_manager.core.inputs import BusChanged, JobsReported, Published, Recovered, RecoveryBegun, StartTicket
+from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.publish import record
 from tests.facts import COPY
@@ -60,6 +61,39 @@ def restart(
     reply = JobReply(accepted=True, highest_epoch=7, jobs=jobs, seats=tuple(seen))  # type: ignore[arg-type]
     world.receive(BusChanged(True))
     world.receive(Recovered(world.owners(), kept, reply))
+
+
+def test_seats_of_present_pods_stay_while_kubelet_that_starts_lists_no_devices(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubelet and the manager are restarted together. A release would end the parked engine."""
+    a, b = world.fill("a", "b")
+    endpoint = record(world.node, world.managed(b), world.now).endpoint
+    with monkeypatch.context() as kubelet:
+        kubelet.setattr(world, "owners", lambda: Owners(listed=frozenset({"uid-a", "uid-b"})))
+        before = len(world.effects)
+        restart(world)
+        world.look()
+        world.look()
+    assert (world.state(a), world.state(b)) == (S.PARKED, S.ACTIVE)
+    assert not [effect for effect in world.effects[before:] if isinstance(effect, ReleaseJob)]
+
+    world.look()
+    assert record(world.node, world.managed(b), world.now).endpoint == endpoint
+    world.tick(30)
+    world.traffic(a, waiting=1)
+    world.finish()
+    assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
+
+
+def test_a_pod_that_neither_kubelet_nor_the_api_server_has_at_a_start_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = world.fill("a", "b")
+    with monkeypatch.context() as kubelet:
+        kubelet.setattr(world, "owners", lambda: Owners(listed=frozenset({"uid-b"})))
+        restart(world)
+    assert (world.state(a), world.state(b)) == (S.RELEASING, S.ACTIVE)
 
 
 def test_seats_at_rest_stay_what_they_were(world: World) -> None:

@@ -201,13 +201,14 @@ def _above(known: int, published: int, late: int) -> int:
 def _owned(
     node: NodeState, owners: Owners, entries: dict[str, LedgerEntry]
 ) -> list[tuple[ManagedSeat, SeatPod, LedgerEntry | None]]:
-    """The owned seats. A pod that only the ledger knows is gone from kubelet, and its processes may not be."""
+    """The owned seats. A pod that only the ledger knows is gone from kubelet, and its processes may not be; one that is
+    listed without its seat is still its owner, as in ``allocations.on_pods``: kubelet may be starting."""
     pods = {pod.seat: pod for pod in owners.pods}
     found = []
     for seat in node.seats.values():
         pod, entry = pods.get(seat.id), entries.get(seat.id)
         if entry is not None and (pod is None or pod.uid != entry.pod_uid):
-            pod = _departed(entry)
+            pod = _remembered(entry, gone=pod is not None or entry.pod_uid not in owners.listed)
         if pod is not None:
             found.append((seat, _not_before(pod, entry), entry))
     return found
@@ -221,8 +222,8 @@ def _not_before(pod: SeatPod, entry: LedgerEntry | None) -> SeatPod:
     return replace(pod, container_id=entry.durable.container_id, restarts=entry.durable.restarts, running=True)
 
 
-def _departed(entry: LedgerEntry) -> SeatPod:
-    """The pod that the ledger knows and kubelet does not list any more."""
+def _remembered(entry: LedgerEntry, *, gone: bool) -> SeatPod:
+    """The pod that the ledger knows and kubelet does not show with its seat. Its address is not known."""
     namespace, _, name = entry.pod.rpartition("/")
     return SeatPod(
         seat=entry.seat,
@@ -232,7 +233,9 @@ def _departed(entry: LedgerEntry) -> SeatPod:
         uid=entry.pod_uid,
         container="",
         container_id=entry.durable.container_id or None,
-        deleting=True,
+        running=entry.seen_running and not gone,
+        restarts=entry.durable.restarts,
+        deleting=gone,
         annotations=entry.annotations,
     )
 
@@ -309,7 +312,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     listed = {(pod.seat, pod.uid) for pod in known.owners.pods}
     for seat, pod, entry in _owned(node, known.owners, entries):  # (2)
         node.own(seat, pod)
-        seat.pod_misses = 0 if (seat.id, pod.uid) in listed else 2
+        seat.pod_misses = 2 if pod.deleting and (seat.id, pod.uid) not in listed else 0
         _recover_seat(node, seat, pod, entry, evidence.get((seat.id, pod.uid)), now)
     for ticket in tickets:
         seat = node.seats[ticket.seat]
