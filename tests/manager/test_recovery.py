@@ -693,3 +693,17 @@ def test_a_seat_whose_move_fails_after_a_restart_is_where_its_copy_was_made() ->
 
     assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G1")
     assert world.managed(a).target().parked_on == ("GPU-1",)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_seat_that_had_moved_starts_at_home_when_its_container_ended_meanwhile(again: bool) -> None:
+    world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(2)))
+    world.boot()
+    (a,) = world.fill("a")
+    world.managed(a).residence.group = world.groups[1]
+    kept = recovery.ledger(world.node, "boot")
+    world.pods[a] = replace(world.pods[a], container_id="process://99" if again else "process://1", running=again)
+
+    restart(world, ledger=kept, a="active" if again else "gone")
+
+    assert (world.state(a), world.managed(a).group.name) == (S.STARTING if again else S.BACKOFF, "G0")

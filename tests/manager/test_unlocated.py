@@ -233,14 +233,21 @@ def test_a_ticket_that_outlived_the_ledger_is_not_given_again_beside_a_seat_that
     assert (world.state(a), world.state(b)) == (S.ACTIVE, S.WAITING)
 
 
-def test_a_seat_that_comes_back_from_a_group_that_nothing_tells_starts_cold(world: World) -> None:
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_seat_that_comes_back_from_a_group_that_nothing_tells_serves_or_starts_cold(
+    world: World, arrives: bool
+) -> None:
     a = world.seat(0, 0)
     back = seen(world, a, "started")
     job = JobStatus(op="op-1", epoch=1, group="G0", activate=back)
-
     restarted(world, back, ledger=old(world, S.PARKED), jobs=(job,))
+    assert (world.state(a), world.managed(a).facts.unlocated) == (S.QUARANTINED, True)
 
-    assert world.state(a) is S.LOST
+    now = seen(world, a, "active", "GPU-0") if arrives else seen(world, a, "parked")
+    done = job.model_copy(update={"activate": now.model_copy(update={"gpus": ()}), "done": True})
+    world.receive(JobsReported(JobReply(accepted=True, jobs=(done,), seats=(now,))))
+
+    assert world.state(a) is (S.ACTIVE if arrives else S.LOST)
 
 
 @pytest.mark.parametrize("outcome", ["lost", "started"])
@@ -443,9 +450,8 @@ def test_a_copy_that_ends_and_is_found_late_reserves_only_what_it_keeps(ending: 
     world.order(MigrateSeat, seat=a, to="G1")
     world.managed(a).durable.measured = measured
     ledger = recovery.ledger(world.node, "").model_copy(update={"lost": True})
-    jobs = (status(world.job(), "parked", "pending", done=False),) if ending == "lost" else ()
     world.pods[a] = replace(world.pods[a], deleting=ending == "deleted")
-    restarted(world, seen(world, a, "started" if jobs else UNKNOWN), seen(world, b, UNKNOWN), ledger=ledger, jobs=jobs)
+    restarted(world, seen(world, a, "lost" if ending == "lost" else UNKNOWN), seen(world, b, UNKNOWN), ledger=ledger)
     assert world.managed(a).lease
     state = world.state(a)
 

@@ -467,10 +467,8 @@ def _concerns(progress: SeatProgress, seat: ManagedSeat) -> bool:
 
 def _comes_to(node: NodeState, seat: ManagedSeat, group: Group, entry: LedgerEntry | None) -> None:
     """The seat that an unfinished job brings to a group was parked where it was before. Where nothing tells where that
-    was, it could not be restored if it did not arrive."""
+    was, it is left alone until evidence tells where it is."""
     if seat.facts.unlocated and (entry is None or entry.unlocated):
-        _promise(seat, Promise.ENDS)
-        seat.reason = PARKED_NOWHERE
         return
     if seat.group.name == group.name and entry is not None and entry.state is S.MIGRATING:
         seat.group = view.group_with_gpus(node, seat, entry.copied) or seat.home
