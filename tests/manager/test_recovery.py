@@ -700,7 +700,7 @@ def test_a_seat_that_had_moved_starts_at_home_when_its_container_ended_meanwhile
     world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(2)))
     world.boot()
     (a,) = world.fill("a")
-    world.managed(a).residence.group = world.groups[1]
+    world.managed(a).group = world.groups[1]
     kept = recovery.ledger(world.node, "boot")
     world.pods[a] = replace(world.pods[a], container_id="process://99" if again else "process://1", running=again)
 
