@@ -1,15 +1,18 @@
 """A nats-server that has lost its routes keeps its clients, and answers them."""
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
+from nats.js.api import ClusterInfo, PeerInfo
 
 from kybernate.bus.credentials import NO_CREDENTIALS
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.nats_link import MAJORITY_SECONDS, dial
+from kybernate.bus.nats_link import MAJORITY_SECONDS, dial, leader_seconds
 from kybernate.bus.port import BusError, NoAnswerError
 from kybernate.roster import BUCKET
 from tests.bus.cut import Servers, three_servers
@@ -99,3 +102,13 @@ async def test_a_leader_that_is_cut_off_leads_on_and_is_not_taken_for_one(tmp_pa
             assert await servers.leader(STREAM, seen_by=old) == old, "it leads on by its own word"
         finally:
             await link.client.close()
+
+
+@pytest.mark.parametrize(
+    ("ages", "seconds"), [((), 0), ((9,), 9), ((1, 9), 1), ((8, 9), 8), ((1, 2, 9), 2), ((1, 2, 8, 9), 2)]
+)
+def test_a_leader_counts_by_the_answers_of_a_majority(ages: Sequence[int], seconds: float) -> None:
+    replicas = [PeerInfo(name=f"n{number}", active=age * 10**9) for number, age in enumerate(ages)]
+    assert leader_seconds(ClusterInfo(leader="n", replicas=replicas)) == seconds
+    assert leader_seconds(ClusterInfo(leader="", replicas=replicas)) == inf
+    assert leader_seconds(None) == 0
