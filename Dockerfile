@@ -24,7 +24,7 @@ FROM ${BASE} AS kybernate
 RUN echo 'kybernate:x:65532:65532:Kybernate:/nonexistent:/usr/sbin/nologin' >>/etc/passwd \
  && echo 'kybernate:x:65532:' >>/etc/group \
  && install -d -o 65532 -g 65532 /run/kybernate /run/fake-gpu /var/lib/kybernate /var/lib/nats \
-      /var/lib/kubelet/device-plugins
+      /var/lib/kubelet /var/lib/kubelet/device-plugins
 COPY --from=build /opt/kybernate /opt/kybernate
 ENV PATH=/opt/kybernate/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1

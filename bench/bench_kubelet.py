@@ -63,9 +63,9 @@ async def storm(kubelet: Kubelet, restarts: int, seed: int) -> Storm:
 async def run() -> dict[str, float]:
     """The figures of 50 restarts."""
     with short_folder() as folder:
-        (folder / "k").mkdir()
-        options = Options(folder=folder / "k", run_dir=folder / "run", seed=SEED)
-        async with Kubelet(options) as kubelet, running_node(folder / "k", folder) as node:
+        (folder / "device-plugins").mkdir()
+        options = Options(folder=folder / "device-plugins", run_dir=folder / "run", seed=SEED)
+        async with Kubelet(options) as kubelet, running_node(folder / "device-plugins", folder) as node:
             await until(node.ready, what="the first registration")
             gate = asyncio.create_task(Doorkeeper(node.seats_dir).watch())
             try:

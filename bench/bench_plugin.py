@@ -62,7 +62,7 @@ async def run(calls: int = CALLS) -> dict[str, float]:
             _process(driver, {}, folder / "driver.log"),
             await FakeDriverClient.connect(socket, wait_seconds=PATIENCE) as gpus,
             _Cable(server.port) as cable,
-            _Kubelet(folder / "kubelet") as kubelet,
+            _Kubelet(folder / "device-plugins") as kubelet,
         ):
             await init(server.url)
             env = _environment(folder, f"nats://127.0.0.1:{cable.port}")
@@ -295,8 +295,7 @@ def _environment(folder: Path, nats: str) -> dict[str, str]:
         "KYB_CONFIG": str(folder / "config.yaml"),
         "KYB_NODE": "node-0",
         "KYB_FAKE_DRIVER": str(folder / "driver.sock"),
-        "KYB_DEVICE_PLUGIN_DIR": str(folder / "kubelet"),
-        "KYB_POD_RESOURCES": str(folder / "none.sock"),
+        "KYB_KUBELET_DIR": str(folder),
         "KYB_RUN_DIR": str(folder / "run"),
         "KYB_STATE_DIR": str(folder / "state"),
         "KYB_NATS_URL": nats,

@@ -120,8 +120,7 @@ class Node:
             "KYB_CONFIG": str(self.work / "config.yaml"),
             "KYB_NODE": "node-0",
             "KYB_FAKE_DRIVER": str(socket),
-            "KYB_DEVICE_PLUGIN_DIR": str(self.kubelet_dir),
-            "KYB_POD_RESOURCES": str(self.pod_resources),
+            "KYB_KUBELET_DIR": str(self.kubelet_dir.parent),
             "KYB_RUN_DIR": str(self.work / "run"),
             "KYB_STATE_DIR": str(self.work / "state"),
             "KYB_CDI_DIR": str(self.work / "cdi"),
@@ -137,10 +136,8 @@ class Node:
 
     @property
     def pod_resources(self) -> Path:
-        """Kubelet's PodResources socket: the fake kubelet has it inside its folder, the real one beside it."""
-        inside = self.kubelet_dir / "pod-resources"
-        beside = self.kubelet_dir.parent / "pod-resources"
-        return (inside if inside.is_dir() or not beside.is_dir() else beside) / "kubelet.sock"
+        """Kubelet's PodResources socket."""
+        return self.kubelet_dir.parent / "pod-resources" / "kubelet.sock"
 
     @property
     def seats_dir(self) -> Path:

@@ -24,6 +24,10 @@ _NODE_BUS = "remove it: manager and checkpointer talk over a socket in KYB_RUN_D
 GONE = {
     "KYB_NODE_NATS_URL": _NODE_BUS,
     "KYB_NODE_NATS_NKEY_FILE": _NODE_BUS,
+    **dict.fromkeys(
+        ("KYB_DEVICE_PLUGIN_DIR", "KYB_POD_RESOURCES"),
+        "set KYB_KUBELET_DIR to the folder that has device-plugins and pod-resources",
+    ),
     "KYB_NATS_NKEY_FILE": "write KYB_NATS_CREDS_FILE, which takes a seed, too",
 }
 """Settings of former versions that cannot be left out silently, and what to do about them: fatal."""
@@ -237,5 +241,10 @@ class GroupSettings(NodeSettings):
     config: Path = Path("/etc/kybernate/config.yaml")
     """Profiles, groups and policy of this node: a file, or a folder of named configurations, of which the node's label
     kyb.ai/config names one."""
-    pod_resources: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-    """Kubelet's PodResources socket, which lists the allocated seats."""
+    kubelet_dir: Path = Path("/var/lib/kubelet")
+    """Kubelet's folder, with device-plugins/kubelet.sock and pod-resources/kubelet.sock."""
+
+    @property
+    def pod_resources(self) -> Path:
+        """Kubelet's PodResources socket, which lists the allocated seats."""
+        return self.kubelet_dir / "pod-resources" / "kubelet.sock"

@@ -76,7 +76,7 @@ def _exit_unless_alone(settings: PluginSettings) -> None:
     folder = settings.device_plugin_dir
     while live := remove_stale(folder) if folder.is_dir() else []:
         if time.monotonic() > deadline:
-            remedy = "one plugin per node; stop it, or give this one another KYB_DEVICE_PLUGIN_DIR"
+            remedy = "one plugin per node; stop it, or give this one another KYB_KUBELET_DIR"
             sys.stderr.write(f"kyb-plugin: another device plugin serves {', '.join(live)}; {remedy}\n")
             raise SystemExit(1)
         time.sleep(0.1)

@@ -104,7 +104,7 @@ class Registration:
         self._tried = identity
         own = self.folder / f"{PREFIX}{slug(self.resource.rpartition('/')[2])}-{uuid.uuid4().hex[:8]}.sock"
         if len(os.fsencode(own)) > MAX_SOCKET_PATH:
-            raise NotRegisteredError(f"{own} is too long for a socket; use a shorter KYB_DEVICE_PLUGIN_DIR")
+            raise NotRegisteredError(f"{own} is too long for a socket; use a shorter KYB_KUBELET_DIR")
         plugin = SeatPlugin(self.node, self.resource)
         server = grpc.aio.server()
         rpc.add_DevicePluginServicer_to_server(plugin, server)

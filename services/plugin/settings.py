@@ -18,9 +18,12 @@ class PluginConstants(Constants):
 class PluginSettings(PluginConstants, GroupSettings):
     """Settings of the device plugin."""
 
-    device_plugin_dir: Path = Path("/var/lib/kubelet/device-plugins")
-    """Kubelet's device plugin folder, with kubelet.sock and the plugin's sockets."""
     cdi_dir: Path = Path("/var/run/cdi")
     """Folder of the CDI spec of the groups, when CDI is used."""
     neighbours: Literal["refuse", "ignore"] = "refuse"
     """Whether to refuse to register while NVIDIA's device plugin or DRA driver offers this node's GPUs."""
+
+    @property
+    def device_plugin_dir(self) -> Path:
+        """Kubelet's device plugin folder, with kubelet.sock and the plugin's sockets."""
+        return self.kubelet_dir / "device-plugins"

@@ -158,9 +158,9 @@ async def _serving(stand: Stand) -> AsyncIterator[Stand]:
 async def fake_stand(**changes: Any) -> AsyncIterator[Stand]:
     """The plugin comes first, then kubelet."""
     with short_folder() as folder:
-        (folder / "k").mkdir()
+        (folder / "device-plugins").mkdir()
         constants = ("gate_seconds=2", "reread_seconds=0.2")
-        async with _serving(Stand(folder / "k", folder, constants=constants)) as stand:
+        async with _serving(Stand(folder / "device-plugins", folder, constants=constants)) as stand:
 
             async def waits() -> bool:
                 stand.before_kubelet = await stand.unmet()
@@ -168,7 +168,9 @@ async def fake_stand(**changes: Any) -> AsyncIterator[Stand]:
 
             await until(waits, what="a plugin that waits for kubelet")
             options: dict[str, Any] = {"backoff": BackOff(0.01, 0.1), "seed": 1} | changes
-            async with Kubelet(Options(folder=folder / "k", run_dir=folder / "run", **options)) as stand.kubelet:
+            async with Kubelet(
+                Options(folder=folder / "device-plugins", run_dir=folder / "run", **options)
+            ) as stand.kubelet:
                 await stand.until_ready()
                 yield stand
 
@@ -190,8 +192,10 @@ async def own_kubelet(
     """A fake kubelet for what the shared one must not be used for. Our plugin is not started."""
     with short_folder() as folder:
         options = {"backoff": BackOff(0.01, 0.1), "seed": 1, "topology": topology or NumaTopology()} | changes
-        stand = Stand(folder / "k", folder, settings or {})
-        async with Kubelet(Options(folder=folder / "k", run_dir=folder / "run", **options)) as stand.kubelet:
+        stand = Stand(folder / "device-plugins", folder, settings or {})
+        async with Kubelet(
+            Options(folder=folder / "device-plugins", run_dir=folder / "run", **options)
+        ) as stand.kubelet:
             try:
                 yield stand
             finally:

@@ -43,7 +43,8 @@ async def suite(*arguments: str, passes: bool = True) -> str:
 @pytest.mark.timeout(180)
 async def test_the_suite_runs_on_a_kubelet_of_which_only_the_folder_is_known() -> None:
     with short_folder() as folder:
-        device_plugins, address = folder / "k", folder / "k" / "kubelet.json"
+        device_plugins = folder / "device-plugins"
+        address = device_plugins / "kubelet.json"
         arguments = ("--dir", str(device_plugins), "--run-dir", str(folder / "run"), "--node", "there")
         kubelet = Program("kubelet", ("-m", "kybernate.dev.fakes.kubelet", *arguments), {}, folder)
         await kubelet.start()

@@ -255,9 +255,8 @@ def test_seat_folders_are_called_the_same_inside_and_outside(values: str) -> Non
 def test_another_kubelet_root_is_everywhere() -> None:
     root = "/var/snap/microk8s/common/var/lib/kubelet"
     found = render("kubelet-root")
-    assert found.container("plugin").env["KYB_DEVICE_PLUGIN_DIR"] == f"{root}/device-plugins"
     for name in ("plugin", "manager"):
-        assert found.container(name).env["KYB_POD_RESOURCES"] == f"{root}/pod-resources/kubelet.sock"
+        assert found.container(name).env["KYB_KUBELET_DIR"] == root
     paths = {
         v["hostPath"]["path"] for _, pod in found.pods() for v in pod["spec"].get("volumes", ()) if "hostPath" in v
     }

@@ -38,7 +38,7 @@ def short_folder() -> Iterator[Path]:
 async def running_kubelet(**changes: Any) -> AsyncIterator[Kubelet]:
     with short_folder() as folder:
         options = {"backoff": BackOff(0.01, 0.05), "readmit_seconds": 0.3, "seed": 1} | changes
-        async with Kubelet(Options(folder=folder / "k", run_dir=folder / "run", **options)) as kubelet:
+        async with Kubelet(Options(folder=folder / "device-plugins", run_dir=folder / "run", **options)) as kubelet:
             yield kubelet
 
 

@@ -140,7 +140,7 @@ async def test_the_owners_are_learnt_from_kubelet() -> None:
         HttpServer(application(kubelet), "127.0.0.1", 0) as http,
     ):
         plugin.preferred = [SEAT]
-        source = KubeletPods(http.url, kubelet.options.folder / "pod-resources" / "kubelet.sock")
+        source = KubeletPods(http.url, kubelet.options.folder.parent / "pod-resources" / "kubelet.sock")
         try:
             assert (await source.seats()).pods == ()
             (spec,) = pods(
@@ -177,7 +177,7 @@ spec:
 
 async def test_kubelet_away_is_an_error_that_names_it_and_its_return_is_seen() -> None:
     async with running_kubelet() as kubelet, registered(kubelet, SEAT):
-        socket = kubelet.options.folder / "pod-resources" / "kubelet.sock"
+        socket = kubelet.options.folder.parent / "pod-resources" / "kubelet.sock"
         source = KubeletPods("http://127.0.0.1:9", socket)
         nowhere = KubeletPods("http://127.0.0.1:9", kubelet.options.folder / "nothing.sock")
         try:
@@ -234,7 +234,7 @@ def test_outside_of_a_cluster_the_api_server_is_refused(monkeypatch: pytest.Monk
 async def watching(folder: Path, kubelet: Kubelet, *, wishes: bool = False) -> AsyncIterator[tuple[ApiServer, Any]]:
     """The owners as a manager in a cluster learns them: kubelet's devices, the API server's pods."""
     async with api_server(folder) as (server, kube):
-        socket = kubelet.options.folder / "pod-resources" / "kubelet.sock"
+        socket = kubelet.options.folder.parent / "pod-resources" / "kubelet.sock"
         source = ApiServerPods("node-7", socket, wishes=wishes, url=kube.url, account=folder)
         task = asyncio.create_task(source.run())
         try:

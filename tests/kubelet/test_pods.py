@@ -241,7 +241,7 @@ async def test_pod_resources_tell_who_has_what_once_per_numa_node() -> None:
             what="kubelet knows the devices of the plugin",
         )
         await started(kubelet, pod())
-        socket = kubelet.options.folder / "pod-resources" / "kubelet.sock"
+        socket = kubelet.options.folder.parent / "pod-resources" / "kubelet.sock"
         async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
             stub = resources_rpc.PodResourcesListerStub(channel)
             (listed,) = (await stub.List(resources_pb.ListPodResourcesRequest())).pod_resources

@@ -161,6 +161,5 @@ async def test_a_second_manager_with_the_same_state_folder_names_the_first_and_a
 
 
 def manager_environment(folder: Path) -> dict[str, str]:
-    env = environment(folder, folder)
-    del env["KYB_DEVICE_PLUGIN_DIR"]
+    env = environment(folder, folder / "device-plugins")
     return env | {"KYB_KUBELET_URL": "http://127.0.0.1:9"}

@@ -41,10 +41,9 @@ def environment(folder: Path, kubelet_dir: Path, **more: str) -> dict[str, str]:
         "KYB_CONFIG": str(folder / "config.yaml"),
         "KYB_NODE": "node-0",
         "KYB_FAKE_DRIVER": str(folder / "driver.sock"),
-        "KYB_DEVICE_PLUGIN_DIR": str(kubelet_dir),
+        "KYB_KUBELET_DIR": str(kubelet_dir.parent),
         "KYB_RUN_DIR": str(folder / "run"),
         "KYB_STATE_DIR": str(folder / "state"),
-        "KYB_POD_RESOURCES": str(kubelet_dir / "pod-resources" / "kubelet.sock"),
         "KYB_LOG_FORMAT": "json",
         "KYB_NATS_URL": "nats://127.0.0.1:9",
     } | more

@@ -77,8 +77,7 @@ async def opened(**env: Any) -> AsyncIterator[tuple[NodePlugin, Path]]:
             run_dir=folder / "run",
             state_dir=folder / "state",
             cdi_dir=folder / "cdi",
-            device_plugin_dir=folder,
-            pod_resources=folder / "none.sock",
+            kubelet_dir=folder,
             **{"driver": "fake", "neighbours": "ignore", **env},
         )
         bus = MemoryBus(MemoryServer())

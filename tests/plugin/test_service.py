@@ -98,7 +98,7 @@ async def test_with_nats_it_publishes_its_presence_and_its_allocations() -> None
 
 async def test_an_invalid_configuration_ends_it_with_one_message() -> None:
     with short_folder() as folder:
-        env = environment(folder, folder)
+        env = environment(folder, folder / "device-plugins")
         (folder / "config.yaml").write_text("profiles: []")
         async with process("-m", "services.plugin", log=folder / "log", **env) as plugin:
             assert await asyncio.wait_for(plugin.wait(), 20) == 2
@@ -108,7 +108,7 @@ async def test_an_invalid_configuration_ends_it_with_one_message() -> None:
 
 async def test_an_unknown_setting_ends_it() -> None:
     with short_folder() as folder:
-        env = environment(folder, folder, KYB_NEIGHBOUR="ignore")
+        env = environment(folder, folder / "device-plugins", KYB_NEIGHBOUR="ignore")
         async with process("-m", "services.plugin", log=folder / "log", **env) as plugin:
             assert await asyncio.wait_for(plugin.wait(), 20) == 2
         assert "did you mean KYB_NEIGHBOURS?" in (folder / "log").read_text()

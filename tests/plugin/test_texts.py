@@ -41,7 +41,7 @@ async def manager(kubelet: Kubelet, offer: Offer) -> AsyncIterator[Board]:
     """The start gate of a manager that grants nothing, since it has not recovered: it reads calls and writes texts."""
     board = Board(NodeSetup("n1", offer.groups, KybBalanced()))
     node, gate = board.node, GateFiles(kubelet.options.run_dir)
-    owners = PodResources(kubelet.options.folder / "pod-resources/kubelet.sock")
+    owners = PodResources(kubelet.options.folder.parent / "pod-resources/kubelet.sock")
 
     async def look() -> None:
         wall = 0.0

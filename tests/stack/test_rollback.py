@@ -25,6 +25,8 @@ NODE_POD = ("gpu_manager", "checkpointer")
 RUN = """
 cd "$(cat {release})" || exit 1
 if [ "$PWD" != {today} ]; then
+    [ {service} != gpu_manager ] || export KYB_POD_RESOURCES="$KYB_KUBELET_DIR/pod-resources/kubelet.sock"
+    unset KYB_KUBELET_DIR
     case {service} in gpu_manager) export KYB_GPUS=fake KYB_PODS=kubelet ;; checkpointer) export KYB_DRIVER=fake ;; esac
 fi
 [ "$PWD" != {first} ] || unset KYB_FAKE_KUBELET  # which knows no such setting

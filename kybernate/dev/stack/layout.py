@@ -246,7 +246,12 @@ def _of_node(layout: Layout, node: NodeLayout, options: StackOptions, slots: int
         *("--slots", str(slots)),
     ]
     pods = layout.folder / "pods.yaml"
-    kubelet = [*("--pods", str(pods)), *("--dir", str(folder / "kubelet")), *("--speed", speed), *form]
+    kubelet = [
+        *("--pods", str(pods)),
+        *("--dir", str(folder / "kubelet" / "device-plugins")),
+        *("--speed", speed),
+        *form,
+    ]
     kubelet += [*("--run-dir", str(folder / "run")), *("--port", str(node.kubelet_port)), *("--node", node.name)]
     libraries = _libraries(layout, node)
     for name, value in libraries.items():
@@ -254,9 +259,8 @@ def _of_node(layout: Layout, node: NodeLayout, options: StackOptions, slots: int
     plain = _environment(layout.folder)
     service = _settings(layout, options, node.name) | _node_settings(node)
     config = {"KYB_CONFIG": str(layout.folder / "config.yaml")}
-    owners = {"KYB_POD_RESOURCES": str(folder / "kubelet" / "pod-resources" / "kubelet.sock")}
+    owners = {"KYB_KUBELET_DIR": str(folder / "kubelet")}
     plugin = {
-        "KYB_DEVICE_PLUGIN_DIR": str(folder / "kubelet"),
         "KYB_CDI_DIR": str(folder / "cdi"),
         "KYB_NEIGHBOURS": "ignore",  # these GPUs are made up, whatever the cluster around offers
     } | owners

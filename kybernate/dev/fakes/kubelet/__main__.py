@@ -20,7 +20,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m kybernate.dev.fakes.kubelet", description=__doc__)
     parser.add_argument("--pods", type=Path, action="append", default=[], help="YAML file with v1 Pods (repeatable)")
-    parser.add_argument("--dir", type=Path, required=True, help="device plugin folder: kubelet.sock, pod-resources/")
+    parser.add_argument("--dir", type=Path, required=True, help="device plugin folder: kubelet.sock; ../pod-resources")
     parser.add_argument("--run-dir", type=Path, required=True, help="seat folders and logs of pods")
     parser.add_argument("--node", default="node-0", help="name of this node")
     parser.add_argument(

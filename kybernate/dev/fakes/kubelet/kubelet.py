@@ -30,7 +30,7 @@ class Options:
     """How this kubelet differs from one in a cluster. Wall seconds."""
 
     folder: Path
-    """The device plugin folder."""
+    """The device plugin folder, ``device-plugins`` in kubelet's folder; ``pod-resources`` is beside it."""
     run_dir: Path
     """Seat folders (made by the plugin), logs of pods under ``pods/``, their temporary files under ``tmp/``."""
     node: str = "node-0"
@@ -222,7 +222,7 @@ class Kubelet:
         plugins = PluginServer(self.options.folder, self.devices, self._wake.set, self.calls)
         await self._servers.enter_async_context(plugins)
         await self._servers.enter_async_context(
-            PodResourcesServer(self.options.folder, self.devices, lambda: list(self.pods))
+            PodResourcesServer(self.options.folder.parent, self.devices, lambda: list(self.pods))
         )
         self._up.set()
 
