@@ -74,8 +74,9 @@ class KeyGuard:
         """Whether the value of a header is a key of the file, or ends with one as ``Bearer <key>`` does."""
         if not self._keys or (name not in _KEY_HEADERS and PREFIX not in value):
             return False
-        parts = {value.strip(b" \t"), value.split(b" ")[-1].strip(b" \t")}
-        return any(self._find(part.decode("utf-8", "surrogateescape")) is not None for part in parts)
+        whole = value.strip(b" \t").decode("utf-8", "surrogateescape")
+        last = whole.rpartition(" ")[2]  # first: a known one needs no hash
+        return self._find(last) is not None or (last != whole and self._find(whole) is not None)
 
     def _key(self, headers: Mapping[str, str]) -> ApiKey:
         token = _token(headers)

@@ -112,9 +112,8 @@ class Call:
 
     __slots__ = (
         "_answer", "_body", "_breaks", "_caller", "_calls", "_comments", "_connection", "_engine", "_evictions",
-        "_fields", "_head", "_held_back", "_lines", "_over", "_record", "_request_bytes", "_retried", "_silent",
-        "_span", "_task", "_to", "_tokens", "accepted_at", "body", "cause", "request", "sent_at", "traceparent",
-        "waiting",
+        "_fields", "_head", "_held_back", "_lines", "_over", "_record", "_retried", "_silent", "_span", "_task", "_to",
+        "_tokens", "accepted_at", "body", "cause", "request", "sent_at", "traceparent", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -149,8 +148,6 @@ class Call:
         self._silent: RouterError | None = None
         self._tokens: AnswerTokens | None = None
         """Of the answer; None before the tenant's limits have admitted the call, and without keys."""
-        self._request_bytes = 0
-        """Of text, for the estimate of its tokens."""
         self._span: Span | None = None
         if calls.tracer is not None:
             self._span = begin_span(calls.tracer, self._record, head, calls.guard.withheld(head), caller.tenant)
@@ -178,8 +175,6 @@ class Call:
         model = self._record.model = calls.limits.begin(caller, name)
         if caller.tenant:
             self._tokens = AnswerTokens(media=self._head.target.partition(b"?")[0].endswith(NO_TEXT))
-            text = fields.text_bytes
-            self._request_bytes = len(self._body) - media_bytes(self._body) if text is None else text
         if model != name:
             self._body = self.body.renamed(self._body, fields, model)
         self._wait()
@@ -461,12 +456,12 @@ class Call:
         paid = self._answer.status < 400 if self._answer.first_byte else status == 499 and self._engine is not None
         self._leave_engine()
         calls, record = self._calls, self._record
-        self._body = b""
         calls.guard.release(self._caller)
         calls.dispatcher.end(self, answered=answered)
         if self._tokens is not None:
-            tokens = self._tokens.tokens(self._request_bytes, complete=answered is True) if paid else Tokens()
+            tokens = self._tokens.tokens(self._text_bytes, complete=answered is True) if paid else Tokens()
             calls.limits.end(self._caller, record.model, tokens)
+        self._body = b""
         traffic = calls.dispatcher.traffic
         seat = traffic.table.upstreams.get(record.to.key) if record.to is not None else None
         known = seat is not None or traffic.serves(record.model)
@@ -475,6 +470,11 @@ class Call:
         calls.records.ended(record, status, known=known)
         if self._span is not None:
             end_span(self._span, record, status, self.sent_at)
+
+    def _text_bytes(self) -> int:
+        """Return the bytes of text in the request, for the estimate of its tokens."""
+        text = self._fields.text_bytes
+        return len(self._body) - media_bytes(self._body) if text is None else text
 
     def _own_lines(self, head: Head) -> bytes:
         """Return the header lines of an answer that begins now: those of the engine, and Kybernate's own."""

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from kybernate.clock import Clock
 from kybernate.messages import WAITED_IN_VAIN
 from kybernate.roster import SeatRecord
+from services.router.core.tenants import Used
 from services.router.request_log import CallRecord
 
 _SWITCH = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 120)
@@ -38,7 +39,7 @@ class Metrics(Collector):
         body_bytes: Callable[[], int] = lambda: 0,
         connections: Callable[[], int] = lambda: 0,
         records_dropped: Callable[[], int] = lambda: 0,
-        used: Callable[[], Iterable[tuple[tuple[str, str, str], int]]] = lambda: (),
+        used: Callable[[], Iterable[tuple[tuple[str, str], Used]]] = lambda: (),
         models: Callable[[], Iterable[tuple[str, str]]] = tuple,
     ) -> None:
         """``models``: name and tier of each model that the router knows."""
@@ -136,11 +137,10 @@ class Metrics(Collector):
         requests = CounterMetricFamily("kybernate_router_tenant_requests", text, labels=["tenant", "model"])
         text = "Tokens of a tenant as engines counted them, else estimated"
         tokens = CounterMetricFamily("kybernate_router_tenant_tokens", text, labels=["tenant", "model", "kind"])
-        for (tenant, model, what), count in self._used():
-            if what == "requests":
-                requests.add_metric([tenant, model], count)
-            else:
-                tokens.add_metric([tenant, model, what], count)
+        for (tenant, model), used in self._used():
+            requests.add_metric([tenant, model], used.requests)
+            tokens.add_metric([tenant, model, "prompt"], used.prompt_tokens)
+            tokens.add_metric([tenant, model, "completion"], used.completion_tokens)
         yield from (requests, tokens)
         text = "1 while connected to NATS"
         yield GaugeMetricFamily("kybernate_router_nats_connected", text, value=float(self._connected()))

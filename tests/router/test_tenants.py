@@ -155,19 +155,19 @@ def test_tokens_are_what_the_engine_counted_else_an_estimate(pieces: list[bytes]
         answer = AnswerTokens()
         for piece in together:
             answer.feed(piece)
-        assert answer.tokens(request_bytes=100, complete=True) == tokens
+        assert answer.tokens(lambda: 100, complete=True) == tokens
 
 
 def test_of_numbers_only_counted_tokens_count():
     answer = AnswerTokens(media=True)
     answer.feed(b'{"data":[' + b"0.1," * 9000 + b'0],"usage":{"prompt_tokens":4}}')
-    assert answer.tokens(request_bytes=100, complete=False) == (4, 0)
+    assert answer.tokens(lambda: 100, complete=False) == (4, 0)
 
 
 def test_a_stream_that_its_caller_leaves_costs_what_has_arrived():
     answer = AnswerTokens()
     answer.feed(b'data: {"usage":{"input_tokens":9,"output_tokens":1}}\n\n' + b"data: {}\n\n" * 900)
-    assert answer.tokens(request_bytes=100, complete=False) == (9, 901), "the engine had counted one by then"
+    assert answer.tokens(lambda: 100, complete=False) == (9, 901), "the engine had counted one by then"
 
 
 @pytest.fixture

@@ -2,9 +2,8 @@
 
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from kybernate.api_keys import Tenant
@@ -13,8 +12,7 @@ TAIL_BYTES = 4096
 """Kept of the begin and of the end of an answer, where engines write the tokens that they have counted."""
 BYTES_PER_TOKEN = 4
 """Of requests, and of answers that are no streams, whose engine has counted nothing."""
-_PROMPT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})')
-_COMPLETION = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})')
+_COUNTED = re.compile(rb'"(?:(prompt|input)|completion|output)_tokens"\s*:\s*(\d{1,12})')
 
 
 class Tokens(NamedTuple):
@@ -45,15 +43,15 @@ class AnswerTokens:
             self._events += piece.count(b"data:")
             self._size += len(piece)
 
-    def tokens(self, request_bytes: int, *, complete: bool) -> Tokens:
-        """Return the tokens; ``request_bytes`` of text in the request. Of an answer that is not ``complete`` the engine
-        may have counted only the first tokens: then at least those count that have arrived."""
-        text = self._begin + b"\n" + self._end
-        prompt, counted = _PROMPT.findall(text), _COMPLETION.findall(text)
+    def tokens(self, request_bytes: Callable[[], int], *, complete: bool) -> Tokens:
+        """Return the tokens; ``request_bytes`` counts those of text in the request. Of an answer that is not
+        ``complete`` the engine may have counted only the first tokens: then at least those count that have arrived."""
+        text = self._begin if len(self._begin) < TAIL_BYTES else self._begin + b"\n" + self._end
+        counted = {bool(of_prompt): int(count) for of_prompt, count in _COUNTED.findall(text)}
         arrived = self._events or math.ceil(self._size / BYTES_PER_TOKEN)
-        completion = int(counted[-1]) if counted else 0 if prompt else arrived
+        prompt, completion = counted.get(True), counted.get(False, 0 if counted else arrived)
         return Tokens(
-            int(prompt[-1]) if prompt else math.ceil(request_bytes / BYTES_PER_TOKEN),
+            math.ceil(request_bytes() / BYTES_PER_TOKEN) if prompt is None else prompt,
             completion if complete else max(completion, arrived),
         )
 
@@ -88,12 +86,21 @@ class Refused(NamedTuple):
     retry_after: int
 
 
+@dataclass(slots=True)
+class Used:
+    """What a tenant has used of a model since the router started."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
 @dataclass
 class Tenants:
     """The accounts of all tenants of this router. A key without a tenant is a tenant without limits."""
 
-    used: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """(tenant, model, what): ``requests``, ``prompt`` and ``completion`` tokens since the router started."""
+    used: dict[tuple[str, str], Used] = field(default_factory=dict)
+    """By tenant and model."""
     _accounts: dict[str, _Account] = field(default_factory=dict)
 
     def apply(self, tenants: Iterable[Tenant], now: float) -> None:
@@ -111,16 +118,9 @@ class Tenants:
 
     def report(self) -> list[dict[str, Any]]:
         """Return what was used since the router started: a row for each tenant and model."""
-        pairs = sorted({(tenant, model) for tenant, model, _ in self.used})
         return [
-            {
-                "tenant": tenant,
-                "model": model,
-                "requests": self.used[tenant, model, "requests"],
-                "prompt_tokens": self.used[tenant, model, "prompt"],
-                "completion_tokens": self.used[tenant, model, "completion"],
-            }
-            for tenant, model in pairs
+            {"tenant": tenant, "model": model, **asdict(self.used[tenant, model])}
+            for tenant, model in sorted(self.used)
         ]
 
     def of(self, name: str) -> Tenant | None:
@@ -152,6 +152,9 @@ class Tenants:
             account.running = max(0, account.running - 1)
             if account.tokens is not None:
                 account.tokens.left -= sum(tokens)
-        self.used[name, model, "requests"] += 1
-        self.used[name, model, "prompt"] += tokens.prompt
-        self.used[name, model, "completion"] += tokens.completion
+        used = self.used.get((name, model))
+        if used is None:
+            used = self.used[name, model] = Used()
+        used.requests += 1
+        used.prompt_tokens += tokens.prompt
+        used.completion_tokens += tokens.completion
