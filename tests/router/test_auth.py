@@ -200,12 +200,15 @@ def test_an_invalid_key_file_is_an_error_with_its_place_and_remedy(tmp_path: Pat
         load(file)
 
 
-def test_a_key_without_a_tenant_is_not_made_with_the_name_of_one(tmp_path: Path) -> None:
+def test_a_key_without_a_tenant_is_not_made_with_the_name_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "keys.yaml"
+    monkeypatch.setenv("KYB_API_KEYS_FILE", str(file))
     file.write_text(dump([make("app", ["infer"])[0]], [Tenant(name="research")]))
     before = file.read_text()
     with pytest.raises(CliError, match="add --tenant research"):
-        add("research", file)
+        add("research")
     assert file.read_text() == before
 
 
