@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import random
+import signal
 import socket
 import threading
 import time
@@ -58,6 +59,36 @@ def test_a_bomb_of_elements_delays_no_other_caller(stack: Stack, engine: RawEngi
     assert watch.seconds < 0.5, "seconds of CPU time in which no other caller was served"
     assert stack.memory_bytes() < before + 128 * MIB
     assert len(engine.bodies) == 1
+
+
+@pytest.mark.parametrize("kind", ["prompts", "members"])
+def test_200_bodies_that_are_complete_at_once_take_no_long_turn(folder: Path, kind: str) -> None:
+    """The router is stopped until the last byte of each is there, so that it finds all of them in one turn.
+
+    Measured: 0.01 s for prompts, 0.2 s for objects of 7,000 members, which are the worst of this size."""
+    body = call(prompt="x" * 60_000)
+    if kind == "members":
+        body = b'{"model":"llama"' + b"".join(b',"%d":1' % at for at in range(7000)) + b"}"
+    assert 59_000 < len(body) < 64 * 1024
+    with RawEngine() as engine, Stack(folder) as stack, contextlib.ExitStack() as opened:
+        stack.seat("s0", "llama", engine.endpoint)
+        callers = [opened.enter_context(stack.connect()) for _ in range(200)]
+        for caller in callers:
+            caller.sendall(request(PATH, body)[:-1])
+        stack.wait(
+            lambda: stack.metric("kybernate_router_body_bytes") == 200 * (len(body) - 1), "all but one byte each"
+        )
+        assert stack.process is not None
+        stack.process.send_signal(signal.SIGSTOP)
+        for caller in callers:
+            caller.sendall(body[-1:])
+        with Watch(stack) as watch:
+            time.sleep(0.2)  # its question waits, too
+            stack.process.send_signal(signal.SIGCONT)
+            for caller in callers:
+                assert b" 200 OK" in receive(caller, b'{"ok":true}')
+        assert len(engine.bodies) == 200
+    assert watch.seconds < 1.0, "seconds of CPU time in which no other caller was served"
 
 
 def test_members_at_the_top_are_counted(stack: Stack) -> None:
