@@ -113,6 +113,36 @@ def test_a_seat_that_the_job_names_after_a_lost_answer_has_the_gpus_once_the_vic
     assert (world.state(b), world.managed(b).lease) == (S.ACTIVATING, True)
 
 
+def test_a_status_that_comes_twice_and_an_answer_after_it_change_nothing(world: World) -> None:
+    _, b, _ = parking(world)
+    (asked,) = retargets(world)
+    job = world.job().model_copy(update={"activate": asked.activate})
+    world.progress(job, "parked", "pending", done=False)
+    assert world.state(b) is S.ACTIVATING
+    before = len(world.events(b))
+
+    world.progress(job, "parked", "pending", done=False)
+    world.receive(RetargetAnswered(asked.op, JobReply(accepted=True)))
+    world.progress(job, "parked", "started", done=False)
+    assert len(world.events(b)) == before
+    world.progress(job)
+
+    assert [event.state for event in world.events(b)[before:]] == [S.ACTIVE]
+
+
+def test_a_job_that_ends_before_its_second_half_gives_the_gpus_back(world: World) -> None:
+    a, _, _ = parking_for(world)
+    job = world.job()
+    world.progress(job, "parked", "pending", done=False)
+    assert world.state(a) is S.ACTIVATING
+    before = len(world.events(a))
+
+    world.progress(job, "parked", "pending")
+
+    assert [event.state for event in world.events(a)[before:]] == [S.PARKED, S.ACTIVATING]
+    assert world.node.switches["G0"].op != job.op, "another switch brings it"
+
+
 def test_an_answer_that_is_lost_loses_nothing(world: World) -> None:
     _, b, _ = parking(world)
     (asked,) = retargets(world)
