@@ -212,7 +212,7 @@ def lay_out(plan: Plan, options: StackOptions, ports: Ports, stubs: Path | None 
 
 def _node(folder: Path, index: int, ports: Ports) -> NodeLayout:
     mine = folder if index == 0 else folder / f"n{index + 1}"
-    for name in ("kubelet", "run", "state"):
+    for name in ("device-plugins", "run", "state"):
         (mine / name).mkdir(parents=True)
     return NodeLayout(numbered(NODE, index), mine, ports.free())
 
@@ -248,7 +248,7 @@ def _of_node(layout: Layout, node: NodeLayout, options: StackOptions, slots: int
     pods = layout.folder / "pods.yaml"
     kubelet = [
         *("--pods", str(pods)),
-        *("--dir", str(folder / "kubelet" / "device-plugins")),
+        *("--dir", str(folder / "device-plugins")),
         *("--speed", speed),
         *form,
     ]
@@ -259,7 +259,7 @@ def _of_node(layout: Layout, node: NodeLayout, options: StackOptions, slots: int
     plain = _environment(layout.folder)
     service = _settings(layout, options, node.name) | _node_settings(node)
     config = {"KYB_CONFIG": str(layout.folder / "config.yaml")}
-    owners = {"KYB_KUBELET_DIR": str(folder / "kubelet")}
+    owners = {"KYB_KUBELET_DIR": str(folder)}  # short: sockets are below it
     plugin = {
         "KYB_CDI_DIR": str(folder / "cdi"),
         "KYB_NEIGHBOURS": "ignore",  # these GPUs are made up, whatever the cluster around offers
