@@ -99,6 +99,8 @@ class ApiServer:
         self.away_until = 0.0
         self.connection = 0
         """Of the watch that is open; an earlier one is broken."""
+        self.restored = 0
+        """How often it went back; a request under way does not outlive that."""
         self.stalled: tuple[int, float] = (-1, 0.0)
         """The connection that delivers nothing any more, and since when."""
 
@@ -123,15 +125,17 @@ class ApiServer:
         for uid, item in self.objects.items():
             version = min(self.version, int(item["metadata"]["resourceVersion"]))
             self.objects[uid] = item | {"metadata": item["metadata"] | {"resourceVersion": str(version)}}
-        self.connection += 1
+        self.connection, self.restored = self.connection + 1, self.restored + 1
 
     async def answers(self, what: Callable[[], Any]) -> Any:
         """``what`` it shows now, which arrives later. Raises KubeError."""
         if self.time.now < self.away_until:
             await asyncio.sleep(self.rng.choice((0.0, 5.0)))
             raise KubeError("the API server is away")
-        found = what()
+        found, restored = what(), self.restored
         await asyncio.sleep(self.rng.choice((0.0, 0.0, 0.05, 1.0)))
+        if restored != self.restored:
+            raise KubeError("the API server was stopped and restored meanwhile")
         return found
 
     def _object(self, pod: ApiPod) -> dict[str, Any]:
