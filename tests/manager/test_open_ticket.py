@@ -503,6 +503,7 @@ def test_a_job_of_the_container_before_a_ticket_takes_no_lease_of_the_start(worl
     world.receive(BusChanged(True))
     world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, seats=(seen,), jobs=(job,))))
     assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
+    assert not world.managed(seat).facts.parked, "the job tells of the container before"
     other = rival(world)
     world.receive(JobProgress(cause="j", node="n1", status=job.model_copy(update={"done": True})))
 

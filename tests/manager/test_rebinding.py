@@ -597,6 +597,12 @@ def test_a_guest_that_a_restart_parked_may_start_at_home_before_its_successor_se
     assert "G1" not in world.node.switches
 
 
+def test_a_guest_that_starts_at_home_keeps_no_successor_from_its_group(world: World, a: str, b: str, c: str) -> None:
+    job = spilled_guest_starts_at_home(world, a, b, c, journaled=False)
+    world.progress(job, "parked", "pending", done=False)
+    assert world.state(c) is S.ACTIVATING
+
+
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_job_that_is_sent_again_does_not_park_the_next_container_of_its_victim(
     world: World, a: str, b: str, c: str, forgotten: bool
