@@ -36,7 +36,7 @@ class ProcessCommand:
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
     """The whole environment."""
-    stop_seconds: float = 1.5
+    stop_seconds: float = 3.0
     """After SIGTERM, how long until SIGKILL."""
 
 
