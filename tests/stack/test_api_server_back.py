@@ -75,11 +75,14 @@ async def test_after_a_restore_of_etcd_events_arrive_ghosts_end_and_their_models
         options = small_node(tmp_path, THREE_SEATS, (pod(model) for model in "ab"), replace={"gpu_manager": manager})
         async with Stack(options) as stack:
 
-            async def ask(model: str) -> int:
-                """The status of the answer; 0: none within 2 s."""
+            async def ask(model: str, seconds: float) -> int:
+                """The status of the answer; 0: none within these seconds."""
                 body = {"model": model, "prompt": "hi", "max_tokens": 3}
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(2.0), session.post(f"{stack.url}/v1/completions", json=body) as answer:
+                    async with (
+                        asyncio.timeout(seconds),
+                        session.post(f"{stack.url}/v1/completions", json=body) as answer,
+                    ):
                         await answer.read()
                         return answer.status
                 return 0
@@ -91,8 +94,11 @@ async def test_after_a_restore_of_etcd_events_arrive_ghosts_end_and_their_models
                 return next((str(seat["state"]) for seat in seats if seat["model"] == model), "")
 
             async def answered(model: str, status: int = 200) -> None:
+                # A caller that leaves takes its demand along; one for a seat that ends may wait in vain.
+                seconds = 30.0 if status == 200 else 2.0
+
                 async def right() -> bool:
-                    return await ask(model) == status
+                    return await ask(model, seconds) == status
 
                 await until(right, what=f"{status} for {model}", timeout=60, interval=0.2)
 
