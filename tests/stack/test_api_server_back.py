@@ -49,9 +49,9 @@ class Cluster:
     async def sync(self) -> None:
         """What kubelet does all the time."""
         while True:
-            there = {one["metadata"]["uid"]: one for one in self.server._objects.get("/api/v1/pods", {}).values()}
             for found in await self._listed():
                 meta = found["metadata"]
+                there = {one["metadata"]["uid"]: one for one in self.server._objects.get("/api/v1/pods", {}).values()}
                 if (known := there.get(meta["uid"])) is not None:
                     if (known["status"], known["spec"]) != (found["status"], found["spec"]):
                         self.server.put(found)
