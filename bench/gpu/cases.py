@@ -154,7 +154,8 @@ async def lock_under_load(room: Room, gib: float) -> dict[str, Any]:
         elif target.ready["kind"] == "libcuda":
             return {"case": "lock-under-load", "skipped": "GPU work needs PyTorch in the Python that runs the bench"}
         else:
-            await target.child.ask("busy", target.seconds, seconds=room.busy_seconds)
+            target.child.send("busy", seconds=room.busy_seconds)
+            await target.child.answer(target.seconds)
         refused = await impatient.park(target.seat)
         park = await room.checkpointer.park(target.seat)
         activate = await room.checkpointer.activate(target.seat)

@@ -22,6 +22,8 @@ from services.checkpointer.helper_pool import HelperDiedError, HelperHungError
 
 Row = dict[str, Any]
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+MALLOC_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""With it glibc's malloc asks for huge pages where the machine's setting is madvise."""
 RIGHTS = ("kill", "dac_read_search", "sys_ptrace")
 """Capabilities that the chart gives the checkpointer."""
 CYCLE = ("lock", "checkpoint", "restore", "unlock")
@@ -120,8 +122,9 @@ async def e5(room: Room, gib: float) -> list[Row]:
     rows = []
     for setting in ("never", "madvise", "always") if room.huge_pages else ("",):
         with _huge_pages(setting) as used:
-            async with room.target(gib) as target, room.bare() as bare:
-                rows.append({"huge_pages": used, **await _copied(room, target, bare)})
+            for malloc in ({}, MALLOC_HUGE_PAGES) if used == "madvise" else ({},):
+                async with room.target(gib, env=malloc) as target, room.bare() as bare:
+                    rows.append({"huge_pages": used, **malloc, **await _copied(room, target, bare)})
     return rows
 
 

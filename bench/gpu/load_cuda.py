@@ -72,6 +72,9 @@ class CudaLoad:
         return managed(count)
 
 
+block = CudaLoad
+
+
 def managed(count: int) -> int:
     """Take managed memory in the current context. The CUresult; 801 where the library has no such call."""
     library = ctypes.CDLL("libcuda.so.1")

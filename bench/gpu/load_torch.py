@@ -104,6 +104,11 @@ class TorchLoad:
         return managed(count)
 
 
+def block(gib: float, seed: int) -> torch.Tensor:
+    """So much written memory, and nothing computed."""
+    return torch.full((int(gib * BLOCK),), seed, dtype=torch.uint8, device="cuda")
+
+
 def copy_limits() -> dict[str, float]:
     """GB/s of plain copies by kind and direction, best of three."""
     device = torch.empty(COPY, dtype=torch.uint8, device="cuda")

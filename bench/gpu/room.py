@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import inf
@@ -58,11 +58,14 @@ class Room:
         return 90.0 + 6.0 * gib
 
     @asynccontextmanager
-    async def target(self, gib: float, *, processes: int = 1, engine: bool = False) -> AsyncIterator["Target"]:
+    async def target(
+        self, gib: float, *, processes: int = 1, engine: bool = False, env: Mapping[str, str] | None = None
+    ) -> AsyncIterator["Target"]:
         """A ready process, or tree of them, that holds ``gib`` in each. ``engine``: below a process without memory."""
         options = ("--gib", gib, "--load", self.load)
         way = ("bench.gpu.kinds", "engine") if engine else ("bench.gpu.target", "--processes", processes)
-        async with child(str(way[0]), *way[1:], *options, env={"CUDA_VISIBLE_DEVICES": self.gpu}) as started:
+        visible = {"CUDA_VISIBLE_DEVICES": self.gpu, **(env or {})}
+        async with child(str(way[0]), *way[1:], *options, env=visible) as started:
             ready = await started.answer(self.seconds(gib * processes))
             root = identify(started.pid)
             pids = [one.pid for one in tree(root)] if root is not None else []

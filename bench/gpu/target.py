@@ -108,16 +108,20 @@ def _merged(mine: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any
 
 
 def _fill(options: argparse.Namespace, module: Any) -> None:
-    """Take memory until there is none left, or ``--gib``, and write it: what a leak left behind would show later."""
-    loads = []
-    failure = ""
-    while (len(loads) + 1) * options.step <= options.gib:
-        try:
-            loads.append(_make(module, options.step, options.seed))
-        except Exception as error:
-            failure = str(error)[:200]
-            break
-    _say({"pid": os.getpid(), "gib": len(loads) * options.step, "ended_by": failure})
+    """Take memory until there is none left, or ``--gib``, and write it: what a leak left behind would show later. In
+    large blocks first; the last ones have ``--step``."""
+    blocks, taken, failure = [], 0.0, ""
+    size = options.step * 64
+    while size >= options.step:
+        if taken + size <= options.gib:
+            try:
+                blocks.append(module.block(size, options.seed))
+                taken += size
+                continue
+            except Exception as error:
+                failure = str(error)[:200]
+        size /= 2
+    _say({"pid": os.getpid(), "gib": taken, "ended_by": failure})
     sys.stdin.read()
 
 

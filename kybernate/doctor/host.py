@@ -34,6 +34,7 @@ def read_host(pids: Iterable[int], root: Path = Path("/")) -> HostFacts:
         freezer_writable=freezer is not None and os.access(freezer, os.W_OK),
         nodes=read_nodes(root),
         available_bytes=int(available) * 1024 if available.isdigit() else None,
+        huge_pages=read_text(root / "sys/kernel/mm/transparent_hugepage/enabled").partition("[")[2].partition("]")[0],
         targets=tuple(target for pid in pids if (target := read_target(root, cgroups, pid)) is not None),
     )
 

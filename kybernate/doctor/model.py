@@ -87,6 +87,8 @@ class HostFacts:
     """Existing device nodes: path → "" or the reason why it cannot be opened."""
     available_bytes: int | None = None
     """Host memory available without swapping (MemAvailable)."""
+    huge_pages: str = ""
+    """The machine's setting of transparent huge pages: always, madvise or never; empty if the kernel has none."""
     targets: tuple[TargetFacts, ...] = ()
 
 

@@ -39,6 +39,7 @@ HOST = HostFacts(
     freezer_writable=True,
     nodes=dict.fromkeys(("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0", "/dev/nvidia1"), ""),
     available_bytes=200 * GIB,
+    huge_pages="always",
     targets=(TARGET,),
 )
 
@@ -59,7 +60,7 @@ def test_on_a_good_node_every_line_is_ok_and_nothing_is_to_be_done() -> None:
     assert exit_code(findings()) == 0
     names = [finding.check for finding in findings()]
     assert names[:6] == ["libcuda", "version", "nvml", "mig", "persistence", "access"]
-    assert names[6:] == ["machine", "nodes", "ptrace", "pids", "cgroup", "memory", "host memory", "criu"]
+    assert names[6:] == ["machine", "nodes", "ptrace", "pids", "cgroup", "memory", "host memory", "huge pages", "criu"]
 
 
 def test_whatever_is_not_ok_says_what_to_do() -> None:
@@ -197,6 +198,16 @@ def test_memory_that_the_driver_does_not_tell_is_a_warning() -> None:
     driver = replace(DRIVER, uses=(GpuProcess(41, "GPU-0", 40 * GIB, exact=False),))
     found = [finding for finding in findings(driver) if finding.check == "memory"]
     assert [finding.level for finding in found] == [Severity.OK, Severity.WARN]
+
+
+@pytest.mark.parametrize("setting", ["madvise", "never"])
+def test_without_huge_pages_parks_are_slow(setting: str) -> None:
+    found = the("huge pages", host=replace(HOST, huge_pages=setting))
+    assert (found.level, found.remedy) == (
+        Severity.WARN,
+        "echo always > /sys/kernel/mm/transparent_hugepage/enabled",
+    )
+    assert the("huge pages", host=replace(HOST, huge_pages="")).level is Severity.OK, "a kernel without them"
 
 
 def test_the_host_should_hold_all_vram_once() -> None:

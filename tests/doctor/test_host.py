@@ -147,6 +147,7 @@ def test_a_whole_machine(tmp_path: Path) -> None:
             "proc/sys/kernel/yama/ptrace_scope": "1\n",
             "proc/version": "Linux version 6.1",
             "proc/meminfo": "MemTotal: 10 kB\nMemAvailable:       4 kB\n",
+            "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never\n",
             "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  595.71.05",
         },
     )
@@ -156,6 +157,7 @@ def test_a_whole_machine(tmp_path: Path) -> None:
     assert (host.uid, host.capabilities, host.ptrace_scope) == (1001, 1 << 19, 1)
     assert (host.host_pids, host.gvisor, host.open_module) == (True, False, True)
     assert (host.available_bytes, host.cgroup, host.freezer_writable) == (4096, "v2", True)
+    assert host.huge_pages == "madvise"
     assert [(target.pid, target.name, target.uid) for target in host.targets] == [(41, "vllm", 0)]
     assert host.targets[0].limit_bytes == 1000
 

@@ -51,6 +51,18 @@ def test_every_case_runs_on_the_stub_and_the_page_says_that_nothing_was_measured
 
 
 @pytest.mark.timeout(300)
+def test_models_of_a_whole_stack_take_turns_on_the_stub(tmp_path: Path) -> None:
+    options = ("--stub", "--models", "2", "--gib", "40", "--rounds", "1", "--out", str(tmp_path))
+    command = [sys.executable, "-m", "bench.gpu.stack", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "stack.json").read_text())
+    assert [(call["model"], call["ok"]) for call in result["calls"]] == [("model-a", True), ("model-b", True)] * 2
+    switches = [one for one in result["events"]["events"] if one["type"].endswith("seat-activated") and one["seconds"]]
+    assert len(switches) >= 3, "each request found its model parked but the first"
+
+
+@pytest.mark.timeout(300)
 def test_hazards_are_run_and_reported(tmp_path: Path) -> None:
     code, output, result = bench(
         tmp_path, "--stub", "--only", "", "--small", "0.0625", "--hazards", "h1,h2,h4,h5,h9,h10,h14,h15"
