@@ -43,15 +43,20 @@ async def e1(room: Room, gib: float) -> list[Row]:
 
 
 async def _looked_at(room: Room, bare: Child, pid: int) -> Row:
-    """What the driver, NVML and /proc show of a process; it is locked and unlocked."""
+    """What the driver, NVML and /proc show of a process, and how far a cycle of it goes."""
     seen = {op: await do(bare, op, pid, 60, expect=None) for op in ("restore_tid", "state")}
     row: Row = {"restore_tid": seen["restore_tid"]["name"], "state": seen["state"]["value"] or seen["state"]["name"]}
     row["nvml"] = await _listed(room, pid)
-    lock = await do(bare, "lock", pid, 60, expect=None, timeout_ms=2000)
-    row["lock"] = lock["name"]
-    if lock["code"] == 0:
-        row["unlock"] = (await do(bare, "unlock", pid, 60, expect=None))["name"]
-    return row | _mappings(pid)
+    row |= _mappings(pid)
+    for verb in CYCLE:
+        more = {"timeout_ms": 2000} if verb == "lock" else {}
+        reply = await do(bare, verb, pid, 60, expect=None, **more)
+        row[verb] = reply["name"]
+        if reply["code"] != 0:
+            if verb == "checkpoint":
+                row["unlock"] = (await do(bare, "unlock", pid, 60, expect=None))["name"]
+            break
+    return row
 
 
 async def e3(room: Room, gib: float) -> list[Row]:
