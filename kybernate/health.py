@@ -24,9 +24,11 @@ from prometheus_client.registry import Collector
 
 from kybernate import __version__
 from kybernate.bus.port import NodeBus
+from kybernate.http_api import errors, own_pages
 from kybernate.lifecycle import listening
 from kybernate.settings import Settings
 from kybernate.tls import TlsCaller
+from kybernate.web_origin import WebOrigins
 
 MOST_CONNECTIONS = 512
 """Of one server; further ones are closed."""
@@ -65,7 +67,7 @@ class Health:
 
     def server(self, settings: Settings, more: Iterable[web.RouteDef] = ()) -> "HttpServer":
         """The server of these routes, and more, at the address that the settings name."""
-        app = web.Application()
+        app = web.Application(middlewares=[errors, own_pages(WebOrigins())])
         app.add_routes([*self.routes(), *more])
         return HttpServer(app, settings.health_host, settings.health_port)
 

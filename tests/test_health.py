@@ -71,3 +71,28 @@ async def test_silent_connections_to_a_tls_port_are_counted_and_take_no_memory_f
         url = f"https://localhost:{server.port}/healthz"
         async with aiohttp.ClientSession() as http, http.get(url, ssl=trusting) as answer:
             assert answer.status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/seats", "/metrics"])
+async def test_a_web_page_reads_and_delays_nothing_at_a_services_own_port(path: str) -> None:
+    asked = 0
+
+    async def seats(_: web.Request) -> web.Response:
+        """Of a manager: no drain ends for 1.5 s after it was read."""
+        nonlocal asked
+        asked += 1
+        return web.json_response({})
+
+    server = Health().server(Settings(health_host="127.0.0.1", health_port=0), [web.get("/v1/seats", seats)])
+    async with server, aiohttp.ClientSession() as http:
+        for headers in (
+            {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
+            {"Origin": "http://evil.example"},
+            {"Host": "evil.example", "User-Agent": "Mozilla/5.0"},
+        ):
+            async with http.get(server.url + path, headers=headers) as answer:
+                assert answer.status == 403
+        assert asked == 0
+        for headers in ({"Host": "10.0.0.7:9471"}, {"Host": "node.internal", "User-Agent": "kube-probe/1.36"}):
+            async with http.get(server.url + path, headers=headers) as answer:
+                assert answer.status == 200
