@@ -24,8 +24,11 @@ from prometheus_client.registry import Collector
 
 from kybernate import __version__
 from kybernate.bus.port import NodeBus
+from kybernate.http_api import errors, own_pages
 from kybernate.lifecycle import listening
 from kybernate.settings import Settings
+from kybernate.tls import TlsCaller
+from kybernate.web_origin import WebOrigins
 
 MOST_CONNECTIONS = 512
 """Of one server; further ones are closed."""
@@ -64,7 +67,7 @@ class Health:
 
     def server(self, settings: Settings, more: Iterable[web.RouteDef] = ()) -> "HttpServer":
         """The server of these routes, and more, at the address that the settings name."""
-        app = web.Application()
+        app = web.Application(middlewares=[errors, own_pages(WebOrigins())])
         app.add_routes([*self.routes(), *more])
         return HttpServer(app, settings.health_host, settings.health_port)
 
@@ -127,12 +130,16 @@ class HttpServer:
         serving = self.runner.server
         assert serving is not None  # set up
 
+        limits, tls = _Limits(), self.tls
+
         def accepted() -> asyncio.Protocol:
+            if tls is not None:
+                return TlsCaller(limits, tls, self.idle_seconds, serving)
             return serving() if len(serving.connections) < MOST_CONNECTIONS else _Refused()
 
         with listening(self.host, self.port, self.prefix):
             self._server = await asyncio.get_running_loop().create_server(
-                accepted, self.host, self.port, backlog=MOST_CONNECTIONS, ssl=self.tls
+                accepted, self.host, self.port, backlog=MOST_CONNECTIONS
             )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -147,6 +154,27 @@ class HttpServer:
         """Base URL of the server."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
+
+
+class _Limits:
+    """Of a port that speaks TLS."""
+
+    def __init__(self) -> None:
+        self._open, self.shaking = 0, dict[TlsCaller, None]()
+
+    def enter(self, _: str) -> str | None:
+        """Count a new connection; return why it is refused, or None."""
+        if self._open >= MOST_CONNECTIONS:
+            return "too many connections are open"
+        self._open += 1
+        return None
+
+    def leave(self, _: str) -> None:
+        """Forget one."""
+        self._open -= 1
+
+    def rejected(self, _: str) -> None:
+        """Nothing counts it."""
 
 
 class _Refused(asyncio.Protocol):

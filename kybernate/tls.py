@@ -1,15 +1,21 @@
-"""TLS: the certificate of a server, reloaded when it changes, and the authorities that a client trusts."""
+"""TLS: the certificate of a server, reloaded when it changes, connections that take little memory, and the authorities
+that a client trusts."""
 
 import asyncio
 import contextlib
 import os
 import ssl
-from collections.abc import Iterator
+from asyncio import sslproto
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn, Protocol, cast
 
 from kybernate.files import changes
 from kybernate.logs import get_logger
+
+MOST_HANDSHAKES = 1024
+"""TLS connections whose handshake is not complete, 40 KiB each: then the oldest of them ends. A handshake takes
+milliseconds."""
 
 
 class ServerCertificate:
@@ -69,6 +75,115 @@ def trusting(ca_file: Path | str | None) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=ca_file)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
+
+
+def address_of(transport: asyncio.BaseTransport) -> str:
+    """Return the address of the other side; empty if it has left."""
+    return str((transport.get_extra_info("peername") or ("",))[0])
+
+
+class AcceptLimits(Protocol):
+    """Counts the connections of a port."""
+
+    shaking: "dict[TlsCaller, None]"
+    """Those in their handshake, the oldest first."""
+
+    def enter(self, address: str) -> object:
+        """Count a new connection; return why it is refused, or None."""
+
+    def leave(self, address: str) -> None:
+        """Forget a connection that was counted."""
+
+    def rejected(self, reason: str, /) -> None:
+        """Count a connection that is closed."""
+
+
+class _Tls(sslproto.SSLProtocol):
+    max_size = 16 * 1024
+    """Of the buffer that each connection has: one record. asyncio's own has 256 KiB."""
+
+    def __init__(self, *args: Any, shaken: Callable[[], None], lost: Callable[[], None], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._shaken, self._lost = shaken, lost
+
+    def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+        self._shaken()
+        super()._on_handshake_complete(handshake_exc)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Tell the caller's side, and count it no more."""
+        super().connection_lost(exc)
+        self._lost()
+
+
+class TlsCaller(asyncio.Protocol):
+    """A connection to a TLS port. It is counted when it is accepted, and takes no memory for TLS before it sends."""
+
+    def __init__(
+        self,
+        limits: AcceptLimits,
+        context: ssl.SSLContext,
+        seconds: float,
+        caller: Callable[[], asyncio.Protocol],
+    ) -> None:
+        self._limits, self._context, self._seconds, self._caller = limits, context, seconds, caller
+        self._transport: asyncio.Transport | None = None
+        self._late: asyncio.TimerHandle | None = None
+        self._address: str | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Count the connection, or close it."""
+        self._transport = cast(asyncio.Transport, transport)
+        address = address_of(transport)
+        if self._limits.enter(address) is not None:
+            self._transport.abort()
+            return
+        self._address = address
+        self._late = asyncio.get_running_loop().call_later(self._seconds, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Begin the handshake."""
+        transport, address = self._transport, self._address
+        if transport is None or address is None or transport.is_closing():
+            return
+        shaking = self._limits.shaking
+        if len(shaking) >= MOST_HANDSHAKES:
+            self._limits.rejected("handshakes")
+            next(iter(shaking)).abort()
+        shaking[self] = None
+        loop, caller = asyncio.get_running_loop(), self._caller()
+        more = {"server_side": True, "ssl_handshake_timeout": self._seconds}
+        tls = _Tls(loop, caller, self._context, None, shaken=self.shaken, lost=self._end, **more)
+        transport.set_protocol(tls)
+        tls.connection_made(transport)
+        while data:
+            buffer = tls.get_buffer(len(data))
+            size = min(len(data), len(buffer))
+            buffer[:size], data = data[:size], data[size:]
+            tls.buffer_updated(size)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection that sent nothing."""
+        del exc
+        self._end()
+
+    def shaken(self) -> None:
+        """The handshake is complete."""
+        if self._late is not None:
+            self._late.cancel()
+        self._limits.shaking.pop(self, None)
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self.shaken()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _end(self) -> None:
+        self.shaken()
+        if self._address is not None:
+            self._limits.leave(self._address)
+        self._address = self._transport = None
 
 
 def _load(context: ssl.SSLContext, cert: bytes, key: bytes) -> None:

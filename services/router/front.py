@@ -17,11 +17,12 @@ from aiohttp import web
 from kybernate.http_api import LONGEST_NAME, ApiError
 from kybernate.lifecycle import listening
 from kybernate.logs import get_logger
+from kybernate.tls import TlsCaller, address_of
 from kybernate.web_origin import WebOrigins
 from services.router.aiohttp_bridge import AiohttpHandler
 from services.router.api import RouterError, no_content
 from services.router.calls import Call, Calls
-from services.router.connections import ConnectionLimits, TlsCaller, address_of
+from services.router.connections import ConnectionLimits
 from services.router.core.framing import HttpError
 from services.router.core.head import Head, HeadParser
 from services.router.deadline import Deadline
@@ -47,8 +48,8 @@ PARTIAL_BYTES = 16 * 2**20
 """All heads that are not complete, and all bytes after requests that are not answered; a quarter for one address."""
 OWN_BYTES = 512 * 1024
 """Largest body of a request to the router itself."""
-OWN_MEMORY_BYTES = 16 * OWN_BYTES
-"""All bodies of such requests that are in memory; they take nothing from the bodies of calls."""
+OWN_MEMORY_BYTES = 64 * OWN_BYTES
+"""All bodies and long heads of such requests that are in memory; they take nothing from the bodies of calls."""
 STOP_SECONDS = 1.0
 """How long calls may go on once the router stops."""
 OWN_PATHS = frozenset({b"/healthz", b"/readyz", b"/metrics", b"/openapi.json"})
@@ -67,9 +68,9 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class CallerConnection(asyncio.Protocol):
     """One connection of a caller. Its requests are answered one after another."""
 
-    def __init__(self, front: "Front", tls: TlsCaller | None = None) -> None:
-        self._tls = tls
-        """Has counted the connection already."""
+    def __init__(self, front: "Front", *, counted: bool = False) -> None:
+        """``counted``: TlsCaller has counted the connection, and forgets it."""
+        self._is_counted = counted
         self._front, self._loop = front, asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._deadline: Deadline
@@ -111,9 +112,7 @@ class CallerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.address = address_of(transport)
         limits = self._front.limits
-        if self._tls is not None:
-            self._tls.shaken()
-        error = limits.enter(self.address) if self._tls is None else None
+        error = None if self._is_counted else limits.enter(self.address)
         self._deadline = Deadline(self._loop, self._late)
         if error is None:
             self._front.connections.add(self)
@@ -135,7 +134,7 @@ class CallerConnection(asyncio.Protocol):
             self._front.limits.refused -= 1
             return
         self._front.connections.discard(self)
-        if self._tls is None:
+        if not self._is_counted:
             self._front.limits.leave(self.address)
         self._ending = True
         call, handler, task = self._call, self._handler, self._task
@@ -174,12 +173,16 @@ class CallerConnection(asyncio.Protocol):
         if self._ending:
             return
         if self._busy or self._rest or self.slow:
-            self._rest += data
-            if len(self._rest) > MOST_PIPELINED or not self._hold(len(self._rest)):
-                self._front.limits.rejected("pipelined")
-                self.abort()
-            return
-        self._take(data)
+            self._keep(data)
+        else:
+            self._take(data)
+
+    def _keep(self, data: bytes) -> None:
+        """Keep bytes until what came before them is answered."""
+        self._rest += data
+        if len(self._rest) > MOST_PIPELINED or not self._hold(len(self._rest)):
+            self._front.limits.rejected("pipelined")
+            self.abort()
 
     def eof_received(self) -> bool:
         """The caller has ended its side: to wait for its answers, or because it has left. True: the other side stays.
@@ -228,8 +231,10 @@ class CallerConnection(asyncio.Protocol):
         except Exception as error:
             self._crash(error)
         else:
-            self._rest = data if not self._ending else b""
-            if self._rest and not self._busy and not self.slow:
+            if data and (self._busy or self.slow) and not self._ending:
+                self._keep(data)
+            elif data and not self._ending:
+                self._rest = data
                 self._loop.call_soon(self._next)
 
     def _take_head(self, data: bytes) -> bytes:
@@ -553,7 +558,9 @@ class Front:
     def _caller(self) -> asyncio.Protocol:
         if self._tls is None:
             return CallerConnection(self)
-        return TlsCaller(self.limits, self._tls, self.settings.head_seconds, partial(CallerConnection, self))
+        return TlsCaller(
+            self.limits, self._tls, self.settings.head_seconds, partial(CallerConnection, self, counted=True)
+        )
 
     async def __aexit__(self, *_: object) -> None:
         """Take no further requests, let those under way end, for a moment, and close all connections."""

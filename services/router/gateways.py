@@ -88,7 +88,8 @@ class GatewayApi:
         """Wait until the model is active: 200 with its endpoint, valid for ``valid_ms``; else 404, 429 or 503."""
         model = model_of(request.query.get("model"), "name the model: GET /v1/hold?model=…&timeout=30s")
         timeout = _duration(request.query.get("timeout"))
-        ticket, sender = WaitingTicket(request_cause(request)), sender_of(request)
+        sender = sender_of(request)
+        ticket = WaitingTicket(sender.cause(request_cause(request)))
         model = self._limits.begin(sender, model)
         priority = min(0, sender.highest_priority)
         self._dispatcher.arrive(
@@ -122,7 +123,8 @@ class GatewayApi:
         """Request the activation of a model: 202, or 200 if it is active already."""
         parsed: Any = json_of(await body_of(request, WAKE_BYTES))
         model = model_of(parsed.get("model") if isinstance(parsed, dict) else None)
-        cause, sender = request_cause(request), sender_of(request)
+        sender = sender_of(request)
+        cause = sender.cause(request_cause(request))
         model = self._limits.begin(sender, model)
         self._limits.end(sender, model, Tokens())  # it waits for nothing
         self._wakes(sender, model)
@@ -138,12 +140,14 @@ class GatewayApi:
 
     def _wakes(self, sender: Caller, model: str) -> None:
         """Note that a tenant wakes a model. Raises RouterError 429 where it wakes too many others already."""
+        if not sender.tenant:
+            return
         tenant = self._limits.tenants.of(sender.tenant)
         most = (tenant and tenant.concurrency) or MOST_WAKING
         now, waking = time.monotonic(), self._waking.setdefault(sender.tenant, {})
         for other in [name for name, until in waking.items() if until <= now]:
             del waking[other]
-        if sender.tenant and model not in waking and len(waking) >= most:
+        if model not in waking and len(waking) >= most:
             self._rejected("tenant")
             text = f"the tenant {sender.tenant!r} wakes {len(waking)} other models; try again in 10 s"
             raise RouterError(429, "tenant_limit", text, 10)
@@ -209,7 +213,7 @@ class GatewayApi:
             oldest = data.oldest_wait_ms / 1000
         self._seq = max(self._seq + 1, time.time_ns() // 1_000_000)
         return TrafficSignal(
-            cause=given if printable(given := str(item.get("id") or "")) else source,
+            cause=sender.cause(given if printable(given := str(item.get("id") or "")) else source),
             source=source,
             model=data.model,
             seat=self._seat(data, sender),

@@ -25,7 +25,7 @@ BODY_BYTES_PER_SECOND = 64 * 1024
 
 @dataclass
 class BodyMemory:
-    """Bytes of all bodies in memory, from the first byte received until the call has ended; in total and per caller."""
+    """Bytes of all bodies and long heads in memory, until the call has ended; in total and per caller."""
 
     most_bytes: int
     most_bytes_per_caller: int
@@ -97,11 +97,13 @@ class RequestBody:
             raise intake.refused(too_large(most_bytes, setting), closes=True)
         if self._encoding:
             self._unpacker()
-        self._check(head.length or 0)
+        self._check(head.weight + (head.length or 0))
         self.expected = "expect" in fields and head.version == "1.1" and self._expected(fields["expect"])
         """Whether the caller waits for ``100 Continue``."""
         self.small: bytes | None = None
         """The body, once it is complete, if it is small and was not compressed: others go through ``unpacked``."""
+        self._weight = head.weight
+        intake.memory.take(caller, self._weight)
 
     def feed(self, data: bytes) -> int:
         """Take bytes; return where the body ends in them, or -1 if it goes on."""
@@ -168,8 +170,9 @@ class RequestBody:
 
     def close(self) -> None:
         """Forget the body."""
-        self._intake.memory.give_back(self._caller, self._size)
-        self._size, self._pieces, self.small = 0, [], None
+        self._intake.memory.give_back(self._caller, self._size + self._weight)
+        self._size = self._weight = 0
+        self._pieces, self.small = [], None
 
     def _keep(self, piece: bytes) -> None:
         self._check(len(piece))

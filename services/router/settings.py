@@ -64,7 +64,7 @@ class RouterSettings(RouterConstants, Settings):
     queue_limit: int = Field(2000, ge=0)
     """Most requests that wait for one model; further ones get a 429."""
     held_bytes: int = Field(256 * 2**20, ge=0)
-    """Most bytes of request bodies in memory, from their first byte until they are answered, and half of it
+    """Most bytes of request bodies and long heads in memory, until they are answered, and half of it
     for one API key, or one address where no keys are used; more get a 429."""
     body_bytes: int = Field(32 * 2**20, gt=0)
     """Largest request body, unpacked; a larger one gets a 413."""

@@ -67,6 +67,26 @@ def test_partial_heads_take_little_memory_and_others_are_served(tmp_path: Path) 
         assert stack.memory_bytes(peak=True) < 300 * MIB
 
 
+@pytest.mark.parametrize("kind", ["heads without their body", "heads of held calls", "bytes after held calls"])
+def test_what_waits_in_complete_requests_is_counted(tmp_path: Path, kind: str) -> None:
+    body = call()
+    head = b"POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % (PATH.encode(), len(body))
+    if kind == "bytes after held calls":  # they come with a request that is answered at once
+        data = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + head + b"\r\n" + body + b"y" * 60_000
+    else:
+        data = head + b"".join(b"X-%d: %s\r\n" % (at, b"y" * 115) for at in range(124)) + b"\r\n"
+        data += body if kind == "heads of held calls" else b""
+    with RawEngine() as engine, Stack(tmp_path / "stack", held_bytes=20 * MIB) as stack:
+        stack.seat("s0", "llama", engine.endpoint, SeatState.PARKED)
+        before = stack.memory_bytes()
+        with many(stack, 2000, data):
+            assert stack.get("/healthz").status == 200  # those before have been taken
+            assert stack.rejected("body_memory") + stack.rejected("pipelined") > 500
+            assert stack.memory_bytes() < before + 64 * MIB
+            assert stack.metric("kybernate_router_body_bytes") <= 20 * MIB
+        stack.wait(lambda: stack.metric("kybernate_router_body_bytes") == 0, "what has ended is forgotten")
+
+
 class TlsStack(Stack):
     """A router whose port speaks TLS; its callers trust it."""
 

@@ -103,11 +103,16 @@ def test_signals_of_a_tenant_are_for_its_models(shares: tuple[Stack, RawEngine, 
 
 
 def test_a_request_of_another_tenant_cannot_take_its_name(shares: tuple[Stack, RawEngine, dict[str, bytes]]) -> None:
-    stack, _, keys = shares
+    stack, engine, keys = shares
     causes = {
         stack.post(PATH, call(), keys[name], b"X-Request-Id: mine").header("X-Kyb-Cause") for name in ("a-app", "b-app")
     }
     assert causes == {"a:mine", "b:mine"}
+    seat(stack, "s0", "llama", engine.endpoint, SeatState.ACTIVE, keys["viewer"])
+    woken = stack.post("/v1/wake", call(), keys["b-app"], b"X-Request-Id: a:mine")
+    assert json.loads(woken.body)["cause"] == "b:a:mine"
+    permit = get(stack, "/v1/hold?model=llama", keys["a-gateway"], b"X-Request-Id: mine")
+    assert permit.header("X-Kyb-Cause") == "a:mine"
 
 
 def test_without_a_key_nothing_costs_much(shares: tuple[Stack, RawEngine, dict[str, bytes]]) -> None:

@@ -285,7 +285,7 @@ async def test_bodies_for_the_router_take_no_memory_of_calls() -> None:
         head = b"POST /v1/signals HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 500000\r\n\r\n"
         open_ones: list[asyncio.StreamWriter] = []
         refused = b""
-        for _ in range(40):
+        for _ in range(80):
             reader, writer = await asyncio.open_connection(host, int(port))
             open_ones.append(writer)
             writer.write(head)

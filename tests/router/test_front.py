@@ -568,3 +568,21 @@ async def test_a_5xx_of_an_engine_that_accepts_no_connection_after_it_is_not_the
         await w.manager.move("s0", SeatState.LOST)
         async with engine(w, serve):
             assert ((await waiting).status, asked) == (200, 1)
+
+
+async def test_what_a_held_call_keeps_is_counted_until_it_ends() -> None:
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.PARKED)
+        w.manager.auto = False
+        front, host = w.router.front, w.url.removeprefix("http://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host[0], int(host[2]))
+        body, first = b'{"model": "llama"}', b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body)
+        head += b"X-Long: %s\r\n\r\n" % (b"y" * 8_000)
+        writer.write(first + head + body + b"z" * 9_000)  # all in one piece
+        memory = w.router.calls.intake.memory
+        await until(lambda: front.partial.total == 9_000, what="the bytes behind the call", timeout=5)
+        assert memory.total > len(body) + 3 * len(head)
+        writer.close()
+        await until(lambda: front.partial.total == memory.total == 0, what="nothing is counted any more", timeout=5)
+        del reader

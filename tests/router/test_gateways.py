@@ -6,12 +6,18 @@ from typing import Any
 
 import pytest
 
+from kybernate.clock import Clock
 from kybernate.messages import (
     ActivateSeat,
     CommandReply,
     TrafficSignal,
 )
 from kybernate.seat import SeatState
+from services.router.auth import ANYBODY
+from services.router.core.tenants import Tenants
+from services.router.gateways import GatewayApi
+from services.router.limits import TenantLimits
+from services.router.settings import RouterSettings
 from tests.router.world import world
 from tests.until import until
 
@@ -194,3 +200,11 @@ async def test_metrics_have_the_published_names():
         labels = {"hold_seconds": LABELS, "time_to_first_byte_seconds": LABELS, "control_overhead_seconds": ""}
         for name, label in labels.items():
             assert f"kybernate_router_{name}_count{label} 1.0" in text
+
+
+def test_a_router_with_no_keys_remembers_no_wakes() -> None:
+    limits = TenantLimits(Tenants(), Any, lambda _: None)  # type: ignore[arg-type]
+    api = GatewayApi(RouterSettings(), Clock(1.0), Any, Any, lambda _: None, limits)  # type: ignore[arg-type]
+    for at in range(3):
+        api._wakes(ANYBODY, f"no-such-model-{at}")
+    assert not any(api._waking.values())

@@ -56,6 +56,8 @@ class Head:
     """What ``passed`` returned last, and for what."""
     withheld: tuple[object, frozenset[bytes]] | None = None
     """Names of the fields that carry a key, and the keys that were looked for."""
+    weight: int = 0
+    """Bytes of memory that it takes; 0 for one that is remembered, which its connection pays for."""
 
     def of_length(self, length: int) -> "Head":
         """Return the same head with another length."""
@@ -191,6 +193,8 @@ class HeadParser:
             return None
         head = self._head(self._parser)
         self._known = _known(head, whole[:end])
+        if self._known is None:
+            head.weight = 3 * end + 256 * len(head.pairs)  # measured
         self._begin()
         return head, whole[end:]
 
