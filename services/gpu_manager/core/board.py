@@ -122,17 +122,17 @@ class Board:
                 node.effects.append(InvariantBroken(gpu, text))
 
     def _advance(self, message: object, now: Now, claims: set[str], *, repeated: bool) -> None:
-        """Let every concerned group follow its demand, decide if it is in no switch, and step its switch."""
+        """Let every concerned group follow its demand, and step its switch or decide whether one begins."""
         node = self.node
         node.moved_views.clear()
         for group in _due(node, message, now, claims=claims, repeated=repeated):
             for seat in node.seats_on(group):
                 _follow_demand(node, seat, now)
                 allocations.end_of_life(node, seat, now)
-            if group.name not in node.switches:
+            if (under_way := node.switches.get(group.name)) is not None:
+                switch.step(node, under_way, now)
+            else:
                 arbiter.decide(node, group, now)
-            if group.name in node.switches:
-                switch.step(node, node.switches[group.name], now)
         for rider in node.riders["step"]:
             rider.step(node, now)
 

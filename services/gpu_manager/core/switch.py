@@ -82,10 +82,11 @@ def drain(
 
 
 def activate(node: NodeState, group: Group, incoming: ManagedSeat, reason: str, now: Now) -> None:
-    """Begin the switch that brings a parked seat to a free slot."""
+    """Begin the switch that brings a parked seat to a free slot: its job is sent at once."""
     switch = _begin(node, group, None, incoming, now)
     decisions.of_switch(node, switch, reason, now)
     _lease(node, switch, incoming, now)
+    step(node, switch, now)
 
 
 def _begin(
