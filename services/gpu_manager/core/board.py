@@ -45,7 +45,7 @@ from services.gpu_manager.core.inputs import (
 )
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.riders import RIDERS, operations
-from services.gpu_manager.core.state import Effect, NodeSetup, NodeState, by_hook
+from services.gpu_manager.core.state import Effect, NodeSetup, NodeState, Rider, by_hook
 
 S = SeatState
 
@@ -133,7 +133,7 @@ class Board:
                 switch.step(node, under_way, now)
             else:
                 arbiter.decide(node, group, now)
-        for rider in node.riders["step"]:
+        for rider in node.riders[Rider.step]:
             rider.step(node, now)
 
 
