@@ -58,6 +58,15 @@ def replace(path: Path, content: str | bytes, *, durable: bool, mode: int | None
         sync_folder(path.parent)
 
 
+def append(handle: int, line: bytes) -> None:
+    """Write the whole line or nothing: a full disk accepts a part, to which the next line would be appended. Blocking.
+    Raises OSError."""
+    before = os.fstat(handle).st_size
+    if os.write(handle, line) != len(line):
+        os.ftruncate(handle, before)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder survive a crash of the machine. Blocking. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

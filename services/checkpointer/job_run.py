@@ -123,27 +123,14 @@ class JobRun:
         if ended is not None:
             self._first[target.seat] = ended
             return
-        backend, note = self._backends[target.backend], self._note(half, target.seat)
-        found, begun = await self._begin(half, backend, target, key)
-        processes = found if isinstance(found, SeatProcesses) else None
-        if isinstance(found, Ending):
-            ending = found
-        else:
+        found, begun = await self._begin(half, target, key)
+        if isinstance(found, SeatProcesses):
             self._first[target.seat] = _started(target)  # for who asks; no report, since nothing follows from it
-            if half == "kill":
-                ending = await backend.kill(found, note)
-            elif begun:
-                ending = await backend.replay(found, self._intent(half, target, JobGoal.PARKED), note)
-            else:
-                ending = await backend.park(found, note)
-                _add(ending, "verify", self._recording.get(target.seat, 0.0))
-            ending = await self._verified(half, found, ending)
-            ending.unverified = found.unverified
-            self._weigh(found, ending)
-        progress = progress_of(target, ending)
+        progress = await self._act(half, target, found, begun=begun)
         # Before the report: the manager may use the seat in another job at once.
-        await self._close(half, progress, processes)
-        self._report_first(progress)
+        await self._close(half, target, progress, found)
+        self._first[target.seat] = progress
+        self._report(self.status)
 
     async def _second_half(self) -> None:
         async with self._retarget_lock:  # from here on it cannot be retargeted
@@ -155,29 +142,38 @@ class JobRun:
             if ended is not None:
                 self._activate = ended
                 return
-            backend, note = self._backends[target.backend], self._note("activate", target.seat)
-            found, begun = await self._begin("activate", backend, target, self.file.group)
-        processes = found if isinstance(found, SeatProcesses) else None
-        if isinstance(found, Ending):
-            ending = found
-        else:
+            found, begun = await self._begin("activate", target, self.file.group)
+        if isinstance(found, SeatProcesses):
             self._activate = _started(target)
-            if begun:
-                ending = await backend.replay(found, self._intent("activate", target, JobGoal.ACTIVE), note)
-            else:
-                ending = await backend.activate(found, note)
-            ending = await self._verified("activate", found, ending)
-            ending.unverified = found.unverified
-            self._weigh(found, ending)
-        progress = progress_of(target, ending)
-        self._report_second(progress)
-        await self._close("activate", progress, processes)
+        progress = self._activate = await self._act("activate", target, found, begun=begun)
+        self._report(self.status)
+        await self._close("activate", target, progress, found)
 
-    async def _begin(
-        self, half: HalfName, backend: Backend, target: SeatTarget, key: str
-    ) -> tuple[SeatProcesses | Ending, bool]:
+    async def _act(
+        self, half: HalfName, target: SeatTarget, found: SeatProcesses | Ending, *, begun: bool
+    ) -> SeatProgress:
+        """Do a half with the processes that were found. ``begun``: a crash interrupted it."""
+        if isinstance(found, Ending):
+            return progress_of(target, found)
+        backend, note = self._backends[target.backend], self._note(half, target.seat)
+        if half == "kill":
+            ending = await backend.kill(found, note)
+        elif begun:
+            ending = await backend.replay(found, self._intent(half, target), note)
+        elif half == "activate":
+            ending = await backend.activate(found, note)
+        else:
+            ending = await backend.park(found, note)
+            _add(ending, "verify", self._recording.get(target.seat, 0.0))
+        ending = await self._verified(half, found, ending)
+        ending.unverified = found.unverified
+        self._weigh(found, ending)
+        return progress_of(target, ending)
+
+    async def _begin(self, half: HalfName, target: SeatTarget, key: str) -> tuple[SeatProcesses | Ending, bool]:
         """(the processes of a half, journaled; without any, the ending; True if a crash interrupted the half)."""
         self._spans.begin(half, target)
+        backend = self._backends[target.backend]
         begun = self._begun(half, target)
         if begun is not None:
             return begun, True
@@ -233,8 +229,9 @@ class JobRun:
             processes = processes.moved()  # it had been restored elsewhere, and then been checkpointed there
         return processes.model_copy(update=self._past(target))
 
-    def _intent(self, half: HalfName, target: SeatTarget, goal: JobGoal) -> JobGoal:
+    def _intent(self, half: HalfName, target: SeatTarget) -> JobGoal:
         """Goal of a replay. A process that a restore has spent reads CHECKPOINTED for ever: it is ended."""
+        goal = JobGoal.PARKED if half == "park" else JobGoal.ACTIVE
         return JobGoal.DEAD if self.file.stepped(half, target.seat, SPENT) else goal
 
     def _past(self, target: SeatTarget) -> dict[str, int]:
@@ -267,12 +264,14 @@ class JobRun:
 
         return note
 
-    async def _close(self, half: HalfName, progress: SeatProgress, processes: SeatProcesses | None) -> None:
+    async def _close(
+        self, half: HalfName, target: SeatTarget, progress: SeatProgress, found: SeatProcesses | Ending
+    ) -> None:
         """Keep or forget the seat's processes, and journal how the half ended."""
         self._spans.end(half, progress)
-        if progress.outcome == "parked" and processes is not None and self._keeps(progress.seat):
-            kept = {"residue_bytes": progress.residue_bytes}
-            self._journal.remember(processes.model_copy(update=kept))
+        keeps = self._backends[target.backend].keeps_processes
+        if progress.outcome == "parked" and isinstance(found, SeatProcesses) and keeps:
+            self._journal.remember(found.model_copy(update={"residue_bytes": progress.residue_bytes}))
         elif progress.outcome not in ("parked", "quarantined"):
             self._journal.forget(progress.seat)
         record = Record(kind="end", half=half, seat=progress.seat, progress=progress)
@@ -286,18 +285,6 @@ class JobRun:
             reason=progress.reason,
             seconds={name: round(value, 4) for name, value in progress.seconds.items()},
         )
-
-    def _keeps(self, seat: str) -> bool:
-        backend = next(target.backend for target in self.file.targets if target.seat == seat)
-        return self._backends[backend].keeps_processes
-
-    def _report_first(self, progress: SeatProgress) -> None:
-        self._first[progress.seat] = progress
-        self._report(self.status)
-
-    def _report_second(self, progress: SeatProgress) -> None:
-        self._activate = progress
-        self._report(self.status)
 
 
 async def find_processes(journal: Journal, backend: Backend, target: SeatTarget, key: str, epoch: int) -> SeatProcesses:

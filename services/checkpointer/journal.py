@@ -15,7 +15,6 @@ no event loop and no step.
 
 import asyncio
 import contextlib
-import errno
 import json
 import os
 import time
@@ -198,7 +197,7 @@ class Journal:
                 self._open[job.op] = _OpenFile(_create(job.path, line), job.path)
                 return
             with files.named(job.path):
-                _append(made, line)
+                files.append(made, line)
             os.rename(self._jobs / NEXT, job.path)
             self._open[job.op] = _OpenFile(made, job.path)
             self._sync_beside(self._open[job.op])
@@ -268,7 +267,7 @@ class Journal:
             file = self._open[job.op]
             self._change_parked()
             with files.named(job.path):
-                _append(file.handle, record.line())
+                files.append(file.handle, record.line())
             _raise(self._filed, gpus, epoch)
             if then is not None:
                 then(file)
@@ -389,18 +388,10 @@ def _parse(path: Path, read: Callable[[str], R]) -> R | None:
 def _create(path: Path, line: bytes) -> int:
     handle = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     with files.named(path):
-        _append(handle, line)
+        files.append(handle, line)
         os.fsync(handle)
         files.sync_folder(path.parent)
     return handle
-
-
-def _append(handle: int, line: bytes) -> None:
-    """Write the whole line or nothing: a full disk accepts a part, to which the next line would be appended."""
-    before = os.fstat(handle).st_size
-    if os.write(handle, line) != len(line):
-        os.ftruncate(handle, before)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _reopen(path: Path) -> int:

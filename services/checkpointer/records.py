@@ -125,25 +125,21 @@ class JobFile:
 
     def begun(self, half: HalfName, seat: str) -> SeatProcesses | None:
         """The processes that a half was journaled with; None if it was not begun."""
-        for record in reversed(self.records):
-            if record.kind == "half" and record.half == half and record.seat == seat:
-                return record.unit
-        return None
+        found = (r.unit for r in reversed(self.records) if (r.kind, r.half, r.seat) == ("half", half, seat))
+        return next(found, None)
 
     def stepped(self, half: HalfName, seat: str, step: str) -> bool:
         """True if a step was journaled in this half."""
-        return any(r.kind == "step" and (r.half, r.seat, r.step) == (half, seat, step) for r in self.records)
+        return any((r.kind, r.half, r.seat, r.step) == ("step", half, seat, step) for r in self.records)
 
     def touched(self, half: HalfName, seat: str) -> bool:
         """True if any step was journaled in this half."""
-        return any(r.kind == "step" and (r.half, r.seat) == (half, seat) for r in self.records)
+        return any((r.kind, r.half, r.seat) == ("step", half, seat) for r in self.records)
 
     def ended(self, half: HalfName, seat: str) -> SeatProgress | None:
         """How a half ended for a seat; None before the end."""
-        for record in reversed(self.records):
-            if record.kind == "end" and record.half == half and record.seat == seat:
-                return record.progress
-        return None
+        found = (r.progress for r in reversed(self.records) if (r.kind, r.half, r.seat) == ("end", half, seat))
+        return next(found, None)
 
 
 def kill_op(job: KillJob) -> str:

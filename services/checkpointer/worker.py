@@ -118,7 +118,8 @@ class CheckpointWorker:
             if not file.done:
                 log.warning("job.replayed", op=file.op, epoch=file.epoch, records=len(file.records))
                 self.replaying.add(file.op)
-                self._start(file)
+                run = self.running[file.op] = self._run_of(file)
+                self._spawn(self._run(run), f"job {file.op}")
         self._spawn(self._warm(), "warm")
         handlers: tuple[tuple[type[Job], Callable[[Message], Awaitable[BaseModel]]], ...] = (
             (SwitchJob, _typed(SwitchJob, self.switch)),
@@ -245,10 +246,6 @@ class CheckpointWorker:
         self._spawn(self._run(run), f"job {file.op}")
         log.info("job.journaled", op=file.op, epoch=file.epoch)
         return self._taken(run.status)
-
-    def _start(self, file: JobFile) -> None:
-        run = self.running[file.op] = self._run_of(file)
-        self._spawn(self._run(run), f"job {file.op}")
 
     def _run_of(self, file: JobFile) -> JobRun:
         cause = file.command.cause

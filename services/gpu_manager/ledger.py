@@ -7,7 +7,6 @@ seat: every live process without park evidence then holds its group.
 """
 
 import contextlib
-import errno
 import hashlib
 import os
 from dataclasses import dataclass, field, replace
@@ -279,7 +278,8 @@ class LedgerFile:
                     if self._handle is None or self._size + len(line) > self._longest:
                         self._begin(line)
                     else:
-                        self._append(self._handle, line)
+                        files.append(self._handle, line)
+                        self._size, self._durable = self._size + len(line), False
                     self._written = line
                 if durable and not self._durable and self._handle is not None:
                     os.fdatasync(self._handle)
@@ -294,14 +294,6 @@ class LedgerFile:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-    def _append(self, handle: int, line: bytes) -> None:
-        """Append the whole line or nothing: a full disk takes a part, to which the next line would be appended."""
-        if os.write(handle, line) != len(line):
-            os.ftruncate(handle, self._size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self._size += len(line)
-        self._durable = False
 
     def _begin(self, line: bytes) -> None:
         """A new file with this line only, whole and on disk before it takes the old one's place."""

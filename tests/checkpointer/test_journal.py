@@ -223,7 +223,7 @@ async def test_a_parked_seat_is_on_record_before_the_end_of_its_park(
     def crash(*_: object) -> None:
         raise OSError(errno.EIO, "the end of this checkpointer")
 
-    monkeypatch.setattr(journal_module, "_append", crash)
+    monkeypatch.setattr(journal_module.files, "append", crash)
     with pytest.raises(OSError, match="the end of this"):
         await journal.add(journal.jobs["op-1"], Record(kind="end", half="park", seat="s00"), put_off=True)
     assert list(opened(tmp_path).parked) == ["s00"]
@@ -287,7 +287,7 @@ async def test_the_epoch_of_a_job_that_could_not_be_written_does_not_make_the_fi
     journal = loaded()
     await journal.begin(job(1))
     with monkeypatch.context() as patch:
-        patch.setattr(journal_module, "_append", full)
+        patch.setattr(journal_module.files, "append", full)
         with pytest.raises(OSError, match="no space left"):
             await journal.begin(job(2))
     target = SeatTarget(seat="s01", pod_uid="u", container_id="process://2", gpus=("GPU-b",))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 from unittest import mock
 
+from kybernate import files
 from kybernate.bus.node_socket import NodeSocket, connecting, listening
 from kybernate.bus.port import BusError
 from kybernate.messages import (
@@ -37,7 +38,6 @@ from kybernate.messages import (
     SeatTarget,
     SwitchJob,
 )
-from services.checkpointer import journal as files_of_jobs
 from services.checkpointer.backends.port import Backend, Ending, Member, NoProcessError, Note, SeatProcesses
 from services.checkpointer.core.failures import JobGoal
 from services.checkpointer.helper_pool import HelperPool
@@ -468,7 +468,7 @@ class CheckpointerShell:
             self.released.discard(seat.name)
 
     def append(self, handle: int, line: bytes) -> None:
-        """``journal._append``, on a disk that may be full."""
+        """``files.append``, on a disk that may be full."""
         full, self.full = self.full, False
         if full:
             raise OSError(errno.ENOSPC, "no space left")
@@ -509,7 +509,7 @@ def _of_the_disk(error: BaseException) -> bool:
     )
 
 
-_append = files_of_jobs._append
+_append = files.append
 
 
 def explore(seed: int, folder: Path, actions: int = 80) -> Mapping[str, int]:
@@ -520,7 +520,7 @@ def explore(seed: int, folder: Path, actions: int = 80) -> Mapping[str, int]:
         shell = CheckpointerShell(folder, clock, random.Random(seed))
         life = asyncio.create_task(shell.live())
         try:
-            with mock.patch.object(files_of_jobs, "_append", shell.append):
+            with mock.patch.object(files, "append", shell.append):
                 async with shell.open():
                     await shell.bus.until_connected()
                     for _ in range(actions):

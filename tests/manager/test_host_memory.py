@@ -86,7 +86,7 @@ class HostWorld(World):
         switch = GroupSwitch(
             "op", 1, "G0", victim, None, "c", SwitchPhase.DRAINING, Drain(now.model), SwitchTimes(now.wall, now.wall)
         )
-        host_memory.HostMemory().begins(self.node, switch, self.managed(victim), now)
+        host_memory.reserve(self.node, switch, self.managed(victim), now)
 
     def dropped(self) -> list[str]:
         """The seats whose copies the checkpointer was asked to drop; it does so now."""

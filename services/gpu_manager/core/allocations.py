@@ -18,7 +18,7 @@ from services.gpu_manager.core.inputs import (
 from services.gpu_manager.core.managed_seat import PARKED_NOWHERE, START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.core.obstacles import FOREIGN, first, obstacles, of_group
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.state import NodeState, Rider
 
 S, T = SeatState, Trigger
 
@@ -334,7 +334,7 @@ def _on_late_start(node: NodeState, seat: ManagedSeat, progress: SeatProgress, n
             seat.group = group
             node.transition(seat, T.EVIDENCE, now, reason="the driver reports it as parked")
             seat.assume_residue()
-            for rider in node.riders["found"]:
+            for rider in node.riders[Rider.found]:
                 rider.found(node, seat, now, remembered=False)
         case "lost":
             node.transition(seat, T.UNRECOVERABLE, now, reason=progress.reason)
@@ -385,7 +385,7 @@ def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress
     node.transition(seat, CLEARED[progress.outcome], now, reason="the driver reports it as it should be")
     if seat.state is S.PARKED:
         seat.assume_residue()
-    for rider in node.riders["found"]:
+    for rider in node.riders[Rider.found]:
         rider.found(node, seat, now, remembered=False)
 
 

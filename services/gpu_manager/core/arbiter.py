@@ -30,7 +30,7 @@ from services.gpu_manager.core.obstacles import (
     obstacles,
     of_group,
 )
-from services.gpu_manager.core.state import GpuClaim, NodeState
+from services.gpu_manager.core.state import GpuClaim, NodeState, Rider
 
 S, T = SeatState, Trigger
 
@@ -50,11 +50,11 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
     Otherwise do what the policy decides, which is asked again without the free slot when the seat that it picked has no
     room there.
     """
-    state = node.groups[group.name]
+    state, others = node.groups[group.name], view.overlapping(node, group)
     state.wake, state.settles, state.picked = None, False, ""  # an overdue wake would spin
     if _expels(node, group, now):  # (1)
         return
-    others, found = view.overlapping(node, group), first(of_group(node, group, now))
+    found = first(of_group(node, group, now))
     if found is not None and not (others and found.row is SWITCH):  # (2)
         state.why = found.text
         if found.row.kind == "stop":
@@ -88,7 +88,7 @@ def _expels(node: NodeState, group: Group, now: Now) -> bool:
     for seat in view.holders(node, group):
         if seat.state is not S.ACTIVE or seat.backoff.park.active(now):
             continue
-        reason = next(filter(None, (rider.expels(node, seat) for rider in node.riders["expels"])), "")
+        reason = next(filter(None, (rider.expels(node, seat) for rider in node.riders[Rider.expels])), "")
         if reason and first(leaving(node, seat, now)) is None:
             node.claims.pop(group.name, None)
             node.groups[group.name].why = reason
@@ -128,7 +128,7 @@ def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     call, gate.call = gate.call, None
     seat.durable.ticket, gate.ticket_given, gate.ticket_call = call.call, now.wall, call.since
     if seat.state is S.WAITING:
-        for rider in node.riders["starts"]:
+        for rider in node.riders[Rider.starts]:
             rider.starts(node, seat)
         node.transition(seat, T.TICKET, now, epoch=epoch)
     else:

@@ -45,7 +45,7 @@ from services.gpu_manager.core.inputs import (
 )
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.riders import RIDERS, operations
-from services.gpu_manager.core.state import Effect, NodeSetup, NodeState, by_hook
+from services.gpu_manager.core.state import Effect, NodeSetup, NodeState, Rider, by_hook
 
 S = SeatState
 
@@ -122,18 +122,18 @@ class Board:
                 node.effects.append(InvariantBroken(gpu, text))
 
     def _advance(self, message: object, now: Now, claims: set[str], *, repeated: bool) -> None:
-        """Let every concerned group follow its demand, decide if it is in no switch, and step its switch."""
+        """Let every concerned group follow its demand, and step its switch or decide whether one begins."""
         node = self.node
         node.moved_views.clear()
         for group in _due(node, message, now, claims=claims, repeated=repeated):
             for seat in node.seats_on(group):
                 _follow_demand(node, seat, now)
                 allocations.end_of_life(node, seat, now)
-            if group.name not in node.switches:
+            if (under_way := node.switches.get(group.name)) is not None:
+                switch.step(node, under_way, now)
+            else:
                 arbiter.decide(node, group, now)
-            if group.name in node.switches:
-                switch.step(node, node.switches[group.name], now)
-        for rider in node.riders["step"]:
+        for rider in node.riders[Rider.step]:
             rider.step(node, now)
 
 

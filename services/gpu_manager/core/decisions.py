@@ -26,7 +26,7 @@ def of_switch(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> No
     incoming = node.seats[switch.beneficiary] if switch.beneficiary else None
     kind: DecisionKind = "switch" if switch.incoming else "park"
     by: DecidedBy = "operator" if switch.ordered else "claim" if switch.clears_for else "policy"
-    decided(node, group.group, kind, reason, now, victim=victim, incoming=incoming, op=switch.op, by=by)
+    decided(node, group.group, kind, reason, now, victim=victim, incoming=incoming, switch=switch, by=by)
 
 
 def stays(node: NodeState, group: Group, now: Now) -> None:
@@ -55,23 +55,22 @@ def decided(
     *,
     victim: ManagedSeat | None = None,
     incoming: ManagedSeat | None = None,
-    op: str = "",
+    switch: GroupSwitch | None = None,
     by: DecidedBy = "policy",
 ) -> None:
     """Publish a decision about a group."""
     concerned = incoming or victim
-    cause = concerned.default_cause if concerned is not None else f"group-{group.name}"
-    switch = node.switches.get(group.name)
+    cause = concerned.default_cause if switch is None and concerned is not None else f"group-{group.name}"
     node.effects.append(
         GroupDecided(
             id=f"{node.name}:{group.name}:decided:{node.next_seq(now)}",
-            cause=switch.cause if switch is not None and op else cause,
+            cause=switch.cause if switch is not None else cause,
             at=float(now.unix),
             node=node.name,
             group=group.name,
             decision=kind,
             by=by,
-            op=op,
+            op=switch.op if switch is not None else "",
             victim=victim.id if victim is not None else "",
             victim_model=victim.model if victim is not None else "",
             incoming=incoming.id if incoming is not None else "",

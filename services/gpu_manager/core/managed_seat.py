@@ -182,9 +182,9 @@ class ManagedSeat:
     backoff: SeatBackoffs = field(default_factory=SeatBackoffs)
     usage: Usage = field(default_factory=Usage)
     rehearsal: Rehearsal | None = None
+    """Of its present container, while it starts."""
     good_halves: int = 0
     """Good activations since it was demoted, or since this manager started."""
-    """Of its present container, while it starts."""
     copy_ends: bool = False
     """While PARKED: the checkpointer was asked to drop its copy."""
     ended_here: bool | None = None

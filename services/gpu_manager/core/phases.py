@@ -12,7 +12,7 @@ from services.gpu_manager.core.group_switch import CUT_GRACE_SECONDS, GroupSwitc
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import START_DEADLINE_SECONDS, Backoff, ManagedSeat
 from services.gpu_manager.core.stage import Clock, Stage
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.state import NodeState, Rider
 
 S = SeatState
 
@@ -46,7 +46,7 @@ def of_switch(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
     leaves = victim is not None and victim.state in (S.PARKING, S.RELEASING, S.LOST)
     if victim is not None and leaves and victim.group.name == switch.group:
         since = now.wall - switch.times.drained
-        kept_back = (rider.waits(node, switch, now) for rider in node.riders["waits"] if switch.job.sent is None)
+        kept_back = (rider.waits(node, switch, now) for rider in node.riders[Rider.waits] if switch.job.sent is None)
         if found := next((stage for stage in kept_back if stage is not None), None):
             return Stage(found.stage, found.text, {**data, **found.data, "drained_seconds": since}, found.clock)
         taken = "parks it" if switch.job.journaled else "has not confirmed the job"

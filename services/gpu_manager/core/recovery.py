@@ -26,7 +26,7 @@ from services.gpu_manager.core.managed_seat import (
 )
 from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.state import NodeState, Rider
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 
 S = SeatState
@@ -327,7 +327,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     for seat in node.seats.values():  # (5)
         if seat.state is S.PARKED or seat.state in COMING:
             seat.assume_residue()
-        for rider in node.riders["found"]:
+        for rider in node.riders[Rider.found]:
             rider.found(node, seat, now, remembered=seat.id in entries)
     serving = {seat.seat for seat in known.reply.seats if seat.outcome == "active" and seat.gpus}
     _quarantine_conflicts(node, serving)  # (6)

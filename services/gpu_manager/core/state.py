@@ -4,7 +4,7 @@ Pure. Only ``NodeState.transition`` advances a seat: with its epoch and its even
 only while ``Board.handle`` runs; everything else reads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kybernate.annotations import REBALANCE
@@ -66,6 +66,7 @@ Effect = (
 )
 """What follows from a message: the shell carries it out once the ledger is written."""
 
+Hook = Callable[..., object]
 MOVE_SECONDS = 3.0
 """Model seconds that a move is assumed to cost until the first one was measured."""
 
@@ -125,8 +126,8 @@ class NodeState:
     """The whole state of one node's manager; ``board.broken_invariants`` checks it. Epochs and seqs only rise."""
 
     setup: NodeSetup
-    riders: "Mapping[str, tuple[Rider, ...]]"
-    """By hook: those that have it, in the order in which they are asked."""
+    riders: "Mapping[Hook, tuple[Rider, ...]]"
+    """By hook, a method of ``Rider``: those that have it, in the order in which they are asked."""
     manager_url: str = ""
     epoch: int = 0
     seq: int = 0
@@ -277,8 +278,8 @@ class NodeState:
         measured. ``progress``: what the checkpointer reported of it.
         """
         before, backend = seat.become(after(seat.facts, trigger), to), seat.backend
-        for rider in self.riders["after"]:
-            rider.after(seat, before, progress)
+        for rider in self.riders[Rider.after]:
+            rider.after(self, seat, SeatChange(before, switch, progress), now)
         self.moved_views.clear()
         seat.epoch, seat.reason = self.next_epoch(now) if epoch is None else epoch, reason
         if PHASES.get(before) is seat.state:
@@ -338,6 +339,17 @@ class NodeState:
         self.effects.append(InputRefused(text))
 
 
+@dataclass(frozen=True, slots=True)
+class SeatChange:
+    """How a seat has come into its state."""
+
+    before: SeatState
+    switch: GroupSwitch | None = None
+    """In this switch."""
+    progress: SeatProgress | None = None
+    """What the checkpointer reported of it."""
+
+
 class Rider:
     """A feature in one file that forbids, delays and follows decisions. Each hook that it has is called; here are all.
 
@@ -352,9 +364,6 @@ class Rider:
     def expels(self, node: NodeState, holder: ManagedSeat) -> str:
         """Why a seat has to leave its group, whatever the policy decides; empty: it need not."""
         return ""
-
-    def begins(self, node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> None:
-        """A drain begins. It may change how the victim leaves."""
 
     def leaves(self, node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> str:
         """Why a victim is parked now, although requests may be in flight; empty: they end first."""
@@ -375,8 +384,9 @@ class Rider:
         """An engine is healthy: may its seat serve."""
         return True
 
-    def after(self, seat: ManagedSeat, before: SeatState, progress: SeatProgress | None) -> None:
-        """The state of a seat has changed, or it was rehearsed. ``progress``: what became of it in a job."""
+    def after(self, node: NodeState, seat: ManagedSeat, change: SeatChange, now: Now) -> None:
+        """The state of a seat has changed, or it was rehearsed. When a drain begins, it may change how the victim
+        leaves."""
 
     def found(self, node: NodeState, seat: ManagedSeat, now: Now, *, remembered: bool) -> None:
         """A seat was found with its processes. ``remembered``: by the ledger, which may be older than what it keeps."""
@@ -391,7 +401,7 @@ class Rider:
         """The answer to a job that is no switch's."""
 
 
-def by_hook(riders: tuple[Rider, ...]) -> dict[str, tuple[Rider, ...]]:
+def by_hook(riders: tuple[Rider, ...]) -> dict[Hook, tuple[Rider, ...]]:
     """``NodeState.riders`` of these."""
     hooks = {name: hook for name, hook in vars(Rider).items() if not name.startswith("_")}
-    return {name: tuple(one for one in riders if getattr(type(one), name) is not hook) for name, hook in hooks.items()}
+    return {hook: tuple(one for one in riders if getattr(type(one), name) is not hook) for name, hook in hooks.items()}

@@ -30,7 +30,7 @@ from services.gpu_manager.core.group_switch import (
 from services.gpu_manager.core.inputs import EngineSeen, JobAnswered, Now
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
 from services.gpu_manager.core.obstacles import QUARANTINED, first, obstacles
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.state import NodeState, Rider
 
 S, T = SeatState, Trigger
 
@@ -75,17 +75,15 @@ def drain(
         switch.clears_for, switch.cause = clears_for.id, clears_for.cause or switch.cause
     decisions.of_switch(node, switch, reason, now)
     switch.times.leaves = None if view.demand(node, victim).in_flight else now.wall
-    node.routers.forget(victim.id)
-    for rider in node.riders["begins"]:
-        rider.begins(node, switch, victim, now)
     node.transition(victim, T.EVICT, now, epoch=switch.epoch, switch=switch, reason=reason)
 
 
 def activate(node: NodeState, group: Group, incoming: ManagedSeat, reason: str, now: Now) -> None:
-    """Begin the switch that brings a parked seat to a free slot."""
+    """Begin the switch that brings a parked seat to a free slot: its job is sent at once."""
     switch = _begin(node, group, None, incoming, now)
     decisions.of_switch(node, switch, reason, now)
     _lease(node, switch, incoming, now)
+    step(node, switch, now)
 
 
 def _begin(
@@ -132,7 +130,7 @@ def step(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     if switch.phase is SwitchPhase.JOB:
         sent = switch.job.sent
         due = not switch.job.journaled and (sent is None or now.wall >= sent + RESEND_SECONDS)
-        if due and not any(rider.waits(node, switch, now) for rider in node.riders["waits"]):
+        if due and not any(rider.waits(node, switch, now) for rider in node.riders[Rider.waits]):
             _send(node, switch, now)
         late_binding.offer(node, switch, now)
 
@@ -164,7 +162,7 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     if not node.bus_up:  # (4)
         return
     drain = switch.drain
-    leaves = (rider.leaves(node, switch, victim, now) for rider in node.riders["leaves"] if drain.announced)
+    leaves = (rider.leaves(node, switch, victim, now) for rider in node.riders[Rider.leaves] if drain.announced)
     if reason := next(filter(None, leaves), ""):  # (5)
         _drained(node, switch, SwitchTrigger.IDLE, reason, now)
         return
@@ -236,7 +234,7 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
     if seat is None or not answer.container_id or seat.durable.container_id != answer.container_id:
         return
     healthy = seat.state is S.STARTING and answer.healthy
-    if healthy and all(rider.before_serving(node, seat, now) for rider in node.riders["before_serving"]):
+    if healthy and all(rider.before_serving(node, seat, now) for rider in node.riders[Rider.before_serving]):
         found, usage = view.demand(node, seat), seat.usage
         costs, took = seat.durable.costs, (now.wall - seat.entered_wall) * now.pace
         costs.cold_seconds = _mean(costs.cold_seconds or took, took)
@@ -300,7 +298,7 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     park: tuple[SeatTarget, ...] = ()
     if victim is not None:
         park = (victim.target(),)
-        for rider in node.riders["parks"]:
+        for rider in node.riders[Rider.parks]:
             park = (rider.parks(node, victim, park[0]),)
     node.effects.append(
         SwitchJob(
@@ -329,7 +327,7 @@ def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
     """
     switch, reply = node.switch_of_op(answer.op), answer.reply
     if reply is not None and switch is None:
-        for rider in node.riders["on_answer"]:
+        for rider in node.riders[Rider.on_answer]:
             rider.on_answer(node, answer.op, reply, now)
     if switch is None or switch.job.journaled or reply is None or _unsent(node, switch, "answer"):  # (1)
         return
@@ -396,7 +394,7 @@ def on_job_status(node: NodeState, status: JobStatus, now: Now) -> None:
     switch = node.switch_of_op(status.op)
     if switch is None:  # (1)
         _on_kill_status(node, status, now)
-        for rider in node.riders["on_status"]:
+        for rider in node.riders[Rider.on_status]:
             rider.on_status(node, status, now)
         return
     if _unsent(node, switch, "status"):

@@ -18,7 +18,7 @@ from services.gpu_manager.core.demand import ASSUMED_SERVICE_SECONDS, NO_DEMAND,
 from services.gpu_manager.core.group_switch import CUT_GRACE_SECONDS, GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import EngineProbe, Now, WallTime
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.state import NodeState, Rider
 
 S = SeatState
 
@@ -128,21 +128,21 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
     """The policy's view of one seat. ``on``: the other group to which it could move."""
     found, usage, costs = demand(node, seat), seat.usage, seat.durable.costs
     terms, tier = seat.terms, seat.terms.tier
-    learned = node.learning.of(seat.id, terms.model)
+    learned, ages, oldest_wait = node.learning.of(seat.id, terms.model), found.ages(now), found.oldest_wait(now)
     wanted_seconds = None if usage.wanted_since is None else now.model - usage.wanted_since
     start_wait, goes_first = None, False
     if seat.calls(now) and _may_start(node, seat, found, now):
         since = now.wall if seat.gate.called is None else seat.gate.called
         start_wait, goes_first = (now.wall - since) * now.pace, first_in(node, seat, now) < 0
         if _rests(seat):  # it came to the gate when it was parked
-            start_wait = min(start_wait, max(found.oldest_wait(now), wanted_seconds or 0.0))
+            start_wait = min(start_wait, max(oldest_wait, wanted_seconds or 0.0))
     seen = SeatView(
         seat=seat.id,
         state=seat.state,
         group=seat.group.name,
         waiting=found.waiting,
-        ages=found.ages(now),
-        oldest_wait_seconds=found.oldest_wait(now),
+        ages=ages,
+        oldest_wait_seconds=oldest_wait,
         in_flight=found.in_flight,
         tier=terms.tier_name,
         pinned=seat.pinned or goes_first,
@@ -161,7 +161,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         rate_slow=0.0 if learned is None else learned.arrivals.slow.at(float(now.model)),
         vram_bytes=max(taken.values()) if (taken := taken_bytes(node, seat, on or seat.group)) else 0,
     )
-    for rider in node.riders["sees"]:
+    for rider in node.riders[Rider.sees]:
         seen = rider.sees(node, seat, seen, now)
     return seen
 

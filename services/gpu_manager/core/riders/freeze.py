@@ -6,7 +6,6 @@ The policy decides that a victim leaves so. Routers keep the requests, and end t
 from dataclasses import replace
 
 from kybernate.engines import DRIVER_BACKENDS
-from kybernate.messages import SeatProgress
 from kybernate.policy import SeatView
 from kybernate.seat import SeatState
 from services.gpu_manager.core import view
@@ -14,7 +13,7 @@ from services.gpu_manager.core.demand import ASSUMED_SERVICE_SECONDS
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.state import NodeState, Rider
+from services.gpu_manager.core.state import NodeState, Rider, SeatChange
 from services.gpu_manager.ledger import Freeze
 
 S = SeatState
@@ -43,11 +42,6 @@ class Freezes(Rider):
             pinned=seen.pinned or _must_return(node, seat, now),
         )
 
-    def begins(self, node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> None:
-        """Only with a budget, and by the driver: an engine that sleeps answers nothing."""
-        if not _budget(victim):
-            switch.drain.how = "drain"
-
     def leaves(self, node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> str:
         """Every router has closed the seat, and keeps what is in flight."""
         in_flight = view.demand(node, victim).in_flight if switch.drain.how == "freeze" else 0
@@ -57,14 +51,17 @@ class Freezes(Rider):
         victim.durable.freeze = Freeze(float(now.unix), float(now.unix) + budget / now.pace)
         return f"{in_flight} requests in flight are frozen with it, for at most {budget:g} s"
 
-    def after(self, seat: ManagedSeat, before: SeatState, progress: SeatProgress | None) -> None:
-        """They go on, or are lost with it."""
+    def after(self, node: NodeState, seat: ManagedSeat, change: SeatChange, now: Now) -> None:
+        """They are frozen only with a budget, and by the driver: an engine that sleeps answers nothing. They go on, or
+        are lost with their seat."""
+        if change.switch is not None and seat.state is S.DRAINING and not _budget(seat):
+            change.switch.drain.how = "drain"
         if seat.state not in _STATES:
             seat.durable.freeze = Freeze()
 
     def found(self, node: NodeState, seat: ManagedSeat, now: Now, *, remembered: bool) -> None:
         """A switch that goes on may have frozen them a moment ago."""
-        self.after(seat, seat.state, None)
+        self.after(node, seat, SeatChange(seat.state), now)
 
 
 def _budget(seat: ManagedSeat) -> float:

@@ -8,7 +8,7 @@ Either starts cold when it is wanted again. The sum of all accounts never exceed
 
 from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
 from kybernate.engines import DRIVER_BACKENDS, PINNING, REHEARSED, RESTART, SIGNED, WITHOUT_COPY
-from kybernate.messages import JobStatus, KillJob, SeatParked, SeatProgress, SeatTarget
+from kybernate.messages import JobStatus, KillJob, SeatParked, SeatTarget
 from kybernate.seat import COMING, SeatState
 from kybernate.sizes import format_bytes
 from services.gpu_manager.core import view
@@ -16,7 +16,7 @@ from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import AT_HOME, ManagedSeat
 from services.gpu_manager.core.stage import Stage
-from services.gpu_manager.core.state import NodeState, Rider
+from services.gpu_manager.core.state import NodeState, Rider, SeatChange
 
 LEAST_RESERVE_BYTES = 4 * 2**30
 """With ``auto``: what is left to everything else on the machine, at least; a tenth where that is more."""
@@ -60,15 +60,6 @@ def fits(node: NodeState, seat: ManagedSeat) -> bool:
 
 class HostMemory(Rider):
     """Which seat goes without a copy."""
-
-    def begins(self, node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> None:
-        """Reserve the copy of the victim. Without room nothing is frozen with it; begin to drop copies of seats that
-        are expected back later than it, if they are enough."""
-        if node.setup.host_bytes is None or victim.backend == RESTART or _take(node, victim):
-            return
-        switch.drain.how = "drain"
-        for seat in _give_way(node, victim, now):
-            _drop(node, seat, switch.epoch, f"{_without_room(node, victim)}, which is expected back sooner", now)
 
     def waits(self, node: NodeState, switch: GroupSwitch, now: Now) -> Stage | None:
         """Copies are being dropped for that of the victim, and make room in time."""
@@ -114,11 +105,15 @@ class HostMemory(Rider):
         key = "" if target.backend == SIGNED else target.engine_key
         return target.model_copy(update={"backend": RESTART, "engine_key": key})
 
-    def after(self, seat: ManagedSeat, before: SeatState, progress: SeatProgress | None) -> None:
+    def after(self, node: NodeState, seat: ManagedSeat, change: SeatChange, now: Now) -> None:
         """What it keeps of the host's memory now."""
-        durable = seat.durable
+        durable, progress = seat.durable, change.progress
+        if change.switch is not None and seat.state is SeatState.DRAINING:
+            reserve(node, change.switch, seat, now)
         if progress is not None:
-            durable.host_active_bytes = progress.host_bytes or (0 if before in COMING else durable.host_active_bytes)
+            durable.host_active_bytes = progress.host_bytes or (
+                0 if change.before in COMING else durable.host_active_bytes
+            )
         if seat.state in AT_HOME:
             durable.host_taken_bytes = durable.host_active_bytes = 0
             seat.copy_ends = False
@@ -158,6 +153,16 @@ class HostMemory(Rider):
             if seat.backend in PINNING and (durable.measured or not remembered):  # (2)
                 durable.host_active_bytes = durable.host_active_bytes or needed_bytes(seat)
             _keeps_active(seat)  # (3)
+
+
+def reserve(node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> None:
+    """Reserve the copy of a victim whose drain begins. Without room nothing is frozen with it; begin to drop copies of
+    seats that are expected back later than it, if they are enough."""
+    if node.setup.host_bytes is None or victim.backend == RESTART or _take(node, victim):
+        return
+    switch.drain.how = "drain"
+    for seat in _give_way(node, victim, now):
+        _drop(node, seat, switch.epoch, f"{_without_room(node, victim)}, which is expected back sooner", now)
 
 
 def _keeps_active(seat: ManagedSeat) -> None:

@@ -7,7 +7,7 @@ from services.gpu_manager.core.facts import Trigger
 from services.gpu_manager.core.group_switch import RESEND_SECONDS
 from services.gpu_manager.core.inputs import Now, WallTime
 from services.gpu_manager.core.managed_seat import REHEARSAL, ManagedSeat, Rehearsal
-from services.gpu_manager.core.state import NodeState, Rider
+from services.gpu_manager.core.state import NodeState, Rider, SeatChange
 
 S, T = SeatState, Trigger
 COLD_START = 5
@@ -77,8 +77,8 @@ class Rehearsals(Rider):
         if first.outcome == "parked":
             seat.learn_park(first)
         if progress.outcome == "active":
-            for rider in node.riders["after"]:
-                rider.after(seat, seat.state, progress)
+            for rider in node.riders[Rider.after]:
+                rider.after(node, seat, SeatChange(seat.state, progress=progress), now)
         seat.judge_backend(progress, weight=2)
         known, seat.rehearsal.done = seat.rehearsal, progress.outcome == "active"
         if not known.done:
