@@ -45,6 +45,13 @@ class ExhaustiveTtl:
 
 
 @dataclass(frozen=True, slots=True)
+class LeastRecentlyUsed(ExhaustiveTtl):
+    """``exhaustive-ttl`` that keeps models warm for a minute: in groups of one slot, the holder that is idle leaves."""
+
+    ttl_seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class CmuSetup:
     """The seat with the most weighted requests served per second of its visit goes next; ages do not count.
 
@@ -126,6 +133,7 @@ class RandomSeat:
 POLICIES: dict[str, type[Policy]] = {
     **policy.POLICIES,
     "exhaustive-ttl": ExhaustiveTtl,
+    "lru-60": LeastRecentlyUsed,
     "longest-queue": LongestQueue,
     "cmu-setup": CmuSetup,
     "random": RandomSeat,

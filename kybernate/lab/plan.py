@@ -1,11 +1,13 @@
 """How many groups of GPUs a trace needs at an SLO: a search over the simulator. Pure.
 
 Attainment is taken to grow with groups, so that halving finds the fewest; that is checked at the answer: one group less
-was played and is not enough.
+was played and is not enough. A layout that is being searched is played until so many requests have missed their SLO
+that it cannot be enough any more.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from math import ceil, log, log2
 from typing import Any
@@ -16,11 +18,12 @@ from kybernate.lab.simulate.engine import RunOptions, run
 from kybernate.lab.simulate.measures import Interval, blocks, draws, interval, measures
 from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, check
 from kybernate.lab.simulate.node import GB
-from kybernate.policy import Policy
 
 HOURS_OF_MONTH = 730
 SEATS = ("seats", "packed")
 """Names of the layouts that Kybernate runs."""
+TRIED = ("kyb-balanced", "kyb-slo", "kyb-bounded", "exhaustive-ttl", "fifo-switch", "lru-60")
+"""Policies that are tried unless others are asked for: the modes, and simple rules in the same pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,8 @@ class Goal:
     gpus_per_group: int = 1
     price: float = 0.0
     """Of one GPU for an hour."""
-    policy: str = "kyb-balanced"
+    policies: tuple[str, ...] = TRIED
+    """The first is searched whole; each other one only where it would need fewer groups."""
     model_share: float = 0.0
     """Of each model's requests within the SLO."""
     spare: int = 0
@@ -67,6 +71,7 @@ class PlannedLayout:
     wait_mean_s: float
     wait_p99_s: float
     slo_attainment: float
+    """Of a layout that was not played to its end: no more than this."""
     switches_per_hour: float
     moves_per_hour: float
     gpu_hours: float
@@ -87,6 +92,9 @@ class PlannedLayout:
     """Host memory with all models of the seats parked."""
     stretch: float = 1.0
     """Time in flight, divided by that of a model alone on its GPUs."""
+    policy: str = ""
+    whole: bool = True
+    """False: it was played until it could not be enough any more, and other figures than the share are not known."""
 
     def row(self) -> dict[str, Any]:
         """As plain data."""
@@ -98,18 +106,54 @@ def plan(
     goal: Goal,
     options: RunOptions | None = None,
     played: Callable[[PlannedLayout], None] | None = None,
+    *,
+    whole: bool = False,
 ) -> list[PlannedLayout]:
-    """For each number of slots the fewest groups that are enough (or the most that were tried, if they are not), the
-    same for seats that share memory and under llama-swap's rule; then models that stay in memory, and one group per
-    model. ``played`` gets every layout that was tried. Raises SimulationError, ValueError.
+    """For each number of slots the fewest groups that are enough under the first policy (or the most that were tried,
+    if they are not), and under each other policy that needs fewer; the same for seats that share memory and under
+    llama-swap's rule; then models that stay in memory, and one group per model. ``played`` gets every layout that was
+    tried; ``whole``: all of them are played to their end. Raises SimulationError, ValueError.
     """
-    return list(_Planner(scenario, goal, options or RunOptions(), played or (lambda layout: None)).rows())  # noqa: ARG005
+    return list(_Planner(scenario, goal, options or RunOptions(), played or (lambda layout: None), whole).rows())  # noqa: ARG005
 
 
 def most_runs(seats: int, goal: Goal) -> int:
     """So many layouts are played at most."""
-    each = 2 * ceil(log2(max(1, min(goal.groups_max, seats)))) + 1
-    return (len(goal.slots) + bool(goal.memory_bytes) + 1) * each + (2 if goal.gpu else 0) + 1
+    most, each, high = min(goal.groups_max, seats), 1, 1
+    while high < most:
+        each, high = each + 1, min(high + max(1, high // 2), most)
+    each += ceil(log2(max(1, most // 3)))
+    return (len(goal.slots) + bool(goal.memory_bytes)) * (each + len(goal.policies) - 1) + each + 3
+
+
+class _TooFewError(Exception):
+    """So many requests missed their SLO that the goal cannot be reached; the argument is the share that is left."""
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """Ends a run at the miss that is one too many: of all requests, of a tier's, or of a model's."""
+
+    scenario: Scenario
+    goal: Goal
+    missed: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        for index, count in Counter(self.scenario.seat).items():
+            for name in self._names(index):
+                self.counts[name] += count
+
+    def _names(self, seat: int) -> tuple[str, str, str]:
+        spec = self.scenario.seats[seat]
+        return "", f"tier/{spec.tier}", f"model/{spec.name}"
+
+    def __call__(self, seat: int) -> None:
+        for name in self._names(seat):
+            self.missed[name] += 1
+            share = self.goal.model_share if name.startswith("model/") else self.goal.share
+            if (self.counts[name] - self.missed[name]) / self.counts[name] < share:
+                raise _TooFewError(1 - self.missed[""] / self.counts[""])
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,28 +162,52 @@ class _Planner:
     goal: Goal
     options: RunOptions
     played: Callable[[PlannedLayout], None]
+    whole: bool
 
     def rows(self) -> Iterator[PlannedLayout]:
-        goal, policy = self.goal, POLICIES[self.goal.policy]()
+        goal = self.goal
+        groups = 1
         for slots in goal.slots:
-            yield self.fewest("seats", policy, slots)
+            for layout in self.shared("seats", slots):
+                groups = layout.groups - goal.spare
+                yield layout
         if goal.memory_bytes:
-            yield self.fewest("packed", policy, len(self.scenario.seats), memory_bytes=goal.memory_bytes)
-        yield self.fewest("llama-swap", POLICIES["exhaustive-ttl"](), 1, fixed=True)
+            yield from self.shared("packed", len(self.scenario.seats), goal.memory_bytes)
+        yield self.fixed(groups)
         if goal.gpu and goal.gpus_per_group == 1:
             yield from self.resident(knowledge().gpus[goal.gpu])
         yield self.dedicated()
 
-    def fewest(
-        self, name: str, policy: Policy, slots: int, *, memory_bytes: int = 0, fixed: bool = False
-    ) -> PlannedLayout:
-        move = None if fixed else self.goal.move_seconds
+    def shared(self, name: str, slots: int, memory_bytes: int = 0) -> Iterator[PlannedLayout]:
+        """The first policy's row, and that of each policy that needs fewer groups than all before it."""
+        most = min(self.goal.groups_max, len(self.scenario.seats))
+        least = self.least(most, slots, self.goal.move_seconds, memory_bytes)
+        best: PlannedLayout | None = None
+        for policy in self.goal.policies:
+
+            def tried(groups: int, policy: str = policy, first: bool = best is None) -> PlannedLayout:
+                made = regrouped(self.scenario, groups, slots, self.goal.move_seconds, memory_bytes)
+                return self.play(name, made, policy, searched=not first or groups < most)
+
+            if best is None or not best.enough:
+                found: PlannedLayout | None = fewest(tried, most, least)
+            else:
+                found, groups = None, best.groups - self.goal.spare - 1
+                while groups >= least and (one := tried(groups)).enough:
+                    found, groups = one, groups - 1
+            if found is not None and (best is None or found.enough):
+                best = found
+                yield best
+
+    def fixed(self, begin: int) -> PlannedLayout:
+        """The fewest groups under llama-swap's rule, where each model stays on its own."""
+        most = min(self.goal.groups_max, len(self.scenario.seats))
 
         def tried(groups: int) -> PlannedLayout:
-            return self.play(name, regrouped(self.scenario, groups, slots, move, memory_bytes), policy)
+            made = regrouped(self.scenario, groups, 1, None)
+            return self.play("llama-swap", made, "exhaustive-ttl", searched=groups < most)
 
-        most = min(self.goal.groups_max, len(self.scenario.seats))
-        return fewest(tried, most, self.least(most, slots, move, memory_bytes))
+        return fewest(tried, most, self.least(most, 1, None, 0), begin)
 
     def least(self, most: int, slots: int, move: float | None, memory_bytes: int) -> int:
         """So many groups hold the pinned seats and leave room for others; ``most`` where none of so many do."""
@@ -156,7 +224,7 @@ class _Planner:
     def dedicated(self) -> PlannedLayout:
         """One group per model: each is activated once and stays."""
         alone = regrouped(self.scenario, len(self.scenario.seats), 1, None)
-        return self.play("dedicated", alone, POLICIES["exhaustive"](), resident=True)
+        return self.play("dedicated", alone, "exhaustive", resident=True)
 
     def resident(self, kind: GpuKind) -> Iterator[PlannedLayout]:
         """All models stay in memory: time slices of whole GPUs, and MIG slices with their share of the bandwidth."""
@@ -177,30 +245,44 @@ class _Planner:
                 move_seconds=None,
             )
             options = replace(self.options, sharing=max(self.options.sharing, sliced.slowdown))
-            yield self.play("time-slicing", shared, POLICIES["exhaustive"](), resident=True, options=options)
+            yield self.play("time-slicing", shared, "exhaustive", resident=True, options=options)
         if any(kind.slices(size) for size in sizes) and max(sizes) <= kind.memory:
             parts = [kind.slices(size) or 1 for size in sizes]
             alone = regrouped(self.scenario, len(sizes), 1, None)
             slower = (part * parts[seat] for part, seat in zip(alone.service, alone.seat, strict=True))
             gpus = ceil(sum(Fraction(1, part) for part in parts))
             slices = replace(alone, service=tuple(slower))
-            yield self.play("mig", slices, POLICIES["exhaustive"](), resident=True, gpus=gpus)
+            yield self.play("mig", slices, "exhaustive", resident=True, gpus=gpus)
 
     def play(
         self,
         name: str,
         scenario: Scenario,
-        policy: Policy,
+        policy: str,
         *,
         resident: bool = False,
         gpus: int | None = None,
         options: RunOptions | None = None,
+        searched: bool = False,
     ) -> PlannedLayout:
-        """Play one layout. ``resident``: no model is ever parked; ``gpus``: where they are not the groups'."""
-        goal, outcome = self.goal, run(scenario, policy, options or self.options)
-        measured = measures(outcome, scenario)
+        """Play one layout. ``resident``: no model is ever parked; ``gpus``: where they are not the groups';
+        ``searched``: only until it cannot be enough."""
+        goal, rule = self.goal, POLICIES[policy]()
         groups = len(scenario.groups) + goal.spare
         gpus = groups * goal.gpus_per_group if gpus is None else gpus + goal.spare
+        # A policy of another package may look at each parked seat.
+        merged = policy in (*TRIED, "exhaustive") and not getattr(rule, "prefetch", False)
+        missed = _Allowance(scenario, goal) if searched and not self.whole else None
+        try:
+            outcome = run(scenario, rule, replace(options or self.options, merged=merged, missed=missed))
+        except _TooFewError as few:
+            layout = PlannedLayout(
+                name, groups, scenario.groups[0].slots, gpus, False, 0.0, 0.0, few.args[0], 0.0, 0.0, 0.0, 0.0, 0.0,
+                policy=policy, whole=False,
+            )  # fmt: skip
+            self.played(layout)
+            return layout
+        measured = measures(outcome, scenario)
         ends = zip(outcome.finished, scenario.at, outcome.wait, strict=True)
         tier = min(measured.slo_by_tier.values(), default=1.0)
         low, high = attainment_interval(outcome, scenario)
@@ -229,22 +311,29 @@ class _Planner:
             worst_tier_attainment=tier,
             host_gb=host,
             stretch=sum(end - at - wait for end, at, wait in ends) / max(sum(self.scenario.service), 1e-9),
+            policy=policy,
         )
         self.played(layout)
         return layout
 
 
 def verified(
-    layout: PlannedLayout, planned: Scenario, unseen: Scenario, goal: Goal, options: RunOptions | None = None
+    layout: PlannedLayout,
+    planned: Scenario,
+    unseen: Scenario,
+    goal: Goal,
+    options: RunOptions | None = None,
+    *,
+    searched: bool = False,
 ) -> PlannedLayout:
     """The planned groups of seats on requests that the plan has not seen. Models keep their homes, sizes and costs;
-    others get some."""
+    others get some. ``searched``: only until it is known not to be enough."""
     groups, memory = layout.groups - goal.spare, goal.memory_bytes if layout.name == "packed" else 0
     known = {seat.name: seat for seat in regrouped(planned, groups, layout.slots, goal.move_seconds).seats}
     made = regrouped(unseen, groups, layout.slots, goal.move_seconds, memory)
     kept = tuple(known.get(seat.name, seat) for seat in made.seats)
-    planner = _Planner(unseen, goal, options or RunOptions(), lambda layout: None)  # noqa: ARG005
-    return planner.play(layout.name, replace(made, seats=kept), POLICIES[goal.policy]())
+    planner = _Planner(unseen, goal, options or RunOptions(), lambda layout: None, whole=not searched)  # noqa: ARG005
+    return planner.play(layout.name, replace(made, seats=kept), layout.policy, searched=searched)
 
 
 def attainment_interval(outcome: Outcome, scenario: Scenario) -> Interval:
@@ -269,7 +358,8 @@ def headroom(layout: PlannedLayout, scenario: Scenario, goal: Goal, options: Run
     while low < high:
         middle = (low + high + 1) // 2
         faster = sped_up(scenario, _STEP**middle)
-        low, high = (middle, high) if verified(layout, scenario, faster, goal, options).enough else (low, middle - 1)
+        enough = verified(layout, scenario, faster, goal, options, searched=True).enough
+        low, high = (middle, high) if enough else (low, middle - 1)
     return _STEP**low
 
 
@@ -283,16 +373,16 @@ def sped_up(scenario: Scenario, times: float) -> Scenario:
     return replace(scenario, at=tuple(at / times for at in scenario.at), duration=scenario.duration / times)
 
 
-def fewest(tried: Callable[[int], PlannedLayout], most: int, least: int = 1) -> PlannedLayout:
+def fewest(tried: Callable[[int], PlannedLayout], most: int, least: int = 1, begin: int = 1) -> PlannedLayout:
     """The layout with fewest groups, ``least`` to ``most``, that is enough; that with ``most`` when none is. Each
-    number is tried once."""
+    number is tried once, ``begin`` first."""
     known: dict[int, PlannedLayout] = {}
-    low, high = least, least
-    while True:  # upwards by doubling, since few groups are the usual answer
+    low, high = least, min(most, max(least, begin))
+    while True:  # upwards in growing steps: few groups are the usual answer, and too few of them end soon
         known[high] = tried(high)
         if known[high].enough or high == most:
             break
-        low, high = high + 1, min(2 * high, most)
+        low, high = high + 1, min(high + max(1, high // 2), most)
     if not known[high].enough:
         return known[high]
     while low < high:

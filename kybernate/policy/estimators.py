@@ -19,8 +19,11 @@ waits 0.7 % longer (docs/policy.md)."""
 COST_WEIGHT = 0.3
 """Weight of a new value in the mean of park and activate seconds: few values, which change with the machine."""
 
-_LEAST_SEEN = 0.25
+LEAST_SEEN = 0.25
 """Least observed time, in half-lives: the first arrival says little about the rate."""
+_LOG2 = log(2.0)
+_LONG = 37.0
+"""1 - exp(-37) is 1 as a float."""
 
 
 @dataclass(slots=True)
@@ -48,14 +51,15 @@ class Rate:
 
     def at(self, time: float) -> float:
         """Return events per second as estimated at ``time``."""
-        decay = log(2.0) / self.half_life
-        now = max(time, self._last)
-        seen = max(now - self.since, _LEAST_SEEN * self.half_life)
-        return self._sum * exp(-decay * (now - self._last)) * decay / -expm1(-decay * seen)
+        decay = _LOG2 / self.half_life
+        now = time if time > self._last else self._last
+        seen = max(decay * (now - self.since), LEAST_SEEN * _LOG2)
+        faded = self._sum * exp(-decay * (now - self._last)) * decay
+        return faded if seen > _LONG else faded / -expm1(-seen)
 
     def _decay(self, time: float) -> None:
         if time > self._last:
-            self._sum *= exp(-log(2.0) / self.half_life * (time - self._last))
+            self._sum *= exp(-_LOG2 / self.half_life * (time - self._last))
             self._last = time
 
 

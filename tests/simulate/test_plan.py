@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from kybernate.lab.plan import (
     sped_up,
     verified,
 )
-from kybernate.lab.simulate.engine import RunOptions
+from kybernate.lab.simulate.engine import RunOptions, run
 from kybernate.lab.simulate.measures import needed
 from kybernate.lab.traces import load
 from tests.simulate.cases import scenario, seat
@@ -49,7 +50,7 @@ def test_the_search_finds_the_fewest_and_tries_few(least: int, most: int):
     found = fewest(layout, most)
     assert found.groups == min(least, most)
     assert found.enough == (least <= most)
-    assert len(tried) == len(set(tried)) <= 7
+    assert len(tried) == len(set(tried)) <= 9
 
 
 def busy(seats: int = 4):
@@ -69,6 +70,63 @@ def test_what_is_planned_is_enough_one_less_is_not_and_dedicated_needs_one_group
     assert alone.cost == pytest.approx(8 * 100 / 3600 * 2.0)
     assert saved([seats, alone]) == pytest.approx(1 - seats.groups / 4)
     assert alone.switches_per_hour * 119 / 3600 == pytest.approx(4, rel=0.2)
+
+
+def test_another_policy_is_recommended_where_it_needs_fewer_groups_and_a_worse_one_gets_no_row():
+    goal = Goal(share=0.9, move_seconds=1.0, policies=("idle-timeout", "quantum", "exhaustive-ttl", "exhaustive"))
+    tried: list[PlannedLayout] = []
+    found = plan(busy(8), goal, played=tried.append)
+    rows = [(one.policy, one.groups) for one in found if one.name == "seats"]
+    best = smallest(found)
+    assert best is not None
+    assert rows == [("idle-timeout", 8), ("exhaustive-ttl", 7), ("exhaustive", 6)]
+    assert (best.policy, best.groups) == ("exhaustive", 6)
+    assert "quantum" in {one.policy for one in tried if not one.enough}
+    lines = conclusions(
+        PlanReport(busy(8), needed(busy(8)), goal, "20 s", tuple(found), tuple(tried), None, None, None)
+    )
+    assert f"recommended: seats under exhaustive, {best.gpus} GPU" in lines[0]
+    assert verified(best, busy(8), busy(8), goal) == best, "the policy of the layout is the one that is checked"
+
+
+def test_a_search_ends_a_layout_at_the_miss_that_is_one_too_many():
+    goal = Goal(share=0.9, move_seconds=1.0, policies=("kyb-balanced",))
+    tried: list[PlannedLayout] = []
+    plan(busy(), goal, played=tried.append)
+    given_up = [one for one in tried if not one.whole]
+    assert given_up
+    to_the_end: list[PlannedLayout] = []
+    plan(busy(), goal, played=to_the_end.append, whole=True)
+    known = {(one.name, one.groups): one for one in to_the_end}
+    for one in given_up:
+        assert one.slo_attainment < goal.share
+        assert not known[one.name, one.groups].enough
+        assert known[one.name, one.groups].slo_attainment <= one.slo_attainment
+    assert [one for one in tried if one.whole] == [known[one.name, one.groups] for one in tried if one.whole]
+
+
+@pytest.mark.parametrize("name", planner.TRIED)
+@pytest.mark.parametrize("host_bytes", [0, 3 * 10**9])
+def test_parked_seats_shown_as_one_change_no_decision(name: str, host_bytes: int):
+    chance = Random(name)
+    requests = [(chance.uniform(0, 4000), int(12 * chance.random() ** 2), chance.uniform(0.5, 9)) for _ in range(500)]
+    seats = [seat(f"s{index}", activate=2.0 + index / 2, host_bytes=10**9) for index in range(12)]
+    played = regrouped(scenario(requests, seats, host_bytes=host_bytes), 3, 1, 1.5)
+    each, one = (
+        run(played, planner.POLICIES[name](), RunOptions(jitter=0.3, refresh_seconds=0, merged=merged))
+        for merged in (False, True)
+    )
+    assert one.wait == pytest.approx(each.wait)
+    assert one.counters == each.counters
+
+
+def test_every_model_of_a_trace_gets_a_seat(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "many.csv"
+    rows = [f"{at * 9},m{at % 70},80,15" for at in range(140)]
+    path.write_text("\n".join(["arrival_s,model,prompt_tokens,output_tokens", *rows]) + "\n")
+    assert kyb(path, "--cost", "1s/1s", "-o", "json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["requests"], report["needed"]["seats"], report["layouts"][-1]["groups"]) == (140, 70, 70)
 
 
 def test_llama_swaps_rule_keeps_its_seats_at_home_and_is_not_what_kybernate_saves():
@@ -306,7 +364,10 @@ def test_ctrl_c_shows_what_was_played(trace: Path, capsys: pytest.CaptureFixture
     monkeypatch.setattr(planner, "regrouped", _after(planner.regrouped, 1, interrupted))
     assert kyb(trace, "--slo", "0.5:0.99", "--cost", "2s/2s") == 130
     captured = capsys.readouterr()
-    assert [line.split()[:2] for line in captured.out.splitlines() if line.startswith("seats")] == [["seats", "1"]]
+    assert [line.split()[:2] for line in captured.out.splitlines() if line.startswith("seats")] == [
+        ["seats", "kyb-balanced"]
+    ]
+    assert "at most " in captured.out, "one group was given up as soon as it could not be enough"
     assert "interrupted" in captured.err
 
 

@@ -49,8 +49,13 @@ def plan(
     move_seconds: given.MoveSeconds = 3.0,
     fixed: Annotated[bool, typer.Option("--fixed", help="Seats never leave their group.")] = False,
     policy: Annotated[
-        str, typer.Option(help="The name of a policy.", autocompletion=complete_policies)
-    ] = "kyb-balanced",
+        str,
+        typer.Option(
+            metavar="NAME,…",
+            help="The first is searched whole, others where they need less; default: modes and rules.",
+            autocompletion=complete_policies,
+        ),
+    ] = "",
     only: given.Only = None,
     cost: given.Cost = "stock",
     measured: given.Measured = None,
@@ -75,7 +80,7 @@ def plan(
     than --groups-max. Ctrl-C: what was played until then, exit code 130.
     """
     from kybernate.lab.advise import knowledge
-    from kybernate.lab.plan import Goal, headroom, most_runs, saved, smallest, verified
+    from kybernate.lab.plan import TRIED, Goal, headroom, most_runs, saved, smallest, verified
     from kybernate.lab.plan import plan as planned
     from kybernate.lab.simulate.engine import RunOptions, SimulationError
     from kybernate.lab.simulate.measures import needed
@@ -86,16 +91,14 @@ def plan(
     if page is not None:
         plot_library()
     days = _days(forecast)
-    names = chosen_policies(policy)
-    if len(names) > 1:
-        raise CliError(f"--policy {policy}: plan with one policy", 2)
+    names = tuple(chosen_policies(policy)) if policy else TRIED
     if gpu and gpu not in knowledge().gpus:
         raise CliError(f"--gpu {gpu}: is not known; there are {', '.join(knowledge().gpus)}", 2)
     inputs = Inputs(
         traces=tuple(traces), only=tuple(only or ()), groups=groups_max, tiers=tuple(tier or ()),
         pinned=frozenset(pin or ()), cost=cost, measured=measured, vram=tuple(vram or ()), kv=kv,
         slo=None if tier else seconds, cap=cap, start=start, duration=duration, speed_up=speed_up,
-        host_memory=host_memory,
+        host_memory=host_memory, seats=sys.maxsize,
     )  # fmt: skip
     if verify is not None and duration is None:
         raise CliError(f"--verify {verify:g}: give --duration, the seconds that the plan sees", 2)
@@ -103,14 +106,14 @@ def plan(
     unseen = None if verify is None else read_scenario(replace(inputs, start=verify))
     goal = Goal(
         share, groups_max, _counts(slots), int(memory * 1e9), None if fixed else move_seconds, gpus_per_group, price,
-        names[0], each_model, spare, memory_price, gpu,
+        names, each_model, spare, memory_price, gpu,
     )  # fmt: skip
     expected, busiest, left_out = _forecast(inputs, scenario, days) if days else (None, None, 0)
     options = RunOptions(sharing=sharing, jitter=jitter)
     progress = _Progress(most_runs(len(scenario.seats), goal))
     check, interrupted, room = None, False, None
     try:
-        found = planned(scenario, goal, options, progress.add)
+        found = planned(scenario, goal, options, progress.add, whole=page is not None)
         best = smallest(found)
         if unseen is not None and best is not None:
             check = verified(best, scenario, unseen, goal, options)
@@ -160,9 +163,10 @@ class _Progress:
         left = max(0.0, spent / done * (self.most - done))
         text = (
             f"{done} of at most {self.most} layouts, {spent:.0f} s, at most about {left:.0f} s left; "
-            f"{layout.name} on {count(layout.groups, 'group')}: {layout.slo_attainment:.1%}"
+            f"{layout.name} ({layout.policy}) on {count(layout.groups, 'group')}: "
+            f"{'' if layout.whole else 'at most '}{layout.slo_attainment:.1%}"
         )
-        sys.stderr.write(f"\r{text:<110}" if sys.stderr.isatty() else text + "\n")
+        sys.stderr.write(f"\r{text:<120}" if sys.stderr.isatty() else text + "\n")
         sys.stderr.flush()
 
     def end(self) -> None:

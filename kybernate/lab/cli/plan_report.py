@@ -71,7 +71,7 @@ def show(report: PlanReport) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns(report):
-        table.add_column(column, justify="left" if column == "layout" else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column in _OF_ALL[:2] else "right", no_wrap=True)
     for one in report.found:
         table.add_row(*cells(report, one))
     console.print(table)
@@ -88,16 +88,23 @@ def introduction(report: PlanReport) -> list[str]:
         f"E[active] = {need.expected_active:.2f} of {count(need.seats, 'seat')}; if nothing had to be switched, "
         f"{count(need.slots_95, 'slot')} would do for 95 % of the time, {need.slots_99} for 99 %, {need.most} always",
         f"{scenario.name}: {count(len(scenario.at), 'request')} in {scenario.duration / 3600:.3g} h; wanted: "
-        f"{goal.share:.1%}{each} within {report.limit} under {goal.policy}{lost}",
+        f"{goal.share:.1%}{each} within {report.limit}{lost}",
     ]
 
 
+def _share(one: "PlannedLayout") -> str:
+    return ("" if one.whole else "at most ") + f"{100 * one.slo_attainment:.1f}"
+
+
+_OF_ALL = ("layout", "policy", "groups", "slots", "GPUs", "in SLO %")
+"""Columns of layouts that were not played to their end."""
 _COLUMNS: "tuple[tuple[str, Callable[[PlannedLayout], str]], ...]" = (
     ("layout", lambda one: one.name),
+    ("policy", lambda one: one.policy),
     ("groups", lambda one: str(one.groups)),
     ("slots", lambda one: "by memory" if one.name == "packed" else str(one.slots)),
     ("GPUs", lambda one: str(one.gpus)),
-    ("in SLO %", lambda one: f"{100 * one.slo_attainment:.1f}" + ("" if one.enough else " (too few)")),
+    ("in SLO %", lambda one: _share(one) + ("" if one.enough else " (too few)")),
     ("95 %", lambda one: f"{100 * one.slo_low:.1f}-{100 * one.slo_high:.1f}"),
     ("worst model %", lambda one: f"{100 * one.worst_attainment:.1f}"),
     ("mean s", lambda one: f"{one.wait_mean_s:.2f}"),
@@ -123,17 +130,28 @@ def columns(report: PlanReport) -> list[str]:
 
 def cells(report: PlanReport, one: "PlannedLayout") -> list[str]:
     """A row."""
-    return [text(one) for name, text in _COLUMNS if name in columns(report)]
+    shown = columns(report)
+    return [text(one) if one.whole or name in _OF_ALL else "" for name, text in _COLUMNS if name in shown]
 
 
 def conclusions(report: PlanReport) -> list[str]:
     """Lines below the table."""
-    from kybernate.lab.plan import saved
+    from kybernate.lab.plan import saved, smallest
+    from kybernate.policy import POLICIES
 
     found, check = list(report.found), report.check
     lines = []
-    if found and found[-1].name == "dedicated" and saved(found):
-        lines.append(f"seats need {saved(found):.0%} fewer GPUs than one group per model")
+    best = smallest(found)
+    if found and found[-1].name == "dedicated" and best is not None:
+        others = [name for name in report.goal.policies if name != best.policy]
+        text = f"recommended: {best.name} under {best.policy}, {count(best.gpus, 'GPU')}"
+        text += f", {saved(found):.0%} fewer than one group per model" if saved(found) else ""
+        text += f"; no fewer with {', '.join(others)}" if others else ""
+        lines.append(text)
+        if best.policy not in POLICIES:
+            lines.append(
+                f"{best.policy} is a rule of the simulator; a node runs it from a package of yours (docs/policy.md)"
+            )
     if check is not None:
         lines.append(
             f"on the unseen hours: {100 * check.slo_attainment:.1f} % in SLO, worst model {check.worst_model} "
@@ -257,12 +275,16 @@ def _plots(report: PlanReport) -> str:
 
 def curves(played: "Sequence[PlannedLayout]") -> dict[str, list[tuple[int, float]]]:
     """(GPUs, % of requests in SLO) of each layout by its name, and its slots where they differ."""
+    from kybernate.lab.plan import SEATS
+
     slots: dict[str, set[int]] = {}
     for one in played:
         slots.setdefault(one.name, set()).add(one.slots)
+    policies = {one.policy for one in played if one.name in SEATS}
     found: dict[str, list[tuple[int, float]]] = {}
     for one in played:
         label = f"{one.name}, {count(one.slots, 'slot')}" if len(slots[one.name]) > 1 else one.name
+        label += f" ({one.policy})" if one.name in SEATS and len(policies) > 1 else ""
         found.setdefault(label, []).append((one.gpus, 100 * one.slo_attainment))
     return {label: sorted(points) for label, points in found.items()}
 

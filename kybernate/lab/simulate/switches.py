@@ -150,6 +150,8 @@ class Switching:
         self._keep_copy(victim, incoming)
         if victim.waiting or victim.in_flight or victim.spec.pinned:
             world.demand(victim)
+        else:
+            world.rests(victim, rests=True)
         asked = self._others(group, victim, None if planned is incoming else planned)
         if incoming is None or incoming.state is not S.PARKED:
             return (group, *asked)
@@ -220,6 +222,7 @@ class Switching:
         """Activate a parked seat in a group, which becomes its home."""
         world, options = self.world, self.world.options
         moved = incoming.group is not group
+        world.rests(incoming, rests=False)
         world.demanded.pop(incoming.index, None)
         incoming.group.demanded.pop(incoming.index, None)
         if moved:
@@ -269,7 +272,10 @@ class Switching:
                 if world.host_used + need <= limit:
                     break
                 world.host_used -= other.host_used
+                resting = other.rests
+                world.rests(other, rests=False)
                 other.host_used, other.cold, other.seen = 0, True, None
+                world.rests(other, rests=resting)
             if world.host_used + need > limit and victim.frozen_at is None:
                 victim.cold = True
                 return

@@ -5,7 +5,7 @@ Pure. States, ages, rates and learned costs mean what they mean in the manager's
 
 from itertools import pairwise
 
-from kybernate.lab.simulate.world import RunState, SimulatedGroup, SimulatedSeat
+from kybernate.lab.simulate.world import Resting, RunState, SimulatedGroup, SimulatedSeat
 from kybernate.policy import GroupView, SeatView
 from kybernate.seat import SeatState
 
@@ -16,8 +16,13 @@ def look(world: RunState, group: SimulatedGroup) -> GroupView:
     ``elsewhere`` has the parked seats of other groups with demand. A seat for which another group makes room is not
     among them, unless that group still drains and a slot is free here.
     """
-    present = [seat for seat in group.seats if _may_come(seat, group)] if world.soft else group.seats
-    seats = tuple([_resting(world, seat) or seat_view(world, seat) for seat in present])
+    if group.resting is not None:
+        several = [*group.holders, *group.demanded.values()]
+        present = [seat for seat in several if _may_come(seat, group)] if world.soft else several
+        seats = (*_merged(world, group, group.resting), *[seat_view(world, seat) for seat in present])
+    else:
+        present = [seat for seat in group.seats if _may_come(seat, group)] if world.soft else group.seats
+        seats = tuple([_resting(world, seat) or seat_view(world, seat) for seat in present])
     elsewhere: tuple[SeatView, ...] = ()
     if world.soft and world.demanded:
         elsewhere = tuple(
@@ -28,6 +33,23 @@ def look(world: RunState, group: SimulatedGroup) -> GroupView:
             ]
         )
     return GroupView(group.name, group.spec.slots, seats, elsewhere, world.now, group.hits.share, group.free_bytes)
+
+
+def _merged(world: RunState, group: SimulatedGroup, resting: Resting) -> tuple[SeatView, ...]:
+    """All parked seats of a group without demand, as one: the sum of their rates, and their mean seconds to activate by
+    rate."""
+    if not resting.count:
+        return ()
+    fast, slow, *activate = resting.at(world.now)
+    rate = fast + slow
+    seconds = sum(activate) / rate if rate > 0 else 0.0
+    # By position, as below.
+    return (
+        SeatView(
+            "parked", SeatState.PARKED, group.spec.name, 0, (), 0.0, 0, "standard", False, None, None, 0.0, False, 0.0,
+            0.0, seconds, None, False, 1.0, 20.0, 5.0, max(0.0, fast), max(0.0, slow),
+        ),
+    )  # fmt: skip
 
 
 def _resting(world: RunState, seat: SimulatedSeat) -> SeatView | None:
@@ -72,7 +94,7 @@ def seat_view(world: RunState, seat: SimulatedSeat, *, moving: bool = False) -> 
         False,  # unclaimed
         0.0 if waiting or seat.in_flight else now - max(seat.busy_at, seat.active_since),
         seat.park_cost.value,
-        options.cold_start_seconds if seat.cold else seat.activate_cost.value,
+        seat.activate_seconds,
         world.scenario.move_seconds if moving else None,
         moving and _busy(world, seat),
         spec.weight,

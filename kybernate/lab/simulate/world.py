@@ -9,11 +9,20 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappush
-from math import log, sqrt
+from math import exp, expm1, log, sqrt
 
 from kybernate.lab.simulate.model import Learned, Outcome, Scenario, SimGroup, SimSeat, Visit, check
 from kybernate.policy import SeatView
-from kybernate.policy.estimators import COST_WEIGHT, SERVICE_WEIGHT, Arrivals, Ewma, Hits
+from kybernate.policy.estimators import (
+    COST_WEIGHT,
+    FAST_HALF_LIFE,
+    LEAST_SEEN,
+    SERVICE_WEIGHT,
+    SLOW_HALF_LIFE,
+    Arrivals,
+    Ewma,
+    Hits,
+)
 from kybernate.policy.turns import LEAVING
 from kybernate.seat import SeatState
 
@@ -36,7 +45,7 @@ class SimulatedSeat:
     __slots__ = (
         "_computes", "_done", "_done_at", "_ends", "_slowdown", "activate_cost", "active_since", "at", "begun",
         "busy_at", "claim", "closed_at", "cold", "failed", "failing", "frozen_at", "group", "head", "host_used",
-        "in_flight", "index", "moved", "park_cost", "parks", "rates", "requests", "restores", "seen",
+        "in_flight", "index", "moved", "park_cost", "parks", "rates", "requests", "restores", "rests", "seen",
         "seen_at", "served", "service", "spec", "state", "sums", "tail", "token", "took", "touched_at", "world",
     )  # fmt: skip
 
@@ -60,6 +69,8 @@ class SimulatedSeat:
         """Its copy in host memory was dropped; its next activation is a cold start."""
         self.host_used = 0
         self.served = self.parks = self.restores = 0
+        self.rests = False
+        """It is parked without demand."""
         self.moved = self.failed = False
         """Of the present visit."""
         self.took = 0.0
@@ -97,19 +108,24 @@ class SimulatedSeat:
             rate.add(0.0, per_second / rate.at(0.0) - 1.0)
 
     @property
+    def activate_seconds(self) -> float:
+        """As the policy knows it."""
+        return self.world.options.cold_start_seconds if self.cold else self.activate_cost.value
+
+    @property
     def waiting(self) -> int:
         """Requests that arrived and were not admitted."""
         return self.tail - self.head
 
     def arrives(self, now: float) -> bool:
         """Add the next request of this seat; return whether it was admitted at once."""
+        if self.state is SeatState.PARKED:
+            self.world.demand(self)
         self.tail += 1
         self.rates.fast.add(now)
         self.rates.slow.add(now)
         self.busy_at = now
         if self.state is not SeatState.ACTIVE:
-            if self.state is SeatState.PARKED:
-                self.world.demand(self)
             return False
         if self.in_flight >= self.world.scenario.cap:
             return False
@@ -122,7 +138,9 @@ class SimulatedSeat:
         self._advance(now)
         room = min(world.scenario.cap - self.in_flight, self.tail - self.head)
         for request in self.requests[self.head : self.head + room]:
-            world.wait[request] = now - world.scenario.at[request]
+            world.wait[request] = waited = now - world.scenario.at[request]
+            if waited > self.spec.slo_seconds and world.options.missed is not None:
+                world.options.missed(self.index)
             heapq.heappush(self._ends, (self._done + world.scenario.service[request], request))
         self.head += room
         self.in_flight += room
@@ -232,10 +250,67 @@ class RunOptions:
     refresh_seconds: float = 1.0
     """How old the rates may be in the view of a parked seat without demand (the routers' signals are not
     newer either); 0: always as of now, slower."""
+    merged: bool = False
+    """Show the parked seats without demand of a group as one seat with their summed rates: a view then takes as long
+    with 200 models as with 20. For policies that read no more of such seats: those of this package, but not with
+    ``prefetch``. Groups whose seats share memory are shown whole."""
+    missed: Callable[[int], None] | None = None
+    """Called with the index of the seat when a request was not admitted within its SLO. It may raise, which ends the
+    run."""
     measure_hits: bool = False
     """Show ``GroupView.hit_share`` also to a policy without a true ``prefetch`` setting; costs a little time."""
     age_buckets: int = 64
     """Most ages of waiting requests in a view; if more wait, neighbours are given by their mean."""
+
+
+class Resting:
+    """Parked seats without demand of one group: their rates as sums, kept as seats come and go.
+
+    All rates began at the same time, so that each is the decayed number of its events times a factor of that time.
+    """
+
+    __slots__ = ("_last", "_sums", "count", "since")
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.count = 0
+        self._last = since
+        self._sums = (0.0, 0.0, 0.0, 0.0)
+        """Of the fast and of the slow rates, and of both with each seat's times its seconds to activate."""
+
+    def add(self, seat: SimulatedSeat, now: float, sign: int = 1) -> None:
+        """Count a seat; ``sign`` -1 takes it out."""
+        self.count += sign
+        fast, slow = sign * seat.rates.fast.at(now), sign * seat.rates.slow.at(now)
+        seconds, sums = seat.activate_seconds, self.at(now)
+        self._last = now
+        self._sums = (
+            (sums[0] + fast, sums[1] + slow, sums[2] + fast * seconds, sums[3] + slow * seconds)
+            if self.count
+            else (0.0, 0.0, 0.0, 0.0)
+        )
+
+    def at(self, now: float) -> tuple[float, float, float, float]:
+        """The sums of the fast and slow rates, and those times the seconds to activate."""
+        last = self._last
+        if now == last:
+            return self._sums
+        fast, slow = exp(_FAST * (last - now)), exp(_SLOW * (last - now))
+        if last - self.since < _LONG:
+            fast *= _part(_FAST, last - self.since) / _part(_FAST, now - self.since)
+            slow *= _part(_SLOW, last - self.since) / _part(_SLOW, now - self.since)
+        sums = self._sums
+        return sums[0] * fast, sums[1] * slow, sums[2] * fast, sums[3] * slow
+
+
+_FAST, _SLOW = log(2.0) / FAST_HALF_LIFE, log(2.0) / SLOW_HALF_LIFE
+_LONG = 37.0 / _SLOW
+"""Seconds after which ``_part`` is 1 as a float."""
+
+
+def _part(decay: float, seen: float) -> float:
+    """By which share of all time the observed time counts; see ``Rate``."""
+    return -expm1(-max(decay * seen, LEAST_SEEN * log(2.0)))
 
 
 @dataclass(slots=True)
@@ -263,6 +338,8 @@ class SimulatedGroup:
     """Seats that take one of its slots now."""
     demanded: dict[int, SimulatedSeat] = field(default_factory=dict)
     """Its parked seats with demand, by index."""
+    resting: Resting | None = None
+    """Its other parked seats; None: the run does not merge them."""
     operation: SimulatedSwitch | None = None
     wake: int = 0
     failures: int = 0
@@ -323,6 +400,8 @@ class RunState:
         ]
         self.demanded: dict[int, SimulatedSeat] = {}
         """The same over all groups."""
+        for group in self.groups:
+            group.resting = Resting(-scenario.observed_seconds) if options.merged and not group.packs else None
         self._fill(scenario)
 
     def _fill(self, scenario: Scenario) -> None:
@@ -345,6 +424,7 @@ class RunState:
             if fits:
                 seat.host_used = seat.spec.host_bytes
                 self.host_used += seat.host_used
+            self.rests(seat, rests=not seat.spec.pinned)
 
     def schedule(self, after: float, kind: int, who: int, token: int = 0) -> None:
         """Add an event ``after`` seconds from now."""
@@ -352,7 +432,15 @@ class RunState:
 
     def demand(self, seat: SimulatedSeat) -> None:
         """Mark this parked seat as in demand."""
+        self.rests(seat, rests=False)
         self.demanded[seat.index] = seat.group.demanded[seat.index] = seat
+
+    def rests(self, seat: SimulatedSeat, *, rests: bool) -> None:
+        """Whether a seat is parked without demand from now on."""
+        if seat.rests is not rests:
+            seat.rests = rests
+            if seat.group.resting is not None:
+                seat.group.resting.add(seat, self.now, 1 if rests else -1)
 
     def wanted(self, group: SimulatedGroup) -> bool:
         """Whether a seat in demand could be activated in this group."""
