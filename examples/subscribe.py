@@ -1,4 +1,6 @@
-"""Print every event of a seat. Needs only nats-py: python examples/subscribe.py nats://127.0.0.1:4222"""
+"""Print every event: of seats, decisions, operations, GPUs. Needs only nats-py; kyb status shows the address:
+python examples/subscribe.py nats://127.0.0.1:4222
+"""
 
 import asyncio
 import contextlib
@@ -11,9 +13,12 @@ from nats.aio.msg import Msg
 
 async def show(msg: Msg) -> None:
     event = json.loads(msg.data)
-    seconds = ", ".join(f"{phase} {took:.2f} s" for phase, took in event.get("seconds", {}).items())
-    model, reason = event.get("model", ""), event.get("reason", "")
-    print(f"{event['node']}/{event['seat']} {event['state']:<12} {model} {reason} {seconds}".rstrip(), flush=True)
+    order = event.get("order") or {}
+    subject = next(event[key] for key in ("seat", "group", "op", "gpu") if event.get(key))
+    what = event.get("state") or order.get("phase") or msg.subject.split(".")[-1]
+    seconds = ", ".join(f"{phase} {took:.2f} s" for phase, took in (event.get("seconds") or {}).items())
+    words = filter(None, (event.get("model"), event.get("reason"), order.get("verb"), order.get("text"), seconds))
+    print(f"{event['node']}/{subject} {what:<12}", *words, flush=True)
 
 
 async def main(url: str) -> None:

@@ -3,12 +3,18 @@
 import io
 import sys
 
-from kybernate.cli.output import CliError
-
 
 def main(argv: list[str] | None = None) -> None:
-    """The console script. Exit codes: 0 done, 1 it could not be done, 2 wrong usage or configuration."""
+    """The console script. Exit codes: 0 done, 1 it could not be done, 2 wrong usage or configuration, 130 Ctrl-C."""
+    try:
+        _run(argv)
+    except KeyboardInterrupt:  # while modules are imported; later Typer or the command takes it
+        sys.exit(130)
+
+
+def _run(argv: list[str] | None) -> None:
     from kybernate.cli.app import app  # only here: importing this package stays cheap
+    from kybernate.cli.output import CliError
     from kybernate.config_errors import ConfigError
 
     if isinstance(sys.stdout, io.TextIOWrapper):

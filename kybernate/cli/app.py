@@ -63,16 +63,17 @@ def status(
     services: Annotated[bool, typer.Option("--services", help="The processes of the stack that runs here.")] = False,
 ) -> None:
     """Show nodes, groups and seats: what is active, parked, waiting."""
-    from kybernate.cli.console import Console
+    from kybernate.cli.console import Console, find_stack
 
     if services:
         _print_services()
         return
-    api = Console.found()
+    api, stack = Console.found(), find_stack() or {}
+    nats = {"nats_url": stack["nats_url"]} if api.url == stack.get("console") and "nats_url" in stack else {}
     with contextlib.suppress(KeyboardInterrupt):  # the way to end --watch
         if as_json():
             for body in _seats(api, watch):
-                print(json.dumps({"url": api.url, **body}), flush=True)
+                print(json.dumps({"url": api.url, **nats, **body}), flush=True)
             return
         from rich.live import Live
 
@@ -83,6 +84,8 @@ def status(
             console.width = 1000  # the terminal wraps what is longer than its lines
             for body in _seats(api, watch):
                 console.print(seat_tree(body["seats"], nodes=body.get("nodes") or ()))
+                for url in nats.values():
+                    console.print(f"nats {url}", markup=False, highlight=False)
             return
         with Live(console=console, auto_refresh=False) as live:
             for body in _seats(api, watch):

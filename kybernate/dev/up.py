@@ -12,9 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kybernate.bus.port import BusError
 from kybernate.cli.output import CliError, answer
 from kybernate.config import ConfigError
 from kybernate.dev.stack import NotReadyError, Stack, StackError, StackOptions
+from kybernate.dev.stack.layout import USUAL_PORT
 from kybernate.dev.stack.options import ChangingError, content
 from kybernate.dev.stack.process import LineSink
 from kybernate.dev.stack.stack_file import StackFileError
@@ -41,7 +43,7 @@ def run(options: StackOptions, *, verbose: bool) -> None:
     try:
         stack = Stack(options, sink=write if verbose else supervisor_only)
         asyncio.run(_foreground(stack, progress))
-    except (StackError, StackFileError) as error:
+    except (StackError, StackFileError, BusError) as error:
         raise CliError(str(error)) from None
     except OSError as error:
         if options.port is None or error.errno not in (errno.EADDRINUSE, errno.EACCES) or error.filename:
@@ -71,7 +73,9 @@ def banner(stack: Stack, seats: list[dict[str, Any]], seconds: float) -> str:
     lines = ["", f"Ready after {seconds:.1f} s.", ""]
     for router in layout.routers:
         lines.append(f"  router   {router.url}")
-    lines += [f"  console  {layout.console}", f"  page     {layout.page}"]
+    if stack.options.port is None and layout.routers[0].port != USUAL_PORT:
+        lines[-len(layout.routers)] += f"   ({USUAL_PORT} is taken)"
+    lines += [f"  console  {layout.console}", f"  page     {layout.page}", f"  nats     {layout.nats_url}"]
     for node, group in itertools.product(layout.nodes, stack.plan.topology.groups):
         mine = [seat for seat in seats if group.name in (seat.get("group"), seat.get("home_group"))]
         mine = [seat for seat in mine if seat.get("node", node.name) == node.name]
@@ -142,6 +146,7 @@ async def _live(stack: Stack, progress: Callable[[str], None]) -> None:
             "url": stack.url,
             "console": stack.console,
             "page": stack.layout.page,
+            "nats_url": stack.layout.nats_url,
             "seconds": round(seconds, 3),
             "seats": seats,
         }

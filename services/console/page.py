@@ -75,6 +75,7 @@ class Page:
     def routes(self, admin: Callable[[Handler], Handler]) -> list[web.RouteDef]:
         """Return the routes of the page's own data; ``admin`` wraps handlers that need the scope."""
         return [
+            web.get("/", _to_page),
             web.get("/ui", _to_page),
             web.get("/ui/", self._file),
             web.get("/ui/timeline", self._past),

@@ -10,7 +10,8 @@ from kybernate.bus import BusDownError, open_bus
 from kybernate.bus.nats import NatsBus
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.dev.nats_server import NatsServer
-from kybernate.messages import SeatActivated, SeatEvent
+from kybernate.messages import GpuHealthChanged, GroupDecided, OrderChanged, SeatActivated, SeatEvent
+from kybernate.messages.commands import OrderStatus
 from kybernate.seat import SeatState
 from tests.bus.worlds import within
 
@@ -56,7 +57,16 @@ async def test_one_client_in_memory_can_be_cut_off() -> None:
         assert changes == [False, True]
 
 
-async def test_the_example_prints_what_happens_to_seats(tmp_path: Path) -> None:
+async def test_the_example_prints_every_kind_of_event(tmp_path: Path) -> None:
+    """Of a decision, an operation and a GPU it once printed a traceback: they have no seat."""
+    order = OrderStatus(op="o1", verb="drain", phase="parking", text="2 seats")
+    events = [
+        activated("org/model"),
+        GroupDecided(cause="c", node="n1", group="G0", decision="stay", reason="it waits"),
+        OrderChanged(cause="c", node="n1", op="o1", order=order),
+        GpuHealthChanged(cause="c", node="n1", gpu="GPU-1", healthy=False, reason="XID 79"),
+    ]
+    printed: list[list[str]] = []
     async with (
         NatsServer(tmp_path / "nats") as server,
         NatsBus(server.url, source="test", name="test").opened() as bus,
@@ -69,16 +79,21 @@ async def test_the_example_prints_what_happens_to_seats(tmp_path: Path) -> None:
 
         async def repeat() -> None:
             while True:  # until it listens
-                await bus.publish(activated("org/model"))
+                for event in events:
+                    await bus.publish(event)
                 await asyncio.sleep(0.05)
 
         talking = asyncio.create_task(repeat())
         try:
-            line = await within(example.stdout.readline())
+            while len(printed) < 2 * len(events):
+                printed.append((await within(example.stdout.readline())).decode().split())
         finally:
             talking.cancel()
             await asyncio.wait([talking])
             example.kill()
             await example.communicate()
-    assert line.decode().split() == ["n1/s1", "active", "org/model"]
+    assert ["n1/s1", "active", "org/model"] in printed
+    assert ["n1/G0", "decided", "it", "waits"] in printed
+    assert ["n1/o1", "parking", "drain", "2", "seats"] in printed
+    assert ["n1/GPU-1", "gpu-health", "XID", "79"] in printed
     assert "kybernate" not in EXAMPLE.read_text()

@@ -274,6 +274,14 @@ def test_an_output_that_takes_nothing_or_no_arrows_ends_in_one_line() -> None:
     assert (done.returncode, b" ? " in done.stdout, done.stderr) == (1, True, b"")
 
 
+def test_ctrl_c_while_modules_are_imported_prints_nothing(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    command = [sys.executable, "-c", "from kybernate.cli import main; main(['status'])"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 async def test_version_and_help(kyb: "Kyb") -> None:
     assert (await kyb("--version")).out == f"kyb {__version__}\n"
     result = await kyb("--help")

@@ -298,6 +298,8 @@ async def test_with_keys_and_without_an_operations_port_there_is_no_page(tmp_pat
         assert (await w.call("GET", "/readyz")).status == 200
     async with shown() as w:
         assert (await w.call("GET", "/ui/")).status == 200
+        async with w.http.get(w.url + "/") as answer:
+            assert (answer.status, answer.url.path) == (200, "/ui/")
         assert b"kybernate_bus_troubles" in (await w.call("GET", "/metrics")).body
     async with shown(api_keys_file=keys, health_port=free_port()) as w:
         assert [(await w.call("GET", path)).status for path in ("/ui/", "/metrics", "/healthz")] == [404, 404, 200]

@@ -19,6 +19,7 @@ from kybernate.dev.stack import Stack, StackError, StackOptions
 from kybernate.dev.stack.guard import left_over
 from kybernate.dev.stack.layout import Ports, commands
 from kybernate.dev.stack.stack import unready
+from kybernate.dev.up import banner
 from tests.until import until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -246,6 +247,23 @@ def test_two_stacks_that_begin_at_once_do_not_both_take_the_usual_port() -> None
     assert first.usual(usual) == usual != second.usual(usual)
     first.release()
     second.release()
+
+
+async def test_without_a_usual_port_the_ready_screen_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        usual = taken.getsockname()[1]
+        monkeypatch.setattr("kybernate.dev.stack.layout.USUAL_PORT", usual)
+        monkeypatch.setattr("kybernate.dev.up.USUAL_PORT", usual)
+        async with small(port=None) as stack:
+            assert f"  router   {stack.url}   ({usual} is taken)\n" in banner(stack, [], 0.0)
+            assert f"  nats     {stack.layout.nats_url}\n" in banner(stack, [], 0.0)
+
+
+async def test_a_named_port_is_followed_by_the_consoles() -> None:
+    port = free_port(2)
+    async with small(port=port) as stack:
+        assert stack.layout.console_port == port + 1
 
 
 async def test_unknown_processes_are_named() -> None:

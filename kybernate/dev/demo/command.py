@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from kybernate.bus.port import BusError
 from kybernate.cli.output import Output
 from kybernate.config_errors import ConfigError
 from kybernate.dev.demo import report, scenario
@@ -140,7 +141,7 @@ def demo(
     except (DemoError, TraceError, LayoutError, ConfigError) as error:
         errors.print(f"kyb demo: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_USAGE) from None
-    except StackError as error:
+    except (StackError, BusError) as error:
         errors.print(f"kyb demo: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
     if output is Output.TEXT:

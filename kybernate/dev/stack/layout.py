@@ -202,7 +202,7 @@ def lay_out(plan: Plan, options: StackOptions, ports: Ports, stubs: Path | None 
         folder=folder,
         nodes=tuple(_node(folder, index, ports) for index in range(options.nodes)),
         routers=tuple(RouterLayout(port if not n else ports.free(), ports.free()) for n in range(options.routers)),
-        console_port=ports.usual(USUAL_CONSOLE_PORT, None if options.port is None else 0),
+        console_port=ports.usual(USUAL_CONSOLE_PORT if options.port is None else min(port + 1, 65535)),
         nats_ports=nats_ports,
         route_ports=tuple(ports.free() for _ in range(servers)) if servers > 1 else (),
         nats_url=options.nats_url or ",".join(f"nats://{HOST}:{port}" for port in nats_ports),
