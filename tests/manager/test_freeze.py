@@ -22,8 +22,8 @@ class Freezes:
         return KybBalanced().decide(view)
 
 
-def started(budget: str = "60s") -> tuple[World, str, str]:
-    """b computes two answers; a request for a waits."""
+def started(budget: str = "60s", *, announced: bool = True) -> tuple[World, str, str]:
+    """b computes two answers; a request for a waits. ``announced``: the roster says that b is closed."""
     world = World(policy=Freezes())
     world.boot()
     a, b = world.seat(0, 0), world.seat(0, 1)
@@ -38,7 +38,8 @@ def started(budget: str = "60s") -> tuple[World, str, str]:
     world.traffic(b, in_flight=2)
     world.traffic(a, waiting=1)
     assert world.state(b) is S.DRAINING
-    world.announce(b)
+    if announced:
+        world.announce(b)
     return world, a, b
 
 
@@ -78,6 +79,17 @@ def test_a_router_that_cannot_keep_them_yet_is_waited_for(in_flight: int, permit
     ack(world, b, in_flight, permits)
 
     assert world.state(b) is S.DRAINING
+
+
+def test_it_is_not_frozen_before_the_roster_says_that_it_is_closed() -> None:
+    world, _, b = started(announced=False)
+
+    ack(world, b, 2, 0)
+    assert world.state(b) is S.DRAINING, "a router that starts now reads that it is active"
+
+    world.announce(b)
+    world.tick(1)
+    assert world.state(b) is S.PARKING
 
 
 def test_without_a_stall_budget_it_is_drained() -> None:
