@@ -10,7 +10,6 @@ from typing import NamedTuple
 from aiohttp import web
 
 from kybernate.api_keys import KeyFile, Scope
-from kybernate.http_api import printable, random_id
 from kybernate.key_guard import KeyGuard
 from kybernate.tls import ServerCertificate
 from services.router.api import PRIORITIES, RouterError
@@ -30,11 +29,6 @@ class Caller(NamedTuple):
     """Its tenant, or the name of the key; empty if the router needs no keys."""
     views: bool = True
     """It may see seats, and so the reasons of their managers."""
-
-    def cause(self, given: str) -> str:
-        """Return the id of its request: the given one, which belongs to its tenant; a new one without it."""
-        named = f"{self.tenant}:{given}" if self.tenant else given
-        return named if given and printable(named) else random_id()
 
 
 ANYBODY = Caller()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from kybernate.clock import Clock
+from kybernate.http_api import printable, random_id
 from kybernate.logs import get_logger
 from kybernate.messages import SeatActivated
 from services.router.answer import Answer, Connection, no_stream
@@ -51,6 +52,12 @@ _NOT_RETURNED = HOP_BY_HOP | {
     b"access-control-expose-headers",
 }  # fmt: skip
 """Which pages may read an answer is decided here."""
+
+
+def cause_of(caller: Caller, given: str) -> str:
+    """Return the id of a request: the given one, which belongs to the caller's tenant; a new one without it."""
+    named = f"{caller.tenant}:{given}" if caller.tenant else given
+    return named if given and printable(named) else random_id()
 
 
 @dataclass
@@ -113,7 +120,7 @@ class Call:
         self, calls: Calls, connection: Connection, head: Head, fields: Mapping[str, str], caller: Caller
     ) -> None:
         secret = b"x-request-id" in calls.guard.withheld(head)
-        self.cause = caller.cause("" if secret else fields.get("x-request-id", ""))
+        self.cause = cause_of(caller, "" if secret else fields.get("x-request-id", ""))
         self.request, self.waiting = 0, True
         self.accepted_at: float | None = None
         self.traceparent: str | None = None

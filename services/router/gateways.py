@@ -21,6 +21,7 @@ from kybernate.messages import TrafficSignal
 from kybernate.roster import some
 from services.router.api import RouterError, model_of
 from services.router.auth import Caller, sender_of
+from services.router.calls import cause_of
 from services.router.core.reports import SignalQuota, addressed
 from services.router.core.step import Reject
 from services.router.core.tenants import Tokens
@@ -89,7 +90,7 @@ class GatewayApi:
         model = model_of(request.query.get("model"), "name the model: GET /v1/hold?model=…&timeout=30s")
         timeout = _duration(request.query.get("timeout"))
         sender = sender_of(request)
-        ticket = WaitingTicket(sender.cause(request_cause(request)))
+        ticket = WaitingTicket(cause_of(sender, request_cause(request)))
         model = self._limits.begin(sender, model)
         priority = min(0, sender.highest_priority)
         self._dispatcher.arrive(
@@ -124,7 +125,7 @@ class GatewayApi:
         parsed: Any = json_of(await body_of(request, WAKE_BYTES))
         model = model_of(parsed.get("model") if isinstance(parsed, dict) else None)
         sender = sender_of(request)
-        cause = sender.cause(request_cause(request))
+        cause = cause_of(sender, request_cause(request))
         model = self._limits.begin(sender, model)
         self._limits.end(sender, model, Tokens())  # it waits for nothing
         self._wakes(sender, model)
@@ -213,7 +214,7 @@ class GatewayApi:
             oldest = data.oldest_wait_ms / 1000
         self._seq = max(self._seq + 1, time.time_ns() // 1_000_000)
         return TrafficSignal(
-            cause=sender.cause(given if printable(given := str(item.get("id") or "")) else source),
+            cause=cause_of(sender, given if printable(given := str(item.get("id") or "")) else source),
             source=source,
             model=data.model,
             seat=self._seat(data, sender),
