@@ -29,13 +29,12 @@ WISH_SECONDS = 600.0
 
 def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
     """Accept a command, or refuse it with a reason."""
-    if not node.recovered:
-        return no("not-ready", "the node's manager has just started and is still reading its seats", retry=1.0)
     if command.deadline is not None and command.deadline < float(now.unix):
         return no("too-late", "the command arrived after its deadline")
     if isinstance(command, OrderCommand):
         return operations.answer(node, command, now)
-    if not isinstance(command, SeatCommand):
+    act = _ACTS.get(type(command))
+    if act is None or not isinstance(command, SeatCommand):
         return no("unsupported", f"this manager does not know {type(command).__name__}")
     refused = seat_refused(node, command.seat)
     if refused is not None and not (refused.code == "quarantined" and isinstance(command, UnpinSeat)):
@@ -43,16 +42,7 @@ def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
     seat = node.seats[command.seat]
     if command.if_epoch is not None and command.if_epoch != seat.epoch:
         return no("stale-epoch", f"seat {seat.id} is at epoch {seat.epoch} now", epoch=seat.epoch)
-    match command:
-        case ActivateSeat():
-            return _activate(node, seat, command, now)
-        case ParkSeat():
-            return _park(node, seat, command, now)
-        case PinSeat():
-            return _pin(node, seat, command, now)
-        case UnpinSeat():
-            return _unpin(node, seat, command, now)
-    return no("unsupported", f"this manager does not know {type(command).__name__}")
+    return act(node, seat, command, now)
 
 
 def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
@@ -109,6 +99,9 @@ def _unpin(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> Co
         seat.durable.pinned = False
         node.emit(seat, SeatUnpinned, now, cause=command.cause, previous=seat.state)
     return _yes(seat)
+
+
+_ACTS = {ActivateSeat: _activate, ParkSeat: _park, PinSeat: _pin, UnpinSeat: _unpin}
 
 
 def _end_backoffs(node: NodeState, seat: ManagedSeat) -> None:

@@ -96,13 +96,13 @@ def candidates(node: NodeState, group: Group, now: Now) -> list[ManagedSeat]:
     that back off from activation are left out where another one serves or waits.
     """
     own = [*node.seats_on(group), *_ordered_to(node, group)]
-    present = [seat for seat in own if not (seat.state is S.PARKED and _is_away(node, seat, group))]  # (1)
+    present = [  # (1)
+        seat
+        for seat in own
+        if seat.state is not S.PARKED or not (seat.starts_cold or brought_elsewhere(node, seat, group))
+    ]
     ready = [seat for seat in present if not seat.yields_group(now)]
     return ready if len(ready) < len(present) and any(_of_use(node, seat, now) for seat in ready) else present  # (2)
-
-
-def _is_away(node: NodeState, seat: ManagedSeat, group: Group) -> bool:
-    return bool(seat.starts_cold or brought_elsewhere(node, seat, group))
 
 
 def spared(seats: list[ManagedSeat], now: Now) -> set[str]:
