@@ -11,7 +11,7 @@ from typing import Any
 from kybernate.config import STANDARD, NodeConfig
 from kybernate.config_errors import suggest
 from kybernate.engines import BACKENDS
-from kybernate.sizes import parse_bytes, parse_seconds
+from kybernate.sizes import parse_seconds, parse_size
 
 PREFIX = "kyb.ai/"
 BACKEND = "kyb.ai/backend"
@@ -179,7 +179,7 @@ def _backend(text: str) -> str:
 
 
 def _vram(text: str) -> int:
-    if (size := parse_bytes(text)) < 2**20 or text[-1:].isdigit():  # 40 is meant as GiB, and would be 40 bytes
+    if (size := parse_size(text)) < 2**20:
         raise ValueError
     return size
 

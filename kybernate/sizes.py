@@ -1,14 +1,23 @@
 """Sizes as people and Kubernetes write them (``40GiB``, ``40Gi``, ``512M``, ``1000``), durations (``20s``)."""
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
 
-_BYTES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
-    prefix + suffix: 2**power
-    for prefix, power in (("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40))
-    for suffix in ("", "B")
-}
+_BYTES = (
+    {"": 1}
+    | {
+        prefix + suffix: 10**power
+        for prefix, power in (("k", 3), ("K", 3), ("M", 6), ("G", 9), ("T", 12))
+        for suffix in ("", "B")
+    }
+    | {
+        prefix + suffix: 2**power
+        for prefix, power in (("Ki", 10), ("Mi", 20), ("Gi", 30), ("Ti", 40))
+        for suffix in ("", "B")
+    }
+)
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
@@ -16,6 +25,21 @@ _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 def parse_bytes(text: str) -> int:
     """Bytes of ``text``. Raises ValueError naming the text and the accepted forms."""
     return int(_parse(text, _BYTES, "a size; write bytes with an optional unit, e.g. 40GiB, 40Gi, 512M"))
+
+
+def parse_size(text: str) -> int:
+    """Bytes of what a person wrote: with a unit, for 512 is meant as GiB. Raises ValueError as ``parse_bytes``."""
+    if text.strip().isdigit() and int(text):
+        raise ValueError(f"{text!r} is a size without a unit; write {text.strip()}GiB if that is meant")
+    return parse_bytes(text)
+
+
+def parse_gigabytes(text: object) -> float:
+    """GB of ``text``: ``1TiB``, or a number of GB. Raises ValueError as ``parse_bytes``."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (number := float(str(text))) < math.inf:
+            return number
+    return parse_bytes(str(text)) / 10**9
 
 
 def parse_seconds(text: str) -> float:

@@ -51,6 +51,10 @@ installing() { # installing ATTEMPTS ARGUMENTS OF PIP
       echo "setup: the package index cannot be reached; check network and proxy (python3 -m pip config list), then run it again" >&2
       exit 1
     fi
+    if grep -q CERTIFICATE_VERIFY_FAILED "$log"; then
+      echo "setup: the certificate of the package index is not trusted here; name the file of your authorities: export PIP_CERT=FILE" >&2
+      exit 1
+    fi
     cat "$log" >&2
     [ $left -gt 0 ] || return 1
     echo "setup: that failed; again in 5 s" >&2

@@ -8,7 +8,7 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from kybernate.config_errors import suggest
-from kybernate.sizes import parse_bytes
+from kybernate.sizes import parse_size
 
 PLACEMENTS = ("first-fit", "best-fit", "worst-fit", "bin-pack", "spread", "topology-aware")
 MIG_STRATEGIES = ("none", "single", "mixed")
@@ -65,9 +65,9 @@ def _mig_profile(value: object) -> str:
 
 def _size(value: object) -> int:
     try:
-        return parse_bytes(str(value))
+        return parse_size(str(value))
     except ValueError:
-        raise _wrong("is not a size", 'write bytes with a unit: "1GiB"') from None
+        raise _wrong("is not a size with a unit", 'write bytes with a unit: "1GiB"') from None
 
 
 def _host_memory(value: object) -> int | str:
@@ -112,8 +112,8 @@ Placement = Annotated[str, _choice(PLACEMENTS, "a placement")]
 MigStrategy = Annotated[str, _choice(MIG_STRATEGIES, "a MIG strategy")]
 Overlap = Annotated[str, _choice(OVERLAPS, "known")]
 Packing = Annotated[str, _choice(PACKINGS, "known")]
-Size = Annotated[int, _text(_size, int | str)]
+Size = Annotated[int, _text(_size, str)]
 """Bytes; written with a unit, e.g. ``1GiB``."""
-HostMemory = Annotated[int | str, _text(_host_memory, int | str)]
+HostMemory = Annotated[int | str, _text(_host_memory, bool | str)]
 """Bytes, ``auto`` or ``off``."""
 Seconds = Annotated[float, Field(ge=0)]

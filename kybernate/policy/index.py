@@ -135,8 +135,18 @@ class Bid:
         return self.seat.move_seconds is not None
 
     def __str__(self) -> str:
-        cost = f"{self.setup_seconds:.1f}+{self.visit_seconds:.1f} s"
-        return f"{self.seat.seat} {self.index:.3g} ({self.requests} waiting, {self.overdue:.2g} SLO, {cost})"
+        seat = self.seat
+        share = 100 * (seat.wait_seconds or 0.0) / max(seat.slo_seconds, _LEAST_COST)
+        waited = f"{share:.0f} % of its {seat.slo_seconds:g} s"
+        if seat.waiting > 1:
+            why = f"{seat.waiting} requests wait, the longest for {waited}"
+        elif seat.waiting:
+            why = f"1 request has waited {waited}"
+        elif seat.state is SeatState.WAITING:
+            why = "its container waits for the start"
+        else:
+            why = "an operator asked for it"
+        return f"{seat.name} goes first: {why}; the switch takes {self.setup_seconds:.1f} s"
 
 
 def bid(seat: SeatView, urgency: Urgency, park_seconds: float, length_power: float = 1.0) -> Bid:

@@ -95,14 +95,14 @@ class Kyb:
                 victims = cheapest_victims(view, first.seat, ready, _loss)
                 left = self._defers(first, victims)
                 if victims and left <= 0:
-                    return Switch(first.seat.seat, victims[0].seat, f"{victims[0].seat} idle; {why}")
+                    return Switch(first.seat.seat, victims[0].seat, f"{victims[0].name} is idle; {why}")
                 if not victims:
                     break
-                stays.append(Stay(left, f"{victims[0].seat}, idle, is asked more often than {why}"))
+                stays.append(Stay(left, f"{victims[0].name}, idle, is asked more often than {first.seat.name}"))
                 bids.remove(first)
             candidates = [one.seat for one in bids]
         fresh = [seat for seat in idle if seat not in ready]
-        stays += [Stay(settles_in(seat), f"{seat.seat} has just come", settles=True) for seat in fresh]
+        stays += [Stay(settles_in(seat), f"{seat.name} has just come", settles=True) for seat in fresh]
         busy = sorted((seat for seat in holders if own_load(seat)), key=lambda seat: (own_load(seat), seat.seat))
         busy = busy if candidates else []
         for holder in busy:  # (3), (5)
@@ -136,7 +136,7 @@ class Kyb:
         if not spare or first.overdue >= self.cap_slos:
             return None
         second, why = self._first(spare)
-        return Switch(second.seat.seat, None, f"{first.seat.seat} does not fit yet; room for {why}")
+        return Switch(second.seat.seat, None, f"{first.seat.name} does not fit yet; {why}")
 
     def _bid(self, seat: SeatView, urgency: Urgency, park_seconds: float) -> Bid:
         """Return the seat's bid; a seat with frozen requests is beyond the cap once their stall budget is used up."""
@@ -151,9 +151,10 @@ class Kyb:
         late = [one for one in bids if one.overdue >= self.cap_slos]
         if late:
             first = min(late, key=lambda one: (-one.overdue, one.seat.seat))
-            return first, f"{first} is beyond the cap of {self.cap_slos:g} SLO"
+            return first, f"{first}; it has waited beyond the cap of {self.cap_slos * first.seat.slo_seconds:g} s"
         ranked = sorted(bids, key=lambda one: (-one.index / (self.guest_ratio if one.guest else 1.0), one.seat.seat))
-        return ranked[0], " > ".join(str(one) for one in ranked[:2])
+        second = [f"; then {one.seat.name} with {one.requests}" for one in ranked[1:2]]
+        return ranked[0], "".join([str(ranked[0]), *second])
 
     def _busy(self, holder: SeatView, bids: list[Bid]) -> Stay | Switch:
         """Rules 3 and 5: whether a busy holder closes now."""
@@ -161,22 +162,23 @@ class Kyb:
         settle = settles_in(holder)
         if first.overdue >= self.cap_slos or first.seat.pinned:
             if settle > 0:
-                return Stay(settle, f"{holder.seat} has just come; {why}", settles=True)
-            return Switch(first.seat.seat, holder.seat, f"{holder.seat} closes; {why}")
+                return Stay(settle, f"{holder.name} has just come; then {why}", settles=True)
+            return Switch(first.seat.seat, holder.seat, f"{holder.name} closes; {why}")
         overdue_in = min((self.cap_slos - one.overdue) * _cap_unit(one.seat, self.cap_slos) for one in bids)
         dwell = max(self.min_visit_seconds - holder.active_seconds, settle)
         if self._freezes(holder, first, bids):
             if dwell <= 0:
-                return Switch(first.seat.seat, holder.seat, f"{holder.seat} frozen; {why}", "freeze")
-            return Stay(_soon(dwell, overdue_in), f"{holder.seat} is frozen in {dwell:.1f} s; {why}", settles=True)
+                return Switch(first.seat.seat, holder.seat, f"requests of {holder.name} are frozen; {why}", "freeze")
+            stays = f"requests of {holder.name} are frozen in {dwell:.1f} s; then {why}"
+            return Stay(_soon(dwell, overdue_in), stays, settles=True)
         saved, caused, numbers = self._closing(holder, first, bids)
         if not self.close_ratio or saved <= self.close_ratio * caused:
             fades = FADE_SECONDS if self.close_ratio and caused > 0 else inf
-            return Stay(_soon(overdue_in, fades), f"{holder.seat} admits: {numbers}; {why}")
+            return Stay(_soon(overdue_in, fades), f"{holder.name} serves on: {numbers}; then {why}")
         if dwell > 0:
-            stays = f"{holder.seat} stays {dwell:.1f} s more; {numbers}; {why}"
+            stays = f"{holder.name} stays {dwell:.1f} s more; {numbers}; then {why}"
             return Stay(_soon(dwell, overdue_in), stays, settles=True)
-        return Switch(first.seat.seat, holder.seat, f"{holder.seat} closes: {numbers}; {why}")
+        return Switch(first.seat.seat, holder.seat, f"{holder.name} closes: {numbers}; {why}")
 
     def _closing(self, holder: SeatView, first: Bid, bids: list[Bid]) -> tuple[float, float, str]:
         """Return (saved, caused, both as text): weighted seconds of waiting.
@@ -319,7 +321,7 @@ def _without_demand(view: GroupView, idle_seconds: float, keep_ratio: float, pre
     holder = min(idle, key=lambda seat: (rate(seat), seat.seat))
     share = rate(holder) / (rate(holder) + coming)
     even = keep_ratio * _break_even(holder.park_seconds, activate)
-    numbers = f"{holder.seat} gets {share:.0%} of the requests, break-even {even:.0%}"
+    numbers = f"{holder.name} gets {share:.0%} of the requests, break-even {even:.0%}"
     if share >= even:
         return Stay(FADE_SECONDS, f"no demand; {numbers}")
     stays = _unused(holder) if _unused(holder) > 0 else idle_seconds - holder.idle_seconds
@@ -347,7 +349,7 @@ def _ahead(view: GroupView, ready: list[SeatView], keep_ratio: float) -> Decisio
     next_activate = activate / their_rate if their_rate > 0 else guess.activate_seconds
     share, hits = rate(guess) / (rate(guess) + their_rate), view.hit_share or 0.0
     even = max(1.0, keep_ratio) * _break_even(guess.park_seconds, min(guess.activate_seconds, next_activate))
-    numbers = f"{guess.seat} comes next with {share:.0%}, guesses hit {hits:.0%}, break-even {even:.0%}"
+    numbers = f"{guess.name} comes next with {share:.0%}, guesses hit {hits:.0%}, break-even {even:.0%}"
     if min(share, hits) <= even or even <= 0:
         return Stay(FADE_SECONDS, f"no demand; {numbers}")
     return Switch(guess.seat, None, f"ahead of its request: {numbers}")

@@ -111,7 +111,7 @@ def take_turns(
     if not waiting:
         return Stay(None, "no demand")
     incoming = choose(waiting)
-    what = f"{incoming.seat} has {demand(incoming)} waiting, {incoming.wait_seconds or 0.0:.1f} s the longest"
+    what = f"{incoming.name} has {demand(incoming)} waiting, {incoming.wait_seconds or 0.0:.1f} s the longest"
     if fits(view, incoming):
         return Switch(incoming.seat, None, f"slot free; {what}")
     holders = movable(view)
@@ -126,9 +126,9 @@ def take_turns(
         due, key=lambda one: (one[0], not alone[one[1].seat], own_load(one[1]), -one[1].active_seconds, one[1].seat)
     )
     if wait > 0:
-        return Stay(wait, f"{holder.seat} keeps the group for {wait:.1f} s more; {what}", settles=True)
-    how = f"{holder.in_flight} in flight" if own_load(holder) else f"idle for {holder.idle_seconds:.1f} s"
-    return Switch(incoming.seat, holder.seat, f"{what}; {holder.seat} {how}")
+        return Stay(wait, f"{holder.name} keeps the group for {wait:.1f} s more; {what}", settles=True)
+    how = f"has {holder.in_flight} in flight" if own_load(holder) else f"is idle for {holder.idle_seconds:.1f} s"
+    return Switch(incoming.seat, holder.seat, f"{what}; {holder.name} {how}")
 
 
 def _later(wait: float | None, settle: float) -> float | None:

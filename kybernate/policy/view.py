@@ -58,6 +58,12 @@ class SeatView:
     """How long its requests in flight may be frozen; 0: it is always drained."""
     vram_bytes: int = 0
     """Of each GPU's memory in ``GroupView.free_bytes``: what activating it takes, and parking it gives back."""
+    model: str = ""
+
+    @property
+    def name(self) -> str:
+        """What reasons call it: its model."""
+        return self.model or self.seat
 
     @property
     def wait_seconds(self) -> float | None:

@@ -3,10 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.config import NodeConfig, PolicyConfig, load, load_all
+from kybernate.config import ConfigError, NodeConfig, PolicyConfig, load, load_all
 from kybernate.dev.stack import LAPTOP
 from kybernate.dev.stack.options import fake_gpus
 from kybernate.policy import KybSlo
+from kybernate.sizes import parse_gigabytes, parse_size
 from kybernate.topology import group_key, plan
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -174,3 +175,26 @@ def test_yaml_anchors_and_merges_work(tmp_path: Path) -> None:
 def test_a_machine_has_1_to_64_gpus(count: int) -> None:
     with pytest.raises(ValueError, match="give 1 to 64"):
         fake_gpus(count, "80GiB")
+
+
+@pytest.mark.parametrize("size", ["512", '"512"', "1073741824"])
+def test_a_size_without_a_unit_is_refused(tmp_path: Path, size: str) -> None:
+    """``hostMemory: 512`` was 512 bytes: no seat was ever parked, and nothing said so."""
+    (file := tmp_path / "config.yaml").write_text(f"hostMemory: {size}\n")
+    with pytest.raises(
+        ConfigError, match=r":1: hostMemory: '?\d+'?: is not a size with a unit; write bytes with a unit"
+    ):
+        load(file)
+
+
+@pytest.mark.parametrize(("text", "size"), [("1TiB", 2**40), ("40GB", 40 * 10**9), ("512M", 512 * 10**6), ("0", 0)])
+def test_sizes_take_the_units_that_people_write(text: str, size: int) -> None:
+    assert parse_size(text) == size
+    assert parse_gigabytes(text) == size / 10**9
+
+
+def test_a_number_of_the_simulator_is_gigabytes() -> None:
+    assert parse_gigabytes("80") == 80.0
+    for wrong in ("-1", "nan", "1 house"):
+        with pytest.raises(ValueError, match="is not a size"):
+            parse_gigabytes(wrong)

@@ -255,7 +255,7 @@ def test_the_laptops_pods_cannot_run_two_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "why"), [("much", "'much' is not a size"), ("80", "80 bytes .* write a unit: 80GiB")]
+    ("memory", "why"), [("much", "'much' is not a size"), ("80", "a size without a unit; write 80GiB")]
 )
 def test_a_wrong_size_of_gpus_is_refused(memory: str, why: str) -> None:
     with pytest.raises(ConfigError, match=f"--gpus 4 --memory {memory}: .*{why}"):

@@ -163,7 +163,7 @@ def test_the_minimum_active_time_of_the_holder_has_an_end() -> None:
     world.tick(10)
     world.traffic(a, waiting=1)
     text, data = waits(world, a, "minimum-active-time")
-    assert f"{b} keeps the group for 20.0 s more" in text
+    assert "b keeps the group for 20.0 s more" in text
     assert data == {"seats": [b], "seconds": pytest.approx(20.0)}
 
 

@@ -31,6 +31,7 @@ case "$*" in
     printf '#!%s/bin/python\n' "$folder" >"$folder/bin/pip" ;;
   *"-m pip"*)
     case $PIP in
+      untrusted) echo "SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED]'))" >&2; exit 1 ;;
       away) echo "WARNING: Retrying after NewConnectionError('Temporary failure in name resolution')" >&2; exit 1 ;;
     esac
     echo "$*" >>pips ;;
@@ -96,6 +97,11 @@ def test_without_a_network_one_sentence_and_the_environment_stays(checkout: Path
         assert "the package index cannot be reached; check network and proxy" in errors
         assert (checkout / ".venv/bin/python").exists()
     assert run(checkout) == (0, "")
+
+
+def test_an_authority_that_is_not_trusted_is_told_with_the_remedy(checkout: Path) -> None:
+    code, errors = run(checkout, "untrusted")
+    assert (code, errors.count("\n"), "export PIP_CERT=FILE" in errors) == (1, 1, True)
 
 
 def test_nothing_is_installed_twice(checkout: Path) -> None:

@@ -24,7 +24,7 @@ from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.stack import StackError
 from kybernate.dev.stack.options import BACKENDS
 from kybernate.lab.traces import TraceError
-from kybernate.sizes import parse_bytes
+from kybernate.sizes import parse_size
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -205,7 +205,7 @@ def progress_line(live: Live) -> str:
 
 def _size(text: str) -> int:
     try:
-        return parse_bytes(text)
+        return parse_size(text)
     except ValueError as error:
         raise DemoError(f"--host-memory {error}") from None
 

@@ -13,7 +13,7 @@ from kybernate.dev.fakes.gpu.spec import Hardware, build, changed
 from kybernate.dev.fakes.kubelet.manifest import ManifestError, parse_pod
 from kybernate.dev.stack.pod_file import StackPod, check_seats, check_vram, load_pods, manifests
 from kybernate.machine import Gpu
-from kybernate.sizes import parse_bytes
+from kybernate.sizes import parse_size
 from kybernate.topology import Group, Topology, plan
 
 LAPTOP = Path(__file__).with_name("laptop")
@@ -152,7 +152,7 @@ def check_manifests(path: Path) -> None:
 
 def fake_hardware(count: int, memory: str) -> Hardware:
     """GPUs and links that the fake driver will show. Raises ValueError for a wrong count or size."""
-    return build(changed("default", count, parse_bytes(memory), gpu_name=GPU_NAME))
+    return build(changed("default", count, parse_size(memory), gpu_name=GPU_NAME))
 
 
 def fake_gpus(count: int, memory: str) -> tuple[Gpu, ...]:

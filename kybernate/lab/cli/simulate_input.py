@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kybernate.annotations import MODEL
 from kybernate.cli.output import CliError
 from kybernate.config_errors import suggest
+from kybernate.sizes import parse_gigabytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -128,7 +129,7 @@ def _known(inputs: Inputs, made: "Scenario") -> None:
 def _node(inputs: Inputs) -> "Node":
     from kybernate.lab.simulate.node import Node
 
-    vram = {name: int(_number(value, "--vram") * _GB) for name, value in map(_split, inputs.vram)}
+    vram = {name: int(_gigabytes(value, "--vram") * _GB) for name, value in map(_split, inputs.vram)}
     cost, known = _costs(inputs)
     return Node(
         groups=inputs.groups,
@@ -234,6 +235,13 @@ def slowdown_points(text: str) -> tuple[tuple[float, float], ...]:
 def _split(text: str) -> tuple[str, str]:
     model, _, value = text.rpartition("=")
     return model, value
+
+
+def _gigabytes(text: str, option: str) -> float:
+    try:
+        return parse_gigabytes(text)
+    except ValueError as error:
+        raise CliError(f"{option}: {error}", 2) from None
 
 
 def _number(text: str, option: str) -> float:

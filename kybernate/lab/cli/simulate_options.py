@@ -6,6 +6,15 @@ from typing import Annotated
 import typer
 
 from kybernate.cli.output import CliError
+from kybernate.sizes import parse_gigabytes
+
+
+def _size(text: object) -> float:
+    try:
+        return parse_gigabytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
 
 _TRACE = typer.Argument(metavar="TRACE", help="docs/demo.md lists the formats; several are merged.")
 Traces = Annotated[list[Path], _TRACE]
@@ -20,7 +29,10 @@ SpeedUp = Annotated[float, typer.Option(min=0.001, help="2: gaps half as long, t
 Groups = Annotated[int, typer.Option(min=1, max=512, help="Groups of GPUs on the node.")]
 Slots = Annotated[int, typer.Option(min=1, help="Seats that a group runs at the same time.")]
 Memory = Annotated[
-    float, typer.Option(min=0, metavar="GB", help="Of a group: its seats share it, as many run as fit. 0: slots count.")
+    float,
+    typer.Option(
+        parser=_size, metavar="SIZE", help="Of a group: its seats share it, as many run as fit. 0: slots count."
+    ),
 ]
 Sharing = Annotated[
     float, typer.Option(min=0, help="Each other busy seat of a group slows a seat's requests by this share, e.g. 0.3.")
@@ -33,15 +45,19 @@ Measured = Annotated[
     Path | None, typer.Option(metavar="LEDGER", help="A GPU manager's ledger: costs that were learned there.")
 ]
 Vram = Annotated[
-    list[str] | None, typer.Option(metavar="[MODEL=]GB", help="Of a model, or of all others; may be given again.")
+    list[str] | None, typer.Option(metavar="[MODEL=]SIZE", help="Of a model, or of all others; may be given again.")
 ]
 Kv = Annotated[
     float,
     typer.Option(
-        min=0, metavar="GB", help="KV cache of one request in flight: each seat holds room for --cap of them, too."
+        parser=_size,
+        metavar="SIZE",
+        help="KV cache of one request in flight: each seat holds room for --cap of them, too.",
     ),
 ]
-HostMemory = Annotated[float, typer.Option(min=0, help="GB for parked seats; 0: no limit.")]
+HostMemory = Annotated[
+    float, typer.Option(parser=_size, metavar="SIZE", help="For parked seats: 1TiB, or GB; 0: no limit.")
+]
 MoveSeconds = Annotated[float | None, typer.Option(min=0, help="Seats may move between groups, at this extra cost.")]
 
 Tier = Annotated[

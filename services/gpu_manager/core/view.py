@@ -160,6 +160,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         rate_fast=0.0 if learned is None else learned.arrivals.fast.at(float(now.model)),
         rate_slow=0.0 if learned is None else learned.arrivals.slow.at(float(now.model)),
         vram_bytes=max(taken.values()) if (taken := taken_bytes(node, seat, on or seat.group)) else 0,
+        model=seat.model,
     )
     for rider in node.riders[Rider.sees]:
         seen = rider.sees(node, seat, seen, now)
