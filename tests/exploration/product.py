@@ -184,8 +184,7 @@ def make_groups(shapes: Iterable[Shape]) -> tuple[Group, ...]:
             active_slots=shape.slots,
             rebalance=shape.moves,
             packing="memory" if shape.packs else "slots",
-            memory_reserve=RESERVE_BYTES,
-        )
+        ).model_copy(update={"memory_reserve": RESERVE_BYTES})
         seats = tuple(seat_id(len(gpus), key, n) for n in range(shape.seats))
         groups.append(Group(shape.name, key, profile, gpus, seats, shape.seats if shape.packs else shape.slots))
     return tuple(groups)
