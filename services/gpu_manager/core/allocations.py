@@ -314,7 +314,7 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
                 _release(node, seat)  # a checkpointer that died right after it took the first one has forgotten it
         elif progress.outcome == "gone" and same and (seat.facts.alive or seat.state is S.QUARANTINED):
             _processes_gone(node, seat, "its processes are gone", now)
-        elif seat.state is S.STARTING and same:
+        elif seat.state is S.STARTING and same and seat.facts.alive:
             _on_late_start(node, seat, progress, now)
         elif seat.state is S.QUARANTINED and progress.outcome in _clears(node, seat):
             _clear_quarantine(node, seat, progress, now)
