@@ -99,7 +99,7 @@ class GpuProcesses:
 
     def _home(self, pid: int, containers: tuple[str, ...], stat: Callable[[int], list[str]]) -> str | None:
         """The container that the process is in; None: in none of these."""
-        processes = {int(one.removeprefix(_PROCESS)): one for one in containers if one.startswith(_PROCESS)}
+        processes = {int(number): one for one in containers if (number := one.removeprefix(_PROCESS)).isdecimal()}
         line = _ancestors(pid, stat) if processes else []
         found = next((processes[one] for one in line if one in processes), None)
         identities = {one.rpartition("/")[2]: one for one in containers if one not in processes.values()}

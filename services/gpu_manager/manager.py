@@ -70,7 +70,7 @@ from services.gpu_manager.core.state import Effect, NodeState
 from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.gpu_processes import GpuProcesses
 from services.gpu_manager.inbox import BoardInbox
-from services.gpu_manager.jobs import LONGEST_SECONDS, CheckpointerClient
+from services.gpu_manager.jobs import CheckpointerClient
 from services.gpu_manager.ledger import Ledger, LedgerFile
 from services.gpu_manager.pods import POLL_SECONDS, POLL_SOON_SECONDS, Pace, Pods, PodsError
 from services.gpu_manager.publish import GateFiles, RosterWriter
@@ -465,7 +465,7 @@ class Manager:
                 log.info("manager.fences_again", epoch=question.epoch, reason=reply.reason)
             except (PodsError, BusError) as error:
                 if self.clock.wall() >= began + timeout:
-                    timeout = min(timeout * 2, LONGEST_SECONDS)
+                    timeout *= 2  # it answers questions in turn, and one about hung processes for minutes
                 log.info("manager.waits", error=str(error) or repr(error))
                 await asyncio.sleep(0.25)
         self.board.handle(FaultyGpusSeen(self.gate.faulty_gpus({})), self.now())

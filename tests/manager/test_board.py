@@ -546,6 +546,8 @@ class TestPastTheGate:
         world.exit(b)
         world.look_at(a, "active")
 
+        assert world.state(a) is S.STARTING, "its engine loads, and no request may reach it"
+        world.healthy(a)
         assert world.state(a) is S.ACTIVE
 
     def test_the_pin_of_a_quarantined_seat_can_be_taken_away(self, world: World) -> None:
@@ -570,6 +572,23 @@ class TestPastTheGate:
         world.look_at(a, outcome)
 
         assert world.state(a) is state
+
+
+def test_an_engine_that_loads_starts_on_when_its_quarantine_ends(world: World) -> None:
+    """The driver could not be read for a moment."""
+    seat = world.seat(0, 0)
+    world.pod(seat, "a")
+    world.call(seat)
+    world.start(seat)
+    world.tick(61)
+    world.look_at(seat, "quarantined")
+    assert world.state(seat) is S.QUARANTINED
+
+    world.look_at(seat, "active")
+
+    assert world.state(seat) is S.STARTING
+    world.healthy(seat)
+    assert world.state(seat) is S.ACTIVE
 
 
 @pytest.mark.parametrize(("outcome", "state"), [("active", S.ACTIVE), ("parked", S.PARKED), ("gone", S.BACKOFF)])

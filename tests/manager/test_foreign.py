@@ -263,6 +263,13 @@ async def test_a_name_that_is_no_text_is_a_name(tmp_path: Path) -> None:
     assert [stranger.pid for stranger in found] == [10]
 
 
+async def test_a_forged_container_of_no_process_ends_no_manager(tmp_path: Path) -> None:
+    """Anyone who may patch a pod's status writes it, and it is read again at each start."""
+    proc(tmp_path, 10)
+    watch = GpuProcesses(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+    assert await watch.read(["process://none"], reads=1) is not None
+
+
 @pytest.mark.parametrize("gpu", ["GPU-0", "MIG-0-1"])
 def test_a_foreign_process_on_a_gpu_or_its_instance_stops_the_instances_group(gpu: str) -> None:
     whole = make_group("G0", [0], 2)

@@ -127,6 +127,25 @@ async def test_a_checkpointer_that_takes_long_to_look_is_given_longer(
         await until(lambda: manager.node.recovered, what="the board is recovered")
 
 
+async def test_a_checkpointer_that_answers_one_question_after_the_other_is_waited_for_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process about which the driver does not answer takes it a minute, and the questions before that of a manager
+    that asks again are answered first."""
+    monkeypatch.setattr(shell, "EVIDENCE_SECONDS", 0.02)
+    monkeypatch.setattr(shell, "LONGEST_SECONDS", 0.1, raising=False)
+    turn = asyncio.Lock()
+
+    async def ask(job: Message) -> JobReply:
+        assert isinstance(job, AskJobs)
+        async with turn:
+            await asyncio.sleep(0.15)
+        return look(job, "gone")
+
+    async with running(World(), tmp_path, ask, taken) as manager:
+        await until(lambda: manager.node.recovered, what="the board is recovered")
+
+
 async def test_a_manager_knows_the_faulty_gpus_before_it_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

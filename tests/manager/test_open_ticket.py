@@ -16,9 +16,17 @@ import pytest
 from kybernate import files
 from kybernate.messages import AskJobs, JobProgress, JobReply, JobStatus, SeatActivated, SeatProgress
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import recovery
+from services.gpu_manager.core import recovery, view
 from services.gpu_manager.core.facts import Ticket
-from services.gpu_manager.core.inputs import BusChanged, Recovered, RecoveryBegun, SeatTicket, StartCalls, StartTicket
+from services.gpu_manager.core.inputs import (
+    BusChanged,
+    ForeignProcessesSeen,
+    Recovered,
+    RecoveryBegun,
+    SeatTicket,
+    StartCalls,
+    StartTicket,
+)
 from services.gpu_manager.core.seat_pod import SeatPod
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import GateFiles
@@ -640,3 +648,35 @@ def test_the_exit_of_an_heirs_container_proves_nothing_about_the_former_owners_t
     world.pods[seat] = replace(world.pods[seat], container_id="process://7", exit_code=1, exited=world.now.unix - 1)
     look(world)
     assert world.managed(seat).facts.waits
+
+
+@pytest.mark.parametrize("outcome", ["lost", "parked", "quarantined", "gone", "active"])
+def test_a_late_answer_about_the_container_before_ends_no_ticket(world: World, outcome: str) -> None:
+    """It hung while the checkpointer looked at it, exited, and is started again by a ticket."""
+    seat = starting(world)
+    world.pods[seat] = replace(world.pods[seat], container_id="process://7", running=True)
+    world.look()
+    world.exit(seat)
+    world.call(seat)
+    look(world)
+    assert (world.state(seat), world.managed(seat).facts.waits) == (S.STARTING, True)
+
+    world.look_at(seat, outcome)
+
+    assert (world.managed(seat).facts.waits, world.managed(seat).facts.alive) == (True, False)
+
+
+def test_a_container_before_a_ticket_is_on_no_gpu(world: World) -> None:
+    """It was seen on another group's GPU, and has exited: to end it would end the start."""
+    seat = starting(world)
+    world.pods[seat] = replace(world.pods[seat], container_id="process://7", running=True)
+    world.look()
+    before = world.managed(seat).durable.container_id
+    assert before in view.places(world.node)
+    world.exit(seat)
+    world.call(seat)
+    look(world)
+
+    world.receive(ForeignProcessesSeen((), {}, frozenset({(before, "GPU-2")})))
+
+    assert (world.state(seat), before in view.places(world.node)) == (S.STARTING, False)

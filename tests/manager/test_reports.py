@@ -95,6 +95,19 @@ def test_the_end_of_another_pods_processes_frees_nothing(world: World) -> None:
     assert not world.managed(a).lease
 
 
+def test_an_activation_that_failed_counts_once(world: World) -> None:
+    """The checkpointer reports the half, and then the job with the same half."""
+    a, _, job = switch_under_way(world)
+
+    world.progress(job, "parked", "parked", done=False)
+    world.progress(job, "parked", "parked")
+    world.progress(job, "parked", "parked")
+
+    assert world.state(a) is S.PARKED
+    assert (world.managed(a).backoff.activation.count, world.node.groups["G0"].backoff.count) == (1, 1)
+    assert [event.state for event in world.events(a)].count(S.ACTIVATING) == 1
+
+
 def test_the_end_of_another_container_ends_no_quarantine(world: World) -> None:
     _, b = world.fill("a", "b")
     restart(world, b="quarantined")

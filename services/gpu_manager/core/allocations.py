@@ -22,10 +22,8 @@ from services.gpu_manager.core.state import NodeState, Rider
 
 S, T = SeatState, Trigger
 
-CLEARED = {"active": T.CLEARED_ACTIVE, "parked": T.CLEARED_PARKED}
-"""How quarantine ends, by the driver's report; without a process it ends in any case."""
-CLEARED_CONFLICT = ("parked",)
-"""The reports that end a conflict: a process on the GPUs does not."""
+CLEARED = ("active", "parked")
+"""The driver's reports that end quarantine; without a process it ends in any case. A conflict ends by "parked" only."""
 
 HAS_PROCESS = (S.STARTING, S.ACTIVE, S.DRAINING, S.PARKING, S.PARKED, S.ACTIVATING, S.MIGRATING, S.QUARANTINED)
 
@@ -314,7 +312,7 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
                 _release(node, seat)  # a checkpointer that died right after it took the first one has forgotten it
         elif progress.outcome == "gone" and same and (seat.facts.alive or seat.state is S.QUARANTINED):
             _processes_gone(node, seat, "its processes are gone", now)
-        elif seat.state is S.STARTING and same:
+        elif seat.state is S.STARTING and same and seat.facts.alive:
             _on_late_start(node, seat, progress, now)
         elif seat.state is S.QUARANTINED and progress.outcome in _clears(node, seat):
             _clear_quarantine(node, seat, progress, now)
@@ -344,9 +342,9 @@ def _on_late_start(node: NodeState, seat: ManagedSeat, progress: SeatProgress, n
 
 def _clears(node: NodeState, seat: ManagedSeat) -> Collection[str]:
     """The driver's reports that end its quarantine."""
-    if seat.facts.unlocated:
+    if seat.facts.unlocated or not seat.facts.alive:
         return ()
-    return CLEARED_CONFLICT if seat.facts.conflict and not view.room(node, seat) else CLEARED
+    return ("parked",) if seat.facts.conflict and not view.room(node, seat) else CLEARED
 
 
 def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
@@ -382,7 +380,9 @@ def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress
     seat.group = view.place(node, seat, progress, known=True) or seat.group
     seat.parked_on = None
     seat.durable.vram_bytes = seat.durable.vram_bytes or progress.vram_bytes
-    node.transition(seat, CLEARED[progress.outcome], now, reason="the driver reports it as it should be")
+    runs = T.CLEARED_LOADING if seat.facts.process is Process.LOADS else T.CLEARED_ACTIVE
+    trigger = runs if progress.outcome == "active" else T.CLEARED_PARKED
+    node.transition(seat, trigger, now, reason="the driver reports it as it should be")
     if seat.state is S.PARKED:
         seat.assume_residue()
     for rider in node.riders[Rider.found]:

@@ -130,6 +130,7 @@ class Trigger(StrEnum):
     CALLED = "called"  # kubelet starts its container again
     QUARANTINE = "quarantine"  # leave it alone and report it to the operator
     CLEARED_ACTIVE = "cleared-active"  # quarantine ended; the driver says it runs
+    CLEARED_LOADING = "cleared-loading"  # the same of an engine that has not been healthy yet
     CLEARED_PARKED = "cleared-parked"  # quarantine ended; the driver says it is parked
     DELETED = "deleted"  # its pod is gone from the node's list
     GONE = "gone"  # none of its processes exists any more
@@ -174,6 +175,7 @@ TABLE: dict[Trigger, tuple[tuple[SeatState, ...], dict[str, Any]]] = {
     _T.CALLED: ((S.BACKOFF,), _EMPTY),
     _T.QUARANTINE: ((*_RUNS, S.LOST), {"parked": False, "promise": Promise.HANDS_OFF}),
     _T.CLEARED_ACTIVE: ((S.QUARANTINED,), {**_COPY, "parked": False}),
+    _T.CLEARED_LOADING: ((S.QUARANTINED,), {**_COPY, "process": Process.LOADS, "parked": False}),
     _T.CLEARED_PARKED: ((S.QUARANTINED,), _COPY),
     _T.DELETED: (
         tuple(state for state in S if state not in (S.FREE, S.RELEASING)),

@@ -105,7 +105,7 @@ class Evidence:
         """Whether it has one, and serves."""
         if self.alive:
             starts = self.fresh or self.state is S.STARTING
-            return Process.LOADS if starts and self.driver in ("", "pending", "active", "started") else Process.RUNS
+            return Process.LOADS if starts and self.driver != "parked" else Process.RUNS
         if self.ticket is not Ticket.NONE or self.pod.deleting:
             return Process.NONE
         ran = self.pod.running or (self.entry is not None and self.entry.durable.container_id)

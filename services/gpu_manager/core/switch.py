@@ -474,20 +474,19 @@ def _on_incoming_progress(
 ) -> None:
     """What the checkpointer reports about the incoming seat, now that the GPUs are free.
 
-    (1) It is still parked, and the job does bring it: it gets the lease. (2) It serves. (3) It was not activated. (4)
-    Its pod was deleted while the job goes on: it holds the GPUs of the job until that lets them go.
+    (1) It is still parked, and the job does bring it: it gets the lease. (2) It serves. (3) It was not activated; one
+    that is parked again counts once, with the end of the job. (4) Its pod was deleted while the job goes on: it holds
+    the GPUs of the job until that lets them go.
     """
     dropped = done and progress.outcome == "pending"
     if seat.state is S.PARKED and not dropped and about(seat, progress):  # (1)
         _lease(node, switch, seat, now)
     if not _same_pod(seat, progress):
         return
-    if arrives(seat, switch) and progress.outcome not in ("pending", "started"):
+    if arrives(seat, switch) and progress.outcome not in ("pending", "started", *(() if done else ("parked",))):
         seat.judge_backend(progress)
-    if arrives(seat, switch) and progress.outcome == "active":  # (2)
-        _activated(node, switch, seat, progress, now)
-    elif arrives(seat, switch) and (progress.outcome == "parked" or progress.outcome in ACTIVATE_FAILED):  # (3)
-        _not_activated(node, switch, seat, progress, now)
+        then = _activated if progress.outcome == "active" else _not_activated  # (2), (3)
+        then(node, switch, seat, progress, now)
     elif seat.state is S.RELEASING:  # (4)
         seat.learn(parked=dropped or progress.outcome in ("parked", "gone"))
         if seat.lease and not seat.facts.unlocated:  # also one that was deleted before it left its group

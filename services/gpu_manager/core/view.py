@@ -454,5 +454,5 @@ def next_wake(node: NodeState, now: Now) -> float:
 
 def places(node: NodeState) -> dict[str, frozenset[str]]:
     """By container of each seat that runs: the GPUs on which its processes may hold memory."""
-    running = [seat for seat in node.seats.values() if seat.state in (S.STARTING, S.ACTIVE)]
-    return {seat.durable.container_id: seat.group.physical for seat in running if seat.durable.container_id}
+    running = [seat for seat in node.seats.values() if seat.facts.alive and seat.state in (S.STARTING, S.ACTIVE)]
+    return {seat.durable.container_id: seat.group.physical for seat in running}
