@@ -200,23 +200,31 @@ def why(
         print(line)
 
 
-def _add_seat_command(verb: str, text: str, example: str) -> None:
-    def command(name: SeatArgument) -> None:
-        from kybernate.cli.console import Console
-
-        for reply in Console.found().commands(name, verb):
-            if as_json():
-                print(json.dumps({"verb": verb, **reply}))
-            else:
-                print(f"{verb} {reply.get('model') or name} (seat {reply.get('seat', '?')}): accepted; see kyb status")
-
-    app.command(verb, help=text, epilog=f"Example: kyb {verb} {example}")(command)
+SeatWait = Annotated[bool, typer.Option("--wait", help="Until it is so, at most 15 min.")]
 
 
-_add_seat_command("activate", "Bring a seat to VRAM.", "qwen3-32b")
-_add_seat_command("park", "Take a seat out of VRAM.", "seat/1x-ba35c1.s00")
-_add_seat_command("pin", "Keep a seat active until it is unpinned.", "model/qwen3-32b")
-_add_seat_command("unpin", "Let the policy park a seat again.", "model/qwen3-32b")
+@app.command(epilog="Example: kyb activate qwen3-32b --wait")
+def activate(name: SeatArgument, wait: SeatWait = False) -> None:
+    """Bring a seat to VRAM."""
+    operations.command_seat("activate", name, wait)
+
+
+@app.command(epilog="Example: kyb park seat/1x-ba35c1.s00")
+def park(name: SeatArgument, wait: SeatWait = False) -> None:
+    """Take a seat out of VRAM."""
+    operations.command_seat("park", name, wait)
+
+
+@app.command(epilog="Example: kyb pin model/qwen3-32b")
+def pin(name: SeatArgument, wait: SeatWait = False) -> None:
+    """Keep a seat active until it is unpinned."""
+    operations.command_seat("pin", name, wait)
+
+
+@app.command(epilog="Example: kyb unpin model/qwen3-32b")
+def unpin(name: SeatArgument) -> None:
+    """Let the policy park a seat again."""
+    operations.command_seat("unpin", name, wait=False)
 
 
 app.command(epilog="Examples: kyb onboard vllm.yaml · kyb onboard deploy/qwen -n llm --apply")(onboard)

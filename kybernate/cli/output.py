@@ -70,6 +70,7 @@ GONE = {
     "--namespace": "set KYB_NAMESPACE",
     "--once": "kyb top | cat prints it once",
     "--quiet": "write 2>/dev/null",
+    "--timeout": "write timeout SECONDS kyb ...; the operation goes on",
 }
 """Options of the version before, and what to write; in the next version unknown."""
 

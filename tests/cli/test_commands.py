@@ -234,6 +234,51 @@ async def test_without_a_stack_the_error_says_how_to_start_one(kyb: "Kyb", comma
     assert "--url" in result.err
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "reason", "text"),
+    [
+        (("park", "qwen3-32b", "--url", "http://127.0.0.1:1"), 1, "unreachable", "does not answer"),
+        (("park", "nosuch", "--url", "ROUTER"), 1, "seat_not_found", "nosuch"),
+        (("park", "twin", "--url", "ROUTER"), 2, "ambiguous_name", "twin"),
+        (("status", "--nonsense"), 2, "", "--nonsense"),
+        (("config", "check", "/nowhere.yaml"), 2, "", "/nowhere.yaml"),
+    ],
+)
+async def test_with_json_an_error_is_one_document_on_standard_error(
+    kyb: "Kyb", router: "SmallRouter", words: tuple[str, ...], code: int, reason: str, text: str
+) -> None:
+    result = await kyb(*(router.url if one == "ROUTER" else one for one in words), "-o", "json")
+    error = json.loads(result.err)["error"]
+    assert (result.code, result.out) == (code, "")
+    assert (error["code"], error["reason"]) == (code, reason)
+    assert text in error["message"]
+
+
+@pytest.mark.parametrize(("verb", "state"), [("activate", "active"), ("pin", "active"), ("park", "parked")])
+async def test_wait_returns_when_the_seat_is_in_that_state(
+    kyb: "Kyb", router: "SmallRouter", monkeypatch: pytest.MonkeyPatch, verb: str, state: str
+) -> None:
+    monkeypatch.setattr("kybernate.cli.operations.POLL_SECONDS", 0.01)
+    looks = iter(["activating", "activating", state])
+
+    def seats(_: Console) -> dict[str, Any]:
+        return {"seats": [{"seat": "1x-abcdef.s00", "model": "qwen3-32b", "state": next(looks)}]}
+
+    monkeypatch.setattr(Console, "seats", seats)
+    result = await kyb(verb, "seat/1x-abcdef.s00", "--wait", "--url", router.url)
+    assert result.out.splitlines() == [
+        f"{verb} qwen3-32b (seat 1x-abcdef.s00): accepted",
+        f"qwen3-32b is {state}",
+    ]
+    assert next(looks, None) is None
+
+
+async def test_wait_ends_where_the_state_cannot_come(kyb: "Kyb", router: "SmallRouter") -> None:
+    result = await kyb("activate", "phi-4", "--wait", "--url", router.url)
+    assert result.code == 1
+    assert "phi-4 is quarantined (a foreign process holds GPU 1); see kyb why" in result.err
+
+
 @pytest.mark.parametrize("command", [["status"], ["events", "-f"], ["park", "x"]])
 async def test_a_router_that_does_not_answer_is_named(kyb: "Kyb", command: list[str]) -> None:
     with socket.socket() as taken:

@@ -308,8 +308,8 @@ def test_nothing_survives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     [
         ({"state": "parked", "started": True}, None),
         ({"state": "active", "started": True}, None),
-        ({"state": "active", "started": False}, "0 of 1 models are ready; s (m) is active"),
-        ({"state": "starting", "started": False}, "0 of 1 models are ready; s (m) is starting"),
+        ({"state": "active", "started": False}, "0 of 1 models are ready; m is active"),
+        ({"state": "starting", "started": False}, "0 of 1 models are ready; m is starting"),
         ({"state": "free", "started": True}, "0 of 1 models are ready; no seat is being started"),
     ],
 )

@@ -23,6 +23,7 @@ from kybernate.annotations import BACKEND
 from kybernate.bus import setup
 from kybernate.bus.port import BusError
 from kybernate.cli.console import stack_file
+from kybernate.cli.operations import in_brackets
 from kybernate.dev.fakes.stubs.build import StubError, build_stubs
 from kybernate.dev.stack import guard
 from kybernate.dev.stack.add import alone
@@ -369,11 +370,6 @@ class Stack:
         return self._processes[name]
 
 
-def why(seat: dict[str, Any]) -> str:
-    """What the manager says about a seat, in brackets."""
-    return f" ({seat['reason']})" if seat.get("reason") else ""
-
-
 def settled(seats: list[dict[str, Any]], *, restart: bool = False) -> list[dict[str, Any]]:
     """The rows of ``GET /v1/seats`` whose models are ready. ``restart``: those that are parked wait at the start
     gate."""
@@ -386,6 +382,6 @@ def unready(seats: list[dict[str, Any]], pods: int, *, restart: bool = False) ->
     owned, ready = [seat for seat in seats if seat.get("state") != "free"], settled(seats, restart=restart)
     if len(ready) >= pods:
         return None
-    late = [f"{seat.get('seat')} ({seat.get('model') or '?'}) is {seat.get('state')}{why(seat)}" for seat in owned]
+    late = [f"{seat.get('model') or seat.get('seat')} is {seat.get('state')}{in_brackets(seat)}" for seat in owned]
     late = [text for text, seat in zip(late, owned, strict=True) if seat not in ready]
     return f"{len(ready)} of {pods} models are ready; {', '.join(late) or 'no seat is being started'}"
