@@ -5,9 +5,9 @@ an excluded strategy is not possible. Memory in GB of 1e9 bytes.
 """
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache
 from importlib.resources import files
 from math import ceil
@@ -19,7 +19,7 @@ from pydantic import Field
 from kybernate.annotations import PREFIX, parse
 from kybernate.config.model import TIERS
 from kybernate.config_errors import Strict
-from kybernate.lab.simulate.node import GB, HARDWARE
+from kybernate.lab.simulate.node import GB, HARDWARE, Cost
 from kybernate.onboard import OnboardError, engine_of, gpus_of
 
 T = TypeVar("T")
@@ -28,6 +28,8 @@ DEFAULT_WAIT_SECONDS = 20.0
 """How long requests may wait for an activation where it is not given and no latency is promised: the default SLO."""
 _SENSITIVE_MS = 1000.0
 """A promised p99 below this is sensitive to latency."""
+_TWO_REPLICAS = 99.99
+"""Percent that one replica cannot promise: guide 4.3."""
 MEMORY_SHARE = 0.85
 """Of a shared GPU's memory that is planned for: the guide's alert threshold."""
 _COMPARED = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
@@ -43,8 +45,8 @@ class Workload(Strict):
     kind: Literal["inference", "training", "development", "simulation"]
     tier: Literal["realtime", "batch", "development"] | None = None
     """Service class."""
-    gpus: Annotated[int, Field(ge=1)] = 1
-    """That one replica uses at the same time."""
+    gpus: Annotated[int, Field(ge=0)] = 1
+    """That one replica uses at the same time; 0: it runs on CPUs."""
     replicas: Annotated[int, Field(ge=1)] = 1
     vram_gb: Positive | None = None
     """On each of its GPUs."""
@@ -64,6 +66,18 @@ class Workload(Strict):
     pattern: Literal["steady", "periodic", "variable"] | None = None
     parkable: bool = True
     """Its engine can be parked."""
+    adapter_of: str = ""
+    """The base model whose LoRA adapter it is; empty: it is no adapter."""
+
+    @property
+    def spread(self) -> bool:
+        """Its replicas must not share a GPU: each keeps the promise alone."""
+        return self.needed > 1 and self.availability is not None
+
+    @property
+    def needed(self) -> int:
+        """Replicas: those that are stated, and two where the availability asks for them."""
+        return max(self.replicas, 2 if (self.availability or 0) >= _TWO_REPLICAS else 1)
 
 
 class Costs(Strict):
@@ -91,12 +105,25 @@ class GpuKind(Strict):
     memory: Positive
     watts: Positive
     mig: tuple[tuple[float, int], ...]
-    """(GB of a slice, how many fit), smallest first; empty: it has no MIG."""
+    """(GB of a slice, its sevenths of the compute), smallest first; empty: it has no MIG."""
     source: str
 
     def slices(self, vram_gb: float) -> int:
         """How many slices that hold so much fit on it; 0: none holds it."""
-        return next((count for size, count in self.mig if size >= vram_gb), 0)
+        found = self.slice_for(vram_gb)
+        return 0 if found is None else min(SEVENTHS // found[0], EIGHTHS // found[1])
+
+    def slice_for(self, vram_gb: float, busy: float = 0.0, target: float = 1.0) -> tuple[int, int] | None:
+        """(Sevenths of the compute, eighths of the memory) of the smallest slice that holds so much and whose share of
+        the compute is used to at most ``target`` by work that keeps a whole GPU busy for ``busy`` of the time."""
+        held = ((sevenths, size) for size, sevenths in self.mig if size >= vram_gb)
+        fits = (one for one in held if busy <= target * one[0] / SEVENTHS + 1e-9)
+        found = next(fits, None)
+        return None if found is None else (found[0], round(found[1] / self.memory * EIGHTHS))
+
+
+SEVENTHS, EIGHTHS = 7, 8
+"""Into which MIG cuts the compute and the memory of a GPU."""
 
 
 class Strategy(Strict):
@@ -131,6 +158,14 @@ class Contradiction(Strict):
     says: str
 
 
+class Need(Strict):
+    """What some strategies ask of the cluster."""
+
+    of: tuple[str, ...]
+    when: dict[str, Any]
+    says: str
+
+
 class Risk(Strict):
     """What may go wrong with some strategies."""
 
@@ -150,6 +185,7 @@ class Knowledge(Strict):
     costs: Costs
     rules: tuple[Rule, ...]
     contradictions: tuple[Contradiction, ...]
+    needs: tuple[Need, ...]
     risks: tuple[Risk, ...]
 
 
@@ -224,6 +260,8 @@ class Advice:
     risks: tuple[str, ...]
     unknown: tuple[str, ...]
     """Facts that were not given and that a rule asks for."""
+    needs: tuple[str, ...] = ()
+    """What the strategy asks of the cluster."""
 
     @property
     def because(self) -> str:
@@ -231,8 +269,9 @@ class Advice:
         return next((reason.text for reason in self.reasons if reason.decisive), "")
 
 
-def facts(workload: Workload, gpu: str) -> dict[str, Any]:
-    """What rules may ask: the statements of a description and what follows from them; None: not known."""
+def facts(workload: Workload, gpu: str, cost: Cost = HARDWARE["stock"]) -> dict[str, Any]:
+    """What rules may ask: the statements of a description and what follows from them and from what a switch costs;
+    None: not known."""
     kind, vram = knowledge().gpus[gpu], workload.vram_gb
     known = workload.model_dump(by_alias=True)
     promised = None if workload.latency_p99_ms is None else workload.latency_p99_ms < _SENSITIVE_MS
@@ -240,7 +279,7 @@ def facts(workload: Workload, gpu: str) -> dict[str, Any]:
     wait = workload.max_wait_seconds
     if wait is None and workload.kind == "inference":
         wait = 0.0 if sensitive else DEFAULT_WAIT_SECONDS
-    cost, size = HARDWARE["stock"], int((vram or 0.0) * GB)
+    size, promise = int((vram or 0.0) * GB), workload.latency_p99_ms
     seconds = None if vram is None else cost.park_seconds(size) + cost.activate_seconds(size)
     return known | {
         "gpu": f"{gpu} ({kind.memory:g} GB)",
@@ -248,9 +287,18 @@ def facts(workload: Workload, gpu: str) -> dict[str, Any]:
         "maxWaitSeconds": wait,
         "activationSeconds": seconds,
         "waitCoversActivation": None if wait is None or seconds is None else wait >= seconds,
+        "p99CoversActivation": None if promise is None or seconds is None else promise / 1000 >= seconds,
+        "cpuOnly": workload.gpus == 0,
+        "hasBase": bool(workload.adapter_of),
+        "spread": workload.spread,
+        "needed": workload.needed,
         "vramShare": None if vram is None else vram / kind.memory,
-        "fitsMig": False if not kind.mig else None if vram is None else kind.slices(vram) > 0,
+        "fitsMig": False if not kind.mig else None if vram is None else _slice(workload, kind) is not None,
     }
+
+
+def _slice(workload: Workload, kind: GpuKind) -> tuple[int, int] | None:
+    return kind.slice_for(workload.vram_gb or 0.0, workload.busy or 0.0, knowledge().strategies["mig"].target)
 
 
 def holds(when: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
@@ -273,9 +321,9 @@ def _comparison(wanted: Any) -> tuple[str, str] | None:
     return (sign, bound) if sign in _COMPARED else None
 
 
-def advise(workload: Workload, gpu: str) -> Advice:
+def advise(workload: Workload, gpu: str, cost: Cost = HARDWARE["stock"]) -> Advice:
     """The strategy with most points of those that are possible; of equal ones that which needs fewer GPUs."""
-    rules, known = knowledge(), facts(workload, gpu)
+    rules, known = knowledge(), facts(workload, gpu, cost)
     held = [rule for rule in rules.rules if holds(rule.when, known)]
     excluded = {name for rule in held for name in rule.exclude}
     points = {
@@ -295,9 +343,13 @@ def advise(workload: Workload, gpu: str) -> Advice:
     reasons = tuple(
         Reason(rule.id, _effect(rule), rule.because.format_map(known), rule.source, rule is first) for rule in held
     )
-    return Advice(
-        workload.name, best, points, reasons, tuple(named + _disputes(held, best)), tuple(risks), _unknown(known)
+    needs = tuple(
+        one.says.format_map(known)
+        for one in rules.needs
+        if best in one.of and holds(one.when, known) and _sayable(one.says, known)
     )
+    named += _disputes(held, best)
+    return Advice(workload.name, best, points, reasons, tuple(named), tuple(risks), _unknown(known), needs)
 
 
 def _effect(rule: Rule) -> str:
@@ -328,7 +380,7 @@ def _sayable(text: str, known: Mapping[str, Any]) -> bool:
 
 
 def _unknown(known: Mapping[str, Any]) -> tuple[str, ...]:
-    asked = {"vramGb"} | ({"busy"} if known["kind"] == "inference" else set())
+    asked = set() if known["cpuOnly"] else {"vramGb"} | ({"busy"} if known["kind"] == "inference" else set())
     return tuple(sorted(name for name in asked if known[name] is None))
 
 
@@ -355,10 +407,10 @@ class FleetCost:
 
 def fleet_gpus(chosen: Sequence[tuple[Workload, str]], gpu: str) -> dict[str, int]:
     """GPUs by strategy. Shared ones are filled by memory, by utilisation and by number of workloads; seats by how busy
-    they are, an estimate (``kyb plan`` plays a trace)."""
+    they are, an estimate (``kyb plan`` plays a trace). Replicas that must not share a GPU do not."""
     found: dict[str, int] = {}
     for name in knowledge().strategies:
-        own = [one for one, strategy in chosen if strategy == name for _ in range(one.replicas)]
+        own = [one for one, strategy in chosen if strategy == name for _ in range(one.needed)]
         if own:
             found[name] = _gpus(name, own, gpu)
     return found
@@ -366,26 +418,38 @@ def fleet_gpus(chosen: Sequence[tuple[Workload, str]], gpu: str) -> dict[str, in
 
 def _gpus(name: str, own: Sequence[Workload], gpu: str) -> int:
     kind, strategy = knowledge().gpus[gpu], knowledge().strategies[name]
-    if name == "dedicated":
+    if name in ("dedicated", "cpu"):
         return sum(one.gpus for one in own)
-    if name == "mig":
-        return ceil(sum(Fraction(1, kind.slices(one.vram_gb or 0.0) or 1) for one in own))
-    if name == "seats":
+    if name in ("seats", "packed"):
         sizes = sorted({one.gpus for one in own})
-        return sum(size * _seat_groups([one for one in own if one.gpus == size], strategy.target) for size in sizes)
-    return _filled([(one.vram_gb or 0.0, (one.busy or 0.0) * (1 + strategy.slowdown)) for one in own], kind, strategy)
+        return sum(size * _seat_groups([one for one in own if one.gpus == size], strategy) for size in sizes)
+    if name == "adapters":
+        bases = sorted({(one.adapter_of, one.gpus) for one in own})
+        engines = ([one for one in own if (one.adapter_of, one.gpus) == base] for base in bases)
+        return sum(size * _seat_groups(one, strategy) for (_, size), one in zip(bases, engines, strict=True))
+    sized: list[tuple[float, float, Workload]]
+    if name == "mig":
+        sized = [(*(_slice(one, kind) or (SEVENTHS, EIGHTHS)), one) for one in own]
+        limits = (float(SEVENTHS), float(EIGHTHS), SEVENTHS)
+    else:
+        slower = 1 + strategy.slowdown
+        sized = [(one.vram_gb or 0.0, (one.busy or 0.0) * slower, one) for one in own]
+        limits = (MEMORY_SHARE * kind.memory, strategy.target, strategy.most)
+
+    def fits(held: Sequence[tuple[float, float, Workload]]) -> bool:
+        first, second = sum(one[0] for one in held), sum(one[1] for one in held)
+        names = [one.name for _, _, one in held if one.spread]
+        full = first > limits[0] or second > limits[1] + 1e-9 or len(held) > limits[2]
+        return not full and len(names) == len(set(names))
+
+    return len(first_fit(sorted(sized, key=lambda one: (-one[0], -one[1], one[2].name)), fits))
 
 
-def _seat_groups(own: Sequence[Workload], target: float) -> int:
-    return min(len(own), max(1, ceil(sum(one.busy or 0.0 for one in own) / target)))
-
-
-def _filled(items: Sequence[tuple[float, float]], kind: GpuKind, strategy: Strategy) -> int:
-    def fits(held: Sequence[tuple[float, float]]) -> bool:
-        memory, busy = (sum(column) for column in zip(*held, strict=True))
-        return memory <= MEMORY_SHARE * kind.memory and busy <= strategy.target and len(held) <= strategy.most
-
-    return len(first_fit(sorted(items, reverse=True), fits))
+def _seat_groups(own: Sequence[Workload], strategy: Strategy) -> int:
+    """So many groups, or engines of one base; replicas that must not share one do not."""
+    busy = sum(one.busy or 0.0 for one in own) * (1 + strategy.slowdown)
+    apart = Counter(one.name for one in own if one.spread)
+    return min(len(own), max(1, ceil(round(busy / strategy.target, 9)), *apart.values()))
 
 
 def first_fit(items: Iterable[T], fits: Callable[[Sequence[T]], bool]) -> list[list[T]]:
@@ -403,14 +467,14 @@ def first_fit(items: Iterable[T], fits: Callable[[Sequence[T]], bool]) -> list[l
 def fleet_cost(chosen: Sequence[tuple[Workload, str]], gpu: str, costs: Costs) -> FleetCost:
     """What these workloads with these strategies need and cost a year."""
     count = sum(fleet_gpus(chosen, gpu).values())
-    parked = sum((one.vram_gb or 0.0) * one.gpus * one.replicas for one, name in chosen if name == "seats")
+    parked = sum((one.vram_gb or 0.0) * one.gpus * one.needed for one, name in chosen if name in ("seats", "packed"))
     rented = costs.cloud_price_per_hour > 0
     hardware = 0.0 if rented else count * costs.hardware_price / costs.years
     power = 0.0 if rented else count * knowledge().gpus[gpu].watts / 1000 * 8760 * costs.price_per_kwh
     operations = 0.0 if rented else count * costs.hardware_price * costs.operations_share
     cloud = count * 8760 * costs.cloud_price_per_hour
     known = all(one.busy is not None for one, _ in chosen)
-    work = sum((one.busy or 0.0) * one.gpus * one.replicas for one, _ in chosen)
+    work = sum((one.busy or 0.0) * one.gpus * one.needed for one, _ in chosen)
     used = min(1.0, work / count) if known and count else None
     return FleetCost(
         gpus=count,

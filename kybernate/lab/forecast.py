@@ -2,12 +2,16 @@
 
 The model (statsmodels' ``UnobservedComponents``) is a level, a day's season, where each fit of the backtest has two
 weeks also a week's, and an error that fades; with or without a trend, whichever was better in the backtest. It is
-fitted to square roots, whose noise does not grow with the traffic. Needs ``kybernate[lab]``.
+fitted to square roots, whose noise does not grow with the traffic. Where the traffic of the week or the day before was
+better in the backtest, that is the forecast. Needs ``kybernate[lab]``.
+
+Bands are conformal: the band of the model is made so many times as wide that it holds 80 % of the days of the backtest.
 """
 
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import ceil, exp, log
 from typing import Any
 
 from kybernate.lab import INSTALL
@@ -28,7 +32,7 @@ _TAIL = 0.1
 """Intervals leave out this share at both ends."""
 
 Band = tuple[float, float, float]
-"""Low, median, high: 80 % of the futures that the model draws are between the first and the last."""
+"""Low, median, high: 80 % of the futures that are drawn are between the first and the last."""
 
 
 class ForecastError(Exception):
@@ -49,7 +53,9 @@ class Backtest:
     days_wape: float
     """The same of whole days, on which the saturation date depends."""
     coverage: float | None
-    """Share of the days whose requests were within the band of the model; None: the method has none."""
+    """Share of the days whose requests were within the band that follows from other starts; None: there are none."""
+    width: float
+    """So many times as wide as the model says is the band that holds 80 % of the days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +121,11 @@ def forecast(requests: Sequence[float], days: int) -> Forecast:
         )
     seen = list(requests[-_MOST_HOURS:])
     tested, horizon, origins = backtest(seen, days)
-    best = min((one for one in tested if one.method in _MODELS), key=lambda one: one.wape)
+    best = min(tested, key=lambda one: one.wape)
     seasons = _seasons(_starts(len(seen), days)[1])
-    paths = _Fitted(seen, best.method, seasons).paths(max(days, LOOK_AHEAD_DAYS))
+    ahead = max(days, LOOK_AHEAD_DAYS)
+    drawn = _Fitted(seen, _model(best.method), seasons).paths(ahead)
+    paths = _widened(drawn, _points(seen, best.method, drawn), best.width)
     base = sum(seen[-WEEK:]) / 7 if days % 7 == 0 and len(seen) >= WEEK else 0.0
     return Forecast(
         method=best.method,
@@ -134,22 +142,24 @@ def backtest(requests: Sequence[float], days: int) -> tuple[list[Backtest], int,
     """Forecasts from earlier days on, against what came: the errors of each method, the days that each forecast was
     long (at most a third of what is known), and how many there were."""
     horizon, starts = _starts(len(requests), days)
-    seasons, naive = _seasons(starts), {"naive week": WEEK, "naive day": DAY}
+    seasons, naive = _seasons(starts), dict(_NAIVE)
     if min(starts) * DAY < WEEK:
         del naive["naive week"]
     found: dict[str, list[tuple[float, float]]] = {}
-    within: dict[str, list[bool]] = {}
+    scores: dict[str, list[list[float]]] = {}
     for start in starts:
         past, came = requests[: start * DAY], requests[start * DAY : (start + horizon) * DAY]
         fits = {method: _Fitted(past, method, seasons) for method in _MODELS}
-        expected = _naive(past, horizon * DAY, naive) | {one: fit.expected(len(came)) for one, fit in fits.items()}
+        expected = {one: fit.expected(len(came)) for one, fit in fits.items()}
+        expected = {one: _naive(past, horizon * DAY, period) for one, period in naive.items()} | expected
+        drawn = {method: fit.paths(horizon) for method, fit in fits.items()}
         for method, hours in expected.items():
             found.setdefault(method, []).extend(zip(hours, came, strict=True))
-        for method, fit in fits.items():
-            bands = map(_band, zip(*fit.paths(horizon), strict=True))
-            inside = (low <= day <= high for (low, _, high), day in zip(bands, _by_day(came), strict=True))
-            within.setdefault(method, []).extend(inside)
-    return [_judged(method, pairs, within.get(method)) for method, pairs in found.items()], horizon, len(starts)
+            paths = drawn[_model(method)]
+            days_of = zip(_points(past, method, paths), _by_day(came), _half_widths(paths), strict=True)
+            missed = [abs(log((day + 1) / (point + 1))) / width for point, day, width in days_of]
+            scores.setdefault(method, []).append(missed)
+    return [_judged(method, pairs, scores[method]) for method, pairs in found.items()], horizon, len(starts)
 
 
 def _starts(hours: int, days: int) -> tuple[int, range]:
@@ -165,23 +175,67 @@ def _seasons(starts: range) -> list[dict[str, int]]:
     return [day, week] if min(starts) * DAY >= 2 * WEEK else [day]
 
 
-def _naive(past: Sequence[float], hours: int, periods: dict[str, int]) -> dict[str, list[float]]:
-    return {
-        name: [past[len(past) - period + hour % period] for hour in range(hours)] for name, period in periods.items()
-    }
+def _naive(past: Sequence[float], hours: int, period: int) -> list[float]:
+    return [past[len(past) - period + hour % period] for hour in range(hours)]
 
 
-def _judged(method: str, pairs: Sequence[tuple[float, float]], within: Sequence[bool] | None) -> Backtest:
-    """Pairs are what was expected of an hour, and what came."""
+def _model(method: str) -> str:
+    """The model whose futures a method takes: a naive forecast draws none."""
+    return method if method in _MODELS else "level"
+
+
+def _points(past: Sequence[float], method: str, paths: Sequence[Sequence[float]]) -> list[float]:
+    """The forecast of each day: the middle of the model's futures, or the same day of the last period."""
+    if method in _MODELS:
+        return [_band(day)[1] for day in zip(*paths, strict=True)]
+    return _by_day(_naive(past, DAY * len(paths[0]), _NAIVE[method]))
+
+
+def _half_widths(paths: Sequence[Sequence[float]]) -> list[float]:
+    """Of the model's band of each day, as a logarithm."""
+    bands = (_band(day) for day in zip(*paths, strict=True))
+    return [max(_LEAST_WIDTH, log((high + 1) / (low + 1)) / 2) for low, _, high in bands]
+
+
+def _widened(paths: Sequence[Sequence[float]], points: Sequence[float], times: float) -> list[list[float]]:
+    """The same futures around other points, and so many times as far from them."""
+    middle = [_band(day)[1] for day in zip(*paths, strict=True)]
+    return [
+        [
+            max(0.0, (point + 1) * exp(times * log((day + 1) / (mid + 1))) - 1)
+            for day, mid, point in zip(path, middle, points, strict=True)
+        ]
+        for path in paths
+    ]
+
+
+def _judged(method: str, pairs: Sequence[tuple[float, float]], scores: Sequence[Sequence[float]]) -> Backtest:
+    """Pairs are what was expected of an hour, and what came; scores, by the start of a forecast, how many half widths
+    of the model's band the days were away."""
     expected, came = zip(*pairs, strict=True)
     relative = [abs(one - other) / other for one, other in pairs if other > 0]
+    held = [
+        score <= _conformal([other for other in scores if other is not own])
+        for own in scores
+        for score in own
+        if len(scores) > 1
+    ]
     return Backtest(
         method=method,
         mape=sum(relative) / len(relative) if relative else 0.0,
         wape=_wape(expected, came),
         days_wape=_wape(_by_day(expected), _by_day(came)),
-        coverage=sum(within) / len(within) if within else None,
+        coverage=sum(held) / len(held) if held else None,
+        width=_conformal(scores),
     )
+
+
+def _conformal(scores: Sequence[Sequence[float]]) -> float:
+    """The score that a day is not above with a probability of 80 %, if its forecast comes like these. The days of one
+    forecast miss together, so that forecasts are counted, not days; the highest score where they are too few."""
+    ordered = sorted(score for own in scores for score in own)
+    level = ceil((len(scores) + 1) * (1 - 2 * _TAIL) - 1e-9) / len(scores)
+    return ordered[min(len(ordered), ceil(level * len(ordered) - 1e-9)) - 1]
 
 
 def _wape(expected: Sequence[float], came: Sequence[float]) -> float:
@@ -193,6 +247,9 @@ def _by_day(hours: Sequence[float]) -> list[float]:
     return [sum(hours[first : first + DAY]) for first in range(0, len(hours), DAY)]
 
 
+_NAIVE = {"naive week": WEEK, "naive day": DAY}
+_LEAST_WIDTH = 0.01
+"""Of half a band: a model that is surer is not believed."""
 _MODELS = {"level": "llevel", "trend": "lldtrend"}
 """By method: statsmodels' name of a level that wanders, and of one that also drifts."""
 

@@ -33,6 +33,39 @@ KNOWN: dict[str, tuple[str, str, dict[str, Any]]] = {
 """By name: the answer, who gives it, and what is known."""
 
 
+NEW: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "throughput, half busy": ("mps", 1, {"tier": "batch", "requestsPerMinute": 1000, "busy": 0.5, "vramGb": 9}),
+    "throughput, 30 % busy": ("mig", 1, {"tier": "batch", "requestsPerMinute": 1000, "busy": 0.3, "vramGb": 9}),
+    "four nines on seats": ("seats", 2, {"availability": 99.99, "replicas": 2, "vramGb": 40, "busy": 0.05}),
+    "four nines with one replica": ("seats", 2, {"availability": 99.99, "vramGb": 40, "busy": 0.05}),
+    "p99 of 900 ms that may wait": (
+        "pinned", 1, {"latencyP99Ms": 900, "maxWaitSeconds": 30, "vramGb": 40, "busy": 0.05},
+    ),
+    "p99 of 5 s that may wait": (
+        "dedicated", 1, {"latencyP99Ms": 5000, "maxWaitSeconds": 30, "vramGb": 40, "busy": 0.05},
+    ),
+    "70B on four GPUs": ("seats", 4, {"gpus": 4, "vramGb": 40, "busy": 0.1, "maxWaitSeconds": 60}),
+    "a LoRA adapter": ("adapters", 1, {"adapterOf": "qwen-7b", "vramGb": 18, "busy": 0.02}),
+    "an adapter of another tenant": (
+        "seats", 1, {"adapterOf": "qwen-7b", "vramGb": 41, "busy": 0.02, "isolation": "tenant"},
+    ),
+    "two requests a day, at once": ("pinned", 1, {"latencyP99Ms": 500, "vramGb": 20, "busy": 0.001}),
+    "idle and cannot be parked": ("pinned", 1, {"vramGb": 20, "busy": 0.1, "parkable": False}),
+    "on CPUs": ("cpu", 0, {"gpus": 0}),
+    "large for a tenant": ("seats", 1, {"vramGb": 38, "busy": 0.1, "isolation": "tenant", "maxWaitSeconds": 30}),
+    "small for a tenant": ("mig", 1, {"vramGb": 8, "busy": 0.1, "isolation": "tenant"}),
+    "embedding of 80 ms": ("mig", 1, {"latencyP99Ms": 80, "vramGb": 2, "busy": 0.3}),
+    "idle reranker": ("packed", 1, {"vramGb": 4, "busy": 0.05}),
+    "hot": ("dedicated", 1, {"vramGb": 60, "busy": 0.8}),
+    "notebook": ("time-slicing", 1, {"kind": "development", "vramGb": 10}),
+    "training on eight GPUs": ("dedicated", 8, {"kind": "training", "gpus": 8, "vramGb": 70}),
+    "idle 30B that may wait": ("seats", 1, {"vramGb": 62, "busy": 0.1, "maxWaitSeconds": 40}),
+    "idle 30B that may not": ("dedicated", 1, {"vramGb": 62, "busy": 0.1, "maxWaitSeconds": 5}),
+    "realtime, 60 % busy": ("dedicated", 1, {"tier": "realtime", "vramGb": 8, "busy": 0.6}),
+}  # fmt: skip
+"""By name: the answer by hand, the GPUs that are counted, and what is known."""
+
+
 def workload(**given: Any) -> Workload:
     return Workload.model_validate({"name": "w", "kind": "inference"} | given)
 
@@ -45,6 +78,76 @@ def test_the_documents_answer_is_given_with_its_source(name: str) -> None:
     assert any(source in reason.source for reason in found.reasons if f"for {strategy}" in reason.effect)
     assert found.because
     assert found.risks
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_the_answer_by_hand_is_given_with_its_gpus(name: str) -> None:
+    strategy, gpus, given = NEW[name]
+    one = workload(**given)
+    found = advise(one, "H100")
+    assert found.strategy == strategy
+    assert sum(fleet_gpus([(one, strategy)], "H100").values()) == gpus
+    assert fleet_cost([(one, strategy)], "H100", knowledge().costs).gpus == gpus
+
+
+def test_a_slice_holds_the_memory_and_the_work() -> None:
+    a100 = knowledge().gpus["A100-40GB"]
+    assert [a100.slices(size) for size in (5, 9, 18, 30)] == [7, 4, 2, 0]
+    assert a100.slice_for(9, 0.2, 0.8) == (2, 2), "2g.10gb: a seventh would be busy all the time"
+    assert a100.slice_for(4, 0.45, 0.8) == (4, 4)
+    assert a100.slice_for(4, 0.5, 0.8) is None
+    fleet = [workload(name=f"m{number}", vramGb=9, busy=0.3, isolation="tenant") for number in range(6)]
+    assert {advise(one, "A100-40GB").strategy for one in fleet} == {"mig"}
+    assert fleet_gpus([(one, "mig") for one in fleet], "A100-40GB") == {"mig": 3}, "1.8 GPUs of work, at most 0.8 each"
+    mixed = [workload(name="large", vramGb=18, busy=0.4), workload(name="small", vramGb=18, busy=0.3)]
+    assert fleet_gpus([(one, "mig") for one in mixed], "A100-40GB") == {"mig": 1}, "4g and 3g are a whole GPU"
+
+
+@pytest.mark.parametrize("strategy", ["mig", "time-slicing", "mps", "seats", "packed", "pinned", "adapters"])
+def test_replicas_that_promise_availability_do_not_share_a_gpu(strategy: str) -> None:
+    three = workload(vramGb=4, busy=0.05, availability=99.9, replicas=3)
+    assert fleet_gpus([(three, strategy)], "H100") == {strategy: 3}
+    two = [(workload(name=name, vramGb=4, busy=0.01, availability=99.99), strategy) for name in "ab"]
+    assert fleet_gpus(two, "H100") == {strategy: 2}
+
+
+def test_a_fleet_of_adapters_needs_one_engine_for_its_base() -> None:
+    fleet = [workload(name=f"a{number}", vramGb=18, busy=0.02, adapterOf="qwen-7b") for number in range(20)]
+    assert fleet_gpus([(one, advise(one, "H100").strategy) for one in fleet], "H100") == {"adapters": 1}
+    other = workload(name="b", vramGb=18, busy=0.02, adapterOf="llama-8b")
+    assert fleet_gpus([(one, "adapters") for one in (*fleet, other)], "H100") == {"adapters": 2}
+
+
+def test_what_a_strategy_asks_of_the_cluster_is_reported() -> None:
+    def needs(name: str) -> str:
+        return " ".join(advise(workload(**NEW[name][2]), "H100").needs)
+
+    assert "KYB_PARK_ALLOW=several-gpus" in needs("70B on four GPUs")
+    assert "4 x 40 GB cross the host" in needs("70B on four GPUs")
+    assert "2 replicas on different GPUs, of different nodes" in needs("four nines with one replica")
+    assert "host's memory" in needs("large for a tenant")
+    assert needs("hot") == ""
+
+
+def test_costs_that_were_measured_decide_whether_a_seat_is_back_in_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, ledger = tmp_path / "fleet.yaml", tmp_path / "ledger.jsonl"
+    path.write_text("workloads:\n- {name: m, kind: inference, vramGb: 60, busy: 0.1, maxWaitSeconds: 5}\n")
+    row = {"seat": "m", "vram_bytes": 60 * 10**9, "durable": {"costs": {"park_seconds": 1.0, "activate_seconds": 2.0}}}
+    ledger.write_text(json.dumps({"seats": [row]}) + "\n")
+    for cost, strategy in (("stock", "dedicated"), ("pinned", "seats"), ("2s/2s", "seats"), (ledger, "seats")):
+        _, text, _ = kyb(capsys, path, "--cost", cost, "--output", "json")
+        assert json.loads(text)["workloads"][0]["strategy"] == strategy, cost
+    assert kyb(capsys, path, "--cost", "free")[0] == 2
+
+
+def test_the_example_is_a_fleet_in_which_seats_win(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text, _ = kyb(capsys, Path(__file__).parents[2] / "examples/advise.yaml", "--output", "json")
+    answer = json.loads(text)
+    assert {one["strategy"] for one in answer["workloads"]} == {"seats"}
+    assert (answer["fleet"]["dedicated"]["gpus"], answer["fleet"]["advised"]["gpus"]) == (10, 1)
+    assert answer["fleet"]["advised"]["total"] < 0.2 * answer["fleet"]["dedicated"]["total"]
 
 
 def test_where_the_guide_contradicts_itself_both_sides_are_named() -> None:
@@ -179,6 +282,8 @@ def test_a_deployment_is_read_and_a_description_adds_to_it(tmp_path: Path, capsy
         ("workloads:\n- {name: a, kind: inference, vram: 3}\n", "unknown key"),
         ("gpu: B900\nworkloads:\n- {name: a, kind: inference}\n", "GPU B900: is not known"),
         (DEPLOYMENT.replace("vllm", "nginx"), "describe it in a file"),
+        ("workloads:\n- {name: a, kind: inference}\n- {name: a, kind: training}\n", "two workloads are called a"),
+        (f"{DEPLOYMENT}---{DEPLOYMENT}", "two workloads are called qwen"),
         ("hello: 1\n", "no workloads"),
         (DEPLOYMENT.replace("replicas: 1", "replicas: many"), "replicas"),
     ],

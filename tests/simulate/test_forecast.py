@@ -111,12 +111,33 @@ def test_the_backtest_sees_only_what_was_before_it() -> None:
 
 def test_the_backtest_judges_whole_days_and_the_band() -> None:
     swapped = [(0.0, 2.0), (2.0, 0.0)] * 12
-    judged = forecasts._judged("level", [*swapped, *[(2.0, 1.0)] * 24], [True, True, False, True])
+    judged = forecasts._judged("level", [*swapped, *[(2.0, 1.0)] * 24], [[0.5, 0.5], [0.5, 3.0]])
     assert (judged.mape, judged.wape) == (1.0, 1.5)
     assert judged.days_wape == 0.5, "of 24 and 24 requests, 24 and 48 were expected"
-    assert judged.coverage == 0.75
+    assert judged.coverage == 0.75, "of the others' bands: 3 half widths for the first two, 0.5 for the others"
+    assert judged.width == 3.0
     tested, _, _ = backtest(seasonal(8, noise=30), 2)
-    assert {one.method: one.coverage is None for one in tested} == {"naive day": True, "level": False, "trend": False}
+    assert {one.method: one.coverage is None for one in tested} == dict.fromkeys(("naive day", "level", "trend"), False)
+
+
+def test_the_band_is_as_wide_as_the_days_of_the_backtest_ask_for() -> None:
+    assert forecasts._conformal([[float(each)] for each in range(1, 11)]) == 9, "of eleven, four in five are not above"
+    assert forecasts._conformal([[2.0], [1.0]]) == 2, "too few: the highest"
+    assert forecasts._conformal([[1.0, 2.0, 3.0, 4.0, 5.0], [6.0, 7.0, 8.0, 9.0, 10.0]]) == 10, "two, not ten"
+    futures = [[90.0], [95.0], *[[100.0]] * 6, [105.0], [110.0], [110.0]]
+    widened = forecasts._widened(futures, [100.0], 3.0)
+    (low, middle, high) = forecasts._band([day for [day] in widened])
+    assert middle == pytest.approx(100)
+    assert low == pytest.approx(101 * (96 / 101) ** 3 - 1)
+    assert high == pytest.approx(101 * (111 / 101) ** 3 - 1)
+
+
+def test_the_naive_forecast_is_used_where_it_was_better() -> None:
+    odd, even = [10.0] * 24, [100.0] * 24
+    weekly = [*odd, *even, *even, *even, *even, *odd, *odd] * 3  # no model of a day's season follows a week
+    found = forecast(weekly, 3)
+    assert found.method == "naive week"
+    assert [middle for _, middle, _ in found.days] == pytest.approx([240, 2400, 2400], rel=0.01)
 
 
 def test_when_it_is_full_is_a_quantile_of_the_futures() -> None:

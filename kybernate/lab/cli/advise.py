@@ -17,18 +17,25 @@ def advise(
         list[Path], typer.Argument(metavar="FILE", help="Descriptions (docs/advise.md) or manifests of Kubernetes.")
     ],
     gpu: Annotated[str, typer.Option(help="The GPU to plan for; default: the description's, else H100.")] = "",
+    cost: Annotated[
+        str,
+        typer.Option(help="Of a switch: as kyb simulate --cost; or a GPU manager's ledger: what was measured there."),
+    ] = "stock",
     explain: Annotated[bool, typer.Option("--explain", help="All reasons with their sources, and the risks.")] = False,
 ) -> None:
-    """Dedicated GPU, MIG, MPS, time slicing or a seat: which fits each workload, why, and what the fleet costs."""
+    """Dedicated GPU, MIG, MPS, time slicing, a seat, an adapter or no GPU: which fits each workload, why, and what the
+    fleet costs."""
     from kybernate.config_errors import ConfigError
     from kybernate.lab import advise as lab
+    from kybernate.lab.cli.simulate_input import Inputs, switch_costs
 
     try:
         workloads, described, costs = _read(files)
         product = _known(gpu or described or "H100")
     except ConfigError as error:
         raise CliError(str(error), 2) from None
-    found = [lab.advise(one, product) for one in workloads]
+    switch, _ = switch_costs(Inputs(cost=cost, measured=Path(cost) if Path(cost).is_file() else None))
+    found = [lab.advise(one, product, switch) for one in workloads]
     chosen = [(one, advice.strategy) for one, advice in zip(workloads, found, strict=True) if advice.strategy]
     before = lab.fleet_cost([(one, "dedicated") for one, _ in chosen], product, costs)
     after = lab.fleet_cost(chosen, product, costs)
@@ -53,9 +60,12 @@ def _read(files: Sequence[Path]) -> "tuple[list[Workload], str, Costs]":
     documents = [document for path in files for document in read_documents(path)]
     manifests: dict[str, dict[str, Any]] = {}
     sources: dict[str, Document] = {}
+    names: set[str] = set()
+    stated_names: set[str] = set()
     for document in documents:
         if isinstance(document.data, dict) and document.data.get("kind") in WORKLOAD_KINDS:
             found = stated(document.data)
+            _once(found["name"], stated_names)
             manifests[found["name"]], sources[found["name"]] = found, document
     workloads: list[Workload] = []
     gpu, costs = "", knowledge().costs.model_dump(by_alias=True)
@@ -67,7 +77,9 @@ def _read(files: Sequence[Path]) -> "tuple[list[Workload], str, Costs]":
         costs = document.validate(Costs, costs | described.costs, ("costs",)).model_dump(by_alias=True)
         for place, given in enumerate(described.workloads):
             known = manifests.pop(str(given.get("name")), {}) | given
-            workloads.append(document.validate(Workload, known, ("workloads", place)))
+            workload = document.validate(Workload, known, ("workloads", place))
+            _once(workload.name, names)
+            workloads.append(workload)
     for name, found in manifests.items():
         if "kind" not in found:
             raise ConfigError(
@@ -77,6 +89,14 @@ def _read(files: Sequence[Path]) -> "tuple[list[Workload], str, Costs]":
     if not workloads:
         raise ConfigError(f"{files[0]}: no workloads; write them as in docs/advise.md, or give a Deployment")
     return workloads, gpu, Costs.model_validate(costs)
+
+
+def _once(name: str, names: set[str]) -> None:
+    from kybernate.config_errors import ConfigError
+
+    if name in names:
+        raise ConfigError(f"two workloads are called {name}; give each a unique name")
+    names.add(name)
 
 
 def _known(gpu: str) -> str:
@@ -107,6 +127,7 @@ def _show(workloads: "Sequence[Workload]", found: "Sequence[Advice]", explain: b
 
     for workload, one in zip(workloads, found, strict=True):
         lines = [f"contradiction: {text}" for text in one.contradictions]
+        lines += [f"needs: {text}" for text in one.needs]
         lines += [f"not known: {', '.join(one.unknown)}; the advice may change with it"] if one.unknown else []
         if explain:
             lines += [f"{reason.effect}: {reason.text} [{reason.source}]" for reason in one.reasons]
@@ -147,7 +168,7 @@ def _show_fleet(gpus: dict[str, int], before: "FleetCost", after: "FleetCost") -
     parts = ", ".join(f"{count} {name}" for name, count in gpus.items())
     saved = f"; {1 - after.total / before.total:.0%} less a year" if 0 < after.total < before.total else ""
     console.print(f"GPUs: {parts}{saved}", markup=False, soft_wrap=True)
-    if "seats" in gpus:
+    if {"seats", "packed"} & gpus.keys():
         console.print("GPUs for seats are an estimate; kyb plan TRACE plays your traffic", markup=False, soft_wrap=True)
 
 

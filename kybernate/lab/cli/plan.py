@@ -47,7 +47,6 @@ def plan(
     memory_price: Annotated[float, typer.Option(min=0, help="Of one GB of host memory for a month.")] = 0.0,
     host_memory: given.HostMemory = 0.0,
     move_seconds: given.MoveSeconds = 3.0,
-    fixed: Annotated[bool, typer.Option("--fixed", help="Seats never leave their group.")] = False,
     policy: Annotated[
         str,
         typer.Option(
@@ -105,7 +104,7 @@ def plan(
     scenario = read_scenario(inputs)
     unseen = None if verify is None else read_scenario(replace(inputs, start=verify))
     goal = Goal(
-        share, groups_max, _counts(slots), int(memory * 1e9), None if fixed else move_seconds, gpus_per_group, price,
+        share, groups_max, _counts(slots), int(memory * 1e9), move_seconds, gpus_per_group, price,
         names, each_model, spare, memory_price, gpu,
     )  # fmt: skip
     expected, busiest, left_out = _forecast(inputs, scenario, days) if days else (None, None, 0)

@@ -174,9 +174,6 @@ def _outlook(report: PlanReport) -> list[str]:
     ]
     if report.left_out:
         lines.append(f"not forecast: {count(report.left_out, 'request')} for models without a seat in this plan")
-    best = min(expected.backtest, key=lambda one: one.wape)
-    if best.method.startswith("naive"):
-        lines.append(f"{best.method} was better than the model here: look at the interval rather than at the median")
     return lines + _saturation(report, expected)
 
 

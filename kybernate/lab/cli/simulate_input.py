@@ -130,7 +130,7 @@ def _node(inputs: Inputs) -> "Node":
     from kybernate.lab.simulate.node import Node
 
     vram = {name: int(_gigabytes(value, "--vram") * _GB) for name, value in map(_split, inputs.vram)}
-    cost, known = _costs(inputs)
+    cost, known = switch_costs(inputs)
     return Node(
         groups=inputs.groups,
         slots=inputs.slots,
@@ -148,7 +148,7 @@ def _node(inputs: Inputs) -> "Node":
     )
 
 
-def _costs(inputs: Inputs) -> "tuple[Cost, dict[str, tuple[float, float]]]":
+def switch_costs(inputs: Inputs) -> "tuple[Cost, dict[str, tuple[float, float]]]":
     """The cost of sizes, and what is known of single seats, by the seat's name or its pod's."""
     from kybernate.lab.simulate.node import fitted_cost, measured_costs, parse_cost
 
