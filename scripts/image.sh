@@ -1,10 +1,10 @@
 #!/bin/sh
-# Builds the images:   IMAGE=kybernate:0.1.0 BASE=python:3.13-slim-trixie sh scripts/image.sh [kybernate|kybernate-dev]…
+# Builds the images:   IMAGE=registry.example.com/kybernate:1 BASE=python:3.13-slim-trixie sh scripts/image.sh [kybernate|kybernate-dev]…
 # Target kybernate becomes $IMAGE, target kybernate-dev $IMAGE-dev; without a target both are built.
 # The host's certificate authorities, pip's index and the proxies are lent to the build and stay out of the image.
 set -eu
 cd "$(dirname "$0")/.."
-version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' kybernate/__init__.py)
 image=${IMAGE:-kybernate:$version}
 [ $# -gt 0 ] || set -- kybernate kybernate-dev
 
