@@ -10,14 +10,17 @@ image=${IMAGE:-kybernate:$version}
 
 official=$(sed -n 's/^ARG BASE=//p' Dockerfile | head -n 1)
 base=${BASE:-$official}
-if ! docker image inspect "$base" >/dev/null 2>&1 && ! docker pull --quiet "$base" >/dev/null 2>&1; then
+# DOCKER_DEFAULT_PLATFORM=linux/arm64 builds for another machine, where this one can run its programs.
+arch=${DOCKER_DEFAULT_PLATFORM:-linux/$(docker version --format '{{.Server.Arch}}')} arch=${arch#*/}
+here() { [ "$(docker image inspect --format '{{.Architecture}}' "$1" 2>/dev/null)" = "$arch" ]; }
+if ! here "$base" && ! docker pull --quiet "$base" >/dev/null 2>&1; then
   if [ -n "${BASE:-}" ]; then
     echo "image: $BASE is not here and cannot be pulled; correct BASE, or leave it out" >&2
     exit 1
   fi
-  base=kybernate-base:trixie
+  base=kybernate-base:trixie-$arch
   echo "image: $official cannot be pulled here; building on $base"
-  docker image inspect "$base" >/dev/null 2>&1 || sh scripts/base_image.sh "$base"
+  here "$base" || sh scripts/base_image.sh "$base"
 fi
 
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}
