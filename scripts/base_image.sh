@@ -22,13 +22,14 @@ fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-echo "base_image: Debian trixie from $mirror"
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-0} mmdebstrap --quiet --variant=minbase --dpkgopt=force-unsafe-io \
+platform=${DOCKER_DEFAULT_PLATFORM:-linux/$(dpkg --print-architecture)}
+echo "base_image: Debian trixie for $platform from $mirror"
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-0} mmdebstrap --quiet --architectures="${platform#*/}" --variant=minbase --dpkgopt=force-unsafe-io \
   --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
   --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
   --include=ca-certificates,python3,python3-venv trixie "$work/base.tar" "$mirror" >"$work/log" 2>&1 || {
   tail -n 20 "$work/log" >&2
   exit 1
 }
-docker import --change 'CMD ["python3"]' "$work/base.tar" "$tag" >/dev/null
+docker import --platform "$platform" --change 'CMD ["python3"]' "$work/base.tar" "$tag" >/dev/null
 echo "base_image: $tag"

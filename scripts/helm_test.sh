@@ -5,36 +5,20 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-HELM=v3.22.0
 KUBECONFORM=v0.8.0
 KUBERNETES=v1.36.3
-tools=${XDG_CACHE_HOME:-$HOME/.cache}/kybernate/helm-test-$HELM-$KUBECONFORM-$KUBERNETES
+tools=${XDG_CACHE_HOME:-$HOME/.cache}/kybernate/helm-test-$KUBECONFORM-$KUBERNETES
 mkdir -p "$tools"
 
 say() { printf 'helm-test: %s\n' "$*" >&2; }
-no_go() {
-  say "$1 is not on PATH, and there is no Go 1.21 or newer to get it with (go install $2); install either"
-  exit 1
-}
 go_is_usable() { command -v go >/dev/null && go version | grep -Eq 'go1\.(2[1-9]|[3-9][0-9])'; }
 
-# tool NAME MODULE@VERSION
-tool() {
-  [ -x "$tools/$1" ] && return
-  if found=$(command -v "$1"); then
-    ln -sf "$found" "$tools/$1"
-    return
-  fi
-  go_is_usable || no_go "$1" "$2"
-  say "go install $2"
-  GOBIN=$tools GOFLAGS=-trimpath sh scripts/retry.sh go install "$2" || { say "go install $2 failed; put $1 on PATH"; exit 1; }
-}
-
 if found=$(sh scripts/prometheus.sh); then PATH=$PATH:$found; else say "without promtool on PATH the alerts are not run"; fi
-tool helm "helm.sh/helm/v3/cmd/helm@$HELM"
-tool kubeconform "github.com/yannh/kubeconform/cmd/kubeconform@$KUBECONFORM"
+helm=$(sh scripts/helm.sh)
+kubeconform=$(sh scripts/go_tool.sh kubeconform "github.com/yannh/kubeconform/cmd/kubeconform@$KUBECONFORM")
+ln -sf "$helm" "$kubeconform" "$tools/"
 if [ ! -d "$tools/schemas" ]; then
-  go_is_usable || no_go "the module k8s.io/kubernetes, with Kubernetes' OpenAPI document," "k8s.io/kubernetes@$KUBERNETES"
+  go_is_usable || { say "there is no Go 1.21 or newer to get k8s.io/kubernetes@$KUBERNETES with, which has Kubernetes' OpenAPI document"; exit 1; }
   say "go mod download k8s.io/kubernetes@$KUBERNETES"
   retry=$PWD/scripts/retry.sh
   module=$(cd "$tools" && sh "$retry" go mod download -json "k8s.io/kubernetes@$KUBERNETES" | sed -n 's/^\t"Dir": "\(.*\)",*$/\1/p')
@@ -43,8 +27,6 @@ if [ ! -d "$tools/schemas" ]; then
   mv "$tools/schemas.new" "$tools/schemas"
 fi
 
-# A helm of another major version is another program.
-"$tools/helm" version --short | grep -q '^v3\.' || { say "$("$tools/helm" version --short): helm 3 is needed"; exit 1; }
 "$tools/helm" lint --strict --kube-version 1.36.0 helm/kybernate
 sh scripts/pip_target.sh .venv-helm requirements-helm.txt
 HELM_TEST_TOOLS=$tools PYTHONPATH=.venv-helm exec .venv/bin/python -m pytest tests/helm "$@"

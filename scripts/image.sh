@@ -1,23 +1,26 @@
 #!/bin/sh
-# Builds the images:   IMAGE=kybernate:0.1.0 BASE=python:3.13-slim-trixie sh scripts/image.sh [kybernate|kybernate-dev]…
+# Builds the images:   IMAGE=registry.example.com/kybernate:1 BASE=python:3.13-slim-trixie sh scripts/image.sh [kybernate|kybernate-dev]…
 # Target kybernate becomes $IMAGE, target kybernate-dev $IMAGE-dev; without a target both are built.
 # The host's certificate authorities, pip's index and the proxies are lent to the build and stay out of the image.
 set -eu
 cd "$(dirname "$0")/.."
-version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' kybernate/__init__.py)
 image=${IMAGE:-kybernate:$version}
 [ $# -gt 0 ] || set -- kybernate kybernate-dev
 
 official=$(sed -n 's/^ARG BASE=//p' Dockerfile | head -n 1)
 base=${BASE:-$official}
-if ! docker image inspect "$base" >/dev/null 2>&1 && ! docker pull --quiet "$base" >/dev/null 2>&1; then
+# DOCKER_DEFAULT_PLATFORM=linux/arm64 builds for another machine, where this one can run its programs.
+arch=${DOCKER_DEFAULT_PLATFORM:-linux/$(docker version --format '{{.Server.Arch}}')} arch=${arch#*/}
+here() { [ "$(docker image inspect --format '{{.Architecture}}' "$1" 2>/dev/null)" = "$arch" ]; }
+if ! here "$base" && ! docker pull --quiet "$base" >/dev/null 2>&1; then
   if [ -n "${BASE:-}" ]; then
     echo "image: $BASE is not here and cannot be pulled; correct BASE, or leave it out" >&2
     exit 1
   fi
-  base=kybernate-base:trixie
+  base=kybernate-base:trixie-$arch
   echo "image: $official cannot be pulled here; building on $base"
-  docker image inspect "$base" >/dev/null 2>&1 || sh scripts/base_image.sh "$base"
+  here "$base" || sh scripts/base_image.sh "$base"
 fi
 
 epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || echo 0)}

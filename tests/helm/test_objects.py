@@ -7,13 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from kybernate.adopt import ROUTER
 from kybernate.bus.keys import write
 from kybernate.config import load
 from kybernate.dev.nats_server import find_server
-from tests.helm.chart import CHART, NAMESPACE, ROOT, SETS, render
+from tests.helm.chart import CHART, NAMESPACE, SETS, render
 
 MADE_LATER = ("kybernate-bus-keys", "kybernate-webhook-tls", "kube-root-ca.crt")
 """By Jobs of this chart, or by Kubernetes."""
@@ -304,8 +303,3 @@ def test_routers_and_console_are_scraped_and_operators_reach_the_console_as_call
     (container,) = found.one("Deployment", "-router")["spec"]["template"]["spec"]["containers"]
     env = {one["name"]: one.get("value") for one in container["env"]}
     assert env["KYB_URL"] == f"http://kybernate-console.{NAMESPACE}.svc:8781"
-
-
-def test_the_versions_of_chart_and_package_are_one() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text()

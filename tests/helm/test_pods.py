@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kybernate import __version__
 from kybernate.settings import Settings
 from services.checkpointer.settings import CheckpointerSettings
 from services.console.settings import ConsoleSettings
@@ -213,7 +214,7 @@ def test_one_image_for_all_services_and_the_development_image_for_fake_gpus(valu
             "registry.example.com/library/nats:2.12.1",
         },
     }
-    assert images == expected.get(values, {"kybernate:0.1.0-dev" if values.startswith("fake") else "kybernate:0.1.0"})
+    assert images == expected.get(values, {f"kybernate:{__version__}" + "-dev" * values.startswith("fake")})
 
 
 def test_pull_secrets_are_everywhere() -> None:

@@ -101,7 +101,7 @@ WRONG = {
         "plugin.enabled is no value of this chart any more: node",
     ),
     "a park that is cut": (["node.terminationGracePeriodSeconds=0"], "set it above the longest park"),
-    "fakes of an image without them": (["fakeGpu.enabled=true", "image.tag=0.1.0"], "take 0.1.0-dev"),
+    "fakes of an image without them": (["fakeGpu.enabled=true", "image.tag=7.0.0"], "take 7.0.0-dev"),
     "two samples of one name": (
         ["fakeGpu.enabled=true", "fakeGpu.samples.models[0].name=A_b", "fakeGpu.samples.models[1].name=a-b"]
         + [f"fakeGpu.samples.models[{number}].vram=1GiB" for number in (0, 1)],

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from kybernate import __version__
 from kybernate.config import load
 from kybernate.dev.fakes.kubelet import manifest
 from kybernate.dev.stack.options import LAPTOP
@@ -100,11 +101,9 @@ def test_everything_that_is_mounted_is_declared(name: str) -> None:
 
 
 def test_the_image_is_the_one_that_make_image_makes() -> None:
-    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert version is not None
     images = {service["image"] for service in SERVICES.values()}
-    ours = f"kybernate:{version[1]}"
-    assert images == {ours, f"{ours}-dev", f"kybernate-engine:{version[1]}"}
+    ours = f"kybernate:{__version__}"
+    assert images == {ours, f"{ours}-dev", f"kybernate-engine:{__version__}"}
 
 
 def test_the_pods_are_those_of_kyb_up_each_on_its_own_port() -> None:
