@@ -2,11 +2,13 @@
 
 import json
 import math
+import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
+import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
@@ -18,6 +20,16 @@ LONGEST_NAME = 512
 """Characters of a model's name, and of a caller's request id."""
 _TYPES = dict.fromkeys((*range(400, 500), 505), "invalid_request_error")
 _TYPES |= {401: "authentication_error", 403: "permission_error", 409: "conflict_error", 429: "rate_limit_error"}
+
+
+def unanswered(error: Exception) -> str:
+    """Return why an HTTP call has no answer: ``Connection refused``, ``HTTP 500``, ``nothing in time``."""
+    if isinstance(error, TimeoutError):
+        return "nothing in time"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"HTTP {error.status}"
+    number = getattr(error, "errno", None) or 0
+    return os.strerror(number) if number > 0 else str(error) or type(error).__name__
 
 
 class ApiError(Exception):

@@ -68,6 +68,8 @@ if ls .venv/.stamp-* >/dev/null 2>&1; then
 else
   made=$PWD/.venv.new
   rm -rf "$made"
+  mkdir -p "$made/tmp"
+  export TMPDIR="$made/tmp" # what an interrupted pip leaves goes with it
   "$python" -m venv --prompt .venv "$made" 2>"$log" || { cat "$log" >&2; exit 1; }
 fi
 listed=""
@@ -90,7 +92,7 @@ for file in (*(made / "bin").iterdir(), made / "pyvenv.cfg"):  # scripts name th
     if not file.is_symlink() and (old := bytes(made)) in (text := file.read_bytes()):
         file.write_bytes(text.replace(old, bytes(made.with_name(".venv"))))
 PY
-rm -rf .venv.old
+rm -rf .venv.old "$made/tmp"
 [ ! -e .venv ] || mv .venv .venv.old
 mv "$made" .venv
 rm -rf .venv.old

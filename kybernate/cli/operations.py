@@ -101,8 +101,8 @@ def command_seat(verb: str, name: str, wait: bool) -> None:
         if as_json():
             print(json.dumps({"verb": verb, **reply}), flush=True)
         else:
-            told = "accepted" if wait else "accepted; see kyb status"
-            print(f"{verb} {reply.get('model') or name} (seat {reply.get('seat', '?')}): {told}", flush=True)
+            what = "accepted" if wait else "accepted; see kyb status"
+            print(f"{verb} {reply.get('model') or name} (seat {reply.get('seat', '?')}): {what}", flush=True)
     if wait:
         for seat in _settled(console, [str(reply["seat"]) for reply in replies], GOALS[verb]):
             answer(seat, f"{seat.get('model') or seat['seat']} is {seat['state']}")

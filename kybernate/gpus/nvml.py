@@ -117,7 +117,7 @@ class EventSet:
                 time.sleep(0.0 if found else seconds)
             except Exception as error:  # a fault of the library must not end the process
                 if not found:
-                    raise GpuError(f"no XID events: {error!r}; GPUs are only polled") from error
+                    raise GpuError(f"no XID events: {error}; GPUs are only polled") from error
         if not found and self._trouble is not None:
             raise GpuError(f"no XID events: {self._trouble}; GPUs are only polled")
         return tuple(found)

@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from kybernate.bus.port import Bus, BusDownError, BusError, NoAnswerError
-from kybernate.http_api import ApiError, body_of, json_of, printable
+from kybernate.http_api import ApiError, body_of, json_of, printable, unanswered
 from kybernate.key_guard import caller_of, request_cause
 from kybernate.logs import get_logger
 from kybernate.messages import (
@@ -83,7 +83,7 @@ class OperatorApi:
                 answer.raise_for_status()
                 return {"node": node, **await answer.json()}
         except (aiohttp.ClientError, TimeoutError, ValueError, TypeError) as error:
-            return {"node": node, "unanswered": f"its manager at {url} does not answer: {error!r}"}
+            return {"node": node, "unanswered": f"its manager at {url} does not answer ({unanswered(error)})"}
 
     async def command(self, request: web.Request) -> web.StreamResponse:
         """Send activate, park, pin or unpin to the seat's manager: 202; 409 refused; 503 no answer, or not ready."""

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from aiohttp import web
 
-from kybernate.http_api import ApiError
+from kybernate.http_api import ApiError, unanswered
 from kybernate.messages import Presence
 from services.console.core.cluster import Cluster
 
@@ -83,7 +83,7 @@ class Routers:
                 body = await answer.json()
                 return body if isinstance(body, dict) else {}
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            return {"unanswered": f"the router at {router.url} does not answer: {error!r}"}
+            return {"unanswered": f"the router at {router.url} does not answer ({unanswered(error)})"}
 
 
 def _headers(request: web.Request) -> dict[str, str]:

@@ -59,7 +59,7 @@ class GuardedPolicy:
         try:
             decision = checked(self.live.decide(view), view)
         except Exception as raised:
-            error = repr(raised)
+            error = f"{type(raised).__name__}: {raised}"
             self.errors += 1
             self.last_error = f"group {view.group}: {error}"
             decision = self._fall_back(view, error)

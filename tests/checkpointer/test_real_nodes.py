@@ -43,7 +43,7 @@ def test_b3_a_helper_answers_whatever_its_driver_raises() -> None:
 
     reply = answer(Driver(), {"id": 7, "verb": "restore"})
     assert (reply["id"], reply["code"]) == (7, UNREACHABLE)
-    assert "restore raised AttributeError('CUcheckpointRestoreArgs')" in reply["text"]
+    assert "restore raised AttributeError: CUcheckpointRestoreArgs" in reply["text"]
 
 
 async def test_b1_an_engine_with_103_attached_processes_is_parked_and_activated_as_one() -> None:

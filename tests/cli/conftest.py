@@ -93,7 +93,7 @@ WHY = {
             "node": "laptop",
             "policy": "kyb-balanced",
             "errors": 2,
-            "last_error": "group G1: ZeroDivisionError()",
+            "last_error": "group G1: ZeroDivisionError: division by zero",
             "problems": ["kyb.ai/tier: 'god' of pod demo/phi is no tier here; did you mean gold?"],
             "groups": [
                 {
@@ -110,7 +110,7 @@ WHY = {
             ],
             "recording": None,
         },
-        {"node": "other", "unanswered": "its manager at http://x does not answer: TimeoutError()"},
+        {"node": "other", "unanswered": "its manager at http://x does not answer (nothing in time)"},
     ]
 }
 

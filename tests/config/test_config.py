@@ -179,7 +179,7 @@ def test_a_machine_has_1_to_64_gpus(count: int) -> None:
 
 @pytest.mark.parametrize("size", ["512", '"512"', "1073741824"])
 def test_a_size_without_a_unit_is_refused(tmp_path: Path, size: str) -> None:
-    """``hostMemory: 512`` was 512 bytes: no seat was ever parked, and nothing said so."""
+    """``hostMemory: 512`` was 512 bytes: no seat was ever parked, and nothing showed it."""
     (file := tmp_path / "config.yaml").write_text(f"hostMemory: {size}\n")
     with pytest.raises(
         ConfigError, match=r":1: hostMemory: '?\d+'?: is not a size with a unit; write bytes with a unit"

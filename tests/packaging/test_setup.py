@@ -99,7 +99,7 @@ def test_without_a_network_one_sentence_and_the_environment_stays(checkout: Path
     assert run(checkout) == (0, "")
 
 
-def test_an_authority_that_is_not_trusted_is_told_with_the_remedy(checkout: Path) -> None:
+def test_an_authority_that_is_not_trusted_is_named_with_the_remedy(checkout: Path) -> None:
     code, errors = run(checkout, "untrusted")
     assert (code, errors.count("\n"), "export PIP_CERT=FILE" in errors) == (1, 1, True)
 

@@ -58,7 +58,9 @@ def replay(lines: Iterable[str], policy: Policy | None = None) -> Result:
                 continue
             view, decision = decode(line, names)
         except (ValueError, KeyError, TypeError) as error:
-            raise RecordingError(f"line {number} is no recorded look ({error!r}); is this a file of one?") from None
+            raise RecordingError(
+                f"line {number} is no recorded look ({type(error).__name__}: {error}); is this a file of one?"
+            ) from None
         if judge is None:
             raise RecordingError(f"line {number}: a look before any line that names the policy; the file was cut")
         result.looks += 1
@@ -74,7 +76,7 @@ def _again(policy: Policy, view: GroupView) -> Decision | str:
     try:
         return checked(policy.decide(view), view)
     except Exception as error:  # what the live one did with it
-        return repr(error)
+        return f"{type(error).__name__}: {error}"
 
 
 def _built(name: str, settings: Mapping[str, Any]) -> Policy:

@@ -46,7 +46,7 @@ def of_prometheus(answer: Any) -> dict[str, list[Window]]:
         series = [(str(one["metric"]["model"]), one["values"]) for one in answer["data"]["result"]]
         points = [(model, float(at), float(rate)) for model, values in series for at, rate in values]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"no matrix of rates by model ({error!r})") from None
+        raise ValueError(f"no matrix of rates by model ({type(error).__name__}: {error})") from None
     begin = min((at for _, at, _ in points), default=0.0)
     rates: dict[tuple[str, float], float] = {}
     for model, at, rate in points:

@@ -42,7 +42,9 @@ def answer(driver: HelperDriver, request: dict[str, Any]) -> Reply:
     try:
         reply = driver.call(verb, request)
     except Exception as error:
-        reply = unreachable(str(error) if isinstance(error, OSError) else f"{verb} raised {error!r}")
+        reply = unreachable(
+            str(error) if isinstance(error, OSError) else f"{verb} raised {type(error).__name__}: {error}"
+        )
     return {**reply, "id": number}
 
 
