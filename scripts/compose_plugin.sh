@@ -1,10 +1,8 @@
 #!/bin/sh
-# Prints a command that is Docker Compose v2: the plugin on PATH, else Debian trixie's docker-compose unpacked into the
-# cache, else one built by go.   compose=$(sh scripts/compose_plugin.sh)
+# Prints a file that is the plugin of Docker Compose v2: Debian trixie's docker-compose unpacked into the cache, else one
+# built by go. For with_docker.sh.
 set -eu
 version=v2.40.3 # for go install only
-if docker compose version >/dev/null 2>&1; then echo "docker compose"; exit 0; fi
-
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/kybernate/compose
 binary=$cache/docker-compose
 if [ -x "$binary" ]; then echo "$binary"; exit 0; fi
@@ -35,7 +33,7 @@ build() {
 }
 
 if ! unpack && ! build; then
-  echo "compose: no Docker Compose v2: neither the plugin, nor Debian's docker-compose, nor go could be had" >&2
+  echo "compose: no Docker Compose v2: neither Debian's docker-compose, nor go could be had" >&2
   exit 1
 fi
 echo "$binary"

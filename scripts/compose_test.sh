@@ -1,7 +1,7 @@
 #!/bin/sh
 # make compose-test: builds the image, runs compose.yaml on fake GPUs, plays the demo against it from inside, kills
 # containers, sees everything in order again, and takes all of it down. Prints how long each step took.
-# Docker, Compose and a base image are got where they are missing (with_docker.sh, compose_plugin.sh, base_image.sh).
+# Docker, Compose and a base image are got where they are missing (with_docker.sh, base_image.sh).
 set -eu
 cd "$(dirname "$0")/.."
 [ -n "${KYB_WITH_DOCKER:-}" ] || KYB_WITH_DOCKER=1 exec sh scripts/with_docker.sh sh scripts/compose_test.sh
@@ -17,9 +17,8 @@ KYB_PORT=$(free_port) KYB_PAGE_PORT=$(free_port)
 export KYB_PORT KYB_PAGE_PORT
 
 step "Docker Compose"
-plugin=$(sh scripts/retry.sh sh scripts/compose_plugin.sh)
-compose() { $plugin --progress quiet --project-name "$project" "$@"; }
-$plugin version
+compose() { docker compose --progress quiet --project-name "$project" "$@"; }
+docker compose version
 
 finish() {
   code=$?
@@ -113,6 +112,9 @@ crash() { # a container's first process dies, as if it had failed; Docker starts
 
 step "models"
 ready
+step "kyb doctor in a container finds its stack"
+compose exec -T console kyb doctor | tee "$out/doctor"
+grep -q '^OK   console  *http://console:8781$' "$out/doctor"
 step "demo"
 play 480
 step "containers die"

@@ -58,7 +58,7 @@ for arch in $arches; do
     --timestamp "$(date --utc --date="@$SOURCE_DATE_EPOCH" +%Y-%m-%dT%H:%M:%SZ)" --out "dist/kybernate-$version-$arch-debian" <"$work/image.tar"
   mkdir "$work/$arch"
   tar --extract --file "$work/image.tar" --directory "$work/$arch" opt/kybernate/lib
-  # What asks an interpreter for its folders is told the image's, whose programs need not run here.
+  # cyclonedx_py asks an interpreter for its folders; this one answers with the image's, whose programs need not run here.
   printf '#!/bin/sh\necho "[\\"%s\\"]"\n' "$work/$arch"/opt/kybernate/lib/python3*/site-packages >"$work/python"
   chmod +x "$work/python"
   tool -m cyclonedx_py environment --pyproject pyproject.toml --output-reproducible --of JSON \

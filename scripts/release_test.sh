@@ -1,5 +1,5 @@
 #!/bin/sh
-# make release-test: makes a release of HEAD in a fresh clone, signed by a key of its own, pushes it to a registry on
+# make release-test: makes a release of HEAD in a fresh clone, signed by a throwaway key, pushes it to a registry on
 # loopback, and verifies and installs it from there and from dist/: gpg, sha256sum, helm, pip, docker, kubectl's plugin.
 set -eu
 cd "$(dirname "$0")/.."
@@ -64,8 +64,8 @@ step "docker"
 docker image ls --format '{{.Repository}}:{{.Tag}}' "$address/*/*" | xargs docker image rm >/dev/null
 while read -r image; do
   docker pull --quiet "$image"
-  said=$(docker run --rm --network none "$image" kyb --version)
-  [ "$said" = "kyb $version" ] || fail "$image says $said"
+  shown=$(docker run --rm --network none "$image" kyb --version)
+  [ "$shown" = "kyb $version" ] || fail "$image answered $shown"
 done <images.txt
 
 step "pip, from the wheel and from the source"
@@ -73,15 +73,15 @@ for file in "$work"/clone/dist/kybernate-"$version"-*.whl "$work/clone/dist/kybe
   rm -rf "$work/venv"
   python3 -m venv "$work/venv"
   sh "$work/clone/scripts/retry.sh" "$work/venv/bin/pip" install --quiet --disable-pip-version-check "$file"
-  said=$(cd / && "$work/venv/bin/kyb" --version)
-  [ "$said" = "kyb $version" ] || fail "$file says $said"
-  echo "${file##*/}: $said"
+  shown=$(cd / && "$work/venv/bin/kyb" --version)
+  [ "$shown" = "kyb $version" ] || fail "$file answered $shown"
+  echo "${file##*/}: $shown"
 done
 
 step "kubectl's plugin"
 mkdir "$work/plugin"
 tar --extract --gzip --file "kubectl-kyb-$version.tar.gz" --directory "$work/plugin"
 ln -s "$work/plugin/kubectl-kyb" "$work/kubectl-kyb" # as krew does
-said=$(PATH=$OLDPWD/.venv/bin:$PATH "$work/kubectl-kyb" --version)
-[ "$said" = "kyb $version" ] || fail "kubectl-kyb says $said"
+shown=$(PATH=$OLDPWD/.venv/bin:$PATH "$work/kubectl-kyb" --version)
+[ "$shown" = "kyb $version" ] || fail "kubectl-kyb answered $shown"
 step "all done"

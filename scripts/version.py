@@ -1,4 +1,4 @@
-"""The version is said in ``kybernate/__init__.py``; here it is written into the files that cannot import it."""
+"""The version is written in ``kybernate/__init__.py``; here it is written into the files that cannot import it."""
 
 import re
 from pathlib import Path

@@ -1,12 +1,19 @@
 #!/bin/sh
-# Runs a command with a Docker daemon:   sh scripts/with_docker.sh docker images
+# Runs a command with a Docker daemon and docker compose:   sh scripts/with_docker.sh docker images
 # Where one can be reached, that one. Else Debian's docker.io is installed if need be, and a daemon of our own runs as
 # long as the command: its socket, its storage and its networks touch no other daemon's, it changes no firewall rule,
 # and it is ended by its process id. Its storage stays, so that a second run finds the images.
 set -eu
 if [ $# = 0 ]; then echo "with_docker: name a command" >&2; exit 2; fi
+here=$(dirname "$0")
 reachable() { command -v docker >/dev/null && docker info >/dev/null 2>&1; }
-if reachable; then exec "$@"; fi
+compose() { # Debian 12 has no docker compose: where it is missing, the plugin is linked into the user's folder
+  docker compose version >/dev/null 2>&1 && return
+  plugins=${DOCKER_CONFIG:-$HOME/.docker}/cli-plugins
+  mkdir -p "$plugins" && binary=$(sh "$here/compose_plugin.sh") && ln -sf "$binary" "$plugins/docker-compose" ||
+    echo "with_docker: docker compose is missing and cannot be had here" >&2
+}
+if reachable; then compose; exec "$@"; fi
 
 if [ "$(id -u)" != 0 ]; then
   echo "with_docker: no Docker daemon can be reached; start one (systemctl start docker), or run this as root" >&2
@@ -21,11 +28,11 @@ if [ -n "$missing" ]; then
     exit 1
   fi
   echo "with_docker: installing Debian's docker.io"
-  sh "$(dirname "$0")/retry.sh" apt-get update -qq
+  sh "$here/retry.sh" apt-get update -qq
   apt-cache show docker-cli >/dev/null 2>&1 || missing="docker.io iptables"  # before trixie docker.io holds the client
   # shellcheck disable=SC2086  # a list
-  sh "$(dirname "$0")/retry.sh" apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 $missing >/dev/null
-  if reachable; then exec "$@"; fi
+  sh "$here/retry.sh" apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 $missing >/dev/null
+  if reachable; then compose; exec "$@"; fi
 fi
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/kybernate/docker
@@ -61,6 +68,7 @@ until docker info >/dev/null 2>&1; do
   sleep 0.2
 done
 export BUILD_NETWORK=host
+compose
 code=0
 "$@" 9>&- || code=$?
 exit $code

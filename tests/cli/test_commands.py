@@ -235,7 +235,7 @@ async def test_without_a_stack_the_error_says_how_to_start_one(kyb: "Kyb", comma
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "reason", "text"),
+    ("typed", "code", "reason", "text"),
     [
         (("park", "qwen3-32b", "--url", "http://127.0.0.1:1"), 1, "unreachable", "does not answer"),
         (("park", "nosuch", "--url", "ROUTER"), 1, "seat_not_found", "nosuch"),
@@ -245,9 +245,10 @@ async def test_without_a_stack_the_error_says_how_to_start_one(kyb: "Kyb", comma
     ],
 )
 async def test_with_json_an_error_is_one_document_on_standard_error(
-    kyb: "Kyb", router: "SmallRouter", words: tuple[str, ...], code: int, reason: str, text: str
+    kyb: "Kyb", router: "SmallRouter", typed: tuple[str, ...], code: int, reason: str, text: str
 ) -> None:
-    result = await kyb(*(router.url if one == "ROUTER" else one for one in words), "-o", "json")
+    asked = [router.url if one == "ROUTER" else one for one in typed]
+    result = await kyb(*asked, "-o", "json")
     error = json.loads(result.err)["error"]
     assert (result.code, result.out) == (code, "")
     assert (error["code"], error["reason"]) == (code, reason)

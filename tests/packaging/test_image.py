@@ -115,3 +115,23 @@ def test_what_must_be_root_says_so(tmp_path: Path) -> None:
         )
         assert done.returncode == 1
         assert "as root" in done.stderr
+
+
+def test_who_gets_docker_gets_docker_compose(tmp_path: Path) -> None:
+    """On Debian 12 the second line of README's Install ended with ``unknown flag: --wait``."""
+    plugin = tmp_path / "home/.docker/cli-plugins/docker-compose"
+    cached = tmp_path / "cache/kybernate/compose/docker-compose"
+    cached.parent.mkdir(parents=True)
+    cached.write_text("#!/bin/sh\necho Compose v2\n")
+    (tmp_path / "docker").write_text(f'#!/bin/sh\n[ "$1" != compose ] || exec {plugin}\n')
+    for file in (cached, tmp_path / "docker"):
+        file.chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "HOME": str(tmp_path / "home"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    command = ["sh", str(ROOT / "scripts/with_docker.sh"), "docker", "compose", "version"]
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "Compose v2\n", "")

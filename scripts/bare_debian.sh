@@ -1,0 +1,65 @@
+#!/bin/sh
+# make first-minutes: the README's first commands on a bare Debian, typed as they stand, in a chroot of its own.
+#   sh scripts/bare_debian.sh [SUITE=trixie] [USER=root] [INTERRUPTIONS=20]
+# As root; needs debootstrap, which it installs. `make up` is interrupted at random moments of its first minute and run
+# again, every time; then it must get Ready, and the curl that it prints must stream an answer. Nothing but one line may
+# be printed by an interruption. This machine's resolver, authorities and pip configuration are lent to the chroot.
+set -eu
+cd "$(dirname "$0")/.."
+suite=${1:-trixie} user=${2:-root} times=${3:-20}
+command -v debootstrap >/dev/null || sh scripts/retry.sh apt-get install -y -qq debootstrap >/dev/null
+root=$(mktemp -d)
+chmod 755 "$root"
+trap 'rm -rf --one-file-system "$root"' EXIT
+trap 'exit 130' INT TERM
+echo "first-minutes: $suite as $user, $times interruptions"
+sh scripts/retry.sh debootstrap --variant=minbase "$suite" "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >"$root.log" 2>&1 || {
+  tail -n 20 "$root.log" >&2
+  exit 1
+}
+rm -f "$root.log"
+cp /etc/resolv.conf /etc/hosts "$root/etc/"
+[ ! -f /etc/pip.conf ] || cp /etc/pip.conf "$root/etc/"
+git clone -q . "$root/opt/kybernate"
+
+inside() { # inside USER COMMAND: a login shell in mounts and process ids of its own
+  unshare --mount --pid --fork --kill-child sh -c '
+    mount --make-rprivate / && mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" && mount -t tmpfs tmpfs "$1/tmp"
+    chmod 1777 "$1/tmp"
+    exec chroot "$1" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin su - "$2" -c "export LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive; $3"
+  ' sh "$root" "$1" "$2"
+}
+install=$(sed -n 's/^    \(apt-get install [^#]*[^# ]\) *#.*/\1/p' README.md)
+[ -n "$install" ] || { echo "first-minutes: README names no packages" >&2; exit 1; }
+inside root "apt-get update -qq && $install -y -qq >/dev/null 2>&1"
+for file in "${PIP_CERT:-}" /etc/ssl/certs/ca-certificates.crt; do
+  if [ -s "$file" ]; then cp "$file" "$root/etc/ssl/certs/ca-certificates.crt"; break; fi
+done
+[ "$user" = root ] || inside root "useradd -m -s /bin/sh $user"
+cat >"$root/opt/walk.sh" <<'WALK'
+set -u
+export PIP_CERT=/etc/ssl/certs/ca-certificates.crt
+cp -r /opt/kybernate ~/kybernate && cd ~/kybernate || exit 1
+for turn in $(seq "$1"); do
+  delay=$(python3 -c 'import random; print(round(random.uniform(0.1, random.choice((4, 60))), 2))')
+  timeout -s INT -k 30 "$delay" make up >~/out 2>&1
+  code=$?
+  echo "$turn: interrupted after $delay s, code $code: $(tail -n 1 ~/out)"
+  grep -q Traceback ~/out || [ $code = 1 ] || [ $code = 2 ] || [ $code = 137 ] || continue
+  cat ~/out
+  exit 1
+done
+set -m
+make up >~/out 2>~/errors &
+for second in $(seq 180); do grep -q 'Stop:' ~/out && break; sleep 1; done
+sed -n '/^Ready/,/page/p' ~/out
+sed -n '/curl/,/-d/p' ~/out >~/typed
+sh ~/typed >~/answer
+.venv/bin/kyb doctor
+healthy=$?
+kill -INT -$!
+wait $!
+grep -q '\[DONE\]' ~/answer && [ $healthy = 0 ] && ! grep -q Traceback ~/errors || { cat ~/errors ~/answer; exit 1; }
+echo "first-minutes: Ready, an answer and a healthy doctor after $1 interruptions"
+WALK
+inside "$user" "sh /opt/walk.sh $times"
