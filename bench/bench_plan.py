@@ -1,5 +1,5 @@
 """``kyb plan`` on a fleet of 25 models: how long it takes, whether the plan of a day holds on the next one, and how far
-its forecasts miss.
+its forecasts miss; and a month of 200 models: CPU seconds, and seconds until its first layout.
 
 ``python -m bench plan``: ``KYB_SERVEGEN_WINDOWS`` is the path of ServeGen's windows (docs/demo.md, Workloads); of them
 ``MODELS`` clients that send every day are chosen, with all rates scaled so that a day has ``REQUESTS`` in the mean.
@@ -15,6 +15,7 @@ import random
 import resource
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ REQUESTS = 2700
 DAYS = 14
 PLANNED = tuple(range(0, 12, 2))
 """Days that are planned, from 0; each plan is played on the day after it."""
+LARGE, MONTH, LARGE_REQUESTS = 250, 30, 3000
+"""Clients, days and requests a day of the large plan; some fifty of so many send nothing at that rate."""
 SLO = "20:0.95"
 DAY = 86_400
 HORIZONS = (1, 4)
@@ -50,16 +53,25 @@ async def run() -> dict[str, float]:
         write(trace, Path(path))
         for day in PLANNED:
             plan, seconds = await planned(trace, day)
-            rows = {row["name"]: row for row in plan["layouts"]}
+            rows = {row["name"]: row for row in plan["layouts"]}  # of several policies the last needs least
             seats, after = rows["seats"], plan["verified"]
             shown = [f"{row['slo_attainment']:.1%} ({row['worst_attainment']:.1%})" for row in (seats, after)]
-            groups = [str(rows[name]["groups"]) for name in ("seats", "llama-swap")]
+            groups = [f"{seats['groups']} ({seats['policy']})", str(rows["llama-swap"]["groups"])]
             table.add_row(f"{day + 1}: {plan['requests']:,}", *groups, *shown, f"{seconds:.1f}")
             figures[f"day {day + 1}: points on the day after"] = 100 * (
                 after["slo_attainment"] - seats["slo_attainment"]
             )
             figures[f"day {day + 1}: CPU s"] = seconds
         figures |= backtests(Path(path), trace)
+        write_large(trace, Path(path))
+        plan, seconds, first = await answered(trace)
+        layouts = {row["name"]: row for row in plan["layouts"]}
+        Console().print(
+            f"{layouts['dedicated']['groups']} models, {plan['requests']:,} requests in {MONTH} days: "
+            + ", ".join(f"{row['groups']} groups of {name} ({row['policy']})" for name, row in layouts.items())
+            + f"; {seconds:.0f} CPU s, the first layout after {first:.0f} s"
+        )
+        figures |= {"large: CPU s": seconds, "large: s until the first layout": first}
     Console().print(table)
     return figures
 
@@ -113,13 +125,40 @@ def write(path: Path, source: Path) -> None:
         table.writerows(row | {"rate_rps": float(row["rate_rps"]) * factor} for row in kept)
 
 
+def write_large(path: Path, source: Path) -> None:
+    """The windows of ``LARGE`` clients, again from the first after the last day until a month is full."""
+    rows = windows(source)
+    names = sorted({(row["model"], row["client"]) for row in rows})
+    chosen = {*random.Random(2).sample(names, LARGE)}
+    kept = [
+        row | {"window_start_s": start}
+        for again in range(0, MONTH, DAYS)
+        for row in rows
+        if (row["model"], row["client"]) in chosen
+        and (start := float(row["window_start_s"]) + again * DAY) < MONTH * DAY
+    ]
+    factor = LARGE_REQUESTS * MONTH / (WINDOW_SECONDS * sum(float(row["rate_rps"]) for row in kept))
+    with gzip.open(path, "wt", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(row | {"rate_rps": float(row["rate_rps"]) * factor} for row in kept)
+
+
 async def planned(trace: Path, day: int) -> tuple[dict[str, Any], float]:
     """The answer of the command for one day, checked on the next, and its CPU seconds."""
-    hours = ("--start", day * DAY, "--duration", DAY, "--verify", (day + 1) * DAY)
+    answer, seconds, _ = await answered(trace, "--start", day * DAY, "--duration", DAY, "--verify", (day + 1) * DAY)
+    return answer, seconds
+
+
+async def answered(trace: Path, *hours: object) -> tuple[dict[str, Any], float, float]:
+    """The answer of the command, its CPU seconds, and the seconds until it has reported its first layout."""
     words = [Path(sys.executable).with_name("kyb"), "plan", trace, "--slo", SLO, *hours, "-o", "json"]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime, time.monotonic()
     process = await asyncio.create_subprocess_exec(
-        *map(str, words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+        *map(str, words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
+    assert process.stderr is not None
+    await process.stderr.readline()
+    first = time.monotonic() - began
     answer, _ = await process.communicate()
-    return json.loads(answer), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+    return json.loads(answer), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before, first
