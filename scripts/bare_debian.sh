@@ -1,5 +1,5 @@
 #!/bin/sh
-# make first-minutes: the README's first commands on a bare Debian, typed as they stand, in a chroot of its own.
+# make first-minutes: the README's first commands on a bare Debian, typed as they stand, in its own chroot.
 #   sh scripts/bare_debian.sh [SUITE=trixie] [USER=root] [INTERRUPTIONS=20]
 # As root; needs debootstrap, which it installs. `make up` is interrupted at random moments of its first minute and run
 # again, every time; then it must get Ready, and the curl that it prints must stream an answer. Nothing but one line may
@@ -13,7 +13,7 @@ chmod 755 "$root"
 trap 'rm -rf --one-file-system "$root"' EXIT
 trap 'exit 130' INT TERM
 echo "first-minutes: $suite as $user, $times interruptions"
-sh scripts/retry.sh debootstrap --variant=minbase "$suite" "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >"$root.log" 2>&1 || {
+sh scripts/retry.sh debootstrap --variant=minbase "$suite" "$root" ${DEBIAN_MIRROR:-} >"$root.log" 2>&1 || {
   tail -n 20 "$root.log" >&2
   exit 1
 }
@@ -22,7 +22,7 @@ cp /etc/resolv.conf /etc/hosts "$root/etc/"
 [ ! -f /etc/pip.conf ] || cp /etc/pip.conf "$root/etc/"
 git clone -q . "$root/opt/kybernate"
 
-inside() { # inside USER COMMAND: a login shell in mounts and process ids of its own
+inside() { # inside USER COMMAND: a login shell in its own mounts and process ids
   unshare --mount --pid --fork --kill-child sh -c '
     mount --make-rprivate / && mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" && mount -t tmpfs tmpfs "$1/tmp"
     chmod 1777 "$1/tmp"
