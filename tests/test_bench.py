@@ -44,7 +44,11 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "peers": ({"rounds": 1, "requests": 4, "streams": 1}, {"CALLERS": 4, "OPEN": 4}),
     "peers_waits": ({"seeds": (1,), "seconds": 20.0, "loads": (False,)}, {"SPEED": 20.0}),
     "placement": ({"seeds": 1}, {"NODES": 4, "ARRIVALS": 20, "LOADS": (0.5,), "RESAMPLES": 2}),
-    "plan": ({}, {"MODELS": 3, "REQUESTS": 60, "DAYS": 5, "PLANNED": (0,), "HORIZONS": (1,)}),
+    "plan": (
+        {},
+        {"MODELS": 3, "REQUESTS": 60, "DAYS": 5, "PLANNED": (0,), "HORIZONS": (1,)}
+        | {"LARGE": 3, "MONTH": 5, "LARGE_REQUESTS": 60},
+    ),
     "plugin": ({"calls": 4}, {}),
     "policy": ({}, {"DECISIONS": 1}),
     "pooling": ({}, {"SCENARIOS": ("bursty",), "PAIRS": 1}),

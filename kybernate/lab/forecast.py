@@ -232,10 +232,12 @@ def _judged(method: str, pairs: Sequence[tuple[float, float]], scores: Sequence[
 
 def _conformal(scores: Sequence[Sequence[float]]) -> float:
     """The score that a day is not above with a probability of 80 %, if its forecast comes like these. The days of one
-    forecast miss together, so that forecasts are counted, not days; the highest score where they are too few."""
+    forecast miss together, so that forecasts are counted, not days; where they are too few, the highest score, and no
+    narrower band than the model's."""
     ordered = sorted(score for own in scores for score in own)
     level = ceil((len(scores) + 1) * (1 - 2 * _TAIL) - 1e-9) / len(scores)
-    return ordered[min(len(ordered), ceil(level * len(ordered) - 1e-9)) - 1]
+    found = ordered[min(len(ordered), ceil(level * len(ordered) - 1e-9)) - 1]
+    return found if level <= 1 else max(1.0, found)
 
 
 def _wape(expected: Sequence[float], came: Sequence[float]) -> float:
@@ -280,7 +282,12 @@ class _Fitted:
 
     def paths(self, days: int) -> list[list[float]]:
         """Requests of each day in each future that is drawn; the same series gives the same ones."""
-        drawn = self.found.simulate(days * DAY, repetitions=_PATHS, anchor="end", rng=0)
+        from numpy.linalg import LinAlgError
+
+        try:
+            drawn = self.found.simulate(days * DAY, repetitions=_PATHS, anchor="end", rng=0)
+        except LinAlgError:  # traffic without any noise has no variance to draw from
+            return [_by_day(self.expected(days * DAY))] * _PATHS
         found: list[list[float]] = self._requests(drawn).reshape(days, DAY, _PATHS).sum(axis=1).T.tolist()
         return found
 

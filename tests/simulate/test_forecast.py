@@ -132,6 +132,10 @@ def test_the_band_is_as_wide_as_the_days_of_the_backtest_ask_for() -> None:
     assert high == pytest.approx(101 * (111 / 101) ** 3 - 1)
 
 
+def test_traffic_without_noise_has_a_forecast() -> None:
+    assert list(forecast([60.0] * 24 * 5, 1).days[0]) == pytest.approx([1440] * 3, rel=0.01)
+
+
 def test_the_naive_forecast_is_used_where_it_was_better() -> None:
     odd, even = [10.0] * 24, [100.0] * 24
     weekly = [*odd, *even, *even, *even, *even, *odd, *odd] * 3  # no model of a day's season follows a week
