@@ -264,6 +264,9 @@ class SimulatedGroup:
     demanded: dict[int, SimulatedSeat] = field(default_factory=dict)
     """Its parked seats with demand, by index."""
     operation: SimulatedSwitch | None = None
+    rate: float = 0.0
+    """Expected requests per second of its parked seats, as of ``rate_at``; None: others are parked now."""
+    rate_at: float | None = None
     wake: int = 0
     failures: int = 0
     paused_until: float = 0.0
