@@ -188,7 +188,7 @@ class Kyb:
 class KybBalanced(Kyb):
     """Mean wait first, with ages counted: ``u(x) = 1 + age_weight·x^age_power``."""
 
-    age_weight: float = 0.4
+    age_weight: float = 1.0
     age_power: float = 1.0
 
     def urgency(self) -> Urgency:
