@@ -10,7 +10,7 @@ from dataclasses import is_dataclass
 from kybernate.extras import registered
 from kybernate.policy.kyb import KybBalanced, KybBounded, KybSlo
 from kybernate.policy.rules import Exhaustive, FifoSwitch, IdleTimeout, Quantum
-from kybernate.policy.view import Decision, GroupView, Park, Policy, SeatView, Stay, Switch
+from kybernate.policy.view import Decision, GroupView, Park, PeerView, Policy, SeatView, Stay, Switch
 
 POLICIES: dict[str, type[Policy]] = {
     "kyb-balanced": KybBalanced,
@@ -40,6 +40,7 @@ __all__ = [
     "KybBounded",
     "KybSlo",
     "Park",
+    "PeerView",
     "Policy",
     "SeatView",
     "Stay",

@@ -1,27 +1,28 @@
 """The KYB policies: the seat with the highest index goes next, and a busy holder closes only when that pays. Pure.
 
 1. A free slot goes to the seat with the highest index.
-2. An idle holder leaves at once when another seat has demand. For a seat of another group only if that is asked at
-   least as often, or has waited for as long as it takes to park the holder and to activate the seat here.
+   A seat of another group comes only where moving costs it no more than parking the idle holder of that group would.
+2. An idle holder leaves at once when another seat has demand.
 3. A busy holder admits its own arrivals until prolonging its visit by later arrivals would cost the waiting seats more
    than those later arrivals would lose by waiting for the holder's next visit.
 4. Without demand, an idle holder stays if its share of the expected requests is high enough. Keep or park is the
-   newsvendor's question: staying saves an activation if the next request is the holder's own, and adds a park to the
-   wait of that request if it is not.
+   newsvendor's question, asked of the whole pool: staying saves an activation if the next request is the holder's own;
+   if it is for a parked seat, leaving saves the park that this one would wait for, or the move to another free group.
 5. A seat that has waited for ``cap_slos`` times its SLO goes next, whatever the index says, and closes a busy holder.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import exp, inf, isfinite
 
 from kybernate.policy.index import Bid, Urgency, bid, drain_seconds, rate, step_seconds, waiting_ages
 from kybernate.policy.turns import (
     FADE_SECONDS,
+    GRACE_SECONDS,
     LEAVING,
     blocked,
     cheapest_victims,
     contenders,
+    demand,
     fits,
     free_slots,
     guests,
@@ -66,7 +67,8 @@ class Kyb:
     def decide(self, view: GroupView) -> Decision:
         """Apply the rules of the module's text; the comments repeat their numbers."""
         waiting = contenders(view)
-        candidates = waiting if any(seat.pinned for seat in waiting) else waiting + guests(view)
+        pinned = any(seat.pinned for seat in waiting)
+        candidates = waiting if pinned else waiting + [one for one in guests(view) if not _better_at_home(view, one)]
         if not candidates:  # (4)
             return _without_demand(view, self.idle_seconds, self.keep_ratio, self.prefetch)
         urgency = self.urgency()
@@ -86,25 +88,14 @@ class Kyb:
             return blocked(view)
         idle = [seat for seat in holders if not own_load(seat)]
         ready = [seat for seat in idle if settles_in(seat) <= 0]
-        stays: list[Stay] = []
         if ready:  # (2)
             least = min(ready, key=lambda seat: (_loss(seat), seat.seat))
-            bids = [self._bid(seat, urgency, least.park_seconds) for seat in candidates]
-            while bids:
-                first, why = self._first(bids)
-                victims = cheapest_victims(view, first.seat, ready, _loss)
-                left = self._defers(first, victims)
-                if victims and left <= 0:
-                    return Switch(first.seat.seat, victims[0].seat, f"{victims[0].name} is idle; {why}")
-                if not victims:
-                    break
-                stays.append(Stay(left, f"{victims[0].name}, idle, is asked more often than {first.seat.name}"))
-                bids.remove(first)
-            candidates = [one.seat for one in bids]
+            first, why = self._first([self._bid(seat, urgency, least.park_seconds) for seat in candidates])
+            if victims := cheapest_victims(view, first.seat, ready, _loss):
+                return Switch(first.seat.seat, victims[0].seat, f"{victims[0].name} is idle; {why}")
         fresh = [seat for seat in idle if seat not in ready]
-        stays += [Stay(settles_in(seat), f"{seat.name} has just come", settles=True) for seat in fresh]
+        stays = [Stay(settles_in(seat), f"{seat.name} has just come", settles=True) for seat in fresh]
         busy = sorted((seat for seat in holders if own_load(seat)), key=lambda seat: (own_load(seat), seat.seat))
-        busy = busy if candidates else []
         for holder in busy:  # (3), (5)
             bids = [self._bid(seat, urgency, holder.park_seconds) for seat in candidates]
             first, _ = self._first(bids)
@@ -120,15 +111,6 @@ class Kyb:
                 return max(answers, key=lambda one: one[0])[1]
             stays += waits
         return min(stays, key=lambda stay: inf if stay.until is None else stay.until, default=Stay(None, _NO_ROOM))
-
-    def _defers(self, first: Bid, victims: Sequence[SeatView]) -> float:
-        """Rule 2: for how many seconds a seat of another group still leaves idle holders alone that are asked more
-        often; 0 or less: they leave now."""
-        if not first.guest or first.seat.pinned or first.overdue >= self.cap_slos:
-            return 0.0
-        if rate(first.seat) >= sum(map(rate, victims)):
-            return 0.0
-        return first.setup_seconds - (first.seat.wait_seconds or 0.0)
 
     def _beside(self, view: GroupView, first: Bid, bids: list[Bid]) -> Switch | None:
         """Rule 1, while the first one waits for memory and is not beyond the cap: the best seat that fits."""
@@ -208,7 +190,7 @@ class Kyb:
 class KybBalanced(Kyb):
     """Mean wait first, with ages counted: ``u(x) = 1 + age_weight·x^age_power``."""
 
-    age_weight: float = 0.4
+    age_weight: float = 1.0
     age_power: float = 1.0
 
     def urgency(self) -> Urgency:
@@ -307,20 +289,19 @@ def _soon(*seconds: float) -> float | None:
 def _without_demand(view: GroupView, idle_seconds: float, keep_ratio: float, prefetch: bool) -> Decision:
     """Rule 4: park an idle holder whose share of the expected requests is below break-even, else stay."""
     parked = [seat for seat in view.seats if seat.state is SeatState.PARKED]
-    if sum(rate(seat) for seat in parked) <= 0:
-        return Stay(None, "no demand")
     ready = [seat for seat in parked if fits(view, seat)]
-    if len(ready) == len(parked) or (ready and prefetch):
-        return _ahead(view, ready, keep_ratio) if prefetch else Stay(None, "no demand; a slot is free")
+    if (len(ready) == len(parked) and free_slots(view) > 0) or (ready and prefetch):
+        return _ahead(view, ready, keep_ratio) if ready and prefetch else Stay(None, "no demand; a slot is free")
     idle = [seat for seat in movable(view) if not own_load(seat)]
     outside = [seat for seat in parked if seat not in ready and fits(view, seat, idle)]
-    coming = sum(rate(seat) for seat in outside)
+    own = sum(map(rate, outside))
+    coming = own + sum(peer.rate for peer in view.peers)
     if not idle or not keep_ratio or coming <= 0:
         return Stay(None, "no demand")
-    activate = sum(rate(seat) * seat.activate_seconds for seat in outside) / coming
     holder = min(idle, key=lambda seat: (rate(seat), seat.seat))
     share = rate(holder) / (rate(holder) + coming)
-    even = keep_ratio * _break_even(holder.park_seconds, activate)
+    saved = _saved_by_room(view, holder.park_seconds, own, coming) / coming
+    even = keep_ratio * _break_even(saved, holder.activate_seconds)
     numbers = f"{holder.name} gets {share:.0%} of the requests, break-even {even:.0%}"
     if share >= even:
         return Stay(FADE_SECONDS, f"no demand; {numbers}")
@@ -328,6 +309,42 @@ def _without_demand(view: GroupView, idle_seconds: float, keep_ratio: float, pre
     if stays > 0:
         return Stay(max(0.01, stays), f"no demand; {numbers}")
     return Park(holder.seat, f"idle for {holder.idle_seconds:.1f} s; {numbers}")
+
+
+def _saved_by_room(view: GroupView, park: float, own: float, coming: float) -> float:
+    """Seconds of waiting, per second, that room in this group would save parked seats with ``own`` requests per second
+    here and ``coming`` in the whole pool.
+
+    Groups that are free already are a stock that a park of ``park`` seconds refills. While it lasts, room here only
+    saves the group's own seats a move. The stock is used up when more requests come within a park than it has groups:
+    a Poisson number. Then room here saves any of them a park, except where an idle holder of that group leaves
+    sooner than it could move here.
+    """
+    short = _at_least(coming * park, sum(peer.free for peer in view.peers))
+    saved = own * (short * park + (1.0 - short) * min(park, view.move_seconds))
+    for peer in view.peers:
+        if not peer.free:
+            spared = park if peer.frees_in is None else max(0.0, peer.frees_in - view.move_seconds)
+            saved += short * peer.rate * spared
+    return saved
+
+
+def _at_least(mean: float, most: int) -> float:
+    """Probability that a Poisson number with this mean is at least ``most``."""
+    term, below = exp(-mean), 0.0
+    for count in range(most):
+        below += term
+        term *= mean / (count + 1)
+    return max(0.0, 1.0 - below)
+
+
+def _better_at_home(view: GroupView, guest: SeatView) -> bool:
+    """Rule 1: a seat of another group whose own group makes room for it at less cost than a move; if that has not
+    begun in this time, it comes."""
+    home = next((peer for peer in view.peers if peer.group == guest.group), None)
+    if home is None or home.frees_in is None or (guest.wait_seconds or 0.0) > home.frees_in + GRACE_SECONDS:
+        return False
+    return home.frees_in + home.lost_seconds / max(1, demand(guest)) < view.move_seconds
 
 
 def _unused(holder: SeatView) -> float:
@@ -342,6 +359,8 @@ def _ahead(view: GroupView, ready: list[SeatView], keep_ratio: float) -> Decisio
     A seat that is leaving counts among the seats that may be wanted next, but is not itself activated.
     """
     guess = max(ready, key=lambda seat: (rate(seat), seat.seat))
+    if rate(guess) <= 0:
+        return Stay(None, "no demand")
     parked = (SeatState.PARKED, *LEAVING)
     others = [seat for seat in view.seats if seat is not guess and seat.state in parked]
     their_rate = sum(map(rate, others))

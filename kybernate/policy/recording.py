@@ -7,13 +7,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kybernate.policy.view import Decision, GroupView, Park, SeatView, Stay, Switch
+from kybernate.policy.view import Decision, GroupView, Park, PeerView, SeatView, Stay, Switch
 from kybernate.seat import SeatState
 
 KINDS: dict[str, type[Stay] | type[Switch] | type[Park]] = {"stay": Stay, "switch": Switch, "park": Park}
 SEAT_FIELDS = tuple(each.name for each in dataclasses.fields(SeatView))
 _NAMES = {kind: name for name, kind in KINDS.items()}
-_VIEW = tuple(each.name for each in dataclasses.fields(GroupView) if each.name not in ("seats", "elsewhere"))
+_VIEW = tuple(each.name for each in dataclasses.fields(GroupView) if each.name not in ("seats", "elsewhere", "peers"))
 
 
 def heading(name: str, settings: Mapping[str, Any], node: str = "", unix: float = 0.0) -> dict[str, Any]:
@@ -26,6 +26,7 @@ def encode(view: GroupView, decision: Decision, error: str = "") -> dict[str, An
     line: dict[str, Any] = {name: getattr(view, name) for name in _VIEW}
     line["seats"] = [[getattr(seat, name) for name in SEAT_FIELDS] for seat in view.seats]
     line["elsewhere"] = [[getattr(seat, name) for name in SEAT_FIELDS] for seat in view.elsewhere]
+    line["peers"] = [dataclasses.asdict(peer) for peer in view.peers]
     line["decision"] = {"kind": _NAMES[type(decision)], **dataclasses.asdict(decision)}
     return line | ({"error": error} if error else {})
 
@@ -34,8 +35,9 @@ def decode(line: Mapping[str, Any], names: Sequence[str]) -> tuple[GroupView, De
     """Read a line that ``encode`` wrote; ``names`` are the seat's fields, from the heading."""
     view = {name: line[name] for name in _VIEW if name in line}
     seats, elsewhere = (tuple(_seat(names, row) for row in line[key]) for key in ("seats", "elsewhere"))
+    peers = tuple(PeerView(**peer) for peer in line.get("peers", ()))  # an older recording has none
     decision = dict(line["decision"])
-    return GroupView(seats=seats, elsewhere=elsewhere, **view), KINDS[decision.pop("kind")](**decision)
+    return GroupView(seats=seats, elsewhere=elsewhere, peers=peers, **view), KINDS[decision.pop("kind")](**decision)
 
 
 def _seat(names: Sequence[str], row: Sequence[Any]) -> SeatView:

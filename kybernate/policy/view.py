@@ -86,6 +86,22 @@ class SeatView:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerView:
+    """Another group of the pool at one instant, as far as it matters to this one."""
+
+    group: str
+    rate: float
+    """Expected requests per second of its parked seats."""
+    free: bool
+    """It has room for each of them, or will have once the park under way ends, and no seat is on its way to it."""
+    frees_in: float | None
+    """Seconds until it has room for one of them: 0 now, else the park of its idle holder that is asked least; None: it
+    serves, or something keeps it."""
+    lost_seconds: float = 0.0
+    """Waiting that this park would cause: the share of that holder in the group's requests, times its activation."""
+
+
+@dataclass(frozen=True, slots=True)
 class GroupView:
     """One group when a decision about it can be carried out: its holders and the seats that could follow."""
 
@@ -101,6 +117,10 @@ class GroupView:
     free_bytes: int | None = None
     """Memory for further holders on each GPU of the group, with the seats that are leaving gone; None: only slots
     count."""
+    peers: tuple[PeerView, ...] = ()
+    """The other groups of its pool."""
+    move_seconds: float = 0.0
+    """What activating a seat on another group of the pool costs beyond activating it where it is."""
 
     def holders(self) -> tuple[SeatView, ...]:
         """Seats that are active now."""

@@ -18,9 +18,9 @@ from kybernate.messages import (
     SwitchJob,
 )
 from kybernate.node.known_gpus import KnownGpus
-from kybernate.policy import Decision, GroupView, KybBalanced, Stay
+from kybernate.policy import Decision, GroupView, KybBalanced, PeerView, Stay
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import recovery, view
+from services.gpu_manager.core import obstacles, recovery, view
 from services.gpu_manager.core.inputs import (
     FaultyGpusSeen,
     ForeignProcess,
@@ -96,6 +96,29 @@ def restarted(world: World, *jobs: JobStatus, **found: str) -> None:
         )
     reply = JobReply(accepted=True, jobs=jobs, seats=tuple(seats))
     world.receive(Recovered(world.owners(), ledger, reply))
+
+
+def test_a_group_sees_what_the_others_of_its_pool_hold(world: World, a: str, b: str, c: str) -> None:
+    def seen(of: str) -> PeerView:
+        (peer,) = obstacles.full_view(world.node, world.node.groups[of].group, world.now).peers
+        return peer
+
+    costs = world.managed(c).durable.costs
+    assert seen("G0") == PeerView("G1", 0.0, free=False, frees_in=costs.park_seconds), "c is idle"
+    world.traffic(a)
+    world.traffic(b, in_flight=1)
+    learned = world.node.learning.of(a, world.managed(a).model)
+    assert learned is not None
+    learned.arrivals.add(float(world.now.model), 3)
+    asked = learned.arrivals.at(float(world.now.model))
+    assert seen("G1") == PeerView("G0", asked, free=False, frees_in=None), "b is busy"
+    world.command(ParkSeat, c)
+    assert seen("G0") == PeerView("G1", 0.0, free=True, frees_in=costs.park_seconds), "c leaves for no seat"
+    world.quiet(c)
+    world.progress(world.job(), "parked")
+    assert world.state(c) is S.PARKED
+    assert seen("G0").free
+    assert seen("G0").frees_in == 0.0
 
 
 def test_an_idle_seat_elsewhere_makes_room_for_one_that_waits(world: World, a: str, b: str, c: str) -> None:

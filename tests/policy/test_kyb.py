@@ -6,7 +6,7 @@ from math import exp
 import pytest
 
 from kybernate.lab.baselines import CmuSetup
-from kybernate.policy import Decision, KybBalanced, KybBounded, KybSlo, Park, Stay, Switch
+from kybernate.policy import Decision, KybBalanced, KybBounded, KybSlo, Park, PeerView, Stay, Switch
 from kybernate.policy.index import Urgency, bid, prolonged_seconds, step_seconds, visit_seconds, waiting_ages
 from kybernate.policy.turns import FADE_SECONDS
 from kybernate.seat import SeatState as S
@@ -279,54 +279,62 @@ def test_a_guest_comes_only_while_its_own_group_is_taken() -> None:
     assert isinstance(BALANCED.decide(view(seat("a"), elsewhere=(replace(guest, home_busy=False),))), Stay)
 
 
+def peer(**given: object) -> PeerView:
+    """Another group of the pool, busy unless given otherwise, with 0.04 requests/s for its parked seats."""
+    return PeerView("G1", **{"rate": 0.04, "free": False, "frees_in": None, **given})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
-    ("guest", "comes"),
+    ("peers", "move", "even"),
     [
-        ({"ages": ((9.9, 1),), "rate_fast": 0.01}, False),  # asked less often: for as long as 3 + 4 + 3 s
-        ({"ages": ((10.0, 1),), "rate_fast": 0.01}, True),
-        ({"ages": ((0.0, 1),)}, True),  # asked as often
-        ({"wanted_seconds": 1.0, "rate_fast": 0.01}, False),
-        ({"wanted_seconds": 10.0, "rate_fast": 0.01}, True),
-        ({"pinned": True, "rate_fast": 0.01}, True),
-        ({"ages": ((5.0, 1),), "rate_fast": 0.01, "slo_seconds": 1.0}, True),  # beyond the cap of 12 SLO
+        ((), 0.0, 0.03),  # 0.04 · P = 3 s against R = 4 s
+        ((peer(),), 3.0, 0.06),  # its seats would wait for this park, too
+        ((peer(frees_in=5.0),), 3.0, 0.05),  # or for one there, and 2 s longer than moving here takes
+        ((peer(frees_in=2.0),), 3.0, 0.03),
+        ((peer(free=True, frees_in=0.0),), 3.0, 0.03),  # a move there costs what the park here does
+        ((peer(free=True, frees_in=0.0),), 1.0, 0.0143),  # 1 s, or 3 s where a second request comes within 3 s
+        ((peer(free=True, frees_in=0.0, rate=9.0),), 1.0, 0.03),  # one does
+        ((peer(free=True, frees_in=0.0, rate=0.4), peer()), 1.0, 0.0481),
     ],
 )
-def test_a_guest_leaves_an_idle_holder_that_is_asked_more_often_alone_for_a_while(
-    guest: dict[str, object], comes: bool
+def test_whether_an_idle_holder_stays_is_asked_of_the_pool(
+    peers: tuple[PeerView, ...], move: float, even: float
 ) -> None:
-    far = seat("far", home_busy=True, move_seconds=3.0, **guest)  # type: ignore[arg-type]
-    decision = BALANCED.decide(view(active("a"), elsewhere=(far,)))
-    if comes:
-        assert incoming(decision) == "far"
-    else:
-        assert isinstance(decision, Stay)
-        assert decision.until == pytest.approx(10.0 - (far.wait_seconds or 0.0))
+    def asked(own: float) -> Decision:
+        holder, other = active("a", rate_fast=own, rate_slow=own), seat("b", rate_fast=0.04, rate_slow=0.04)
+        return BALANCED.decide(view(holder, other, peers=peers, move_seconds=move))
+
+    assert isinstance(asked(1.02 * even), Stay)
+    assert isinstance(asked(0.98 * even), Park)
 
 
-def test_a_seat_of_the_group_does_not_wait_for_an_idle_holder_that_is_asked_more_often() -> None:
-    assert incoming(BALANCED.decide(view(active("a"), queue("b", 0.0, rate_fast=0.0)))) == "b"
+def test_a_holder_leaves_for_the_seats_of_other_groups_alone() -> None:
+    holder = active("a", rate_fast=0.01, rate_slow=0.01)
+    assert isinstance(BALANCED.decide(view(holder, peers=(peer(),), move_seconds=3.0)), Park)
+    assert isinstance(BALANCED.decide(view(holder, peers=(peer(rate=0.0),), move_seconds=3.0)), Stay)
 
 
-def test_a_guest_that_needs_the_room_of_two_holders_is_asked_as_often_as_both_or_waits() -> None:
-    here = (active("a", vram_bytes=5), active("b", vram_bytes=5))
-    far = queue("far", 5.0, home_busy=True, move_seconds=3.0, vram_bytes=10)
-    assert isinstance(BALANCED.decide(view(*here, slots=2, free_bytes=0, elsewhere=(far,))), Stay)
-    often = replace(far, rate_fast=2 / 60, rate_slow=2 / 60)
-    assert incoming(BALANCED.decide(view(*here, slots=2, free_bytes=0, elsewhere=(often,)))) == "far"
+@pytest.mark.parametrize(
+    ("home", "waits", "comes"),
+    [
+        ({"frees_in": 1.0, "lost_seconds": 1.0}, (0.5,), False),  # 2 s for parking there, 3 s for moving
+        ({"frees_in": 1.0, "lost_seconds": 2.5}, (0.5,), True),
+        ({"frees_in": 1.0, "lost_seconds": 2.5}, (0.5, 0.4, 0.3), False),  # three share what that costs one
+        ({"frees_in": 1.0, "lost_seconds": 1.0}, (3.1,), True),  # it has not begun
+        ({"frees_in": None}, (0.5,), True),
+    ],
+)
+def test_a_guest_whose_own_group_makes_room_for_less_than_a_move_stays_there(
+    home: dict[str, object], waits: tuple[float, ...], comes: bool
+) -> None:
+    far = queue("far", *waits, group="G1", home_busy=True, move_seconds=3.0)
+    decision = BALANCED.decide(view(seat("a"), elsewhere=(far,), peers=(peer(**home),), move_seconds=3.0))
+    assert (incoming(decision) == "far") is comes
 
 
-def test_where_a_guest_has_to_wait_a_seat_of_the_group_comes() -> None:
-    far = queue("far", 9.0, 9.0, 9.0, home_busy=True, move_seconds=3.0, rate_fast=0.01)
-    assert incoming(BALANCED.decide(view(active("a"), queue("b", 0.0), elsewhere=(far,)))) == "b"
-    often = replace(far, rate_fast=1 / 60)
-    assert incoming(BALANCED.decide(view(active("a"), queue("b", 0.0), elsewhere=(often,)))) == "far"
-
-
-def test_a_guest_that_leaves_an_idle_holder_alone_closes_no_busy_one_beside_it() -> None:
-    far = seat("far", ages=((9.0, 20),), home_busy=True, move_seconds=3.0, rate_fast=0.01)
-    busy = active("b", in_flight=1, rate_fast=0.02)
-    assert isinstance(BALANCED.decide(view(active("a"), busy, slots=2, elsewhere=(far,))), Stay)
-    assert incoming(BALANCED.decide(view(busy, elsewhere=(far,)))) == "far"
+def test_an_idle_holder_leaves_for_a_guest_at_once() -> None:
+    far = queue("far", 0.0, home_busy=True, move_seconds=3.0, rate_fast=0.0)
+    assert incoming(BALANCED.decide(view(active("a"), elsewhere=(far,)))) == "far"
 
 
 @pytest.mark.parametrize("asked", [{"wanted_seconds": 1.0}, {"pinned": True}])

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from kybernate.policy import GroupView, SeatView
+from kybernate.policy import GroupView, PeerView, SeatView
 from kybernate.seat import SeatState as S
 
 
@@ -39,6 +39,10 @@ def view(*seats: SeatView, slots: int = 1, **given: object) -> GroupView:
 _seconds = st.floats(0.0, 400.0)
 _rates = st.floats(0.0, 2.0)
 _states = st.sampled_from([S.PARKED, S.PARKED, S.PARKED, S.WAITING, S.STARTING, S.ACTIVE, S.QUARANTINED, S.BACKOFF])
+
+_peers = st.builds(
+    PeerView, st.sampled_from(["G1", ""]), _rates, st.booleans(), st.none() | st.floats(0.0, 20.0), st.floats(0.0, 9.0)
+)
 
 
 @st.composite
@@ -81,4 +85,5 @@ def views(draw: st.DrawFn) -> GroupView:
     far = tuple(draw(seats(f"far{n}", st.just(S.PARKED))) for n in range(draw(st.integers(0, 2))))
     hits = draw(st.none() | st.floats(0.0, 1.0))
     slots, free = draw(st.integers(0, 3)), draw(st.none() | st.integers(-4, 8))
-    return GroupView("G0", slots, here, far, now=draw(_seconds), hit_share=hits, free_bytes=free)
+    peers = tuple(draw(_peers) for _ in range(draw(st.integers(0, 2))))
+    return GroupView("G0", slots, here, far, draw(_seconds), hits, free, peers, draw(st.floats(0.0, 9.0)))

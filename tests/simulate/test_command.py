@@ -107,7 +107,7 @@ def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.Capture
         (("TRACE", "--cost", "quick"), "neither a name"),
         (("TRACE", "--tier", "chat=golden"), "no tier 'golden'"),
         (("TRACE", "--tier", "chta=gold"), "no seat serves model 'chta'"),
-        (("TRACE", "--vram", "chat=big"), "--vram: 'big' is no number"),
+        (("TRACE", "--vram", "chat=big"), "--vram: 'big' is not a size"),
         (("TRACE", "--slowdown", "1"), "--slowdown"),
         (("TRACE", "--only", "code", "--only", "cod"), "no request for model 'cod'"),
         (("TRACE", "--start", "9999"), "no request in this part"),

@@ -143,6 +143,7 @@ class Switching:
         victim.state, victim.seen = S.PARKED, None
         victim.touched_at = world.now
         group.holders.remove(victim)
+        group.rate_at = None
         world.visits.append(
             Visit(victim.index, group.name, victim.begun, victim.active_since, victim.closed_at, world.now,
                   victim.served, victim.moved, victim.failed)
@@ -227,10 +228,12 @@ class Switching:
         incoming.group.demanded.pop(incoming.index, None)
         if moved:
             incoming.group.seats.remove(incoming)
+            incoming.group.rate_at = None
             group.seats.append(incoming)
             incoming.group = group
             world.counters["moves"] += 1
         group.holders.append(incoming)
+        group.rate_at = None
         group.operation = SimulatedSwitch(None, incoming, "activating")
         incoming.state = S.ACTIVATING
         incoming.begun, incoming.served, incoming.moved, incoming.failed = world.now, 0, moved, False

@@ -6,7 +6,7 @@ Pure. States, ages, rates and learned costs mean what they mean in the manager's
 from itertools import pairwise
 
 from kybernate.lab.simulate.world import Resting, RunState, SimulatedGroup, SimulatedSeat
-from kybernate.policy import GroupView, SeatView
+from kybernate.policy import GroupView, PeerView, SeatView
 from kybernate.seat import SeatState
 
 
@@ -24,6 +24,10 @@ def look(world: RunState, group: SimulatedGroup) -> GroupView:
         present = [seat for seat in group.seats if _may_come(seat, group)] if world.soft else group.seats
         seats = tuple([_resting(world, seat) or seat_view(world, seat) for seat in present])
     elsewhere: tuple[SeatView, ...] = ()
+    peers: tuple[PeerView, ...] = ()
+    if world.soft:
+        others = [one for one in world.groups if one is not group and one.spec.pool == group.spec.pool]
+        peers = tuple([_peer(world, one) for one in others])
     if world.soft and world.demanded:
         elsewhere = tuple(
             [
@@ -32,7 +36,34 @@ def look(world: RunState, group: SimulatedGroup) -> GroupView:
                 if world.moves(seat, group) and _may_come(seat, group)
             ]
         )
-    return GroupView(group.name, group.spec.slots, seats, elsewhere, world.now, group.hits.share, group.free_bytes)
+    return GroupView(
+        group.name, group.spec.slots, seats, elsewhere, world.now, group.hits.share, group.free_bytes, peers,
+        world.scenario.move_seconds or 0.0,
+    )  # fmt: skip
+
+
+def _peer(world: RunState, group: SimulatedGroup) -> PeerView:
+    """Another group of the pool, as the views of its peers have it. Its rate is as old as ``refresh_seconds`` allow."""
+    now = world.now
+    if group.rate_at is None or now - group.rate_at >= world.options.refresh_seconds:
+        group.rate, group.rate_at = sum([s.rates.at(now) for s in group.seats if s.state is SeatState.PARKED]), now
+    operation = group.operation
+    if group.paused_until > now:
+        return PeerView(group.name, group.rate, False, None)
+    if operation is not None:
+        victim = operation.victim if operation.phase == "parking" and operation.incoming is None else None
+        return PeerView(group.name, group.rate, victim is not None, victim.park_cost.value if victim else None)
+    parked = [seat for seat in group.seats if seat.state is SeatState.PARKED] if group.packs else []
+    largest = max(parked, key=lambda seat: seat.spec.vram_bytes, default=None)
+    if group.has_room(largest, None) if largest else len(group.holders) < group.spec.slots:
+        return PeerView(group.name, group.rate, True, 0.0)
+    idle = [s for s in group.holders if s.state is SeatState.ACTIVE and not (s.in_flight or s.waiting or s.spec.pinned)]
+    if not idle:
+        return PeerView(group.name, group.rate, False, None)
+    rate, least = min([(seat.rates.at(now), seat.index) for seat in idle])
+    seat = world.seats[least]
+    lost = rate / (rate + group.rate) * seat.activate_cost.value if rate > 0 else 0.0
+    return PeerView(group.name, group.rate, False, seat.park_cost.value, lost)
 
 
 def _merged(world: RunState, group: SimulatedGroup, resting: Resting) -> tuple[SeatView, ...]:

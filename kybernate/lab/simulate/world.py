@@ -341,6 +341,9 @@ class SimulatedGroup:
     resting: Resting | None = None
     """Its other parked seats; None: the run does not merge them."""
     operation: SimulatedSwitch | None = None
+    rate: float = 0.0
+    """Expected requests per second of its parked seats, as of ``rate_at``; None: others are parked now."""
+    rate_at: float | None = None
     wake: int = 0
     failures: int = 0
     paused_until: float = 0.0

@@ -16,7 +16,8 @@ from math import inf
 from typing import Any, Literal
 
 from kybernate.messages import CommandReply
-from kybernate.policy import GroupView
+from kybernate.policy import GroupView, PeerView, SeatView
+from kybernate.policy.index import rate
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import phases, view
@@ -614,23 +615,53 @@ def blocked(node: NodeState, seat: ManagedSeat, now: Now) -> str:
 
 
 def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
-    """The policy's view of a group, with the parked seats of its peers that are wanted and may be activated on it."""
-    seen, peers = view.group_view(node, group, now), {peer.name for peer in node.groups[group.name].peers}
+    """The policy's view of a group, with its peers and those of their parked seats that are wanted and may be activated
+    on it."""
+    seen, peers = view.group_view(node, group, now), node.groups[group.name].peers
     if not peers:
         return seen
-    found = []
+    found, parked = list[SeatView](), {peer.name: list[SeatView]() for peer in peers}
     for seat in node.seats.values():
-        if seat.state is not S.PARKED or seat.group.name not in peers:
+        if seat.state is not S.PARKED or seat.group.name not in parked:
             continue
         if (guest := node.moved_views.get(seat.id)) is None:
             guest = view.seat_view(node, seat, now, on=group)
             if view.requested(guest):
                 guest = replace(guest, home_busy=_home_busy(node, seat, now))
             node.moved_views[seat.id] = guest
+        parked[seat.group.name].append(guest)
         asks = view.requested(guest) and seat.id not in node.moves
         if asks and first(obstacles(node, seat, group, now, act="guest")) is None:
             found.append(guest)
-    return replace(seen, elsewhere=tuple(found))
+    shown = tuple(_peer(node, peer, parked[peer.name], now) for peer in peers)
+    return replace(seen, elsewhere=tuple(found), peers=shown, move_seconds=node.move_seconds)
+
+
+def _peer(node: NodeState, peer: Group, parked: list[SeatView], now: Now) -> PeerView:
+    """Another group of the pool, with its parked seats. (1) A park that makes room for no seat. (2) Something keeps
+    every seat from it. (3) It has room for each of its seats. (4) An idle holder could leave."""
+    asked, switch = sum(map(rate, parked)), node.switches.get(peer.name)
+    if switch is not None:
+        victim = node.seats.get(switch.victim or "") if switch.beneficiary is None else None
+        seconds = None if victim is None else victim.durable.costs.park_seconds
+        return PeerView(peer.name, asked, victim is not None, seconds)  # (1)
+    if first(of_group(node, peer, now)) is not None or view.overlapping(node, peer):
+        return PeerView(peer.name, asked, free=False, frees_in=None)  # (2)
+    held, memory = view.holders(node, peer), view.free_bytes(node, peer)
+    largest = max((seat.vram_bytes for seat in parked), default=0)
+    if len(held) < peer.slots and (memory is None or largest <= memory):
+        return PeerView(peer.name, asked, free=True, frees_in=0.0)  # (3)
+    active = (seat for seat in held if seat.state is S.ACTIVE and not (seat.pinned or seat.backoff.park.active(now)))
+    idle = []
+    for seat in active:
+        if not ((load := view.demand(node, seat)).waiting or load.in_flight):
+            learned = node.learning.of(seat.id, seat.terms.model)
+            idle.append((0.0 if learned is None else learned.arrivals.at(float(now.model)), seat.id, seat))
+    if not idle:
+        return PeerView(peer.name, asked, free=False, frees_in=None)
+    own, _, seat = min(idle)  # (4)
+    lost = own / (own + asked) * seat.activate_seconds if own > 0 else 0.0
+    return PeerView(peer.name, asked, False, seat.durable.costs.park_seconds, lost)
 
 
 def _home_busy(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
