@@ -49,7 +49,6 @@ for turn in $(seq "$1"); do
   cat ~/out
   exit 1
 done
-set -m
 make up >~/out 2>~/errors &
 for second in $(seq 180); do grep -q 'Stop:' ~/out && break; sleep 1; done
 sed -n '/^Ready/,/page/p' ~/out
@@ -57,7 +56,7 @@ sed -n '/curl/,/-d/p' ~/out >~/typed
 sh ~/typed >~/answer
 .venv/bin/kyb doctor
 healthy=$?
-kill -INT -$!
+kill -TERM $!
 wait $!
 grep -q '\[DONE\]' ~/answer && [ $healthy = 0 ] && ! grep -q Traceback ~/errors || { cat ~/errors ~/answer; exit 1; }
 echo "first-minutes: Ready, an answer and a healthy doctor after $1 interruptions"
