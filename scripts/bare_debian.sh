@@ -1,5 +1,5 @@
 #!/bin/sh
-# make first-minutes: the README's first commands on a bare Debian, typed as they stand, in a chroot of its own.
+# make first-minutes: the README's first commands on a bare Debian, typed as they stand, in a separate chroot.
 #   sh scripts/bare_debian.sh [SUITE=trixie] [USER=root] [INTERRUPTIONS=20]
 # As root; needs debootstrap, which it installs. `make up` is interrupted at random moments of its first minute and run
 # again, every time; then it must get Ready, and the curl that it prints must stream an answer. Nothing but one line may
@@ -22,7 +22,7 @@ cp /etc/resolv.conf /etc/hosts "$root/etc/"
 [ ! -f /etc/pip.conf ] || cp /etc/pip.conf "$root/etc/"
 git clone -q . "$root/opt/kybernate"
 
-inside() { # inside USER COMMAND: a login shell in mounts and process ids of its own
+inside() { # inside USER COMMAND: a login shell with separate mounts and process ids
   unshare --mount --pid --fork --kill-child sh -c '
     mount --make-rprivate / && mount -t proc proc "$1/proc" && mount --rbind /dev "$1/dev" && mount -t tmpfs tmpfs "$1/tmp"
     chmod 1777 "$1/tmp"
@@ -49,7 +49,6 @@ for turn in $(seq "$1"); do
   cat ~/out
   exit 1
 done
-set -m
 make up >~/out 2>~/errors &
 for second in $(seq 180); do grep -q 'Stop:' ~/out && break; sleep 1; done
 sed -n '/^Ready/,/page/p' ~/out
@@ -57,7 +56,7 @@ sed -n '/curl/,/-d/p' ~/out >~/typed
 sh ~/typed >~/answer
 .venv/bin/kyb doctor
 healthy=$?
-kill -INT -$!
+kill -TERM $!
 wait $!
 grep -q '\[DONE\]' ~/answer && [ $healthy = 0 ] && ! grep -q Traceback ~/errors || { cat ~/errors ~/answer; exit 1; }
 echo "first-minutes: Ready, an answer and a healthy doctor after $1 interruptions"
