@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kybernate import __version__
 from kybernate.onboard import onboard
 from tests.helm.chart import CHART, KUBE_VERSION, SETS, helm, manifest, render, template
 
@@ -101,7 +102,7 @@ WRONG = {
         "plugin.enabled is no value of this chart any more: node",
     ),
     "a park that is cut": (["node.terminationGracePeriodSeconds=0"], "set it above the longest park"),
-    "fakes of an image without them": (["fakeGpu.enabled=true", "image.tag=7.0.0"], "take 7.0.0-dev"),
+    "fakes of an image without them": (["fakeGpu.enabled=true", f"image.tag={__version__}"], f"take {__version__}-dev"),
     "two samples of one name": (
         ["fakeGpu.enabled=true", "fakeGpu.samples.models[0].name=A_b", "fakeGpu.samples.models[1].name=a-b"]
         + [f"fakeGpu.samples.models[{number}].vram=1GiB" for number in (0, 1)],
