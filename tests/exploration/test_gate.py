@@ -49,6 +49,7 @@ BUGS = (
 )
 
 
+@pytest.mark.timeout(300)  # 8 s of computing alone; 60 s were not enough beside coverage and three workers
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.__name__.strip("_") for bug in BUGS])
 def test_a_bug_in_gate_or_pods_is_found(bug: Callable[[], AbstractContextManager[Any]], tmp_path: Path) -> None:
     with bug(), pytest.raises(ViolationError):

@@ -9,9 +9,10 @@ from services.router import roster_sync, service
 from tests.router.world import world
 from tests.walk import walking
 
-MOST_RETURNS = {"plain": 12, "streamed": 16, "held": 20}
+MOST_RETURNS = {"plain": 12, "streamed": 16, "held": 21}
 """By kind of call, with its connection and the levels that are published meanwhile. A held one waits for a switch: the
-command to the manager, its reply, and two events of the seat."""
+command to the manager, its reply, and two events of the seat: 20, and one more where the timer of levels falls between
+them (seen on a busy machine)."""
 
 
 @pytest.mark.parametrize("kind", MOST_RETURNS)
