@@ -10,7 +10,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))]
 CODE_PAGES = [page for page in PAGES if not page.startswith(("docs/decisions/", "docs/measurements/"))]
 TOP = ("kybernate", "services", "tests", "scripts", "bench", "e2e", "helm", "proto", "docs", "examples")
-MOST_WORDS = 80_000
+MOST_WORDS = 86_000
 MADE = ("bench/results",)
 """Paths that commands write."""
 
