@@ -57,10 +57,10 @@ test-nightly: setup
 	sh scripts/engines_test.sh
 	KYB_FAILURES=all HYPOTHESIS_PROFILE=nightly KYB_TEST_TIME_FACTOR=60 $(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
-# Random runs of the pure cores in a model of the node, or all interleavings: docs/exploration.md.
+# Random runs of the pure cores in a model of the node, or all interleavings: docs/dev/exploration.md.
 explore: setup
 	@$(PY) -m tests.exploration $(ARGS)
-# Every failure of docs/failures.md on a real stack, about ten minutes; writes what was seen.
+# Every failure of docs/dev/failures.md on a real stack, about ten minutes; writes what was seen.
 failures: setup
 	KYB_FAILURES=write $(PY) -m pytest -q tests/failures $(ARGS)
 	$(PY) scripts/generate.py
@@ -79,7 +79,7 @@ check: setup
 bench: setup
 	@$(PY) -m bench $(ARGS)
 
-# On a machine with an NVIDIA GPU and PyTorch; ARGS="--stub" tries the harness without one. See docs/gpu-bench.md.
+# On a machine with an NVIDIA GPU and PyTorch; ARGS="--stub" tries the harness without one. See docs/dev/gpu-bench.md.
 gpu-bench: setup
 	@$(PY) -m bench.gpu $(ARGS)
 
@@ -105,13 +105,13 @@ helm-test: setup
 e2e: setup
 	@$(PY) -m e2e --image $(IMAGE) $(ARGS)
 
-# The main table of docs/policy.md again, with confidence intervals. JSON=FILE
+# The main table of docs/dev/policy.md again, with confidence intervals. JSON=FILE
 sim-reference: setup
 	@$(PY) -m kybernate.lab.studies.reference_table --jobs 2 $(if $(JSON),--json $(JSON)) $(ARGS)
 
-# TRACES=the folder that has the three traces: docs/demo.md.
+# TRACES=the folder that has the three traces: docs/dev/demo.md.
 replay-full: setup
-	@test -d "$(TRACES)" || { echo 'make: TRACES must name the folder of the traces, see docs/demo.md: make replay-full TRACES=DIR' >&2; exit 2; }
+	@test -d "$(TRACES)" || { echo 'make: TRACES must name the folder of the traces, see docs/dev/demo.md: make replay-full TRACES=DIR' >&2; exit 2; }
 	$(KYB) demo --speed 60 --trace $(TRACES)/derived_servegen_10seats_24h.csv.gz
 	$(KYB) demo --speed 4 --trace $(TRACES)/azure_llm_2023_code.csv.gz --trace $(TRACES)/azure_llm_2023_conv.csv.gz
 

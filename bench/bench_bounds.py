@@ -32,7 +32,7 @@ CASES = {
     "0.12/s, decodes 30 s": (mdp.WaitCase(mdp.zipf(0.12), service=30.0), 83.0),
     "the same, limit 16": (mdp.WaitCase(mdp.zipf(0.12), service=30.0, limit=16), float("nan")),
 }
-"""The prototype study's cases (docs/policy.md) with its optima; it cut queues at 11."""
+"""The prototype study's cases (docs/dev/policy.md) with its optima; it cut queues at 11."""
 
 RULES: dict[str, Policy] = {
     "exhaustive+LQ, parks": LongestFirst(idle="park", ties="hotter"),

@@ -93,7 +93,7 @@ class Family:
         world.check()
 
     def bound(self, tier: str) -> float:
-        """Model seconds that a request for the group of four waits at most, by the cap rule (docs/policy.md, rule 5).
+        """Model seconds that a request for the group of four waits at most, by the cap (docs/dev/policy.md, rule 5).
 
         At the cap of its tier its seat goes next and closes busy holders; among groups that share GPUs the longest wait
         goes first. So only seats with a longer wait go before it, each once, and on one GPU one after another: those of

@@ -1,9 +1,9 @@
 """``kyb plan`` on a fleet of 25 models: how long it takes, whether the plan of a day holds on the next one, and how far
 its forecasts miss; and a month of 200 models: CPU seconds, and seconds until its first layout.
 
-``python -m bench plan``: ``KYB_SERVEGEN_WINDOWS`` is the path of ServeGen's windows (docs/demo.md, Workloads); of them
-``MODELS`` clients that send every day are chosen, with all rates scaled so that a day has ``REQUESTS`` in the mean.
-Some minutes on one core; but for the seconds, figures do not depend on the machine.
+``python -m bench plan``: ``KYB_SERVEGEN_WINDOWS`` is the path of ServeGen's windows (docs/dev/demo.md, Workloads); of
+them ``MODELS`` clients that send every day are chosen, with all rates scaled so that a day has ``REQUESTS`` in the
+mean. Some minutes on one core; but for the seconds, figures do not depend on the machine.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""A Service of engines leads to Kybernate's routers instead, and back, by its selector (docs/decisions/018). Pure."""
+"""A Service of engines leads to Kybernate's routers instead, and back, by its selector (decision 018). Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

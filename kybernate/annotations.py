@@ -30,7 +30,7 @@ VERIFY = "kyb.ai/verify"
 VRAM = "kyb.ai/vram"
 
 UNSUPPORTED = {
-    "kyb.ai/gang": "a model on several groups is one seat of a group that spans them (docs/topology.md); remove it",
+    "kyb.ai/gang": "a model on several groups is one seat of a group that spans them (docs/dev/topology.md); remove it",
     "kyb.ai/priority": f"write {TIER}: the weight of its tier orders seats",
 }
 """Names that earlier versions accepted without effect: what to write instead."""

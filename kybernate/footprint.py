@@ -18,7 +18,7 @@ QUESTION = (
 )
 """The shell's line in the engine's container, whose GPUs are its alone."""
 COPY_SPEEDS = (2 * 2**30, 21 * 2**30)
-"""Bytes per second, slowest and fastest, at which engines were seen to copy their weights (docs/backends.md)."""
+"""Bytes per second, slowest and fastest, at which engines were seen to copy their weights (docs/dev/backends.md)."""
 _PAGES = ("anon", "rss", "shmem")
 """In memory.stat of version 2 and 1: what is not page cache."""
 

@@ -57,8 +57,8 @@ class Engine:
 
 
 KINDS = {
-    "InferenceService": "KServe makes its pods: write the seat into spec.predictor (docs/backends.md)",
-    "LLMInferenceService": "KServe makes its pods: write the seat into spec.template (docs/backends.md)",
+    "InferenceService": "KServe makes its pods: write the seat into spec.predictor (docs/dev/backends.md)",
+    "LLMInferenceService": "KServe makes its pods: write the seat into spec.template (docs/dev/backends.md)",
     "LeaderWorkerSet": "several pods are one engine, which no seat holds: use one pod with several GPUs",
 }
 """What is neither a Deployment nor a StatefulSet, and what to do."""
@@ -128,7 +128,7 @@ ENGINES = (
         verb="trtllm-serve",
         expect=(
             "a park ends the container, an activation starts it again",
-            "kyb.ai/backend: trtllm uses TensorRT-LLM's own sleep, a prototype that wants a key: docs/backends.md",
+            "kyb.ai/backend: trtllm uses TensorRT-LLM's own sleep, a prototype that wants a key: docs/dev/backends.md",
         ),
     ),
     Engine(
@@ -224,7 +224,9 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
     if others := [word for word in _values(line, engine.model[0]) if word != served]:
         notes.append(f"clients find it as {served} only, and no longer as {', '.join(others)}")
     if "--api-key" in line or _KEYS & {one.get("name") for one in container.get("env") or ()}:
-        notes.append(f"its API key: without {ENGINE_KEY} its answers are not compared after a park: docs/backends.md")
+        notes.append(
+            f"its API key: without {ENGINE_KEY} its answers are not compared after a park: docs/dev/backends.md"
+        )
     notes.append("clients ask the router; a request past it, by the engine's Service, hangs while parked: kyb adopt")
     if "livenessProbe" in container:
         notes.append("livenessProbe: needs the webhook, whose kyb-probe answers for a parked engine; else remove it")

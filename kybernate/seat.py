@@ -1,7 +1,7 @@
 """The states of a seat. Pure.
 
 A seat belongs to one pod UID on one node, and only that node's GPU manager changes it
-(``services/gpu_manager/core/facts.py``, ``docs/seat-states.md``).
+(``services/gpu_manager/core/facts.py``, ``docs/dev/seat-states.md``).
 """
 
 from enum import StrEnum

@@ -1,9 +1,9 @@
-"""``docs/obstacles.md``, from the rows of the manager's list."""
+"""``docs/dev/obstacles.md``, from the rows of the manager's list."""
 
 import services.gpu_manager.core.riders  # noqa: F401 with their rows
 from services.gpu_manager.core.obstacles import ROWS
 
-PATH = "docs/obstacles.md"
+PATH = "docs/dev/obstacles.md"
 
 _HEAD = """# What a seat waits for
 

@@ -38,7 +38,7 @@ def documents() -> dict[str, str]:
     schemas = {f"docs/schemas/{name(kind)}.json": _json(schema(kind)) for kind in published()}
     schemas["docs/schemas/node-config.json"] = _json(config_schema())
     schemas["docs/schemas/pod-annotations.json"] = _json(annotations.schema())
-    return {**schemas, "docs/asyncapi.json": _json(asyncapi()), "docs/seat-states.md": seat_states()}
+    return {**schemas, "docs/asyncapi.json": _json(asyncapi()), "docs/dev/seat-states.md": seat_states()}
 
 
 def messages() -> list[type[Message]]:
@@ -83,7 +83,7 @@ def asyncapi() -> dict[str, Any]:
         "info": {
             "title": "Kybernate",
             "version": "1",
-            "description": "Seats on GPU groups: traffic signals in, commands in, events out. See docs/bus.md.",
+            "description": "Seats on GPU groups: traffic signals in, commands in, events out. See docs/dev/bus.md.",
         },
         "defaultContentType": "application/json",
         "channels": channels,

@@ -77,7 +77,7 @@ def test_a_value_that_cannot_be_used_counts_as_not_written(name: str, value: str
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("kyb.ai/gang", "docs/topology.md"),
+        ("kyb.ai/gang", "docs/dev/topology.md"),
         ("kyb.ai/priority", "kyb.ai/tier"),
         ("kyb.ai/vrm", "did you mean kyb.ai/vram?"),
     ],

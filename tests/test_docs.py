@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))]
-CODE_PAGES = [page for page in PAGES if not page.startswith(("docs/decisions/", "docs/measurements/"))]
+CODE_PAGES = [page for page in PAGES if not page.startswith(("docs/dev/decisions/", "docs/dev/measurements/"))]
 TOP = ("kybernate", "services", "tests", "scripts", "bench", "e2e", "helm", "proto", "docs", "examples")
 MOST_WORDS = 86_000
 MADE = ("bench/results",)

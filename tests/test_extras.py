@@ -155,7 +155,7 @@ def checked(folder: Path, policy: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_configuration_names_a_policy_of_another_package(tmp_path):
-    page = (ROOT / "docs/policy.md").read_text()
+    page = (ROOT / "docs/dev/policy.md").read_text()
     example = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def decide" in block)
     package(tmp_path, example, "[kybernate.policies]\npatient-first = acme:PatientFirst\n")
     done = checked(tmp_path, "{name: patient-first, settings: {visitSeconds: 5}}")
@@ -189,7 +189,7 @@ def test_a_policy_that_is_no_dataclass_is_refused_only_where_it_is_named(tmp_pat
 
 
 def test_a_broken_package_does_not_hide_a_policy_of_the_same_name(tmp_path):
-    page = (ROOT / "docs/policy.md").read_text()
+    page = (ROOT / "docs/dev/policy.md").read_text()
     example = next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def decide" in block)
     package(tmp_path, example, "[kybernate.policies]\npatient-first = acme:PatientFirst\n")
     broken = tmp_path / "broken-1.0.dist-info"

@@ -84,7 +84,7 @@ def test_requests_say_what_answers_them() -> None:
 
 
 def test_the_page_of_states_has_every_state_and_trigger() -> None:
-    page = documents()["docs/seat-states.md"]
+    page = documents()["docs/dev/seat-states.md"]
     for state in SeatState:
         assert f"| {state} |" in page
     for trigger in Trigger:

@@ -1,4 +1,4 @@
-"""Hazards H1 to H16 of docs/checkpointer.md on hardware. Each has its own target process, and may lose it.
+"""Hazards H1 to H16 of docs/dev/checkpointer.md on hardware. Each has its own target process, and may lose it.
 
 ``promise`` is the behaviour that the product guarantees, ``kept`` whether it held. ``driver`` records what this driver
 does to an unprotected process; it is neither right nor wrong.

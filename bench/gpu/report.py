@@ -1,4 +1,4 @@
-"""The figures as JSON and as a Markdown page for docs/measurements/."""
+"""The figures as JSON and as a Markdown page for docs/dev/measurements/."""
 
 import time
 from collections.abc import Sequence

@@ -140,7 +140,7 @@ def _host_memory(driver: DriverFacts, host: HostFacts) -> Iterator[Finding]:
 
 
 def _huge_pages(host: HostFacts) -> Finding:
-    """The driver copies into ordinary memory, and asks for no huge pages itself (docs/measurements, 2026-11-28)."""
+    """The driver copies into ordinary memory, and asks for no huge pages itself (docs/dev/measurements, 2026-11-28)."""
     if host.huge_pages in ("madvise", "never"):
         text = f"transparent huge pages: {host.huge_pages}; with always a park took 0.7 of the time on an H100"
         return warn("huge pages", text, "echo always > /sys/kernel/mm/transparent_hugepage/enabled")

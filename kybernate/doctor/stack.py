@@ -203,10 +203,12 @@ def _groups(node: dict[str, Any]) -> Iterator[Finding]:
         for seat in group.get("seats") or ():
             if seat.get("unverified"):
                 text = f"answers of {seat.get('model')} are not compared after a park: {seat['unverified']}"
-                yield warn("verify", text, "let the checkpointer reach the engine's port: docs/checkpointer.md#answers")
+                yield warn(
+                    "verify", text, "let the checkpointer reach the engine's port: docs/dev/checkpointer.md#answers"
+                )
             if seat.get("demoted"):
                 text = f"{seat.get('model')} is parked by {seat.get('backend')}: {seat['demoted']}"
-                yield warn("backend", text, "see the engine's log and docs/backends.md")
+                yield warn("backend", text, "see the engine's log and docs/dev/backends.md")
         stages = {str((seat.get("stage") or {}).get("stage")): seat for seat in group.get("seats") or ()}
         for seat in group.get("seats") or ():
             stage = seat.get("stage") or {}
@@ -218,7 +220,7 @@ def _groups(node: dict[str, Any]) -> Iterator[Finding]:
         for stage in ("foreign-process", "invariant-broken", "refused"):
             if stage in stages:
                 text = f"group {group['group']}: {stages[stage]['stage']['text']}"
-                yield fail(stage, text, "kyb why names it; docs/obstacles.md")
+                yield fail(stage, text, "kyb why names it; docs/dev/obstacles.md")
         if "unlocated-seat" in stages:
             text = f"group {group['group']}: {stages['unlocated-seat']['stage']['text']}"
             yield warn("rollback", text, "delete that pod before a rollback: an earlier release looks at home for it")

@@ -1,7 +1,7 @@
 """NVML readings, blocking and light to import: for the checkpointer's helper, ``kyb doctor``, and ``NvmlGpus``.
 
-The library is the module ``pynvml`` of nvidia-ml-py; docs/nvml.md lists its traps. No reading needs or creates a CUDA
-context.
+The library is the module ``pynvml`` of nvidia-ml-py; docs/dev/nvml.md lists its traps. No reading needs or creates a
+CUDA context.
 """
 
 import contextlib

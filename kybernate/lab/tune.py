@@ -4,7 +4,8 @@ A small fixed grid is played on all days, and each candidate is compared with th
 The best of many is better than the default by luck alone, so the question is how often luck would make *any* candidate
 stand out as much: pieces are drawn anew, the same for all, and the largest of all deviations, each divided by the
 candidate's spread, is what the best must exceed (White's reality check, studentized as by Romano and Wolf). All days
-choose and judge: holding some out was tried and detected too little (``docs/tune.md``). The grid bounds the results.
+choose and judge: holding some out was tried and detected too little (``docs/dev/tune.md``). The grid bounds the
+results.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
 """Every message of Kybernate. A message knows its subject; no other module contains subjects.
 
 Signals are levels, commands are imperative and answered, jobs and reports live on the node bus between manager and
-checkpointer, events are in the past tense. Subjects and delivery: ``docs/bus.md``.
+checkpointer, events are in the past tense. Subjects and delivery: ``docs/dev/bus.md``.
 """
 
 from kybernate.messages.commands import (

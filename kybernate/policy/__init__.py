@@ -23,7 +23,7 @@ POLICIES: dict[str, type[Policy]] = {
 }
 _others, _unusable = registered("kybernate.policies")
 _unusable |= {
-    name: f"{kind!r} is no dataclass; make it one, as docs/policy.md shows, or uninstall its package"
+    name: f"{kind!r} is no dataclass; make it one, as docs/dev/policy.md shows, or uninstall its package"
     for name, kind in _others.items()
     if not (isinstance(kind, type) and is_dataclass(kind))
 }

@@ -15,7 +15,7 @@ SLOW_HALF_LIFE = 900.0
 """Seconds, of ``SeatView.rate_slow``: a seat's usual rate."""
 SERVICE_WEIGHT = 0.02
 """Weight of a new value in the mean of service times. They spread widely: with 0.1 the noise of this mean alone made
-waits 0.7 % longer (docs/policy.md)."""
+waits 0.7 % longer (docs/dev/policy.md)."""
 COST_WEIGHT = 0.3
 """Weight of a new value in the mean of park and activate seconds: few values, which change with the machine."""
 

@@ -1,7 +1,7 @@
 """The plain rules of other systems, as policies: Ollama, llama-swap, autoscalers with an idle timeout, nvshare. Pure.
 
 Each takes the parked seat with the oldest wait next; they differ in when an active seat yields. A rule is one small
-class; it serves as the example for a policy of your own (``docs/policy.md``).
+class; it serves as the example for a policy of your own (``docs/dev/policy.md``).
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Groups of GPUs and the seats on them, from configuration and the machine's GPUs. Pure.
 
-``plan`` is the entry: groups, each with the reason for it, and warnings. ``docs/topology.md`` describes the rules.
+``plan`` is the entry: groups, each with the reason for it, and warnings. ``docs/dev/topology.md`` describes the rules.
 """
 
 from kybernate.topology.groups import (

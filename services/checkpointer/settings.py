@@ -34,7 +34,7 @@ class CheckpointerSettings(CheckpointerConstants, NodeSettings):
 
     park_allow: str = ""
     """Refusals that are lifted for this node, comma-separated: several-gpus, several-processes, nccl, managed-memory.
-    The same variable in an engine's environment keeps only those that it names. See docs/checkpointer.md."""
+    The same variable in an engine's environment keeps only those that it names. See docs/dev/checkpointer.md."""
     engine_keys_dir: OptionalFile = None
     """Folder of API keys of engines: a file per key, ``namespace.name``; pods of that namespace name it by
     kyb.ai/engine-key."""

@@ -3,7 +3,7 @@ active, else False; its reason is the state, and ``SeatReleased`` once the pod h
 ``kyb.ai/state``, the seat's state. ``kubectl`` and controllers can use them; nothing of Kybernate depends on them.
 
 One patch of ``pods/status`` writes both: the API server takes labels there too (kubernetes 1.36,
-``pkg/registry/core/pod/strategy.go``). ``docs/decisions/018-the-chart.md``.
+``pkg/registry/core/pod/strategy.go``). ``docs/dev/decisions/018-the-chart.md``.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Which pods own this node's seats: PodResources (which container has which device) joined with the node's pods.
 
 PodResources knows no UID, no address and no annotations; the pods know no devices. Pods come from the API server by
-watch, and from kubelet by polling where there is no cluster (``docs/decisions/021-pods-by-watch.md``).
+watch, and from kubelet by polling where there is no cluster (``docs/dev/decisions/021-pods-by-watch.md``).
 """
 
 import asyncio
@@ -148,7 +148,7 @@ class ApiServerPods:
     """Pods from the API server by watch, with this pod's service account (``get``, ``list`` and ``watch`` of pods).
 
     An observation needs an open watch, before and after PodResources is read. The local copy may lie behind by the
-    events that are on their way; ``docs/decisions/021-pods-by-watch.md`` shows which conclusions that permits.
+    events that are on their way; ``docs/dev/decisions/021-pods-by-watch.md`` shows which conclusions that permits.
     """
 
     settled_seconds = SETTLED_SECONDS

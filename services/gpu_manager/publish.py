@@ -4,8 +4,8 @@ The roster gets the present state of a seat, never an old one, and again after e
 rows are read back and what another client wrote over them is replaced (JetStream publishes its answers to any subject
 that its client names, so a stolen key of a router could have it write there).
 
-The plugin's side of the start gate is ``services/plugin/gate.py``; ``docs/start-gate.md`` has the protocol. Beside it
-are the wishes for groups that the plugin grants at the next fitting pod (``kybernate.node.run_files``).
+The plugin's side of the start gate is ``services/plugin/gate.py``; ``docs/dev/start-gate.md`` has the protocol. Beside
+it are the wishes for groups that the plugin grants at the next fitting pod (``kybernate.node.run_files``).
 """
 
 import asyncio

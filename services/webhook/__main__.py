@@ -79,7 +79,7 @@ def main() -> None:
     try:
         ServerCertificate(settings.tls_cert_file)
     except ConfigError as error:
-        sys.stderr.write(f"kyb-webhook: {error}; the chart makes them (docs/webhook.md)\n")
+        sys.stderr.write(f"kyb-webhook: {error}; the chart makes them (docs/dev/webhook.md)\n")
         raise SystemExit(1) from None
     lifecycle.main(lambda: serve(settings), ConfigError)
 

@@ -1,12 +1,12 @@
 """Who is killed, and when → what becomes of the seat: each cell is a case of ``test_crashes.py``, and together a table
-of docs/backends.md."""
+of docs/dev/backends.md."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from tests.checkpointer.engine_cases import shared_end
 
-PATH = "docs/backends.md"
+PATH = "docs/dev/backends.md"
 BEGIN, END = (
     "<!-- Made from tests/checkpointer/crash_cases.py by scripts/generate.py. -->\n",
     "<!-- End of the table of crashes. -->\n",

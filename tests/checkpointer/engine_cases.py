@@ -1,11 +1,11 @@
 """Engine × what happens → outcome: each cell is a test (``test_engines.py``), and together the table of
-docs/backends.md."""
+docs/dev/backends.md."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-PATH = "docs/backends.md"
+PATH = "docs/dev/backends.md"
 BEGIN, END = (
     "<!-- Made from tests/checkpointer/engine_cases.py by scripts/generate.py. -->\n",
     "<!-- End of the table. -->\n",

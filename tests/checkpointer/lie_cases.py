@@ -1,5 +1,5 @@
 """Engine × lie → what becomes of its seat: each cell is a test (``test_lies.py``), and together a table of
-docs/backends.md."""
+docs/dev/backends.md."""
 
 from collections.abc import Mapping
 
@@ -7,7 +7,7 @@ from kybernate.dev.fakes.engine.lies import Lie
 from tests.checkpointer.engine_cases import ENGINES as VENDORS
 from tests.checkpointer.engine_cases import shared_end
 
-PATH = "docs/backends.md"
+PATH = "docs/dev/backends.md"
 BEGIN, END = (
     "<!-- Made from tests/checkpointer/lie_cases.py by scripts/generate.py. -->\n",
     "<!-- End of the table of lies. -->\n",

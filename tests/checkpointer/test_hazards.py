@@ -1,4 +1,4 @@
-"""H1 to H16 of docs/checkpointer.md: what real drivers do, and how the checkpointer avoids or contains it.
+"""H1 to H16 of docs/dev/checkpointer.md: what real drivers do, and how the checkpointer avoids or contains it.
 
 Each against the fake driver or the stub ``libcuda.so.1`` in front of it, with real processes. What only hardware can
 show has the same number in ``tests/gpu/test_hazards.py``.

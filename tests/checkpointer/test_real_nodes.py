@@ -1,4 +1,4 @@
-"""What would have stopped or endangered a node with real GPUs: B2 to B10 of docs/checkpointer.md, "Found in review"."""
+"""What would have stopped or endangered a node with real GPUs: B2 to B10 of docs/dev/checkpointer.md."""
 
 import asyncio
 import os

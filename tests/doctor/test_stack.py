@@ -97,7 +97,7 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
     "a backend was demoted": (
         lambda facts: replace(facts, managers=({"node": "n1", "policy": "p", "groups": [{"group": "G0", "seats": [
             {"model": "qwen", "backend": "restart", "demoted": "vllm failed 2 times in a row: HTTP 500"}]}]},)),
-        "backend", "qwen is parked by restart: vllm failed 2 times", "docs/backends.md",
+        "backend", "qwen is parked by restart: vllm failed 2 times", "docs/dev/backends.md",
     ),
     "no host memory": (
         lambda facts: replace(facts, available_bytes=2**28),

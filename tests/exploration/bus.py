@@ -4,7 +4,7 @@
   publisher to one subscription in order, and never twice. Two links have no order between them; a service that was
   restarted has new links, and what its predecessor sent may arrive later than its own first message.
 * Messages are lost when either end's connection breaks, and singly when a slow reader drops them. A presence is not
-  dropped singly: four in a row would have to be (docs/decisions/003 counts on one in 3 s).
+  dropped singly: four in a row would have to be (docs/dev/decisions/003 counts on one in 3 s).
 * Requests are answered at most once; a time-out says nothing. The asker repeats, so a job arrives twice.
 * The roster is a key-value bucket: a watch delivers the rows of a key in order, again after a reconnect; a put whose
   answer is lost is written or not. A server that lost its disk begins with an empty bucket.

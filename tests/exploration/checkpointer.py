@@ -1,7 +1,8 @@
 """A model of the checkpointer's shell around the real procedure: fencing, journal, jobs, reports.
 
-Written from docs/checkpointer.md, docs/bus.md and decision 004. Each method call is one step between two of which the
-process may crash: a journal record, a driver call, a report. What is durable is in ``Disk`` and outlives the process.
+Written from docs/dev/checkpointer.md, docs/dev/bus.md and decision 004. Each method call is one step between two of
+which the process may crash: a journal record, a driver call, a report. What is durable is in ``Disk`` and outlives the
+process.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Seeded bugs: each removes one decision of the product, and the exploration must find it.
 
 A control is a context in which the product has the bug. The configuration is the one in which the decision matters;
-``faults`` is the share of faults. Reasons for each: issue texts and the decisions in docs/decisions.
+``faults`` is the share of faults. Reasons for each: issue texts and the decisions in docs/dev/decisions.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,7 @@
 """A model of kubelet, the API server's watch, the device plugin's start gate and the container runtime.
 
-Written from docs/start-gate.md and decision 021. A pod's name is its model's, so that a replacement has the same name
-and another UID, perhaps on the same seat. The manager sees PodResources (by name) joined with a copy of the API
+Written from docs/dev/start-gate.md and decision 021. A pod's name is its model's, so that a replacement has the same
+name and another UID, perhaps on the same seat. The manager sees PodResources (by name) joined with a copy of the API
 objects that lies behind by the changes that its watch has not delivered yet.
 """
 
@@ -359,7 +359,7 @@ class Kubelet:
         return True
 
     def no_forgotten_start_under_way(self) -> None:
-        """The runtime gives up the creations of pods that were deleted by force: see docs/exploration.md."""
+        """The runtime gives up the creations of pods that were deleted by force: see docs/dev/exploration.md."""
         for uid in self.pods:
             if uid not in self.api:
                 self.start_fails(uid)

@@ -1,6 +1,6 @@
 """The ground truth: which engine process really holds which GPU memory, and which request runs in which engine.
 
-Written from the driver's rules (docs/checkpointer.md), not from any service. It only learns what really happens: a
+Written from the driver's rules (docs/dev/checkpointer.md), not from any service. It only learns what really happens: a
 container starts or ends, a driver call takes effect, a request arrives. Each rule that is broken raises ViolationError.
 """
 

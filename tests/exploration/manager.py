@@ -1,7 +1,8 @@
 """A model of the manager's shell around the real board: inbox → board → ledger → effects, and the start.
 
-Written from docs/architecture.md: the ledger is written before any effect of a message is carried out, jobs first, and
-a manager that starts asks for evidence before it decides. ``crash_after`` ends the process between two durable steps.
+Written from docs/dev/architecture.md: the ledger is written before any effect of a message is carried out, jobs first,
+and a manager that starts asks for evidence before it decides. ``crash_after`` ends the process between two durable
+steps.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """A model of a router's shell around the real traffic core: presence, roster, events, calls.
 
-Written from docs/bus.md and decision 003: a router that a manager lists reads which seats are active after that; what
-it forwards arrives at the engine that has the pod's address.
+Written from docs/dev/bus.md and decision 003: a router that a manager lists reads which seats are active after that;
+what it forwards arrives at the engine that has the pod's address.
 """
 
 from collections import deque

@@ -1,6 +1,6 @@
-"""Every failure of docs/failures.md, tried on a real stack: in part, or all of them with KYB_FAILURES=all.
+"""Every failure of docs/dev/failures.md, tried on a real stack: in part, or all of them with KYB_FAILURES=all.
 
-KYB_FAILURES=write also replaces the results in docs/failures.json by what was seen (``make failures``).
+KYB_FAILURES=write also replaces the results in docs/dev/failures.json by what was seen (``make failures``).
 """
 
 import os

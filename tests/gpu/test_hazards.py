@@ -1,4 +1,4 @@
-"""Hazards of docs/checkpointer.md on a real GPU: does the product keep its promise about each?
+"""Hazards of docs/dev/checkpointer.md on a real GPU: does the product keep its promise about each?
 
 Every test loses its own target process and touches nothing else. Without a GPU each is skipped, and says so. Run
 them last on a node: ``python -m pytest tests/gpu/test_hazards.py``.

@@ -1,4 +1,4 @@
-"""The policy that docs/policy.md shows is a policy: it keeps what every policy keeps, and serves everybody."""
+"""The policy that docs/dev/policy.md shows is a policy: it keeps what every policy keeps, and serves everybody."""
 
 import re
 import shutil
@@ -16,7 +16,7 @@ from kybernate.policy import POLICIES, GroupView, Policy
 from tests.policy.conformance import can_be_carried_out, is_looked_at_again
 from tests.policy.views import views
 
-PAGE = Path(__file__).parents[2] / "docs" / "policy.md"
+PAGE = Path(__file__).parents[2] / "docs" / "dev" / "policy.md"
 
 
 def shown_on_the_page() -> tuple[str, type[Policy]]:
@@ -38,7 +38,7 @@ def test_the_example_is_short_and_complete() -> None:
 def test_the_example_works_where_the_page_puts_it(tmp_path: Path) -> None:
     """In a copy of the package: a file beside the others, imported by their ``__init__``."""
     package = tmp_path / "kybernate"
-    shutil.copytree(PAGE.parents[1] / "kybernate", package, ignore=shutil.ignore_patterns("__pycache__", "dev", "lab"))
+    shutil.copytree(PAGE.parents[2] / "kybernate", package, ignore=shutil.ignore_patterns("__pycache__", "dev", "lab"))
     (package / "policy" / "patient.py").write_text(TEXT)
     init = package / "policy" / "__init__.py"
     named = 'POLICIES: dict[str, type[Policy]] = {\n    "patient-first": PatientFirst,'

@@ -1,4 +1,4 @@
-"""What real drivers did to people, through the stub library (docs/checkpointer.md, hazards H1 to H16)."""
+"""What real drivers did to people, through the stub library (docs/dev/checkpointer.md, hazards H1 to H16)."""
 
 import asyncio
 import contextlib

@@ -120,4 +120,4 @@ def test_without_a_certificate_the_error_tells_where_one_comes_from(tmp_path: Pa
     )
     assert done.returncode == 1
     assert "KYB_TLS_CERT_FILE" in done.stderr
-    assert "the chart makes them (docs/webhook.md)" in done.stderr
+    assert "the chart makes them (docs/dev/webhook.md)" in done.stderr

@@ -56,7 +56,8 @@ def _backends(backend: DemoBackend, driver: DemoDriver) -> str:
 
 def demo(
     trace: Annotated[
-        list[Path] | None, typer.Option(help="Replay this trace (docs/demo.md lists the formats); may be given again.")
+        list[Path] | None,
+        typer.Option(help="Replay this trace (docs/dev/demo.md lists the formats); may be given again."),
     ] = None,
     start: Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")] = 0.0,
     duration: Annotated[float | None, typer.Option(min=0, help="Play this many seconds of the trace.")] = None,

@@ -1,7 +1,7 @@
 """The certificate of a scenario: two numbers that enclose the result of the best possible schedule.
 
 From below by the dual of "one seat per slot" (``lagrangian``), from above by a schedule that keeps all rules (``beam``,
-replayed by ``problems``). ``docs/bounds.md`` says what a certificate proves and what it does not.
+replayed by ``problems``). ``docs/dev/bounds.md`` says what a certificate proves and what it does not.
 numpy and numba are needed (``pip install 'kybernate[lab]'``); they are imported by the first call.
 """
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def advise(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="Descriptions (docs/advise.md) or manifests of Kubernetes.")
+        list[Path], typer.Argument(metavar="FILE", help="Descriptions (docs/dev/advise.md) or manifests of Kubernetes.")
     ],
     gpu: Annotated[str, typer.Option(help="The GPU to plan for; default: the description's, else H100.")] = "",
     cost: Annotated[
@@ -87,7 +87,7 @@ def _read(files: Sequence[Path]) -> "tuple[list[Workload], str, Costs]":
             )
         workloads.append(sources[name].validate(Workload, found))
     if not workloads:
-        raise ConfigError(f"{files[0]}: no workloads; write them as in docs/advise.md, or give a Deployment")
+        raise ConfigError(f"{files[0]}: no workloads; write them as in docs/dev/advise.md, or give a Deployment")
     return workloads, gpu, Costs.model_validate(costs)
 
 

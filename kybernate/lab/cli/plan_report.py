@@ -150,7 +150,7 @@ def conclusions(report: PlanReport) -> list[str]:
         lines.append(text)
         if best.policy not in POLICIES:
             lines.append(
-                f"{best.policy} is a rule of the simulator; a node runs it from a package of yours (docs/policy.md)"
+                f"{best.policy} is a rule of the simulator; a node runs it from a package of yours (docs/dev/policy.md)"
             )
     if check is not None:
         lines.append(

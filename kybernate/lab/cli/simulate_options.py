@@ -16,7 +16,7 @@ def _size(text: object) -> float:
         raise typer.BadParameter(str(error)) from None
 
 
-_TRACE = typer.Argument(metavar="TRACE", help="docs/demo.md lists the formats; several are merged.")
+_TRACE = typer.Argument(metavar="TRACE", help="docs/dev/demo.md lists the formats; several are merged.")
 Traces = Annotated[list[Path], _TRACE]
 MaybeTraces = Annotated[list[Path] | None, _TRACE]
 Only = Annotated[

@@ -1,8 +1,8 @@
 """The simulator: plays a scenario against a policy, event by event. Pure.
 
-The policies are the live code; parking, activating and switching are a model (``docs/simulate.md``). Times are model
-seconds from the beginning of the scenario. The policy gets the same views as in the GPU manager (``views.py``), learned
-from what has happened so far, never the future.
+The policies are the live code; parking, activating and switching are a model (``docs/dev/simulate.md``). Times are
+model seconds from the beginning of the scenario. The policy gets the same views as in the GPU manager (``views.py``),
+learned from what has happened so far, never the future.
 """
 
 import heapq

@@ -111,7 +111,7 @@ def _intercept(rows: Sequence[tuple[int, float, float]], column: int) -> float:
 
 VRAM_GB = (36, 28, 20, 34, 60, 24, 20, 44, 28, 20)
 """Sizes of seats of which nothing is known, in order, again from the first after the last. The prototype study
-(docs/policy.md) had 20 to 60 GB and 6 to 7 s per switch; with these sizes its rows for S1 come out alike."""
+(docs/dev/policy.md) had 20 to 60 GB and 6 to 7 s per switch; with these sizes its rows for S1 come out alike."""
 
 
 @dataclass(frozen=True, slots=True)

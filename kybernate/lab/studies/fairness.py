@@ -2,7 +2,7 @@
 
     python -m kybernate.lab.studies.fairness [--windows N] [--trace DERIVED_SERVEGEN]
 
-The tables of ``docs/policy.md``; ``tests/simulate/test_fairness.py`` holds the policy to them on fewer windows.
+The tables of ``docs/dev/policy.md``; ``tests/simulate/test_fairness.py`` holds the policy to them on fewer windows.
 """
 
 import argparse

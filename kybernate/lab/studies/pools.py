@@ -2,8 +2,8 @@
 
     python -m kybernate.lab.studies.pools [--windows N] [--regime TEXT]
 
-The table of pools of ``docs/policy.md``. A window is an hour with its own draw, the same for every policy; intervals
-are 95 %, bootstrap over windows. Figures do not depend on the machine.
+The table of pools of ``docs/dev/policy.md``. A window is an hour with its own draw, the same for every policy;
+intervals are 95 %, bootstrap over windows. Figures do not depend on the machine.
 """
 
 import argparse

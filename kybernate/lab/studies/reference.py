@@ -1,6 +1,6 @@
 """The reference table: ready scenarios x policies x one-hour windows, with confidence intervals and the best possible.
 
-The prototype study that came before this code (docs/policy.md) has such a table of four windows each, from another
+The prototype study that came before this code (docs/dev/policy.md) has such a table of four windows each, from another
 simulator; its figures stand beside ours. Its policies map to ours by rule; those called KYB there had other constants
 and another rule for closing. Every policy gets the same windows, so that differences are paired.
 """

@@ -109,7 +109,7 @@ def _of_prometheus(path: Path) -> dict[str, list[windows.Window]]:
     try:
         return windows.of_prometheus(next(answer for _, answer in _objects(path)))
     except ValueError as error:
-        raise TraceError(str(path), 1, str(error), "docs/plan.md has the query") from None
+        raise TraceError(str(path), 1, str(error), "docs/dev/plan.md has the query") from None
 
 
 def _of_servegen(path: Path, start: float, end: float) -> dict[str, list[windows.Window]]:

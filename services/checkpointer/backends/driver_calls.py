@@ -34,7 +34,7 @@ _HINTS = {
     ("checkpoint", CudaResult.OUT_OF_MEMORY): "host memory, or MIG, which the driver reports so",
     ("restore", CudaResult.NOT_SUPPORTED): "is the GPU's device node in the container?",
 }
-"""Likely cause of a result code, by verb: docs/checkpointer.md, Hazards."""
+"""Likely cause of a result code, by verb: docs/dev/checkpointer.md, Hazards."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The failure table: what can go wrong in each step of a park or activation, and the remedy. Data only.
 
-What drivers do wrong is in docs/checkpointer.md, Hazards. ``Procedure`` applies the rows; each has a test.
+What drivers do wrong is in docs/dev/checkpointer.md, Hazards. ``Procedure`` applies the rows; each has a test.
 """
 
 from dataclasses import dataclass

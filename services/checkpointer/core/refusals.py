@@ -1,7 +1,7 @@
 """Which seats the driver does not park, and which it does not move to other GPUs: rules, and the reasons as text. Pure.
 
 Parking or moving these seats makes the driver fail late or lose the processes, so they are refused before anything is
-touched. Some of the causes leave no trace outside the process; docs/checkpointer.md lists what counts as evidence.
+touched. Some of the causes leave no trace outside the process; docs/dev/checkpointer.md lists what counts as evidence.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -6,7 +6,7 @@ granted any of these GPUs until the claim is served or its seat is not wanted an
 would otherwise never find them free together.
 
 Groups of one pool (``topology.peers``): a group sees the parked seats of its peers beside its own, and the policy
-picks one of them or none (``docs/decisions/014-moves-are-pulled.md``).
+picks one of them or none (``docs/dev/decisions/014-moves-are-pulled.md``).
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """What is known of one seat: its facts, and what may happen to it. Its state and its hold on GPUs follow. Pure.
 
 A process holds the GPUs of its group until evidence shows that its memory is free, and a ticket holds them until
-nothing can come of it. Silence changes no fact. ``docs/seat-states.md`` is drawn from this table.
+nothing can come of it. Silence changes no fact. ``docs/dev/seat-states.md`` is drawn from this table.
 """
 
 from dataclasses import dataclass, field, replace

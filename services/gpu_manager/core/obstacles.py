@@ -2,7 +2,7 @@
 
 An *obstacle* is one reason. A seat is granted a group exactly when its list there has no *stop* (it needs an act of a
 person) and no *wait* (it ends by itself); a *prefer* forbids nothing. Commands refuse by the first entry, and
-``kyb why``, the roster's ``blocked`` and the start gate show it. ``docs/obstacles.md`` is made from the rows below.
+``kyb why``, the roster's ``blocked`` and the start gate show it. ``docs/dev/obstacles.md`` is made from the rows below.
 
 The numbers are the order. 1xx: what needs a person, since patience does not help. 2xx: what the node does not know, and
 whether the seat itself asks. 3xx: what passes by itself, then whose turn it is. In each block from wide to narrow.
