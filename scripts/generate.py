@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a script's folder is on the path, the repository is not
 
-from scripts import chart_schema, dashboards, obstacles_page, options, rights_page, version  # noqa: E402
+from scripts import chart_schema, dashboards, metrics_page, obstacles_page, options, rights_page, version  # noqa: E402
 from scripts.schemas import documents  # noqa: E402
 from services.console import openapi as console_openapi  # noqa: E402
 from services.router import openapi  # noqa: E402
@@ -24,7 +24,13 @@ def main(root: Path = ROOT) -> int:
     parser.add_argument("--root", type=Path, default=root, help="the repository (default: this one)")
     arguments = parser.parse_args()
     made = documents() | table.documents(ROOT) | failures.documents(ROOT) | chart_schema.documents(ROOT)
-    made |= dashboards.documents() | options.documents() | obstacles_page.documents() | version.documents(ROOT)
+    made |= (
+        dashboards.documents()
+        | options.documents()
+        | obstacles_page.documents()
+        | metrics_page.documents()
+        | version.documents(ROOT)
+    )
     forwarded = [path for paths in FAMILIES.values() for path in paths]
     made["docs/openapi.json"] = json.dumps(openapi.document(forwarded), indent=2) + "\n"
     made["docs/openapi-console.json"] = json.dumps(console_openapi.document(), indent=2) + "\n"

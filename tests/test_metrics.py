@@ -27,6 +27,7 @@ from tests.router.world import world as router_world
 
 CHART = Path(__file__).parent.parent / "helm/kybernate"
 OPERATE = Path(__file__).parent.parent / "docs/operate.md"
+METRICS_PAGE = Path(__file__).parent.parent / "docs/metrics.md"
 ADDED = {"pod", "job", "namespace", "le"}
 """Labels that Prometheus adds."""
 LABELLED_BY_EVENTS = ("kybernate_router_requests_total", "kybernate_router_rejections_total")
@@ -150,6 +151,12 @@ async def test_metrics_follow_prometheus_conventions(series: Series) -> None:
         assert name.startswith(("kybernate_", "process_")), name
         assert not name.endswith("_created"), name
         assert not re.search(r"(_ms|_minutes|_mb|_gib)$", name), name
+
+
+async def test_the_page_of_metrics_has_each_that_the_services_export(series: Series) -> None:
+    page = METRICS_PAGE.read_text()
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in series}
+    assert [name for name in sorted(families) if f"| `{name}` |" not in page] == []
 
 
 def test_every_alert_has_its_row_in_the_runbook() -> None:
