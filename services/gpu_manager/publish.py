@@ -269,7 +269,7 @@ class GateFiles:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             data = _read(folder / "call.json") or {}
             since, until = UnixTime(float(str(data["since"]))), UnixTime(float(str(data["until"])))
-            call = StartCall(str(data["call"]), since, until)
+            call = StartCall(str(data["call"]), since, until, bool(data.get("inside")))
             if (_read(folder / "ticket.taken.json") or {}).get("call") == call.call:
                 call = None
         if time.time_ns() - changed > CHANGE_NS:  # else another change may have the same time
@@ -291,7 +291,8 @@ class GateFiles:
                         age = time.monotonic() - float(str(data["given"]))
                     call, pod_uid, epoch = str(data["call"]), str(data["pod_uid"]), int(str(data["epoch"]))
                     vram_bytes = int(str(data.get("vram_bytes", 0)))
-                    found.append(SeatTicket(seat, call, pod_uid, epoch, max(0.0, age), vram_bytes))
+                    container = str(data.get("container", ""))
+                    found.append(SeatTicket(seat, call, pod_uid, epoch, max(0.0, age), vram_bytes, container))
                     break
         return tuple(found)
 
@@ -313,6 +314,7 @@ class GateFiles:
                 "pod_uid": ticket.pod_uid,
                 "epoch": ticket.epoch,
                 "vram_bytes": ticket.vram_bytes,
+                "container": ticket.container,
                 "given": time.monotonic(),
             },
         )

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from kybernate.policy import Decision, GroupView, Park, Stay, Switch
 from kybernate.policy.view import How
-from kybernate.seat import SeatState
+from kybernate.seat import SeatState, start_inside
 from kybernate.topology import Group
 from services.gpu_manager.core import decisions, view
 from services.gpu_manager.core import switch as switches
@@ -127,6 +127,8 @@ def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     epoch = node.next_epoch(now)
     call, gate.call = gate.call, None
     seat.durable.ticket, gate.ticket_given, gate.ticket_call = call.call, now.wall, call.since
+    if call.inside:
+        seat.durable.container_id = start_inside(pod.container_id or "", call.call)
     if seat.state is S.WAITING:
         for rider in node.riders[Rider.starts]:
             rider.starts(node, seat)
@@ -134,7 +136,8 @@ def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     else:
         seat.learn(ticket=Ticket.OPEN, process=Process.NONE)
         seat.epoch, seat.entered_wall = epoch, now.wall
-    node.effects.append(StartTicket(seat.id, call.call, pod.uid, epoch, pod.vram_bytes))
+    container = seat.durable.container_id if call.inside else ""
+    node.effects.append(StartTicket(seat.id, call.call, pod.uid, epoch, pod.vram_bytes, container))
 
 
 def _evict(

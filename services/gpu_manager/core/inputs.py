@@ -106,6 +106,8 @@ class StartCall:
     since: UnixTime
     until: UnixTime
     """The plugin ends the call then."""
+    inside: bool = False
+    """Not kubelet waits, but kyb-run in the container that runs. That its engine has ended, only evidence shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,8 @@ class SeatTicket:
     age_seconds: float
     vram_bytes: int = 0
     """As the pod declared when it got the ticket; 0: nothing, or the ticket of a manager that did not write it."""
+    container: str = ""
+    """As in StartTicket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +258,8 @@ class StartTicket:
     epoch: int
     vram_bytes: int = 0
     """As its pod declares; 0: nothing."""
+    container: str = ""
+    """The id of a start inside a container that runs; empty: a container starts."""
 
 
 @dataclass(frozen=True, slots=True)
