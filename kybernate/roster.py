@@ -87,6 +87,7 @@ def after_event(record: SeatRecord, event: SeatEvent) -> SeatRecord:
     """Return the row of a seat with the changes of its event, which arrives before the roster's row."""
     changes: dict[str, object] = {"state": event.state, "epoch": event.epoch, "seq": event.seq}
     changes |= {"since": event.at, "reason": event.reason, "stall_seconds": event.stall_seconds}
+    changes |= {"usual_seconds": 0.0, "deadline_at": 0.0}  # those of its state before; the row brings the others
     for name in ("model", "group", "pod", "pod_uid", "endpoint", "vram_bytes"):
         if value := getattr(event, name):
             changes[name] = value

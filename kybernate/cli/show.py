@@ -10,6 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from kybernate.cli.output import CliError
+from kybernate.deadlines import age_text, is_late, span
 from kybernate.sizes import format_bytes
 
 MOST_NAMES = 20
@@ -136,8 +137,17 @@ def _columns(seat: dict[str, Any], now: float) -> tuple[str, str, str, str, str]
         str(seat.get("state")),
         str(seat.get("seat")),
         format_bytes(vram) if vram else "-",
-        _age(now - since) if since else "-",
+        _since(seat, now - since) if since else "-",
     )
+
+
+def _since(seat: dict[str, Any], age: float) -> str:
+    """How long it has been in its state; of one that ends by itself also how long it usually is, and until when."""
+    usual, until = float(seat.get("usual_seconds") or 0.0), float(seat.get("deadline_at") or 0.0)
+    if not (usual or until):
+        return _age(age)
+    most = until - float(seat["since"]) if until else None
+    return age_text(age, usual, most).removeprefix("for ") + ("  late" if is_late(age, usual, most) else "")
 
 
 def _seat_line(seat: dict[str, Any], columns: tuple[str, ...], widths: list[int]) -> Text:
@@ -182,10 +192,7 @@ def _gpus(indices: Iterable[int]) -> str:
 
 
 def _age(seconds: float) -> str:
-    seconds = max(0.0, seconds)
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.0f} h"
+    return span(float(round(seconds)) if seconds < 120 else 60.0 * round(seconds / 60))
 
 
 def top_rows(body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -291,6 +298,7 @@ def _groups(node: dict[str, Any]) -> Iterator[str]:
         switch = group.get("switch")
         under_way = f"  [{switch['phase']}: {switch['out'] or '-'} → {switch['in'] or '-'}]" if switch else ""
         yield f"  {group['group']}: {group['why'] or 'nothing was decided yet'}{under_way}"
+        yield from (f"    {phase['text']}" for phase in group.get("phases") or ())
         width = max((len(str(seat["model"])) for seat in group["seats"]), default=0)
         for seat in group["seats"]:
             parts = [f"{seat['waiting']} waiting", f"{seat['in_flight']} in flight"]

@@ -32,6 +32,8 @@ class SeatTarget(BaseModel):
     """The file of the key that its engine requires, ``namespace.name``; empty: none."""
     verify: bool = True
     """Compare its models' answers before it serves again."""
+    usual_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Wall: what the half that is asked of it usually takes, as learned; 0: not known. Deadlines follow from it."""
 
 
 class Job(Message):

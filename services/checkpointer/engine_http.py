@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 
+from kybernate import deadlines
 from kybernate.engines import SIGNED
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
@@ -137,8 +138,8 @@ class AnswerCheck:
     """Records the answers of a seat's models before its first park, and compares them later."""
 
     engines: EngineHttp
-    seconds: float = 60.0
-    """Model seconds for health and all answers of a seat."""
+    seconds: float = deadlines.VERIFY_SECONDS
+    """Model seconds for health and all answers of a seat, where nothing is learned."""
     tolerance: float = 0.1
     """Of a log probability; of an embedding the share of its length."""
     speed: float = 1.0
@@ -191,7 +192,7 @@ class AnswerCheck:
         that answered nothing then, and nothing now, is out of reach: that proves nothing."""
         if not self._applies(seat):
             return ""
-        deadline = time.monotonic() + self._wall(self.seconds)
+        deadline = time.monotonic() + deadlines.learned(self._wall(self.seconds), seat.target.usual_seconds)
         changes = asyncio.create_task(self._changed(seat, deadline))
         try:
             health = await self._health(seat, deadline)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import field_validator
 
+from kybernate import deadlines
 from kybernate.extras import dev_part_path
 from kybernate.settings import Constants, NodeSettings, OptionalFile
 from services.checkpointer.backends.driver_calls import Timeouts
@@ -16,13 +17,13 @@ class CheckpointerConstants(Constants):
 
     lock_seconds: float = 10.0
     """Model seconds that submitted GPU work may take to finish before a park is rolled back."""
-    transfer_base_seconds: float = 30.0
+    transfer_base_seconds: float = deadlines.BASE_SECONDS
     """Fixed part of the deadline of a checkpoint or restore, in model seconds."""
-    transfer_seconds_per_gib: float = 3.0
-    """Part of that deadline per GiB of VRAM, in model seconds."""
+    transfer_seconds_per_gib: float = deadlines.SECONDS_PER_GIB
+    """Part of that deadline per GiB of VRAM, in model seconds. What the manager has learned makes it shorter."""
     room_margin_bytes: int = 512 * 2**20
     """Free VRAM required beyond a seat's footprint before a restore beside others; not applied to fake GPUs."""
-    verify_seconds: float = 60.0
+    verify_seconds: float = deadlines.VERIFY_SECONDS
     """Model seconds in which an engine must be healthy and answer as before its first park, once it is activated or a
     park of it is undone; else it is killed and starts cold. Each pod may switch it off: kyb.ai/verify: "off"."""
     verify_tolerance: float = 0.1

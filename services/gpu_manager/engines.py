@@ -43,7 +43,7 @@ class EngineProbes:
             asked_at = WallTime(time.monotonic())
             healthy, running = await self._answer(probe)
             seen = EngineSeen(probe.seat, probe.container_id, healthy, running, asked_at)
-            if probe.idle or healthy:
+            if probe.idle or healthy or asked_at > probe.since:
                 await receive(seen)
             await asyncio.sleep(next(pauses))
 

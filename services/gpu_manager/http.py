@@ -12,6 +12,7 @@ from kybernate.topology import Group
 from services.gpu_manager.core import obstacles, view
 from services.gpu_manager.core.inputs import Now, RouterAskedOverHttp
 from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.phases import going_on
 from services.gpu_manager.core.riders import host_memory, operations
 from services.gpu_manager.core.state import NodeState
 from services.gpu_manager.live_policy import GuardedPolicy
@@ -112,6 +113,7 @@ def _why_group(node: NodeState, group: Group, now: Now) -> dict[str, Any]:
         "group": group.name,
         "why": node.groups[group.name].why,
         "drained": operations.drained(node, group),
+        "phases": going_on(node, group, now),
         "peers": [peer.name for peer in node.groups[group.name].peers],
         "switch": None
         if switch is None

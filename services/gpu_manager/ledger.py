@@ -98,6 +98,8 @@ class Durable:
     """Why a restart parks it, or its copy is dropped: host memory is short. Until it is active again."""
     started: bool = False
     """It has been active at least once since its pod came."""
+    unhealthy_starts: int = 0
+    """Starts in a row in which its engine was not healthy in time."""
     pinned: bool = False
     """By an operator; a pod's own pin is an annotation."""
     costs: Costs = field(default_factory=Costs)

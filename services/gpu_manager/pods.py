@@ -321,11 +321,23 @@ def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any], 
         exit_code=None if ended is None else int(ended.get("exitCode", 0)),
         exited=None if ended is None else _unix(ended.get("finishedAt")),
         ip=status.get("podIP") or None,
+        probe_seconds=_probe_seconds(described.get("startupProbe")),
         deleting=_over(pod),
         annotations=annotations,
         replaced=replaced,
         resources=resources,
     )
+
+
+def _probe_seconds(probe: Mapping[str, Any] | None) -> float:
+    """Until a startupProbe has failed for good, with the defaults of Kubernetes; 0: there is none, or it is odd."""
+    if not probe:
+        return 0.0
+    try:
+        tries, period = int(probe.get("failureThreshold", 3)), float(probe.get("periodSeconds", 10))
+        return float(probe.get("initialDelaySeconds", 0)) + tries * period
+    except (TypeError, ValueError):
+        return 0.0
 
 
 def _over(pod: Mapping[str, Any]) -> bool:

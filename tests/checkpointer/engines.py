@@ -258,7 +258,7 @@ class Readings:
     async def describe(self, *_: Any) -> DriverInfo:
         return DriverInfo(DRIVER)
 
-    async def state(self, _: str, member: Member, **__: Any) -> ProcessState:
+    async def state(self, _: str, member: Member, *__: Any) -> ProcessState:
         return self.at if identify(member.who.pid) == member.who else ProcessState.GONE
 
     async def move(self, _: str, verb: Verb, member: Member, *__: Any) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from kybernate.messages import KillJob, SeatProgress
 from services.checkpointer.helper_pool import HelperCall
-from tests.checkpointer.world import GIB, NODE, Checkpointer, Engine, Kind, Node, checkpointer, node
+from tests.checkpointer.world import GIB, NODE, SPEED, Checkpointer, Engine, Kind, Node, checkpointer, node
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -332,6 +332,21 @@ async def test_h16_a_restore_that_hangs_ends_at_its_deadline_and_delays_no_other
         assert end.outcome == "quarantined", end
         assert "second hang of this seat" in end.reason
         assert "delete its pod" in end.reason
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", "restore"])
+async def test_h16_what_was_learned_ends_a_hang_that_nothing_else_would_end_for_an_hour(verb: str) -> None:
+    async with stand(base_seconds=3600.0 * SPEED, floor_wall_seconds=1.0) as (here, it):
+        engine = await here.engine("s00")
+        if verb == "restore":
+            await park(it, engine)
+        await here.inject("hang", verb=verb, seat="s00", times=9)
+        target = engine.target.model_copy(update={"usual_seconds": 0.01})
+        op = await it.begin(**({"park": (target,)} if verb == "checkpoint" else {"activate": target}))
+        status = await it.done(op)
+        end = status.park[0] if verb == "checkpoint" else status.activate
+        assert end is not None
+        assert (end.outcome, "second hang of this seat" in end.reason) == ("quarantined", True), end
 
 
 @pytest.mark.parametrize("memory", ["43GiB", "44GiB"])

@@ -32,7 +32,7 @@ def parks(world: World, victim: str, incoming: str, seconds: float) -> None:
     world.traffic(incoming)
 
 
-def test_what_is_usual_is_the_median_of_the_last_nine_of_the_seat(world: World) -> None:
+def test_what_is_usual_is_the_median_of_the_last_nine_of_the_model(world: World) -> None:
     a, b = world.fill("a", "b")
     world.node.learning.durations.clear()
     for number in range(MOST_DURATIONS + 1):
@@ -40,9 +40,9 @@ def test_what_is_usual_is_the_median_of_the_last_nine_of_the_seat(world: World) 
         parks(world, a, b, 100.0 if number == 0 else 7.0)
 
     learning = world.node.learning
-    assert learning.usual(b, "fake", S.PARKING) == 4.0
-    assert learning.usual(a, "fake", S.PARKING) == 7.0
-    assert len(learning.durations[f"{a} parking"]) == MOST_DURATIONS
+    assert learning.usual("b", "fake", S.PARKING) == 4.0
+    assert learning.usual("a", "fake", S.PARKING) == 7.0
+    assert len(learning.durations["a fake parking"]) == MOST_DURATIONS
 
 
 def test_a_seat_that_was_never_parked_takes_as_long_as_others_of_its_backend(world: World) -> None:
@@ -50,13 +50,14 @@ def test_a_seat_that_was_never_parked_takes_as_long_as_others_of_its_backend(wor
     world.node.learning.durations.clear()
     parks(world, b, a, 4.0)
 
-    assert world.node.learning.usual(a, "fake", S.PARKING) == 4.0
-    assert world.node.learning.usual(a, "cuda", S.PARKING) == 0.0
+    learning = world.node.learning
+    assert (learning.usual("a", "fake", S.PARKING), learning.learned("a", "fake", S.PARKING)) == (4.0, 0.0)
+    assert learning.usual("a", "cuda", S.PARKING) == 0.0
 
 
 def test_why_and_the_row_have_the_clock_of_a_park(world: World) -> None:
     a, b = world.fill("a", "b")
-    world.node.learning.durations[f"{b} parking"] = [3.0, 4.0, 30.0]
+    world.node.learning.durations["b fake parking"] = [3.0, 4.0, 30.0]
     world.tick(30.0)
     world.traffic(a, waiting=1)
     world.quiet(b)
@@ -64,8 +65,9 @@ def test_why_and_the_row_have_the_clock_of_a_park(world: World) -> None:
     world.tick(12.0)
 
     found = world.stage(a).as_json(world.now)
-    assert found["text"].endswith("has not confirmed the job, for 12 s (usually 4.0 s)")
-    assert found["clock"] == {"since": began, "usual_seconds": 4.0, "deadline_at": None, "late": False}
+    why = "the checkpointer has to take the job"
+    assert found["text"].endswith(f"has not confirmed the job, for 12 s (usually 4 s; {why})")
+    assert found["clock"] == {"since": began, "usual_seconds": 4.0, "deadline_at": None, "late": False, "ends": why}
     row = publish.record(world.node, world.managed(b), world.now)
     assert (row.since, row.usual_seconds, row.deadline_at) == (began, 4.0, 0.0)
 
@@ -90,7 +92,7 @@ def test_a_start_without_a_process_and_a_drain_have_deadlines(world: World) -> N
     announced = world.wall
     world.tick(12.0)
     assert clock(world.node, world.managed(b), world.now).deadline == announced + 60.0
-    assert world.stage(a).as_json(world.now)["text"].endswith(", for 12 s (60 s at most)")
+    assert world.stage(a).as_json(world.now)["text"].endswith(", for 12 s (cut at 60 s)")
 
 
 def test_the_gate_text_has_no_seconds_that_pass(world: World) -> None:
@@ -107,19 +109,19 @@ def test_the_gate_text_has_no_seconds_that_pass(world: World) -> None:
 
     assert "is being parked" in before
     assert publish.gate_texts(world.node, world.now)[late] == before
-    assert world.stage(late).as_json(world.now)["text"].endswith(", for 3 s")
+    assert world.stage(late).as_json(world.now)["text"].endswith(", for 3 s (the checkpointer has to take the job)")
 
 
 @pytest.mark.parametrize(
     ("taken", "usual", "most", "late", "text"),
     [
         (4.0, 0.0, None, False, ", for 4 s"),
-        (5.4, 0.4, None, False, ", for 5 s (usually 0.4 s)"),
-        (5.5, 0.4, None, True, ", for 6 s (usually 0.4 s)"),
+        (5.4, 0.4, None, False, ", for 5.4 s (usually 0.4 s)"),
+        (5.5, 0.4, None, True, ", for 5.5 s (usually 0.4 s)"),
         (90.0, 30.0, None, False, ", for 90 s (usually 30 s)"),
         (91.0, 30.0, None, True, ", for 91 s (usually 30 s)"),
-        (61.0, 0.0, 60.0, True, ", for 61 s (60 s at most)"),
-        (60.0, 20.0, 60.0, False, ", for 60 s (usually 20 s, 60 s at most)"),
+        (61.0, 0.0, 60.0, True, ", for 61 s (ends at 60 s)"),
+        (60.0, 20.0, 60.0, False, ", for 60 s (usually 20 s; ends at 60 s)"),
     ],
 )
 def test_a_phase_is_late(world: World, taken: float, usual: float, most: float | None, late: bool, text: str) -> None:
@@ -137,12 +139,12 @@ def test_what_is_usual_outlives_the_manager(world: World) -> None:
     after.restore(json.loads(json.dumps(world.node.learning.dump(world.now))), world.now, [a, b])
 
     assert after.durations == world.node.learning.durations
-    assert after.usual(b, "fake", S.PARKING) == 4.0
+    assert after.usual("b", "fake", S.PARKING) == 4.0
 
 
 def test_a_late_phase_has_a_sample(world: World) -> None:
     a, b = world.fill("a", "b")
-    world.node.learning.durations[f"{b} parking"] = [1.0]
+    world.node.learning.durations["b fake parking"] = [1.0]
     world.tick(30.0)
     world.traffic(a, waiting=1)
     world.quiet(b)

@@ -95,7 +95,7 @@ class DriverBackend:
             states, _ = await Discovery(self.calls, self.host).observe(seat, "ask")
             for index, member in enumerate(seat.members):
                 if states[index] is ProcessState.UNKNOWN:
-                    states[index] = await self.calls.state("ask", member, quick=True)
+                    states[index] = await self.calls.state("ask", member)
             uses = [use for use in await self.calls.processes("ask") if use.holds]
         except StepFailedError as error:
             return Ending("quarantined", f"the driver does not report the seat's state: {error.text}")

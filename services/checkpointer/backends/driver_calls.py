@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from kybernate import deadlines
 from kybernate.cuda import CudaResult
-from services.checkpointer.backends.port import Member
+from services.checkpointer.backends.port import Member, SeatProcesses
 from services.checkpointer.core.failures import ProcessState, StepTrouble, Verb
 from services.checkpointer.core.refusals import DriverInfo, driver_from
 from services.checkpointer.helper.serving import UNREACHABLE
@@ -43,16 +44,15 @@ class Timeouts:
 
     lock_seconds: float = 10.0
     """Time for submitted GPU work to finish; passed to the driver."""
-    base_seconds: float = 30.0
-    seconds_per_gib: float = 3.0
-    """The slowest published rate is about 1.1 GB/s, the fixed cost up to 15 s per process."""
+    base_seconds: float = deadlines.BASE_SECONDS
+    seconds_per_gib: float = deadlines.SECONDS_PER_GIB
     settle_seconds: float = 5.0
     """Time for memory to show as free after a call."""
     slack_seconds: float = 5.0
     """Added to the driver's own time-out; also the deadline of a quick look at a state."""
     read_seconds: float = 30.0
     """Deadline of readings (NVML, restore threads), which stall while the driver's locks are contended."""
-    floor_wall_seconds: float = 2.0
+    floor_wall_seconds: float = deadlines.FLOOR_SECONDS
     """Minimum of every deadline, so that a busy machine does not look like a hang."""
     settle_floor_wall_seconds: float = 2.0
     """Minimum of ``settle``."""
@@ -63,8 +63,14 @@ class Timeouts:
         return max(model_seconds / self.speed, self.floor_wall_seconds)
 
     def transfer(self, vram_bytes: int) -> float:
-        """Deadline of a checkpoint, a restore, or a state read during one."""
-        return self.wall(self.base_seconds + self.seconds_per_gib * vram_bytes / 2**30)
+        """Deadline of a checkpoint, a restore, or a state read during one, beside a half."""
+        seconds = deadlines.transfer(vram_bytes, self.speed, self.base_seconds, self.seconds_per_gib)
+        return max(seconds, self.floor_wall_seconds)
+
+    def half(self, seat: SeatProcesses) -> float:
+        """Deadline of all transfers of a half in one direction, with the states that are read among them."""
+        longest = self.transfer(seat.vram_bytes) + len(seat.target.gpus) * self.base_seconds / self.speed
+        return deadlines.learned(longest, seat.target.usual_seconds)
 
     def settle(self) -> float:
         """Time for memory to show as free, and for a control group to freeze."""
@@ -120,24 +126,31 @@ class DriverCalls:
     _driver: DriverInfo | None = None
     _described_at: float = 0.0
 
-    async def state(self, key: str, member: Member, *, quick: bool = False) -> ProcessState:
-        """State of a process. Blocks during a checkpoint or restore of it; ``quick`` sets a short deadline instead."""
+    async def state(self, key: str, member: Member, seconds: float = 0.0) -> ProcessState:
+        """State of a process. Blocks during a checkpoint or restore of it, for so many wall seconds at most; 0: for a
+        moment."""
         if not alive(member.who):
             return ProcessState.GONE
-        return self._state_in(await self._call(key, self._state_of(member, quick=quick)), member)
+        return self._state_in(await self._call(key, self._state_of(member, self.seconds_left(seconds))), member)
+
+    def seconds_left(self, seconds: float) -> float:
+        """Wall seconds for a look at a state, with the floor."""
+        return max(seconds, self.timeouts.wall(self.timeouts.slack_seconds))
 
     async def states_and_usage(
         self, key: str, members: Sequence[Member], gpus: Iterable[str] | None
     ) -> tuple[list[ProcessState], Usage]:
         """The state of each process and then ``usage``, in one exchange with the helper."""
         living = [member for member in members if alive(member.who)]
-        *states, last = await self._calls(key, [*map(self._state_of, living), self._reading("usage", gpus)])
+        *states, last = await self._calls(
+            key,
+            [*(self._state_of(one, self.timeouts.transfer(one.total)) for one in living), self._reading("usage", gpus)],
+        )
         known = {member.who: self._state_in(reply, member) for member, reply in zip(living, states, strict=True)}
         return [known.get(member.who, ProcessState.GONE) for member in members], self._usage(last)
 
-    def _state_of(self, member: Member, *, quick: bool = False) -> HelperCall:
-        wall = self.timeouts.wall(self.timeouts.slack_seconds) if quick else self.timeouts.transfer(member.total)
-        return HelperCall("state", wall, {"pid": member.who.pid})
+    def _state_of(self, member: Member, seconds: float) -> HelperCall:
+        return HelperCall("state", seconds, {"pid": member.who.pid})
 
     def _state_in(self, reply: dict[str, Any], member: Member) -> ProcessState:
         if reply["code"] == CudaResult.NOT_INITIALIZED or not alive(member.who):
@@ -150,11 +163,12 @@ class DriverCalls:
             raise StepFailedError(StepTrouble.REFUSED, text) from None
 
     async def move(
-        self, key: str, verb: Verb, member: Member, epoch: int, gpu_map: dict[str, str] | None = None
+        self, key: str, verb: Verb, member: Member, epoch: int, seconds: float, gpu_map: dict[str, str] | None = None
     ) -> None:
         """Lock, checkpoint, restore or unlock one process, after a check that its pid was not reused.
 
-        ``gpu_map``: for a restore to other GPUs, old → new for every GPU of the machine.
+        ``seconds``: wall, of a checkpoint or restore. ``gpu_map``: for a restore to other GPUs, old → new for every GPU
+        of the machine.
         """
         if not alive(member.who):
             raise StepFailedError(StepTrouble.GONE, f"pid {member.who.pid} is gone")
@@ -168,7 +182,7 @@ class DriverCalls:
             case Verb.UNLOCK:
                 deadline = self.timeouts.wall(self.timeouts.lock_seconds)
             case _:
-                deadline = self.timeouts.transfer(member.total)
+                deadline = self.seconds_left(seconds)
         reply = await self._call(key, HelperCall(str(verb), deadline, arguments))
         if reply["code"] != CudaResult.SUCCESS and not alive(member.who):
             raise StepFailedError(StepTrouble.GONE, f"pid {member.who.pid} ended during {verb}")

@@ -156,11 +156,11 @@ class EngineBackend(ReadingsBackend):
             with contextlib.suppress(StepFailedError):
                 return ending if self.host.living(seat) else Ending("gone", ending.reason)
             return ending
-        deadline = self.calls.timeouts.transfer(seat.vram_bytes)
+        deadline, began = self.calls.timeouts.half(seat), time.monotonic()
         if await self._asleep(seat) is not True:  # (2)
             await note("sleep", None)
             ending.reason = await self._call(ending, "sleep", self.engine.sleep(seat, deadline))
-        found = await self._settled(seat, ending, "parked", self._patience(ending, deadline))
+        found = await self._settled(seat, ending, "parked", self._patience(ending, began + deadline))
         if found == "parked":  # (3)
             return await self._parked(seat, ending)
         ending.failed = True
@@ -179,14 +179,14 @@ class EngineBackend(ReadingsBackend):
         try:
             async with self._timed(ending, "room"):
                 await self._reserve(seat)  # (1)
-            deadline = self.calls.timeouts.transfer(seat.vram_bytes)
+            deadline, began = self.calls.timeouts.half(seat), time.monotonic()
             if await self._found(seat) != "active":  # (2)
                 await note("wake", None)
                 ending.reason = await self._call(ending, "wake", self.engine.wake(seat, deadline))
             if self.engine.loads and not seat.models and not ending.reason:
                 found: Outcome | None = "active"  # it had loaded nothing
             else:
-                found = await self._settled(seat, ending, "active", self._patience(ending, deadline))
+                found = await self._settled(seat, ending, "active", self._patience(ending, began + deadline))
         except StepFailedError as error:
             ending.reason = f"room: {error.text}"
             return await self._parked(seat, ending)
@@ -211,7 +211,7 @@ class EngineBackend(ReadingsBackend):
         goal: Outcome = "parked" if intent is JobGoal.PARKED else "active"
         found = await self._settled(seat, ending, goal, 0.0)
         if found != goal and (found is None or await self._asleep(seat) is None):
-            found = await self._settled(seat, ending, goal, self.calls.timeouts.transfer(seat.vram_bytes))
+            found = await self._settled(seat, ending, goal, self.calls.timeouts.half(seat))
         if found == goal:
             ending.reason = ""
         if found == "parked":
@@ -295,9 +295,10 @@ class EngineBackend(ReadingsBackend):
                     return found
                 await asyncio.sleep(self.engine.pace)
 
-    def _patience(self, ending: Ending, seconds: float) -> float:
+    def _patience(self, ending: Ending, until: float) -> float:
         """How long an effect is waited for: after a call that failed only as long as memory takes to show as free."""
-        return self.calls.timeouts.settle() if ending.reason else seconds
+        shortest = self.calls.timeouts.settle()
+        return shortest if ending.reason else max(shortest, until - time.monotonic())
 
     async def _asleep(self, seat: SeatProcesses) -> bool | None:
         """The engine's own word; None if it has none or does not answer."""
@@ -359,7 +360,7 @@ class EngineBackend(ReadingsBackend):
         left = await self._left(seat)
         need = {gpu: size - left.get(gpu, 0) for gpu, size in seat.footprint.items() if size > left.get(gpu, 0)}
         try:
-            await self.host.reservations.take(seat.owner, seat.at, self.calls.timeouts.transfer(seat.vram_bytes))
+            await self.host.reservations.take(seat.owner, seat.at, self.calls.timeouts.half(seat))
         except ReservedError as error:
             raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
         await self.evidence.wait_for_bytes(seat, need)

@@ -196,8 +196,9 @@ class Evidence:
 
     async def verify(self, seat: SeatProcesses) -> None:
         """Every process is RUNNING. Attached ones are read too: one that stays locked blocks its engine."""
+        seconds = self.calls.timeouts.half(seat)
         for member in seat.members:
-            _require(member, await self.calls.state(seat.group, member), ProcessState.RUNNING)
+            _require(member, await self.calls.state(seat.group, member, seconds), ProcessState.RUNNING)
 
     async def prove(self, seat: SeatProcesses) -> int:
         """Park evidence: all holders CHECKPOINTED, none listed, memory fell. Waits up to ``settle``: drivers report it

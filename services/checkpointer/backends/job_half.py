@@ -48,6 +48,8 @@ class JobHalf:
     """Verbs about attached members that are journaled: one record each, since there may be a hundred of them."""
     _unmovable: MoveRefusal | None = None
     _residue_bytes: int = 0
+    _until: float = 0.0
+    """Monotonic: the first transfer in this direction and all after it end by then; 0: none has begun."""
     _holds: bool = False
     """It was not parked for what it holds, now."""
 
@@ -89,7 +91,7 @@ class JobHalf:
         return ending
 
     async def _step(self, procedure: Procedure, step: Step, ending: Ending) -> None:
-        pid = None if step.member is None else self.seat.members[step.member].who.pid
+        pid, goal = None if step.member is None else self.seat.members[step.member].who.pid, procedure.goal
         if step.verb not in READS:
             await self._journal(step, pid)
         began = time.monotonic()
@@ -108,6 +110,8 @@ class JobHalf:
                 else:
                     await self.note(StepTrouble.REFUSED, pid, str(step.verb))
             procedure.failed(step, error.trouble, error.text)
+            if procedure.goal is not goal:
+                self._until = 0.0  # what undoes it has its own time
         else:
             procedure.done(step, seen, killed)
         if procedure.goal is not JobGoal.PARKED:
@@ -128,7 +132,8 @@ class JobHalf:
     async def _do(self, step: Step, states: list[ProcessState], *, dying: bool) -> tuple[ProcessState | None, int]:
         """Execute one step. Returns (state that STATE read, processes that KILL killed). Raises StepFailedError."""
         if step.member is not None and step.verb is Verb.STATE:
-            return await self.calls.state(self.seat.group, self.seat.members[step.member], quick=dying), 0
+            seconds = 0.0 if dying else self._left()
+            return await self.calls.state(self.seat.group, self.seat.members[step.member], seconds), 0
         if step.member is not None:
             if dying and step.verb is Verb.CHECKPOINT:  # a copy without memory makes the kernel kill, maybe other pods
                 await self._reserve_memory(states, only=step.member)
@@ -174,9 +179,15 @@ class JobHalf:
         seat, member = self.seat, self.seat.members[index]
         if verb is Verb.RESTORE and not self.host.reservations.holds(seat.owner, room_needed(seat, states)):
             raise StepFailedError(StepTrouble.REFUSED, "its GPUs are not reserved")
-        await self.calls.move(seat.group, verb, member, seat.epoch, self._gpu_map if verb is Verb.RESTORE else None)
+        gpu_map = self._gpu_map if verb is Verb.RESTORE else None
+        await self.calls.move(seat.group, verb, member, seat.epoch, self._left(), gpu_map)
         if verb is Verb.CHECKPOINT:
             self.host.headroom.copied(seat.owner, member.total)
+
+    def _left(self) -> float:
+        """Wall seconds of this direction's time that are left."""
+        self._until = self._until or time.monotonic() + self.calls.timeouts.half(self.seat)
+        return self._until - time.monotonic()
 
     async def _reserve_memory(self, states: list[ProcessState], *, only: int | None = None) -> None:
         """Reserve host memory for all members not yet checkpointed, or for ``only`` one that is about to be killed."""
@@ -197,7 +208,7 @@ class JobHalf:
         """Reserve the GPUs for this seat, then wait for free memory on them."""
         seat = self.seat
         try:
-            seconds = self.calls.timeouts.transfer(seat.vram_bytes)
+            seconds = self.calls.timeouts.half(seat)
             await self.host.reservations.take(seat.owner, room_needed(seat, states), seconds)
         except ReservedError as error:
             raise StepFailedError(StepTrouble.REFUSED, str(error)) from error

@@ -185,8 +185,11 @@ def _release(node: NodeState, seat: ManagedSeat) -> None:
 
 
 def _exit(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
-    """The container is gone, and with it the VRAM it held."""
+    """The container is gone, and with it the VRAM it held. Kubelet may have ended it by its startupProbe."""
     switch.leave(node, seat)
+    probe = seat.pod.probe_seconds if seat.pod is not None else 0.0
+    if seat.state is S.STARTING and 0 < probe <= now.wall - seat.entered_wall:
+        reason = f"{reason}: {switch.failed_start(seat, now)}"
     node.transition(seat, T.EXITED, now, reason=reason)
 
 

@@ -106,6 +106,7 @@ _ACTS = {ActivateSeat: _activate, ParkSeat: _park, PinSeat: _pin, UnpinSeat: _un
 
 def _end_backoffs(node: NodeState, seat: ManagedSeat) -> None:
     """An operator asks for it now: what failed before does not count."""
+    seat.durable.unhealthy_starts = 0
     for backoff in (seat.backoff.activation, seat.backoff.move, node.groups[seat.group.name].backoff):
         backoff.until = WallTime(0.0)
 

@@ -26,6 +26,8 @@ MOST_SOURCES = 4096
 """Counters that are remembered; the ones updated longest ago are dropped first."""
 MOST_DURATIONS = 9
 """Durations of a phase that are remembered."""
+MOST_PHASES = 4096
+"""Phases of which durations are remembered; the ones that ended longest ago are dropped first."""
 PHASES = {
     SeatState.DRAINING: SeatState.PARKING,
     SeatState.PARKING: SeatState.PARKED,
@@ -328,11 +330,16 @@ class Learning:
     hits: dict[str, Hits] = field(default_factory=dict)
     """By group: how often the next request was for the seat with the highest rate."""
     durations: dict[str, list[float]] = field(default_factory=dict)
-    """By seat and phase, and by backend and phase: the last wall seconds, oldest first."""
+    """By model, backend and phase, and by backend and phase: the last wall seconds, oldest first."""
 
-    def usual(self, seat: str, backend: str, phase: SeatState) -> float:
-        """Wall seconds that a phase of a seat usually takes; 0: nothing is known."""
-        known = self.durations.get(f"{seat} {phase}") or self.durations.get(f"{backend} {phase}")
+    def usual(self, model: str, backend: str, phase: SeatState) -> float:
+        """Wall seconds that a phase of a seat usually takes, else of seats with its backend; 0: nothing is known."""
+        known = self.durations.get(f"{backend} {phase}")
+        return self.learned(model, backend, phase) or (median(known) if known else 0.0)
+
+    def learned(self, model: str, backend: str, phase: SeatState) -> float:
+        """Wall seconds that a phase of seats with this model and backend usually takes; 0: nothing is known."""
+        known = self.durations.get(f"{model} {backend} {phase}")
         return median(known) if known else 0.0
 
     def rates(self, seats: Iterable[str], now: Now) -> dict[str, float]:

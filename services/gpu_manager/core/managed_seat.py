@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
+from kybernate import deadlines
 from kybernate.annotations import tier_problem
 from kybernate.config import STANDARD, Tier
 from kybernate.cuda import FREED_SHARE
@@ -25,6 +26,8 @@ START_DEADLINE_SECONDS = 270.0
 """Wall: a runtime may take two minutes each to create and to start a container."""
 LAST_MOMENT_SECONDS = 0.5
 """Wall: a waiting call that ends within this time gets no ticket any more."""
+SET_ASIDE_AFTER = 3
+"""Starts in a row in which its engine was not healthy in time, after which a seat gets no ticket any more."""
 REHEARSAL = "rehearsal-"
 """Begins the names of rehearsals' jobs."""
 DEMOTE_AFTER = 2
@@ -64,7 +67,8 @@ class SeatBackoffs:
     """What has failed with one seat lately."""
 
     activation: Backoff = field(default_factory=Backoff)
-    """Since it last served. While active, other seats of its group that serve or wait go first."""
+    """Since it last served, also starts in which its engine was not healthy in time. While active, other seats of its
+    group that serve or wait go first."""
     park: Backoff = field(default_factory=Backoff)
     """Since it was last parked. While active, other holders of its group leave first."""
     move: Backoff = field(default_factory=Backoff)
@@ -129,6 +133,8 @@ class Rehearsal:
     container_id: str
     sent: WallTime
     done: bool = False
+    begun: WallTime = WallTime(0.0)
+    """When it was first sent."""
 
 
 @dataclass(slots=True)
@@ -255,7 +261,7 @@ class ManagedSeat:
 
     def yields_group(self, now: Now) -> bool:
         """True while its failed activations keep it from taking the group again before others."""
-        return self.state is SeatState.PARKED and self.backoff.activation.active(now)
+        return self.state in (SeatState.PARKED, SeatState.WAITING) and self.backoff.activation.active(now)
 
     def calls(self, now: Now) -> bool:
         """True while kubelet waits at the gate for this owner, and long enough to use a ticket."""
@@ -263,8 +269,19 @@ class ManagedSeat:
         return call is not None and not self.pod_misses and call.until > now.unix + LAST_MOMENT_SECONDS
 
     def refused(self) -> str:
-        """Why its container can never start; empty when it can."""
+        """Why its container gets no ticket; empty when it may."""
+        if self.durable.unhealthy_starts >= SET_ASIDE_AFTER:
+            return (
+                f"{self.model} is set aside: its engine was not healthy in time in {self.durable.unhealthy_starts} "
+                f"starts in a row; see its log and its startupProbe, then kyb activate {self.model}, or a new pod"
+            )
         return self.terms.refused or (refusal(self.pod, self.group) if self.pod is not None else "")
+
+    @property
+    def rehearses(self) -> bool:
+        """The checkpointer has, or gets, the job that parks and activates it once before it serves."""
+        known = self.rehearsal
+        return known is not None and not known.done and known.container_id == self.durable.container_id
 
     @property
     def starts_cold(self) -> str:
@@ -335,6 +352,13 @@ class ManagedSeat:
             size = sum(gpu.memory_bytes for gpu in self.group.gpus)
         if not self.durable.measured:
             self.durable.residue_bytes = round(size * (1 - FREED_SHARE))
+
+    def half_seconds(self, usual: float, pace: float) -> float:
+        """Wall seconds after which the checkpointer gives a park or an activation up; where the footprint is not known,
+        that of all memory of its GPUs. ``usual``: what is learned of it."""
+        known = max(self.durable.vram_bytes, self.pod.vram_bytes if self.pod else 0)
+        size = known or sum(gpu.memory_bytes for gpu in self.group.gpus)
+        return deadlines.half(size, len(self.group.gpus), usual, pace)
 
     def needed_bytes(self, group: Group) -> int:
         """VRAM that a lease of this group is to reserve over all its GPUs; 0: all of it.

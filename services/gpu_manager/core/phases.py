@@ -1,15 +1,18 @@
 """What a seat or a switch is doing, for people: a stage with a stable name, its data, a text and its clock. Pure reads.
 
-A phase is a state of a seat that ends by itself (``demand.PHASES``). What it usually takes is the median of its last
-nine durations of the seat, else of all seats of the node with the same backend.
+A phase is a state of a seat that ends by itself (``demand.PHASES``). What it usually takes is the median of the last
+nine durations of its model, else of all seats of the node with the same backend. ``clock`` is what everybody reads.
 """
 
 from typing import Any
 
+from kybernate import deadlines
 from kybernate.seat import COMING, SeatState
+from kybernate.topology import Group
+from services.gpu_manager.core import view
 from services.gpu_manager.core.demand import PHASES
 from services.gpu_manager.core.group_switch import CUT_GRACE_SECONDS, GroupSwitch, SwitchPhase
-from services.gpu_manager.core.inputs import Now
+from services.gpu_manager.core.inputs import Now, WallTime
 from services.gpu_manager.core.managed_seat import START_DEADLINE_SECONDS, Backoff, ManagedSeat
 from services.gpu_manager.core.stage import Clock, Stage
 from services.gpu_manager.core.state import NodeState, Rider
@@ -18,17 +21,76 @@ S = SeatState
 
 
 def clock(node: NodeState, seat: ManagedSeat, now: Now) -> Clock:
-    """The clock of a seat's present state; of one that does not end by itself: only since when."""
+    """The clock of a seat's present state; of one that does not end by itself: only since when, and why."""
     if seat.state not in PHASES:
-        return Clock(seat.entered_wall)
-    deadline, switch = None, node.switch_leaving(seat)
-    if seat.state is S.STARTING and not seat.facts.alive:
-        deadline = seat.entered_wall + START_DEADLINE_SECONDS
-    elif seat.state is S.DRAINING and switch is not None and switch.drain.announced:
-        deadline = now.wall + (switch.drain.deadline - now.model) / now.pace
-        if switch.phase is SwitchPhase.CUTTING:
-            deadline = switch.drain.cut + CUT_GRACE_SECONDS
-    return Clock(seat.entered_wall, node.learning.usual(seat.id, seat.backend, seat.state), deadline)
+        why = "evidence or an operator ends it" if seat.state is S.QUARANTINED else ""
+        return Clock(seat.entered_wall, ends=why)
+    usual = node.learning.usual(seat.model, seat.backend, seat.state)
+    deadline, ends = _end(node, seat, now)
+    return Clock(seat.entered_wall, usual, deadline, ends)
+
+
+_ENDLESS = {
+    S.RELEASING: "kubelet ends its container",
+    S.BACKOFF: "kubelet starts its container again",
+    S.DRAINING: "its switch is not known",
+    S.PARKING: "its job is not known",
+}
+"""Of phases without a deadline: why they have none."""
+
+
+def _end(node: NodeState, seat: ManagedSeat, now: Now) -> tuple[WallTime | None, str]:
+    """When a phase ends at the latest and what happens then; or why nothing ends it, and who can."""
+    switch, entered = node.switch_leaving(seat), seat.entered_wall
+    if switch is not None and seat.state in (S.DRAINING, S.PARKING):
+        return _leaves(node, seat, switch, now)
+    match seat.state:
+        case S.STARTING if not seat.facts.alive:
+            return entered + START_DEADLINE_SECONDS, "given up"
+        case S.STARTING if seat.rehearses and seat.rehearsal is not None:
+            both = 2 * seat.half_seconds(0.0, now.pace) + deadlines.verify(0.0, now.pace)
+            return seat.rehearsal.begun + both, "given up"
+        case S.STARTING:
+            return view.start_deadline(node, seat), "ended"
+        case S.ACTIVATING | S.MIGRATING:
+            known = node.learning.learned(seat.model, seat.backend, seat.state)
+            return entered + seat.half_seconds(known, now.pace) + deadlines.verify(known, now.pace), "given up"
+        case S.LOST:
+            kill = 2 * deadlines.BASE_SECONDS / now.pace
+            return entered + seat.half_seconds(0.0, now.pace) + kill, "quarantined"
+    return None, _ENDLESS[seat.state]
+
+
+def _leaves(node: NodeState, seat: ManagedSeat, switch: GroupSwitch, now: Now) -> tuple[WallTime | None, str]:
+    """The same of a seat that a switch takes off its GPUs."""
+    if seat.state is S.PARKING:
+        if not switch.job.journaled:
+            return None, "the checkpointer has to take the job"
+        known = node.learning.learned(seat.model, seat.backend, S.PARKING)
+        kill = 2 * deadlines.BASE_SECONDS / now.pace
+        most = kill if seat.starts_cold else seat.half_seconds(known, now.pace)
+        return switch.times.drained + switch.times.control_seconds + most, "given up"
+    if not node.bus_up:
+        return None, "it goes on once the bus is back"
+    if switch.phase is SwitchPhase.CUTTING:
+        return switch.drain.cut + CUT_GRACE_SECONDS, "parked"
+    if not switch.drain.announced:
+        return None, "its time begins with the roster"
+    return now.wall + (switch.drain.deadline - now.model) / now.pace, "cut"
+
+
+def going_on(node: NodeState, group: Group, now: Now) -> list[dict[str, Any]]:
+    """Each seat of a group in a phase, in a sentence: ``G0: parking qwen3-32b, for 92 s (usually 1.7 s; given up at 2
+    min 10 s); 29 requests wait``; whether that is late, and how many requests wait on the group."""
+    seats = [seat for seat in node.seats_on(group) if seat.state in PHASES]
+    waiting = sum(view.demand(node, seat).waiting for seat in node.seats_on(group) if seats and seat.state != S.ACTIVE)
+    asks = f"; {waiting} request{'s wait' if waiting > 1 else ' waits'}" if waiting else ""
+    found = []
+    for seat in seats:
+        time = clock(node, seat, now)
+        text = f"{group.name}: {seat.state} {seat.model}{time.text(now)}{asks}"
+        found.append({"seat": seat.id, "text": text, "late": time.late(now), "waiting": waiting})
+    return found
 
 
 def of_switch(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
@@ -103,7 +165,7 @@ def starts(node: NodeState, seat: ManagedSeat, now: Now, no_ticket: str = "") ->
     stage, what = "starting", "its engine loads and is not healthy yet"
     if not seat.facts.alive:
         what = "no process came yet" + (f"; it gets no other ticket: {no_ticket}" if no_ticket else "")
-    elif seat.rehearsal is not None and not seat.rehearsal.done:
+    elif seat.rehearses:
         stage, what = "rehearsing", "its engine is parked and activated once before it serves"
     text = f"{seat.id} starts on group {seat.group.name}: {what}"
     return Stage(stage, text, {"seat": seat.id}, clock(node, seat, now))

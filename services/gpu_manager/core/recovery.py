@@ -453,7 +453,7 @@ def _starts_on(node: NodeState, status: JobStatus, now: Now) -> None:
             seat.know(replace(seat.facts, process=Process.LOADS, promise=Promise.NONE, unlocated=False))
             seat.reason = ""
         if seat.state is S.STARTING:
-            seat.rehearsal = Rehearsal(status.op, status.epoch, progress.container_id, now.wall)
+            seat.rehearsal = Rehearsal(status.op, status.epoch, progress.container_id, now.wall, begun=now.wall)
 
 
 def _promise(seat: ManagedSeat, promise: Promise, **facts: Any) -> None:

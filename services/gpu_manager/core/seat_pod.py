@@ -35,6 +35,8 @@ class SeatPod:
     exited: float | None = None
     """When that run ended, unix seconds, as the runtime of this node has it: whole seconds, cut off."""
     ip: str | None = None
+    probe_seconds: float = 0.0
+    """For how long its container's startupProbe waits until kubelet ends it; 0: it has none."""
     deleting: bool = False
     """It is being deleted, or has ended for good."""
     annotations: dict[str, str] = field(default_factory=dict, hash=False)

@@ -4,10 +4,8 @@ latest. Pure data."""
 from dataclasses import dataclass, field
 from typing import Any
 
+from kybernate.deadlines import age_text, is_late, span
 from services.gpu_manager.core.inputs import Now, WallTime
-
-LEAST_LATE_SECONDS = 5.0
-"""Wall: beyond what is usual, and twice what is usual where that is more, a phase is late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,21 +18,24 @@ class Clock:
     """Wall seconds that it takes; 0: not measured yet."""
     deadline: WallTime | None = None
     """It ends by then, or what it is part of fails; None: nothing bounds it."""
+    ends: str = ""
+    """What happens at the deadline; without one, why there is none."""
 
     def late(self, now: Now) -> bool:
         """True past its deadline, or far beyond what is usual."""
-        if self.deadline is not None and now.wall > self.deadline:
-            return True
-        longest = self.usual + max(LEAST_LATE_SECONDS, 2 * self.usual)
-        return self.since is not None and self.usual > 0 and now.wall - self.since > longest
+        if self.since is None:
+            return self.deadline is not None and now.wall > self.deadline
+        return is_late(now.wall - self.since, self.usual, self._most)
+
+    @property
+    def _most(self) -> float | None:
+        return None if self.deadline is None or self.since is None else self.deadline - self.since
 
     def text(self, now: Now) -> str:
-        """To be added to what goes on: ``, for 12 s (usually 4 s, 60 s at most)``, else when it ends: `` in 4 s``."""
+        """To be added to what goes on: ``, for 12 s (usually 4 s; cut at 60 s)``, else when it ends: `` in 4 s``."""
         if self.since is None:
-            return "" if self.deadline is None else f" in {max(0.0, self.deadline - now.wall):.0f} s"
-        known = [f"usually {self.usual:.{int(self.usual < 10)}f} s"] if self.usual else []
-        known += [f"{self.deadline - self.since:.0f} s at most"] if self.deadline is not None else []
-        return f", for {now.wall - self.since:.0f} s" + (f" ({', '.join(known)})" if known else "")
+            return "" if self.deadline is None else f" in {span(self.deadline - now.wall)}"
+        return f", {age_text(now.wall - self.since, self.usual, self._most, self.ends)}"
 
     def as_json(self, now: Now) -> dict[str, Any]:
         """Unix seconds; null: not known."""
@@ -44,6 +45,7 @@ class Clock:
             "usual_seconds": self.usual or None,
             "deadline_at": None if self.deadline is None else wall + float(self.deadline),
             "late": self.late(now),
+            "ends": self.ends,
         }
 
 

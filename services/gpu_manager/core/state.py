@@ -29,7 +29,7 @@ from kybernate.messages import (
 from kybernate.policy import Policy, SeatView
 from kybernate.seat import SeatState
 from kybernate.topology import Group, peers
-from services.gpu_manager.core.demand import MOST_DURATIONS, PHASES, DemandLevels, Learning, Routers
+from services.gpu_manager.core.demand import MOST_DURATIONS, MOST_PHASES, PHASES, DemandLevels, Learning, Routers
 from services.gpu_manager.core.facts import Trigger, after
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import (
@@ -282,12 +282,12 @@ class NodeState:
             rider.after(self, seat, SeatChange(before, switch, progress), now)
         self.moved_views.clear()
         seat.epoch, seat.reason = self.next_epoch(now) if epoch is None else epoch, reason
-        if PHASES.get(before) is seat.state:
-            for name in (f"{seat.id} {before}", f"{backend} {before}"):
-                known = self.learning.durations.get(name, [])
-                self.learning.durations[name] = [*known[1 - MOST_DURATIONS :], now.wall - seat.entered_wall]
+        took = now.wall - seat.entered_wall
         seat.entered, seat.entered_wall = now.unix, now.wall
         seat.op, cause = (switch.op, switch.cause) if switch else ("", seat.default_cause)
+        if PHASES.get(before) is seat.state:
+            self._learn(f"{backend} {before}", took)
+            self._learn(f"{seat.model} {backend} {before}", took)
         if seat.state in (SeatState.ACTIVE, SeatState.LOST):
             self.levels.unpoke(seat.id)
         if seat.state is SeatState.LOST:
@@ -295,6 +295,13 @@ class NodeState:
         event = EVENT_OF_STATE[seat.state]
         last_call = progress.last_call_at if progress is not None and seconds else None
         self.emit(seat, event, now, cause=cause, previous=before, seconds=seconds, last_call_at=last_call)
+
+    def _learn(self, phase: str, seconds: float) -> None:
+        """A phase that ended well took so many wall seconds."""
+        durations = self.learning.durations
+        durations[phase] = [*durations.pop(phase, [])[1 - MOST_DURATIONS :], seconds]
+        while len(durations) > MOST_PHASES:
+            del durations[next(iter(durations))]
 
     def emit(
         self,

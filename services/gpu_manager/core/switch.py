@@ -10,6 +10,7 @@ always the whole truth about a job, so receiving it twice or late changes nothin
 
 from collections.abc import Sequence
 
+from kybernate.deadlines import span
 from kybernate.engines import RESTART
 from kybernate.messages import JobStatus, SeatProgress, SeatTarget, SwitchJob
 from kybernate.policy.estimators import COST_WEIGHT
@@ -40,6 +41,8 @@ LONGEST_STAY_SECONDS = 600.0
 """Wall: how long a seat whose moves fail is left where it is, at most."""
 LONGEST_REST_SECONDS = 300.0
 """Wall: how long a seat whose activation fails backs off, at most."""
+LONGEST_START_REST_SECONDS = 3600.0
+"""Wall: how long a seat whose engine was not healthy in time backs off, at most."""
 UNPARKED_SECONDS = 60.0
 """Wall: how long a seat that cannot be parked is no victim, about at most; seats that wait for its GPUs wait as
 long."""
@@ -229,7 +232,7 @@ def _call_off(node: NodeState, incoming: ManagedSeat, group: Group, now: Now) ->
 
 
 def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
-    """An engine is healthy for the first time, or computes nothing any more."""
+    """An engine is healthy for the first time, or not in time, or computes nothing any more."""
     seat = node.seats.get(answer.seat)
     if seat is None or not answer.container_id or seat.durable.container_id != answer.container_id:
         return
@@ -244,6 +247,10 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
         usage.unclaimed = not (found.waiting or found.in_flight or usage.wanted_since is not None or seat.pinned)
         _serves(node, seat, now)
         node.transition(seat, T.HEALTHY, now, epoch=seat.epoch)
+    late = seat.state is S.STARTING and not (answer.healthy or seat.rehearses)
+    if late and answer.asked_at > view.start_deadline(node, seat):
+        reason = failed_start(seat, now)
+        node.transition(seat, T.UNRECOVERABLE, now, reason=f"{reason}; it is ended, and starts again when others rest")
     switch = node.switch_leaving(seat)
     # An engine that answers and does not count its requests is taken for idle; one that does not answer is not.
     idle = answer.running == 0 or (answer.healthy and answer.running is None)
@@ -297,7 +304,8 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
         _rename(node, switch, now)  # it was parked after this switch began; its epoch must not fall
     park: tuple[SeatTarget, ...] = ()
     if victim is not None:
-        park = (victim.target(),)
+        usual = node.learning.learned(victim.model, victim.backend, S.PARKING)
+        park = (victim.target().model_copy(update={"usual_seconds": usual}),)
         for rider in node.riders[Rider.parks]:
             park = (rider.parks(node, victim, park[0]),)
     node.effects.append(
@@ -526,10 +534,25 @@ def _activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress
 
 def _serves(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     """The seat serves: what failed before does not count any more."""
-    seat.durable.started = True
+    seat.durable.started, seat.durable.unhealthy_starts = True, 0
     seat.usage.active_since = seat.usage.busy = now.model
     seat.backoff.activation, seat.backoff.move = Backoff(), Backoff()
     node.groups[seat.group.name].backoff.count = 0
+
+
+def failed_start(seat: ManagedSeat, now: Now) -> str:
+    """Count a start in which the engine was not healthy in time, and return that as a reason: others go first for as
+    long as it took, longer each time; after ``SET_ASIDE_AFTER`` in a row it is set aside."""
+    took, backoff = now.wall - seat.entered_wall, seat.backoff.activation
+    seconds = backoff.fail(now, first=took / 2, longest=LONGEST_START_REST_SECONDS)
+    seat.durable.unhealthy_starts += 1
+    reason = f"its engine was not healthy within {span(took)}"
+    backoff.reason = f"did not start {_times(backoff.count)}; others go first for {span(seconds)}: {reason}"
+    return reason
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times in a row"
 
 
 def _not_activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
@@ -618,8 +641,7 @@ def _back_off_activation(node: NodeState, switch: GroupSwitch, seat: ManagedSeat
     long-waiting seat is retried at once and starves the rest."""
     backoff = seat.backoff.activation
     seconds = backoff.fail(now, first=0.5, longest=LONGEST_REST_SECONDS, least=2 * _pause(node, switch, now))
-    times = "once" if backoff.count == 1 else f"{backoff.count} times in a row"
-    backoff.reason = f"did not come back {times}; others go first for {seconds:.0f} s: {reason}"
+    backoff.reason = f"did not come back {_times(backoff.count)}; others go first for {seconds:.0f} s: {reason}"
 
 
 def _back_off_park(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, now: Now) -> None:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 
+from kybernate import deadlines
 from kybernate.cuda import FREED_SHARE
 from kybernate.messages import AskJobs, SeatProgress, SeatTarget
 from kybernate.policy import GroupView, SeatView
@@ -329,9 +330,11 @@ def _promised(node: NodeState, group: Group) -> list[ManagedSeat]:
 def target(node: NodeState, seat: ManagedSeat, on: Group | None = None) -> SeatTarget:
     """How the checkpointer finds a seat's processes, and what parked ones keep on its GPUs."""
     found = seat.target(on)
+    phase = S.MIGRATING if on is not None and on.name != seat.group.name else S.ACTIVATING
+    usual = 0.0 if on is None else node.learning.learned(seat.model, seat.backend, phase)
     known = [seat for seat in node.seats.values() if seat.durable.measured]  # what is assumed proves nothing
     kept = [sum(o.residue_on(gpu) for o in known) for gpu in found.parked_on or found.gpus]
-    return found.model_copy(update={"kept_bytes": max(kept)})
+    return found.model_copy(update={"kept_bytes": max(kept), "usual_seconds": usual})
 
 
 def group_with_gpus(node: NodeState, seat: ManagedSeat, gpus: Collection[str]) -> Group | None:
@@ -389,12 +392,19 @@ def engine_probes(node: NodeState) -> list[EngineProbe]:
     probes = []
     for seat in node.seats.values():
         if seat.state is S.STARTING and (seat.facts.alive or seat.starts_inside):
-            probes += _probe(seat, idle=False, since=WallTime(0.0))
+            probes += _probe(seat, idle=False, since=start_deadline(node, seat))
     for switch in node.switches.values():
         since = switch.drain.quiet
         if switch.victim is not None and switch.phase is not SwitchPhase.JOB and since is not None:
             probes += _probe(node.seats[switch.victim], idle=True, since=since)
     return probes
+
+
+def start_deadline(node: NodeState, seat: ManagedSeat) -> WallTime:
+    """When the engine of a starting seat must be healthy."""
+    probe = 0.0 if seat.pod is None else seat.pod.probe_seconds
+    usual = node.learning.learned(seat.model, seat.backend, S.STARTING)
+    return seat.entered_wall + deadlines.start(probe, usual, served=seat.durable.started)
 
 
 def _probe(seat: ManagedSeat, *, idle: bool, since: WallTime) -> list[EngineProbe]:

@@ -34,7 +34,11 @@ class Rehearsals(Rider):
         if known is None or known.done or not _same_container(seat, known):
             epoch = node.next_epoch(now)
             known = Rehearsal(
-                f"{REHEARSAL}{seat.id}-{epoch}", epoch, seat.durable.container_id, WallTime(-RESEND_SECONDS)
+                f"{REHEARSAL}{seat.id}-{epoch}",
+                epoch,
+                seat.durable.container_id,
+                WallTime(-RESEND_SECONDS),
+                begun=now.wall,
             )
             seat.rehearsal = known
         if now.wall >= known.sent + RESEND_SECONDS:
