@@ -186,6 +186,9 @@ def test_up_takes_engines_of_ones_own_more_models_and_another_configuration(tmp_
         again = subprocess.run(command, capture_output=True, text=True, timeout=60 * TIME_FACTOR, check=False)
         assert (again.returncode, "default/gamma" in again.stderr) == (1, True), again.stderr
 
+        stack.kyb("remove", "gamma")
+        until_blocking(lambda: "gamma" not in stack.kyb("status"), what="gamma has gone", timeout=60, interval=0.2)
+
         config.write_text(config.read_text().partition("policy:")[0] + "policy: {name: exhaustive}\n")
 
         def applied() -> bool:
