@@ -87,6 +87,7 @@ def unit_of(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
         (
             *("[Unit]", "Description=Kybernate", "Wants=network-online.target", "After=network-online.target", ""),
             *("[Service]", f"User={getpass.getuser()}", f"WorkingDirectory={Path.cwd()}", f"ExecStart={quoted}"),
+            "ExecReload=/bin/kill -USR1 $MAINPID",
             *(f"Environment={_of_systemd(f'{name}={value}')}" for name, value in given.items()),
             *("StateDirectory=kybernate", "LimitNOFILE=65536", "KillMode=mixed", "Restart=on-failure", "RestartSec=5"),
             *("", "[Install]", "WantedBy=multi-user.target", ""),
@@ -191,12 +192,28 @@ async def _live(stack: Stack, progress: Callable[[str], None]) -> None:
     fake = "" if stack.options.driver == "nvidia" else "fake "
     progress(f"starting {len(stack.models)} models on {groups} groups of {fake}GPUs")
     async with stack:
-        reloading = asyncio.create_task(reload_changes(stack, progress), name="reload")
+        beside = [
+            asyncio.create_task(reload_changes(stack, progress), name="reload"),
+            asyncio.create_task(_renew(stack, progress), name="renew"),
+        ]
         try:
             await _show(stack, progress)
             raise await stack.failed()
         finally:
-            reloading.cancel()
+            for task in beside:
+                task.cancel()
+
+
+async def _renew(stack: Stack, progress: Callable[[str], None]) -> NoReturn:
+    """Start the services again at each SIGUSR1: after an upgrade."""
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, asked.set)
+    while True:
+        await asked.wait()
+        asked.clear()
+        progress("starting the services again; engines go on")
+        await stack.renew()
+        progress("the services are started")
 
 
 async def _show(stack: Stack, progress: Callable[[str], None]) -> None:

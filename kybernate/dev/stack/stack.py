@@ -38,6 +38,8 @@ SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
 """The programs that calls depend on, by the names they have in a stack; beside them runs the console."""
 END_SECONDS = 4.0
 """How long ending everything may take, wall time; what is left then is killed."""
+RENEW_SECONDS = 10.0
+"""How long a service that is started again may take to end: requests in flight at a router, wall time."""
 BUS_SECONDS = 30.0
 """How long the nats-servers may take until they have all streams and buckets, wall time."""
 BUS_CHECK_SECONDS = 5.0
@@ -179,6 +181,13 @@ class Stack:
             if self.options.pods is not None and pods.read_text() != (text := pods_of(plan, self.options)):
                 files.replace(pods, text, durable=False)
         self.plan = plan
+
+    async def renew(self) -> None:
+        """Start the services again, one after another, from what is installed now. Kubelet with the engines and the
+        nats-servers go on."""
+        for name in self.of_kind(*SERVICES, "console"):
+            await self._process(name).stop(patience=RENEW_SECONDS)
+            self._process(name).start()
 
     async def ready(
         self, timeout: float = 60.0, progress: Callable[[str], None] = lambda _: None
