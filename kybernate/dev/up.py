@@ -5,9 +5,11 @@ import errno
 import getpass
 import itertools
 import json
+import os
 import re
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +88,14 @@ def unit_of(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     return "\n".join(
         (
             *("[Unit]", "Description=Kybernate", "Wants=network-online.target", "After=network-online.target", ""),
-            *("[Service]", f"User={getpass.getuser()}", f"WorkingDirectory={Path.cwd()}", f"ExecStart={quoted}"),
+            *(
+                "[Service]",
+                "Type=notify",
+                "TimeoutStartSec=infinity",
+                f"User={getpass.getuser()}",
+                f"WorkingDirectory={Path.cwd()}",
+                f"ExecStart={quoted}",
+            ),
             "ExecReload=/bin/kill -USR1 $MAINPID",
             *(f"Environment={_of_systemd(f'{name}={value}')}" for name, value in given.items()),
             *("StateDirectory=kybernate", "LimitNOFILE=65536", "KillMode=mixed", "Restart=on-failure", "RestartSec=5"),
@@ -191,13 +200,14 @@ async def _live(stack: Stack, progress: Callable[[str], None]) -> None:
     groups = len(stack.plan.topology.groups) * stack.options.nodes
     fake = "" if stack.options.driver == "nvidia" else "fake "
     progress(f"starting {len(stack.models)} models on {groups} groups of {fake}GPUs")
+    told = os.environ.pop("NOTIFY_SOCKET", "")  # engines are not to have it
     async with stack:
         beside = [
             asyncio.create_task(reload_changes(stack, progress), name="reload"),
             asyncio.create_task(_renew(stack, progress), name="renew"),
         ]
         try:
-            await _show(stack, progress)
+            await _show(stack, progress, told)
             raise await stack.failed()
         finally:
             for task in beside:
@@ -216,8 +226,8 @@ async def _renew(stack: Stack, progress: Callable[[str], None]) -> NoReturn:
         progress("the services are started")
 
 
-async def _show(stack: Stack, progress: Callable[[str], None]) -> None:
-    """Wait until it is ready, and print the screen."""
+async def _show(stack: Stack, progress: Callable[[str], None], told: str) -> None:
+    """Wait until it is ready, print the screen, and tell systemd where that asks."""
     try:
         seats = await stack.ready(READY_SECONDS, progress)
     except NotReadyError as error:  # one failing engine is no reason to end the others
@@ -234,6 +244,9 @@ async def _show(stack: Stack, progress: Callable[[str], None]) -> None:
     }
     answer(facts, banner(stack, seats, seconds))
     sys.stdout.flush()
+    if told:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+            systemd.sendto(b"READY=1", f"\0{told[1:]}" if told.startswith("@") else told)
 
 
 async def reload_changes(stack: Stack, progress: Callable[[str], None]) -> NoReturn:

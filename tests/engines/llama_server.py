@@ -16,6 +16,7 @@ given = parser.parse_args()
 params = xllamacpp.CommonParams()
 params.model.path, params.model_alias = str(given.model), {given.alias or given.model.stem}
 params.hostnames, params.port = [given.host], given.port
+params.n_predict = 64
 params.n_ctx, params.n_parallel, params.embedding, params.warmup = 2048, 2, True, False
 params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1

@@ -210,7 +210,8 @@ async def test_a_full_disk_says_what_is_missing(tmp_path: Path, monkeypatch: pyt
         assert (tmp_path / "pods.yaml").read_text() == ""
 
 
-async def test_a_stack_that_is_starting_says_so(tmp_path: Path) -> None:
+async def test_a_stack_that_is_starting_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adding, "ANSWER_SECONDS", 0.5)
     file = written(tmp_path, "a")
     async with node(tmp_path) as (kubelet, stack):
         with pytest.raises(CliError, match=f"has no {RESOURCE} yet; wait until kyb up is ready"):

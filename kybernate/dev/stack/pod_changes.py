@@ -11,10 +11,10 @@ import re
 import shlex
 import subprocess
 import tempfile
-import urllib.error
+import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -177,9 +177,9 @@ def _check(stack: Mapping[str, Any], text: str) -> None:
         except ConfigError as error:
             raise ConfigError(str(error).replace(str(draft), str(file))) from None
     for kubelet in stack["kubelets"]:
-        node = _node(f"{kubelet}/node")
-        name, seats = node["metadata"]["name"], node["status"]["capacity"]
-        for resource, wanted in Counter(pod.resource for pod in pods).items():
+        asked = Counter(pod.resource for pod in pods)
+        name, seats = _node(kubelet, asked)
+        for resource, wanted in asked.items():
             if resource not in seats:
                 raise CliError(f"{name} has no {resource} yet; wait until kyb up is ready, or see kyb logs plugin")
             if int(seats[resource]) < wanted:
@@ -207,12 +207,17 @@ def _names(document: str) -> set[tuple[str, str]]:
     return {(str(pod["metadata"].get("namespace", "default")), pod["metadata"]["name"])}
 
 
-def _node(url: str) -> dict[str, Any]:
+def _node(kubelet: str, resources: Collection[str]) -> tuple[str, dict[str, str]]:
+    """Name and seats of a node; waits a little for those of these resources, while the plugin is starting."""
+    until = time.monotonic() + ANSWER_SECONDS
     try:
-        with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
-            return dict(json.load(answer))
-    except urllib.error.HTTPError as error:
-        raise CliError(str(json.load(error)["error"])) from None
+        while True:
+            with urllib.request.urlopen(f"{kubelet}/node", timeout=ANSWER_SECONDS) as answer:
+                node = json.load(answer)
+            name, seats = node["metadata"]["name"], node["status"]["capacity"]
+            if seats.keys() >= set(resources) or time.monotonic() > until:
+                return name, seats
+            time.sleep(0.2)
     except (OSError, ValueError) as error:
         remedy = "wait until kyb up is ready, or see kyb logs kubelet"
         raise CliError(f"the stack's kubelet does not answer: {error}; {remedy}") from None
