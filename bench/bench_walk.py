@@ -203,7 +203,7 @@ class Box:
             if key == "Environment":
                 [word] = shlex.split(value)
                 env[word.partition("=")[0]] = word.partition("=")[2].replace("%%", "%")
-        heard = asyncio.Event()
+        ready = asyncio.Event()
         loop = asyncio.get_running_loop()
         address = self._folder / "run" / "notify"
         address.unlink(missing_ok=True)
@@ -211,7 +211,7 @@ class Box:
         class Ready(asyncio.DatagramProtocol):
             def datagram_received(self, data: bytes, _: object) -> None:
                 if data == b"READY=1":
-                    heard.set()
+                    ready.set()
 
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         listening.bind(str(address))
@@ -225,7 +225,7 @@ class Box:
         try:
             if keys.get("Type") == "notify":
                 async with asyncio.timeout(120):
-                    await heard.wait()
+                    await ready.wait()
         finally:
             transport.close()
 

@@ -200,14 +200,14 @@ async def _live(stack: Stack, progress: Callable[[str], None]) -> None:
     groups = len(stack.plan.topology.groups) * stack.options.nodes
     fake = "" if stack.options.driver == "nvidia" else "fake "
     progress(f"starting {len(stack.models)} models on {groups} groups of {fake}GPUs")
-    told = os.environ.pop("NOTIFY_SOCKET", "")  # engines are not to have it
+    systemd = os.environ.pop("NOTIFY_SOCKET", "")  # engines are not to have it
     async with stack:
         beside = [
             asyncio.create_task(reload_changes(stack, progress), name="reload"),
             asyncio.create_task(_renew(stack, progress), name="renew"),
         ]
         try:
-            await _show(stack, progress, told)
+            await _show(stack, progress, systemd)
             raise await stack.failed()
         finally:
             for task in beside:
@@ -226,7 +226,7 @@ async def _renew(stack: Stack, progress: Callable[[str], None]) -> NoReturn:
         progress("the services are started")
 
 
-async def _show(stack: Stack, progress: Callable[[str], None], told: str) -> None:
+async def _show(stack: Stack, progress: Callable[[str], None], systemd: str) -> None:
     """Wait until it is ready, print the screen, and tell systemd where that asks."""
     try:
         seats = await stack.ready(READY_SECONDS, progress)
@@ -244,9 +244,9 @@ async def _show(stack: Stack, progress: Callable[[str], None], told: str) -> Non
     }
     answer(facts, banner(stack, seats, seconds))
     sys.stdout.flush()
-    if told:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-            systemd.sendto(b"READY=1", f"\0{told[1:]}" if told.startswith("@") else told)
+    if systemd:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.sendto(b"READY=1", f"\0{systemd[1:]}" if systemd.startswith("@") else systemd)
 
 
 async def reload_changes(stack: Stack, progress: Callable[[str], None]) -> NoReturn:

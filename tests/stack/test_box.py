@@ -66,7 +66,7 @@ def cuda_pod(model: str) -> dict[str, Any]:
 
 @pytest.mark.timeout(200)
 async def test_on_real_gpus_nothing_of_ours_stands_before_nvidias_libraries(tmp_path: Path) -> None:
-    """The libraries are stubs and their GPU is fake, which the stack is not told."""
+    """The libraries are stubs and their GPU is fake, of which the stack knows nothing."""
     try:
         stubs = await asyncio.to_thread(build_stubs)
     except StubError as error:
@@ -104,7 +104,7 @@ async def test_on_real_gpus_nothing_of_ours_stands_before_nvidias_libraries(tmp_
         ((), {"KYB_TLS_CERT_FILE": "tls.crt"}, "KYB_TLS_CERT_FILE needs KYB_ROUTER_URL.*https://NAME:8780"),
     ],
 )
-def test_what_a_box_needs_is_said(
+def test_what_a_box_needs_is_named(
     arguments: tuple[str, ...],
     environment: dict[str, str],
     text: str,
@@ -172,7 +172,7 @@ def test_a_login_finds_the_stack_of_systemd(tmp_path: Path, monkeypatch: pytest.
     os.close(lock)
 
 
-async def test_a_certificate_that_is_refused_is_told(tmp_path: Path) -> None:
+async def test_a_certificate_that_is_refused_is_named(tmp_path: Path) -> None:
     make(tmp_path, ca="own")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(tmp_path / "own-server.crt", tmp_path / "own-server.key")
