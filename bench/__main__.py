@@ -49,6 +49,7 @@ LONG = (
     "scale",
     "starved",
     "keys",
+    "walk",
 )
 """Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"

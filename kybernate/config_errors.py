@@ -101,8 +101,9 @@ class Document:
         return self.source.error(place, value, what, remedy)
 
 
-def read_documents(path: Path) -> list[Document]:
-    """All non-empty YAML documents of a file. Raises ConfigError when it cannot be read, or holds none."""
+def read_documents(path: Path, *, empty: bool = False) -> list[Document]:
+    """All non-empty YAML documents of a file. Raises ConfigError when it cannot be read, or holds none and must not be
+    ``empty``."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -121,7 +122,7 @@ def read_documents(path: Path) -> list[Document]:
         raise ConfigError(f"{path}{line}: not valid YAML: {what}; check indentation and quotes there") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {error}; check its characters") from None
-    if not documents:
+    if not documents and not empty:
         raise ConfigError(f"{path}: is empty; it needs at least one YAML document")
     return documents
 

@@ -28,6 +28,8 @@ def unanswered(error: Exception) -> str:
         return "nothing in time"
     if isinstance(error, aiohttp.ClientResponseError):
         return f"HTTP {error.status}"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is refused: {getattr(error.certificate_error, 'verify_message', '')}"
     number = getattr(error, "errno", None) or 0
     return os.strerror(number) if number > 0 else str(error) or type(error).__name__
 

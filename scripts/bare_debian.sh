@@ -3,7 +3,7 @@
 #   sh scripts/bare_debian.sh [SUITE=trixie] [USER=root] [INTERRUPTIONS=20]
 # As root; needs debootstrap, which it installs. `make up` is interrupted at random moments of its first minute and run
 # again, every time; then it must get Ready, and the curl that it prints must stream an answer. Nothing but one line may
-# be printed by an interruption. This machine's resolver, authorities and pip configuration are lent to the chroot.
+# be printed by an interruption. So must `kyb up` without make, and by pipx; `make demo` must pass. This machine's resolver, authorities and pip configuration are lent to the chroot.
 set -eu
 cd "$(dirname "$0")/.."
 suite=${1:-trixie} user=${2:-root} times=${3:-20}
@@ -32,6 +32,7 @@ inside() { # inside USER COMMAND: a login shell in its own mounts and process id
 install=$(sed -n 's/^    \(apt-get install [^#]*[^# ]\) *#.*/\1/p' README.md)
 [ -n "$install" ] || { echo "first-minutes: README names no packages" >&2; exit 1; }
 inside root "apt-get update -qq && $install -y -qq >/dev/null 2>&1"
+inside root "apt-get install -y -qq pipx >/dev/null 2>&1" # with git from above: the README's other way
 for file in "${PIP_CERT:-}" /etc/ssl/certs/ca-certificates.crt; do
   if [ -s "$file" ]; then cp "$file" "$root/etc/ssl/certs/ca-certificates.crt"; break; fi
 done
@@ -49,16 +50,25 @@ for turn in $(seq "$1"); do
   cat ~/out
   exit 1
 done
-make up >~/out 2>~/errors &
-for second in $(seq 180); do grep -q 'Stop:' ~/out && break; sleep 1; done
-sed -n '/^Ready/,/page/p' ~/out
-sed -n '/curl/,/-d/p' ~/out >~/typed
-sh ~/typed >~/answer
-.venv/bin/kyb doctor
-healthy=$?
-kill -TERM $!
-wait $!
-grep -q '\[DONE\]' ~/answer && [ $healthy = 0 ] && ! grep -q Traceback ~/errors || { cat ~/errors ~/answer; exit 1; }
-echo "first-minutes: Ready, an answer and a healthy doctor after $1 interruptions"
+serves() { # serves COMMAND: starts it, types the curl that it prints, asks kyb doctor, and ends it
+  sh -c "exec $1" >~/out 2>~/errors &
+  for second in $(seq 180); do grep -q 'Stop:' ~/out && break; sleep 1; done
+  sed -n '/^Ready/,/page/p' ~/out
+  sed -n '/curl/,/-d/p' ~/out >~/typed
+  sh ~/typed >~/answer
+  ${2:-.venv/bin/kyb} doctor
+  healthy=$?
+  kill -TERM $!
+  wait $!
+  grep -q '\[DONE\]' ~/answer && [ $healthy = 0 ] && ! grep -q Traceback ~/errors || { cat ~/errors ~/answer; exit 1; }
+  echo "first-minutes: $1: Ready, an answer and a healthy doctor"
+}
+serves "make up"
+sh scripts/setup.sh run && serves ".venv/bin/kyb up" || exit 1
+make demo >~/out 2>~/errors || { tail -n 30 ~/out ~/errors; exit 1; }
+echo "first-minutes: make demo passed"
+pipx install --quiet "kybernate[dev] @ git+file://$HOME/kybernate" >~/out 2>&1 || { cat ~/out; exit 1; }
+cd / && serves ~/.local/bin/kyb\ up ~/.local/bin/kyb
+echo "first-minutes: done, after $1 interruptions"
 WALK
 inside "$user" "sh /opt/walk.sh $times"

@@ -12,6 +12,10 @@ project=kybtest$$
 out=$(mktemp -d)
 export KYB_SPEED="${KYB_SPEED:-24}" KYB_IMAGE="${IMAGE:-kybernate:compose-test}" COMPOSE_PROFILES=fake
 export KYB_DEV_IMAGE="$KYB_IMAGE-dev"
+KYB_PODS_FILE="$out/pods.yaml"
+cp examples/compose/pods.yaml "$KYB_PODS_FILE"
+chmod 644 "$KYB_PODS_FILE"
+export KYB_PODS_FILE
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 KYB_PORT=$(free_port) KYB_PAGE_PORT=$(free_port)
 export KYB_PORT KYB_PAGE_PORT
@@ -123,4 +127,26 @@ compose up --wait --wait-timeout 120 --no-recreate >"$out/up" 2>&1 || { tail -n 
 ready
 step "demo, after that"
 play 150
+step "a key, and a pods' file that is written in place"
+mkdir "$out/access"
+docker run --rm --network none --user 0 --cap-drop ALL -v "$out/access:/access" "$KYB_IMAGE" \
+  sh -c 'umask 022; kyb router keys add anna --file /access/keys.yaml; chmod 644 /access/keys.yaml' >"$out/key"
+KYB_ACCESS_DIR="$out/access" compose up --wait --wait-timeout 120 --no-deps router >"$out/up" 2>&1 || { tail -n 20 "$out/up"; exit 1; }
+asked() { curl -s -o "$out/models" -w '%{http_code}' "$@" "http://127.0.0.1:$KYB_PORT/v1/models"; }
+[ "$(asked)" = 401 ] || { echo "compose-test: answered without a key" >&2; exit 1; }
+[ "$(asked -H "Authorization: Bearer $(cat "$out/key")")" = 200 ] || { cat "$out/models" >&2; exit 1; }
+python3 - examples/compose/pods.yaml "$KYB_PODS_FILE" <<'PY'
+import pathlib, sys
+
+first, *others = pathlib.Path(sys.argv[1]).read_text().split("---\n")[1:]
+assert "qwen3-32b" in first and len(others) == 6
+pathlib.Path(sys.argv[2]).write_text("---\n".join(others))
+PY
+tries=0
+while asked -H "Authorization: Bearer $(cat "$out/key")" >/dev/null && grep -q qwen3-32b "$out/models"; do
+  tries=$((tries + 1))
+  if [ $tries -gt 120 ]; then echo "compose-test: qwen3-32b is still there" >&2; exit 1; fi
+  sleep 0.5
+done
+grep -q mistral-small-24b "$out/models"
 step "down"

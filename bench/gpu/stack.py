@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import yaml
@@ -27,22 +27,11 @@ READY_SECONDS = 120.0
 ANSWER_SECONDS = 180.0
 
 
-class RealStack(Stack):
-    """A stack whose processes find the libraries of NVIDIA's driver where the machine has them."""
-
-    async def _stubs(self) -> Path | None:
-        return self._empty
-
-    def __init__(self, options: StackOptions, empty: Path) -> None:
-        super().__init__(options)
-        self._empty = empty
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.stack", description=__doc__)
     parser.add_argument("--models", type=int, default=3)
     parser.add_argument("--gib", type=float, default=4.0, help="of each model")
-    parser.add_argument("--memory", default="79GiB", help="of the GPU")
+    parser.add_argument("--memory", default="79GiB", help="of the GPU with --stub")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--budget", type=float, default=500.0, help="seconds; no further request is sent then")
     parser.add_argument("--stub", action="store_true", help="no GPU: stub libraries and fake engines")
@@ -82,11 +71,9 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         folder = Path(text)
         pods = folder / "pods.yaml"
         pods.write_text(yaml.safe_dump_all(pod(name, options.gib, stub=options.stub) for name in names))
-        (folder / "libraries").mkdir()
-        asked = StackOptions(
-            driver="stub", config=LAPTOP / "small.yaml", pods=pods, gpus=1, memory=options.memory, announce=True
-        )
-        stack = Stack(asked) if options.stub else RealStack(asked, folder / "libraries")
+        driver: Literal["stub", "nvidia"] = "stub" if options.stub else "nvidia"
+        asked = StackOptions(driver, config=LAPTOP / "small.yaml", pods=pods, gpus=1, memory=options.memory)
+        stack = Stack(asked)
         result: dict[str, Any] = {"models": options.models, "gib_each": options.gib, "calls": [], "failed": ""}
         async with stack:
             try:

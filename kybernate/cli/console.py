@@ -24,17 +24,24 @@ LOST_SECONDS = 30.0
 def stack_file() -> Path:
     """``$XDG_RUNTIME_DIR/kybernate/stack.json``, or ``/tmp/kybernate-<uid>/stack.json`` where that is unset."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(runtime) / "kybernate" if runtime else Path(f"/tmp/kybernate-{os.getuid()}")
-    return folder / "stack.json"
+    return Path(runtime) / "kybernate" / "stack.json" if runtime else _without_runtime()
+
+
+def _without_runtime() -> Path:
+    return Path(f"/tmp/kybernate-{os.getuid()}/stack.json")
 
 
 def find_stack() -> dict[str, Any] | None:
-    """Read the stack file of a live ``kyb up``; None without one. A live stack holds the lock of the file's folder."""
-    path = stack_file()
-    with contextlib.suppress(OSError, ValueError):
-        content = json.loads(path.read_text())
-        if isinstance(content, dict) and _locked(path.parent):
-            return content
+    """Read the stack file of a live ``kyb up``; None without one. A live stack holds the lock of the file's folder.
+
+    One that systemd started is found by a login of its user, too, whose XDG_RUNTIME_DIR it has not."""
+    of_login = os.environ.get("XDG_RUNTIME_DIR") == f"/run/user/{os.getuid()}"
+    for path in (stack_file(), *([_without_runtime()] if of_login else [])):
+        with contextlib.suppress(OSError, ValueError):
+            content = json.loads(path.read_text())
+            ours = path.parent.stat().st_uid == os.getuid()
+            if ours and isinstance(content, dict) and _locked(path.parent):
+                return content
     return None
 
 

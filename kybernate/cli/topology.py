@@ -167,7 +167,8 @@ def _machine(preset: str | None, stack: bool) -> "tuple[Machine, Path | None]":
         running = find_stack()
         if running is None:
             raise CliError("no stack runs here; start one with kyb up, or name a --preset")
-        return _read(True, Path(str(running["driver_socket"]))), Path(str(running["folder"])) / "config.yaml"
+        fake = running["driver_socket"]
+        return _read(fake is not None, Path(fake) if fake else None), Path(str(running["folder"])) / "config.yaml"
     kind, socket, path = (os.environ.get(f"KYB_{name}") for name in ("DRIVER", "FAKE_DRIVER", "CONFIG"))
     if kind not in (None, "", "cuda", "fake"):
         raise CliError(f"KYB_DRIVER={kind!r}: write cuda or fake", code=2)

@@ -1,4 +1,4 @@
-"""Commands of the extra ``dev``: ``kyb up``, ``kyb add`` and ``kyb demo``."""
+"""Commands of the extra ``dev``: ``kyb up``, ``kyb add``, ``kyb remove``, ``kyb edit`` and ``kyb demo``."""
 
 import os
 import sys
@@ -9,13 +9,18 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
-from kybernate.cli.output import answer
+from kybernate.cli import completion
+from kybernate.cli.output import CliError, answer
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``kyb``."""
     app.command(epilog="Examples: kyb up · kyb up --engine llama · kyb up --nodes 2 --routers 2 --nats 3")(up)
-    app.command(epilog="Example: kyb add model.yaml")(add)
+    app.command(epilog="Examples: kyb add pods.yaml · kyb add qwen3-8b -- llama-server -m qwen3-8b.gguf --port 9001")(
+        add
+    )
+    app.command(epilog="Example: kyb remove qwen3-8b")(remove)
+    app.command(epilog="Example: kyb edit")(edit)
     app.command(
         cls=TyperCommand,  # the demo's own parser reads its options
         add_help_option=False,  # the demo's own parser answers --help
@@ -31,10 +36,11 @@ class EngineKind(StrEnum):
 
 
 class Driver(StrEnum):
-    """How everything reaches the fake GPUs."""
+    """Which GPUs, and how everything reaches them."""
 
     FAKE = "fake"
     STUB = "stub"
+    NVIDIA = "nvidia"
 
 
 def up(
@@ -42,7 +48,7 @@ def up(
     pods: Annotated[Path | None, typer.Option(help="v1 Pods (YAML), one seat each. Default: seven models.")] = None,
     driver: Annotated[
         Driver,
-        typer.Option(help="fake: the fake's own protocol. stub: CUDA and NVML libraries in front of it (needs cc)."),
+        typer.Option(help="nvidia: this machine's GPUs. fake: made-up ones. stub: those, by CUDA and NVML (needs cc)."),
     ] = Driver.FAKE,
     engine: Annotated[
         EngineKind, typer.Option(help="llama: small random models on the CPU by llama.cpp; fake: made-up words.")
@@ -59,16 +65,27 @@ def up(
     memory: Annotated[str, typer.Option(help="Memory of each fake GPU.")] = "80GiB",
     speed: Annotated[float, typer.Option(min=0.001, help="Model seconds per wall second.")] = 1.0,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the logs of all processes.")] = False,
+    unit: Annotated[bool, typer.Option("--unit", help="Print a systemd unit of this command instead.")] = False,
 ) -> None:
-    """Start everything on this machine, with fake GPUs; with KYB_NATS_URL on a nats-server that runs already. Ctrl-C
-    ends it."""
+    """Start everything on this machine; with KYB_NATS_URL on a nats-server that runs already. It follows changes of its
+    files. Ctrl-C ends it."""
     from kybernate.dev.stack import LAPTOP, StackOptions
-    from kybernate.dev.up import run
+    from kybernate.dev.stack.layout import USUAL_PORT
+    from kybernate.dev.up import run, settings_of, unit_of
 
+    if driver is Driver.NVIDIA and (pods is None or nodes != 1 or speed != 1.0 or engine is EngineKind.LLAMA):
+        raise CliError("--driver nvidia needs --pods FILE, one node, speed 1 and your own engines", 2)
+    if os.environ.get("KYB_TLS_CERT_FILE") and not os.environ.get("KYB_ROUTER_URL"):
+        text = "KYB_TLS_CERT_FILE needs KYB_ROUTER_URL, the router's address as its certificate has it"
+        raise CliError(f"{text}: https://NAME:{port or USUAL_PORT}", 2)
+    if unit:
+        arguments = [word for word in sys.argv[sys.argv.index("up") + 1 :] if word != "--unit"]
+        print(unit_of(arguments, os.environ), end="")
+        return
     options = StackOptions(
         driver=driver.value,
         engine=engine.value,
-        config=config or LAPTOP / ("config.yaml" if gpus >= 4 else "small.yaml"),
+        config=config or LAPTOP / ("config.yaml" if gpus >= 4 and driver is not Driver.NVIDIA else "small.yaml"),
         pods=pods,
         port=port,
         nodes=nodes,
@@ -78,21 +95,45 @@ def up(
         gpus=gpus,
         memory=memory,
         speed=speed,
+        settings=settings_of(os.environ),
         log_format="pretty" if sys.stderr.isatty() else "json",
     )
     run(options, verbose=verbose)
 
 
 def add(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="v1 Pods (YAML), one seat each.")],
+    what: Annotated[
+        list[str], typer.Argument(metavar="FILE | MODEL -- COMMAND…", help="v1 Pods, or a model and its engine.")
+    ],
 ) -> None:
-    """Start more models on the stack that runs here."""
+    """Start more models on the stack that runs here: those of a file, one seat each, or one whose engine is a command
+    line with --port. They are added to the file of kyb up --pods."""
     from kybernate.cli.local import local_stack
-    from kybernate.dev.stack.add import add as create
+    from kybernate.dev.stack import pod_changes
 
-    pods = create(local_stack(), file)
+    stack, (first, *command) = local_stack(), what
+    pods = pod_changes.add_command(stack, first, command) if command else pod_changes.add(stack, Path(first))
     text = f"{', '.join(pod.model for pod in pods)}: starting; see kyb status"
     answer({"pods": [{"namespace": pod.namespace, "name": pod.name, "model": pod.model} for pod in pods]}, text)
+
+
+def remove(
+    model: Annotated[str, typer.Argument(help="The model's name.", autocompletion=completion.models)],
+) -> None:
+    """End a model of the stack that runs here, whatever its state, and take it out of the file of kyb up --pods."""
+    from kybernate.cli.local import local_stack
+    from kybernate.dev.stack.pod_changes import remove
+
+    answer({"pods": remove(local_stack(), model)}, f"{model}: ending; see kyb status")
+
+
+def edit() -> None:
+    """Edit the pods of the stack that runs here in $EDITOR; those that changed start anew."""
+    from kybernate.cli.local import local_stack
+    from kybernate.dev.stack.pod_changes import edit
+
+    changed = edit(local_stack())
+    answer({"changed": changed}, "the stack follows; see kyb status" if changed else "nothing has changed")
 
 
 def demo(context: typer.Context) -> None:

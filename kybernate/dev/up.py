@@ -1,14 +1,18 @@
-"""``kyb up``: a stack in the foreground, its logs, and what to paste."""
+"""``kyb up``: a stack in the foreground, its logs, what to paste, and its systemd unit."""
 
 import asyncio
 import errno
+import getpass
 import itertools
 import json
+import os
+import re
 import shutil
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,13 +20,23 @@ from kybernate.bus.port import BusError
 from kybernate.cli.output import CliError, answer
 from kybernate.config import ConfigError
 from kybernate.dev.stack import NotReadyError, Stack, StackError, StackOptions
-from kybernate.dev.stack.layout import USUAL_PORT
+from kybernate.dev.stack.layout import HOST, USUAL_PORT
 from kybernate.dev.stack.options import ChangingError, content
 from kybernate.dev.stack.process import LineSink
 from kybernate.dev.stack.stack_file import StackFileError
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
 _NAME_WIDTH = 12
+SETTINGS = {
+    "router": (
+        *("HOST", "API_KEYS_FILE", "TLS_CERT_FILE", "ALIASES", "ACCESS_LOG", "BODY_BYTES", "CORS_ORIGINS"),
+        *("ENGINE_METRICS_SECONDS", "ENGINE_PATHS", "HELD_BYTES", "HOLD_SECONDS", "KEEPALIVE_SECONDS"),
+        *("PROMETHEUS_QUERIES", "PROMETHEUS_URL", "QUEUE_LIMIT"),
+    ),
+    "console": ("ROUTER_URL",),
+    "checkpointer": ("PARK_ALLOW",),
+}
+"""What processes get of the environment, less ``KYB_``: all that the stack does not decide itself."""
 READY_SECONDS = 60.0
 """Models that are not ready by then are a warning."""
 RELOAD_SECONDS = 1.0
@@ -52,6 +66,50 @@ def run(options: StackOptions, *, verbose: bool) -> None:
         raise CliError(text) from None
 
 
+def settings_of(environment: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """The settings that an environment has for the processes of a stack."""
+    names = {process: [f"KYB_{name}" for name in known] for process, known in SETTINGS.items()}
+    return {
+        process: {name: environment[name] for name in known if environment.get(name)}
+        for process, known in names.items()
+    }
+
+
+def unit_of(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """A systemd unit that runs ``kyb up`` with these arguments and this environment's settings, as this user, here.
+
+    Its files are below /var/lib/kybernate: of /tmp, systemd removes what is old.
+    """
+    given = {name: value for of in settings_of(environment).values() for name, value in of.items()}
+    given |= {name: environment[name] for name in ("PATH", "SSL_CERT_FILE", "HF_HOME") if name in environment}
+    given["TMPDIR"] = "/var/lib/kybernate"
+    command = [str(Path(sys.argv[0]).absolute()), "up", *arguments]
+    quoted = " ".join(_of_systemd(word) for word in command)
+    return "\n".join(
+        (
+            *("[Unit]", "Description=Kybernate", "Wants=network-online.target", "After=network-online.target", ""),
+            *(
+                "[Service]",
+                "Type=notify",
+                "TimeoutStartSec=infinity",
+                f"User={getpass.getuser()}",
+                f"WorkingDirectory={Path.cwd()}",
+                f"ExecStart={quoted}",
+            ),
+            "ExecReload=/bin/kill -USR1 $MAINPID",
+            *(f"Environment={_of_systemd(f'{name}={value}')}" for name, value in given.items()),
+            *("StateDirectory=kybernate", "LimitNOFILE=65536", "KillMode=mixed", "Restart=on-failure", "RestartSec=5"),
+            *("", "[Install]", "WantedBy=multi-user.target", ""),
+        )
+    )
+
+
+def _of_systemd(word: str) -> str:
+    """A word of a unit's line."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"' if re.search(r"[\s\"';]", word) else escaped
+
+
 def log_writer() -> LineSink:
     """Writes lines to stderr, each behind the name of its process; in colour on a terminal."""
     coloured = sys.stderr.isatty()
@@ -71,10 +129,15 @@ def banner(stack: Stack, seats: list[dict[str, Any]], seconds: float) -> str:
     """What a person needs to know once everything is ready."""
     layout, many = stack.layout, stack.options.nodes > 1
     lines = ["", f"Ready after {seconds:.1f} s.", ""]
-    for router in layout.routers:
-        lines.append(f"  router   {router.url}")
+    for url in (layout.url, *(router.url for router in layout.routers[1:])):
+        lines.append(f"  router   {url}")
     if stack.options.port is None and layout.routers[0].port != USUAL_PORT:
         lines[-len(layout.routers)] += f"   ({USUAL_PORT} is taken)"
+    of_router = stack.options.settings.get("router", {})
+    keys = "KYB_API_KEYS_FILE" in of_router
+    if (host := of_router.get("KYB_HOST", HOST)) != HOST:
+        without = "" if keys else ", for everybody: KYB_API_KEYS_FILE is not set"
+        lines.append(f"           listens at {host}{without}")
     lines += [f"  console  {layout.console}", f"  page     {layout.page}", f"  nats     {layout.nats_url}"]
     for node, group in itertools.product(layout.nodes, stack.plan.topology.groups):
         mine = [seat for seat in seats if group.name in (seat.get("group"), seat.get("home_group"))]
@@ -84,8 +147,8 @@ def banner(stack: Stack, seats: list[dict[str, Any]], seconds: float) -> str:
         mine.sort(key=lambda seat: str(seat.get("seat")))
         lines += [f"            {seat.get('model', '?'):24} {seat.get('state')}" for seat in mine if seat.get("model")]
     model = next((seat["model"] for seat in seats if seat.get("state") == "parked"), None)
-    if model or seats:
-        lines += ["", f"  Try a {'parked ' if model else ''}model:", "", *_curl(stack.url, model or seats[0]["model"])]
+    if found := model or next((seat["model"] for seat in seats if seat.get("model")), None):
+        lines += ["", f"  Try a {'parked ' if model else ''}model:", "", *_curl(stack.url, found, keys=keys)]
     url = "" if stack.announced else f" --url {stack.console}"
     lines += [
         "",
@@ -103,10 +166,11 @@ def _kyb() -> str:
     return "kyb" if shutil.which("kyb") or Path(sys.argv[0]).name != "kyb" else sys.argv[0]
 
 
-def _curl(url: str, model: str) -> list[str]:
+def _curl(url: str, model: str, *, keys: bool) -> list[str]:
+    key = " -H 'Authorization: Bearer KEY'" if keys else ""
     body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "Hello"}]}
     return [
-        f"  curl -sN {url}/v1/chat/completions -H 'Content-Type: application/json' \\",
+        f"  curl -sN {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\",
         f"    -d '{json.dumps(body)}'",
     ]
 
@@ -134,42 +198,69 @@ async def _live(stack: Stack, progress: Callable[[str], None]) -> None:
     for warning in stack.plan.topology.warnings:
         sys.stderr.write(f"kyb: warning: {warning}\n")
     groups = len(stack.plan.topology.groups) * stack.options.nodes
-    progress(f"starting {len(stack.models)} models on {groups} groups of fake GPUs")
+    fake = "" if stack.options.driver == "nvidia" else "fake "
+    progress(f"starting {len(stack.models)} models on {groups} groups of {fake}GPUs")
+    systemd = os.environ.pop("NOTIFY_SOCKET", "")  # engines are not to have it
     async with stack:
+        beside = [
+            asyncio.create_task(reload_changes(stack, progress), name="reload"),
+            asyncio.create_task(_renew(stack, progress), name="renew"),
+        ]
         try:
-            seats = await stack.ready(READY_SECONDS, progress)
-        except NotReadyError as error:  # one failing engine is no reason to end the others
-            sys.stderr.write(f"kyb: warning: {error}\nkyb: the stack stays up; see: {_kyb()} doctor\n")
-            seats = error.seats
-        seconds = time.monotonic() - stack.began
-        facts = {
-            "url": stack.url,
-            "console": stack.console,
-            "page": stack.layout.page,
-            "nats_url": stack.layout.nats_url,
-            "seconds": round(seconds, 3),
-            "seats": seats,
-        }
-        answer(facts, banner(stack, seats, seconds))
-        sys.stdout.flush()
-        reloading = asyncio.create_task(reload_changes(stack, progress), name="reload")
-        try:
+            await _show(stack, progress, systemd)
             raise await stack.failed()
         finally:
-            reloading.cancel()
+            for task in beside:
+                task.cancel()
+
+
+async def _renew(stack: Stack, progress: Callable[[str], None]) -> NoReturn:
+    """Start the services again at each SIGUSR1: after an upgrade."""
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, asked.set)
+    while True:
+        await asked.wait()
+        asked.clear()
+        progress("starting the services again; engines go on")
+        await stack.renew()
+        progress("the services are started")
+
+
+async def _show(stack: Stack, progress: Callable[[str], None], systemd: str) -> None:
+    """Wait until it is ready, print the screen, and tell systemd where that asks."""
+    try:
+        seats = await stack.ready(READY_SECONDS, progress)
+    except NotReadyError as error:  # one failing engine is no reason to end the others
+        sys.stderr.write(f"kyb: warning: {error}\nkyb: the stack stays up; see: {_kyb()} doctor\n")
+        seats = error.seats
+    seconds = time.monotonic() - stack.began
+    facts = {
+        "url": stack.url,
+        "console": stack.console,
+        "page": stack.layout.page,
+        "nats_url": stack.layout.nats_url,
+        "seconds": round(seconds, 3),
+        "seats": seats,
+    }
+    answer(facts, banner(stack, seats, seconds))
+    sys.stdout.flush()
+    if systemd:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.sendto(b"READY=1", f"\0{systemd[1:]}" if systemd.startswith("@") else systemd)
 
 
 async def reload_changes(stack: Stack, progress: Callable[[str], None]) -> NoReturn:
-    """Hand each change of the configuration's file to the services, also one from before they were ready, once two
-    looks have found the same: it may be half-written. A wrong one changes nothing."""
-    file = stack.options.config
-    seen = refused = b""
+    """Hand each change of the files of configuration and pods to services and kubelets, also one from before they were
+    ready, once two looks have found the same: one may be half-written. A wrong one changes nothing."""
+    files = stack.options.sources
+    seen = refused = tuple(b"" for _ in files)
     while True:
         await asyncio.sleep(RELOAD_SECONDS)
-        before, seen = seen, content(file)
-        if seen == stack.plan.config_file:
-            refused = b""
-        if seen != before or seen in (b"", refused, stack.plan.config_file):
+        before, seen = seen, tuple(content(file) for file in files)
+        used = stack.plan.sources[: len(files)]
+        if seen == used:
+            refused = tuple(b"" for _ in files)
+        if seen != before or b"" in seen or seen in (refused, used):
             continue
         try:
             stack.reconfigure()
@@ -177,6 +268,7 @@ async def reload_changes(stack: Stack, progress: Callable[[str], None]) -> NoRet
             continue
         except (ConfigError, OSError) as error:
             refused = seen
-            sys.stderr.write(f"kyb: warning: {error}\nkyb: the stack keeps its configuration\n")
+            sys.stderr.write(f"kyb: warning: {error}\nkyb: the stack keeps what it has\n")
         else:
-            progress(f"{file} has changed; the services read it anew")
+            changed = [str(file) for file, old, new in zip(files, used, seen, strict=True) if old != new]
+            progress(f"{' and '.join(changed)} changed; the stack follows")

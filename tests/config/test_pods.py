@@ -145,7 +145,6 @@ BAD = {
     ),
     "one name twice": (POD + "---\n" + POD, ":19: metadata.name: 'qwen': namespace default has this pod already; give"),
     "YAML syntax": ("a: [\n", ":2: not valid YAML:"),
-    "empty": ("", ": is empty;"),
 }
 
 

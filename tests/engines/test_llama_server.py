@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from kybernate.dev.fakes.engine.llama import missing
+from kybernate.dev.fakes.engine.llama import missing, write_model
 from kybernate.dev.stack import Stack
 from tests.stack.pods import ONE_GROUP, small_node
 
@@ -24,7 +24,7 @@ spec:
   containers:
     - name: engine
       image: llama.cpp
-      command: [python, {server}, {name}, "8000"]
+      command: [python, {server}, -m, {model}, --host, $(POD_IP), --port, "8000"]
       resources: {{limits: {{kyb.ai/gpu-1x-seat: 1}}}}
 """
 SERVER = Path(__file__).with_name("llama_server.py")
@@ -32,7 +32,9 @@ SERVER = Path(__file__).with_name("llama_server.py")
 
 @pytest.mark.timeout(240)
 async def test_llama_cpps_own_answers_of_each_kind_go_through_and_are_equal_after_a_cold_start(tmp_path: Path) -> None:
-    pods = [POD.format(name=name, server=SERVER) for name in "ab"]
+    for name in "ab":
+        write_model(tmp_path / f"{name}.gguf", name)
+    pods = [POD.format(name=name, server=SERVER, model=tmp_path / f"{name}.gguf") for name in "ab"]
     options = small_node(tmp_path, ONE_GROUP, pods, speed=1)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         await stack.ready(90)

@@ -15,13 +15,14 @@ import yaml
 from kybernate.cli.output import CliError
 from kybernate.config_errors import ConfigError
 from kybernate.dev import up
+from kybernate.dev.fakes.kubelet.__main__ import follow
 from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.dev.stack import LAPTOP, Stack, StackOptions, options
-from kybernate.dev.stack import add as adding
+from kybernate.dev.stack import pod_changes as adding
 from kybernate.dev.stack.options import ChangingError
 from kybernate.health import HttpServer
-from tests.kubelet.stand import RESOURCE, registered, running_kubelet
+from tests.kubelet.stand import RESOURCE, pod, registered, running_kubelet
 from tests.until import until
 
 POD = f"""
@@ -42,7 +43,7 @@ class Reconfigured:
     """What ``reload_changes`` needs of a stack; ``taken`` are the contents that it was to use."""
 
     options: StackOptions = field(default_factory=StackOptions)
-    plan: Any = field(default_factory=lambda: type("Plan", (), {"config_file": b"a"}))
+    plan: Any = field(default_factory=lambda: type("Plan", (), {"sources": (b"a", b"pods")}))
     looks: list[bytes] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
     taken: list[bytes] = field(default_factory=list)
@@ -56,7 +57,7 @@ class Reconfigured:
     def reconfigure(self) -> None:
         if self.errors:
             raise self.errors.pop(0)
-        self.plan.config_file = self.seen
+        self.plan.sources = (self.seen, b"pods")
         self.taken.append(self.seen)
 
 
@@ -118,14 +119,21 @@ def test_a_configuration_that_is_written_while_it_is_checked_is_not_used(
     assert (stack.folder / "config.yaml").read_bytes() == before
 
 
-def test_a_new_configuration_is_checked_with_the_pods_that_run(stack: Stack) -> None:
-    assert stack.options.pods is not None
-    stack.options.pods.write_text("no pod")  # for the next start
+def test_a_new_configuration_is_checked_with_the_pods_of_the_file_and_both_are_used_or_none(stack: Stack) -> None:
+    pods = stack.options.pods
+    assert pods is not None
+    known = pods.read_text()
     stack.options.config.write_text(stack.options.config.read_text() + "\nwarmup: false\n")
+    pods.write_text("no pod")
+    with pytest.raises(ConfigError, match="is not a Pod"):
+        stack.reconfigure()
+    assert b"warmup: false" not in (stack.folder / "config.yaml").read_bytes()
+    pods.write_text(known.replace("qwen3-32b", "qwen4-32b"))
     stack.reconfigure()
     assert b"warmup: false" in (stack.folder / "config.yaml").read_bytes()
+    assert "qwen4-32b" in (stack.folder / "pods.yaml").read_text()
     more = "".join(f"---{POD.replace('NAME', f'more-{n}').replace(RESOURCE, 'kyb.ai/gpu-1x-seat')}" for n in range(40))
-    with (stack.folder / "pods.yaml").open("a") as file:
+    with pods.open("a") as file:
         file.write(more)
     stack.options.config.write_text(stack.options.config.read_text() + "\n# again\n")
     with pytest.raises(ConfigError, match="pods ask for it and this machine has"):
@@ -156,6 +164,8 @@ async def node(folder: Path, *seats: str) -> AsyncIterator[tuple[Kubelet, dict[s
         if seats:
             await opened.enter_async_context(registered(kubelet, *seats))
         http = await opened.enter_async_context(HttpServer(application(kubelet), "127.0.0.1", 0))
+        following = asyncio.create_task(follow(kubelet, folder / "pods.yaml", [folder / "pods.yaml"]))
+        opened.callback(following.cancel)
         yield kubelet, {"folder": str(folder), "driver": "fake", "kubelets": [http.url]}
 
 
@@ -172,38 +182,39 @@ async def test_of_two_files_for_one_seat_one_is_added_and_the_other_refused(tmp_
         found = await asyncio.gather(*both, return_exceptions=True)
         refused = [one for one in found if isinstance(one, BaseException)]
         assert [str(one).partition(": ")[2] for one in refused] == [
-            f"1 seats of {RESOURCE} are needed and {kubelet.options.node} has 0 free ones; "
-            "remove pods, or raise seatsPerGroup of its profile"
+            f"2 seats of {RESOURCE} are needed and {kubelet.options.node} has 1; "
+            "kyb remove a model, or raise seatsPerGroup of its profile"
         ]
-        there = [pod.spec.name for pod in kubelet.pods]
         kept = [one["metadata"]["name"] for one in yaml.safe_load_all((tmp_path / "pods.yaml").read_text()) if one]
-        assert len(there) == 1
-        assert kept == there, "a kubelet that is started again has it"
+        assert len(kept) == 1
+        await until(lambda: [pod.spec.name for pod in kubelet.pods] == kept, what="kubelet has it")
 
 
 async def test_of_a_file_with_a_pod_that_exists_none_is_added(tmp_path: Path) -> None:
-    async with node(tmp_path, "1x-abcdef.s00", "1x-abcdef.s01", "1x-abcdef.s02") as (kubelet, stack):
+    async with node(tmp_path, "1x-abcdef.s00", "1x-abcdef.s01", "1x-abcdef.s02") as (_, stack):
         await asyncio.to_thread(adding.add, stack, written(tmp_path, "a"))
-        with pytest.raises(CliError, match=r"has default/a already; rename it in the file"):
+        before = (tmp_path / "pods.yaml").read_bytes()
+        with pytest.raises(CliError, match=r"the stack has default/a already; rename it, or kyb remove it first"):
             await asyncio.to_thread(adding.add, stack, written(tmp_path, "b", "a"))
-        assert [pod.spec.name for pod in kubelet.pods] == ["a"]
+        assert (tmp_path / "pods.yaml").read_bytes() == before
 
 
 async def test_a_full_disk_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async with node(tmp_path, "1x-abcdef.s00") as (kubelet, stack):
+    async with node(tmp_path, "1x-abcdef.s00") as (_, stack):
         monkeypatch.setattr(adding.files, "replace", full)
-        with pytest.raises(CliError, match="No space left on device; the pods are created, but"):
+        with pytest.raises(CliError, match="No space left on device; nothing has changed"):
             await asyncio.to_thread(adding.add, stack, written(tmp_path, "a"))
-        assert [pod.spec.name for pod in kubelet.pods] == ["a"]
+        assert (tmp_path / "pods.yaml").read_text() == ""
 
 
-async def test_a_stack_that_is_starting_says_so(tmp_path: Path) -> None:
+async def test_a_stack_that_is_starting_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adding, "ANSWER_SECONDS", 0.5)
     file = written(tmp_path, "a")
     async with node(tmp_path) as (kubelet, stack):
-        with pytest.raises(CliError, match=f"does not offer {RESOURCE} yet; wait until kyb up is ready"):
+        with pytest.raises(CliError, match=f"has no {RESOURCE} yet; wait until kyb up is ready"):
             await asyncio.to_thread(adding.add, stack, file)
         assert kubelet.pods == []
     with pytest.raises(CliError, match=r"kubelet does not answer: .*; wait until kyb up is ready"):
@@ -227,3 +238,87 @@ async def test_a_file_of_pods_that_is_written_while_it_is_checked_is_not_used(
         with pytest.raises(ConfigError, match="was written while it was read"):
             await asyncio.to_thread(adding.add, stack, file)
         assert kubelet.pods == []
+
+
+# --- models come, change and go ---------------------------------------------------------------------------------------
+
+
+def names(kubelet: Kubelet) -> dict[str, str]:
+    """Name and id of kubelet's pods that are not ending."""
+    return {pod.spec.name: pod.uid for pod in kubelet.pods if not pod.deleted_at}
+
+
+async def test_kubelet_follows_its_file_and_leaves_what_has_not_changed(tmp_path: Path) -> None:
+    file = tmp_path / "pods.yaml"
+    async with node(tmp_path, *(f"1x-abcdef.s0{number}" for number in range(4))) as (kubelet, _):
+        kubelet.create(pod("by-call", seats=0))
+        file.write_text("---".join(POD.replace("NAME", name) for name in ("a", "b", "c")))
+        await until(lambda: len(names(kubelet)) == 4, what="three pods came")
+        before = names(kubelet)
+        file.write_text("---".join((POD.replace("NAME", "a"), POD.replace("NAME", "b").replace("100", "200"))))
+        await until(lambda: set(names(kubelet)) == {"a", "b", "by-call"}, what="one went")
+        await until(lambda: names(kubelet)["b"] != before["b"], what="one was made anew")
+        assert {name: names(kubelet)[name] for name in ("a", "by-call")} == {
+            name: before[name] for name in ("a", "by-call")
+        }
+        file.write_text("kind: Pot")
+        await asyncio.sleep(1)
+        assert set(names(kubelet)) == {"a", "b", "by-call"}
+
+
+async def test_a_model_is_a_command_line_and_is_removed_by_its_name(tmp_path: Path) -> None:
+    own = tmp_path / "models.yaml"
+    own.write_text("# mine\n")
+    async with node(tmp_path, "1x-abcdef.s00", "1x-abcdef.s01") as (_, stack):
+        stack |= {"pods": str(own)}
+        command = ("llama-server", "-m", "q.gguf", "--port", "9001")
+        added = await asyncio.to_thread(adding.add_command, stack, "Qwen3.8b", command)
+        assert [(pod.name, pod.model, pod.port) for pod in added] == [("qwen3-8b", "Qwen3.8b", 9001)]
+        [made] = yaml.safe_load_all(own.read_text())
+        assert made["spec"]["containers"][0]["command"] == list(command)
+        assert made["metadata"]["annotations"]["kyb.ai/backend"] == "restart"
+        with pytest.raises(CliError, match=r"names no port, and each engine needs its own; write: .*--port 9001"):
+            await asyncio.to_thread(adding.add_command, stack, "b", ("llama-server", "-m", "q.gguf"))
+        (nothing := tmp_path / "nothing.yaml").write_text("# later\n")
+        with pytest.raises(ConfigError, match=r"nothing\.yaml: has no pods; write at least one"):
+            await asyncio.to_thread(adding.add, stack, nothing)
+        await asyncio.to_thread(adding.add, stack, written(tmp_path, "b"))
+        with pytest.raises(CliError, match=r"has no model 'c'; it has Qwen3\.8b, b"):
+            adding.remove(stack, "c")
+        assert adding.remove(stack, "Qwen3.8b") == ["qwen3-8b"]
+        assert own.read_text().startswith("# mine\n---\n\napiVersion")
+        assert adding.remove(stack, "b") == ["b"]
+        assert own.read_text() == "# mine\n# Pods of kyb up, one seat each: kyb add\n"
+
+
+def test_a_model_in_a_list_is_not_cut_out(tmp_path: Path) -> None:
+    one = yaml.safe_load(POD.replace("NAME", "a"))
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "pods.yaml").write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": [one]}))
+    with pytest.raises(CliError, match=r"a is in a List of .*; take it out with kyb edit"):
+        adding.remove({"folder": str(tmp_path)}, "a")
+
+
+async def test_what_is_edited_is_checked_and_a_wrong_draft_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "pods.yaml"
+    monkeypatch.delenv("VISUAL", raising=False)
+    async with node(tmp_path, "1x-abcdef.s00") as (_, stack):
+        file.write_text(POD.replace("NAME", "a"))
+        for editor, changed in (("true", False), ("sed -i s/100/200/", True)):
+            monkeypatch.setenv("EDITOR", editor)
+            assert await asyncio.to_thread(adding.edit, stack) is changed
+        assert "200" in (before := file.read_text())
+        for editor, text in (
+            ("sed -i s/Pod/Pot/", r"pods\.yaml:\d+: kind: 'Pot': is not a Pod.*\n.*kept in (\S+)"),
+            ("false", r"false ended with code 1; nothing has changed\n.*kept in (\S+)"),
+        ):
+            monkeypatch.setenv("EDITOR", editor)
+            with pytest.raises(CliError, match=text) as refused:
+                await asyncio.to_thread(adding.edit, stack)
+            Path(str(refused.value).split()[-1]).unlink()
+        monkeypatch.setenv("EDITOR", "no-such-editor")
+        with pytest.raises(CliError, match="no-such-editor: No such file or directory; set EDITOR"):
+            await asyncio.to_thread(adding.edit, stack)
+        assert file.read_text() == before

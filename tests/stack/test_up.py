@@ -174,8 +174,10 @@ def test_up_takes_engines_of_ones_own_more_models_and_another_configuration(tmp_
     config, pods = tmp_path / "config.yaml", tmp_path / "gamma.yaml"
     config.write_text((LAPTOP / "config.yaml").read_text())
     pods.write_text(GAMMA)
-    engines = str(ROOT / "examples/own_engine.yaml")
-    with up("--config", str(config), "--pods", engines) as stack:
+    engines = tmp_path / "models.yaml"
+    example = (ROOT / "examples/own_engine.yaml").read_text()
+    engines.write_text(example.replace("examples/own_engine.py", str(ROOT / "examples/own_engine.py")))
+    with up("--config", str(config), "--pods", str(engines)) as stack:
         for model in ("alpha", "beta", "alpha"):
             assert ask_whole(stack.url, model) == f"{model} received: Hello"
 
@@ -185,6 +187,29 @@ def test_up_takes_engines_of_ones_own_more_models_and_another_configuration(tmp_
         command = [*KYB, "add", str(pods)]
         again = subprocess.run(command, capture_output=True, text=True, timeout=60 * TIME_FACTOR, check=False)
         assert (again.returncode, "default/gamma" in again.stderr) == (1, True), again.stderr
+
+        def pids() -> dict[str, int]:
+            runtime = Path(os.environ["XDG_RUNTIME_DIR"])
+            return dict(json.loads((runtime / "kybernate" / "stack.json").read_text())["pids"])
+
+        before, engine = pids(), stack.kyb("logs", "gamma")
+        stack.process.send_signal(signal.SIGUSR1)
+        until_blocking(
+            lambda: {name for name, pid in pids().items() if before[name] == pid} == {"nats", "driver", "kubelet"},
+            what="every service is a new process",
+            timeout=60,
+        )
+
+        def knows() -> bool:
+            found = subprocess.run([*KYB, "status"], capture_output=True, text=True, timeout=60, check=False)
+            return "gamma" in found.stdout
+
+        until_blocking(knows, what="the new console and manager know gamma", timeout=60, interval=0.2)
+        assert ask(stack.url, "gamma")
+        assert stack.kyb("logs", "gamma").startswith(engine), "its engine is the same"
+
+        stack.kyb("remove", "gamma")
+        until_blocking(lambda: "gamma" not in stack.kyb("status"), what="gamma has gone", timeout=60, interval=0.2)
 
         config.write_text(config.read_text().partition("policy:")[0] + "policy: {name: exhaustive}\n")
 

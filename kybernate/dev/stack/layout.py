@@ -24,6 +24,7 @@ HOST = "127.0.0.1"
 USUAL_PORT = 8780
 """Of a router."""
 USUAL_CONSOLE_PORT = 8781
+USUAL_NATS_PORT = 4222
 
 
 class Ports:
@@ -109,16 +110,24 @@ class NodeLayout:
 
 @dataclass(frozen=True, slots=True)
 class RouterLayout:
-    """Ports of one router."""
+    """Address and ports of one router."""
 
     port: int
     health_port: int
-    """The operations port: metrics."""
+    """The operations port: metrics and readiness, on loopback."""
+    host: str = HOST
+    """At which this machine reaches it."""
+    tls: bool = False
 
     @property
     def url(self) -> str:
         """Where it answers."""
-        return f"http://{HOST}:{self.port}"
+        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}"
+
+    @property
+    def readiness(self) -> str:
+        """Where it says whether it is ready."""
+        return f"http://{HOST}:{self.health_port}/readyz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +145,15 @@ class Layout:
     """Where they find each other; empty for a single one."""
     nats_url: str
     """All servers, with commas between."""
+    given_url: str = ""
+    """The first router's, where its certificate names one."""
     stubs: Path | None = None
     """Folder of the stub libraries that stand for NVIDIA's; None: the driver needs none."""
 
     @property
     def url(self) -> str:
         """Where the first router answers."""
-        return self.routers[0].url
+        return self.given_url or self.routers[0].url
 
     @property
     def console(self) -> str:
@@ -183,28 +194,40 @@ def with_backends(pods: str, backends: Sequence[str]) -> str:
     return yaml.safe_dump_all(documents, sort_keys=False)
 
 
+def pods_of(plan: Plan, options: StackOptions) -> str:
+    """The pods as they are run: those of the file, as the options change them."""
+    pods = plan.pod_file.decode()
+    if options.engine == "llama":
+        pods = pods.replace(f"{_ENGINE},", f"{_ENGINE}, --llama,")
+    if options.parked_by is not None:
+        pods = with_backends(pods, options.parked_by.split(","))
+    return pods
+
+
 def lay_out(plan: Plan, options: StackOptions, ports: Ports, stubs: Path | None = None) -> Layout:
     """Make the folder with its files, as they were checked, and take the ports. Raises OSError when the asked port is
     taken."""
     port = ports.usual(USUAL_PORT, options.port)
     folder = _short_folder()
     (folder / "config.yaml").write_bytes(plan.config_file)
-    pods = plan.pod_file.decode()
-    if options.engine == "llama":
-        pods = pods.replace(f"{_ENGINE},", f"{_ENGINE}, --llama,")
-    if options.parked_by is not None:
-        pods = with_backends(pods, options.parked_by.split(","))
-    (folder / "pods.yaml").write_text(pods)
+    (folder / "pods.yaml").write_text(pods_of(plan, options))
     (folder / "logs").mkdir()
     servers = options.servers if options.nats_url is None else 0
-    nats_ports = tuple(ports.free() for _ in range(servers))
+    first = ports.usual(USUAL_NATS_PORT, options.port and 0)
+    nats_ports = (first, *(ports.free() for _ in range(servers - 1)))[:servers]
+    given = options.settings.get("router", {})
+    host, tls = given.get("KYB_HOST", HOST), "KYB_TLS_CERT_FILE" in given
+    host = HOST if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     return Layout(
         folder=folder,
         nodes=tuple(_node(folder, index, ports) for index in range(options.nodes)),
-        routers=tuple(RouterLayout(port if not n else ports.free(), ports.free()) for n in range(options.routers)),
+        routers=tuple(
+            RouterLayout(port if not n else ports.free(), ports.free(), host, tls) for n in range(options.routers)
+        ),
         console_port=ports.usual(USUAL_CONSOLE_PORT if options.port is None else min(port + 1, 65535)),
         nats_ports=nats_ports,
         route_ports=tuple(ports.free() for _ in range(servers)) if servers > 1 else (),
+        given_url=options.settings.get("console", {}).get("KYB_ROUTER_URL", ""),
         nats_url=options.nats_url or ",".join(f"nats://{HOST}:{port}" for port in nats_ports),
         stubs=stubs,
     )
@@ -225,7 +248,7 @@ def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[s
     plain = _environment(layout.folder)
     for index, router in enumerate(layout.routers):
         env = _settings(layout, options, NODE) | {"KYB_HOST": HOST, "KYB_PORT": str(router.port)}
-        env |= {"KYB_HEALTH_HOST": HOST, "KYB_HEALTH_PORT": str(router.health_port)}
+        env |= {"KYB_HEALTH_HOST": HOST, "KYB_HEALTH_PORT": str(router.health_port), "KYB_ADVERTISE_URL": router.url}
         found[numbered("router", index)] = _python("services.router", plain | env)
     console = {"KYB_HOST": HOST, "KYB_PORT": str(layout.console_port), "KYB_ROUTER_URL": layout.url}
     found["console"] = _python("services.console", plain | _settings(layout, options, NODE) | console)
@@ -257,18 +280,17 @@ def _of_node(layout: Layout, node: NodeLayout, options: StackOptions, slots: int
     for name, value in libraries.items():
         kubelet += ["--inject-env", f"{name}={value}"]
     plain = _environment(layout.folder)
-    service = _settings(layout, options, node.name) | _node_settings(node)
+    service = _settings(layout, options, node.name) | _node_settings(node, options)
     config = {"KYB_CONFIG": str(layout.folder / "config.yaml")}
     owners = {"KYB_KUBELET_DIR": str(folder)}  # short: sockets are below it
     plugin = {
         "KYB_CDI_DIR": str(folder / "cdi"),
-        "KYB_NEIGHBOURS": "ignore",  # these GPUs are made up, whatever the cluster around offers
+        "KYB_NEIGHBOURS": "ignore",  # these GPUs are made up or ours, whatever the cluster around offers
     } | owners
     manager = {"KYB_KUBELET_URL": node.kubelet_url} | owners
-    driver_kind = {} if layout.stubs is None else {"KYB_DRIVER": "cuda"} | libraries
+    driver_kind = {} if options.driver == "fake" else {"KYB_DRIVER": "cuda"} | libraries
     local = {"KYB_FAKE_KUBELET": "true"}
-    return {
-        "driver": _python("kybernate.dev.fakes.gpu", plain, *driver),
+    return ({"driver": _python("kybernate.dev.fakes.gpu", plain, *driver)} if options.driver != "nvidia" else {}) | {
         "checkpointer": _python("services.checkpointer", plain | service | driver_kind | local),
         "gpu_manager": _python("services.gpu_manager", plain | service | config | manager | driver_kind),
         "plugin": _python("services.plugin", plain | service | config | plugin | driver_kind),
@@ -304,12 +326,9 @@ def _settings(layout: Layout, options: StackOptions, node: str) -> dict[str, str
     }
 
 
-def _node_settings(node: NodeLayout) -> dict[str, str]:
-    return {
-        "KYB_RUN_DIR": str(node.folder / "run"),
-        "KYB_STATE_DIR": str(node.folder / "state"),
-        "KYB_FAKE_DRIVER": str(node.driver_socket),
-    }
+def _node_settings(node: NodeLayout, options: StackOptions) -> dict[str, str]:
+    fakes = {"KYB_FAKE_DRIVER": str(node.driver_socket)} if options.driver != "nvidia" else {}
+    return {"KYB_RUN_DIR": str(node.folder / "run"), "KYB_STATE_DIR": str(node.folder / "state")} | fakes
 
 
 def _libraries(layout: Layout, node: NodeLayout) -> dict[str, str]:

@@ -1,6 +1,8 @@
 """Options of a stack, and the checks that need no process: all before a process starts."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -12,13 +14,14 @@ from kybernate.dev.fakes.engine.llama import missing
 from kybernate.dev.fakes.gpu.spec import Hardware, build, changed
 from kybernate.dev.fakes.kubelet.manifest import ManifestError, parse_pod
 from kybernate.dev.stack.pod_file import StackPod, check_seats, check_vram, load_pods, manifests
+from kybernate.gpus import GpuError, open_gpus
 from kybernate.machine import Gpu
 from kybernate.sizes import parse_size
 from kybernate.topology import Group, Topology, plan
 
 LAPTOP = Path(__file__).with_name("laptop")
 """The configuration and the pods that ``kyb up`` starts without options."""
-BACKENDS: Mapping[str, Literal["fake", "cuda"]] = {"fake": "fake", "stub": "cuda"}
+BACKENDS: Mapping[str, Literal["fake", "cuda"]] = {"fake": "fake", "stub": "cuda", "nvidia": "cuda"}
 """What pods must name to be parked, by driver."""
 NODE = "laptop"
 GPU_NAME = "Fake GPU"
@@ -26,11 +29,12 @@ GPU_NAME = "Fake GPU"
 
 @dataclass(frozen=True)
 class StackOptions:
-    """One stack of real processes on fake GPUs."""
+    """One stack of real processes, on fake GPUs or on those of this machine."""
 
-    driver: Literal["fake", "stub"] = "fake"
+    driver: Literal["fake", "stub", "nvidia"] = "fake"
     """How the processes reach the fake GPUs: by the fake's own protocol; or by NVIDIA's libraries, CUDA and NVML, of
-    which C stubs are compiled: then checkpointer, plugin, manager and engines run the code that they run on a GPU."""
+    which C stubs are compiled: then checkpointer, plugin, manager and engines run the code that they run on a GPU.
+    nvidia: by NVIDIA's libraries those of this machine, one node of them."""
 
     config: Path = LAPTOP / "config.yaml"
     pods: Path | None = None
@@ -78,6 +82,11 @@ class StackOptions:
         return self.backend or ("unload" if self.engine == "llama" else None)
 
     @property
+    def sources(self) -> tuple[Path, ...]:
+        """The files that a person wrote, and may change while the stack runs."""
+        return (self.config, self.pods) if self.pods is not None else (self.config,)
+
+    @property
     def pod_file(self) -> Path:
         """The pods that are started."""
         return self.pods or LAPTOP / ("pods.yaml" if self.driver == "fake" else "pods-cuda.yaml")
@@ -93,29 +102,56 @@ class Plan:
     config_file: bytes
     pod_file: bytes
     """Both as they were checked."""
+    hardware: Hardware
+
+    @property
+    def sources(self) -> tuple[bytes, ...]:
+        """What was in those of ``StackOptions.sources``."""
+        return self.config_file, self.pod_file
 
 
 class ChangingError(ConfigError):
     """A file is being written while it is read."""
 
 
-def check(options: StackOptions) -> Plan:
-    """Read and check everything that a person wrote. Raises ConfigError."""
+def check(options: StackOptions, hardware: Hardware | None = None) -> Plan:
+    """Read and check everything that a person wrote, for these GPUs or those of the options. Raises ConfigError."""
     before = content(options.config), content(options.pod_file)
     config = load(options.config)
     if options.engine == "llama" and (absent := missing()):
         raise ConfigError(f"--engine llama: {absent}")
-    try:
-        topology = plan(config, *fake_hardware(options.gpus, options.memory))
-    except ValueError as error:
-        raise ConfigError(f"--gpus {options.gpus} --memory {options.memory}: {error}") from None
+    if hardware is None:
+        hardware = _hardware(options)
+    topology = plan(config, *hardware)
     pods = load_pods(options.pod_file, config, BACKENDS[options.driver])
     check_manifests(options.pod_file)
     check_seats(options.pod_file, pods, topology.groups)
     check_vram(options.pod_file, pods, topology.groups)
     for path, text in zip((options.config, options.pod_file), before, strict=True):
         check_unchanged(path, text)
-    return Plan(config, topology, pods, *before)
+    return Plan(config, topology, pods, *before, hardware)
+
+
+def _hardware(options: StackOptions) -> Hardware:
+    """The GPUs of the options. Raises ConfigError."""
+    if options.driver != "nvidia":
+        try:
+            return fake_hardware(options.gpus, options.memory)
+        except ValueError as error:
+            raise ConfigError(f"--gpus {options.gpus} --memory {options.memory}: {error}") from None
+
+    async def read() -> Hardware:
+        gpus = open_gpus(fakes=False)
+        try:
+            return Hardware(await gpus.list(), await gpus.links(), await gpus.instances())
+        finally:
+            await gpus.close()
+
+    try:
+        with ThreadPoolExecutor(1) as thread:  # a loop may run in this one
+            return thread.submit(lambda: asyncio.run(read())).result()
+    except GpuError as error:
+        raise ConfigError(f"--driver nvidia: {error}") from None
 
 
 def content(path: Path) -> bytes:
@@ -135,13 +171,15 @@ def check_unchanged(path: Path, known: bytes) -> None:
 def check_pods(path: Path, config: NodeConfig, groups: Sequence[Group] | None) -> None:
     """Check a file of Pods or Deployments; with ``groups``, also the number of seats. Raises ConfigError."""
     pods = load_pods(path, config, "any")
+    if not pods:
+        raise ConfigError(f"{path}: has no pods; write at least one")
     if groups is not None:
         check_seats(path, pods, groups)
 
 
 def check_manifests(path: Path) -> None:
     """Raise ConfigError for what the fake kubelet would not run."""
-    for document in read_documents(path):
+    for document in read_documents(path, empty=True):
         for place, manifest in manifests(document):
             try:
                 parse_pod(manifest, str(path))

@@ -46,9 +46,9 @@ def load_pods(
     path: Path | str, config: NodeConfig, backend: Literal["fake", "cuda", "any"] = "fake"
 ) -> tuple[StackPod, ...]:
     """Read and check a file of Pods (several documents, or a List), all parked by ``backend`` or by restart. Raises
-    ConfigError. ``any``: for a cluster, where Deployments count as the Pods that they make."""
+    ConfigError. ``any``: for a cluster, where Deployments count as the Pods that they make. An empty file has none."""
     pods, errors = dict[tuple[str, str], StackPod](), list[ConfigError]()
-    for document in read_documents(Path(path)):
+    for document in read_documents(Path(path), empty=True):
         for place, manifest in manifests(document, deployments=backend == "any"):
             try:
                 pod = _pod(document, place, manifest, config, backend)

@@ -86,13 +86,14 @@ class SupervisedProcess:
             os.kill(self._child.pid, signum)
         return self._child.pid
 
-    async def stop(self, *, deadline: float | None = None) -> None:
-        """End it: SIGTERM, then SIGKILL after its time or at ``deadline`` (monotonic seconds), and keep it ended."""
+    async def stop(self, *, patience: float | None = None, deadline: float | None = None) -> None:
+        """End it: SIGTERM, then SIGKILL after its time, ``patience`` (seconds) in place of that, or at ``deadline``
+        (monotonic seconds), and keep it ended."""
         self._wanted = False
         task, self._task = self._task, None
         if task is None:
             return
-        patience = self.command.stop_seconds
+        patience = self.command.stop_seconds if patience is None else patience
         if deadline is not None:
             patience = min(patience, max(0.0, deadline - time.monotonic()))
         try:

@@ -1,4 +1,5 @@
-"""A whole Kybernate as child processes on this machine: real services, a real nats-server, fake GPUs and kubelet.
+"""A whole Kybernate as child processes on this machine: real services, a real nats-server, a kubelet that runs engines
+as processes, and fake GPUs or this machine's.
 
 ``async with Stack(options) as stack`` starts everything and ends everything. What survives a killed supervisor is
 cleared up by its guard (``guard.py``).
@@ -26,9 +27,9 @@ from kybernate.cli.console import stack_file
 from kybernate.cli.operations import in_brackets
 from kybernate.dev.fakes.stubs.build import StubError, build_stubs
 from kybernate.dev.stack import guard
-from kybernate.dev.stack.add import alone
-from kybernate.dev.stack.layout import Layout, Ports, commands, kind, lay_out
+from kybernate.dev.stack.layout import Layout, Ports, commands, kind, lay_out, pods_of
 from kybernate.dev.stack.options import Plan, StackOptions, check
+from kybernate.dev.stack.pod_changes import alone
 from kybernate.dev.stack.process import LineSink, SupervisedProcess
 from kybernate.dev.stack.stack_file import StackFile
 from kybernate.engines import RESTART
@@ -37,6 +38,8 @@ SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
 """The programs that calls depend on, by the names they have in a stack; beside them runs the console."""
 END_SECONDS = 4.0
 """How long ending everything may take, wall time; what is left then is killed."""
+RENEW_SECONDS = 10.0
+"""How long a service that is started again may take to end: requests in flight at a router, wall time."""
 BUS_SECONDS = 30.0
 """How long the nats-servers may take until they have all streams and buckets, wall time."""
 BUS_CHECK_SECONDS = 5.0
@@ -167,14 +170,24 @@ class Stack:
         await self.stop()
 
     def reconfigure(self) -> None:
-        """Check the configuration's file with the pods that run, and hand it to the services, which read it anew.
+        """Check the files of configuration and pods, and hand them to services and kubelets, which follow them.
 
         Raises ConfigError, ChangingError also while ``kyb add`` checks its pods with the configuration before, and
         OSError; then nothing has changed."""
+        pods = self.folder / "pods.yaml"
         with alone(self.folder, wait=False):
-            plan = check(replace(self.options, pods=self.folder / "pods.yaml"))
+            plan = check(replace(self.options, pods=self.options.pods or pods), self.plan.hardware)
             files.replace(self.folder / "config.yaml", plan.config_file, durable=False)
+            if self.options.pods is not None and pods.read_text() != (text := pods_of(plan, self.options)):
+                files.replace(pods, text, durable=False)
         self.plan = plan
+
+    async def renew(self) -> None:
+        """Start the services again, one after another, from what is installed now. Kubelet with the engines and the
+        nats-servers go on."""
+        for name in self.of_kind(*SERVICES, "console"):
+            await self._process(name).stop(patience=RENEW_SECONDS)
+            self._process(name).start()
 
     async def ready(
         self, timeout: float = 60.0, progress: Callable[[str], None] = lambda _: None
@@ -323,8 +336,9 @@ class Stack:
                 "page": layout.page,
                 "pid": os.getpid(),
                 "folder": str(layout.folder),
+                "pods": str(self.options.pods.absolute()) if self.options.pods is not None else None,
                 "speed": self.options.speed,
-                "driver_socket": str(layout.driver_socket),
+                "driver_socket": str(layout.driver_socket) if "driver" in self._processes else None,
                 "nats_url": layout.nats_url,
                 "kubelet_url": layout.kubelet_url,
                 "kubelets": [node.kubelet_url for node in layout.nodes],
@@ -336,7 +350,7 @@ class Stack:
     async def _seats(self, session: aiohttp.ClientSession) -> list[dict[str, Any]] | None:
         try:
             for router in self.layout.routers:
-                async with session.get(f"{router.url}/readyz", timeout=aiohttp.ClientTimeout(total=2)) as answer:
+                async with session.get(router.readiness, timeout=aiohttp.ClientTimeout(total=2)) as answer:
                     answer.raise_for_status()
             async with session.get(f"{self.console}/v1/seats", timeout=aiohttp.ClientTimeout(total=2)) as answer:
                 body = await answer.json()

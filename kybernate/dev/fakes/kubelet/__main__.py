@@ -7,13 +7,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kybernate import lifecycle, logs
+from kybernate import files, lifecycle, logs
 from kybernate.dev.fakes.kubelet import manifest
 from kybernate.dev.fakes.kubelet.device_manager import NumaTopology
 from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options, write_address
 from kybernate.dev.fakes.kubelet.process import BackOff
 from kybernate.health import HttpServer
+
+SETTLED_SECONDS = 0.3
+"""Between two looks at a file that has changed."""
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -57,6 +60,26 @@ def variable(text: str) -> tuple[str, str]:
     return name, value
 
 
+def declared(paths: Sequence[Path]) -> list[manifest.PodSpec]:
+    """The pods of all files. Raises ManifestError."""
+    return [spec for path in paths for spec in manifest.load(path)]
+
+
+async def follow(kubelet: Kubelet, path: Path, paths: Sequence[Path]) -> None:
+    """Declare the pods of all files again after each change of this one, once two looks have found the same: a person
+    may be writing it. What is wrong changes nothing."""
+    async for _ in files.changes(path, asyncio.Event()):
+        while True:
+            before = files.fingerprint(path)
+            await asyncio.sleep(SETTLED_SECONDS)
+            if files.fingerprint(path) == before:
+                break
+        try:
+            kubelet.declare(declared(paths))
+        except manifest.ManifestError as error:
+            logs.get_logger().error("kubelet.pods_refused", error=str(error))
+
+
 async def serve(args: argparse.Namespace, pods: Sequence[manifest.PodSpec]) -> None:
     """Run until SIGTERM."""
     options = Options(
@@ -73,12 +96,12 @@ async def serve(args: argparse.Namespace, pods: Sequence[manifest.PodSpec]) -> N
         seed=args.seed,
     )
     async with Kubelet(options) as kubelet:
-        for spec in pods:
-            kubelet.create(spec)
+        kubelet.declare(pods)
         async with HttpServer(application(kubelet), args.host, args.port, prefix="") as http:
             write_address(args.dir, http.url)
             logs.get_logger().info("kubelet.serving", url=http.url, folder=str(args.dir), pods=len(pods))
-            await lifecycle.run(kubelet=asyncio.Event().wait())
+            following = {f"pods {path}": follow(kubelet, path, args.pods) for path in args.pods}
+            await lifecycle.run(kubelet=asyncio.Event().wait(), **following)
 
 
 def main() -> None:
@@ -86,7 +109,7 @@ def main() -> None:
     args = arguments()
     logs.configure("kubelet", form=args.log_format, node=args.node)
     try:
-        pods = [spec for path in args.pods for spec in manifest.load(path)]
+        pods = declared(args.pods)
     except manifest.ManifestError as error:
         sys.stderr.write(f"kubelet: {error}\n")
         sys.exit(2)

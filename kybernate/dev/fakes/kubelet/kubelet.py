@@ -1,13 +1,14 @@
 """The kubelet itself: pods wait for capacity, are admitted one after another, run, and are deleted."""
 
 import asyncio
+import contextlib
 import json
 import os
 import random
 import shutil
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +103,9 @@ class Kubelet:
         self._servers = AsyncExitStack()
         self._tasks: set[asyncio.Task[None]] = set()
         self._lingering: list[Pod] = []
+        self._declared: dict[str, PodSpec] = {}
+        self._coming: dict[str, PodSpec] = {}
+        """Declared, and not made yet: a pod of this name may still be ending."""
 
     async def __aenter__(self) -> "Kubelet":
         shutil.rmtree(self._around.temporary, ignore_errors=True)  # of one that was killed
@@ -129,6 +133,23 @@ class Kubelet:
         self.pods.append(pod)
         self._wake.set()
         return pod
+
+    def declare(self, specs: Sequence[PodSpec]) -> None:
+        """Make these the pods that files declare, as kubelet does with its static pods: what is gone from there ends,
+        what has changed ends and is made anew. Pods that were made by ``create`` stay."""
+        before, self._declared = self._declared, {spec.key: spec for spec in specs}
+        for key, spec in before.items():
+            if self._declared.get(key) != spec:
+                self._coming.pop(key, None)
+                with contextlib.suppress(UnknownPodError):
+                    self.delete(spec.namespace, spec.name)
+        self._coming |= {key: spec for key, spec in self._declared.items() if before.get(key) != spec}
+        self._create_declared()
+
+    def _create_declared(self) -> None:
+        there = {pod.spec.key for pod in self.pods}
+        for key in [key for key in self._coming if key not in there]:
+            self.create(self._coming.pop(key))
 
     def find(self, namespace: str, name: str) -> Pod:
         """A pod by name. Raises UnknownPodError."""
@@ -230,6 +251,7 @@ class Kubelet:
         """The scheduler and the admission loop: pods that fit are bound and admitted, in order of creation."""
         while True:
             self._wake.clear()
+            self._create_declared()
             for pod in list(self.pods):
                 if not pod.bound and not pod.deleted_at and self._fits(pod):
                     pod.bound = True

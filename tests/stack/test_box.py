@@ -1,0 +1,185 @@
+"""``kyb up`` on one machine that people use: its GPUs, keys, TLS, the unit."""
+
+import asyncio
+import fcntl
+import json
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from kybernate.cli import console, main
+from kybernate.dev import up
+from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.stubs import StubError, build_stubs
+from kybernate.dev.stack import StackOptions
+from kybernate.dev.stack.layout import Ports, lay_out
+from kybernate.dev.stack.options import check
+from kybernate.http_api import unanswered
+from services.router.settings import RouterSettings
+from tests.test_tls import make
+from tests.until import TIME_FACTOR
+
+ON_GPUS = """
+import asyncio, json, os, sys, urllib.request
+from pathlib import Path
+from kybernate.dev.stack import LAPTOP, Stack, StackOptions
+
+async def main():
+    fake = {"KYB_FAKE_DRIVER": os.environ["KYB_FAKE_DRIVER"]}
+    options = StackOptions(
+        driver="nvidia", config=LAPTOP / "small.yaml", pods=Path(sys.argv[1]), port=0, announce=False,
+        settings=dict.fromkeys(("plugin", "gpu_manager", "checkpointer"), fake),
+        arguments={"kubelet": ("--inject-env", f"KYB_FAKE_DRIVER={fake['KYB_FAKE_DRIVER']}")},
+    )
+    def ask(model):
+        body = {"model": model, "messages": [{"role": "user", "content": "Hello"}]}
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{stack.url}/v1/chat/completions", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["choices"][0]["message"]["content"]
+    async with Stack(options) as stack:
+        await stack.ready(60)
+        texts = [await asyncio.to_thread(ask, model) for model in ("tiny", "small", "tiny")]
+        print(json.dumps({"names": sorted(stack.pids), "gpus": len(stack.plan.topology.groups), "texts": texts}))
+
+asyncio.run(main())
+"""
+
+
+def cuda_pod(model: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "kybernate.dev.fakes.engine", "--cuda", "--model", model, "--vram", "50GiB"]
+    container = {"name": "engine", "image": "fake", "command": command}
+    container["resources"] = {"limits": {"kyb.ai/gpu-1x-seat": 1}}
+    metadata = {"name": model, "annotations": {"kyb.ai/backend": "cuda", "kyb.ai/vram": "50GiB"}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
+
+
+@pytest.mark.timeout(200)
+async def test_on_real_gpus_nothing_of_ours_stands_before_nvidias_libraries(tmp_path: Path) -> None:
+    """The libraries are stubs and their GPU is fake, of which the stack knows nothing."""
+    try:
+        stubs = await asyncio.to_thread(build_stubs)
+    except StubError as error:
+        pytest.skip(str(error))
+    pods, socket = tmp_path / "pods.yaml", tmp_path / "driver.sock"
+    pods.write_text(yaml.safe_dump_all(map(cuda_pod, ("tiny", "small"))))
+    driver = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "kybernate.dev.fakes.gpu", "--socket", str(socket), "--gpus", "1"),
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        client = await FakeDriverClient.connect(socket, wait_seconds=20)
+        env = os.environ | {"LD_LIBRARY_PATH": str(stubs), "KYB_FAKE_DRIVER": str(socket)}
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", ON_GPUS, str(pods)), env=env, stdout=asyncio.subprocess.PIPE
+        )
+        async with asyncio.timeout(150 * TIME_FACTOR):
+            printed, _ = await child.communicate()
+        assert child.returncode == 0
+        found = json.loads(printed)
+        assert found["names"] == ["checkpointer", "console", "gpu_manager", "kubelet", "nats", "plugin", "router"]
+        assert found["gpus"] == 1
+        assert found["texts"][0] == found["texts"][2] != found["texts"][1]
+        assert (await client.call("stats"))["violations"]["count"] == 0
+        await client.close()
+    finally:
+        driver.send_signal(signal.SIGTERM)
+        await driver.wait()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "text"),
+    [
+        (("--driver", "nvidia"), {}, "--driver nvidia needs --pods FILE"),
+        ((), {"KYB_TLS_CERT_FILE": "tls.crt"}, "KYB_TLS_CERT_FILE needs KYB_ROUTER_URL.*https://NAME:8780"),
+    ],
+)
+def test_what_a_box_needs_is_named(
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["up", *arguments])
+    assert re.search(text, capsys.readouterr().err)
+
+
+def test_a_stack_gets_every_setting_of_the_router_that_it_does_not_decide() -> None:
+    decided = {"node", "instance", "speed", "log_format", "log_level", "port", "health_host", "health_port"}
+    decided |= {"advertise_url", *(name for name in RouterSettings.options() if name.startswith("nats_"))}
+    assert {name.lower() for name in up.SETTINGS["router"]} == RouterSettings.options().keys() - decided
+    environment = {"KYB_HOST": "0.0.0.0", "KYB_PARK_ALLOW": "nccl", "KYB_ALIASES": "", "KYB_NODE": "x", "HOST": "y"}
+    found = {process: given for process, given in up.settings_of(environment).items() if given}
+    assert found == {"router": {"KYB_HOST": "0.0.0.0"}, "checkpointer": {"KYB_PARK_ALLOW": "nccl"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "url"),
+    [
+        ({}, "http://127.0.0.1:"),
+        ({"router": {"KYB_HOST": "0.0.0.0"}}, "http://127.0.0.1:"),
+        ({"router": {"KYB_HOST": "fd00::7"}}, "http://[fd00::7]:"),
+        ({"router": {"KYB_HOST": "10.0.0.7", "KYB_TLS_CERT_FILE": "x"}}, "https://10.0.0.7:"),
+        ({"console": {"KYB_ROUTER_URL": "https://box.lan:8780"}}, "https://box.lan:8780"),
+    ],
+)
+def test_this_machine_reaches_the_router_where_it_listens(settings: dict[str, dict[str, str]], url: str) -> None:
+    options, ports = StackOptions(port=0, settings=settings), Ports()
+    try:
+        layout = lay_out(check(options), options, ports)
+        shutil.rmtree(layout.folder)
+        assert layout.url.startswith(url)
+    finally:
+        ports.release()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd")
+def test_the_unit_is_one_that_systemd_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (program := tmp_path / "kyb").symlink_to("/bin/true")
+    monkeypatch.setattr(sys, "argv", [str(program), "up", "--unit"])
+    monkeypatch.chdir(tmp_path)
+    text = up.unit_of(["--pods", "my models.yaml"], {"KYB_HOST": "0.0.0.0", "PATH": "/a:/50%", "KYB_NODE": "x"})
+    assert f'ExecStart={program} up --pods "my models.yaml"\n' in text
+    assert f"WorkingDirectory={tmp_path}\n" in text
+    assert "Environment=KYB_HOST=0.0.0.0\nEnvironment=PATH=/a:/50%%\nEnvironment=TMPDIR=/var/lib/kybernate\n" in text
+    (unit := tmp_path / "kybernate.service").write_text(text)
+    checked = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
+    assert [line for line in checked.stderr.splitlines() if "kybernate.service" in line] == []
+
+
+def test_a_login_finds_the_stack_of_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    monkeypatch.setattr(console, "_without_runtime", lambda: tmp_path / "stack.json")
+    (tmp_path / "stack.json").write_text('{"url": "x"}')
+    assert console.find_stack() is None
+    lock = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert console.find_stack() == {"url": "x"}
+    os.close(lock)
+
+
+async def test_a_certificate_that_is_refused_is_named(tmp_path: Path) -> None:
+    make(tmp_path, ca="own")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "own-server.crt", tmp_path / "own-server.key")
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientError) as refused:
+            await session.get(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    server.close()
+    assert unanswered(refused.value).startswith("its certificate is refused: ")
+    assert "local issuer" in unanswered(refused.value)
