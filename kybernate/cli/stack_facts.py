@@ -65,7 +65,9 @@ def read_facts() -> StackFacts:
         overview, ready, routers = console.seats(), console.readiness(), console.routers()
     except CliError as error:
         cluster = read_cluster({}) if stack is None else None
-        return StackFacts(refusal=" ".join(str(error).split()), refusal_code=error.reason, cluster=cluster, **local)
+        return StackFacts(
+            refusal=" ".join(str(error).split()), refusal_code=error.reason, cluster=cluster, now=time.time(), **local
+        )
     managers: list[dict[str, Any]] = []
     with contextlib.suppress(CliError):
         managers = list(console.why().get("nodes") or ())
@@ -220,6 +222,9 @@ def _local(stack: dict[str, Any] | None) -> dict[str, Any]:
     facts: dict[str, Any] = {"processes": processes(stack)}
     with contextlib.suppress(OSError):
         facts["disk"] = (str(folder), shutil.disk_usage(folder).free)
+    facts["restarts"] = {str(name): tuple(times) for name, times in (stack.get("restarts") or {}).items()}
+    states = [seats.parents[1] / "state" for seats in _seat_folders(folder)]
+    facts["state_folders"] = {str(one): why for one in states if (why := _unwritable(one))}
     facts["gate_folders"] = {str(seats): why for seats in _seat_folders(folder) if (why := _unusable(seats))}
     try:
         listed = frozenset(group.name for group in load(folder / "config.yaml").gpu_topology.groups)
@@ -236,6 +241,13 @@ def _local(stack: dict[str, Any] | None) -> dict[str, Any]:
 def _seat_folders(stack: Path) -> list[Path]:
     """Of each node of a local stack."""
     return [run / "seats" for pattern in ("run", "*/run") for run in stack.glob(pattern)]
+
+
+def _unwritable(folder: Path) -> str:
+    """Why nothing can be written to a folder; empty: it can."""
+    if not folder.is_dir():
+        return "it is gone"
+    return "" if os.access(folder, os.R_OK | os.W_OK | os.X_OK) else "no access"
 
 
 def _unusable(seats: Path) -> str:

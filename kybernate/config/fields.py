@@ -8,13 +8,14 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from kybernate.config_errors import suggest
-from kybernate.sizes import parse_size
+from kybernate.sizes import format_bytes, parse_size
 
 PLACEMENTS = ("first-fit", "best-fit", "worst-fit", "bin-pack", "spread", "topology-aware")
 MIG_STRATEGIES = ("none", "single", "mixed")
 OVERLAPS = ("none", "timeshare")
 PACKINGS = ("slots", "memory")
 HOST_MEMORIES = ("off", "auto")
+LEAST_HOST_BYTES = 2**30
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]+")
@@ -73,7 +74,11 @@ def _size(value: object) -> int:
 def _host_memory(value: object) -> int | str:
     """YAML reads a bare ``off`` as false."""
     word = "off" if value is False else value
-    return word if isinstance(word, str) and word in HOST_MEMORIES else _size(word)
+    if isinstance(word, str) and word in HOST_MEMORIES:
+        return word
+    if (size := _size(word)) < LEAST_HOST_BYTES:
+        raise _wrong("is too little for the copy of any model", f"write at least {format_bytes(LEAST_HOST_BYTES)}")
+    return size
 
 
 def _one_of(known: Collection[str], kind: str) -> Callable[[object], str]:

@@ -4,12 +4,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kybernate.deadlines import span
 from kybernate.doctor.cluster import ClusterFacts, check_cluster
 from kybernate.doctor.model import Finding, fail, ok, warn
+from kybernate.sizes import format_bytes
 
 MOST_SKEW_SECONDS = 2.0
 LEAST_DISK_BYTES = 256 * 2**20
 LEAST_HOST_BYTES = 2**30
+RECENT_SECONDS = 3600.0
+"""Restarts of processes that are told."""
 MOST_GATE_SECONDS = 60.0
 """Kubelet calls the start gate within seconds; who waits longer waits for a reason."""
 MOST_JOB_SECONDS = 5.0
@@ -43,6 +47,10 @@ class StackFacts:
     """A stack file that no live stack holds."""
     processes: dict[str, str] = field(default_factory=dict)
     """Processes of the local stack: ``running``, ``stopped`` or ``dead``."""
+    restarts: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Of processes of the local stack: when they were started again, unix seconds."""
+    state_folders: Mapping[str, str] = field(default_factory=dict)
+    """Folders of its ledgers and journals that cannot be used, and why."""
     gate_folders: dict[str, str] = field(default_factory=dict)
     """Folders of the local stack's start gate that do not work, and why."""
     configured: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -115,6 +123,13 @@ def _processes(facts: StackFacts) -> Iterator[Finding]:
         else:
             text = f"{name} does not run; the supervisor starts it again and again, or it refused its configuration"
             yield fail("processes", text, f"kyb logs {name}")
+    for name, times in sorted(facts.restarts.items()):
+        if recent := [at for at in times if facts.now - at < RECENT_SECONDS]:
+            text = f"{name} was started again {_times(len(recent))} in an hour, last {span(facts.now - recent[-1])} ago"
+            yield warn("processes", text, f"kyb logs {name} says how it ended; nothing is lost by a restart")
+    for folder, why in facts.state_folders.items():
+        text = f"{folder}: {why}: ledger and journal cannot be written, and a restart would forget what seats hold"
+        yield fail("state folder", text, "put the folder back as it was, or end the stack and start it anew")
     if facts.processes and not troubled:
         yield ok("processes", ", ".join(sorted(facts.processes)))
 
@@ -185,6 +200,7 @@ def _managers(facts: StackFacts) -> Iterator[Finding]:
             text = f"{name} has {_gib(free)} of host memory for copies of parked seats"
             scarce = fail("host memory", f"{text}: parks are refused", "end other programs, or park fewer seats")
             yield scarce if free < LEAST_HOST_BYTES else ok("host memory", text)
+        yield from _budget(node, facts.seats)
         if node.get("errors"):
             text = f"{name}: the policy failed {node['errors']} times, a plain rule decided; last: {node['last_error']}"
             yield warn("policy", text, "repair the policy, or choose another one")
@@ -194,6 +210,22 @@ def _managers(facts: StackFacts) -> Iterator[Finding]:
     if not facts.managers:
         remedy = "does a GPU manager run on each node, and does a pod ask for a seat?"
         yield warn("manager", "the console knows no manager", remedy)
+
+
+def _budget(node: dict[str, Any], seats: Iterable[dict[str, Any]]) -> Iterator[Finding]:
+    """Is the budget of host memory large enough for a copy of each seat that keeps one?"""
+    memory = node.get("host_memory") or {}
+    if (budget := memory.get("budget_bytes")) is None:
+        return
+    there = [seat for seat in seats if seat.get("node") == node.get("node") and seat.get("state") != "free"]
+    large = {str(seat.get("model")): int(seat.get("vram_bytes") or 0) for seat in there}
+    text = f"hostMemory of {node.get('node')} is {format_bytes(budget)}"
+    remedy = "raise hostMemory, or write auto: without a copy a seat starts cold each time"
+    if too := {model: size for model, size in large.items() if size > budget}:
+        names = ", ".join(f"{model} ({format_bytes(size)})" for model, size in sorted(too.items()))
+        yield warn("host memory", f"{text}: no copy of {names} fits", remedy)
+    elif spills := int(memory.get("spills") or 0):
+        yield warn("host memory", f"{text}: {_times(spills)} a copy was dropped since its manager started", remedy)
 
 
 def _groups(node: dict[str, Any]) -> Iterator[Finding]:
@@ -209,6 +241,10 @@ def _groups(node: dict[str, Any]) -> Iterator[Finding]:
             if seat.get("demoted"):
                 text = f"{seat.get('model')} is parked by {seat.get('backend')}: {seat['demoted']}"
                 yield warn("backend", text, "see the engine's log and docs/dev/backends.md")
+        for phase in group.get("phases") or ():
+            if phase.get("late"):
+                how = fail if phase.get("waiting") else warn
+                yield how("seat", f"{phase['text']}", f"kyb why {group['group']}; if it starts: kyb logs of its model")
         stages = {str((seat.get("stage") or {}).get("stage")): seat for seat in group.get("seats") or ()}
         for seat in group.get("seats") or ():
             stage = seat.get("stage") or {}
@@ -290,7 +326,7 @@ def _gpus(facts: StackFacts) -> Iterator[Finding]:
 
 
 def _seats(facts: StackFacts) -> Iterator[Finding]:
-    owned, stages = [seat for seat in facts.seats if seat.get("state") != "free"], _stages(facts)
+    owned = [seat for seat in facts.seats if seat.get("state") != "free"]
     for seat in owned:
         state, name = seat.get("state"), f"{seat.get('seat')} ({seat.get('model')}) on {seat.get('node')}"
         if state in _TROUBLED:
@@ -301,8 +337,6 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
         elif state == "backoff":
             text = f"{name}: its container exited and is started again: {seat.get('reason') or 'see its log'}"
             yield warn("seat", text, f"kyb logs {seat.get('model')}, or kubectl logs {seat.get('pod')} --previous")
-        elif state != "waiting" and ((stage := stages.get(str(seat.get("seat")), {})).get("clock") or {}).get("late"):
-            yield warn("seat", f"{name} takes longer than usual: {stage['text']}", f"kyb why {seat.get('model')}")
         elif seat.get("blocked") and not seat.get("drained"):
             yield warn("seat", f"{name}: {seat['blocked']}", f"kyb why {seat.get('model')}")
         if state == "active" and "holds a lock of" in str(seat.get("reason")):
@@ -319,6 +353,10 @@ def _engines(facts: StackFacts) -> Iterator[Finding]:
     for model, why in facts.engines.items():
         text = f"the engine of {model} is active and does not answer: {why}"
         yield fail("engine", text, f"kyb logs {model}; its container is started again when it exits")
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _names(groups: Iterable[str]) -> str:

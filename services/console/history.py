@@ -4,7 +4,7 @@
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
@@ -14,6 +14,7 @@ from kybernate.bus.port import ALL_EVENTS, Bus, BusError
 from kybernate.envelope import Message, Pattern, slug
 from kybernate.http_api import ApiError, number
 from kybernate.messages import WAITED_IN_VAIN, DecisionKind, GroupDecided, RequestEnded, SeatActivated, SeatEvent
+from kybernate.seat import COMING, SeatState
 
 LONGEST_READ_SECONDS = 8.0
 MOST_EVENTS = 10_000
@@ -21,6 +22,8 @@ DEFAULT_EVENTS = 1_000
 SINCE_SECONDS = 600.0
 KINDS = {*get_args(DecisionKind), *(last for family, _, last in Message.registry if family == "evt" and last)}
 """What ``kind`` may be."""
+ON_THE_WAY = (*COMING, SeatState.DRAINING, SeatState.PARKING, SeatState.STARTING, SeatState.RELEASING, SeatState.LOST)
+"""States in which a seat keeps others of its group waiting."""
 BEFORE_SECONDS = 120.0
 """A switch that served a request may have begun so long before it arrived."""
 
@@ -130,7 +133,7 @@ def story(record: RequestEnded, events: list[Message]) -> dict[str, Any]:
     came = [event for event in mine if isinstance(event, SeatActivated) and record.arrived_at <= event.at <= end]
     op = came[-1].op if came else ""
     shown = [event for event in events if _shown(event, record, op, end)]
-    phases = {"hold": record.held_seconds, **(came[-1].seconds if came else {})}
+    phases = {"hold": record.held_seconds, **_before_it(record, events, op, end), **(came[-1].seconds if came else {})}
     phases.pop("total", None)
     forwarded = record.held_seconds if record.forwarded_seconds is None else record.forwarded_seconds
     if record.first_byte_seconds is not None:
@@ -150,6 +153,32 @@ def story(record: RequestEnded, events: list[Message]) -> dict[str, Any]:
         "steps": steps,
         "events": [_as_json(event) for event in shown],
     }
+
+
+def _before_it(record: RequestEnded, events: list[Message], op: str, end: float) -> dict[str, float]:
+    """What other switches and starts of its group took while it waited: the seconds of each phase that was at least a
+    tenth of the wait, as ``parking qwen3-32b``."""
+    about = [event for event in events if isinstance(event, SeatEvent | GroupDecided) and event.model == record.model]
+    group = about[-1].group if about else ""
+    took = defaultdict[str, float](float)
+    seats: dict[str, SeatEvent] = {}
+    here = [event for event in events if isinstance(event, SeatEvent) and event.group == group]
+    for event in sorted(here, key=lambda one: one.at):
+        before, seats[event.seat] = seats.get(event.seat), event
+        _add(took, before, event.at, record, op)
+    for event in seats.values():
+        _add(took, event, end, record, op)
+    return {name: seconds for name, seconds in took.items() if seconds >= 0.1 * record.held_seconds}
+
+
+def _add(took: dict[str, float], event: SeatEvent | None, until: float, record: RequestEnded, op: str) -> None:
+    """A seat was in the state of this event until then."""
+    if event is None or event.state not in ON_THE_WAY or (op and event.op == op):
+        return
+    forwarded = record.arrived_at + record.held_seconds
+    seconds = min(until, forwarded) - max(event.at, record.arrived_at)
+    if seconds > 0:
+        took[f"{event.state} {event.model}"] += seconds
 
 
 def _missed(record: RequestEnded, slo_seconds: float) -> bool:

@@ -95,7 +95,11 @@ def why_answer(node: NodeState, policy: GuardedPolicy, now: Now) -> dict[str, An
         "policy": policy.name,
         "errors": policy.errors,
         "last_error": policy.last_error,
-        "host_memory": {"budget_bytes": node.setup.host_bytes, "taken_bytes": host_memory.taken_bytes(node)},
+        "host_memory": {
+            "budget_bytes": node.setup.host_bytes,
+            "taken_bytes": host_memory.taken_bytes(node),
+            "spills": node.spills,
+        },
         "groups": [_why_group(node, group, now) for group in node.setup.groups],
         "operations": [
             operations.status(node, order, now).model_dump(mode="json")

@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from kybernate.messages import GroupDecided, RequestEnded, SeatActivated
+from kybernate.messages import (
+    GroupDecided,
+    RequestEnded,
+    SeatActivated,
+    SeatClosed,
+    SeatEvent,
+    SeatEvicted,
+    SeatLeased,
+    SeatParked,
+    SeatQuarantined,
+)
 from kybernate.seat import SeatState
 from services.console.history import story
 from services.router.core.step import Forward
@@ -115,6 +125,31 @@ def test_a_request_is_forwarded_after_its_seat_was_activated_also_when_its_hold_
     seat = {"cause": "c", "node": "n1", "seat": "s0", "model": "llama", "epoch": 1, "state": "active", "at": 101.2}
     steps = [step["step"] for step in story(record, [SeatActivated.model_validate(seat)])["steps"]]
     assert steps == ["arrived", "activated", "forwarded", "first-byte", "ended"]
+
+
+def test_a_wait_for_the_switch_of_another_seat_is_blamed_on_that():
+    """A park of its group hung for 93 s; its own switch took a second and a half."""
+    facts = {"cause": "c", "request": "r", "router": "r0", "model": "mistral", "seat": "s1", "status": 200}
+    record = RequestEnded.model_validate(
+        facts | {"arrived_at": 1000.0, "held_seconds": 96.0, "first_byte_seconds": 96.5, "seconds": 97.0}
+    )
+
+    def event(kind: type[SeatEvent], seat: str, model: str, state: str, at: float, **more: Any) -> SeatEvent:
+        names = {"cause": "c", "node": "n1", "group": "G0", "epoch": 1}
+        return kind.model_validate(names | {"seat": seat, "model": model, "state": state, "at": at} | more)
+
+    events = [
+        event(SeatClosed, "s0", "qwen3-32b", "draining", 1000.5, op="G0-1"),
+        event(SeatEvicted, "s0", "qwen3-32b", "parking", 1001.0, op="G0-1"),
+        event(SeatQuarantined, "s0", "qwen3-32b", "quarantined", 1094.0, op="G0-1"),
+        event(SeatEvicted, "s2", "llama", "parking", 1094.2, op="G0-2"),
+        event(SeatParked, "s2", "llama", "parked", 1095.0, op="G0-2"),
+        event(SeatLeased, "s1", "mistral", "activating", 1095.0, op="G0-2"),
+        event(SeatEvicted, "t0", "other", "parking", 1001.0, op="G1-1", group="G1"),
+        event(SeatActivated, "s1", "mistral", "active", 1095.9, op="G0-2", seconds={"park": 0.8, "activate": 0.9}),
+    ]
+    phases = story(record, events)["phases"]
+    assert phases == {"hold": 96.0, "parking qwen3-32b": 93.0, "park": 0.8, "activate": 0.9, "first_byte": 0.5}
 
 
 async def test_a_request_that_waited_in_vain_leaves_the_reasons_for_it():

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 5.0
 SETTLED_SECONDS = 10.0
 """A process that lived this long has proven itself: its next restart begins with the first backoff again."""
+MOST_RESTARTS = 20
+"""Restarts that are remembered."""
 BAD_CONFIGURATION = 2
 """Exit code of a process that refuses its settings; a restart cannot help."""
 
@@ -48,6 +51,8 @@ class SupervisedProcess:
         self.log = log
         self.starts = 0
         """How often it has been started."""
+        self.restarts: deque[float] = deque(maxlen=MOST_RESTARTS)
+        """When it was started again by itself, unix seconds."""
         self.exits: list[int] = []
         """Exit codes so far; negative: ended by that signal."""
         self.refused = False
@@ -153,6 +158,7 @@ class SupervisedProcess:
             self.exits.append(code)
             if not self._wanted:
                 return
+            self.restarts.append(time.time())
             if code == BAD_CONFIGURATION:
                 self.refused = True
                 self.say(f"ended with code {code}: it refuses its configuration; not started again")

@@ -344,6 +344,7 @@ class Stack:
                 "kubelets": [node.kubelet_url for node in layout.nodes],
                 "driver": self.options.driver,
                 "pids": self.pids,
+                "restarts": {name: [*process.restarts] for name, process in self._processes.items()},
             }
         )
 

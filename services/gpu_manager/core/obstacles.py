@@ -189,7 +189,7 @@ def BROKEN(ask: Ask) -> Stage | None:
 
 @row(130, "refused", "seat", "pod owner", code="refused")
 def REFUSED(ask: Ask) -> Stage | None:
-    """Its container can never run on its group."""
+    """Its container can never run on its group, or three starts in a row were not healthy in time."""
     text = ask.seat.refused()
     return Stage("refused", text) if text else None
 
@@ -394,7 +394,7 @@ def UNPROVEN(ask: Ask) -> Stage | None:
     return None if holder is None else phases.unproven(ask.node, holder, ask.now)
 
 
-@row(340, "starting", "holder", "-", f"health, or {START_DEADLINE_SECONDS:.0f} s without a process")
+@row(340, "starting", "holder", "-", f"health, {START_DEADLINE_SECONDS:.0f} s without a process, or its time")
 def STARTING(ask: Ask) -> Stage | None:
     """The engine of a holder starts (stage ``rehearsing``: is parked and activated once). Data: ``seat``."""
     if ask.seat.state is not S.STARTING:
