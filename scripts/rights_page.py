@@ -1,11 +1,11 @@
-"""What each key can do, as a table for ``docs/security.md``. Pure; ``scripts/generate.py`` writes or compares it."""
+"""What each key can do: a table for ``docs/dev/security.md``. Pure; ``scripts/generate.py`` writes or compares it."""
 
 from collections.abc import Iterable, Mapping
 
 from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, REQUESTS
 from kybernate.bus.rights import MEANING, READERS, STREAM_READERS, WRITERS, Role, rights
 
-PATH = "docs/security.md"
+PATH = "docs/dev/security.md"
 BEGIN = "<!-- Made from kybernate/bus/rights.py by scripts/generate.py. -->"
 END = "<!-- End of the generated table. -->"
 

@@ -10,7 +10,10 @@ ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))]
 CODE_PAGES = [page for page in PAGES if not page.startswith(("docs/dev/decisions/", "docs/dev/measurements/"))]
 TOP = ("kybernate", "services", "tests", "scripts", "bench", "e2e", "helm", "proto", "docs", "examples")
-MOST_WORDS = 86_000
+MOST_WORDS = {"users": 26_000, "contributors": 53_700}
+"""Words of README and ``docs/``, and of ``docs/dev/``. A word has a letter or a digit: the bars of tables are none."""
+MOST_WORDS_IN_A_SENTENCE = 25
+"""In the mean of a page for users."""
 MADE = ("bench/results",)
 """Paths that commands write."""
 
@@ -62,5 +65,44 @@ def test_every_path_of_code_exists(page: str) -> None:
     assert list(missing_paths(ROOT / page)) == []
 
 
-def test_the_pages_together_can_be_read() -> None:
-    assert sum(len((ROOT / page).read_text().split()) for page in PAGES) <= MOST_WORDS
+def house(name: str) -> list[str]:
+    return [page for page in PAGES if page.startswith("docs/dev/") == (name == "contributors")]
+
+
+def words(text: str) -> int:
+    return len(re.findall(r"\S*\w\S*", text))
+
+
+def sentences(text: str) -> list[int]:
+    """Words of each sentence of the prose: no code, headings, tables or comments. A code span is one word."""
+    text = re.sub(r"^```.*?^```|<!--.*?-->", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^(?: {4}|#|\||!\[).*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\]\([^)]*\)|\*\*", "", re.sub(r"`[^`]*`", "code", text))
+    found = [
+        words(sentence)
+        for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[*-]|\d+\.) )", text)
+        for sentence in re.split(r"(?<=[.!?])\s+", paragraph)
+    ]
+    return [count for count in found if count]
+
+
+@pytest.mark.parametrize("name", MOST_WORDS)
+def test_a_house_can_be_read(name: str) -> None:
+    assert sum(words((ROOT / page).read_text()) for page in house(name)) <= MOST_WORDS[name]
+
+
+@pytest.mark.parametrize("page", house("users"))
+def test_sentences_of_a_page_for_users_are_short(page: str) -> None:
+    counts = sentences((ROOT / page).read_text())
+    assert sum(counts) <= MOST_WORDS_IN_A_SENTENCE * len(counts)
+
+
+def test_sentences_are_counted_as_readers_read_them() -> None:
+    prose = "One two `three four`. Five [six](seven.md)\neight!\n\n* nine ten\n* eleven"
+    text = f"# A heading\n\n{prose}\n\n| a | table |\n\n    code here\n"
+    assert sentences(text) == [3, 3, 2, 1]
+    assert words("| a | b-c | d. |") == 3
+
+
+def test_readme_is_a_page_of_ninety_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 90

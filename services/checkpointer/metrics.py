@@ -42,7 +42,7 @@ class CheckpointerMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield what is read at scrape time."""
         labels = ["node"]
-        text = "Wall seconds for which the journal has waited for its disk; 0: it does not"
+        text = "Wall seconds that the journal has waited for its disk; 0: it does not"
         waiting = GaugeMetricFamily("kybernate_journal_waiting_seconds", text, labels=labels)
         waiting.add_metric([self._node], self._journal.waiting_seconds)
         yield waiting

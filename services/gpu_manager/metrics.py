@@ -91,9 +91,9 @@ def _seats(node: NodeState) -> Iterable[Metric]:
     for seat in node.seats.values():
         state.add_metric([node.name, seat.group.name, seat.id, seat.model, str(seat.state)], 1)
     yield state
-    text = "Learned model seconds of a switch to the seat in which evidence and answers are compared"
+    text = "Learned model seconds that evidence and comparison of answers take in a switch to the seat"
     verify = _gauge("kybernate_seat_verify_seconds", text, "node", "seat", "model")
-    text = "1 for a seat whose backend failed twice, with the one that parks it now"
+    text = "1 for a seat whose backend failed twice, with what parks it now"
     demoted = _gauge("kybernate_seat_demoted", text, "node", "seat", "model", "backend")
     text = "1 for a seat whose engine the checkpointer cannot reach: its answers are not compared after a park"
     unverified = _gauge("kybernate_seat_unverified", text, "node", "seat", "model")
@@ -114,7 +114,7 @@ def _phases(node: NodeState, now: Now) -> Iterable[Metric]:
     labels = ("node", "group", "seat", "model", "phase")
     age = _gauge("kybernate_phase_seconds", "Wall seconds that the seat has been in this phase", *labels)
     usual = _gauge("kybernate_phase_usual_seconds", "What the phase usually takes; no sample until measured", *labels)
-    late = _gauge("kybernate_phase_late", "1 past the deadline of the phase, or far beyond what is usual", *labels)
+    late = _gauge("kybernate_phase_late", "1 past the deadline of the phase, or far beyond its usual time", *labels)
     for seat in node.seats.values():
         if seat.state not in PHASES:
             continue

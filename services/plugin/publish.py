@@ -203,7 +203,7 @@ class PluginMetrics(Collector):
         for name, text, values in (
             ("temperature_celsius", "Temperature of the GPU", [one.celsius for one in found]),
             ("power_watts", "Power that the GPU draws", [one.watts for one in found]),
-            ("utilization_ratio", "Share of the time in which the GPU computes", [one.utilization for one in found]),
+            ("utilization_ratio", "Share of the time that the GPU computes", [one.utilization for one in found]),
         ):
             gauge = GaugeMetricFamily(f"kybernate_gpu_{name}", text, labels=labels)
             for one, value in zip(found, values, strict=True):

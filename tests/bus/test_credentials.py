@@ -212,7 +212,7 @@ async def test_a_server_that_hangs_up_before_its_reason_is_read_is_asked_again(r
 
 
 def test_nats_has_no_limit_of_connections_for_a_key(tmp_path: Path) -> None:
-    """docs/security.md says so, and what bounds them. Once nats-server takes one, kyb bus keys can set it."""
+    """docs/dev/security.md says so, and what bounds them. Once nats-server takes one, kyb bus keys can set it."""
     config = tmp_path / "nats.conf"
     for more in ("max_connections: 2", "limits: {max_connections: 2}"):
         config.write_text(f"authorization {{ users: [{{nkey: {public_key(SEED)}, {more}}}] }}\n")
