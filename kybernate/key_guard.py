@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from aiohttp import web
 
@@ -36,6 +36,11 @@ class KeyGuard:
     def required(self) -> bool:
         """Whether callers need a key."""
         return self._path is not None
+
+    def listed(self) -> dict[str, Any]:
+        """Return keys and tenants for people: never a hash."""
+        rows = self._file.model_dump(mode="json", exclude={"keys": {"__all__": {"sha256"}}})
+        return {"required": self.required, **rows}
 
     def needs(self, *scopes: Scope) -> Callable[[Handler], Handler]:
         """Wrap a handler that needs one of these scopes: 401 without a known key, 403 if the key has none of them."""

@@ -39,13 +39,16 @@ def log_of(stack: dict[str, Any], name: str) -> Path:
     plain = name.partition("/")[2] if name.startswith(("model/", "seat/")) else name
     seats = [seat for seat in Console(str(stack["console"])).seats()["seats"] if seat.get("pod")]
     for seat in seats:
-        if plain in (seat["model"], seat["seat"]):
-            pod = f"{seat['pod'].replace('/', '_')}_{seat['pod_uid']}"
-            found = sorted(folder.glob(f"{ENGINE_LOGS}/{pod}/*.log"), key=lambda path: path.stat().st_mtime)
-            if found:
-                return found[-1]
+        if plain in (seat["model"], seat["seat"]) and (found := engine_log(stack, seat["pod"], seat["pod_uid"])):
+            return found
     known = ", ".join([*processes(stack), *sorted({seat["model"] for seat in seats})])
     raise CliError(f"nothing here is called {name!r}; known: {known}")
+
+
+def engine_log(stack: dict[str, Any], pod: str, uid: str) -> Path | None:
+    """The log of the pod's (``namespace/name``) present container; None: it has none yet."""
+    files = Path(stack["folder"]).glob(f"{ENGINE_LOGS}/{pod.replace('/', '_')}_{uid}/*.log")
+    return max(files, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def log_lines(file: Path, *, last: int, follow: bool) -> Iterator[str]:

@@ -58,7 +58,7 @@ _WORD = re.compile(r"(?i)(?:(?:bearer|basic)\s+)?(?!-\s)(?:[^\s\"',\[\]|>\\]|\\(
 def read_facts() -> StackFacts:
     """Read what can be read; nothing here raises for a broken stack."""
     stack = find_stack() if not given_url() else None
-    local = _local(stack)
+    local = local_facts(stack)
     try:
         url = find_url()
         console = Console(url)
@@ -79,10 +79,6 @@ def read_facts() -> StackFacts:
     nodes = overview.get("nodes") or ()
     gpus = [{"node": node.get("node"), **gpu} for node in nodes for gpu in node.get("gpus") or ()]
     seats = tuple(overview["seats"])
-    engines = {}
-    if stack is not None:
-        silent = ((seat, _silence(seat)) for seat in seats if seat.get("state") == "active" and seat.get("endpoint"))
-        engines = {str(seat["model"]): why for seat, why in silent if why}
     if stack is None:
         resources = {str(node["node"]): set[str]() for node in nodes}
         for seat in seats:
@@ -98,7 +94,7 @@ def read_facts() -> StackFacts:
         managers=tuple(managers),
         history=history,
         skew_seconds=skew(seats, console.date(), time.time()),
-        engines=engines,
+        engines={} if stack is None else silent_engines(seats),
         now=time.time(),
         **local,
     )
@@ -214,7 +210,8 @@ def without_secrets(text: str) -> str:
     return _SECRET.sub(blank, text)
 
 
-def _local(stack: dict[str, Any] | None) -> dict[str, Any]:
+def local_facts(stack: dict[str, Any] | None) -> dict[str, Any]:
+    """What this machine shows of its stack, as fields of StackFacts."""
     if stack is None:
         stale = stack_file()
         return {"stale_file": str(stale) if stale.exists() and find_stack() is None else ""}
@@ -263,6 +260,12 @@ def _unusable(seats: Path) -> str:
     if closed:
         return f"no access to {', '.join(closed)}: calls and tickets do not pass"
     return f"the call of {', '.join(old)} is over and still there: the plugin does not run or hangs" if old else ""
+
+
+def silent_engines(seats: Collection[dict[str, Any]]) -> dict[str, str]:
+    """Active models of a stack on this machine whose engine does not answer, and why."""
+    silent = ((seat, _silence(seat)) for seat in seats if seat.get("state") == "active" and seat.get("endpoint"))
+    return {str(seat["model"]): why for seat, why in silent if why}
 
 
 def _silence(seat: dict[str, Any]) -> str:

@@ -284,3 +284,6 @@ class RequestEnded(Message):
     """HTTP; 499: the caller left."""
     reason: str = ""
     """Code of the error, if it failed."""
+    prompt_tokens: int | None = None
+    """None: not counted, because its caller has no key."""
+    completion_tokens: int | None = None

@@ -7,7 +7,7 @@ again answers how far that operation is.
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import aiohttp
@@ -67,14 +67,17 @@ class OperatorApi:
 
     async def why(self, request: web.Request) -> web.StreamResponse:
         """Return each manager's explanation of its decisions, or why it is missing; ``?node=…``: of these nodes."""
+        return web.json_response({"nodes": await self.explained(request.query.getall("node", None))})
+
+    async def explained(self, names: Iterable[str] | None = None) -> list[dict[str, Any]]:
+        """Each manager's explanation, or why it is missing; of these nodes, or of all."""
         known = self._cluster.seats.nodes
-        nodes = {node: known[node] for node in request.query.getall("node", known) if node in known}
+        nodes = {node: known[node] for node in names or known if node in known}
         urls = dict[str, str]()
         for node, seats in sorted(nodes.items()):
             if url := next((seat.manager_url for seat in reversed(seats.values()) if seat.manager_url), ""):
                 urls[node] = url
-        found = await asyncio.gather(*(self._why(node, url) for node, url in urls.items()))
-        return web.json_response({"nodes": found})
+        return await asyncio.gather(*(self._why(node, url) for node, url in urls.items()))
 
     async def _why(self, node: str, url: str) -> dict[str, Any]:
         try:

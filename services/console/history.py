@@ -19,6 +19,8 @@ from kybernate.seat import COMING, SeatState
 LONGEST_READ_SECONDS = 8.0
 MOST_EVENTS = 10_000
 DEFAULT_EVENTS = 1_000
+STORED_SECONDS = 10.0
+"""By so much later an earlier event may be stored: clocks of nodes differ."""
 SINCE_SECONDS = 600.0
 KINDS = {*get_args(DecisionKind), *(last for family, _, last in Message.registry if family == "evt" and last)}
 """What ``kind`` may be."""
@@ -37,23 +39,20 @@ class History:
         self._turn = asyncio.Semaphore(1)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Return the newest events of ``since`` (unix seconds, default ten minutes ago) to now, oldest first.
+        """Return the newest events of ``since`` (unix seconds, ten minutes ago) to ``until`` (now), oldest first.
 
         ``kind``: a decision (``switch``, ``stay``) or the last word of a subject (``activated``, ``decided``,
         ``operation``); ``model``, ``group``, ``op``; ``limit``. ``complete`` is false where older ones were left out.
         """
         query = request.query
-        now = time.time()
-        since = min(now, number(query, "since", now - SINCE_SECONDS))
-        limit = int(number(query, "limit", DEFAULT_EVENTS))
-        if not 1 <= limit <= MOST_EVENTS:
-            raise ApiError(400, "invalid_field", f"limit: {limit} is not between 1 and {MOST_EVENTS}")
+        since = _since(query, SINCE_SECONDS)
+        limit = _limit(query)
         if (kind := query.get("kind")) and kind not in KINDS:
             raise ApiError(400, "invalid_field", f"kind: {kind[:100]!r} is none of {', '.join(sorted(KINDS))}")
         wanted = {name: query[name] for name in ("kind", "model", "group", "op") if query.get(name)}
         try:
             async with asyncio.timeout(LONGEST_READ_SECONDS), self._turn:
-                events, found = await self._read(since, wanted, limit)
+                events, found = await self._read(since, number(query, "until", time.time()), wanted, limit)
         except TimeoutError:
             text = f"too many events since then to be read in {LONGEST_READ_SECONDS:g} s; ask for less time or one kind"
             raise ApiError(503, "history_too_long", text, 2) from None
@@ -81,8 +80,7 @@ class History:
     async def missed(self, request: web.Request) -> web.StreamResponse:
         """Return each model that missed its SLO since then (unix seconds, default an hour ago): how many requests that
         were recorded waited longer, or failed while they waited, and the story of the longest wait."""
-        now = time.time()
-        since = min(now, number(request.query, "since", now - 3600.0))
+        since = _since(request.query, 3600.0)
         slos, worst = self._slo_seconds(), dict[str, RequestEnded]()
         counts: Counter[str] = Counter()
         stories: dict[str, list[Message]] = {}
@@ -112,14 +110,52 @@ class History:
         ]
         return web.json_response({"since": since, "models": rows})
 
-    async def _read(self, since: float, wanted: dict[str, str], limit: int) -> tuple[list[dict[str, Any]], int]:
+    async def requests(self, request: web.Request) -> web.StreamResponse:
+        """Return the records of requests that were held or failed and ended since then (unix seconds, an hour ago): the
+        newest ``limit``, newest first; ``model`` selects. ``complete`` is false where older ones were left out."""
+        query = request.query
+        since, limit, model = _since(query, 3600.0), _limit(query), query.get("model") or None
+        kept: deque[RequestEnded] = deque(maxlen=limit + 1)
+        try:
+            async with asyncio.timeout(LONGEST_READ_SECONDS), self._turn:
+                async for record in self._bus.replay(since=since, pattern=RequestEnded.pattern()):
+                    if isinstance(record, RequestEnded) and model in (None, record.model):
+                        kept.append(record)
+        except TimeoutError:
+            raise ApiError(503, "history_too_long", "too many requests were recorded; ask for less time", 2) from None
+        except BusError as error:
+            raise ApiError(503, "events_unavailable", f"past requests cannot be read: {error}", 2) from error
+        newest = sorted(kept, key=lambda record: record.arrived_at + record.seconds, reverse=True)
+        rows = [record.model_dump(mode="json", exclude_none=True) for record in newest[:limit]]
+        return web.json_response({"since": since, "requests": rows, "complete": len(newest) <= limit})
+
+    async def _read(
+        self, since: float, until: float, wanted: dict[str, str], limit: int
+    ) -> tuple[list[dict[str, Any]], int]:
         kept: deque[dict[str, Any]] = deque(maxlen=limit)
         found = 0
         async for event in self._bus.replay(since=since, pattern=_pattern(wanted.get("kind", ""))):
+            if event.at > until + STORED_SECONDS:
+                break
+            if event.at > until:
+                continue
             if event.at >= since and _matches(event, wanted):
                 kept.append(_as_json(event))
                 found += 1
         return list(kept), found
+
+
+def _since(query: Mapping[str, str], before: float) -> float:
+    """Unix seconds: what the query says, else so many before now."""
+    now = time.time()
+    return max(0.0, min(now, number(query, "since", now - before)))
+
+
+def _limit(query: Mapping[str, str]) -> int:
+    limit = int(number(query, "limit", DEFAULT_EVENTS))
+    if not 1 <= limit <= MOST_EVENTS:
+        raise ApiError(400, "invalid_field", f"limit: {limit} is not between 1 and {MOST_EVENTS}")
+    return limit
 
 
 def story(record: RequestEnded, events: list[Message]) -> dict[str, Any]:

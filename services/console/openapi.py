@@ -24,6 +24,9 @@ SCHEMAS: dict[str, Json] = {
     "History": fields(
         ["since", "events", "complete"], since=NUMBER, events={"type": "array", "items": OBJECT}, complete=FLAG
     ),
+    "Requests": fields(
+        ["since", "requests", "complete"], since=NUMBER, requests={"type": "array", "items": OBJECT}, complete=FLAG
+    ),
     "Story": fields(
         ["request", "phases", "steps", "events"],
         request=OBJECT,
@@ -61,7 +64,16 @@ def _paths() -> dict[str, Json]:
     events["responses"] = {"200": stream} | events["responses"]
     found["/v1/events"] = {"get": events}
     query = {"since": _SINCE, "limit": {"type": "integer", "minimum": 1, "maximum": 10_000}}
-    query |= dict.fromkeys(("kind", "model", "group", "op"), TEXT)
+    requests = operation(
+        "requests",
+        "Requests that were held or failed, newest first.",
+        {200: "Requests"},
+        errors=_READS,
+        query=query | {"model": TEXT},
+        scope=view,
+    )
+    found["/v1/requests"] = {"get": requests}
+    query |= dict.fromkeys(("kind", "model", "group", "op"), TEXT) | {"until": _SINCE}
     history = operation(
         "history", "Stored events and decisions.", {200: "History"}, errors=_READS, query=query, scope=view
     )

@@ -27,7 +27,7 @@ from services.console.core.served import Served, ServedRequest, Waits
 from services.console.core.timeline import Timeline, WaitingLines
 from services.console.follow import Event
 from services.console.plan_view import PlanView
-from services.console.token_rates import TokenRates, readable
+from services.console.token_rates import TokenRates
 
 ASSETS = Path(__file__).parent / "assets"
 HEADERS = {
@@ -61,6 +61,10 @@ class Page:
         self._bus, self._cluster, self._clock, self._keys = bus, cluster, clock, keys
         self.troubles: Callable[[], dict[str, str]] = dict
         """What is wrong with the console, by condition."""
+        self.problems: Callable[[], dict[str, Any] | None] = lambda: None
+        """What is wrong with the stack."""
+        self._shown: dict[str, Any] | None = None
+        """Problems that pages have."""
         self._timeline, self._lines, self._waits = Timeline(time.time()), WaitingLines(), Waits()
         self._events: deque[Event] = deque(maxlen=RECENT_EVENTS)
         self._new: list[Event] = []
@@ -79,12 +83,17 @@ class Page:
             web.get("/ui", _to_page),
             web.get("/ui/", self._file),
             web.get("/ui/timeline", self._past),
+            web.get("/ui/rates", self._rates),
             web.get("/ui/live", self._live),
             web.get("/ui/allowed", admin(_allowed)),
             web.get("/ui/plan", self.plans.state),
             web.post("/ui/plan", admin(self.plans.start)),
             web.get("/ui/plan/report", self.plans.report),
         ]
+
+    def watched(self) -> bool:
+        """Whether a page is open."""
+        return bool(self._readers)
 
     def files(self) -> web.RouteDef:
         """Return the route of all other paths below ``/ui``."""
@@ -127,7 +136,7 @@ class Page:
         while True:
             await asyncio.sleep(TOKENS_SECONDS)
             if self._readers:
-                await self._tokens.read({key: row for key, row in self._seats().items() if readable(row)})
+                await self._tokens.read(self._seats())
 
     def stop(self) -> None:
         """End every stream, because the console stops."""
@@ -169,6 +178,7 @@ class Page:
             "keys": self._keys,
             "plans": self.plans.offered,
             "troubles": self.troubles(),
+            "problems": self.problems(),
             "loads": self._load(),
             "waits": self._waited(self._waits.waits),
             "revision": self._revision,
@@ -192,6 +202,10 @@ class Page:
             await response.write(piece)
         await response.write_eof()
         return response
+
+    async def _rates(self, request: web.Request) -> web.StreamResponse:
+        """Tokens per second of ``?model=``, else of all models together, at the last readings."""
+        return web.json_response({"rates": self._tokens.past(request.query.get("model", ""))})
 
     def _window(self, seconds: float, now: float) -> tuple[dict[str, object], dict[str, Iterator[object]]]:
         """Blocks, switches and waiting lines: what is short, and the rest as of the moment when this returns."""
@@ -227,7 +241,7 @@ class Page:
         touched = seats.take()
         events, self._new = self._new, []
         models, self._waits.changed = self._waits.changed, set()
-        body = {
+        body: dict[str, object] = {
             "at": now,
             "revision": self._revision,
             "events": [_event(event) for event in events],
@@ -240,6 +254,8 @@ class Page:
             "troubles": self.troubles(),
             "tokens": self._tokens.of_model,
         }
+        if (problems := self.problems()) is not self._shown:
+            self._shown = body["problems"] = problems
         return _json(body)
 
     def _load(self) -> dict[str, list[float]]:
@@ -321,6 +337,10 @@ def _row(key: str, record: SeatRecord, clock: Clock) -> dict[str, Any]:
         "blocked": record.blocked,
         "drained": record.drained,
         "since": record.since,
+        "usual": record.usual_seconds,
+        "deadline": record.deadline_at,
+        "fixed": record.fixed,
+        "requests": record.max_requests,
     }
     return {name: value for name, value in fields.items() if value}
 

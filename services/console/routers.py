@@ -52,12 +52,16 @@ class Routers:
 
     async def readiness(self, _: web.Request) -> web.StreamResponse:
         """``GET /v1/routers``: each router that is alive, with what is wrong with it."""
+        return web.json_response({"routers": await self.states()})
+
+    async def states(self) -> list[dict[str, Any]]:
+        """Each router that is alive, with what is wrong with it."""
         found = await asyncio.gather(*(self._get(router, "/readyz", {}) for router in self._alive()))
         rows = []
         for router, body in zip(self._alive(), found, strict=False):
             row = {"router": router.instance, "url": router.url, "unmet": body.get("unmet") or {}}
             rows.append(row | {name: body[name] for name in ("notes", "unanswered") if name in body})
-        return web.json_response({"routers": rows})
+        return rows
 
     async def usage(self, request: web.Request) -> web.StreamResponse:
         """``GET /v1/usage``: what each tenant has used of each model since the routers started, summed."""

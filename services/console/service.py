@@ -19,10 +19,12 @@ from kybernate.web_origin import WebOrigins
 from services.console import openapi
 from services.console.api import VERBS, OperatorApi
 from services.console.core.cluster import Cluster
+from services.console.engine_log import EngineLog
 from services.console.events import EventLog
 from services.console.follow import Event, Reader
 from services.console.history import History
 from services.console.page import CHAT_BYTES, Page
+from services.console.problems import Problems
 from services.console.routers import Routers
 from services.console.settings import ConsoleSettings
 
@@ -44,6 +46,10 @@ class Console:
         self.routers = Routers(cluster, http, settings.router_url)
         self.page = Page(bus, cluster, http, self._clock, keys=self.guard.required)
         self.page.troubles = lambda: self.health.unmet() | self.health.remarks()
+        self.problems = Problems(bus, cluster, self.api, self.routers)
+        self.problems.troubles, self.problems.url = self.page.troubles, lambda: self.url
+        self.page.problems = lambda: self.problems.found
+        self.log = EngineLog(cluster, lambda: self.url)
         self.reader.on_event = self._on_event
         self.reader.on_level = self.page.served.count
         self.reader.on_record = self._on_record
@@ -55,6 +61,7 @@ class Console:
             "page": self.page.run(),
             "tokens": self.page.read_tokens(),
             "plans": self.page.plans.run(),
+            "problems": self.problems.run(self.page.watched),
             "keys": self.guard.watch(),
             **({"certificate": self.certificate.watch()} if self.certificate is not None else {}),
         }
@@ -86,6 +93,7 @@ class Console:
             web.get("/v1/why", view(self.api.why)),
             web.get("/v1/events", view(self.events.handle)),
             web.get("/v1/history", view(self.history.handle)),
+            web.get("/v1/requests", view(self.history.requests)),
             web.get("/v1/requests/{request:.+}", view(self.history.request)),
             web.get("/v1/slo", view(self.history.missed)),
             web.get("/v1/routers", view(self.routers.readiness)),
@@ -95,11 +103,17 @@ class Console:
         ]
 
     def _page_routes(self) -> list[web.RouteDef]:
-        admin = self.guard.needs("admin")
+        view, admin = self.guard.needs("view"), self.guard.needs("admin")
         chat = partial(self.routers.relay, "/v1/chat/completions")
         return [
             *self.page.routes(admin),
             web.get("/ui/why", self.api.why),
+            web.get("/ui/history", self.history.handle),
+            web.get("/ui/requests", view(self.history.requests)),
+            web.get("/ui/requests/{request:.+}", view(self.history.request)),
+            web.get("/ui/log", view(self.log.handle)),
+            web.get("/ui/keys", view(self._keys)),
+            web.get("/ui/usage", view(self.routers.usage)),
             web.post("/ui/chat", chat),
             *[web.post(f"/ui/{path}", admin(command)) for path, command in self._commands().items()],
             self.page.files(),
@@ -112,6 +126,10 @@ class Console:
             "groups/{group:.+}/{verb:drain|resume}": self.api.group,
             "nodes/{node:.+}/{verb:drain|resume}": self.api.node,
         }
+
+    async def _keys(self, _: web.Request) -> web.StreamResponse:
+        """Names, scopes and limits of keys and tenants."""
+        return web.json_response(self.guard.listed())
 
     def _slo_seconds(self) -> dict[str, float]:
         return {row.model: self._clock.to_wall(row.slo_seconds) for row in self.cluster.seats.rows.values()}

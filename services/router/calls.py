@@ -459,8 +459,8 @@ class Call:
         calls.guard.release(self._caller)
         calls.dispatcher.end(self, answered=answered)
         if self._tokens is not None:
-            tokens = self._tokens.tokens(self._text_bytes, complete=answered is True) if paid else Tokens()
-            calls.limits.end(self._caller, record.model, tokens)
+            record.tokens = self._tokens.tokens(self._text_bytes, complete=answered is True) if paid else Tokens()
+            calls.limits.end(self._caller, record.model, record.tokens)
         self._body = b""
         traffic = calls.dispatcher.traffic
         seat = traffic.table.upstreams.get(record.to.key) if record.to is not None else None

@@ -10,6 +10,7 @@ from kybernate.logs import get_logger
 from kybernate.messages import RequestEnded
 from kybernate.tracing import trace_id_of
 from services.router.core.step import Forward
+from services.router.core.tenants import Tokens
 
 MOST_WAITING = 1_000
 """Records that wait to be published; further ones are dropped."""
@@ -41,6 +42,8 @@ class CallRecord:
     """Code of the error, if it failed."""
     traceparent: str | None = None
     """Of the router's span, else of the caller's, which may be invalid."""
+    tokens: Tokens | None = None
+    """Counted for its caller's tenant; None: not counted."""
 
     def held_seconds(self, now: float) -> float:
         """Wall seconds of all its waits: until it was forwarded last, or until ``now`` (unix seconds) if it waits."""
@@ -84,6 +87,8 @@ class RequestLog:
             seconds=seconds,
             status=status,
             reason=call.reason,
+            prompt_tokens=call.tokens.prompt if call.tokens is not None else None,
+            completion_tokens=call.tokens.completion if call.tokens is not None else None,
         )
         if self._access_log:
             trace = {} if record.trace_id is None else {"trace_id": record.trace_id}

@@ -84,6 +84,7 @@ async def test_history_is_selected_by_kind_model_group_op_and_time():
         assert await found("?op=G0-7") == ["switch"]
         for future in ("99999999999", "1e30"):
             assert await found(f"?since={future}") == []
+        assert await found("?since=-1e15") == await found("")
         newest = (await w.call("GET", "/v1/history?limit=1")).json
         assert (newest["events"][0]["decision"], newest["complete"]) == ("stay", False)
         for query in ("?since=soon", "?since=nan", "?limit=0", "?limit=inf"):

@@ -41,6 +41,31 @@ async def test_rates_of_a_models_seats_add_up_and_engines_without_the_metric_hav
         assert rates.of_model == {}
 
 
+async def test_a_seat_that_comes_back_has_a_rate_at_once_over_its_time_in_vram(monkeypatch: pytest.MonkeyPatch):
+    now, tokens = [1000.0], [500]
+
+    async def metrics(_: aiohttp.ClientSession, url: str) -> bytes:
+        return b"vllm:generation_tokens_total %d\n" % tokens[0]
+
+    monkeypatch.setattr(token_rates, "fetch", metrics)
+    monkeypatch.setattr(token_rates.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(token_rates.time, "time", lambda: now[0])
+    async with aiohttp.ClientSession() as http:
+        rates = TokenRates(http)
+        await rates.read({"s0": record("s0", "llama", "e")})
+        now[0] += 60.0
+        await rates.read({"s0": record("s0", "llama", "e", SeatState.PARKED)})
+        assert rates.of_model == {}
+        now[0], tokens[0] = now[0] + 60.0, 600
+        back = record("s0", "llama", "e").model_copy(update={"since": now[0] - 4.0})
+        await rates.read({"s0": back, "s1": record("s1", "qwen", "e")})
+        assert rates.of_model == {"llama": 25.0}
+        now[0], tokens[0] = now[0] + 5.0, 700
+        await rates.read({"s0": back, "s1": record("s1", "qwen", "e")})
+        assert rates.past("llama") == [(1000.0, 0.0), (1060.0, 0.0), (1120.0, 25.0), (1125.0, 20.0)]
+        assert rates.past("")[-1] == (1125.0, 40.0)
+
+
 def test_only_engines_of_active_seats_are_asked():
     assert readable(record("s0", "llama", "http://e"))
     assert not readable(record("s0", "llama", "http://e", SeatState.PARKED))
