@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kybernate.lab.forecast import backtest, hourly
+from kybernate.lab.plan import JUDGED
 from kybernate.lab.traces import load
 from kybernate.lab.traces.windows import WINDOW_SECONDS
 
@@ -46,7 +47,8 @@ async def run() -> dict[str, float]:
     if path is None:
         Console(stderr=True).print("KYB_SERVEGEN_WINDOWS is not set: nothing is planned")
         return {}
-    table = Table("day: requests", "groups", "llama-swap's", "planned % (worst)", "the day after % (worst)", "CPU s")
+    columns = ("planned % (worst)", "promised % (least of a model)", "the day after: requests, % (worst)", "broken")
+    table = Table("day: requests", "groups", "llama-swap's", *columns, "CPU s")
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "fleet.csv.gz"
@@ -57,7 +59,18 @@ async def run() -> dict[str, float]:
             seats, after = rows["seats"], plan["verified"]
             shown = [f"{row['slo_attainment']:.1%} ({row['worst_attainment']:.1%})" for row in (seats, after)]
             groups = [f"{seats['groups']} ({seats['policy']})", str(rows["llama-swap"]["groups"])]
-            table.add_row(f"{day + 1}: {plan['requests']:,}", *groups, *shown, f"{seconds:.1f}")
+            promises = {name: one["promised"] for name, one in seats["models"].items() if one["promised"] is not None}
+            promised = f"{seats['promised']:.1%} ({min(promises.values()):.1%}, {len(promises)} models)"
+            judged = {name: one for name, one in after["models"].items() if one["requests"] >= JUDGED}
+            missed = {
+                name: 100 * (promise - judged[name]["attained"]) for name, promise in promises.items() if name in judged
+            } | {"all": 100 * (seats["promised"] - after["slo_attainment"])}
+            broken = ", ".join(f"{name} by {points:.1f}" for name, points in missed.items() if points > 0)
+            unseen = f"{after['busiest']:,}, {shown[1]}"
+            table.add_row(
+                f"{day + 1}: {plan['requests']:,}", *groups, shown[0], promised, unseen, broken, f"{seconds:.1f}"
+            )
+            figures[f"day {day + 1}: points by which a promise was missed at most"] = max(0.0, *missed.values())
             figures[f"day {day + 1}: points on the day after"] = 100 * (
                 after["slo_attainment"] - seats["slo_attainment"]
             )

@@ -281,13 +281,16 @@ def facts(workload: Workload, gpu: str, cost: Cost = HARDWARE["stock"]) -> dict[
         wait = 0.0 if sensitive else DEFAULT_WAIT_SECONDS
     size, promise = int((vram or 0.0) * GB), workload.latency_p99_ms
     seconds = None if vram is None else cost.park_seconds(size) + cost.activate_seconds(size)
+    covers = None if wait is None or seconds is None else wait >= seconds
+    kept = None if promise is None or seconds is None else promise / 1000 >= seconds
     return known | {
         "gpu": f"{gpu} ({kind.memory:g} GB)",
         "latencySensitive": sensitive,
         "maxWaitSeconds": wait,
         "activationSeconds": seconds,
-        "waitCoversActivation": None if wait is None or seconds is None else wait >= seconds,
-        "p99CoversActivation": None if promise is None or seconds is None else promise / 1000 >= seconds,
+        "waitCoversActivation": covers,
+        "p99CoversActivation": kept,
+        "backInTime": workload.parkable and covers is not False and kept is not False,
         "cpuOnly": workload.gpus == 0,
         "hasBase": bool(workload.adapter_of),
         "spread": workload.spread,

@@ -14,8 +14,9 @@ from typing import Any
 
 from kybernate.lab.advise import MEMORY_SHARE, GpuKind, first_fit, knowledge
 from kybernate.lab.baselines import POLICIES
+from kybernate.lab.forecast import busiest_day, whole_hours
 from kybernate.lab.simulate.engine import RunOptions, run
-from kybernate.lab.simulate.measures import Interval, blocks, draws, interval, measures
+from kybernate.lab.simulate.measures import Interval, blocks, draws, interval, measures, promise
 from kybernate.lab.simulate.model import Outcome, Scenario, SimGroup, check
 from kybernate.lab.simulate.node import GB
 
@@ -52,6 +53,17 @@ class Goal:
     """Of one GB of host memory for a month."""
     gpu: str = ""
     """A product of ``advise.yaml``, for which MIG and time slicing are tried; empty: they are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShare:
+    """What one model gets of a layout."""
+
+    requests: int
+    attained: float
+    """Share within the SLO."""
+    promised: float | None
+    """At least this on another day like these; None: too few requests to promise anything, or no whole day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +107,34 @@ class PlannedLayout:
     policy: str = ""
     whole: bool = True
     """False: it was played until it could not be enough any more, and other figures than the share are not known."""
+    models: dict[str, ModelShare] = field(default_factory=dict)
+    busiest: int | None = None
+    """Requests of the busiest whole day; None: there is no whole day, and nothing is promised."""
+    promised: float | None = None
+    """At least this share of all requests within the SLO on another day, with at most as many requests as that one."""
+
+    @property
+    def promises(self) -> dict[str, float]:
+        """Of the models that have enough requests for one."""
+        return {name: one.promised for name, one in self.models.items() if one.promised is not None}
+
+    def broken(self, unseen: "PlannedLayout") -> dict[str, tuple[float, float]]:
+        """(promised, attained) of the models whose promise did not hold on unseen hours. Of fewer than ``JUDGED``
+        requests one alone decides too much."""
+        seen = {name: one for name, one in unseen.models.items() if one.requests >= JUDGED}
+        return {
+            name: (promised, seen[name].attained)
+            for name, promised in self.promises.items()
+            if name in seen and seen[name].attained < promised
+        }
 
     def row(self) -> dict[str, Any]:
         """As plain data."""
         return asdict(self)
+
+
+JUDGED = 10
+"""Requests of a model below which its promise is not judged."""
 
 
 def plan(
@@ -312,9 +348,53 @@ class _Planner:
             host_gb=host,
             stretch=sum(end - at - wait for end, at, wait in ends) / max(sum(self.scenario.service), 1e-9),
             policy=policy,
+            models=model_shares(outcome, scenario),
+            busiest=busiest_day(scenario.at, 0.0, _end(scenario)),
+            promised=promised_share(outcome, scenario),
         )
         self.played(layout)
         return layout
+
+
+_DAY = 86_400.0
+
+
+def _end(scenario: Scenario) -> float:
+    """Of the hours that are over, in seconds: a day's trace may end minutes before midnight."""
+    return max(scenario.duration, 3600.0 * whole_hours(scenario.at))
+
+
+def promised_share(outcome: Outcome, scenario: Scenario) -> float | None:
+    """The share of all requests within the SLO on another day, with a confidence of 99 %: the worst day, or less where
+    a day of so many hours drawn from the trace has less. None: less than a day."""
+    end = _end(scenario)
+    if end < _DAY:
+        return None
+    hours = blocks(outcome, scenario, 3600.0)
+    drawn = [
+        (sum(n * one.met for n, one in zip(weights, hours, strict=True)),
+         sum(n * len(one.waits) for n, one in zip(weights, hours, strict=True)))
+        for weights in draws(len(hours), 0, size=24, repeats=500)
+    ]  # fmt: skip
+    days = [(one.met, len(one.waits)) for one in blocks(outcome, scenario, _DAY)[: int(end // _DAY)]]
+    low = interval([met / count for met, count in drawn if count], 0.98)[0]
+    return min([low, *(met / count for met, count in days if count)])
+
+
+def model_shares(outcome: Outcome, scenario: Scenario) -> dict[str, ModelShare]:
+    """By model, of those with requests."""
+    found: dict[int, tuple[list[float], list[bool]]] = {}
+    for at, seat, wait, stall in zip(scenario.at, scenario.seat, outcome.wait, outcome.stall, strict=True):
+        moments, met = found.setdefault(seat, ([], []))
+        moments.append(at)
+        met.append(wait + stall <= scenario.seats[seat].slo_seconds)
+    days = _end(scenario) / _DAY
+    return {
+        scenario.seats[seat].name: ModelShare(
+            len(met), sum(met) / len(met), promise(moments, met, days) if days >= 1 else None
+        )
+        for seat, (moments, met) in sorted(found.items())
+    }
 
 
 def verified(
@@ -338,7 +418,7 @@ def verified(
 
 def attainment_interval(outcome: Outcome, scenario: Scenario) -> Interval:
     """Of the share within the SLO, over resampled days; (0, 1) where there are not two blocks of time."""
-    parts = blocks(outcome, scenario, 86_400 if scenario.duration >= 3 * 86_400 else 3600)
+    parts = blocks(outcome, scenario, _DAY if scenario.duration >= 3 * _DAY else 3600.0)
     if len(parts) < 2:
         return 0.0, 1.0
     shares = []

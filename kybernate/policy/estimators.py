@@ -53,9 +53,9 @@ class Rate:
         """Return events per second as estimated at ``time``."""
         decay = _LOG2 / self.half_life
         now = time if time > self._last else self._last
-        seen = max(decay * (now - self.since), LEAST_SEEN * _LOG2)
+        seen = decay * (now - self.since)
         faded = self._sum * exp(-decay * (now - self._last)) * decay
-        return faded if seen > _LONG else faded / -expm1(-seen)
+        return faded if seen > _LONG else faded / -expm1(-max(seen, LEAST_SEEN * _LOG2))
 
     def _decay(self, time: float) -> None:
         if time > self._last:

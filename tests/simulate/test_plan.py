@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from kybernate.lab.cli.plan_report import PlanReport, conclusions, curves
 from kybernate.lab.cli.simulate_input import Inputs, read_scenario
 from kybernate.lab.forecast import Backtest, Forecast
 from kybernate.lab.plan import (
+    JUDGED,
     Goal,
     PlannedLayout,
     fewest,
@@ -211,6 +213,56 @@ def test_attainment_has_an_interval_and_switches_may_vary():
     assert one.slo_low <= one.slo_attainment <= one.slo_high
     assert one != plan(hours, Goal(share=0.5, groups_max=1))[0]
     assert alone.slo_attainment == 1
+
+
+def test_each_model_with_enough_requests_gets_a_promise_that_unseen_hours_are_held_to():
+    chance = Random(3)
+    requests = sorted((chance.uniform(0, 86_400), int(chance.random() < 0.5), 4.0) for _ in range(200))
+    requests += [(float(at), 2, 4.0) for at in range(100)]
+    day = scenario(requests, [seat(f"s{index}", activate=2.0) for index in range(3)])
+    day = replace(day, duration=86_400.0)
+    goal = Goal(share=0.5, move_seconds=1.0)
+    best = smallest(plan(day, goal))
+    assert best is not None
+    assert {name: one.requests for name, one in best.models.items()} == Counter(f"s{who}" for _, who, _ in requests)
+    assert set(best.promises) == {"s0", "s1"}, "a hundred requests in one burst are one trial"
+    assert all(0.6 < best.promises[name] < best.models[name].attained for name in best.promises)
+    assert best.broken(verified(best, day, day, goal)) == {}
+    slower = replace(best, models={name: replace(one, attained=0.3) for name, one in best.models.items()})
+    assert best.broken(slower) == {name: (best.promises[name], 0.3) for name in ("s0", "s1")}
+    few = replace(slower, models={name: replace(one, requests=JUDGED - 1) for name, one in slower.models.items()})
+    assert best.broken(few) == {}
+
+    def shown(check: PlannedLayout, answer: PlannedLayout = best) -> list[str]:
+        report = PlanReport(day, needed(day), goal, "20 s", (answer,), (), check, None, None)
+        return [line for line in conclusions(report) if "promise" in line or "unseen" in line]
+
+    lowest = min(best.promises, key=lambda name: best.promises[name])
+    assert best.promised is not None
+    assert best.promised <= best.slo_attainment
+    assert shown(best)[0] == (
+        f"promised for another day of at most 300 requests: {100 * best.promised:.1f} % in SLO, at least "
+        f"{100 * best.promises[lowest]:.1f} % of each model's ({lowest}); too few requests for a promise: 1 model of 3"
+    )
+    assert shown(best)[1].endswith("; as promised")
+    assert "not as promised: s0 30.0 % instead of " in shown(slower)[1]
+    assert "not as promised: all requests 20.0 % instead of " in shown(replace(slower, slo_attainment=0.2))[1]
+    assert shown(replace(slower, busiest=301))[1].endswith("no promise covers them: a day has 301 requests")
+    hour = smallest(plan(replace(day, at=tuple(at / 24 for at in day.at), duration=3600.0), replace(goal, share=0.01)))
+    assert hour is not None
+    assert (hour.promised, hour.promises) == (None, {}), "other hours of the day are not like this one"
+    assert shown(hour, hour)[0].startswith("promised: nothing")
+    assert shown(hour, hour)[1].endswith("nothing was promised")
+
+
+def test_a_promise_of_several_days_is_that_of_the_worst_one():
+    rows = [(3600.0 * hour + 900 * turn, 0, 30.0) for hour in range(48) for turn in range(4)]
+    rows += [(at + 20, 1, 30.0) for at, *_ in rows if at >= 86_400]  # the first one serves then: these miss
+    days = replace(scenario(rows, [seat("s0", slo_seconds=8.0), seat("s1", slo_seconds=8.0)]), duration=2 * 86_400.0)
+    found = smallest(plan(days, Goal(share=0.6, groups_max=1)))
+    assert found is not None
+    assert (found.slo_attainment, found.busiest) == (pytest.approx(2 / 3), 192)
+    assert found.promised == pytest.approx(1 / 2)
 
 
 def test_headroom_is_how_much_more_traffic_the_layout_serves():

@@ -14,6 +14,7 @@ from kybernate.lab.simulate.measures import (
     intervals,
     measures,
     percentile,
+    promise,
     sampled,
 )
 from kybernate.lab.simulate.node import HARDWARE
@@ -57,6 +58,40 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
         low, high = intervals(pool.resampled(draws(20, seed, repeats=200)))["wait_mean_s"]
         held += low <= truth <= high
     assert held >= 51  # 95 % of 60 is 57; percentile intervals of 20 windows are a little short
+
+
+def test_a_promise_holds_on_another_day():
+    def day(chance: Random, share: float, bursts: int) -> tuple[list[float], list[bool]]:
+        """Bursts of one to three requests that meet the same switch."""
+        sizes = [(chance.random() < share, chance.randint(1, 3)) for _ in range(bursts)]
+        rows = [(900.0 * turn + second, met) for turn, (met, size) in enumerate(sizes) for second in range(size)]
+        return [at for at, _ in rows], [met for _, met in rows]
+
+    gaps = []
+    for number in range(600):
+        chance = Random(f"promise/{number}")
+        share, bursts = chance.uniform(0.7, 1.0), chance.randint(40, 300)
+        promised, (_, met) = promise(*day(chance, share, bursts)), day(chance, share, bursts)
+        assert promised is not None
+        gaps.append(sum(met) / len(met) - promised)
+    assert sum(gap >= 0 for gap in gaps) >= 0.99 * len(gaps)
+    assert sum(gaps) / len(gaps) < 0.2, "it says more than nothing"
+
+
+def test_a_promise_needs_requests_and_grows_with_them():
+    def even(count: int, apart: float = 100.0) -> list[float]:
+        return [apart * turn for turn in range(count)]
+
+    assert promise([], []) is None
+    assert promise(even(19), [True] * 19) is None
+    assert promise(even(500, 1.0), [True] * 500) is None, "one burst is one trial"
+    few, many = promise(even(20), [True] * 20), promise(even(200), [True] * 200)
+    assert few == pytest.approx(10 / (10 + 2.33**2))
+    assert many is not None
+    assert few < many < 1
+    week = promise(even(200), [True] * 200, days=7.0)
+    assert week is not None
+    assert few < week < many, "one day of a week has fewer"
 
 
 def test_nothing_at_all():

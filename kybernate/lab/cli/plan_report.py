@@ -152,12 +152,44 @@ def conclusions(report: PlanReport) -> list[str]:
             lines.append(
                 f"{best.policy} is a rule of the simulator; a node runs it from a package of yours (docs/dev/policy.md)"
             )
-    if check is not None:
+    if best is not None:
+        lines.append(_promised(best))
+    if check is not None and best is not None:
+        worst = f"{check.worst_model} {100 * check.worst_attainment:.1f} %"
+        worst += f" of {count(check.models[check.worst_model].requests, 'request')}"
         lines.append(
-            f"on the unseen hours: {100 * check.slo_attainment:.1f} % in SLO, worst model {check.worst_model} "
-            f"{100 * check.worst_attainment:.1f} %, mean {check.wait_mean_s:.2f} s, p99 {check.wait_p99_s:.1f} s"
+            f"on the unseen hours: {100 * check.slo_attainment:.1f} % in SLO, worst model {worst}, mean "
+            f"{check.wait_mean_s:.2f} s, p99 {check.wait_p99_s:.1f} s; {_kept(best, check)}"
         )
     return lines + _outlook(report)
+
+
+def _promised(best: "PlannedLayout") -> str:
+    """What the answer promises for other days."""
+    if best.promised is None:
+        return "promised: nothing; other hours are not like these. Give a trace of a whole day at least"
+    promises, few = best.promises, len(best.models) - len(best.promises)
+    lowest = min(promises, key=lambda name: (promises[name], name), default="")
+    each = f", at least {100 * promises[lowest]:.1f} % of each model's ({lowest})" if lowest else ""
+    less = f"; too few requests for a promise: {count(few, 'model')} of {len(best.models)}" if few else ""
+    return (
+        f"promised for another day of at most {count(best.busiest or 0, 'request')}: {100 * best.promised:.1f} % in SLO"
+        f"{each}{less}"
+    )
+
+
+def _kept(best: "PlannedLayout", check: "PlannedLayout") -> str:
+    if best.promised is None:
+        return "nothing was promised"
+    if (check.busiest or 0) > (best.busiest or 0):
+        return f"no promise covers them: a day has {check.busiest} requests"
+    broken = [
+        f"{name} {100 * attained:.1f} % instead of {100 * promised:.1f} %"
+        for name, (promised, attained) in best.broken(check).items()
+    ]
+    if check.slo_attainment < best.promised:
+        broken.insert(0, f"all requests {100 * check.slo_attainment:.1f} % instead of {100 * best.promised:.1f} %")
+    return f"not as promised: {', '.join(broken)}" if broken else "as promised"
 
 
 def _outlook(report: PlanReport) -> list[str]:

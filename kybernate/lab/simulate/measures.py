@@ -9,7 +9,8 @@ resampled with the same draws, so that differences between policies are paired.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from math import ceil
+from itertools import pairwise
+from math import ceil, sqrt
 from random import Random
 from typing import Any
 
@@ -253,6 +254,27 @@ def draws(windows: int, seed: int, *, size: int | None = None, repeats: int = RE
             counts[int(random.random() * windows)] += 1
         found.append(counts)
     return found
+
+
+def promise(at: Sequence[float], met: Sequence[bool], days: float = 1.0) -> float | None:
+    """The share within the SLO that a model reaches on another day like these, with a confidence of 99 %; None: too few
+    requests to say. ``at`` and ``met``: when its requests came, and whether they were within the SLO.
+
+    Wilson's lower bound. Requests less than ``_APART`` seconds apart meet the same switches and are one trial. The
+    other day varies, too, so that the ``n`` trials of ``days`` days count as ``1 / (1/n + days/n)``.
+    """
+    trials = (1 + sum(later - earlier > _APART for earlier, later in pairwise(at))) / (1 + days) if at else 0.0
+    if trials < _FEWEST_TRIALS:
+        return None
+    share = _mean(met)
+    spread = _DEVIATIONS * sqrt(share * (1 - share) / trials + (_DEVIATIONS / trials / 2) ** 2)
+    return (share + _DEVIATIONS**2 / trials / 2 - spread) / (1 + _DEVIATIONS**2 / trials)
+
+
+_APART = 60.0
+_FEWEST_TRIALS = 10.0
+_DEVIATIONS = 2.33
+"""Below so many standard deviations is 1 % of a normal distribution."""
 
 
 class Pool:

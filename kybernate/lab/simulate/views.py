@@ -43,9 +43,13 @@ def look(world: RunState, group: SimulatedGroup) -> GroupView:
 
 
 def _peer(world: RunState, group: SimulatedGroup) -> PeerView:
-    """Another group of the pool, as the views of its peers have it. Its rate is as old as ``refresh_seconds`` allow."""
+    """Another group of the pool, as the views of its peers have it. Unless the run merges its parked seats, its rate is
+    as old as ``refresh_seconds`` allow."""
     now = world.now
-    if group.rate_at is None or now - group.rate_at >= world.options.refresh_seconds:
+    if group.resting is not None:
+        fast, slow, *_ = group.resting.at(now)
+        group.rate = (fast + slow) / 2 + sum([seat.rates.at(now) for seat in group.demanded.values()])
+    elif group.rate_at is None or now - group.rate_at >= world.options.refresh_seconds:
         group.rate, group.rate_at = sum([s.rates.at(now) for s in group.seats if s.state is SeatState.PARKED]), now
     operation = group.operation
     if group.paused_until > now:

@@ -283,7 +283,6 @@ class Resting:
         self.count += sign
         fast, slow = sign * seat.rates.fast.at(now), sign * seat.rates.slow.at(now)
         seconds, sums = seat.activate_seconds, self.at(now)
-        self._last = now
         self._sums = (
             (sums[0] + fast, sums[1] + slow, sums[2] + fast * seconds, sums[3] + slow * seconds)
             if self.count
@@ -293,14 +292,14 @@ class Resting:
     def at(self, now: float) -> tuple[float, float, float, float]:
         """The sums of the fast and slow rates, and those times the seconds to activate."""
         last = self._last
-        if now == last:
-            return self._sums
-        fast, slow = exp(_FAST * (last - now)), exp(_SLOW * (last - now))
-        if last - self.since < _LONG:
-            fast *= _part(_FAST, last - self.since) / _part(_FAST, now - self.since)
-            slow *= _part(_SLOW, last - self.since) / _part(_SLOW, now - self.since)
-        sums = self._sums
-        return sums[0] * fast, sums[1] * slow, sums[2] * fast, sums[3] * slow
+        if now > last:
+            fast, slow = exp(_FAST * (last - now)), exp(_SLOW * (last - now))
+            if last - self.since < _LONG:
+                fast *= _part(_FAST, last - self.since) / _part(_FAST, now - self.since)
+                slow *= _part(_SLOW, last - self.since) / _part(_SLOW, now - self.since)
+            sums, self._last = self._sums, now
+            self._sums = sums[0] * fast, sums[1] * slow, sums[2] * fast, sums[3] * slow
+        return self._sums
 
 
 _FAST, _SLOW = log(2.0) / FAST_HALF_LIFE, log(2.0) / SLOW_HALF_LIFE
