@@ -118,9 +118,8 @@ def without_stack() -> list[str]:
     for page in PAGES:
         for line in code_lines((ROOT / page).read_text()):
             for words in kyb_calls(line):
-                files = [
-                    word for word in words if re.search(r"/|\.(ya?ml|csv|jsonl|svg|gz)$", word) and "=" not in word
-                ]
+                named = re.compile(r"/|\.(ya?ml|csv|jsonl|svg|gz)$")
+                files = [word for word in words if named.search(word) and "=" not in word]
                 if " ".join(words).startswith(WITHOUT_STACK) and all((ROOT / file).exists() for file in files):
                     found[" ".join(words)] = None
     return list(found)

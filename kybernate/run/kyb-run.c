@@ -3,7 +3,7 @@
  *     kyb-run -- llama-server -m model.gguf
  *
  * Starts the engine, passes signals on, collects zombies, and ends with the engine's exit code. When the node ends the
- * engine to park it, kyb-run stays: it asks the node for GPUs and starts the engine again. docs/start-gate.md has the
+ * engine to park it, kyb-run stays: it asks the node for GPUs and starts the engine again. docs/dev/start-gate.md has the
  * protocol. Nothing believes this program: that the engine holds no memory, the node reads from the driver.
  */
 #define _GNU_SOURCE
