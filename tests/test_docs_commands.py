@@ -117,11 +117,11 @@ def without_stack() -> list[str]:
     found = dict[str, None]()
     for page in PAGES:
         for line in code_lines((ROOT / page).read_text()):
-            for words in kyb_calls(line):
+            for call in kyb_calls(line):
                 named = re.compile(r"/|\.(ya?ml|csv|jsonl|svg|gz)$")
-                files = [word for word in words if named.search(word) and "=" not in word]
-                if " ".join(words).startswith(WITHOUT_STACK) and all((ROOT / file).exists() for file in files):
-                    found[" ".join(words)] = None
+                files = [word for word in call if named.search(word) and "=" not in word]
+                if " ".join(call).startswith(WITHOUT_STACK) and all((ROOT / file).exists() for file in files):
+                    found[" ".join(call)] = None
     return list(found)
 
 
