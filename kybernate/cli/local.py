@@ -1,5 +1,6 @@
 """The stack of ``kyb up`` on this machine, from its stack file: processes and logs."""
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -61,6 +62,8 @@ def log_lines(file: Path, *, last: int, follow: bool) -> Iterator[str]:
                 yield line.rstrip("\n")
             elif not file.exists():
                 return
+            elif os.fstat(opened.fileno()).st_size < opened.tell():
+                opened.seek(0)  # it was emptied, since it had grown too long
             else:
                 time.sleep(FOLLOW_SECONDS)
 

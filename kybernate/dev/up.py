@@ -1,6 +1,7 @@
 """``kyb up``: a stack in the foreground, its logs, what to paste, and its systemd unit."""
 
 import asyncio
+import contextlib
 import errno
 import getpass
 import itertools
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kybernate.bus.port import BusError
+from kybernate.cli.local import ENGINE_LOGS
 from kybernate.cli.output import CliError, answer
 from kybernate.config import ConfigError
 from kybernate.dev.stack import NotReadyError, Stack, StackError, StackOptions
@@ -40,6 +42,9 @@ SETTINGS = {
 READY_SECONDS = 60.0
 """Models that are not ready by then are a warning."""
 RELOAD_SECONDS = 1.0
+LOG_BYTES = 64 * 2**20
+"""A log that has grown beyond this becomes the older one, ``.log.1``."""
+LOG_SECONDS = 60.0
 
 
 def run(options: StackOptions, *, verbose: bool) -> None:
@@ -205,6 +210,7 @@ async def _live(stack: Stack, progress: Callable[[str], None]) -> None:
         beside = [
             asyncio.create_task(reload_changes(stack, progress), name="reload"),
             asyncio.create_task(_renew(stack, progress), name="renew"),
+            asyncio.create_task(bound_logs(stack.folder), name="logs"),
         ]
         try:
             await _show(stack, progress, systemd)
@@ -212,6 +218,21 @@ async def _live(stack: Stack, progress: Callable[[str], None]) -> None:
         finally:
             for task in beside:
                 task.cancel()
+
+
+async def bound_logs(folder: Path) -> NoReturn:
+    """Look at the logs of processes and engines each minute. Each is appended to, and goes on at its new end."""
+    while True:
+        await asyncio.sleep(LOG_SECONDS)
+        await asyncio.to_thread(_shorten_logs, folder)
+
+
+def _shorten_logs(folder: Path) -> None:
+    for log in (*folder.glob("logs/*.log"), *folder.glob(f"{ENGINE_LOGS}/*/*.log")):
+        with contextlib.suppress(OSError):  # it has gone, or the disk is full
+            if log.stat().st_size > LOG_BYTES:
+                shutil.copyfile(log, log.with_suffix(".log.1"))
+                os.truncate(log, 0)
 
 
 async def _renew(stack: Stack, progress: Callable[[str], None]) -> NoReturn:

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from kybernate.cli import console, main
+from kybernate.cli.local import log_lines
 from kybernate.dev import up
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.stubs import StubError, build_stubs
@@ -27,7 +28,7 @@ from kybernate.dev.stack.options import check
 from kybernate.http_api import unanswered
 from services.router.settings import RouterSettings
 from tests.test_tls import make
-from tests.until import TIME_FACTOR
+from tests.until import TIME_FACTOR, until
 
 ON_GPUS = """
 import asyncio, json, os, sys, urllib.request
@@ -183,3 +184,27 @@ async def test_a_certificate_that_is_refused_is_named(tmp_path: Path) -> None:
     server.close()
     assert unanswered(refused.value).startswith("its certificate is refused: ")
     assert "local issuer" in unanswered(refused.value)
+
+
+async def test_a_log_that_has_grown_too_long_begins_anew_and_is_followed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(up, "LOG_BYTES", 100)
+    monkeypatch.setattr(up, "LOG_SECONDS", 0.05)
+    (tmp_path / "logs").mkdir()
+    (engine := tmp_path / "run" / "pods" / "default_a_1").mkdir(parents=True)
+    logs = [tmp_path / "logs" / "router.log", engine / "engine.log"]
+    for log in logs:
+        log.write_text("first\n" * 30)
+    seen: list[str] = []
+    following = log_lines(logs[1], last=30, follow=True)
+    for _ in range(30):
+        seen.append(next(following))
+    with logs[1].open("a") as writer:
+        task = asyncio.create_task(up.bound_logs(tmp_path))
+        await until(lambda: all(log.stat().st_size == 0 for log in logs), what="both are empty")
+        task.cancel()
+        writer.write("second\n")
+    seen.append(await asyncio.to_thread(next, following))
+    assert seen == ["first"] * 30 + ["second"]
+    assert logs[1].with_suffix(".log.1").read_text() == "first\n" * 30

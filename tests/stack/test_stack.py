@@ -38,7 +38,7 @@ PARENT = [
     "time.sleep(600)\n",
 ]
 ROUTER = """
-import http.server, json, os, sys
+import http.server, json, os, sys, threading
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         parked = {"state": "parked", "started": True}
@@ -49,7 +49,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-http.server.HTTPServer(("127.0.0.1", int(os.environ["KYB_PORT"])), Handler).serve_forever()
+ports = [int(os.environ[name]) for name in ("KYB_PORT", "KYB_HEALTH_PORT") if name in os.environ]
+for port in ports:
+    server = http.server.HTTPServer(("127.0.0.1", port), Handler)
+    threading.Thread(target=server.serve_forever).start()
 """
 
 
