@@ -7,6 +7,7 @@ from typing import Any
 from kybernate.deadlines import span
 from kybernate.doctor.cluster import ClusterFacts, check_cluster
 from kybernate.doctor.model import Finding, fail, ok, warn
+from kybernate.roster import MOST_NAMES
 from kybernate.sizes import format_bytes
 
 MOST_SKEW_SECONDS = 2.0
@@ -19,6 +20,7 @@ MOST_GATE_SECONDS = 60.0
 MOST_JOB_SECONDS = 5.0
 """A checkpointer that runs confirms a job within milliseconds after its victim has drained."""
 _TROUBLED = ("lost", "quarantined")
+_SWITCHING = ("starting", "draining", "parking", "activating", "migrating")
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,10 +345,19 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
             remedy = "give each pod its own TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR, VLLM_CACHE_ROOT and TMPDIR"
             yield warn("cache", f"{name} was not parked: {seat['reason']}", remedy)
     settled = sum(seat.get("state") in ("active", "parked") for seat in owned)
+    on_time = [seat for seat in owned if seat.get("state") in _SWITCHING and not _late(stages, seat)]
     if settled == len(owned):
         yield ok("seats", f"{len(owned)}, all active or parked")
+    elif settled + len(on_time) == len(owned):
+        doing = ", ".join(f"{seat.get('model')} {seat.get('state')}" for seat in on_time[:MOST_NAMES])
+        yield ok("seats", f"{len(owned)}, {settled} active or parked; {doing}, for no longer than usual")
     else:
         yield warn("seats", f"{settled} of {len(owned)} are active or parked", "kyb status shows what the others do")
+
+
+def _late(stages: Mapping[str, Mapping[str, Any]], seat: Mapping[str, Any]) -> bool:
+    """Whether its manager says that it takes longer than usual."""
+    return bool((stages.get(str(seat.get("seat")), {}).get("clock") or {}).get("late"))
 
 
 def _engines(facts: StackFacts) -> Iterator[Finding]:

@@ -52,7 +52,7 @@ async def test_a_page_that_is_open_gets_what_kyb_doctor_finds_failing_first():
         assert "a call hung" in str(found)
 
 
-async def test_problems_that_cannot_be_read_are_logged_and_end_no_console(monkeypatch: pytest.MonkeyPatch):
+async def test_problems_that_cannot_be_read_are_reported_and_end_no_console(monkeypatch: pytest.MonkeyPatch):
     def broken(_: StackFacts) -> None:
         raise ValueError("a fact is missing")
 
@@ -61,7 +61,7 @@ async def test_problems_that_cannot_be_read_are_logged_and_end_no_console(monkey
         assert "a fact is missing" in (await problems_of(w, url))["error"]
 
 
-async def test_no_problem_is_looked_for_while_no_page_is_open():
+async def test_no_problems_are_read_while_no_page_is_open():
     async with page() as (w, url):
         await problems_of(w, url)
         await until(lambda: w.console.problems.found is None, what="problems are forgotten")

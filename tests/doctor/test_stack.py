@@ -271,3 +271,16 @@ def test_secrets_are_blanked_out(text: str, clean: str) -> None:
 )
 def test_a_bundle_stays_readable(text: str) -> None:
     assert without_secrets(text) == text
+
+
+@pytest.mark.parametrize(("late", "level"), [(False, Severity.OK), (True, Severity.WARN)])
+def test_a_switch_is_no_problem_until_it_takes_longer_than_usual(late: bool, level: Severity):
+    seat = {**SEAT, "seat": "s0", "state": "activating"}
+    stage = {"stage": "activating", "text": "the checkpointer moves its VRAM back", "clock": {"late": late}}
+    manager = {"node": "n1", "policy": "p", "groups": [{"group": "G0", "seats": [{"seat": "s0", "stage": stage}]}]}
+    found = list(check_stack(replace(SOUND, seats=(seat,), managers=(manager,))))
+    (line,) = [finding for finding in found if finding.check == "seats"]
+    assert line.level is level
+    assert [finding.check for finding in found if finding.level is Severity.WARN] == ["seat", "seats"] * late
+    if not late:
+        assert f"{SEAT['model']} activating" in line.finding

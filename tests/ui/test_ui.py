@@ -18,7 +18,7 @@ from tests.ui.conftest import Browsed, browsed, fill
 from tests.until import until
 
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
-VIEWS = ("Timeline", "Models", "Nodes", "Events", "Playground", "Plan")
+VIEWS = ("Timeline", "Models", "Nodes", "Requests", "Events", "Charts", "Tenants", "Playground", "Plan")
 
 
 async def violations(here: Browsed) -> list[Any]:
@@ -75,7 +75,7 @@ async def test_a_walk_sees_a_switch_live_reads_its_reason_pins_and_drains(monkey
 
         await here.open("Events")
         await page.select_option("select", "seat-activated")
-        await page.wait_for_selector("td:text('gemma-3-27b')")
+        await page.wait_for_selector("td a:text('gemma-3-27b')")
 
         await here.open("Plan")  # of the request that the playground sent
         await page.click("button:text('Make a plan')")
@@ -96,9 +96,21 @@ async def test_every_view_passes_the_accessibility_check(scheme: str):
             await here.page.set_viewport_size({"width": 320, "height": 640})
             assert await here.page.evaluate("document.documentElement.scrollWidth") <= 320, view
             await here.page.set_viewport_size({"width": 1200, "height": 720})
+        for page in ("models/qwen3-32b?log=n1.s0", "nodes/n1", "models/none", "nowhere"):
+            await here.page.goto(f"{here.url}#{page}")
+            await here.page.wait_for_selector(
+                "h1:has-text('qwen3-32b'), h1:has-text('/ n1'), h1:has-text('none'), h1:has-text('Not found')"
+            )
+            assert await violations(here) == [], page
+            await here.page.set_viewport_size({"width": 320, "height": 640})
+            assert await here.page.evaluate("document.documentElement.scrollWidth") <= 320, page
+            await here.page.set_viewport_size({"width": 1200, "height": 720})
+        await here.open(VIEWS[-1])
         await here.page.focus(".skip")
         await here.page.keyboard.press("Enter")
         await here.page.wait_for_selector(f"h1:text('{VIEWS[-1]}')")  # the link to the content keeps the view
+        await here.page.click("#problems summary")
+        assert await violations(here) == []
         await here.open("Timeline")
         await here.page.locator("button[data-lane='n1/G0']").press("ArrowLeft")
         await here.page.keyboard.press("Enter")

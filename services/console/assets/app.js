@@ -1,30 +1,39 @@
 // The frame: which view is shown, and when it is drawn again.
 
 import { html, nothing, render } from "./vendor/lit-html/lit-html.js";
+import { chartsView } from "./charts.js";
+import { drawDialog } from "./dialog.js";
 import { eventsView } from "./events.js";
 import { say } from "./feedback.js";
+import { modelPage } from "./model.js";
 import { modelsView } from "./models.js";
 import { nodesView } from "./nodes.js";
 import { planView } from "./plan.js";
 import { playgroundView } from "./playground.js";
-import { follow, json, key, store } from "./store.js";
+import { problemsLine } from "./problems.js";
+import { requestsView } from "./requests.js";
+import { listHref, route, watch } from "./route.js";
+import { askAgain, follow, json, key, store } from "./store.js";
+import { tenantsView } from "./tenants.js";
 import { drawTimeline, timelineView } from "./timeline.js";
 
 const VIEWS = {
   timeline: ["Timeline", timelineView],
-  models: ["Models", modelsView],
+  models: ["Models", (draw) => (route().name ? modelPage(route().name, draw) : modelsView(draw))],
   nodes: ["Nodes", nodesView],
+  requests: ["Requests", requestsView],
   events: ["Events", eventsView],
+  charts: ["Charts", chartsView],
+  tenants: ["Tenants", tenantsView],
   playground: ["Playground", playgroundView],
   plan: ["Plan", planView],
 };
 const byId = (id) => document.getElementById(id);
+const lists = new Map();  // view -> its last address, with its filters
 let shown = "";
 let planned = false;
 
-const offered = (name) => name in VIEWS && (name !== "plan" || store.plans);
-// The link to the content, #main, keeps the view.
-const chosen = () => (offered(location.hash.slice(1)) ? location.hash.slice(1) : shown || "timeline");
+const offered = (name) => Object.hasOwn(VIEWS, name) && (name !== "plan" || store.plans);
 
 // Draws everything once per frame at most, however much changes.
 function draw() {
@@ -32,21 +41,31 @@ function draw() {
   planned = true;
   requestAnimationFrame(() => {
     planned = false;
-    const view = chosen();
-    if (view !== shown) {
-      document.title = `${VIEWS[view][0]} · Kybernate`;
-      shown = view;
-    }
-    render(nav(view), byId("nav"));
+    const { view: named, name } = route(), view = named || "timeline", known = offered(view);
+    const title = name || (known ? VIEWS[view][0] : "Not found");
+    document.title = `${title} · Kybernate`;
+    if (known && !name) lists.set(view, listHref());
+    render(nav(view, name), byId("nav"));
     render(tools(), byId("tools"));
     render(troubles(), byId("troubles"));
-    render(store.since ? VIEWS[view][1](draw) : html`<p>Waiting for the router. It is asked again every 2 seconds.</p>`, byId("main"));
+    render(problemsLine(), byId("problems"));
+    render(content(view, known), byId("main"));
+    if (`${view}/${name}` !== shown && shown) window.scrollTo(0, 0);
+    shown = `${view}/${name}`;
+    if (store.since) drawDialog(draw);
     if (view === "timeline") drawTimeline();
   });
 }
 
-const nav = (view) => Object.entries(VIEWS).filter(([name]) => offered(name)).map(
-  ([name, [text]]) => html`<a href="#${name}" aria-current=${name === view ? "page" : nothing}>${text}</a>`,
+function content(view, known) {
+  if (!store.since) return html`<p role="status">Waiting for the console. It is asked again every 2 seconds.</p>`;
+  if (known) return VIEWS[view][1](draw);
+  return html`<h1>Not found</h1><p>There is no view “${view}” here. <a href="#timeline">Timeline</a></p>`;
+}
+
+// The present view's link leads to its whole list, another one's to what was shown there last.
+const nav = (view, named) => Object.entries(VIEWS).filter(([name]) => offered(name)).map(
+  ([name, [text]]) => html`<a href=${(name !== view || named) && lists.get(name) || `#${name}`} aria-current=${name === view ? "page" : nothing}>${text}</a>`,
 );
 
 const tools = () => html`
@@ -66,6 +85,7 @@ async function setKey(event) {
     return;
   }
   sessionStorage.setItem("key", typed);
+  askAgain();
   try {
     await json("allowed");
     say("This key may send commands.");
@@ -75,7 +95,11 @@ async function setKey(event) {
   draw();
 }
 
-window.addEventListener("hashchange", draw);
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();  // the address names the view
+  byId("main").focus();
+});
+watch(draw);
 window.addEventListener("resize", draw);
 draw();
 follow(draw);

@@ -1,6 +1,6 @@
-// Results for a moment, and a dialog with details.
+// Results for a moment, and what a view shows while it has nothing to show.
 
-import { html, render } from "./vendor/lit-html/lit-html.js";
+import { html, nothing } from "./vendor/lit-html/lit-html.js";
 
 const byId = (id) => document.getElementById(id);
 let timer = 0;
@@ -12,7 +12,8 @@ export function say(text) {
   timer = setTimeout(() => (byId("status").textContent = ""), 8000);
 }
 
-export function showDetails(content) {
-  render(html`${content}<form method="dialog"><button autofocus>Close</button></form>`, byId("details"));
-  byId("details").showModal();
+// Of an answer of ask(): that it is being read, or why it cannot be; nothing once it is there.
+export function missing(answer, what) {
+  if (answer.error) return html`<p class="bad" role="status">${what} cannot be read: ${answer.error}</p>`;
+  return answer.data ? nothing : html`<p class="soft" role="status">${what} are being read.</p>`;
 }

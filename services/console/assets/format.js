@@ -20,6 +20,15 @@ export function bytes(value) {
   return value >= 2 ** 30 ? `${(value / 2 ** 30).toFixed(1)} GiB` : `${Math.round(value / 2 ** 20)} MiB`;
 }
 
+// How long a seat has been in its state, how long that usually takes, and when it ends at the latest.
+export function timing(seat, now) {
+  if (!seat.since || ["active", "parked", "free"].includes(seat.state)) return "";
+  const known = [];
+  if (seat.usual) known.push(`usually ${seconds(seat.usual)}`);
+  if (seat.deadline) known.push(`ends by ${clock(seat.deadline)}`);
+  return `for ${seconds(Math.max(0, now - seat.since))}${known.length ? ` (${known.join(", ")})` : ""}`;
+}
+
 export const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 
 // A decision is called by what was decided, as `kyb events` does.

@@ -3,60 +3,79 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import { seatButtons } from "./act.js";
-import { byName, count, fits, seconds } from "./format.js";
-import { models, now } from "./store.js";
+import { byName, count, fits, seconds, timing } from "./format.js";
+import { href, param, set } from "./route.js";
+import { counted, inTrouble, models, now, SWITCHING, TROUBLED } from "./store.js";
 
 const MOST_ROWS = 100;
-const TROUBLED = new Set(["quarantined", "lost", "backoff"]);
-let filter = "";
+const MOST_SEATS = 3;  // of a model that are shown each
 let all = false;
 
+const SORTS = {
+  "": () => true,
+  waiting: (row) => row.waiting > 0,
+  active: (row) => row.seats.some((seat) => seat.state === "active"),
+  switching: (row) => row.seats.some((seat) => SWITCHING.has(seat.state)),
+  parked: (row) => row.state === "parked",
+  trouble: (row) => row.seats.some(inTrouble),
+};
+const NAMES = { "": "All", waiting: "Waiting", active: "Active", switching: "Switching", parked: "Parked", trouble: "In trouble" };
+
 export function modelsView(draw) {
-  const rows = models().filter((row) => fits(row.model, filter));
+  const filter = param("q"), sort = Object.hasOwn(SORTS, param("state")) ? param("state") : "";
+  const named = models().filter((row) => fits(row.model, filter)), rows = named.filter(SORTS[sort]);
   rows.sort((a, b) => b.oldest - a.oldest || b.waiting - a.waiting || byName(a.model, b.model));
   const shown = all ? rows : rows.slice(0, MOST_ROWS);
-  const late = rows.filter((row) => row.slo && row.oldest > row.slo).length;
+  const late = named.filter((row) => row.slo && row.oldest > row.slo).length;
   return html`<h1>Models</h1>
     <div class="bar">
-      <label>Filter <input type="search" .value=${filter} @input=${(event) => { filter = event.target.value; draw(); }}></label>
-      <span>${count(rows.length, "model")}, ${count(sum(rows, "waiting"), "request")} waiting,
+      <label>Filter <input type="search" .value=${filter} @input=${(event) => set({ q: event.target.value })}></label>
+      <span role="group" aria-label="State">${Object.keys(SORTS).map((name) => html`<button type="button" aria-pressed=${String(name === sort)}
+        @click=${() => set({ state: name })}>${NAMES[name]} ${named.filter(SORTS[name]).length}</button> `)}</span>
+      <span>${count(sum(named, "waiting"), "request")} waiting,
         <span class=${late ? "bad" : "good"}>${late} beyond their SLO</span></span>
     </div>
     <div class="scroll" tabindex="0" role="region" aria-label="Table of models"><table>
-      <caption>Longest wait first. p50 and p99 are of the last requests that this router forwarded, waits of 0 included. Tokens/s are those that active engines report.</caption>
+      <caption>Longest wait first. p50 and p99 are of the last requests, waits of 0 included. Tokens/s are those that active engines report.</caption>
       <thead><tr><th scope="col">Model</th><th scope="col">State</th>
-        <th scope="col" class="number">Waiting</th><th scope="col" class="number">In flight</th>
-        <th scope="col" class="number">Oldest wait / SLO</th><th scope="col" class="number">p50 / p99 wait</th>
-        <th scope="col" class="number">Tokens/s</th>
-        <th scope="col">Last switch</th><th scope="col">Seats</th></tr></thead>
+        <th scope="col" class="number">Waiting</th><th scope="col" class="number wide">In flight</th>
+        <th scope="col" class="number">Oldest wait / SLO</th><th scope="col" class="number wide">p50 / p99 wait</th>
+        <th scope="col" class="number wide">Tokens/s</th>
+        <th scope="col" class="wide">Last switch</th><th scope="col" class="wide">Seats</th></tr></thead>
       <tbody>${repeat(shown, (row) => row.model, modelRow)}</tbody>
     </table></div>
-    ${rows.length ? nothing : html`<p>${filter ? "No model has this in its name." : "No model has a seat yet: start a pod that asks for one."}</p>`}
+    ${rows.length ? nothing : html`<p>${filter || sort ? "No model fits." : "No model has a seat yet: start a pod that asks for one."}</p>`}
     ${rows.length > shown.length
       ? html`<p><button type="button" @click=${() => { all = true; draw(); }}>Show all ${rows.length}</button></p>`
       : nothing}`;
 }
 
 const modelRow = (row) => html`<tr>
-  <th scope="row" class="name">${row.model}</th>
+  <th scope="row" class="name"><a href=${href("models", row.model)}>${row.model}</a></th>
   <td>${state(row)}</td>
   <td class="number">${row.waiting}</td>
-  <td class="number">${row.inFlight}</td>
+  <td class="number wide">${row.inFlight}</td>
   <td class="number ${row.slo && row.oldest > row.slo ? "bad" : ""}">${row.waiting ? seconds(row.oldest) : "–"}
     / ${row.slo ? seconds(row.slo) : "–"}</td>
-  <td class="number">${row.waits ? `${seconds(row.waits.p50)} / ${seconds(row.waits.p99)}` : "–"}</td>
-  <td class="number">${row.tokens === undefined ? "–" : Math.round(row.tokens)}</td>
-  <td class="text">${row.last
+  <td class="number wide">${row.waits ? `${seconds(row.waits.p50)} / ${seconds(row.waits.p99)}` : "–"}</td>
+  <td class="number wide">${row.tokens === undefined ? "–" : Math.round(row.tokens)}</td>
+  <td class="text wide">${row.last
     ? html`${seconds(Math.max(0, now() - row.last.at))} ago, took ${seconds(row.last.seconds)}<div class="soft">${row.last.reason}</div>`
     : "–"}</td>
-  <td>${row.seats.map((seat) => html`<div class="seat"><span>${seat.seat} <span class="soft">${seat.node}/${seat.group}</span></span>
+  <td class="wide">${row.seats.length > MOST_SEATS
+    ? html`<a href=${href("models", row.model)}>${count(row.seats.length, "seat")} on ${count(new Set(row.seats.map((seat) => seat.node)).size, "node")}</a>
+      <div class="soft">${counted(row.seats)}</div>`
+    : row.seats.map((seat) => html`<div class="seat"><span>${seat.seat} <span class="soft">${seat.node}/${seat.group}</span></span>
     <span>${seatButtons(seat)}</span></div>`)}</td></tr>`;
 
-const state = (row) => {
-  const seat = row.seats.find((each) => each.blocked || each.drained) || row.seats[0];
+// The state of the best seat, what it waits for, and since when it switches.
+export function state(row) {
+  const seat = row.seats.find((each) => each.blocked || each.drained) || row.seats.find((each) => each.state === row.state) || row.seats[0];
   const pinned = row.seats.some((each) => each.pinned) ? ", pinned" : "";
   const why = seat.blocked || seat.drained || (TROUBLED.has(row.state) ? seat.reason : "");
-  return html`<span class=${TROUBLED.has(row.state) ? "bad" : ""}>${row.state}${pinned}</span>${why ? html`<div class="warn">${why}</div>` : nothing}`;
-};
+  const time = timing(seat, now());
+  return html`<span class=${TROUBLED.has(row.state) ? "bad" : ""}>${row.state}${pinned}</span>
+    ${time ? html`<div class="soft">${time}</div>` : nothing}${why ? html`<div class="warn">${why}</div>` : nothing}`;
+}
 
 const sum = (rows, name) => rows.reduce((total, row) => total + row[name], 0);

@@ -9,7 +9,7 @@ const MOST_EVENTS = 5000;
 const MOST_BLOCKS = 20000;
 
 export const store = {
-  connected: false, keys: false, plans: false, skew: 0, troubles: {},
+  connected: false, keys: false, plans: false, skew: 0, troubles: {}, problems: null,
   seats: new Map(), gpus: new Map(), loads: {}, waits: {}, switches: {}, tokens: {},
   events: [], since: 0, revision: 0,
   lanes: new Map(),  // "node/group" -> [block]
@@ -26,6 +26,7 @@ function begin(state) {
   store.keys = state.keys;
   store.plans = state.plans;
   store.troubles = state.troubles;
+  store.problems = state.problems;
   store.seats = byKey(state.seats);
   store.gpus = byKey(state.gpus);
   store.loads = state.loads;
@@ -75,6 +76,7 @@ function take(change) {
   store.loads = change.loads;
   store.tokens = change.tokens;
   store.troubles = change.troubles;
+  if ("problems" in change) store.problems = change.problems;
   Object.assign(store.waits, change.waits);
   for (const [lane, count] of Object.entries(change.lanes)) {
     if (!store.lines.has(lane)) store.lines.set(lane, []);
@@ -146,12 +148,50 @@ export async function json(path, options = {}) {
   return body;
 }
 
+const asked = new Map();
+const MOST_ASKED = 50;
+
+// What a view reads beside the stream, at most every so many seconds while it is drawn: {data, error, at}.
+export function ask(name, draw, path, every = 5) {
+  const answer = asked.get(name) || { data: null, error: "", at: 0, busy: false };
+  asked.delete(name);
+  asked.set(name, answer);
+  if (asked.size > MOST_ASKED) asked.delete(asked.keys().next().value);
+  if (!answer.busy && now() - answer.at > every) {
+    answer.busy = true;
+    answer.at = now();
+    json(path())
+      .then((data) => Object.assign(answer, { data, error: "" }), (error) => (answer.error = error.message))
+      .finally(() => {
+        answer.busy = false;
+        draw();
+      });
+  }
+  return answer;
+}
+
+export const askAgain = () => asked.clear();
+
 export const command = (kind, name, verb) =>
   json(`${kind}/${encodeURIComponent(name)}/${verb}`, { method: "POST" });
 
 // --- what several views compute ---
 
 const RANK = ["active", "draining", "migrating", "activating", "starting", "parking", "parked", "waiting", "backoff"];
+
+// States of seats as people sort them.
+export const SWITCHING = new Set(["starting", "draining", "parking", "activating", "migrating", "releasing"]);
+export const TROUBLED = new Set(["quarantined", "lost", "backoff"]);
+export const inTrouble = (seat) => TROUBLED.has(seat.state) || Boolean(seat.blocked || seat.drained);
+export const sortOf = (seat) => inTrouble(seat) ? "in trouble" : SWITCHING.has(seat.state) ? "switching"
+  : seat.state === "active" ? "active" : "parked";
+
+// "3 active, 17 parked".
+export function counted(seats) {
+  const found = {};
+  for (const seat of seats) if (seat.state !== "free") found[sortOf(seat)] = (found[sortOf(seat)] || 0) + 1;
+  return ["active", "switching", "parked", "in trouble"].filter((name) => found[name]).map((name) => `${found[name]} ${name}`).join(", ");
+}
 
 // One row per model: its seats, best state, load and waits.
 export function models() {

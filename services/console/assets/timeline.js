@@ -2,17 +2,19 @@
 
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
-import { eventDetails } from "./events.js";
-import { say, showDetails } from "./feedback.js";
+import { eventButton } from "./events.js";
+import { say } from "./feedback.js";
 import { byName, clock, colour, fits, kind, seconds } from "./format.js";
-import { loadPast, now, store } from "./store.js";
+import { askPast, readPast } from "./past.js";
+import { href, open, param, set } from "./route.js";
+import { now, store, SWITCHING } from "./store.js";
 
 const WINDOWS = [["10 min", 600], ["1 h", 3600], ["6 h", 21600], ["24 h", 86400]];
 const LONGEST = 86400, SHORTEST = 10;
 const ROW = 18, LINE = 22;
 const HATCHED = new Set(["activating", "parking", "migrating", "starting"]);
 
-const view = { seconds: 600, end: 0, filter: "" };  // end 0: now
+const view = { seconds: 600, end: 0 };  // end 0: now
 const selected = new Map();  // lane -> block
 const visible = new Set();
 const watcher = new IntersectionObserver((entries) => {
@@ -20,17 +22,24 @@ const watcher = new IntersectionObserver((entries) => {
   drawTimeline();
 });
 const watched = new WeakSet();
-let drawPage = () => {};
-
 const range = () => {
   const until = view.end || now();
   return [until - view.seconds, until];
 };
 
+const SORTS = {
+  "": ["All groups", () => true],
+  waiting: ["Requests wait", (name) => waitingAt(name) > 0],
+  switching: ["Switching", (name) => holders(name).some((block) => SWITCHING.has(block.state))],
+  free: ["Free", (name) => !holders(name).length],
+};
+
 export function timelineView(draw) {
-  drawPage = draw;
-  readPast();
-  const lanes = laneNames().filter((name) => fits(name, view.filter));
+  view.seconds = Math.min(LONGEST, Math.max(SHORTEST, Number(param("seconds")) || 600));
+  view.end = Number(param("end")) || 0;
+  readPast(Math.max(range()[0], now() - LONGEST), draw);
+  const filter = param("q"), [, fitting] = SORTS[Object.hasOwn(SORTS, param("groups")) ? param("groups") : ""];
+  const lanes = laneNames().filter((name) => fitting(name) && (fits(name, filter) || modelsOf(name).some((model) => fits(model, filter))));
   return html`<h1>Timeline</h1>
     <div class="bar" role="group" aria-label="Window">
       ${WINDOWS.map(([text, length]) => html`<button type="button" aria-pressed=${String(view.seconds === length)}
@@ -40,13 +49,14 @@ export function timelineView(draw) {
       <button type="button" aria-label="Zoom in" @click=${() => zoom(0.5)}>+</button>
       <button type="button" aria-label="Zoom out" @click=${() => zoom(2)}>−</button>
       <button type="button" aria-pressed=${String(view.end === 0)} @click=${() => show(view.seconds, 0)}>Now</button>
-      <label>Filter <input type="search" .value=${view.filter}
-        @input=${(event) => { view.filter = event.target.value; drawPage(); }}></label>
+      <label>Filter <input type="search" placeholder="node, group, model" .value=${filter} @input=${(event) => set({ q: event.target.value })}></label>
+      <label>Show <select @change=${(event) => set({ groups: event.target.value })}>${Object.entries(SORTS).map(
+        ([name, [text]]) => html`<option value=${name} ?selected=${name === param("groups")}>${text}</option>`)}</select></label>
     </div>
     <p class="soft">Hatched: starting, activating or parking. Lighter: draining. Arrow keys select a block of a lane,
       Enter opens it; drag to pan, Ctrl and the wheel to zoom.</p>
     <canvas class="axis" id="axis" aria-hidden="true"></canvas>
-    ${lanes.length ? repeat(lanes, (name) => name, lane) : html`<p>${view.filter ? "No group has this in its name." : "No seat holds a group yet."}</p>`}`;
+    ${lanes.length ? repeat(lanes, (name) => name, lane) : html`<p>${filter || param("groups") ? "No group fits." : "No seat holds a group yet."}</p>`}`;
 }
 
 function laneNames() {
@@ -55,12 +65,18 @@ function laneNames() {
   return [...names].sort(byName);
 }
 
-function lane(name) {
-  const blocks = store.lanes.get(name) || [];
-  const holders = blocks.filter((block) => block.until === undefined);
+const blocksOf = (name) => store.lanes.get(name) || [];
+const holders = (name) => blocksOf(name).filter((block) => block.until === undefined);
+const modelsOf = (name) => [...new Set(blocksOf(name).map((block) => block.model || ""))];
+
+function waitingAt(name) {
   const line = store.lines.get(name) || [];
-  const waiting = line.length ? line[line.length - 1][1] : 0;
-  const text = holders.map((block) => `${block.model} ${block.state}`).join(", ") || "free";
+  return line.length ? line[line.length - 1][1] : 0;
+}
+
+function lane(name) {
+  const waiting = waitingAt(name);
+  const text = holders(name).map((block) => `${block.model} ${block.state}`).join(", ") || "free";
   return html`<section class="lane" aria-label="Group ${name}">
     <h2>${name} <span title=${text}>${text}</span> ${waiting ? html`<span class="warn">${waiting} waiting</span>` : nothing}</h2>
     <button type="button" class="plot" data-lane=${name} aria-label="Timeline of ${name}: ${text}, ${waiting} waiting"
@@ -71,28 +87,11 @@ function lane(name) {
 // --- the window ---
 
 function show(length, end) {
-  view.seconds = Math.min(LONGEST, Math.max(SHORTEST, length));
+  view.seconds = Math.min(LONGEST, Math.max(SHORTEST, Math.round(length)));
   view.end = end && end < now() ? end : 0;
-  earliest = 0;
-  drawPage();
+  askPast();
+  set({ seconds: view.seconds === 600 ? "" : String(view.seconds), end: view.end ? view.end.toFixed(1) : "" });
 }
-
-// Asks for what is shown and not known: after a choice of the window, and after each connection.
-async function readPast() {
-  const from = Math.max(range()[0], now() - LONGEST);
-  if (asking || from >= store.since - 1 || store.since === earliest) return;
-  asking = true;
-  try {
-    await loadPast(from);
-  } catch (error) {
-    say(`The past cannot be read: ${error.message}`);
-  }
-  asking = false;
-  earliest = store.since > from + 1 ? store.since : 0;
-  drawPage();
-}
-let asking = false;
-let earliest = 0;  // the router knows no more than what is known since then
 
 const pan = (share) => show(view.seconds, range()[1] + share * view.seconds);
 const zoom = (factor) => show(view.seconds * factor, view.end && range()[1] + (view.seconds * (factor - 1)) / 2);
@@ -155,18 +154,30 @@ function click(event, name) {
   if (!block) return;
   selected.set(name, block);
   drawTimeline();
-  showDetails(details(block));
+  open({ block: JSON.stringify([name, block.seat, block.since]) });
 }
 
 const describe = (block) => `${block.model || block.seat} ${block.state} from ${clock(block.since)} for ` +
   seconds((block.until || now()) - block.since) + (block.reason ? `: ${block.reason}` : "");
+
+export function blockDialog(value, draw) {
+  let found;
+  try {
+    const [lane, seat, since] = JSON.parse(value);
+    readPast(Math.max(since - 1, now() - LONGEST), draw);
+    found = blocksOf(lane).find((block) => block.seat === seat && Math.abs(block.since - since) < 0.001);
+  } catch {
+    found = undefined;
+  }
+  return found ? details(found) : html`<h2>Not found</h2><p>This part of the timeline is not known: the timeline reaches a day back.</p>`;
+}
 
 function details(block) {
   const related = store.events.filter(
     (event) => (block.op && event.op === block.op) || (block.cause && event.cause === block.cause),
   ).slice(-30);
   const phases = Object.entries(block.seconds || {});
-  return html`<h2>${block.model || block.seat}: ${block.state}</h2>
+  return html`<h2>${block.model ? html`<a href=${href("models", block.model)}>${block.model}</a>` : block.seat}: ${block.state}</h2>
     <dl><dt>Seat</dt><dd>${block.seat} on ${block.lane}</dd>
       <dt>From, until</dt><dd>${clock(block.since)} – ${block.until ? clock(block.until) : "now"}
         (${seconds((block.until || now()) - block.since)})</dd>
@@ -182,7 +193,7 @@ function details(block) {
     ${related.length
       ? html`<h2>Events with this cause</h2><ul>${related.map((event) => html`<li>${clock(event.at)} ${kind(event)}
           ${event.seat || ""} ${event.reason || ""}
-          <button type="button" @click=${() => showDetails(eventDetails(event))} aria-label="Details of ${kind(event)}">…</button></li>`)}</ul>`
+          ${eventButton(event)}</li>`)}</ul>`
       : nothing}`;
 }
 

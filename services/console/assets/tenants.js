@@ -1,0 +1,32 @@
+// Tenants and API keys: their limits and what they have used. A key's value is nowhere but with its caller.
+
+import { html, nothing } from "./vendor/lit-html/lit-html.js";
+import { missing } from "./feedback.js";
+import { fits, seconds } from "./format.js";
+import { param, set } from "./route.js";
+import { ask, now } from "./store.js";
+
+const limit = (value) => value ?? "none";
+
+export function tenantsView(draw) {
+  const filter = param("q"), keys = ask("keys", draw, () => "keys"), usage = ask("usage", draw, () => "usage");
+  const head = html`<h1>Tenants</h1>`;
+  if (!keys.data) return html`${head}${missing(keys, "Keys")}`;
+  if (!keys.data.required) return html`${head}<p>No API keys are needed here, so that no caller has limits and no tokens are counted. <code>kyb router keys add</code> makes a key.</p>`;
+  const named = (row) => fits(`${row.name || row.tenant} ${row.model || ""} ${row.tenant || ""}`, filter);
+  return html`${head}
+    <div class="bar"><label>Filter <input type="search" .value=${filter} @input=${(event) => set({ q: event.target.value })}></label></div>
+    ${table("Limits of tenants, of each router", ["Tenant", "Models", "Priority", "Requests/min", "Tokens/min", "At a time"],
+      keys.data.tenants.filter(named).map((row) => [row.name, row.models.join(", "), row.priority, limit(row.requests_per_minute), limit(row.tokens_per_minute), limit(row.concurrency)]),
+      "No tenant: every key is a tenant without limits.")}
+    ${table("API keys", ["Key", "Scopes", "Priority", "Tenant"], keys.data.keys.filter(named).map((row) => [row.name, row.scopes.join(", "), row.priority, row.tenant || "–"]), "No key fits.")}
+    ${missing(usage, "Tokens used")}
+    ${usage.data ? table(`Used since the routers started, ${seconds(Math.max(0, now() - usage.data.since))} ago`, ["Tenant", "Model", "Requests", "Prompt tokens", "Completion tokens"],
+      usage.data.usage.filter(named).map((row) => [row.tenant, row.model, row.requests, row.prompt_tokens, row.completion_tokens]), "Nothing was used.") : nothing}`;
+}
+
+const table = (title, heads, rows, empty) => html`<h2>${title}</h2>${rows.length
+  ? html`<div class="scroll" tabindex="0" role="region" aria-label=${title}><table>
+    <thead><tr>${heads.map((head) => html`<th scope="col">${head}</th>`)}</tr></thead>
+    <tbody>${rows.map(([first, ...others]) => html`<tr><th scope="row" class="name">${first}</th>${others.map((cell) => html`<td class=${typeof cell === "number" ? "number" : ""}>${typeof cell === "number" ? cell.toLocaleString() : cell}</td>`)}</tr>`)}</tbody></table></div>`
+  : html`<p class="soft">${empty}</p>`}`;
