@@ -87,7 +87,7 @@ gpu-bench: setup
 image:
 	@sh scripts/with_docker.sh sh scripts/image.sh $(ARGS)
 
-# Everything of a version into dist/: docs/install.md#a-release. REGISTRY=registry.example.com/team pushes images and chart.
+# Everything of a version into dist/: docs/dev/release.md. REGISTRY=registry.example.com/team pushes images and chart.
 release: setup
 	@sh scripts/release.sh
 

@@ -26,7 +26,7 @@ PATH = "docs/metrics.md"
 _HEAD = """# Metrics
 
 Every service answers `GET /metrics` in Prometheus' text format. This page is made from the metrics that the services
-register. [Operate](operate.md#is-it-well) says which values are healthy, and what each alert means.
+register. [Operate](operate.md#is-it-well) says which values are healthy, [alerts](alerts.md) what each alert means.
 
 | service | port in the chart and in Compose |
 |---|---|

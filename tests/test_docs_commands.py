@@ -118,16 +118,15 @@ def without_stack() -> list[str]:
     for page in PAGES:
         for line in code_lines((ROOT / page).read_text()):
             for call in kyb_calls(line):
-                named = re.compile(r"/|\.(ya?ml|csv|jsonl|svg|gz)$")
-                files = [word for word in call if named.search(word) and "=" not in word]
+                files = [one for one in call if re.search(r"/|\.(ya?ml|csv|jsonl|svg|gz)$", one) and "=" not in one]
                 if " ".join(call).startswith(WITHOUT_STACK) and all((ROOT / file).exists() for file in files):
                     found[" ".join(call)] = None
     return list(found)
 
 
-@pytest.mark.parametrize("words", without_stack())
-def test_what_needs_no_stack_runs(words: str) -> None:
-    argv = [sys.executable, "-m", "kybernate", *words.split()]
+@pytest.mark.parametrize("call", without_stack())
+def test_what_needs_no_stack_runs(call: str) -> None:
+    argv = [sys.executable, "-m", "kybernate", *call.split()]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout

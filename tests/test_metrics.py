@@ -26,7 +26,7 @@ from tests.manager.world import World
 from tests.router.world import world as router_world
 
 CHART = Path(__file__).parent.parent / "helm/kybernate"
-OPERATE = Path(__file__).parent.parent / "docs/operate.md"
+RUNBOOK = Path(__file__).parent.parent / "docs/alerts.md"
 METRICS_PAGE = Path(__file__).parent.parent / "docs/metrics.md"
 ADDED = {"pod", "job", "namespace", "le"}
 """Labels that Prometheus adds."""
@@ -159,7 +159,11 @@ async def test_the_page_of_metrics_has_each_that_the_services_export(series: Ser
     assert [name for name in sorted(families) if f"| `{name}` |" not in page] == []
 
 
-def test_every_alert_has_its_row_in_the_runbook() -> None:
-    runbook = OPERATE.read_text()
-    missing = [name for name, _ in alerts() if f"| `{name}` |" not in runbook]
-    assert not missing
+def test_every_alert_leads_to_its_section_of_the_runbook() -> None:
+    sections = set(re.findall(r"^## (\w+)$", RUNBOOK.read_text(), re.MULTILINE))
+    rules = (CHART / "templates/monitoring.yaml").read_text().split("- alert: ")[1:]
+    leads = {
+        rule.split("\n")[0]: re.findall(r"runbook_url: \{\{ \$runbook \}\}#(\w+)$", rule, re.MULTILINE)
+        for rule in rules
+    }
+    assert leads == {name: [name.lower()] for name in sections}
