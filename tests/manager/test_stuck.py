@@ -165,7 +165,7 @@ def test_a_container_that_kubelet_ended_by_its_probe_counts_and_one_that_crashed
 
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != RESTART])
-def test_a_park_and_an_activation_end_by_what_was_learned_and_the_checkpointer_is_told(
+def test_a_park_and_an_activation_end_by_what_was_learned_and_the_checkpointer_is_informed(
     world: World, backend: str
 ) -> None:
     """Of a hang the checkpointer makes an ending: what follows is in ``test_reports``, and the hang itself in
