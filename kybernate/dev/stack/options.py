@@ -11,7 +11,7 @@ from kybernate.config_errors import ConfigError, read_documents
 from kybernate.dev.fakes.engine.llama import missing
 from kybernate.dev.fakes.gpu.spec import Hardware, build, changed
 from kybernate.dev.fakes.kubelet.manifest import ManifestError, parse_pod
-from kybernate.dev.stack.pod_file import StackPod, check_seats, check_vram, load_pods, manifests
+from kybernate.dev.stack.pod_file import StackPod, check_groups, check_seats, check_vram, load_pods, manifests
 from kybernate.machine import Gpu
 from kybernate.sizes import parse_size
 from kybernate.topology import Group, Topology, plan
@@ -113,6 +113,7 @@ def check(options: StackOptions) -> Plan:
     check_manifests(options.pod_file)
     check_seats(options.pod_file, pods, topology.groups)
     check_vram(options.pod_file, pods, topology.groups)
+    check_groups(options.pod_file, pods, topology.groups)
     for path, text in zip((options.config, options.pod_file), before, strict=True):
         check_unchanged(path, text)
     return Plan(config, topology, pods, *before)
@@ -137,6 +138,7 @@ def check_pods(path: Path, config: NodeConfig, groups: Sequence[Group] | None) -
     pods = load_pods(path, config, "any")
     if groups is not None:
         check_seats(path, pods, groups)
+        check_groups(path, pods, groups)
 
 
 def check_manifests(path: Path) -> None:
