@@ -142,6 +142,12 @@ def _number(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
+def _word(text: str) -> str:
+    if not text.strip():
+        raise ValueError
+    return text
+
+
 def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError
@@ -200,7 +206,7 @@ _PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
         "is not a number of requests",
         'write a number, such as "256"',
     ),
-    MODEL: ("model", str, "", "write the name that clients request; without it the pod's name counts"),
+    MODEL: ("model", _word, "is no name", "write the name that clients request; without it the pod's name counts"),
     PIN: ("pin", _flag, *_FLAG),
     PORT: ("port", _number(1, 65535), "is not a port", "write a number from 1 to 65535"),
     PREFER_GROUP: ("prefer_group", str, "", "write a group, or node/group"),

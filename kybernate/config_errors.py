@@ -96,7 +96,7 @@ class Document:
             return self.source.error(place, error["input"], "is not known", suggest(str(error["input"]), allowed))
         if "remedy" in context:
             return self.source.error(place, error["input"], error["msg"], str(context["remedy"]))
-        what, remedy = _wrong_kind(error)
+        what, remedy = wrong_kind(error)
         value = error["input"] if not isinstance(error["input"], (Mapping, tuple)) else None
         return self.source.error(place, value, what, remedy)
 
@@ -138,6 +138,8 @@ def dotted(place: Place) -> str:
 def suggest(name: str, known: Iterable[str]) -> str:
     """``did you mean X?``, or the list of what is known."""
     names = sorted(known)
+    if not names:
+        return "there is none; remove it"
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}"
 
@@ -200,7 +202,7 @@ _KINDS = {
 }
 
 
-def _wrong_kind(error: ErrorDetails) -> tuple[str, str]:
+def wrong_kind(error: ErrorDetails) -> tuple[str, str]:
     """What is wrong and what to write instead, for the checks that pydantic itself makes."""
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
     bound = next((context[name] for name in ("ge", "gt", "le", "lt") if name in context), None)
@@ -209,6 +211,8 @@ def _wrong_kind(error: ErrorDetails) -> tuple[str, str]:
         return "is out of range", f"it must be {words.get(kind, 'below')} {_number(bound)}"
     if kind == "finite_number":
         return "is not a finite number", "write a number of seconds"
+    if kind == "literal_error":
+        return "is not known", f"write {context['expected']}"
     if kind in ("too_short", "string_too_short"):
         return "is empty", "give at least one"
     wanted = _KINDS.get(kind.split("_")[0])

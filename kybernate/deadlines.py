@@ -1,5 +1,5 @@
 """How long what may hang takes, and when it is given up: one rule for the manager, which shows it, the checkpointer,
-which keeps it, and all that read an age. Pure. Wall seconds, unless noted otherwise.
+which keeps it, and all that read an age. Pure. Wall seconds, where nothing else is written.
 """
 
 BASE_SECONDS = 30.0

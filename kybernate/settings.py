@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from kybernate.bus import NATS_SCHEMES
 from kybernate.bus.credentials import Credentials, CredentialsError
+from kybernate.config_errors import wrong_kind
 
 PREFIX = "KYB_"
 EMPTY_IS_NONE = BeforeValidator(lambda value: None if value == "" else value)
@@ -167,7 +168,9 @@ class Settings(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             name = PREFIX + str(first["loc"][0]).upper() if first["loc"] else "environment"
-            raise SettingsError(f"{name}={first['input']!r}: {first['msg'].removeprefix('Value error, ')}") from error
+            own = first["type"] == "value_error"
+            what = first["msg"].removeprefix("Value error, ") if own else "; ".join(wrong_kind(first))
+            raise SettingsError(f"{name}={first['input']!r}: {what}") from error
 
     @classmethod
     def from_env_or_exit(cls, program: str) -> Self:

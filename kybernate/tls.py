@@ -205,5 +205,5 @@ def _in_memory(data: bytes) -> Iterator[str]:
 
 
 def _unusable(cert: Path, key: Path, error: OSError | ssl.SSLError) -> str:
-    why = error.strerror or str(error)
+    why = "no PEM file, or a key of another certificate" if isinstance(error, ssl.SSLError) else error.strerror
     return f"KYB_TLS_CERT_FILE={cert}: {why}; it must hold a PEM certificate that fits the key in {key}"

@@ -145,7 +145,8 @@ def _read(entry: _Entry, name: str, note: str) -> NodeConfig:
 def _policy(document: Document, data: object, at: Place) -> PolicyConfig:
     """A name, and below ``settings`` constants that must be fields of that policy's dataclass."""
     if not isinstance(data, Mapping):
-        raise document.source.error(at, data, "is not a mapping", f"write name: {PolicyConfig.name} below it")
+        meant = data if isinstance(data, str) and data in POLICIES else PolicyConfig.name
+        raise document.source.error(at, data, "is not a mapping", f"write name: {meant} below it")
     name = data.get("name", PolicyConfig.name)
     if name in UNUSABLE:
         what, _, remedy = UNUSABLE[name].rpartition("; ")

@@ -14,7 +14,7 @@ MOST_SKEW_SECONDS = 2.0
 LEAST_DISK_BYTES = 256 * 2**20
 LEAST_HOST_BYTES = 2**30
 RECENT_SECONDS = 3600.0
-"""Restarts of processes that doctor reports."""
+"""Restarts of processes that are reported."""
 MOST_GATE_SECONDS = 60.0
 """Kubelet calls the start gate within seconds; who waits longer waits for a reason."""
 MOST_JOB_SECONDS = 5.0

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from kybernate.config import NodeConfig, Profile
 from kybernate.machine import Gpu, Link
+from kybernate.sizes import format_bytes
 from kybernate.topology.groups import (
     KEY_DIGITS,
     LONG_KEY_DIGITS,
@@ -61,6 +62,12 @@ def plan(
             what = f"this machine has only {counted(len(gpus))}"
             raise config.error(place, profile.group_size, what, "lower groupSize or remove the profile")
         draft.discover(profile)
+    smallest = min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes), default=0)
+    for number, profile in enumerate(config.profiles):
+        if profile.packing == "memory" and 0 < smallest <= profile.memory_reserve and not lenient:
+            what = f"no memory is left for seats: GPUs here have {format_bytes(smallest)}"
+            place = ("profiles", number, "memoryReserve")
+            raise config.error(place, format_bytes(profile.memory_reserve), what, "lower it")
     groups = draft.finished()
     empty = [profile for profile in config.profiles if not draft.groups[profile.name] and profile.name not in waiting]
     idle = [_no_seats(config, profile, stock, len(gpus)) for profile in empty]

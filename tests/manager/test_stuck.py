@@ -165,7 +165,9 @@ def test_a_container_that_kubelet_ended_by_its_probe_counts_and_one_that_crashed
 
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != RESTART])
-def test_a_park_and_an_activation_end_by_what_was_learned_and_the_job_names_it(world: World, backend: str) -> None:
+def test_a_park_and_an_activation_end_by_what_was_learned_and_the_checkpointer_is_informed(
+    world: World, backend: str
+) -> None:
     """Of a hang the checkpointer makes an ending: what follows is in ``test_reports``, and the hang itself in
     ``tests/checkpointer/test_hazards.py`` and ``test_engines.py``."""
     a, b = world.fill("a", "b", vram="60GiB")

@@ -13,7 +13,7 @@ from kybernate.config_errors import ConfigError, read_documents
 from kybernate.dev.fakes.engine.llama import missing
 from kybernate.dev.fakes.gpu.spec import Hardware, build, changed
 from kybernate.dev.fakes.kubelet.manifest import ManifestError, parse_pod
-from kybernate.dev.stack.pod_file import StackPod, check_seats, check_vram, load_pods, manifests
+from kybernate.dev.stack.pod_file import StackPod, check_groups, check_seats, check_vram, load_pods, manifests
 from kybernate.gpus import GpuError, open_gpus
 from kybernate.machine import Gpu
 from kybernate.sizes import parse_size
@@ -127,6 +127,7 @@ def check(options: StackOptions, hardware: Hardware | None = None) -> Plan:
     check_manifests(options.pod_file)
     check_seats(options.pod_file, pods, topology.groups)
     check_vram(options.pod_file, pods, topology.groups)
+    check_groups(options.pod_file, pods, topology.groups)
     for path, text in zip((options.config, options.pod_file), before, strict=True):
         check_unchanged(path, text)
     return Plan(config, topology, pods, *before, hardware)
@@ -175,6 +176,7 @@ def check_pods(path: Path, config: NodeConfig, groups: Sequence[Group] | None) -
         raise ConfigError(f"{path}: has no pods; write at least one")
     if groups is not None:
         check_seats(path, pods, groups)
+        check_groups(path, pods, groups)
 
 
 def check_manifests(path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from kybernate.annotations import (
     BACKEND,
+    PREFER_GROUP,
     PREFIX,
     VRAM,
     chosen_devices,
@@ -70,6 +71,16 @@ def check_seats(path: Path | str, pods: Sequence[StackPod], groups: Sequence[Gro
         if len(asking) > seats:
             what = f"{len(asking)} pods ask for it and this machine has {seats} seats of it"
             raise ConfigError(f"{path}: {resource}: {what}; remove pods or raise seatsPerGroup of its profile")
+
+
+def check_groups(path: Path | str, pods: Sequence[StackPod], groups: Sequence[Group]) -> None:
+    """Raise ConfigError when a pod prefers a group that its seat cannot be on."""
+    for pod in pods:
+        wanted = str(pod.annotations.get(PREFER_GROUP, ""))
+        names = {group.name for group in groups if group.profile.resource == pod.resource}
+        if wanted and wanted.rpartition("/")[2] not in names:
+            what = f"is no group of {pod.resource}; {suggest(wanted.rpartition('/')[2], names)}"
+            raise ConfigError(f"{path}: pod {pod.name}: {PREFER_GROUP}: {wanted!r}: {what}")
 
 
 def check_vram(path: Path | str, pods: Sequence[StackPod], groups: Sequence[Group]) -> None:
