@@ -65,6 +65,9 @@ def _check_groups(config: NodeConfig) -> Iterator[ConfigError]:
     sizes |= {1 for profile in config.profiles if profile.mig_profile is not None}
     if config.gpu_topology.overlap == "timeshare":
         yield from _check_nested(config)
+    for index, lane in enumerate(config.lanes):
+        for position, gpu, _ in _repeated(lane.gpus):
+            yield config.error(("lanes", index, "gpus", position), gpu, "stands twice", "name each GPU once")
     owners: dict[int | str, str] = {}
     for index, group in enumerate(config.gpu_topology.groups):
         place: Place = ("gpuTopology", "groups", index, "gpus")

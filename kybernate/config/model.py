@@ -80,6 +80,15 @@ class GpuTopology(Strict):
     """``timeshare``: groups may lie inside each other (4 ⊃ 2 ⊃ 1) and take turns on the GPUs that they share."""
 
 
+class Lanes(Strict):
+    """How many switches copy memory side by side at full speed."""
+
+    gpus: tuple[GpuName, ...] = ()
+    """The GPUs that share a PCIe switch or the host's memory, each by host index or UUID; none: all."""
+    transfers: Annotated[int, Field(ge=1)]
+    """So many at a time; more begin in turn."""
+
+
 class HealthConfig(Strict):
     """What makes the seats of a GPU unhealthy, and how they become healthy again."""
 
@@ -156,6 +165,9 @@ class NodeConfig(Strict):
     host_memory: HostMemory = "off"
     """What all seats may take of the host's memory: a size; ``auto``: the machine's, less a tenth (at least 4 GiB);
     ``off``: no limit."""
+
+    lanes: tuple[Lanes, ...] = ()
+    """What host memory and PCIe switches carry; without, all switches run side by side."""
 
     _source: Source = PrivateAttr(default_factory=Source)
     _at: Place = PrivateAttr(default=())

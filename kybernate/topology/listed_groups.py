@@ -28,6 +28,11 @@ def resolve(
         else:
             groups[number] = spec.name, members
     _check_shared(config, groups)
+    for number, lane in enumerate(config.lanes if not lenient else ()):
+        for position, name in enumerate(lane.gpus):
+            if name not in by_name:
+                what = f"this machine has no such GPU; it has {counted(len(gpus))}"
+                raise config.error(("lanes", number, "gpus", position), name, what, "name one of these or take it out")
     return tuple((_profile_of(config, number, group[1]), group) for number, group in groups.items()), tuple(incomplete)
 
 

@@ -32,7 +32,7 @@ from kybernate.roster import BUCKET
 from kybernate.topology import Group, Topology, plan
 from kybernate.tracing import open_tracer
 from services.gpu_manager.core.board import Board
-from services.gpu_manager.core.riders import host_memory
+from services.gpu_manager.core.riders import host_memory, lanes
 from services.gpu_manager.core.seat_pod import with_owned
 from services.gpu_manager.core.state import NodeSetup
 from services.gpu_manager.engines import EngineProbes
@@ -91,6 +91,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tra
             warmup=config.warmup,
             start_within_seconds=config.start_within_seconds,
             host_bytes=host_memory.budget(config.host_memory, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+            lanes=lanes.resolve(config.lanes, known.gpus),
         )
         board = Board(setup)
         source, name = f"kyb/gpu-manager/{settings.node}", f"manager {settings.node}"

@@ -60,6 +60,11 @@ BAD = {
         GROUPS.replace("[1, 2]", "[1, 1]"),
         ":15: gpuTopology.groups[1].gpus[1]: 1: stands twice in group G12; name each GPU once",
     ),
+    "GPU twice in lanes": (
+        GROUPS + "lanes:\n- {transfers: 1, gpus: [0, 0]}\n",
+        "lanes[0].gpus[1]: 0: stands twice; name each GPU once",
+    ),
+    "no transfer": (GROUPS + "lanes:\n- {transfers: 0}\n", "lanes[0].transfers: 0: "),
     "GPU that is none": (
         GROUPS.replace("[0]", "[first]"),
         ":13: gpuTopology.groups[0].gpus[0]: 'first': is not a GPU; name it by its index",
@@ -302,6 +307,10 @@ MACHINE = {
     "UUID that the machine lacks": (
         GROUPS.replace("[0]", "[GPU-00000000]"),
         ":13: gpuTopology.groups[0].gpus[0]: 'GPU-00000000': group G0 names a GPU that this machine lacks",
+    ),
+    "lanes of a GPU that the machine lacks": (
+        ONE + "lanes: [{gpus: [7], transfers: 1}]\n",
+        ":6: lanes[0].gpus[0]: 7: this machine has no such GPU; it has 4 GPUs; name one of these or take it out",
     ),
     "groups larger than the machine": (
         ONE.replace("groupSize: 1", "groupSize: 8"),

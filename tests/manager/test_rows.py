@@ -17,6 +17,7 @@ from services.gpu_manager.core.inputs import (
     WallTime,
 )
 from services.gpu_manager.core.obstacles import ROWS
+from services.gpu_manager.core.state import Lane
 from tests.manager.world import World, make_group
 
 Act = Callable[[], object]
@@ -185,6 +186,16 @@ def _switch() -> tuple[World, Case]:
     return world, Case(a, world.finish)
 
 
+def _lanes() -> tuple[World, Case]:
+    world = World(groups=tuple(make_group(f"G{n}", [n], 2) for n in range(2)))
+    world.boot()
+    (a, _), (c, _) = (world.fill(f"a{n}", f"b{n}", group=n) for n in range(2))
+    world.tick(30)
+    world.configure(lanes=(Lane(frozenset({"GPU-0", "GPU-1"}), 1),))
+    world.traffic(a, waiting=1)
+    return world, Case(c, world.finish, group=1)
+
+
 def _rests() -> tuple[World, Case]:
     world = plain()
     a, b = world.drained_switch()
@@ -305,6 +316,7 @@ CASES: dict[int, Callable[[], tuple[World, Case]]] = {
     270: _pause,
     280: _barrier,
     290: _switch,
+    295: _lanes,
     300: _rests,
     310: _stays,
     320: _moving,

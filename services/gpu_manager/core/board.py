@@ -177,8 +177,8 @@ def _due(node: NodeState, message: object, now: Now, *, claims: set[str], repeat
     ``claims``: the groups that had one before the message. ``repeated``: a signal with the counts of the last one.
     (1) Demand has expired, or a claim was dropped: all groups, since the groups that it kept waiting need not share a
     GPU with the one that had it. (2) Otherwise the groups of the message, those that share GPUs with them and those to
-    which their seats may move. (3) Groups that share GPUs decide by the longest wait, whatever their size: in any fixed
-    order a group that comes late would never see a holder that may yield.
+    which their seats may move. (3) Groups that share GPUs or lanes decide by the longest wait, whatever their size: in
+    any fixed order a group that comes late would never see a holder that may yield, nor a free lane.
     """
     expired = node.levels.expire(now)
     node.routers.expire(now)
@@ -189,7 +189,7 @@ def _due(node: NodeState, message: object, now: Now, *, claims: set[str], repeat
         groups = node.setup.groups
     else:
         groups = _concerned(node, message, repeated=repeated)  # (2)
-    if not any(node.groups[group.name].neighbours for group in groups):
+    if not node.setup.lanes and not any(node.groups[group.name].neighbours for group in groups):
         return groups
     return tuple(sorted(groups, key=lambda group: view.turn(node, group, now)))  # (3)
 
@@ -207,7 +207,8 @@ def _concerned(node: NodeState, message: object, *, repeated: bool) -> tuple[Gro
         case DrainAck(seat=name) | DrainAnnounced(seat=name) if name in node.seats:
             return (node.seats[name].group,)  # only the switch in which it leaves reads them
         case JobProgress(status=status):
-            groups = tuple(group for group in groups if group.name == status.group)
+            freed = status.done and bool(node.setup.lanes)  # any other may have its lane now
+            groups = tuple(group for group in groups if freed or group.name == status.group)
         case JobAnswered(op=op) | RetargetAnswered(op=op):
             groups = tuple(group for group in groups if op.startswith(f"{group.name}-"))
         case _:

@@ -102,6 +102,14 @@ class GroupState:
     """Earliest time of the next event about requests that wait while nothing changes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """GPUs that share a PCIe switch or the host's memory, and how many switches copy there at full speed."""
+
+    gpus: frozenset[str]
+    transfers: int
+
+
 @dataclass(frozen=True)
 class NodeSetup:
     """What a node is configured to be; constant as long as the board lives."""
@@ -119,6 +127,8 @@ class NodeSetup:
     """Wall: without warm-up, a container at the gate becomes demand after this."""
     host_bytes: int | None = None
     """Host memory for all seats together; None: no limit."""
+    lanes: tuple[Lane, ...] = ()
+    """Empty: no limit."""
 
 
 @dataclass
