@@ -345,7 +345,9 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
             remedy = "give each pod its own TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR, VLLM_CACHE_ROOT and TMPDIR"
             yield warn("cache", f"{name} was not parked: {seat['reason']}", remedy)
     settled = sum(seat.get("state") in ("active", "parked") for seat in owned)
-    on_time = [seat for seat in owned if seat.get("state") in _SWITCHING and not _late(stages, seat)]
+    groups = [group for node in facts.managers for group in node.get("groups") or ()]
+    late = {phase["seat"] for group in groups for phase in group.get("phases") or () if phase.get("late")}
+    on_time = [seat for seat in owned if seat.get("state") in _SWITCHING and seat.get("seat") not in late]
     if settled == len(owned):
         yield ok("seats", f"{len(owned)}, all active or parked")
     elif settled + len(on_time) == len(owned):
@@ -353,11 +355,6 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
         yield ok("seats", f"{len(owned)}, {settled} active or parked; {doing}, for no longer than usual")
     else:
         yield warn("seats", f"{settled} of {len(owned)} are active or parked", "kyb status shows what the others do")
-
-
-def _late(stages: Mapping[str, Mapping[str, Any]], seat: Mapping[str, Any]) -> bool:
-    """Whether its manager says that it takes longer than usual."""
-    return bool((stages.get(str(seat.get("seat")), {}).get("clock") or {}).get("late"))
 
 
 def _engines(facts: StackFacts) -> Iterator[Finding]:
