@@ -43,6 +43,13 @@ def test_a_switch_is_four_blocks_with_the_reason_of_its_operation():
     assert (line.switches["model-b"].seconds, line.switches["model-b"].reason) == (5.0, "b waits")
 
 
+def test_a_seat_that_held_its_group_before_what_is_known_holds_it_from_the_begin():
+    line = Timeline(5.0)
+    line.add(event("a", S.DRAINING, 20.0, previous=S.ACTIVE))
+    line.add(event("b", S.ACTIVATING, 30.0, previous=S.PARKED))
+    assert shown(line) == [("a", "active", 5.0, 20.0), ("a", "draining", 20.0, None), ("b", "activating", 30.0, None)]
+
+
 def test_a_seat_that_displaces_none_has_the_reason_of_the_decision():
     line = Timeline(0.0)
     line.add(GroupDecided(cause="c", node="n1", group="G0", decision="switch", op="op1", reason="the slot is free"))

@@ -77,7 +77,10 @@ class Timeline:
         if (event.epoch, event.seq) <= self._seen.get(key, (-1, -1)):
             return
         self._seen[key] = event.epoch, event.seq
-        block, lane = self._open.get(key), f"{event.node}/{event.group}"
+        lane = f"{event.node}/{event.group}"
+        if key not in self._open and event.previous in HOLDING:  # it held the group before what is known
+            self._open[key] = Block(lane, event.seat, event.model, event.previous, min(self.since, event.at))
+        block = self._open.get(key)
         if isinstance(event, SeatActivated) and event.previous in COMING:
             total = event.seconds.get("total", 0.0)
             self.switches[event.model] = LastSwitch(event.at, total, reason, event.cause)
