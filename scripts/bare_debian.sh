@@ -52,7 +52,7 @@ for turn in $(seq "$1"); do
 done
 serves() { # serves COMMAND: starts it, types the curl that it prints, asks kyb doctor, and ends it
   sh -c "exec $1" >~/out 2>~/errors &
-  for second in $(seq 180); do grep -q 'Stop:' ~/out && break; sleep 1; done
+  for second in $(seq 600); do grep -q 'Stop:' ~/out && break; sleep 1; done
   sed -n '/^Ready/,/page/p' ~/out
   sed -n '/curl/,/-d/p' ~/out >~/typed
   sh ~/typed >~/answer
