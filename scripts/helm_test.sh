@@ -1,5 +1,5 @@
 #!/bin/sh
-# make helm-test: everything that can be checked of the chart without a cluster (tests/helm, docs/install-cluster.md).
+# make helm-test: everything that can be checked of the chart without a cluster (tests/helm, docs/dev/release.md).
 # helm and kubeconform come from PATH, else they are built by `go install`; the schemas of Kubernetes' kinds come from
 # the Go module; both are kept in $XDG_CACHE_HOME/kybernate. Grafana's types are installed into .venv-helm, beside .venv.
 set -eu

@@ -1,6 +1,7 @@
 """The docs name only files that exist. Decision records and measurements may name files of their time."""
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ MOST_WORDS = {"users": 26_000, "contributors": 54_500}
 """Words of README and ``docs/``, and of ``docs/dev/``. A word has a letter or a digit: the bars of tables are none."""
 MOST_WORDS_IN_A_SENTENCE = 25
 """In the mean of a page for users."""
+FOREIGN = ("docs/api.md", "docs/source/features/sleep-wakeup.md")
+"""Pages of other projects: Ollama, TensorRT-LLM."""
 MADE = ("bench/results",)
 """Paths that commands write."""
 
@@ -63,6 +66,21 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: str) -> None:
 @pytest.mark.parametrize("page", CODE_PAGES)
 def test_every_path_of_code_exists(page: str) -> None:
     assert list(missing_paths(ROOT / page)) == []
+
+
+def test_every_page_that_code_names_exists() -> None:
+    """Messages, comments and the chart name pages of ``docs/``, with or without an anchor."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    named = re.compile(r"(?<![\w/.-])docs/[\w/-]+\.md(?:#[\w-]+)?")
+    wrong = []
+    for name in listed.splitlines():
+        if name.startswith("docs/") or not name.endswith((".py", ".sh", ".yaml", ".txt", ".tpl", ".toml", "Makefile")):
+            continue
+        for found in named.findall((ROOT / name).read_text()):
+            path, _, anchor = found.partition("#")
+            if path not in FOREIGN and (not (ROOT / path).exists() or (anchor and anchor not in headings(ROOT / path))):
+                wrong.append(f"{name}: {found}")
+    assert wrong == []
 
 
 def house(name: str) -> list[str]:

@@ -102,5 +102,5 @@ def test_the_published_table_has_every_role_and_right() -> None:
 
 
 def test_a_page_without_marks_is_named() -> None:
-    with pytest.raises(ValueError, match=r"docs/security\.md: the marks"):
+    with pytest.raises(ValueError, match=r"docs/dev/security\.md: the marks"):
         embedded("# Security\n")

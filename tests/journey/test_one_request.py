@@ -1,4 +1,4 @@
-"""The example of docs/dev/contributing.md: one request for a parked model, followed by its cause."""
+"""The example of docs/dev/code.md: one request for a parked model, followed by its cause."""
 
 import asyncio
 import json

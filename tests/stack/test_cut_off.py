@@ -1,5 +1,5 @@
 """Three nats-servers of which one after the other loses its routes, while clients ask two routers for two models that
-share a GPU. KYB_CUT_SECONDS: how long each is cut off; docs/operate.md has the waits of 60.
+share a GPU. KYB_CUT_SECONDS: how long each is cut off; docs/dev/operate.md has the waits of 60.
 """
 
 import asyncio
