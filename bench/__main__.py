@@ -49,6 +49,7 @@ LONG = (
     "scale",
     "starved",
     "keys",
+    "lanes",
 )
 """Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"
