@@ -50,6 +50,7 @@ LONG = (
     "starved",
     "keys",
     "walk",
+    "lanes",
 )
 """Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"

@@ -46,6 +46,7 @@ def simulate(
     stall_budget: Annotated[float, typer.Option(min=0, help="Seconds that requests in flight may be frozen.")] = 0.0,
     move_seconds: given.MoveSeconds = None,
     host_memory: given.HostMemory = 0.0,
+    lanes: given.Lanes = 0,
     cap: given.Cap = 64,
     start: given.Start = 0.0,
     duration: given.Duration = None,
@@ -70,8 +71,8 @@ def simulate(
         traces=tuple(traces or ()), scenario=scenario, window=window, only=tuple(only or ()), groups=groups,
         slots=slots, memory=memory, cost=cost, measured=measured, vram=tuple(vram or ()), kv=kv,
         tiers=tuple(tier or ()), pinned=frozenset(pin or ()), slo=slo,
-        stall_budget=stall_budget, move_seconds=move_seconds, host_memory=host_memory, cap=cap, start=start,
-        duration=duration, speed_up=speed_up, seed=seed,
+        stall_budget=stall_budget, move_seconds=move_seconds, host_memory=host_memory, lanes=lanes, cap=cap,
+        start=start, duration=duration, speed_up=speed_up, seed=seed,
     )  # fmt: skip
     options = RunOptions(
         seed=seed, jitter=jitter, park_failure=park_failure, restore_failure=restore_failure,

@@ -43,6 +43,7 @@ class Inputs:
     stall_budget: float = 0.0
     move_seconds: float | None = None
     host_memory: float = 0.0
+    lanes: int = 0
     cap: int = 64
     start: float = 0.0
     duration: float | None = None
@@ -145,6 +146,7 @@ def _node(inputs: Inputs) -> "Node":
         cap=inputs.cap,
         move_seconds=inputs.move_seconds,
         host_bytes=int(inputs.host_memory * _GB),
+        lanes=inputs.lanes,
     )
 
 

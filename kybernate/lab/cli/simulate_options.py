@@ -58,6 +58,10 @@ Kv = Annotated[
 HostMemory = Annotated[
     float, typer.Option(parser=_size, metavar="SIZE", help="For parked seats: 1TiB, or GB; 0: no limit.")
 ]
+Lanes = Annotated[
+    int,
+    typer.Option(min=0, help="Parks and activations that the node carries at full speed; more run in turn. 0: any."),
+]
 MoveSeconds = Annotated[float | None, typer.Option(min=0, help="Seats may move between groups, at this extra cost.")]
 
 Tier = Annotated[

@@ -100,10 +100,13 @@ class _Run:
                 self._finishes(seat)
         elif kind == SWITCHED:
             world.now = time
+            if self.switching.lanes.count and not self.switching.lanes.over(world.groups[who]):
+                return
             self.switched += 1
             if self.switched > _SWITCHED_FOR_NOTHING:
                 raise SimulationError(self._restless())
-            self._ask(self.switching.due(world.groups[who], self.policy))
+            asked = self.switching.due(world.groups[who], self.policy)
+            self._ask(self.switching.lanes.in_turn(asked))
         elif token == world.groups[who].wake:
             world.now = time
             self._ask((world.groups[who],))
@@ -126,7 +129,7 @@ class _Run:
         pending = list(groups)
         while pending:
             group = pending.pop(0)
-            if group.operation is not None or group.paused_until > world.now:
+            if group.operation is not None or group.paused_until > world.now or self.switching.lanes.holds(group):
                 continue
             self.asked += 1
             if self.asked > _ASKED_AT_ONCE:

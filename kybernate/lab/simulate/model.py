@@ -83,6 +83,8 @@ class Scenario:
     """Part of every activation that the learned costs do not contain: deciding it, and passing requests on after it."""
     host_bytes: int = 0
     """Host memory for parked seats, over the node; 0: no limit."""
+    lanes: int = 0
+    """Transfers that the node carries at full speed, side by side; 0: any number."""
     observed_seconds: float = 0.0
     """How long arrivals had been counted when the run begins."""
     source: str = ""

@@ -139,6 +139,7 @@ class Node:
     cap: int = 64
     move_seconds: float | None = None
     host_bytes: int = 0
+    lanes: int = 0
 
 
 def from_arrivals(
@@ -177,6 +178,7 @@ def from_arrivals(
         cap=node.cap,
         move_seconds=node.move_seconds,
         host_bytes=node.host_bytes,
+        lanes=node.lanes,
         source=source
         + (f"; {len(rows) - len(kept)} requests of other models left out" if len(kept) < len(rows) else ""),
     )
@@ -194,6 +196,7 @@ def on_node(scenario: Scenario, node: Node) -> Scenario:
         cap=node.cap,
         move_seconds=node.move_seconds,
         host_bytes=node.host_bytes,
+        lanes=node.lanes,
     )
 
 

@@ -6,6 +6,7 @@ that cannot be carried out is refused and counted.
 
 from dataclasses import replace
 
+from kybernate.lab.simulate.lanes import Lanes
 from kybernate.lab.simulate.model import Visit
 from kybernate.lab.simulate.views import look
 from kybernate.lab.simulate.world import (
@@ -28,6 +29,7 @@ class Switching:
 
     def __init__(self, world: RunState) -> None:
         self.world = world
+        self.lanes = Lanes(world)
         self.by_name = {seat.spec.name: seat for seat in world.seats}
 
     def carry_out(self, group: SimulatedGroup, decision: Decision, policy: Policy) -> tuple[SimulatedGroup, ...]:
@@ -250,7 +252,7 @@ class Switching:
             extra += options.cold_start_seconds if incoming.failed else 0.0
             world.counters["restore_failures"] += incoming.failed
         world.counters["cold_starts"] += extra >= options.cold_start_seconds > 0
-        self._takes(group, incoming.took + extra + world.scenario.control_seconds)
+        self._takes(group, incoming.took, extra + world.scenario.control_seconds)
 
     def _serves(self, group: SimulatedGroup, incoming: SimulatedSeat) -> SimulatedGroup:
         world = self.world
@@ -285,8 +287,12 @@ class Switching:
         victim.host_used = need
         world.host_used += need
 
-    def _takes(self, group: SimulatedGroup, seconds: float) -> None:
+    def _takes(self, group: SimulatedGroup, transfer: float, after: float = 0.0) -> None:
         assert group.operation is not None
+        if self.lanes.count and transfer:
+            self.lanes.begin(group, transfer, after)
+            return
+        seconds = transfer + after
         group.operation.until = self.world.now + seconds
         self.world.switching_seconds += seconds
         self.world.schedule(seconds, SWITCHED, group.index)

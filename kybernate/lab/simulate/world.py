@@ -257,6 +257,8 @@ class RunOptions:
     missed: Callable[[int], None] | None = None
     """Called with the index of the seat when a request was not admitted within its SLO. It may raise, which ends the
     run."""
+    side_by_side: bool = False
+    """With lanes, more transfers than there are share them, instead of beginning in turn."""
     measure_hits: bool = False
     """Show ``GroupView.hit_share`` also to a policy without a true ``prefetch`` setting; costs a little time."""
     age_buckets: int = 64
@@ -323,6 +325,12 @@ class SimulatedSwitch:
     frozen: bool = False
     until: float = 0.0
     """When the park or activation under way ends."""
+    begun: float = 0.0
+    """When its transfer began; with lanes, as ``left`` and ``after``."""
+    left: float = 0.0
+    """Seconds of it at full speed that are left."""
+    after: float = 0.0
+    """Seconds of the activation after its transfer."""
 
 
 @dataclass(eq=False, slots=True)
