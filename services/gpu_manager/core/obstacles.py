@@ -220,7 +220,7 @@ def IMMOVABLE(ask: Ask) -> Stage | None:
     elif not why and not seat.home.profile.rebalance:
         why = f"profile {seat.home.profile.name} has rebalance: false, so its containers see only their own group"
     elif not why:
-        why = "seats move between groups of one GPU of the same model, of one profile"
+        why = "seats move between groups of one profile with as many GPUs of the same model and memory"
     return Stage("immovable", f"seat {seat.id} cannot use group {group.name}: {why}") if why else None
 
 
