@@ -45,15 +45,16 @@ class StartGate:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "call.json").unlink(missing_ok=True)
 
-    async def wait(self, seat_id: str, limit_seconds: float | None = None) -> None:
-        """Wait until this start of the seat's container has its ticket. Raises NotGrantedError with the reason.
+    async def wait(self, seat_id: str, limit_seconds: float | None = None, *, inside: bool = False) -> dict[str, Any]:
+        """Wait until this start has its ticket, and return it. Raises NotGrantedError with the reason.
 
-        ``limit_seconds`` is the time left to the caller; it shortens the wait.
+        ``limit_seconds`` is the time left to the caller; it shortens the wait. ``inside``: kyb-run calls, in the
+        container that runs, and starts on whatever group of its pool the ticket names.
         """
         seconds = self.wait_seconds if limit_seconds is None else min(self.wait_seconds, limit_seconds)
         paths = (self.seats_dir / seat_id / name for name in ("call.json", "ticket.json", "status.json"))
-        call = _StartCall(seat_id, uuid.uuid4().hex, *paths)
-        began, granted = time.monotonic(), False
+        call = _StartCall(seat_id, uuid.uuid4().hex, inside, *paths)
+        began, ticket = time.monotonic(), dict[str, Any]()
         deadline = began + seconds
         self.calls[seat_id] = call.id
         try:
@@ -62,33 +63,34 @@ class StartGate:
             except OSError as error:
                 raise NotGrantedError(f"the start of seat {seat_id} cannot be announced: {error}") from error
             while time.monotonic() < deadline and self._present(call):
-                if granted := await self._taken(call):
-                    return
+                if ticket := await self._taken(call):
+                    return ticket
                 await asyncio.sleep(POLL_SECONDS)
             if self._present(call):
                 call.announcement.unlink(missing_ok=True)
-                if granted := await self._taken(call):  # written before the announcement was removed
-                    return
+                if ticket := await self._taken(call):  # written before the announcement was removed
+                    return ticket
         finally:
-            self.on_wait(granted, time.monotonic() - began)
+            self.on_wait(bool(ticket), time.monotonic() - began)
             # Also when kubelet cancelled the call. The announcement of a newer call of this seat stays.
             if self._present(call):
                 del self.calls[seat_id]
                 call.announcement.unlink(missing_ok=True)
         raise NotGrantedError(await asyncio.to_thread(_refusal, call))
 
-    async def _taken(self, call: "_StartCall") -> bool:
+    async def _taken(self, call: "_StartCall") -> dict[str, Any]:
+        """The ticket of this call; empty: there is none."""
         # Checking is one system call on tmpfs; only taking a ticket needs a thread.
         if not os.path.lexists(call.ticket):  # noqa: ASYNC240
-            return False
+            return {}
         ticket = await self._exclusively(call, _take)
         if not ticket:
-            return False
+            return {}
         if ticket.get("call") == call.id and ticket.get("seat") == call.seat:
             get_logger().info("gate.opened", seat=call.seat, epoch=ticket.get("epoch"), pod_uid=ticket.get("pod_uid"))
-            return True
+            return ticket
         get_logger().warning("gate.ticket_rejected", seat=call.seat, call=call.id, ticket=ticket)
-        return False
+        return {}
 
     async def _exclusively(
         self, call: "_StartCall", act: Callable[..., dict[str, Any]], *args: object
@@ -115,6 +117,7 @@ class _StartCall:
 
     seat: str
     id: str
+    inside: bool
     announcement: Path
     ticket: Path
     status: Path
@@ -124,7 +127,9 @@ def _announce(call: _StartCall, seconds: float) -> dict[str, Any]:
     """Write the announcement of a waiting start. A ticket for an earlier call is void and removed."""
     call.ticket.unlink(missing_ok=True)
     now = time.time()
-    announcement = {"call": call.id, "since": now, "until": now + seconds}
+    announcement: dict[str, Any] = {"call": call.id, "since": now, "until": now + seconds}
+    if call.inside:
+        announcement |= {"inside": True, "anywhere": True}
     files.replace(call.announcement, json.dumps(announcement), durable=False)
     return announcement
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 
 from kybernate.config import NodeConfig
 from kybernate.logs import get_logger
+from kybernate.run import FOLDER, PROGRAM, NoProgramError, install
 from kybernate.topology import AllocatedSeat, Group, Topology, peers, plan, with_orphaned_seats
 from services.plugin import cdi
 from services.plugin.core.devices import Offer, cdi_name
@@ -36,6 +38,7 @@ def draft_offer(
         groups=groups,
         gpus=tuple(gpu for gpu in known.gpus if gpu.uuid in reading.present),
         seats_dir=settings.run_dir / "seats",
+        run_dir=settings.bin_dir if (settings.bin_dir / PROGRAM).is_file() else None,
         present=reading.device_nodes,
         fake_driver=settings.fake_driver if fake else None,
         links=known.links,
@@ -44,6 +47,19 @@ def draft_offer(
         orphaned=orphaned,
     )
     return offer, topology
+
+
+def install_run(settings: PluginSettings) -> None:
+    """Put ``kyb-run`` where containers with a seat find it. Blocking. Without it, what needs it does not start."""
+    try:
+        program = install(settings.bin_dir)
+    except (NoProgramError, OSError) as error:
+        meaning = f"a container whose command begins with {FOLDER}/{PROGRAM} does not start here"
+        get_logger().warning("run.not_installed", reason=str(error), meaning=meaning)
+        return
+    if os.statvfs(program).f_flag & os.ST_NOEXEC:
+        meaning = "where the container runtime keeps that, a container cannot execute it"
+        get_logger().warning("run.not_executable", file=str(program), reason="mounted noexec", meaning=meaning)
 
 
 def cdi_names(

@@ -30,6 +30,7 @@ from services.plugin.coexistence import Neighbours
 from services.plugin.core.faults import Probation
 from services.plugin.core.placement import OpenWishes
 from services.plugin.gate import StartGate
+from services.plugin.gate_sockets import GateSockets
 from services.plugin.gpu_watch import GpuReading, GpuWatch
 from services.plugin.publish import InventoryWriter, Outbox, PluginMetrics, be_present
 from services.plugin.registration import Registration, Registrations
@@ -61,6 +62,7 @@ class NodePlugin:
     outbox: Outbox = field(init=False)
     registrations: Registrations = field(init=False)
     gpu_watch: GpuWatch = field(init=False)
+    gate_sockets: GateSockets = field(init=False)
     refused_config: str | None = None
     """Why the last change of the configuration was refused; None: it was applied."""
     hangup: asyncio.Event = field(default_factory=asyncio.Event)
@@ -115,6 +117,7 @@ class NodePlugin:
         with contextlib.suppress(PodResourcesError):
             known.add_listed(await self._listed())
         nvidia = await self._nvidia_devices(self.config)
+        await asyncio.to_thread(offers.install_run, settings)
         offer, topology = offers.draft_offer(settings, self.config, self.reading, known.seats.values(), nvidia=nvidia)
         gate = StartGate(offer.seats_dir, settings.gate_seconds)
         health = self.config.health
@@ -122,6 +125,8 @@ class NodePlugin:
         known.seats = {seat: one for seat, one in known.seats.items() if seat in offer.seats}
         self.node = NodeSeats(offer, gate, probation, self._on_allocated, known)
         await asyncio.to_thread(gate.prepare, offer.seats)
+        self.gate_sockets = GateSockets(gate, self.node.missing, lambda *start: self.node.offer.moved_envs(*start))
+        await self.gate_sockets.open(offer.seats)
         strategy = self.config.device_list_strategy
         offer = await offers.write_cdi_spec(settings, offer, strategy, any_allocated=bool(known.seats))
         self.node.replace_offer(offer)
@@ -150,6 +155,7 @@ class NodePlugin:
                 )
                 new = offer.seats.keys() - before.seats.keys()
                 await asyncio.to_thread(self.node.gate.prepare, new)
+                await self.gate_sockets.open(new)
                 strategy = config.device_list_strategy
                 offer = await offers.write_cdi_spec(self.settings, offer, strategy, any_allocated=bool(allocated))
                 # Repeat if kubelet allocated a seat meanwhile that the new offer lacks.
@@ -336,6 +342,7 @@ class NodePlugin:
     async def close(self) -> None:
         """Remove the CDI spec unless a seat is allocated: each restart of a container resolves its names again."""
         await self._pod_resources.close()
+        await self.gate_sockets.close()
         if not self.settings.fakes and not self.node.allocations.seats:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(cdi.remove, self.settings.cdi_dir)

@@ -72,7 +72,9 @@ class NodeSeats:
         return answers
 
     def missing(self, seat_id: str) -> str | None:
-        """Return why a container with this seat cannot start: a GPU of its group is gone; None if it can."""
+        """Return why a container with this seat cannot start: it, or a GPU of its group, is gone; None if it can."""
+        if seat_id not in self.offer.seats:
+            return f"seat {seat_id} is not on this node any more; delete the pod"
         group, reasons = self.offer.seats[seat_id].group, self.probation.reasons
         for gpu in group.gpus:
             reason = reasons.get(gpu.uuid, "")

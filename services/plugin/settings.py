@@ -27,3 +27,9 @@ class PluginSettings(PluginConstants, GroupSettings):
     def device_plugin_dir(self) -> Path:
         """Kubelet's device plugin folder, with kubelet.sock and the plugin's sockets."""
         return self.kubelet_dir / "device-plugins"
+
+    @property
+    def bin_dir(self) -> Path:
+        """Host folder with ``kyb-run``, which each container with a seat gets; not below run_dir, which may be mounted
+        noexec."""
+        return self.state_dir / "bin"

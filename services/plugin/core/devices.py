@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kybernate import run
 from kybernate.machine import Gpu, Link
 from kybernate.topology import Group, peers
 from services.plugin.core.placement import GroupLoad, GroupRelations, best
@@ -61,6 +62,8 @@ class Offer:
     gpus: tuple[Gpu, ...]
     seats_dir: Path
     """Host folder of the seat folders; containers see theirs at the same path."""
+    run_dir: Path | None = None
+    """Host folder with ``kyb-run``, which each container gets; None: this node has none."""
     present: frozenset[str] = frozenset()
     """Device nodes that exist on this host; others are left out of answers, since creating the container would fail."""
     fake_driver: Path | None = None
@@ -194,26 +197,50 @@ class Offer:
             )
         group = seat.group
         folder = str(self.seats_dir / seat.id)
-        uuids = ",".join(group.uuids)
         reachable = ",".join(gpu.uuid for gpu in (*group.gpus, *self._peer_gpus(group)))
         names = self.cdi.get(group.name, ()) if self.cdi is not None and self.fake_driver is None else ()
         envs = {
-            "KYB_GPU_INDICES": ",".join(str(gpu.index) for gpu in group.gpus),
-            "KYB_GPU_GROUP": group.name,
             "KYB_GPU_SEAT": seat.id,
             "KYB_SEAT_DIR": folder,
             # Images carry "all". Where NVIDIA's CDI devices are named, its runtime must not inject a second time.
             "NVIDIA_VISIBLE_DEVICES": "void" if len(names) > 1 else reachable,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": ",".join(str(ordinal) for ordinal in self._ordinals(group)),
+            **self.group_envs(seat, group),
         }
         mounts = [(folder, folder)]
+        if self.run_dir is not None:
+            mounts.append((run.FOLDER, str(self.run_dir)))
         if self.fake_driver is not None:
-            envs["KYB_FAKE_GPU"] = uuids
             envs["KYB_FAKE_DRIVER"] = str(self.fake_driver)
             # The folder, not the socket: a restarted fake driver creates a new socket.
             mounts.append((str(self.fake_driver.parent), str(self.fake_driver.parent)))
         return SeatAnswer(seat, envs, tuple(mounts), () if names else self.devices(group), names)
+
+    def group_envs(self, seat: SeatDevice, group: Group) -> dict[str, str]:
+        """Return what names the GPUs of a start on ``group``, in a container that has the devices of the seat's."""
+        own = {*group.uuids}
+        ordinals = [ordinal for ordinal, gpu in enumerate(self._exposed(seat.group)) if gpu.uuid in own]
+        envs = {
+            "KYB_GPU_INDICES": ",".join(str(gpu.index) for gpu in group.gpus),
+            "KYB_GPU_GROUP": group.name,
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, ordinals)),  # CUDA counts what the container has
+        }
+        return envs if self.fake_driver is None else {**envs, "KYB_FAKE_GPU": ",".join(group.uuids)}
+
+    def moved_envs(self, seat_id: str, group_name: str) -> dict[str, str]:
+        """Return what a start on this group of the seat's pool needs in another way than its container has it.
+
+        Raises AllocationRefusedError: the seat or the group is not on this node any more.
+        """
+        seat = self.seats.get(seat_id)
+        if seat is None:
+            raise AllocationRefusedError(f"seat {seat_id} is not on this node any more; delete the pod")
+        if group_name in ("", seat.group_name):
+            return {}
+        group = next((one for one in self.groups if one.name == group_name), None)
+        if group is None:
+            raise AllocationRefusedError(f"group {group_name} is not on this node any more; another one is looked for")
+        return self.group_envs(seat, group)
 
     def cdi_devices(self) -> dict[str, tuple[str, ...]]:
         """Return the device nodes of each CDI device, for the spec file; a group without device nodes is left out."""
@@ -242,11 +269,6 @@ class Offer:
         whole = group.profile.expose_devices == "node" and all(gpu.mig is None for gpu in group.gpus)
         exposed = self.gpus if whole else (*group.gpus, *self._peer_gpus(group))
         return sorted(exposed, key=lambda gpu: gpu.pci_bus_id.lower())
-
-    def _ordinals(self, group: Group) -> list[int]:
-        """Return the CUDA ordinals of the group's GPUs inside the container, which differ from the host's indices."""
-        own = {*group.uuids}
-        return [ordinal for ordinal, gpu in enumerate(self._exposed(group)) if gpu.uuid in own]
 
 
 def cdi_name(group: Group) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kybernate import run
 from kybernate.dev.fakes.kubelet.allocations import ContainerRunOptions
 from kybernate.dev.fakes.kubelet.device_manager import DeviceManager, GateError
 from kybernate.dev.fakes.kubelet.manifest import ContainerSpec, PodSpec, expand
@@ -157,6 +158,8 @@ class Pod:
         _check_paths(options)
         env = self._environment(container.spec, options.envs)
         command = [expand(word, env) for word in container.spec.command]
+        if command[0].startswith(f"{run.FOLDER}/"):  # a local process has no mounts
+            command[0] = command[0].replace(run.FOLDER, dict(options.mounts).get(run.FOLDER, run.FOLDER), 1)
         log = self.around.logs / f"{self.spec.namespace}_{self.spec.name}_{self.uid}" / f"{container.spec.name}.log"
         self._temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Shielded: a process that was started must be known here, also when this pod is being stopped.
@@ -300,5 +303,5 @@ def _check_paths(options: ContainerRunOptions) -> None:
         for inside, host in paths:
             if not os.path.exists(host):
                 raise StartError(f"failed to create containerd task: {kind} {host}: no such file or directory")
-            if kind == "mount" and inside != host:
+            if kind == "mount" and inside not in (host, run.FOLDER):
                 raise StartError(f"mount {host} at {inside}: a local process sees it only at its host path")

@@ -1,0 +1,111 @@
+"""The start gate for kyb-run, which starts an engine again in a container that runs: a socket in each seat folder.
+
+Lines of text, since kyb-run reads no JSON. It sends ``start``; the answer is ``set NAME=VALUE`` for each variable that
+this start has in another way than its container, then ``start``; or ``wait`` and why there is no ticket yet. Whoever
+can connect has the seat folder mounted: it is in the seat's container, and can start only what that may start.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kybernate.logs import get_logger
+from services.plugin.core.devices import AllocationRefusedError
+from services.plugin.gate import NotGrantedError, StartGate
+
+SOCKET = "gate.sock"
+QUESTION_SECONDS = 5.0
+"""Wall: how long a caller may take to ask."""
+
+
+@dataclass
+class GateSockets:
+    """One server per seat."""
+
+    gate: StartGate
+    missing: Callable[[str], str | None]
+    """Why no container of a seat can start now; None: it can."""
+    moved_envs: Callable[[str, str], Mapping[str, str]]
+    """By seat and group: what a start there needs in another way than its container has it. Raises
+    AllocationRefusedError."""
+    _servers: dict[str, asyncio.Server] = field(default_factory=dict)
+
+    async def open(self, seat_ids: Iterable[str]) -> None:
+        """Listen in the folders of these seats, where it does not yet. A socket that cannot be made is logged: its
+        containers are started by kubelet as without kyb-run."""
+        for seat_id in seat_ids:
+            if seat_id in self._servers:
+                continue
+            try:
+                listener = await asyncio.to_thread(_bound, self.gate.seats_dir / seat_id)
+            except OSError as error:
+                get_logger().warning("gate.socket_failed", seat=seat_id, reason=str(error))
+                continue
+            self._servers[seat_id] = await asyncio.start_unix_server(self._handler(seat_id), sock=listener)
+
+    async def close(self) -> None:
+        """Stop listening; calls that wait are cut off, and asked again of the next plugin."""
+        for server in self._servers.values():
+            server.close()
+        self._servers.clear()
+
+    def _handler(self, seat_id: str) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError, ValueError, TimeoutError):
+                async with asyncio.timeout(QUESTION_SECONDS):
+                    question = await reader.readline()
+                answer = await self._answered(seat_id, reader) if question == b"start\n" else "wait ask for start\n"
+                writer.write(answer.encode())
+                await writer.drain()
+            writer.close()
+
+        return serve
+
+    async def _answered(self, seat_id: str, reader: asyncio.StreamReader) -> str:
+        """The answer. A caller that goes away gives up its call: kubelet's next one must not wait behind it."""
+        call = asyncio.ensure_future(self._answer(seat_id))
+        gone = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait((call, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                return ""
+            return call.result()
+        finally:
+            for task in (call, gone):
+                task.cancel()
+            await asyncio.gather(call, gone, return_exceptions=True)
+
+    async def _answer(self, seat_id: str) -> str:
+        if (why := self.missing(seat_id)) is not None:
+            return _waits(why)
+        try:
+            ticket = await self.gate.wait(seat_id, inside=True)
+            variables = self.moved_envs(seat_id, str(ticket.get("group", "")))
+        except (NotGrantedError, AllocationRefusedError) as refusal:
+            return _waits(str(refusal))
+        return "".join(f"set {name}={value}\n" for name, value in variables.items()) + "start\n"
+
+
+def _waits(why: str) -> str:
+    return f"wait {' '.join(why.split())}\n"
+
+
+def _bound(folder: Path) -> socket.socket:
+    """A socket that listens in a seat folder and to which an engine of any user may connect. Raises OSError."""
+    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:  # through the open folder: its path may be longer than an address of a socket
+        (folder / SOCKET).unlink(missing_ok=True)
+        listener.bind(f"/proc/self/fd/{opened}/{SOCKET}")
+        (folder / SOCKET).chmod(0o666)
+        listener.listen()
+    except OSError:
+        listener.close()
+        raise
+    finally:
+        os.close(opened)
+    return listener

@@ -1,0 +1,166 @@
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.plugin.core.faults import GONE, Probation
+from services.plugin.gate import StartGate
+from services.plugin.gate_sockets import SOCKET, GateSockets
+from services.plugin.servicer import NodeSeats
+from tests.plugin.stand import GPUS, offer
+from tests.until import until
+
+
+@asynccontextmanager
+async def listening(folder: Path, gate_seconds: float = 20.0) -> AsyncIterator[NodeSeats]:
+    """A node whose two groups of one GPU are a pool, with a socket for each seat."""
+    gate = StartGate(folder / "seats", gate_seconds)
+    node = NodeSeats(
+        offer(seats_dir=gate.seats_dir, fake_driver=folder / "driver.sock"),
+        gate,
+        Probation(frozenset(gpu.uuid for gpu in GPUS)),
+        lambda _: None,
+    )
+    gate.prepare(node.offer.seats)
+    sockets = GateSockets(gate, node.missing, lambda *start: node.offer.moved_envs(*start))
+    await sockets.open(node.offer.seats)
+    try:
+        yield node
+    finally:
+        await sockets.close()
+
+
+def seat_on(node: NodeSeats, group: str) -> str:
+    return next(seat.id for seat in node.offer.seats.values() if seat.group.name == group)
+
+
+async def ask(node: NodeSeats, seat: str, question: bytes = b"start\n") -> str:
+    reader, writer = await asyncio.open_unix_connection(node.gate.seats_dir / seat / SOCKET)
+    try:
+        writer.write(question)
+        return (await reader.read()).decode()
+    finally:
+        writer.close()
+
+
+def call(node: NodeSeats, seat: str) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads((node.gate.seats_dir / seat / "call.json").read_text())
+    except FileNotFoundError:
+        return None
+    return found
+
+
+async def announced(node: NodeSeats, seat: str) -> dict[str, Any]:
+    await until(lambda: call(node, seat) is not None, what="a start is announced")
+    found = call(node, seat)
+    assert found is not None
+    return found
+
+
+def give(node: NodeSeats, seat: str, **facts: str) -> None:
+    found = call(node, seat)
+    assert found is not None
+    new = node.gate.seats_dir / seat / "ticket.new"
+    new.write_text(json.dumps({"call": found["call"], "seat": seat, "pod_uid": "u", "epoch": 1} | facts))
+    new.replace(new.with_name("ticket.json"))
+
+
+async def test_a_start_at_home_is_permitted_and_changes_no_variable(tmp_path: Path) -> None:
+    async with listening(tmp_path) as node:
+        seat = seat_on(node, "G0")
+        asked = asyncio.create_task(ask(node, seat))
+        found = await announced(node, seat)
+        assert (found["inside"], found["anywhere"]) == (True, True)
+        give(node, seat, group="G0")
+        assert await asyncio.wait_for(asked, 10) == "start\n"
+        assert call(node, seat) is None
+
+
+async def test_a_start_on_another_group_gets_what_names_its_gpus(tmp_path: Path) -> None:
+    async with listening(tmp_path) as node:
+        seat = seat_on(node, "G0")
+        asked = asyncio.create_task(ask(node, seat))
+        await announced(node, seat)
+        give(node, seat, group="G1")
+        *lines, last = (await asyncio.wait_for(asked, 10)).splitlines()
+        there = {
+            "KYB_GPU_INDICES": "1",
+            "KYB_GPU_GROUP": "G1",
+            "CUDA_VISIBLE_DEVICES": "0",  # the container has both GPUs, and CUDA counts by PCI address
+            "KYB_FAKE_GPU": "GPU-1",
+        }
+        assert dict(line.removeprefix("set ").split("=", 1) for line in lines) == there
+        assert last == "start"
+        home = node.offer.answer("kyb.ai/gpu-1x-seat", [seat]).envs
+        other = node.offer.answer("kyb.ai/gpu-1x-seat", [seat_on(node, "G1")]).envs
+        assert {name: other[name] for name in there if home[name] != other[name]}.keys() == there.keys()
+
+
+@pytest.mark.parametrize(("group", "text"), [("G9", "group G9 is not on this node"), ("", "")])
+async def test_a_ticket_for_a_group_that_is_gone_permits_nothing(tmp_path: Path, group: str, text: str) -> None:
+    async with listening(tmp_path) as node:
+        seat = seat_on(node, "G0")
+        asked = asyncio.create_task(ask(node, seat))
+        await announced(node, seat)
+        give(node, seat, group=group)
+        answer = await asyncio.wait_for(asked, 10)
+        assert answer == "start\n" if not text else answer.startswith("wait ") and text in answer
+
+
+async def test_without_a_ticket_the_answer_is_one_line_that_says_why(tmp_path: Path) -> None:
+    async with listening(tmp_path, gate_seconds=0.1) as node:
+        seat = seat_on(node, "G0")
+        (node.gate.seats_dir / seat / "status.json").write_text(json.dumps({"text": "group G0\nis held"}))
+        assert await ask(node, seat) == "wait group G0 is held\n"
+        assert call(node, seat) is None
+
+
+async def test_a_caller_that_goes_away_gives_up_its_call(tmp_path: Path) -> None:
+    async with listening(tmp_path) as node:
+        seat = seat_on(node, "G0")
+        asked = asyncio.create_task(ask(node, seat))
+        await announced(node, seat)
+        asked.cancel()
+        await until(lambda: call(node, seat) is None, what="the call of a dead kyb-run is over")
+
+
+async def test_a_question_that_is_none_gets_no_permission(tmp_path: Path) -> None:
+    async with listening(tmp_path) as node:
+        seat = seat_on(node, "G0")
+        assert await ask(node, seat, b"open\n") == "wait ask for start\n"
+        assert await ask(node, seat, b"x" * 100_000 + b"\n") == ""
+        assert call(node, seat) is None
+
+
+async def test_a_seat_whose_gpu_is_gone_is_refused(tmp_path: Path) -> None:
+    async with listening(tmp_path) as node:
+        seat = seat_on(node, "G0")
+        node.probation.reasons["GPU-0"] = f"{GONE}: it fell off the bus"
+        answer = await ask(node, seat)
+        assert answer.startswith("wait ")
+        assert "GPU 0 (GPU-0)" in answer
+
+
+async def test_an_engine_of_any_user_may_ask(tmp_path: Path) -> None:
+    async with listening(tmp_path) as node:
+        found = node.gate.seats_dir / seat_on(node, "G0") / SOCKET
+        assert found.stat().st_mode & 0o777 == 0o666
+
+
+async def test_a_folder_that_takes_no_socket_is_logged_and_harms_no_other_seat(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = StartGate(tmp_path / "seats")
+    gate.prepare(["1x-abcdef.s01"])
+    sockets = GateSockets(gate, lambda _: None, lambda *_: {})
+    await sockets.open(["1x-abcdef.s00", "1x-abcdef.s01"])
+    try:
+        assert (gate.seats_dir / "1x-abcdef.s01" / SOCKET).is_socket()
+        assert not (gate.seats_dir / "1x-abcdef.s00").exists()
+    finally:
+        await sockets.close()
