@@ -109,7 +109,7 @@ class GroupView:
     slots: int
     seats: tuple[SeatView, ...]
     elsewhere: tuple[SeatView, ...] = ()
-    """Parked seats of other groups of the pool that could be activated here: see ``move_seconds``."""
+    """Seats of other groups of the pool that could be activated here, or start here: see ``move_seconds``."""
     now: float = 0.0
     """Model time of this view; only differences mean anything."""
     hit_share: float | None = None
@@ -120,7 +120,7 @@ class GroupView:
     peers: tuple[PeerView, ...] = ()
     """The other groups of its pool."""
     move_seconds: float = 0.0
-    """What activating a seat on another group of the pool costs beyond activating it where it is."""
+    """What activating a parked seat of this group on another one of the pool costs beyond activating it here."""
 
     def holders(self) -> tuple[SeatView, ...]:
         """Seats that are active now."""

@@ -40,6 +40,7 @@ from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.phases import clock
 from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.ways import why_immovable
 
 log = get_logger()
 
@@ -86,7 +87,7 @@ def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
         node_signals=True,
         blocked=obstacles.blocked(node, seat, now),
         drained=operations.drained(node, seat.group),
-        fixed=node.why_immovable(seat),
+        fixed=why_immovable(node, seat),
         stall_seconds=max(0.0, seat.durable.freeze.until - float(now.unix)),
         reported_at=float(now.unix),
     )
@@ -269,7 +270,7 @@ class GateFiles:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             data = _read(folder / "call.json") or {}
             since, until = UnixTime(float(str(data["since"]))), UnixTime(float(str(data["until"])))
-            call = StartCall(str(data["call"]), since, until)
+            call = StartCall(str(data["call"]), since, until, anywhere=data.get("anywhere") is True)
             if (_read(folder / "ticket.taken.json") or {}).get("call") == call.call:
                 call = None
         if time.time_ns() - changed > CHANGE_NS:  # else another change may have the same time
@@ -291,7 +292,8 @@ class GateFiles:
                         age = time.monotonic() - float(str(data["given"]))
                     call, pod_uid, epoch = str(data["call"]), str(data["pod_uid"]), int(str(data["epoch"]))
                     vram_bytes = int(str(data.get("vram_bytes", 0)))
-                    found.append(SeatTicket(seat, call, pod_uid, epoch, max(0.0, age), vram_bytes))
+                    group = str(data.get("group", ""))
+                    found.append(SeatTicket(seat, call, pod_uid, epoch, max(0.0, age), vram_bytes, group))
                     break
         return tuple(found)
 
@@ -314,6 +316,7 @@ class GateFiles:
                 "epoch": ticket.epoch,
                 "vram_bytes": ticket.vram_bytes,
                 "given": time.monotonic(),
+                "group": ticket.group,
             },
         )
 

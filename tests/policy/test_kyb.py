@@ -332,6 +332,17 @@ def test_a_guest_whose_own_group_makes_room_for_less_than_a_move_stays_there(
     assert (incoming(decision) == "far") is comes
 
 
+def test_a_guest_that_would_start_cold_waits_at_home_for_as_long_as_that_costs_more() -> None:
+    far = queue("far", 20.0, home_busy=True, move_seconds=30.0)
+    need = 30.0 - far.park_seconds - far.activate_seconds
+    for waited, comes in ((need - 0.1, False), (need + 0.1, True)):
+        decision = BALANCED.decide(view(seat("a"), elsewhere=(replace(far, ages=(), oldest_wait_seconds=waited),)))
+        assert (incoming(decision) == "far") is comes
+    assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(replace(far, wanted_seconds=0.0),)))) == "far"
+    gate = replace(far, state=S.WAITING, start_wait_seconds=0.0, move_seconds=0.0)
+    assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(gate,)))) == "far", "it starts in any case"
+
+
 def test_an_idle_holder_leaves_for_a_guest_at_once() -> None:
     far = queue("far", 0.0, home_busy=True, move_seconds=3.0, rate_fast=0.0)
     assert incoming(BALANCED.decide(view(active("a"), elsewhere=(far,)))) == "far"

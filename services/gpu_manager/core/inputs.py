@@ -106,6 +106,8 @@ class StartCall:
     since: UnixTime
     until: UnixTime
     """The plugin ends the call then."""
+    anywhere: bool = False
+    """The start may happen on any group of the seat's pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,8 @@ class SeatTicket:
     age_seconds: float
     vram_bytes: int = 0
     """As the pod declared when it got the ticket; 0: nothing, or the ticket of a manager that did not write it."""
+    group: str = ""
+    """Where the start happens; empty: at the seat's home."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +258,8 @@ class StartTicket:
     epoch: int
     vram_bytes: int = 0
     """As its pod declares; 0: nothing."""
+    group: str = ""
+    """Where it starts; empty: at its seat's home."""
 
 
 @dataclass(frozen=True, slots=True)

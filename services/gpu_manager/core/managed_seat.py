@@ -160,6 +160,8 @@ class ManagedSeat:
     terms: PodTerms
     parked_on: Group | None = None
     """Where its copy came from, while it moves to ``group``."""
+    started_on: Group = field(init=False)
+    """Where its engine was started: by its last ticket, else at home."""
     pod: SeatPod | None = None
     """The pod that owns it; ``NodeState.own`` sets it, with ``terms`` and ``model``."""
     model: str = ""
@@ -187,6 +189,10 @@ class ManagedSeat:
     """Good activations since it was demoted, or since this manager started."""
     copy_ends: bool = False
     """While PARKED: the checkpointer was asked to drop its copy."""
+    heads_to: str = ""
+    """The group on which its engine is to start, other than its home: it has a place there until it has started."""
+    heads_until: WallTime = WallTime(0.0)
+    """That place lapses then; 0: it has its ticket."""
     ended_here: bool | None = None
     """While RELEASING: the checkpointer ends its processes, so kubelet's signal waits; None: not known yet."""
     unkilled: str = ""
@@ -197,6 +203,9 @@ class ManagedSeat:
     reason: str = ""
     cause: str = ""
     op: str = ""
+
+    def __post_init__(self) -> None:
+        self.started_on = self.home
 
     @property
     def pinned(self) -> bool:
@@ -229,20 +238,20 @@ class ManagedSeat:
         before, held = self.state, self.lease
         self.know(facts)
         if to is not None:
-            self.parked_on, self.group = self.group, to
+            self.parked_on, self.group = self.group if self.state in COMING else None, to
         elif self.state is SeatState.PARKED and before is SeatState.MIGRATING:
             self.group, self.parked_on = self.parked_on or self.group, None
         elif self.state is SeatState.ACTIVE:
             self.parked_on = None
         if self.state in AT_HOME:
-            self.group, self.parked_on = self.home, None
+            self.group, self.parked_on, self.started_on = self.home, None, self.home
             self.durable.residue_bytes, self.durable.measured = 0, False
         if not self.lease:
             self.durable.reserved_bytes = None
         elif not held:
             self.durable.reserved_bytes = self.needed_bytes(self.group)
         if self.state is SeatState.STARTING:
-            self.gate.called = None
+            self.gate.called, self.started_on = None, self.group
         elif self.state is SeatState.ACTIVE:
             self.usage.wanted_since = None
         return before

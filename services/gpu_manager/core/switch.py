@@ -16,7 +16,7 @@ from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.policy.view import How
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import decisions, late_binding, view
+from services.gpu_manager.core import decisions, late_binding, view, ways
 from services.gpu_manager.core.facts import Trigger
 from services.gpu_manager.core.group_switch import (
     CUT_GRACE_SECONDS,
@@ -291,7 +291,8 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     switch.job.sent = now.wall
     if incoming is not None:
         _call_off(node, incoming, group, now)
-        if incoming.state is not S.PARKED and not arrives(incoming, switch):
+        restarts = ways.starts_on(node, incoming, group)
+        if restarts or (incoming.state is not S.PARKED and not arrives(incoming, switch)):
             incoming = None  # it starts with a ticket once the group is free, or it is gone
     if incoming is not None and incoming.epoch > switch.epoch:
         _rename(node, switch, now)  # it was parked after this switch began; its epoch must not fall
