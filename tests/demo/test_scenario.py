@@ -24,7 +24,7 @@ from tests.demo.test_report import sample, tally
 
 
 def played(wait: float, *, moves: int, **changes: Any) -> dict[str, Any]:
-    switches = [ObservedSwitch("G1", "s", "m", {}, moved=True)] * moves
+    switches = [ObservedSwitch("G1", "s", "m", {}, way="map")] * moves
     return build(tally(sample(wait=wait)), switches, 0, 24.0, 10.0) | changes
 
 

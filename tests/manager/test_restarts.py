@@ -9,6 +9,7 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, ways
 from services.gpu_manager.core.inputs import BusChanged, Recovered, SeatTicket, StartCall, StartCalls, StartTicket
 from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.publish import record
 from tests.manager.pulling import Pulls
 from tests.manager.world import World, make_group
 
@@ -115,6 +116,11 @@ def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) 
     arrives(world, a)
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
     assert not world.managed(a).durable.spilled
+    started, active = (next(e for e in world.events(a)[::-1] if e.state is state) for state in (S.STARTING, S.ACTIVE))
+    assert {(e.came_from, e.group, e.way) for e in (started, active)} == {("G01", "G23", "restart")}
+    assert started.reason == "from group G01, started here: 2x-37f07e.s00 waits"
+    row = record(world.node, world.managed(a), world.now)
+    assert (row.home_group, row.group, row.way) == ("G01", "G23", "restart")
 
 
 def test_its_place_is_kept_while_it_drops_its_copy_and_no_other_seat_drops_its_own_for_it(world: World) -> None:

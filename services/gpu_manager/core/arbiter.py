@@ -143,7 +143,8 @@ def give_ticket(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> N
         seat.durable.spilled = "" if away else seat.durable.spilled
         for rider in node.riders[Rider.starts]:
             rider.starts(node, seat)
-        node.transition(seat, T.TICKET, now, epoch=epoch, to=group if away else None)
+        reason = f"from group {seat.home.name}, started here: {node.groups[group.name].why}" if away else ""
+        node.transition(seat, T.TICKET, now, epoch=epoch, to=group if away else None, reason=reason)
     else:
         seat.learn(ticket=Ticket.OPEN, process=Process.NONE)
         seat.epoch, seat.entered_wall = epoch, now.wall

@@ -303,6 +303,8 @@ class NodeState:
                 op=seat.op,
                 model=seat.model,
                 group=seat.group.name,
+                way=seat.way,
+                came_from=seat.came_from,
                 pod=pod.pod if pod else "",
                 pod_uid=pod.uid if pod else "",
                 endpoint=pod.endpoint if pod else None,
