@@ -12,8 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kybernate import run
 from kybernate.annotations import BACKEND, ENGINE_KEY, MODEL, PORT, PREFIX, chosen_devices
+from kybernate.engines import RESTART
 
+RUN = f"{run.FOLDER}/{run.PROGRAM}"
+KUBELET = "its crashLoopBackOff.maxContainerRestartPeriod: 2s bounds that"
 RECORD = "kyb.ai/onboarded"
 """Annotation of the Deployment: its changes as JSON, for the way back."""
 VENDOR = "nvidia.com/"
@@ -54,6 +58,8 @@ class Engine:
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     expect: tuple[str, ...] = ()
+    entrypoints: Mapping[str, str] = field(default_factory=dict)
+    """Pattern of an image → its entrypoint, which the arguments of a manifest without a command go to."""
 
 
 KINDS = {
@@ -117,6 +123,7 @@ ENGINES = (
         model=("--alias", "-a"),
         flags=("--no-models-autoload", "--metrics"),
         expect=("llama.cpp's router unloads the model: an activation reads it from the page cache, or from disk",),
+        entrypoints={r"ggml-org/llama\.cpp:server": "/app/llama-server"},
     ),
     Engine(
         "TensorRT-LLM",
@@ -127,9 +134,10 @@ ENGINES = (
         model=("--served-model-name", "--model"),
         verb="trtllm-serve",
         expect=(
-            "a park ends the container, an activation starts it again",
+            "a park ends the engine, an activation starts it again",
             "kyb.ai/backend: trtllm uses TensorRT-LLM's own sleep, a prototype that wants a key: docs/backends.md",
         ),
+        entrypoints={r"nvidia/tensorrt-llm/release": "/opt/nvidia/nvidia_entrypoint.sh"},
     ),
     Engine(
         "TGI",
@@ -210,6 +218,8 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
         notes.append(f"{' and '.join(chosen.values())} removed: the seat sets it, and the pod's own value would win")
     if backend == engine.backend:
         _switches(draft, where, container, engine)
+    if backend == RESTART:
+        notes.append(_runs(draft, where, container, engine))
     for probe in _PROBES:
         if "exec" in (container.get(probe) or {}):
             after = {key: value for key, value in container[probe].items() if key != "exec"}
@@ -434,10 +444,10 @@ def _declared_port(container: Mapping[str, Any]) -> str:
 def _backend(engine: Engine, line: Sequence[str]) -> tuple[str, list[str]]:
     """How it is parked, and what to expect."""
     if engine.name == "llama.cpp" and {"-m", "--model", "-hf", "--hf-repo"} & {*line}:
-        return "restart", ["one model without router mode cannot be unloaded: a park ends the container"]
+        return "restart", ["one model without router mode cannot be unloaded: a park ends the engine"]
     offloads = {"--kv-offloading-size", "--kv-offloading-backend"} & {*line}
     if engine.name == "vLLM" and offloads and "lmcache" not in line:
-        return "restart", ["native KV offload and sleep end vLLM's engine: a park ends the container"]
+        return "restart", ["native KV offload and sleep end vLLM's engine: a park ends it, too"]
     notes = list(engine.expect)
     if engine.name == "vLLM" and "--enable-lora" in line:
         notes.append(
@@ -455,6 +465,22 @@ def _switches(draft: Draft, where: Path, container: Mapping[str, Any], engine: E
     env = [one for one in draft.get((*where, "env")) or () if one.get("name") not in engine.env]
     if engine.env:
         draft.put((*where, "env"), [*env, *({"name": name, "value": value} for name, value in engine.env.items())])
+
+
+def _runs(draft: Draft, where: Path, container: Mapping[str, Any], engine: Engine) -> str:
+    """Put kyb-run in front of its command, and say what follows; of an image whose entrypoint is not known, what to
+    write."""
+    image = str(container.get("image", "")).lower()
+    known = next((file for images, file in engine.entrypoints.items() if re.search(images, image)), "")
+    program = list(container.get("command") or ([known] if known and container.get("args") else ()))
+    if not program:
+        return (
+            f"the entrypoint of {image or 'its image'} is not known: write it behind command: [{RUN}, --, …], else a "
+            f"park ends the container, and kubelet starts it again later each time ({KUBELET})"
+        )
+    if program[0] != RUN:
+        draft.put((*where, "command"), [RUN, "--", *program])
+    return f"{RUN}, from its node, starts the engine again: the pod stays Ready, and kubelet counts no restart"
 
 
 def _startup(engine: Engine, port: int) -> Json:

@@ -45,3 +45,18 @@ HOLDING = frozenset(
 
 COMING = frozenset({SeatState.ACTIVATING, SeatState.MIGRATING})
 """States in which the checkpointer brings a parked seat back, where it was or on another group."""
+
+
+# --- starts inside a container ----------------------------------------------------------------------------------------
+
+_START = "#"
+
+
+def container_of(container_id: str) -> str:
+    """The id that the runtime knows, of a container or of a start of the engine inside one."""
+    return container_id.partition(_START)[0]
+
+
+def start_inside(container_id: str, call: str) -> str:
+    """The id of what kyb-run starts in a container that runs, by this call at the start gate."""
+    return f"{container_of(container_id)}{_START}{call}"

@@ -39,7 +39,7 @@ static int signals = -1; /* a signalfd: nothing interrupts a system call */
 static sigset_t before;  /* the signal mask that the engine gets */
 static pid_t engine;     /* 0 while it does not run */
 static int ended;        /* its status as waitpid has it, once it has ended */
-static int told;         /* it was told to end, so its end is that of the container */
+static int stops;        /* it got a signal to end, so its end is that of the container */
 
 static void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -53,7 +53,7 @@ static void say(const char *format, ...)
 	va_end(args);
 	strcat(text, "\n");
 	if (write(STDERR_FILENO, text, strlen(text)) < 0)
-		return; /* nobody reads it */
+		return; /* no reader is left */
 }
 
 static int exit_code(int status)
@@ -85,7 +85,7 @@ static void take_signal(void)
 	int number = (int)info.ssi_signo, ends = number == SIGTERM || number == SIGINT || number == SIGQUIT;
 	if (number == SIGCHLD)
 		return;
-	told |= ends;
+	stops |= ends;
 	if (engine > 0)
 		kill(engine, number);
 	else if (ends)
@@ -309,7 +309,7 @@ int main(int count, char **words)
 		while (reap(), engine)
 			wait_for(-1, -1);
 		read_ends(found);
-		if (told || strcmp(known, found) == 0)
+		if (stops || strcmp(known, found) == 0)
 			return exit_code(ended);
 		say("the node has ended %s; it starts again when the node permits", command[0]);
 		while (reap())

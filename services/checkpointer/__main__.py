@@ -91,7 +91,13 @@ def main() -> None:
     try:
         command = helper_command(settings)
         allowed = comma_list(settings.park_allow)
-        host = open_host(settings.fake_driver, timeouts.settle(), allowed, fake_kubelet=settings.fake_kubelet)
+        host = open_host(
+            settings.fake_driver,
+            timeouts.settle(),
+            allowed,
+            fake_kubelet=settings.fake_kubelet,
+            seats_dir=settings.run_dir / "seats",
+        )
     except (ValueError, ExtraMissingError) as error:
         sys.stderr.write(f"kyb-checkpointer: {error}\n")
         raise SystemExit(2) from None

@@ -1,14 +1,19 @@
 """The processes of a seat: those in the control group of its container in its pod, and no others.
 
 ``containerd://``, ``cri-o://`` and ``docker://`` ids are looked for in /proc/<pid>/cgroup together with the pod's UID.
-``process://<pid>``, reported by the fake kubelet, means a process, its descendants and its process group.
+``process://<pid>``, reported by the fake kubelet, means a process, its descendants and its process group. ``kyb-run``,
+the first process of a container that starts its engine again, is none of them: where it is alone, no process is left.
+It is known by its program's name, which any process may have: that it holds no memory, the driver has to show.
 """
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kybernate.cgroups import Cgroup, Cgroups
 from kybernate.messages import SeatTarget
+from kybernate.run import PROGRAM
+from kybernate.seat import container_of
 from services.checkpointer.processes import ProcessIdentity, group, identify, tree
 
 RUNTIMES = ("containerd", "cri-o", "docker")
@@ -39,10 +44,40 @@ class Containers:
     """By (container, pod); a container never moves."""
 
     def find(self, target: SeatTarget) -> SeatContainer | None:
-        """The container of a seat; None if it has no process. Raises UnknownContainerError, HiddenProcessesError."""
+        """The container of a seat; None if it has no process, or kyb-run only. Raises UnknownContainerError,
+        HiddenProcessesError."""
+        container = self._container(target)
+        if container is None or self._alone(container):
+            return None
+        return container
+
+    def keeper(self, target: SeatTarget) -> ProcessIdentity | None:
+        """``kyb-run``, if it is the first process of the seat's container. Raises as ``find``."""
+        container = self._container(target)
+        return container.root if container is not None and self._is_keeper(container.root) else None
+
+    def _alone(self, container: SeatContainer) -> bool:
+        """True if its first process is kyb-run and the only one."""
+        if not self._is_keeper(container.root):
+            return False
+        cgroup = container.cgroup
+        found = (
+            tree(container.root, self.cgroups.proc) if cgroup is None else self._identities(self.cgroups.pids(cgroup))
+        )
+        return not {*found} - {container.root}
+
+    def _is_keeper(self, root: ProcessIdentity) -> bool:
+        try:
+            program = os.readlink(self.cgroups.proc / str(root.pid) / "exe")
+        except OSError:
+            return False
+        return os.path.basename(program.removesuffix(" (deleted)")) == PROGRAM
+
+    def _container(self, target: SeatTarget) -> SeatContainer | None:
+        """The container of a seat, whatever process it has."""
         if not target.container_id:
             return None  # its container was never started
-        scheme, _, name = target.container_id.partition("://")
+        scheme, _, name = container_of(target.container_id).partition("://")
         if self.fake_kubelet and scheme == "process" and name.isdigit():
             root = identify(int(name), self.cgroups.proc)
             return None if root is None else SeatContainer(root, None)
@@ -63,7 +98,7 @@ class Containers:
     def processes(
         self, target: SeatTarget, root: ProcessIdentity | None, *, strays: bool = False
     ) -> list[ProcessIdentity]:
-        """All processes of the seat's container now, parents first; empty if there is none.
+        """All processes of the seat's container now but kyb-run, parents first; empty if there is none.
 
         ``root``: its first process as last known, since the pid of ``process://<pid>`` may have been reused.
         ``strays``: also search all of /proc for members of its process group whose parents are gone.
@@ -72,13 +107,19 @@ class Containers:
             container = self.find(target)
             if container is None or container.cgroup is None:
                 return []
-            return sorted(self._identities(self.cgroups.pids(container.cgroup)), key=lambda who: (who.start, who.pid))
+            found = sorted(self._identities(self.cgroups.pids(container.cgroup)), key=lambda who: (who.start, who.pid))
+            return self._without_keeper(found)
         if root is None:
             return []
         found = tree(root, self.cgroups.proc)
         if not strays or (not found and identify(root.pid, self.cgroups.proc) is not None):  # the pid was reused
-            return found
-        return found + [one for one in group(root.pid, None, self.cgroups.proc) if one not in found]
+            return self._without_keeper(found)
+        strange = [one for one in group(root.pid, None, self.cgroups.proc) if one not in found]
+        return self._without_keeper(found + strange)
+
+    def _without_keeper(self, found: list[ProcessIdentity]) -> list[ProcessIdentity]:
+        """The first process is left out if it is kyb-run."""
+        return found[1:] if found and self._is_keeper(found[0]) else found
 
     def own(self, container: SeatContainer, among: Iterable[int]) -> list[ProcessIdentity]:
         """Those of the pids ``among`` that belong to the container."""

@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from kybernate.gpus import GpuError, Gpus
 from kybernate.logs import OnceLogger
+from kybernate.seat import container_of
 from services.gpu_manager.core.inputs import ForeignProcess, ForeignProcessesSeen
 
 PROC = Path("/proc")
@@ -99,10 +100,11 @@ class GpuProcesses:
 
     def _home(self, pid: int, containers: tuple[str, ...], stat: Callable[[int], list[str]]) -> str | None:
         """The container that the process is in; None: in none of these."""
-        processes = {int(number): one for one in containers if (number := one.removeprefix(_PROCESS)).isdecimal()}
+        ids = {container_of(one): one for one in containers}
+        processes = {int(number): one for key, one in ids.items() if (number := key.removeprefix(_PROCESS)).isdecimal()}
         line = _ancestors(pid, stat) if processes else []
         found = next((processes[one] for one in line if one in processes), None)
-        identities = {one.rpartition("/")[2]: one for one in containers if one not in processes.values()}
+        identities = {key.rpartition("/")[2]: one for key, one in ids.items() if one not in processes.values()}
         groups = self._read(pid, "cgroup") if identities and found is None else ""
         return found or next((one for identity, one in identities.items() if identity and identity in groups), None)
 

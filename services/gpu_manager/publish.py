@@ -271,7 +271,8 @@ class GateFiles:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             data = _read(folder / "call.json") or {}
             since, until = UnixTime(float(str(data["since"]))), UnixTime(float(str(data["until"])))
-            call = StartCall(str(data["call"]), since, until, anywhere=data.get("anywhere") is True)
+            inside, anywhere = (data.get(name) is True for name in ("inside", "anywhere"))
+            call = StartCall(str(data["call"]), since, until, inside, anywhere)
             if (_read(folder / "ticket.taken.json") or {}).get("call") == call.call:
                 call = None
         if time.time_ns() - changed > CHANGE_NS:  # else another change may have the same time
@@ -293,8 +294,8 @@ class GateFiles:
                         age = time.monotonic() - float(str(data["given"]))
                     call, pod_uid, epoch = str(data["call"]), str(data["pod_uid"]), int(str(data["epoch"]))
                     vram_bytes = int(str(data.get("vram_bytes", 0)))
-                    group = str(data.get("group", ""))
-                    found.append(SeatTicket(seat, call, pod_uid, epoch, max(0.0, age), vram_bytes, group))
+                    container, group = str(data.get("container", "")), str(data.get("group", ""))
+                    found.append(SeatTicket(seat, call, pod_uid, epoch, max(0.0, age), vram_bytes, container, group))
                     break
         return tuple(found)
 
@@ -316,6 +317,7 @@ class GateFiles:
                 "pod_uid": ticket.pod_uid,
                 "epoch": ticket.epoch,
                 "vram_bytes": ticket.vram_bytes,
+                "container": ticket.container,
                 "given": time.monotonic(),
                 "group": ticket.group,
             },

@@ -1,8 +1,8 @@
 """The start gate for kyb-run, which starts an engine again in a container that runs: a socket in each seat folder.
 
 Lines of text, since kyb-run reads no JSON. It sends ``start``; the answer is ``set NAME=VALUE`` for each variable that
-this start has in another way than its container, then ``start``; or ``wait`` and why there is no ticket yet. Whoever
-can connect has the seat folder mounted: it is in the seat's container, and can start only what that may start.
+this start has in another way than its container, then ``start``; or ``wait`` and why there is no ticket yet. A
+process that can connect has the seat folder mounted: it is in the seat's container, and can start only what that may.
 """
 
 import asyncio

@@ -115,6 +115,27 @@ def test_processes_of_another_pid_namespace_are_an_error_and_not_an_empty_contai
         m.containers.find(target())
 
 
+@VERSIONS
+def test_kyb_run_is_no_process_of_its_container_and_another_process_of_its_name_is(
+    tmp_path: Path, version: int
+) -> None:
+    m = machine(tmp_path, version)
+    m.process(50, SCOPE, start=10)
+    (m.proc / "50" / "exe").symlink_to("/kyb/kyb-run (deleted)")
+    containers, keeper = m.containers, ProcessIdentity(pid=50, start=10)
+    assert containers.find(target()) is None, "kyb-run alone is no engine"
+    assert containers.keeper(target()) == keeper
+    m.process(60, SCOPE, start=20)
+    (m.proc / "60" / "exe").symlink_to("/kyb/kyb-run")
+    found = containers.find(target(f"containerd://{CONTAINER}#call-2"))
+    assert found is not None, "a start inside a container is in that container"
+    assert found.root == keeper
+    assert containers.processes(target(), None) == [ProcessIdentity(pid=60, start=20)]
+    (m.proc / "50" / "exe").unlink()
+    assert containers.keeper(target()) is None
+    assert len(containers.processes(target(), None)) == 2
+
+
 def test_a_seat_whose_container_never_started_has_no_process(tmp_path: Path) -> None:
     assert machine(tmp_path, 2).containers.find(target("")) is None
 

@@ -185,10 +185,14 @@ class Node:
         thread: str = "",
         environment: dict[str, str] | None = None,
         visible: tuple[int, ...] = (),
+        by: tuple[str, ...] = (),
     ) -> Engine:
-        """Start an engine and wait until it holds its memory. ``marks``: what its processes tell the fake driver about
-        themselves; ``library``: a file that they map; ``attached``: number of further processes without memory;
-        ``thread``: name of a thread; ``visible``: GPUs in its container, its own if none is named."""
+        """Start an engine and wait until it holds its memory.
+
+        ``marks``: what its processes tell the fake driver about themselves; ``library``: a file that they map;
+        ``attached``: number of further processes without memory; ``thread``: name of a thread; ``visible``: GPUs in its
+        container, its own if none is named; ``by``: the command that runs it, as its first process.
+        """
         uuids = tuple(self.gpus[index] for index in gpus)
         share = str(gib * GIB // len(gpus) // processes)
         if self.kind == "fake":
@@ -204,6 +208,7 @@ class Node:
             **(environment or {}),
         }
         process = await asyncio.create_subprocess_exec(
+            *by,
             sys.executable,
             "-c",
             *command,
@@ -377,7 +382,7 @@ async def checkpointer(
         pool = await stack.enter_async_context(HelperPool(node.helper_command, node.folder / "state" / "helpers"))
         own = await stack.enter_async_context(MemoryBus.connect(node.server))
         managers = await stack.enter_async_context(MemoryBus.connect(node.server))
-        host = open_host(node.socket, waits.settle(), fake_kubelet=True)
+        host = open_host(node.socket, waits.settle(), fake_kubelet=True, seats_dir=node.folder / "seats")
         host.allowed = host.allowed if allowed is None else allowed
         http = await stack.enter_async_context(open_engines(node.keys))
         backends = open_backends(pool, waits, host, margin_bytes, fake=node.kind == "fake", http=http, self_tests=tests)

@@ -52,6 +52,64 @@ def test_a_manifest_that_was_made_a_seat_comes_back_as_it_was(name: str) -> None
     assert (after != before, offboard(after)) == (True, (before, ()))
 
 
+LLAMA, TRT, VLLM = "ghcr.io/ggml-org/llama.cpp", "nvcr.io/nvidia/tensorrt-llm/release:1.0.0", "vllm/vllm-openai:v0.10.2"
+GGUF = ("-m", "/models/qwen.gguf", "--alias", "qwen", "--port", "8080")
+SERVE = ("serve", "Qwen/Qwen3-8B", "--host", "0.0.0.0")
+OFFLOAD = ("--model", "qwen", "--kv-offloading-size", "16")
+RESTARTED = [
+    (deployment(f"{LLAMA}:server-cuda", *GGUF), ["/app/llama-server"]),
+    (deployment(f"{LLAMA}:server", "-hf", "ggml-org/gemma-3-4b-it-GGUF", "-a", "gemma"), ["/app/llama-server"]),
+    (deployment(f"{LLAMA}:server-cuda-b6000", *GGUF, command=("/app/llama-server",)), ["/app/llama-server"]),
+    (deployment("registry.local/llama-server:7", *GGUF, command=("llama-server",)), ["llama-server"]),
+    (deployment("ubuntu:24.04", command=("llama-server", *GGUF)), ["llama-server", *GGUF]),
+    (deployment(TRT, "trtllm-serve", *SERVE), ["/opt/nvidia/nvidia_entrypoint.sh"]),
+    (deployment(TRT, command=("trtllm-serve", *SERVE)), ["trtllm-serve", *SERVE]),
+    (deployment(TRT, *SERVE, command=("trtllm-serve",)), ["trtllm-serve"]),
+    (deployment(VLLM, *OFFLOAD, command=("vllm", "serve")), ["vllm", "serve"]),
+    (
+        deployment(VLLM, *OFFLOAD, command=("python3", "-m", "vllm.entrypoints.openai.api_server")),
+        ["python3", "-m", "vllm.entrypoints.openai.api_server"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "program"), RESTARTED)
+def test_an_engine_that_a_restart_parks_gets_kyb_run_in_front_and_loses_it_again(
+    before: Json, program: list[str]
+) -> None:
+    done = onboard(before)
+    assert done.backend == "restart"
+    assert container(done.manifest)["command"] == ["/kyb/kyb-run", "--", *program]
+    assert container(done.manifest).get("args") == container(before).get("args"), "its arguments stay"
+    assert any("kubelet counts no restart" in note for note in done.notes)
+    assert offboard(done.manifest) == (before, ())
+
+
+def test_kyb_run_that_is_in_front_already_stays_alone() -> None:
+    before = deployment(f"{LLAMA}:server", *GGUF, command=("/kyb/kyb-run", "--", "/app/llama-server"))
+    done = onboard(before)
+    assert container(done.manifest)["command"] == ["/kyb/kyb-run", "--", "/app/llama-server"]
+    assert offboard(done.manifest) == (before, ())
+
+
+@pytest.mark.parametrize(
+    "before", [deployment("registry.local/llama-server:7", *GGUF), deployment(VLLM, *OFFLOAD)], ids=["image", "vllm"]
+)
+def test_an_entrypoint_that_is_not_known_is_asked_for_with_what_it_costs(before: Json) -> None:
+    done = onboard(before)
+    assert "command" not in container(done.manifest)
+    (note,) = [note for note in done.notes if "is not known" in note]
+    assert "command: [/kyb/kyb-run, --, …]" in note
+    assert "crashLoopBackOff.maxContainerRestartPeriod" in note
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_engine_with_a_sleep_of_its_own_is_started_as_before(name: str) -> None:
+    before = example(name)
+    after = onboard(before, MODELS[name]).manifest
+    assert container(after).get("command") == container(before).get("command")
+
+
 def test_vllm_sleeps_in_dev_mode() -> None:
     done = onboard(example("vllm"))
     engine = container(done.manifest)

@@ -204,10 +204,10 @@ class World:
     def look(self) -> list[object]:
         return self.receive(PodsSeen(self.owners()))
 
-    def call(self, seat: str) -> list[object]:
-        """Kubelet asks the start gate for this seat."""
+    def call(self, seat: str, *, inside: bool = False) -> list[object]:
+        """Kubelet asks the start gate for this seat, or kyb-run from ``inside`` its container."""
         self.started += 1
-        self.calls[seat] = StartCall(f"call-{self.started}", self.now.unix, self.now.unix + 25)
+        self.calls[seat] = StartCall(f"call-{self.started}", self.now.unix, self.now.unix + 25, inside)
         return self.receive(StartCalls(dict(self.calls)))
 
     def start(self, seat: str) -> None:

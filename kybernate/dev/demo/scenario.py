@@ -40,6 +40,8 @@ from kybernate.policy import Policy
 
 HOT = ("hot-a", "hot-b", "hot-c")
 COLD = ("cold-a", "cold-b", "cold-c")
+KYB_RUN = ("/kyb/kyb-run", "--")
+"""In front of the engines of groups of several GPUs: what the driver does not move ends, and starts on the other."""
 HOT_SIZES = {"hot-group": 1, "hot-pair": 2, "hot-quad": 4}
 """GPUs of each group, by scenario."""
 SIZES = {"small-a": "12GiB", "small-b": "18GiB", "middle-a": "24GiB", "middle-b": "30GiB", "large": "44GiB"}
@@ -270,7 +272,7 @@ def build_options(which: DemoScenario, demo: Demo, folder: Path, speed: float) -
     seats = workload.TraceLayout((tuple(SIZES),), len(SIZES)) if packed else _hot(HOT_SIZES[which])
     config, pods = folder / "config.yaml", folder / "pods.yaml"
     config.write_text(workload.config_yaml(seats, policy=POLICY, packed=packed))
-    pods.write_text(workload.pods_yaml(seats, demo.driver, SIZES))
+    pods.write_text(workload.pods_yaml(seats, demo.driver, SIZES, () if packed or seats.size == 1 else KYB_RUN))
     gpus = seats.size * len(seats.groups)
     settings = {
         "router": {"KYB_HOLD_SECONDS": str(HOLD_MODEL_SECONDS)},

@@ -176,12 +176,18 @@ def config_yaml(layout: TraceLayout, *, packed: bool = False, policy: str = "") 
 
 
 def pods_yaml(
-    layout: TraceLayout, driver: Literal["fake", "stub"] = "fake", vram: Mapping[str, str] = MappingProxyType({})
+    layout: TraceLayout,
+    driver: Literal["fake", "stub"] = "fake",
+    vram: Mapping[str, str] = MappingProxyType({}),
+    front: Sequence[str] = (),
 ) -> str:
     """One pod per model, in the order of the seats, for a stack with this driver. ``vram``: of models, where it is not
-    ``VRAM_GIB`` on each GPU."""
+    ``VRAM_GIB`` on each GPU. ``front``: begins the command of each."""
     names, usual = _pod_names(layout.models), f"{VRAM_GIB * layout.size}GiB"
-    pods = (_pod(names[model], model, driver, vram.get(model, usual), layout.resource) for model in layout.models)
+    pods = [_pod(names[model], model, driver, vram.get(model, usual), layout.resource) for model in layout.models]
+    for pod in pods:
+        container = pod["spec"]["containers"][0]
+        container["command"] = [*front, *container["command"]]
     return yaml.safe_dump_all(pods, sort_keys=False)
 
 

@@ -111,9 +111,17 @@ class DriverBackend:
         elif seen == {ProcessState.CHECKPOINTED} and not listed & pids:
             ending.outcome, ending.reason, ending.host_bytes = "parked", "", seat.vram_bytes
             ending.gpus = seat.memory_on
-        elif seen <= {ProcessState.GONE} and not self.host.living(seat):
+        elif seen <= {ProcessState.GONE} and not await self.living(seat):
             ending.outcome, ending.reason = "gone", ""
         return ending
+
+    async def living(self, seat: SeatProcesses) -> bool:
+        """True while a process of its container lives, or one that is named kyb-run holds memory. Raises
+        StepFailedError."""
+        if self.host.living(seat):
+            return True
+        keeper = self.host.keeper(seat)
+        return keeper is not None and any(u.holds and u.pid == keeper.pid for u in await self.calls.processes("ask"))
 
     def host_bytes(self, seat: SeatProcesses) -> int | None:
         """By the control group of its container."""

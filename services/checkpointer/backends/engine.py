@@ -222,7 +222,7 @@ class EngineBackend(ReadingsBackend):
         """Its state now. An engine without record that does not answer yet, or has loaded nothing, is active."""
         ending = Ending("gone", vram_bytes=seat.vram_bytes)
         try:
-            if not self.host.living(seat):
+            if not await self.living(seat):
                 return ending
             holds, asleep = await self._holds(seat), await self._asleep(seat)
             found = verdict(asleep, holds) if seat.parked_on or asleep else "active"

@@ -45,6 +45,7 @@ class Discovery:
         except (UnknownContainerError, HiddenProcessesError) as error:
             raise DriverUnreadableError(str(error)) from error
         if container is None:
+            await self._holds_nothing(target, group)
             raise NoProcessError(f"container {target.container_id} has no process")
         try:
             return await self._find(target, group, epoch, container)
@@ -54,6 +55,17 @@ class Discovery:
             return await self._find(target, group, epoch, container)
         except StepFailedError as error:
             raise DriverUnreadableError(error.text) from error
+
+    async def _holds_nothing(self, target: SeatTarget, group: str) -> None:
+        """No process lives in the container but perhaps kyb-run. Raises DriverUnreadableError unless the driver shows
+        that it is no engine of that name."""
+        keeper = self.host.containers.keeper(target)
+        try:
+            uses = [] if keeper is None else await self.calls.processes(group)
+        except StepFailedError as error:
+            raise DriverUnreadableError(error.text) from error
+        if keeper is not None and any(use.pid == keeper.pid and use.holds for use in uses):
+            raise DriverUnreadableError(f"pid {keeper.pid} is named kyb-run and holds GPU memory; delete its pod")
 
     async def observe(self, seat: SeatProcesses, key: str) -> tuple[list[ProcessState], bool]:
         """(state of each member, True if any process of the seat is stopped).

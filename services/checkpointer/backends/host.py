@@ -3,10 +3,13 @@
 import contextlib
 import os
 import stat
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kybernate import files
 from kybernate.cgroups import PROC, Cgroup, HiddenProcessesError, read
+from kybernate.logs import get_logger
 from kybernate.node.host_memory import open_host_memory
 from services.checkpointer.backends.driver_calls import StepFailedError
 from services.checkpointer.backends.port import SeatProcesses
@@ -119,6 +122,8 @@ class Host:
     """Allowances of the node (``Allowance``)."""
     machine: str = "x86_64"
     """As ``uname -m`` names it; a fake machine is none that the driver does not support."""
+    seats_dir: Path | None = None
+    """Host folder of the seat folders; None: no seat is ended from here."""
     device_nodes: bool = True
     """False on a fake machine, whose GPUs have no device nodes."""
 
@@ -151,6 +156,25 @@ class Host:
             raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
         return found + [m.who for m in seat.members if m.who not in found and alive(m.who)]
 
+    def keeper(self, seat: SeatProcesses) -> ProcessIdentity | None:
+        """``kyb-run`` of the seat's container, if it has one. Raises StepFailedError."""
+        try:
+            return self.containers.keeper(seat.target)
+        except (UnknownContainerError, HiddenProcessesError) as error:
+            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+
+    def announce_end(self, seat: SeatProcesses) -> None:
+        """Tell kyb-run that the node ends what it runs now, so that the container goes on. It compares the text with
+        that at its start. Where it cannot be written, the container ends too, and kubelet starts it again."""
+        if self.seats_dir is None:
+            return
+        try:
+            text = f"{seat.epoch} {time.time_ns()}\n"
+            files.replace(self.seats_dir / seat.target.seat / "ends", text, durable=False, mode=0o644)
+        except OSError as error:
+            meaning = "its container ends too, and kubelet starts it again"
+            get_logger().warning("seat.end_not_announced", seat=seat.target.seat, reason=str(error), meaning=meaning)
+
 
 def open_host(
     fake_driver: Path | None,
@@ -158,6 +182,7 @@ def open_host(
     allowed: frozenset[str] = frozenset(),
     *,
     fake_kubelet: bool = False,
+    seats_dir: Path | None = None,
 ) -> Host:
     """This machine, or with ``fake_driver`` (the daemon's socket) the fake one. Raises ExtraMissingError.
 
@@ -168,10 +193,10 @@ def open_host(
     freezer = Freezer(containers.cgroups, freeze_seconds)
     if fake_driver is None:
         headroom = Headroom(open_host_memory(None), containers.cgroups)
-        return Host(containers, freezer, headroom, allowed=allowed, machine=os.uname().machine)
+        return Host(containers, freezer, headroom, allowed=allowed, machine=os.uname().machine, seats_dir=seats_dir)
     together = {Allowance.SEVERAL_GPUS, Allowance.SEVERAL_PROCESSES}
     headroom = Headroom(open_host_memory(fake_driver), None)
-    return Host(containers, freezer, headroom, allowed=allowed | together, device_nodes=False)
+    return Host(containers, freezer, headroom, allowed=allowed | together, seats_dir=seats_dir, device_nodes=False)
 
 
 def _is_cuda_thread(name: str) -> bool:

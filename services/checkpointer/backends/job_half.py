@@ -232,6 +232,8 @@ class JobHalf:
     async def _kill(self) -> int:
         """SIGKILL all, children first, until none exists or is listed and their memory is free. Returns the number.
 
+        ``kyb-run`` reads of it before, and lives on, unless memory is held that only it may hold.
+
         Their time counts from the first signal on, and only a look that began after it ends the wait: each reading may
         take as long itself, where the driver hangs or this process gets no CPU.
         """
@@ -241,6 +243,8 @@ class JobHalf:
         with contextlib.suppress(StepFailedError):  # kill anyway
             before = await self._unaccounted()
         killed: set[ProcessIdentity] = set()
+        if (keeper := self.host.keeper(self.seat)) is not None:
+            self.host.announce_end(self.seat)
         began = time.monotonic()
         while living := {*self.host.living(self.seat, strays=True), *(one for one in killed if alive(one))}:
             try:
@@ -261,8 +265,12 @@ class JobHalf:
             began = time.monotonic()
         deadline = min(deadline, began + seconds)
         ours = {process.pid for process in killed} | {member.who.pid for member in self.seat.members}
+        ours |= set() if keeper is None else {keeper.pid}
         while held := await self._still_held(ours, before):
-            if began > deadline:
+            if keeper is not None and (began > deadline or keeper.pid in await self._holding()):
+                killed |= {keeper} if send(keeper, signal.SIGKILL) else set()
+                keeper, deadline = None, time.monotonic() + seconds
+            elif began > deadline:
                 raise StepFailedError(StepTrouble.REFUSED, held)
             await asyncio.sleep(POLL_SECONDS)
             began = time.monotonic()
@@ -273,9 +281,13 @@ class JobHalf:
         seat = self.seat
         return unaccounted(*await self.calls.usage(seat.group, seat.reach))
 
+    async def _holding(self) -> set[int]:
+        """The processes that the driver lists with memory."""
+        return {use.pid for use in await self.calls.processes(self.seat.group) if use.holds}
+
     async def _still_held(self, ours: set[int], before: dict[str, int]) -> str:
         """The reason why GPU memory of the killed processes is not free yet; empty if it is."""
-        if still := ours & {use.pid for use in await self.calls.processes(self.seat.group) if use.holds}:
+        if still := ours & await self._holding():
             return f"pids {sorted(still)} ended but still hold GPU memory; see the kernel log, restart the machine"
         allowed = _UNACCOUNTED_BYTES + int(_UNACCOUNTED_SHARE * self.seat.vram_bytes)
         for gpu, size in (await self._unaccounted()).items():

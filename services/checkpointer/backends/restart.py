@@ -1,8 +1,8 @@
-"""Parking by a restart of the container: the floor for engines that nothing else can park.
+"""Parking by a restart of the engine: the floor for engines that nothing else can park.
 
 A park ends the processes of the container and proves that their VRAM is free: no copy, no residue, no rule to refuse
-it. Kubelet starts the container again, and the start gate holds it until the manager gives a ticket: the activation is
-a cold start, whose time the manager learns as that of any start.
+it. ``kyb-run`` starts the engine again, or without it kubelet the container; the start gate holds it until the manager
+gives a ticket: the activation is a cold start, whose time the manager learns as that of any start.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class RestartBackend(ReadingsBackend):
     async def state(self, seat: SeatProcesses) -> Ending:
         """``active`` with the GPUs that it uses while a process of the container lives, else ``gone``."""
         try:
-            if not self.host.living(seat):
+            if not await self.living(seat):
                 return Ending("gone", vram_bytes=seat.vram_bytes)
             return await self.located(seat, Ending("active", vram_bytes=seat.vram_bytes))
         except StepFailedError as error:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from kybernate.messages import JobReply, ReleaseJob, SeatActivated, SeatProgress
-from kybernate.seat import SeatState
+from kybernate.seat import SeatState, container_of
 from kybernate.topology import Group
 from services.gpu_manager.core import arbiter, decisions, switch, view
 from services.gpu_manager.core.facts import Process, Ticket, Trigger
@@ -142,7 +142,7 @@ def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
     container_id = pod.container_id or ""
     if seat.facts.unlisted:
         seat.learn(unlisted=False)
-    if container_id == seat.durable.container_id or seat.state is S.LOST:  # (1)
+    if container_id == container_of(seat.durable.container_id) or seat.state is S.LOST:  # (1)
         return
     node.unaccounted.pop(seat.id, None)
     if seat.state is S.RELEASING:  # (2)
@@ -207,17 +207,23 @@ def on_start_calls(node: NodeState, calls: dict[str, StartCall], now: Now) -> No
 def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     """A call for a seat that has its lease means that its container exited or never started, unless kubelet gave the
     seat to another pod while the previous one may still run. The second read of the pods began after the call, and
-    shows which it is."""
+    shows which it is. A call from inside says nothing about the seat's processes."""
     if not seat.calls(now):
         return
     if seat.gate.called is None:
         seat.gate.called = now.wall
-    if seat.gate.confirmed >= 2:
+    call = seat.gate.call
+    inside = call is not None and call.inside
+    if inside and not (seat.pod is not None and seat.pod.running and seat.pod.container_id):
+        return  # the pods lag behind
+    if seat.gate.confirmed >= 2 and not inside:
         node.unaccounted.pop(seat.id, None)  # an earlier start of its container is over
     ran = seat.facts.alive and seat.state in HAS_PROCESS
     if (ran or seat.state is S.STARTING) and seat.gate.confirmed < 2:
         return
     if ran and seat.facts.unlisted:
+        return
+    if ran and inside:  # the word of a container ends nothing: the checkpointer is asked
         return
     if ran:
         _exit(node, seat, "its container is started again", now)
@@ -308,6 +314,9 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
         same = progress.container_id == seat.target().container_id
         if same and seat.facts.unlocated:
             _locate(node, seat, progress, now)
+        if same and seat.starts_inside:
+            _on_start_inside(node, seat, progress, now)
+            continue
         if seat.state in (S.RELEASING, S.LOST):
             if same and progress.outcome == "gone":  # not the late end of a container before
                 seat.learn(process=Process.NONE)
@@ -319,6 +328,18 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
             _on_late_start(node, seat, progress, now)
         elif seat.state is S.QUARANTINED and progress.outcome in _clears(node, seat):
             _clear_quarantine(node, seat, progress, now)
+
+
+def _on_start_inside(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
+    """What the checkpointer has of a start by kyb-run: its ticket is used once a process lives, and open for as long as
+    a start may take, whether or not the checkpointer answers."""
+    if progress.outcome not in ("gone", "started"):
+        seat.begins(seat.durable.container_id, seat.durable.restarts)
+    elif progress.outcome == "gone" and now.wall > seat.gate.ticket_given + START_DEADLINE_SECONDS:
+        if seat.state is S.STARTING:
+            node.transition(seat, T.NO_PROCESS, now, reason="kyb-run did not start its engine")
+        else:
+            seat.learn(ticket=Ticket.NONE)
 
 
 def _on_late_start(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
@@ -403,7 +424,7 @@ def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     until = node.unaccounted.get(seat.id)
     if until is not None and until < (now.wall if seat.pod is None else min(now.wall, seat.pod_seen)):  # (4)
         del node.unaccounted[seat.id]
-    if seat.state is S.STARTING and not seat.facts.alive:  # (1)
+    if seat.state is S.STARTING and not (seat.facts.alive or seat.starts_inside):  # (1)
         if min(now.wall, seat.pod_seen) > seat.entered_wall + START_DEADLINE_SECONDS:
             reason = f"no process came within {START_DEADLINE_SECONDS:.0f} s of the ticket"
             node.transition(seat, T.NO_PROCESS, now, reason=reason)
@@ -423,7 +444,8 @@ def _ticket_may_start(seat: ManagedSeat, now: Now) -> bool:
     runtime may be about to start its container. The end of an heir proves nothing about the pod that took the ticket.
     """
     ended = seat.pod_ends and seat.pod_misses >= 2 and seat.facts.ticket is not Ticket.FORMER
-    return seat.facts.waits and not ended and now.wall <= seat.gate.ticket_given + START_DEADLINE_SECONDS
+    in_time = now.wall <= seat.gate.ticket_given + START_DEADLINE_SECONDS
+    return seat.facts.waits and not ended and (in_time or seat.starts_inside)
 
 
 def _free(node: NodeState, seat: ManagedSeat, now: Now) -> ManagedSeat:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from kybernate.policy import Decision, GroupView, Park, Stay, Switch
 from kybernate.policy.view import How
-from kybernate.seat import SeatState
+from kybernate.seat import SeatState, start_inside
 from kybernate.topology import Group
 from services.gpu_manager.core import decisions, view, ways
 from services.gpu_manager.core import switch as switches
@@ -137,6 +137,8 @@ def give_ticket(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> N
     epoch = node.next_epoch(now)
     call, gate.call = gate.call, None
     seat.durable.ticket, gate.ticket_given, gate.ticket_call = call.call, now.wall, call.since
+    if call.inside:
+        seat.durable.container_id = start_inside(pod.container_id or "", call.call)
     if seat.state is S.WAITING:
         away = group.name != seat.home.name
         seat.heads_to, seat.heads_until = group.name if away else "", WallTime(0.0)
@@ -148,7 +150,8 @@ def give_ticket(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> N
     else:
         seat.learn(ticket=Ticket.OPEN, process=Process.NONE)
         seat.epoch, seat.entered_wall = epoch, now.wall
-    node.effects.append(StartTicket(seat.id, call.call, pod.uid, epoch, pod.vram_bytes, seat.heads_to))
+    container = seat.durable.container_id if call.inside else ""
+    node.effects.append(StartTicket(seat.id, call.call, pod.uid, epoch, pod.vram_bytes, container, seat.heads_to))
 
 
 def _evict(

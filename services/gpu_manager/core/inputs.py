@@ -106,6 +106,8 @@ class StartCall:
     since: UnixTime
     until: UnixTime
     """The plugin ends the call then."""
+    inside: bool = False
+    """Not kubelet waits, but kyb-run in the container that runs. That its engine has ended, only evidence shows."""
     anywhere: bool = False
     """The start may happen on any group of the seat's pool."""
 
@@ -184,6 +186,8 @@ class SeatTicket:
     age_seconds: float
     vram_bytes: int = 0
     """As the pod declared when it got the ticket; 0: nothing, or the ticket of a manager that did not write it."""
+    container: str = ""
+    """As in StartTicket."""
     group: str = ""
     """Where the start happens; empty: at the seat's home."""
 
@@ -258,6 +262,8 @@ class StartTicket:
     epoch: int
     vram_bytes: int = 0
     """As its pod declares; 0: nothing."""
+    container: str = ""
+    """The id of a start inside a container that runs; empty: a container starts."""
     group: str = ""
     """Where it starts; empty: at its seat's home."""
 

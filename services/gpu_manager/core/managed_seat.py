@@ -14,7 +14,7 @@ from kybernate.config import STANDARD, Tier
 from kybernate.cuda import FREED_SHARE
 from kybernate.engines import ENGINE_BACKENDS, RESTART, SIGNED, next_backend
 from kybernate.messages import SeatProgress, SeatTarget
-from kybernate.seat import COMING, SeatState
+from kybernate.seat import COMING, SeatState, start_inside
 from kybernate.topology import Group
 from services.gpu_manager.core.facts import Facts, Process, Ticket
 from services.gpu_manager.core.inputs import ModelTime, Now, StartCall, UnixTime, WallTime
@@ -261,6 +261,12 @@ class ManagedSeat:
         elif self.state is SeatState.ACTIVE:
             self.usage.wanted_since = None
         return before
+
+    @property
+    def starts_inside(self) -> bool:
+        """kyb-run has a ticket for a start in its container, and nothing has shown a process of it yet."""
+        mine = start_inside(self.durable.container_id, self.durable.ticket) == self.durable.container_id
+        return self.facts.waits and not self.facts.alive and mine
 
     def yields_group(self, now: Now) -> bool:
         """True while its failed activations keep it from taking the group again before others."""

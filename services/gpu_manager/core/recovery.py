@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobReply, JobStatus, KillJob, ReleaseJob, SeatProgress
-from kybernate.seat import COMING, SeatState
+from kybernate.seat import COMING, SeatState, container_of
 from kybernate.topology import Group
 from services.gpu_manager.core import switch, view
 from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Ticket
@@ -59,7 +59,7 @@ class Evidence:
     def fresh(self) -> bool:
         """The pods show a container that the ledger does not know: it was started with a ticket."""
         known = self.entry.durable.container_id if self.entry is not None else self.pod.container_id
-        return self.pod.running and self.pod.container_id != known
+        return self.pod.running and (self.pod.container_id or "") != container_of(known or "")
 
     @property
     def state(self) -> SeatState:
@@ -165,9 +165,7 @@ def ask(node: NodeState, begun: RecoveryBegun, now: Now) -> None:
     entries = {entry.seat: entry for entry in begun.ledger.seats}
     targets = []
     for seat, pod, entry in _owned(node, begun.owners, entries):
-        running = pod.container_id if pod.running else None
-        container_id = running or (entry.durable.container_id if entry else "")
-        if container_id:
+        if container_id := _present(pod, entry):
             known = node.unowned_seat(seat.id, seat.home)
             node.own(known, pod)
             known.durable.container_id = container_id
@@ -179,6 +177,13 @@ def ask(node: NodeState, begun: RecoveryBegun, now: Now) -> None:
     epoch = node.next_epoch(now)
     question = AskJobs(cause="recovery", node=node.name, epoch=epoch, targets=tuple(targets), gpus=tuple(gpus))
     node.effects.append(question)
+
+
+def _present(pod: SeatPod, entry: LedgerEntry | None) -> str:
+    """The container that the pods show running, with the start inside it that the ledger has; else the ledger's."""
+    known = entry.durable.container_id if entry is not None else ""
+    shown = (pod.container_id or "") if pod.running else ""
+    return known if container_of(known) == shown or not shown else shown
 
 
 def _kept_on(gpu: str, entry: LedgerEntry) -> int:
@@ -285,7 +290,7 @@ def with_tickets(
         known = entries.get(ticket.seat)
         if known is None or known.pod_uid != ticket.pod_uid:
             known = LedgerEntry(seat=ticket.seat, state=S.STARTING, epoch=0, lease=True, pod="", pod_uid=ticket.pod_uid)
-        container = ended.get((ticket.seat, ticket.pod_uid), known.durable.container_id)
+        container = ticket.container or ended.get((ticket.seat, ticket.pod_uid), known.durable.container_id)
         durable = replace(known.durable, ticket=ticket.call, container_id=container)
         durable.vram_bytes = durable.vram_bytes or ticket.vram_bytes
         now = {"state": S.STARTING, "lease": True, "seen_running": False, "epoch": ticket.epoch}
@@ -354,7 +359,7 @@ def _recover_seat(
     starts, and gets its first context, at home; the ledger tells nothing about the place of a younger one, and of one
     that was being moved. (3) What the ledger has learned of it; of the container before nothing about memory.
     """
-    asked = pod.container_id if pod.running else entry.durable.container_id if entry is not None else ""
+    asked = _present(pod, entry)
     evidence = Evidence(pod, entry, seen if seen is not None and seen.container_id == asked else None)
     facts, reason = evidence.facts()  # (1)
     starts, fresh = not facts.alive or facts.state is S.STARTING, evidence.fresh

@@ -400,7 +400,7 @@ def engine_probes(node: NodeState) -> list[EngineProbe]:
     """Questions to engines that the state waits for: is it healthy, does it still compute."""
     probes = []
     for seat in node.seats.values():
-        if seat.state is S.STARTING and seat.facts.alive:
+        if seat.state is S.STARTING and (seat.facts.alive or seat.starts_inside):
             probes += _probe(seat, idle=False, since=WallTime(0.0))
     for switch in node.switches.values():
         since = switch.drain.quiet
@@ -417,7 +417,8 @@ def _probe(seat: ManagedSeat, *, idle: bool, since: WallTime) -> list[EngineProb
 def checkpointer_questions(node: NodeState, now: Now, sent_before: WallTime) -> list[AskJobs]:
     """Questions to the checkpointer: jobs sent before this instant, and processes that should be gone or fine again.
 
-    Also processes of a seat for which kubelet calls at the gate, and of one that has been starting for long.
+    Also processes of a seat for which a start waits at the gate, of one that has been starting for long, and of one
+    that kyb-run starts.
 
     One question per seat: a process that hangs makes its own answer slow, and must not delay the others.
     """
@@ -425,7 +426,7 @@ def checkpointer_questions(node: NodeState, now: Now, sent_before: WallTime) -> 
     jobs = [switch for switch in node.switches.values() if switch.job.journaled]
     late = [switch.op for switch in jobs if switch.job.sent is None or switch.job.sent < sent_before]
     seats = node.seats.values()
-    dying = [seat for seat in seats if seat.state in (S.RELEASING, S.LOST) and seat.facts.alive]
+    dying = [s for s in seats if s.state in (S.RELEASING, S.LOST) and (s.facts.alive or s.starts_inside)]
     unclear = [seat for seat in seats if seat.state is S.QUARANTINED or seat.facts.unlisted or _doubtful(seat, now)]
     unclear = dying + [seat for seat in unclear if seat not in dying]
     questions = [question.model_copy(update={"ops": tuple(late)})] if late else []
@@ -435,7 +436,9 @@ def checkpointer_questions(node: NodeState, now: Now, sent_before: WallTime) -> 
 def _doubtful(seat: ManagedSeat, now: Now) -> bool:
     """True if the process of a seat may have ended, or may be frozen, although nothing has shown it."""
     if not seat.facts.alive:
-        return False
+        return seat.starts_inside
+    if (call := seat.gate.call) is not None and call.inside:
+        return True
     if seat.state is S.STARTING:
         since = now.wall - seat.entered_wall
         return since >= LATE_START_SECONDS and since % LATE_START_ASK_SECONDS < 1.0

@@ -1,0 +1,238 @@
+"""Seats whose engine kyb-run starts again inside its container: the container says nothing, evidence decides."""
+
+from dataclasses import replace
+
+import pytest
+
+from kybernate.messages import JobReply, SeatProgress
+from kybernate.messages.jobs import Outcome
+from kybernate.seat import SeatState as S
+from kybernate.seat import container_of, start_inside
+from services.gpu_manager.core import view
+from services.gpu_manager.core.inputs import JobsReported, StartCalls, StartTicket, WallTime
+from services.gpu_manager.core.managed_seat import START_DEADLINE_SECONDS
+from services.gpu_manager.ledger import Ledger
+from tests.manager.test_recovery import restart
+from tests.manager.world import World
+
+
+def report(world: World, seat: str, outcome: Outcome, container: str = "") -> None:
+    """The checkpointer's answer about the present start, or about another one."""
+    target = world.managed(seat).target()
+    progress = SeatProgress(
+        seat=seat, pod_uid=target.pod_uid, container_id=container or target.container_id, outcome=outcome
+    )
+    world.receive(JobsReported(JobReply(accepted=True, seats=(progress,))))
+
+
+def taken(world: World, seat: str) -> StartTicket:
+    """kyb-run takes its ticket."""
+    ticket = next(e for e in reversed(world.effects) if isinstance(e, StartTicket) and e.seat == seat)
+    assert world.calls.pop(seat).call == ticket.call
+    world.receive(StartCalls(dict(world.calls)))
+    return ticket
+
+
+def asked(world: World, seat: str) -> bool:
+    """The checkpointer is asked about the seat."""
+    questions = view.checkpointer_questions(world.node, world.now, WallTime(0.0))
+    return any(target.seat == seat for question in questions for target in question.targets)
+
+
+def probed(world: World, seat: str) -> bool:
+    return any(probe.seat == seat for probe in view.engine_probes(world.node))
+
+
+@pytest.fixture
+def waits(world: World) -> World:
+    """Models a and b of backend restart on one group: b is active, a is parked, and its kyb-run waits at the gate."""
+    a, b = world.fill("a", "b", backend="restart")
+    world.call(a, inside=True)
+    report(world, a, "gone")
+    world.look()
+    assert (world.state(a), world.state(b)) == (S.WAITING, S.ACTIVE)
+    return world
+
+
+@pytest.fixture
+def starts(waits: World) -> World:
+    """b is parked for a, which has its ticket."""
+    a, b = waits.seat(0, 0), waits.seat(0, 1)
+    waits.traffic(a, waiting=1)
+    for _ in range(20):
+        waits.tick(1.0)
+        waits.beat()
+    waits.quiet(b)
+    waits.finish()
+    waits.traffic(a)
+    assert (waits.state(a), waits.state(b)) == (S.STARTING, S.PARKED)
+    ticket = taken(waits, a)
+    pod = waits.pods[a]
+    assert ticket.container == start_inside(pod.container_id or "", ticket.call)
+    assert waits.managed(a).durable.container_id == ticket.container
+    return waits
+
+
+@pytest.mark.parametrize("reads", [1, 5])
+def test_a_call_from_inside_ends_nothing_and_has_the_checkpointer_asked(world: World, reads: int) -> None:
+    """A container may say what it likes: its engine may run."""
+    a, b = world.fill("a", "b", backend="restart")
+    for seat, state in ((a, S.PARKED), (b, S.ACTIVE)):
+        world.call(seat, inside=True)
+        for _ in range(reads):
+            world.look()
+        assert (world.state(seat), asked(world, seat)) == (state, True)
+    report(world, b, "active")
+    assert world.state(b) is S.ACTIVE
+    report(world, b, "gone")
+    assert world.state(b) is not S.ACTIVE
+    assert not world.managed(b).lease
+
+
+def test_a_call_from_inside_counts_only_in_a_container_that_runs(waits: World) -> None:
+    a = waits.seat(0, 0)
+    waits.exit(a)
+    before = len(waits.effects)
+    waits.call(a, inside=True)
+    for _ in range(3):
+        waits.look()
+    assert not any(isinstance(effect, StartTicket) for effect in waits.effects[before:])
+
+
+def test_an_engine_that_kyb_run_starts_serves_in_the_container_that_runs(starts: World) -> None:
+    a = starts.seat(0, 0)
+    assert probed(starts, a), "its health is asked at once"
+    assert asked(starts, a)
+    container = starts.pods[a].container_id
+    starts.look()
+    assert starts.state(a) is S.STARTING, "the pods show the container as before"
+    report(starts, a, "active")
+    assert starts.managed(a).facts.alive
+    starts.healthy(a)
+    assert starts.state(a) is S.ACTIVE
+    assert container_of(starts.managed(a).durable.container_id) == container
+    starts.look()
+    assert starts.state(a) is S.ACTIVE
+
+
+def test_a_health_check_may_come_before_the_checkpointers_answer(starts: World) -> None:
+    a = starts.seat(0, 0)
+    starts.healthy(a)
+    assert (starts.state(a), starts.managed(a).facts.alive, starts.managed(a).facts.waits) == (S.ACTIVE, True, False)
+
+
+def test_a_ticket_of_kyb_run_is_not_over_before_it_may_have_started(starts: World) -> None:
+    """No process yet: it may be about to start one. Late answers about the start before say nothing."""
+    a = starts.seat(0, 0)
+    report(starts, a, "gone")
+    report(starts, a, "gone", container=starts.pods[a].container_id or "")
+    starts.look()
+    assert (starts.state(a), starts.managed(a).lease) == (S.STARTING, True)
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_start_that_does_not_come_ends_by_evidence_only(starts: World, answers: bool) -> None:
+    """While the checkpointer is silent its engine may load unseen."""
+    a = starts.seat(0, 0)
+    starts.tick(START_DEADLINE_SECONDS + 1)
+    starts.look()
+    starts.tick(1.0)
+    assert (starts.state(a), starts.managed(a).lease) == (S.STARTING, True)
+    if answers:
+        report(starts, a, "gone")
+    assert starts.managed(a).lease is not answers
+
+
+def test_kyb_run_whose_answer_was_lost_gets_another_ticket_and_keeps_the_lease(starts: World) -> None:
+    a = starts.seat(0, 0)
+    first = starts.managed(a).durable.container_id
+    starts.call(a, inside=True)
+    starts.look()
+    starts.look()
+    second = taken(starts, a).container
+    assert second != first
+    assert (starts.state(a), starts.managed(a).lease) == (S.STARTING, True)
+    report(starts, a, "active", container=first)
+    assert not starts.managed(a).facts.alive, "an answer about the start before"
+
+
+def test_a_crash_of_the_engine_ends_its_container_and_is_kubelets(starts: World) -> None:
+    a = starts.seat(0, 0)
+    report(starts, a, "active")
+    starts.healthy(a)
+    starts.exit(a)
+    assert (starts.state(a), starts.managed(a).lease) == (S.BACKOFF, False)
+
+
+def test_a_container_that_ends_with_a_ticket_of_kyb_run_frees_the_group(starts: World) -> None:
+    a = starts.seat(0, 0)
+    starts.tick(2.0)
+    starts.pods[a] = replace(starts.pods[a], running=False, exit_code=1, exited=float(starts.now.unix))
+    starts.look()
+    assert (starts.state(a), starts.managed(a).lease) == (S.BACKOFF, False)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_pod_that_is_deleted_while_kyb_run_starts_holds_its_gpus_until_evidence_shows_nothing(
+    starts: World, seen: bool
+) -> None:
+    """Its engine may run for as long as its grace lasts, longer than a start may take."""
+    a = starts.seat(0, 0)
+    starts.pods[a] = replace(starts.pods[a], deleting=True)
+    starts.look()
+    assert (starts.state(a), asked(starts, a)) == (S.RELEASING, True)
+    if seen:
+        report(starts, a, "active")
+    starts.tick(START_DEADLINE_SECONDS + 60)
+    starts.look()
+    starts.tick(1.0)
+    assert starts.managed(a).lease
+    report(starts, a, "gone")
+    starts.tick(1.0)
+    assert not starts.managed(a).lease
+
+
+# --- restarts of the manager ------------------------------------------------------------------------------------------
+
+
+def test_a_manager_that_restarts_while_kyb_run_waits_finds_it_waiting(waits: World) -> None:
+    """The pods show a container that runs, and the driver nothing."""
+    a = waits.seat(0, 0)
+    restart(waits, a="gone")
+    waits.call(a, inside=True)
+    waits.look()
+    waits.look()
+    assert (waits.state(a), waits.state(waits.seat(0, 1))) == (S.WAITING, S.ACTIVE)
+
+
+@pytest.mark.parametrize(("driver", "alive"), [("gone", False), ("active", True)])
+def test_a_manager_that_restarts_while_kyb_run_starts_keeps_its_lease(starts: World, driver: str, alive: bool) -> None:
+    a = starts.seat(0, 0)
+    before = starts.managed(a).durable.container_id
+    restart(starts, a=driver, b="gone")
+    assert (starts.state(a), starts.managed(a).facts.alive) == (S.STARTING, alive)
+    assert starts.managed(a).durable.container_id == before
+    assert probed(starts, a)
+    starts.look()
+    starts.healthy(a)
+    assert (starts.state(a), starts.managed(a).facts.waits) == (S.ACTIVE, False)
+
+
+def test_a_manager_that_restarts_while_it_serves_knows_the_start_inside(starts: World) -> None:
+    a = starts.seat(0, 0)
+    starts.healthy(a)
+    before = starts.managed(a).durable.container_id
+    restart(starts, b="gone")
+    assert (starts.state(a), starts.managed(a).durable.container_id) == (S.ACTIVE, before)
+    starts.look()
+    assert starts.state(a) is S.ACTIVE
+
+
+def test_a_manager_without_its_ledger_takes_what_runs_inside_for_what_it_is(starts: World) -> None:
+    a = starts.seat(0, 0)
+    starts.healthy(a)
+    restart(starts, ledger=Ledger(), b="gone", gpus={"a": starts.managed(a).group.uuids})
+    assert starts.managed(a).lease
+    assert starts.state(a) is S.ACTIVE
+    report(starts, a, "gone")
+    assert not starts.managed(a).lease

@@ -1,0 +1,349 @@
+"""kyb-run as a process, built with sanitizers: what it passes on, when it stays, when it starts its engine again."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from kybernate.run import FLAGS, SOURCE, install
+from tests.until import until
+
+SH = ("/bin/sh", "-c")
+SLEEPS = (*SH, "echo up; exec sleep 1000")
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("run") / "kyb-run"
+    checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
+    flags = [flag for flag in FLAGS if flag not in ("-static", "-s")]
+    subprocess.run(["cc", *flags, *checks, "-o", str(target), str(SOURCE)], check=True, timeout=120)
+    return target
+
+
+@dataclass
+class Gate:
+    """The node's side: answers in turn, each to one question; without one the caller waits."""
+
+    folder: Path
+    answers: list[str] = field(default_factory=list)
+    asked: int = 0
+    _server: asyncio.Server | None = None
+    _new: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, self.folder / "gate.sock")
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self.answer("wait the test is over\n")
+            await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            assert await reader.readline() == b"start\n"
+            self.asked += 1
+            while not self.answers:
+                self._new.clear()
+                await self._new.wait()
+            writer.write(self.answers.pop(0).encode())
+        writer.close()
+
+    def answer(self, text: str) -> None:
+        self.answers.append(text)
+        self._new.set()
+
+    def ends(self, text: str) -> None:
+        """The node announces that it ends the engine."""
+        (self.folder / "ends").write_text(text)
+
+
+@pytest.fixture
+async def gate(tmp_path: Path) -> AsyncIterator[Gate]:
+    folder = tmp_path / "seat"
+    folder.mkdir()
+    gate = Gate(folder)
+    yield gate
+    await gate.close()
+
+
+@dataclass
+class Run:
+    """One kyb-run and what it runs."""
+
+    process: asyncio.subprocess.Process
+    out: Path
+
+    @property
+    def text(self) -> str:
+        return self.out.read_text(errors="replace")
+
+    def children(self) -> list[int]:
+        file = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in file.read_text().split()]
+
+    async def engine(self, starts: int = 1) -> int:
+        """The pid of the engine, once it has said ``up`` so often."""
+        await until(lambda: self.text.count("up\n") >= starts, what=f"start {starts}", saw=lambda: self.text)
+        await until(lambda: len(self.children()) == 1, what="one child", saw=self.children)
+        return self.children()[0]
+
+    async def code(self) -> int:
+        return await asyncio.wait_for(self.process.wait(), 20)
+
+
+@asynccontextmanager
+async def running(
+    program: Path, gate: Gate | None, *command: str, env: dict[str, str] | None = None
+) -> AsyncIterator[Run]:
+    own = {"PATH": os.environ["PATH"], "ASAN_OPTIONS": "detect_leaks=0"}
+    own |= {} if gate is None else {"KYB_SEAT_DIR": str(gate.folder)}
+    out = (gate.folder.parent if gate is not None else program.parent) / f"out-{os.urandom(4).hex()}"
+    with out.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            str(program), "--", *command, env=own | (env or {}), stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield Run(process, out)
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def parked(gate: Gate, run: Run, *, starts: int = 1, text: str = "1\n") -> None:
+    """The node ends the engine, and kyb-run asks for a start."""
+    engine, asked = await run.engine(starts), gate.asked
+    gate.ends(text)
+    os.kill(engine, signal.SIGKILL)
+    await until(lambda: gate.asked > asked, what="kyb-run asks at the gate", saw=lambda: run.text)
+
+
+# --- what it passes on ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seat", [True, False])
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("true",), 0),
+        ((*SH, "exit 7"), 7),
+        ((*SH, "kill -KILL $$"), 137),
+        ((*SH, "kill -SEGV $$"), 139),
+        (("no-such-program",), 127),
+        (("/etc/passwd",), 126),
+    ],
+)
+async def test_an_engine_that_ends_by_itself_ends_the_container_with_its_code(
+    program: Path, gate: Gate, command: tuple[str, ...], code: int, seat: bool
+) -> None:
+    gate.ends("of an earlier park\n")
+    async with running(program, gate if seat else None, *command) as run:
+        assert await run.code() == code
+    assert gate.asked == 0
+
+
+async def test_without_a_command_it_says_how_it_is_called(program: Path) -> None:
+    done = await asyncio.create_subprocess_exec(str(program), "--", stderr=subprocess.PIPE)
+    _, text = await done.communicate()
+    assert (done.returncode, text.decode()) == (64, "kyb-run: no command: kyb-run -- COMMAND [ARGUMENT ...]\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGWINCH])
+async def test_signals_reach_the_engine_and_its_own_end_counts(
+    program: Path, gate: Gate, number: signal.Signals
+) -> None:
+    script = f"trap 'sleep 0.2; echo bye; exit 5' {number.name[3:]}; echo up; while :; do sleep 0.05; done"
+    async with running(program, gate, *SH, script) as run:
+        await until(lambda: "up" in run.text, what="the trap is set")
+        run.process.send_signal(number)
+        assert await run.code() == 5
+        assert run.text.endswith("bye\n"), "it had its grace"
+
+
+async def test_an_engine_that_was_told_to_end_is_not_started_again(program: Path, gate: Gate) -> None:
+    """Its pod is being deleted: kubelet sends one SIGTERM only."""
+    async with running(program, gate, *SLEEPS) as run:
+        await run.engine()
+        gate.ends("1\n")
+        run.process.send_signal(signal.SIGTERM)
+        assert await run.code() == 128 + signal.SIGTERM
+    assert gate.asked == 0
+
+
+async def test_a_megabyte_of_output_arrives_as_a_whole(program: Path, gate: Gate) -> None:
+    async with running(program, gate, *SH, "head -c 1048576 /dev/zero | tr '\\0' x; echo; echo end >&2") as run:
+        assert await run.code() == 0
+    assert run.text == "x" * 2**20 + "\nend\n"
+
+
+async def test_the_engine_gets_no_descriptor_and_no_blocked_signal(program: Path, gate: Gate) -> None:
+    await gate.open()
+    look = (
+        "import json, os, signal; "
+        "print(json.dumps([sorted(os.listdir('/proc/self/fd')), len(signal.pthread_sigmask(0, ()))]), 'up', sep='\\n', "
+        "flush=True); signal.pause()"
+    )
+    async with running(program, gate, sys.executable, "-S", "-c", look) as run:
+        await parked(gate, run)
+        gate.answer("start\n")
+        await run.engine(2)
+        found = [json.loads(line) for line in run.text.splitlines() if line.startswith("[")]
+    assert found == [[["0", "1", "2", "3"], 0]] * 2, "3 is the folder that is listed"
+
+
+async def test_orphans_are_collected(program: Path, gate: Gate) -> None:
+    async with running(program, gate, *SH, "(sh -c 'sleep 0.1 & sleep 0.1 &' &); echo up; exec sleep 1000") as run:
+        await until(lambda: "up" in run.text, what="the engine is up")
+        await until(lambda: len(run.children()) == 1, what="only the engine is left", saw=run.children)
+
+
+async def test_the_engine_ends_with_it(program: Path, gate: Gate) -> None:
+    async with running(program, gate, *SLEEPS) as run:
+        engine = await run.engine()
+        run.process.kill()
+        await run.process.wait()
+        await until(lambda: not Path(f"/proc/{engine}").exists(), what="the kernel ends the engine")
+
+
+# --- parks ------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_engine_that_the_node_ends_is_started_again_when_the_gate_permits(program: Path, gate: Gate) -> None:
+    await gate.open()
+    async with running(program, gate, *SLEEPS) as run:
+        for number in range(1, 4):
+            await parked(gate, run, starts=number, text=f"{number}\n")
+            assert run.children() == []
+            gate.answer("start\n")
+            await run.engine(number + 1)
+    assert gate.asked == 3
+
+
+async def test_a_crash_after_a_park_ends_the_container(program: Path, gate: Gate) -> None:
+    """The announcement of the park before is stale: an OOM kill is no park."""
+    await gate.open()
+    async with running(program, gate, *SLEEPS) as run:
+        await parked(gate, run)
+        gate.answer("start\n")
+        os.kill(await run.engine(2), signal.SIGKILL)
+        assert await run.code() == 137
+    assert gate.asked == 1
+
+
+async def test_a_loop_of_crashes_is_kubelets(program: Path, gate: Gate) -> None:
+    await gate.open()
+    gate.ends("of an earlier park\n")
+    for _ in range(3):
+        async with running(program, gate, *SH, "exit 3") as run:
+            assert await run.code() == 3
+    assert gate.asked == 0
+
+
+async def test_it_asks_only_once_nothing_that_the_engine_started_lives(program: Path, gate: Gate) -> None:
+    await gate.open()
+    async with running(program, gate, *SH, "sleep 1000 & echo up; wait") as run:
+        await until(lambda: "up" in run.text, what="the engine is up")
+        (engine,) = run.children()
+        gate.ends("1\n")
+        os.kill(engine, signal.SIGKILL)
+        await until(lambda: run.children() not in ([], [engine]), what="its child is left", saw=run.children)
+        await asyncio.sleep(0.3)
+        assert gate.asked == 0
+        os.kill(run.children()[0], signal.SIGKILL)
+        await until(lambda: gate.asked == 1, what="kyb-run asks at the gate")
+
+
+async def test_sigterm_at_the_gate_ends_it_at_once(program: Path, gate: Gate) -> None:
+    await gate.open()
+    async with running(program, gate, *SLEEPS) as run:
+        await parked(gate, run)
+        run.process.send_signal(signal.SIGTERM)
+        assert await run.code() == 128 + signal.SIGTERM
+
+
+async def test_it_waits_for_a_gate_that_is_away(program: Path, gate: Gate) -> None:
+    async with running(program, gate, *SLEEPS) as run:
+        engine = await run.engine()
+        gate.ends("1\n")
+        os.kill(engine, signal.SIGKILL)
+        await until(lambda: "the start gate: No such file" in run.text, what="it says so", saw=lambda: run.text)
+        await asyncio.sleep(0.5)
+        assert run.text.count("the start gate") == 1, "once"
+        gate.answer("start\n")
+        await gate.open()
+        await run.engine(2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("wait group G0 is held by b\n", "group G0 is held by b"),
+        ("", "its answer is not complete"),
+        ("start", "its answer is not complete"),
+        ("set A=1\n", "its answer is not complete"),
+        ("start\nset A=1\n", "its answer is not complete"),
+        ("x" * 100_000 + "\nstart\n", "its answer is not complete"),
+    ],
+    ids=["refused", "cut-off", "cut-off-last", "no-start", "start-not-last", "too-long"],
+)
+async def test_what_is_no_permission_starts_nothing(program: Path, gate: Gate, answer: str, said: str) -> None:
+    await gate.open()
+    async with running(program, gate, *SLEEPS) as run:
+        await parked(gate, run)
+        gate.answer(answer)
+        await until(lambda: gate.asked == 2, what="it asks again")
+        assert run.children() == []
+        assert f"the start gate: {said}\n" in run.text
+        gate.answer("start\n")
+        await run.engine(2)
+
+
+async def test_only_the_variables_of_the_answer_change_and_only_for_that_start(program: Path, gate: Gate) -> None:
+    await gate.open()
+    look = "import json, os, signal; print(json.dumps(dict(os.environ)), 'up', sep='\\n', flush=True); signal.pause()"
+    own = {"KYB_GPU_GROUP": "G0", "KYB_GPU_GROUP_OLD": "kept", "EMPTY": "", "LINES": "a b"}
+    async with running(program, gate, sys.executable, "-S", "-c", look, env=own) as run:
+        await parked(gate, run)
+        gate.answer("set KYB_GPU_GROUP=G1\nset KYB_GPU_INDICES=1,2=3\nset =bad\nset bad\nstart\n")
+        await parked(gate, run, starts=2, text="2\n")
+        gate.answer("start\n")
+        await run.engine(3)
+        first, moved, home = [json.loads(line) for line in run.text.splitlines() if line.startswith("{")]
+    assert moved == first | {"KYB_GPU_GROUP": "G1", "KYB_GPU_INDICES": "1,2=3"}
+    assert home == first
+
+
+# --- what ships -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(tmp_path_factory.mktemp("bin"))
+
+
+async def test_the_program_is_static_small_and_takes_little_memory(shipped: Path, gate: Gate) -> None:
+    assert b".interp" not in shipped.read_bytes(), "static: it needs nothing of the engine's image"
+    assert shipped.stat().st_size < 1_000_000
+    assert shipped.stat().st_mode & 0o777 == 0o755
+    async with running(shipped, gate, *SLEEPS) as run:
+        await run.engine()
+        status = Path(f"/proc/{run.process.pid}/status").read_text()
+        (resident,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+        assert resident < 1024
+
+
+def test_a_program_that_is_there_is_left_alone(shipped: Path) -> None:
+    before = shipped.stat()
+    assert install(shipped.parent) == shipped
+    assert shipped.stat().st_mtime_ns >= before.st_mtime_ns
