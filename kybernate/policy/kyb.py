@@ -340,11 +340,12 @@ def _at_least(mean: float, most: int) -> float:
 
 def _better_at_home(view: GroupView, guest: SeatView) -> bool:
     """Rule 1: a seat of another group whose own group makes room for it at less cost than a move; if that has not
-    begun in this time, it comes. Before a move that takes longer than a park and its activation at home it has waited
-    for the difference: what it could have waited for in vain is then no more than what it pays. An operator's wish
-    does not wait."""
+    begun in this time, it comes. A seat that loses its copy by the move takes a free slot only, and has waited
+    before for as long as the move takes longer than a park and an activation at home: what it could have waited for in
+    vain is then no more than what it pays. An operator's wish does not wait."""
     move, asked = guest.move_seconds or 0.0, guest.pinned or guest.wanted_seconds is not None
-    if not asked and (guest.wait_seconds or 0.0) < move - guest.park_seconds - guest.activate_seconds:
+    longer = move - guest.park_seconds - guest.activate_seconds
+    if guest.loses_copy and not asked and ((guest.wait_seconds or 0.0) < longer or free_slots(view) <= 0):
         return True
     home = next((peer for peer in view.peers if peer.group == guest.group), None)
     if home is None or home.frees_in is None or (guest.wait_seconds or 0.0) > home.frees_in + GRACE_SECONDS:

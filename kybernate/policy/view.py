@@ -42,6 +42,8 @@ class SeatView:
     """Learned duration of activating it."""
     move_seconds: float | None = None
     """What activating it on this view's group costs beyond ``activate_seconds``; None: it belongs here already."""
+    loses_copy: bool = False
+    """Activating it on this view's group ends its engine, which starts cold."""
     home_busy: bool = False
     """Only of a seat of another group: its own group has no slot for it now."""
     weight: float = 1.0
@@ -91,7 +93,7 @@ class PeerView:
 
     group: str
     rate: float
-    """Expected requests per second of its parked seats."""
+    """Expected requests per second of its parked seats, without those that would lose their copies by a move."""
     free: bool
     """It has room for each of them, or will have once the park under way ends, and no seat is on its way to it."""
     frees_in: float | None

@@ -333,13 +333,14 @@ def test_a_guest_whose_own_group_makes_room_for_less_than_a_move_stays_there(
 
 
 def test_a_guest_that_would_start_cold_waits_at_home_for_as_long_as_that_costs_more() -> None:
-    far = queue("far", 20.0, home_busy=True, move_seconds=30.0)
+    far = queue("far", 20.0, home_busy=True, move_seconds=30.0, loses_copy=True)
     need = 30.0 - far.park_seconds - far.activate_seconds
     for waited, comes in ((need - 0.1, False), (need + 0.1, True)):
         decision = BALANCED.decide(view(seat("a"), elsewhere=(replace(far, ages=(), oldest_wait_seconds=waited),)))
         assert (incoming(decision) == "far") is comes
+    assert incoming(BALANCED.decide(view(active("a"), elsewhere=(replace(far, oldest_wait_seconds=99.0),)))) is None
     assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(replace(far, wanted_seconds=0.0),)))) == "far"
-    gate = replace(far, state=S.WAITING, start_wait_seconds=0.0, move_seconds=0.0)
+    gate = replace(far, state=S.WAITING, start_wait_seconds=0.0, move_seconds=0.0, loses_copy=False)
     assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(gate,)))) == "far", "it starts in any case"
 
 

@@ -631,7 +631,7 @@ def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
             if guest.wait_seconds is not None:
                 guest = replace(guest, home_busy=_home_busy(node, seat, now))
             node.moved_views[seat.id] = guest
-        if seat.state is S.PARKED:
+        if seat.state is S.PARKED and not guest.loses_copy:
             parked[seat.group.name].append(guest)
         asks = guest.wait_seconds is not None and seat.id not in node.moves
         if asks and first(obstacles(node, seat, group, now, act="guest")) is None:

@@ -157,6 +157,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         park_seconds=costs.park_seconds,
         activate_seconds=seat.activate_seconds,
         move_seconds=None if on is None else move_seconds(node, seat),
+        loses_copy=on is not None and ways.starts_on(node, seat, on),
         weight=tier.weight,
         slo_seconds=tier.slo_seconds,
         service_seconds=ASSUMED_SERVICE_SECONDS if learned is None else learned.service.value,
