@@ -42,8 +42,6 @@ class SeatView:
     """Learned duration of activating it."""
     move_seconds: float | None = None
     """What activating it on this view's group costs beyond ``activate_seconds``; None: it belongs here already."""
-    loses_copy: bool = False
-    """Activating it on this view's group ends its engine, which starts cold."""
     home_busy: bool = False
     """Only of a seat of another group: its own group has no slot for it now."""
     weight: float = 1.0
@@ -61,6 +59,8 @@ class SeatView:
     vram_bytes: int = 0
     """Of each GPU's memory in ``GroupView.free_bytes``: what activating it takes, and parking it gives back."""
     model: str = ""
+    loses_copy: bool = False
+    """Activating it on this view's group ends its engine, which starts cold."""
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from kybernate.dev.demo import scenario
 from kybernate.dev.demo.report import agreement, build, show
 from kybernate.dev.demo.session import Demo
-from kybernate.dev.demo.simulated import Played, simulated, stretch
+from kybernate.dev.demo.simulated import Played, SwitchCosts, simulated, stretch
 from kybernate.dev.demo.watch import ObservedStep, ObservedSwitch
 from kybernate.dev.stack.options import check
 from kybernate.lab.traces import Arrival
@@ -251,3 +251,14 @@ def test_the_groups_of_several_gpus_are_one_pool_of_two(which: str, groups: list
     found = check(scenario.build_options(scenario.DemoScenario(which), Demo(), tmp_path, 24.0)).topology.groups
     assert [group.name for group in found] == groups
     assert [len(one) for one in peers(found).values()] == [1, 1]
+
+
+@pytest.mark.parametrize(("waking", "loses_copy", "move"), [(2.0, True, 10.0), (None, False, 0.0)])
+def test_a_move_by_a_restart_costs_what_a_start_takes_longer_than_what_brings_a_seat_back(
+    waking: float | None, loses_copy: bool, move: float
+) -> None:
+    """Without a sleep a seat starts in any case."""
+    woken = [] if waking is None else [ObservedStep("a", S.ACTIVATING, S.ACTIVE, waking)]
+    steps = (*woken, ObservedStep("c", S.STARTING, S.ACTIVE, 12.0), ObservedStep("b", S.PARKING, S.BACKOFF, 1.0))
+    costs = SwitchCosts(Played((), (), (), steps, 1.0))
+    assert (costs.loses_copy, costs.move_seconds, costs.park_seconds) == (loses_copy, move, 1.0)

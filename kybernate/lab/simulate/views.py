@@ -46,7 +46,8 @@ def _peer(world: RunState, group: SimulatedGroup) -> PeerView:
     """Another group of the pool, as the views of its peers have it. Its rate is as old as ``refresh_seconds`` allow."""
     now = world.now
     if group.rate_at is None or now - group.rate_at >= world.options.refresh_seconds:
-        group.rate, group.rate_at = sum([s.rates.at(now) for s in group.seats if s.state is SeatState.PARKED]), now
+        come = [] if world.scenario.loses_copy else group.seats
+        group.rate, group.rate_at = sum([s.rates.at(now) for s in come if s.state is SeatState.PARKED]), now
     operation = group.operation
     if group.paused_until > now:
         return PeerView(group.name, group.rate, False, None)
@@ -135,6 +136,8 @@ def seat_view(world: RunState, seat: SimulatedSeat, *, moving: bool = False) -> 
         seat.rates.slow.at(now),
         spec.stall_budget_seconds,
         spec.vram_bytes,
+        "",  # model
+        moving and world.scenario.loses_copy,
     )
 
 
