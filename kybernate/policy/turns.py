@@ -25,8 +25,8 @@ def contenders(view: GroupView) -> list[SeatView]:
 
 
 def guests(view: GroupView) -> list[SeatView]:
-    """Return seats of other groups with demand whose own group has no slot for them."""
-    return [seat for seat in view.elsewhere if seat.home_busy and seat.wait_seconds is not None]
+    """Return seats of other groups with demand whose own group has no slot for them, or that prefer this one."""
+    return [seat for seat in view.elsewhere if (seat.home_busy or seat.prefers) and seat.wait_seconds is not None]
 
 
 def free_slots(view: GroupView) -> int:

@@ -59,8 +59,12 @@ class SeatView:
     vram_bytes: int = 0
     """Of each GPU's memory in ``GroupView.free_bytes``: what activating it takes, and parking it gives back."""
     model: str = ""
+    prefers: bool = False
+    """Its pod names this view's group: it comes also while its own has a slot, and as a seat that belongs here."""
     loses_copy: bool = False
     """Activating it on this view's group ends its engine, which starts cold."""
+    waited_seconds: float = 0.0
+    """The longest wait before each of its visits since it came to its group, summed."""
 
     @property
     def name(self) -> str:

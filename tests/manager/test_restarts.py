@@ -106,6 +106,7 @@ def test_kubelets_call_of_the_same_seat_starts_at_home_only(world: World) -> Non
 def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) -> None:
     a, _ = busy_home(world)
     assert world.state(a) is S.PARKED
+    world.managed(a).usage.waited = 50.0
     world.traffic(a, waiting=2)
     assert world.managed(a).heads_to == "G23"
     dropped(world, a)
@@ -116,6 +117,7 @@ def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) 
     arrives(world, a)
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
     assert not world.managed(a).durable.spilled
+    assert world.managed(a).usage.waited == 0.0
     started, active = (next(e for e in world.events(a)[::-1] if e.state is state) for state in (S.STARTING, S.ACTIVE))
     assert {(e.came_from, e.group, e.way) for e in (started, active)} == {("G01", "G23", "restart")}
     assert started.reason == "from group G01, started here: 2x-37f07e.s00 waits"
@@ -215,8 +217,8 @@ def test_an_operator_moves_a_seat_by_a_restart_and_the_operation_is_done_once_it
     assert world.phases()[-1] == "done"
 
 
-def restart(world: World, ledger: Ledger, *tickets: SeatTicket) -> None:
-    """The manager starts again with this ledger; b serves, and of a the driver has nothing."""
+def restart(world: World, ledger: Ledger, *tickets: SeatTicket, parked: tuple[str, ...] = ()) -> None:
+    """The manager starts again with this ledger; b serves, these are parked, and of others the driver has nothing."""
     world.board = world.new_board()
     b = world.seat(0, 1)
     pod = world.pods[b]
@@ -224,7 +226,18 @@ def restart(world: World, ledger: Ledger, *tickets: SeatTicket) -> None:
         seat=b, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="active", gpus=("GPU-0", "GPU-1")
     )
     world.receive(BusChanged(True))
-    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, seats=(seen,)), tickets=tickets))
+    copies = tuple(
+        SeatProgress(
+            seat=one,
+            pod_uid=world.pods[one].uid,
+            container_id=world.pods[one].container_id or "",
+            outcome="parked",
+            gpus=("GPU-0", "GPU-1"),
+        )
+        for one in parked
+    )
+    reply = JobReply(accepted=True, seats=(seen, *copies))
+    world.receive(Recovered(world.owners(), ledger, reply, tickets=tickets))
 
 
 def away(world: World) -> str:
@@ -269,3 +282,64 @@ def test_a_ticket_that_the_ledger_does_not_know_names_its_group(world: World) ->
     assert (world.state(a), world.managed(a).facts.may_hold) == (S.QUARANTINED, True), (
         "a group of another configuration"
     )
+
+
+def test_a_pod_names_the_group_that_it_prefers(world: World) -> None:
+    a, _ = busy_home(world)
+    for value, there in (("G23", True), ("n1/G23", True), ("n2/G23", False), ("G01", False)):
+        world.annotate(a, **{"prefer-group": value})
+        assert world.managed(a).prefers(world.groups[1], "n1") is there
+
+
+@pytest.mark.parametrize("step", ["drops", "ended", "waits", "starts"])
+def test_a_manager_that_is_killed_at_any_step_of_a_move_leaves_the_seat_on_one_group(world: World, step: str) -> None:
+    a, b = busy_home(world)
+    world.traffic(a, waiting=2)
+    if step != "drops":
+        dropped(world, a)
+    if step in ("waits", "starts"):
+        world.traffic(a, waiting=0)  # nothing asks: it waits at the gate
+        call(world, a)
+        world.look()
+        world.look()
+    if step == "starts":
+        world.traffic(a, waiting=2)
+    before = world.state(a)
+    alive = before is S.PARKED
+    world.pods[a] = replace(world.pods[a], running=alive)
+    remembered = recovery.ledger(world.node, "")
+    world.effects.clear()
+    restart(world, remembered, parked=(a,) if alive else ())
+    seat = world.managed(a)
+    place = "G23" if step == "starts" else "G01"
+    then = S.BACKOFF if step == "waits" else before  # until the gate is asked again
+    assert (world.state(a), seat.group.name, seat.lease) == (then, place, step == "starts")
+    assert world.state(b) is S.ACTIVE
+    assert seat.copy_ends is alive, "the kill is sent again"
+    if alive:
+        world.traffic(a, waiting=2)
+        dropped(world, a)
+    world.traffic(b, in_flight=3)
+    world.traffic(a, waiting=2)
+    if step != "starts":
+        world.router("router-0")
+        call(world, a)
+        world.look()
+        world.look()
+        world.tick(5)
+        world.look()
+    assert tickets(world, a) in ([] if step == "starts" else ["G23"], ["G23"])
+    assert (world.state(a), seat.group.name) == (S.STARTING, "G23")
+
+
+def test_what_a_seat_has_waited_before_each_visit_is_summed() -> None:
+    world = World()
+    world.boot()
+    a, b = world.fill("a", "b")
+    for seat, oldest in ((a, 5.0), (b, 1.0), (a, 7.0)):
+        world.tick(10)
+        world.traffic(seat, waiting=1, oldest=oldest)
+        world.finish()
+        assert world.state(seat) is S.ACTIVE
+        world.traffic(seat, waiting=0)
+    assert world.managed(a).usage.waited == pytest.approx(12.0)

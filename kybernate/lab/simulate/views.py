@@ -137,7 +137,9 @@ def seat_view(world: RunState, seat: SimulatedSeat, *, moving: bool = False) -> 
         spec.stall_budget_seconds,
         spec.vram_bytes,
         "",  # model
+        False,  # prefers
         moving and world.scenario.loses_copy,
+        seat.waited,
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from kybernate.annotations import tier_problem
+from kybernate.annotations import PREFER_GROUP, tier_problem
 from kybernate.config import STANDARD, Tier
 from kybernate.cuda import FREED_SHARE
 from kybernate.engines import ENGINE_BACKENDS, RESTART, SIGNED, next_backend
@@ -146,6 +146,8 @@ class Usage:
     """An operator wants it active since then."""
     wanted_until: WallTime = WallTime(0.0)
     """That wish lapses."""
+    waited: float = 0.0
+    """Model seconds: the longest wait before each visit since it came to its group, summed."""
 
 
 @dataclass(slots=True)
@@ -241,6 +243,7 @@ class ManagedSeat:
         before, held = self.state, self.lease
         self.know(facts)
         if to is not None:
+            self.usage.waited = 0.0
             self.way, self.came_from = "map" if self.state in COMING else "restart", self.group.name
             self.parked_on, self.group = self.group if self.state in COMING else None, to
         elif self.state is SeatState.PARKED and before is SeatState.MIGRATING:
@@ -276,6 +279,11 @@ class ManagedSeat:
         """True while kubelet waits at the gate for this owner, and long enough to use a ticket."""
         call = self.gate.call
         return call is not None and not self.pod_misses and call.until > now.unix + LAST_MOMENT_SECONDS
+
+    def prefers(self, group: Group, node: str) -> bool:
+        """True for the group that its pod names (``kyb.ai/prefer-group``: ``group`` or ``node/group``)."""
+        named = self.pod.annotations.get(PREFER_GROUP, "") if self.pod is not None else ""
+        return named in (group.name, f"{node}/{group.name}")
 
     def refused(self) -> str:
         """Why its container can never start; empty when it can."""

@@ -157,6 +157,8 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         park_seconds=costs.park_seconds,
         activate_seconds=seat.activate_seconds,
         move_seconds=None if on is None else move_seconds(node, seat),
+        prefers=on is not None and seat.prefers(on, node.name),
+        waited_seconds=usage.waited,
         loses_copy=on is not None and ways.starts_on(node, seat, on),
         weight=tier.weight,
         slo_seconds=tier.slo_seconds,

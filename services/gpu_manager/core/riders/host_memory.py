@@ -145,7 +145,7 @@ class HostMemory(Rider):
         """
         durable = seat.durable
         if durable.spilled:
-            if seat.state is SeatState.PARKED and durable.host_taken_bytes and not seat.copy_ends:  # (4)
+            if seat.state is SeatState.PARKED and not seat.copy_ends:  # (4)
                 node.kill_copy(seat, node.next_epoch(now))
         elif seat.state in (SeatState.PARKED, SeatState.PARKING, *COMING):  # (1)
             durable.host_taken_bytes = durable.host_taken_bytes or needed_bytes(seat)
