@@ -33,6 +33,8 @@ class SeatRecord(BaseModel):
     group: str = ""
     """Group it runs on now."""
     home_group: str = ""
+    way: str = ""
+    """How it came to its group from another one (``SeatEvent.way``)."""
     """Group that its seat ID belongs to."""
     gpus: tuple[int, ...] = ()
     """Host indices of the group's GPUs."""

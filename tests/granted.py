@@ -15,9 +15,9 @@ AGAINST: list[str] = []
 """What happened against the list since it was cleared."""
 
 
-def _give_ticket(node: Any, seat: Any, now: Any) -> Obstacle | None:
+def _give_ticket(node: Any, seat: Any, group: Any, now: Any) -> Obstacle | None:
     act = "run" if seat.state is SeatState.WAITING else "ticket"
-    return first(obstacles.obstacles(node, seat, seat.group, now, act=act))
+    return first(obstacles.obstacles(node, seat, group, now, act=act))
 
 
 def _activate(node: Any, group: Any, incoming: Any, _: str, now: Any) -> Obstacle | None:

@@ -164,7 +164,8 @@ def _seat_line(seat: dict[str, Any], columns: tuple[str, ...], widths: list[int]
         if seat.get(key):
             text.append(f"  {seat[key]} {label}", "bold")
     if seat.get("home_group") and seat.get("group") and seat["home_group"] != seat["group"]:
-        text.append(f"  home {seat['home_group']}", "magenta")
+        by = f" (moved by {seat['way']})" if seat.get("way") else ""
+        text.append(f"  home {seat['home_group']}{by}", "magenta")
     if seat.get("pinned"):
         text.append("  pinned", "magenta")
     if seat.get("blocked") and seat["blocked"] != seat.get("drained"):

@@ -134,9 +134,13 @@ class Kyb:
         if late:
             first = min(late, key=lambda one: (-one.overdue, one.seat.seat))
             return first, f"{first}; it has waited beyond the cap of {self.cap_slos * first.seat.slo_seconds:g} s"
-        ranked = sorted(bids, key=lambda one: (-one.index / (self.guest_ratio if one.guest else 1.0), one.seat.seat))
+        ranked = sorted(bids, key=lambda one: (-one.index / self._ratio(one.seat), one.seat.seat))
         second = [f"; then {one.seat.name} with {one.requests}" for one in ranked[1:2]]
         return ranked[0], "".join([str(ranked[0]), *second])
+
+    def _ratio(self, seat: SeatView) -> float:
+        """By how much its index must be higher than that of a seat that belongs here."""
+        return 1.0 if seat.move_seconds is None or seat.prefers else self.guest_ratio
 
     def _busy(self, holder: SeatView, bids: list[Bid]) -> Stay | Switch:
         """Rules 3 and 5: whether a busy holder closes now."""
@@ -340,11 +344,23 @@ def _at_least(mean: float, most: int) -> float:
 
 def _better_at_home(view: GroupView, guest: SeatView) -> bool:
     """Rule 1: a seat of another group whose own group makes room for it at less cost than a move; if that has not
-    begun in this time, it comes."""
+    begun in this time, it comes. A seat that loses its copy by the move takes a free slot only, and has waited
+    there, over all its visits, for as long as the move takes longer than a park and an activation at home: what it
+    could have waited for in vain is then no more than what it pays. An operator's wish does not wait."""
+    move, asked = guest.move_seconds or 0.0, guest.pinned or guest.wanted_seconds is not None
+    longer = move - guest.park_seconds - guest.activate_seconds
+    waited = guest.waited_seconds + (guest.wait_seconds or 0.0)
+    if guest.loses_copy and not asked and (waited < longer or free_slots(view) <= 0):
+        return True
     home = next((peer for peer in view.peers if peer.group == guest.group), None)
-    if home is None or home.frees_in is None or (guest.wait_seconds or 0.0) > home.frees_in + GRACE_SECONDS:
+    if (
+        home is None
+        or guest.prefers
+        or home.frees_in is None
+        or (guest.wait_seconds or 0.0) > home.frees_in + GRACE_SECONDS
+    ):
         return False
-    return home.frees_in + home.lost_seconds / max(1, demand(guest)) < view.move_seconds
+    return home.frees_in + home.lost_seconds / max(1, demand(guest)) < move
 
 
 def _unused(holder: SeatView) -> float:

@@ -25,9 +25,8 @@ def contenders(view: GroupView) -> list[SeatView]:
 
 
 def guests(view: GroupView) -> list[SeatView]:
-    """Return parked seats of other groups with demand whose own group has no slot for them."""
-    parked = (seat for seat in view.elsewhere if seat.home_busy and seat.state is SeatState.PARKED)
-    return [seat for seat in parked if seat.wait_seconds is not None]
+    """Return seats of other groups with demand whose own group has no slot for them, or that prefer this one."""
+    return [seat for seat in view.elsewhere if (seat.home_busy or seat.prefers) and seat.wait_seconds is not None]
 
 
 def free_slots(view: GroupView) -> int:

@@ -59,6 +59,12 @@ class SeatView:
     vram_bytes: int = 0
     """Of each GPU's memory in ``GroupView.free_bytes``: what activating it takes, and parking it gives back."""
     model: str = ""
+    prefers: bool = False
+    """Its pod names this view's group: it comes also while its own has a slot, and as a seat that belongs here."""
+    loses_copy: bool = False
+    """Activating it on this view's group ends its engine, which starts cold."""
+    waited_seconds: float = 0.0
+    """The longest wait before each of its visits since it came to its group, summed."""
 
     @property
     def name(self) -> str:
@@ -91,7 +97,7 @@ class PeerView:
 
     group: str
     rate: float
-    """Expected requests per second of its parked seats."""
+    """Expected requests per second of its parked seats, without those that would lose their copies by a move."""
     free: bool
     """It has room for each of them, or will have once the park under way ends, and no seat is on its way to it."""
     frees_in: float | None
@@ -109,7 +115,7 @@ class GroupView:
     slots: int
     seats: tuple[SeatView, ...]
     elsewhere: tuple[SeatView, ...] = ()
-    """Parked seats of other groups of the pool that could be activated here: see ``move_seconds``."""
+    """Seats of other groups of the pool that could be activated here, or start here: see ``move_seconds``."""
     now: float = 0.0
     """Model time of this view; only differences mean anything."""
     hit_share: float | None = None
@@ -120,7 +126,7 @@ class GroupView:
     peers: tuple[PeerView, ...] = ()
     """The other groups of its pool."""
     move_seconds: float = 0.0
-    """What activating a seat on another group of the pool costs beyond activating it where it is."""
+    """What activating a parked seat of this group on another one of the pool costs beyond activating it here."""
 
     def holders(self) -> tuple[SeatView, ...]:
         """Seats that are active now."""

@@ -146,20 +146,19 @@ def overlaps(groups: Sequence[Members]) -> tuple[tuple[str, ...], ...]:
 def peers(groups: Sequence[Group]) -> dict[str, tuple[Group, ...]]:
     """Return by group name the groups to which its seats may move; none where the profile says ``rebalance: false``.
 
-    A seat parked on one GPU can be restored on another of the same model and memory. The driver restores only on the
-    same chip; only processes of a single GPU survive it (NCCL keeps the old PCI address); MIG cannot be checkpointed.
-    The plugin gives containers the device nodes for moves, the manager decides on them: both use this function.
+    Alike groups of one profile, of any size: what was parked on one can be restored on the other. MIG cannot be
+    checkpointed. The plugin gives containers the device nodes for moves, the manager decides on them: both use this.
     """
     return {group.name: tuple(other for other in groups if _exchanges(group, other)) for group in groups}
 
 
 def _exchanges(group: Group, other: Group) -> bool:
-    if group.name == other.name or group.profile.name != other.profile.name or not group.profile.rebalance:
+    if group.profile.name != other.profile.name or not group.profile.rebalance:
         return False
-    if len(group.gpus) != 1 or len(other.gpus) != 1 or group.is_mig or other.is_mig:
+    if group.is_mig or other.is_mig or not {*group.uuids}.isdisjoint(other.uuids):
         return False
-    mine, theirs = group.gpus[0], other.gpus[0]
-    return mine.uuid != theirs.uuid and (mine.name, mine.memory_bytes) == (theirs.name, theirs.memory_bytes)
+    mine, theirs = ([(gpu.name, gpu.memory_bytes) for gpu in one.gpus] for one in (group, other))
+    return mine == theirs
 
 
 # --- GPUs in texts for users ----------------------------------------------------------------------------------------

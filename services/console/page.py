@@ -325,6 +325,7 @@ def _row(key: str, record: SeatRecord, clock: Clock) -> dict[str, Any]:
         "model": record.model,
         "group": record.group or record.home_group,
         "home": record.home_group,
+        "way": record.way,
         "gpus": record.gpus,
         "resource": record.resource,
         "pod": record.pod,

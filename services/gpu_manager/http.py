@@ -9,7 +9,7 @@ from aiohttp import web
 from kybernate.node.host_memory import HostMemory
 from kybernate.seat import LEDGER_FORMAT, SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import obstacles, view
+from services.gpu_manager.core import obstacles, view, ways
 from services.gpu_manager.core.inputs import Now, RouterAskedOverHttp
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.phases import going_on
@@ -126,6 +126,12 @@ def _why_group(node: NodeState, group: Group, now: Now) -> dict[str, Any]:
     }
 
 
+def _move(node: NodeState, seat: ManagedSeat) -> dict[str, Any] | None:
+    """The cheapest way of a seat to another group; None: it has none, or no group to go to."""
+    way = ways.way(node, seat) if node.groups[seat.group.name].peers else None
+    return None if way is None else {"way": way.name, "seconds": round(way.seconds(node, seat), 3)}
+
+
 def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
     seen = view.seat_view(node, seat, now)
     return {
@@ -149,6 +155,8 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "park_seconds": round(seen.park_seconds, 3),
         "activate_seconds": round(seen.activate_seconds, 3),
         "backend": seat.backend,
+        "way": seat.way,
+        "move": _move(node, seat),
         "demoted": seat.durable.demoted,
         "unverified": seat.durable.unverified,
         "spilled": seat.durable.spilled,

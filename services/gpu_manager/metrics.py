@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kybernate.messages import GroupDecided, SeatActivated
-from kybernate.seat import SeatState
+from kybernate.seat import COMING, SeatState
 from services.gpu_manager.core import obstacles, view
 from services.gpu_manager.core.demand import PHASES
 from services.gpu_manager.core.inputs import Now
@@ -33,6 +33,8 @@ class ManagerMetrics(Collector):
         self._switch = Histogram("kybernate_switch_seconds", text, labels, buckets=_SECONDS, registry=registry)
         self._last: dict[str, dict[str, float]] = {}
         """By group: the phases of its last switch that activated a seat."""
+        text = "Seats that came to serve on another group; way: map (restored there) or restart (started there)"
+        self._moves = Counter("kybernate_moves", text, ("way", "group"), registry=registry)
         text = "Decisions about a group; switch: a seat gets it. by: policy, operator or claim"
         labels = ("decision", "by", "group")
         self._decisions = Counter("kybernate_decisions", text, labels, registry=registry)
@@ -45,7 +47,9 @@ class ManagerMetrics(Collector):
         """Count one effect that was carried out."""
         if isinstance(effect, GroupDecided):
             self._decisions.labels(effect.decision, effect.by, effect.group).inc()
-        elif isinstance(effect, SeatActivated) and effect.seconds:
+        if isinstance(effect, SeatActivated) and effect.way and effect.previous in (*COMING, SeatState.STARTING):
+            self._moves.labels(effect.way, effect.group).inc()
+        if isinstance(effect, SeatActivated) and effect.seconds:
             backend = self._manager.node.seats[effect.seat].backend
             self._last[effect.group] = dict(effect.seconds)
             for phase, seconds in effect.seconds.items():

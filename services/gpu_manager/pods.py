@@ -20,6 +20,7 @@ from kybernate.annotations import PREFER_GROUP, with_options
 from kybernate.kube import ACCOUNT, Kube, KubeError, Mirror, in_cluster
 from kybernate.node.pod_resources import PodResources, PodResourcesError
 from kybernate.pb import podresources_pb2 as pb
+from kybernate.run import PROGRAM
 from kybernate.topology import SEAT_ID, Group
 from services.gpu_manager.core.seat_pod import Owners, PendingPod, SeatPod
 
@@ -326,6 +327,7 @@ def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any], 
         annotations=annotations,
         replaced=replaced,
         resources=resources,
+        restarts_inside=str(next(iter(described.get("command") or ()), "")).rpartition("/")[2] == PROGRAM,
     )
 
 

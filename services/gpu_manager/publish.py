@@ -40,6 +40,7 @@ from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.phases import clock
 from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.ways import why_immovable
 
 log = get_logger()
 
@@ -66,6 +67,7 @@ def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
         endpoint=pod.endpoint if pod else None,
         group=seat.group.name,
         home_group=seat.home.name,
+        way=seat.way,
         gpus=tuple(gpu.index for gpu in seat.group.gpus),
         resource=seat.home.profile.resource,
         pod=pod.pod if pod else "",
@@ -86,7 +88,7 @@ def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
         node_signals=True,
         blocked=obstacles.blocked(node, seat, now),
         drained=operations.drained(node, seat.group),
-        fixed=node.why_immovable(seat),
+        fixed=why_immovable(node, seat),
         stall_seconds=max(0.0, seat.durable.freeze.until - float(now.unix)),
         reported_at=float(now.unix),
     )
@@ -271,7 +273,8 @@ class GateFiles:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             data = _read(folder / "call.json") or {}
             since, until = UnixTime(float(str(data["since"]))), UnixTime(float(str(data["until"])))
-            call = StartCall(str(data["call"]), since, until, bool(data.get("inside")))
+            inside, anywhere = (data.get(name) is True for name in ("inside", "anywhere"))
+            call = StartCall(str(data["call"]), since, until, inside, anywhere)
             if (_read(folder / "ticket.taken.json") or {}).get("call") == call.call:
                 call = None
         if time.time_ns() - changed > CHANGE_NS:  # else another change may have the same time
@@ -293,8 +296,8 @@ class GateFiles:
                         age = time.monotonic() - float(str(data["given"]))
                     call, pod_uid, epoch = str(data["call"]), str(data["pod_uid"]), int(str(data["epoch"]))
                     vram_bytes = int(str(data.get("vram_bytes", 0)))
-                    container = str(data.get("container", ""))
-                    found.append(SeatTicket(seat, call, pod_uid, epoch, max(0.0, age), vram_bytes, container))
+                    container, group = str(data.get("container", "")), str(data.get("group", ""))
+                    found.append(SeatTicket(seat, call, pod_uid, epoch, max(0.0, age), vram_bytes, container, group))
                     break
         return tuple(found)
 
@@ -318,6 +321,7 @@ class GateFiles:
                 "vram_bytes": ticket.vram_bytes,
                 "container": ticket.container,
                 "given": time.monotonic(),
+                "group": ticket.group,
             },
         )
 

@@ -29,6 +29,23 @@ async def test_a_seat_parked_on_one_gpu_is_restored_on_another_and_reported_ther
         assert (await here.violations())["count"] == 0
 
 
+async def test_a_pair_with_two_processes_moves_to_another_pair_and_back() -> None:
+    async with node(gpus=4) as here, checkpointer(here) as it:
+        engine = await here.engine("s00", gpus=(0, 1), processes=2)
+        home, other = here.gpus[:2], here.gpus[2:]
+        there = engine.target.model_copy(update={"gpus": other})
+        assert (await it.do(park=(engine.target,))).park[0].gpus == home
+        status = await it.do(activate=there, group="G23")
+        assert status.activate is not None
+        assert (status.activate.outcome, status.activate.gpus) == ("active", other), status
+        assert await here.used() == dict(zip(here.gpus, (0, 0, 20 * GIB, 20 * GIB), strict=True))
+        assert (await it.do(park=(there,), group="G23")).park[0].gpus == other
+        status = await it.do(activate=engine.target)
+        assert status.activate is not None
+        assert (status.activate.outcome, status.activate.gpus) == ("active", home), status
+        assert (await here.violations())["count"] == 0
+
+
 async def test_a_move_that_the_driver_refuses_is_reported_and_the_seat_returns_to_its_old_gpu() -> None:
     async with node() as here, checkpointer(here) as it:
         engine = await here.engine("s00")

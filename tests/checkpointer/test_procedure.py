@@ -114,6 +114,17 @@ def test_the_map_of_a_move_is_built_before_the_room_is_reserved() -> None:
     assert [verb for verb, _ in verbs(sim)] == [V.MAP, V.ROOM, V.THAW, V.RESTORE, V.UNLOCK, V.VERIFY]
 
 
+def test_a_seat_of_which_only_a_part_has_moved_starts_cold_since_its_copies_would_belong_to_two_groups() -> None:
+    sim = Sim([C, C], frozen=True, faults=[Fault(V.RESTORE, T.REFUSED, member=1)])
+    end = run(sim.procedure(JobGoal.ACTIVE, moving=True), sim)
+    assert end is not None
+    assert (end.outcome, sim.killed) == ("lost", True)
+    sim = Sim([C, C], frozen=True, faults=[Fault(V.RESTORE, T.REFUSED, member=0)])
+    end = run(sim.procedure(JobGoal.ACTIVE, moving=True), sim)
+    assert end is not None
+    assert (end.outcome, sim.states) == ("parked", [C, C])
+
+
 def test_a_restore_that_was_reported_as_failed_and_took_effect_is_no_failure() -> None:
     end, sim = activate(Fault(V.RESTORE, T.REFUSED, member=0, lands=True), members=1)
     assert (end.outcome, sim.states) == ("active", [R])

@@ -128,11 +128,13 @@ def test_h14_every_map_is_a_permutation(gpus: list[str]) -> None:
     assert found[old] == new
 
 
-def test_h12_only_one_process_on_one_gpu_moves_and_only_with_a_new_driver() -> None:
-    assert move_refusal((A,), (B,), 1, driver_can=True, driver="580") is None
-    several = move_refusal((A, B), (B, C), 1, driver_can=True, driver="580")
-    processes = move_refusal((A,), (B,), 2, driver_can=True, driver="580")
-    old = move_refusal((A,), (B,), 1, driver_can=False, driver="570.1")
+def test_h12_several_gpus_or_processes_move_only_where_their_park_is_allowed_and_with_a_new_driver() -> None:
+    both = (Allowance.SEVERAL_GPUS, Allowance.SEVERAL_PROCESSES)
+    assert move_refusal((A,), 1, (), driver_can=True, driver="580") is None
+    assert move_refusal((A, B), 2, both, driver_can=True, driver="580") is None
+    several = move_refusal((A, B), 1, both[1:], driver_can=True, driver="580")
+    processes = move_refusal((A,), 2, both[:1], driver_can=True, driver="580")
+    old = move_refusal((A,), 1, both, driver_can=False, driver="570.1")
     assert [one and one.whose for one in (several, processes, old)] == ["seat", "seat", "node"]
     for refused, text in ((several, "2 GPUs"), (processes, "2 GPU processes"), (old, "580 or newer, this is 570.1")):
         assert text in (refused.reason if refused is not None else "")

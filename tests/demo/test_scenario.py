@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,18 +11,20 @@ from rich.console import Console
 from kybernate.dev.demo import scenario
 from kybernate.dev.demo.report import agreement, build, show
 from kybernate.dev.demo.session import Demo
-from kybernate.dev.demo.simulated import Played, simulated, stretch
+from kybernate.dev.demo.simulated import Played, SwitchCosts, simulated, stretch
 from kybernate.dev.demo.watch import ObservedStep, ObservedSwitch
+from kybernate.dev.stack.options import check
 from kybernate.lab.traces import Arrival
 from kybernate.policy import Decision, GroupView
 from kybernate.policy.kyb import KybBalanced
 from kybernate.seat import SeatState as S
+from kybernate.topology import peers
 from tests.demo.test_command import run
 from tests.demo.test_report import sample, tally
 
 
 def played(wait: float, *, moves: int, **changes: Any) -> dict[str, Any]:
-    switches = [ObservedSwitch("G1", "s", "m", {}, moved=True)] * moves
+    switches = [ObservedSwitch("G1", "s", "m", {}, way="map")] * moves
     return build(tally(sample(wait=wait)), switches, 0, 24.0, 10.0) | changes
 
 
@@ -221,7 +224,8 @@ def test_packing_is_compared_with_one_slot() -> None:
     [
         (("--compare-bound", "--chaos"), "--compare-bound starts its own two stacks"),
         (("--compare-bound", "--routers", "2"), "are for a demo without --scenario and --compare-bound"),
-        (("--scenario", "hot-group", "--chaos"), "brings its own stack and workload"),
+        (("--scenario", "hot-group", "--router", "http://x"), "brings its own stack and workload"),
+        (("--scenario", "hot-pair", "--chaos", "--runs", "2"), "--chaos plays a scenario alone"),
         (("--runs", "2"), "--runs is for --scenario and --compare-bound"),
         (("--compare-bound", "--runs", "2", "--trace", "x.csv"), "say how long each is with --duration"),
     ],
@@ -230,3 +234,31 @@ def test_what_does_not_go_together_ends_with_2(arguments: tuple[str, ...], messa
     result = run(*arguments)
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_chaos_plays_a_scenario_alone_and_it_passes_when_seats_moved() -> None:
+    result = {"requests": 4, "ok": 4, "errors": 0, "retryable": 1, "violations": 0, "moves": 2, "scenario": "hot-pair"}
+    played = result | {"chaos": {"failures": []}}
+    assert scenario.failures(played) == []
+    assert scenario.failures(played | {"moves": 0}) == ["no seat moved"]
+    assert scenario.failures(played | {"chaos": {"failures": ["router did not come back"]}}) == [
+        "router did not come back"
+    ]
+
+
+@pytest.mark.parametrize(("which", "groups"), [("hot-pair", ["G01", "G23"]), ("hot-quad", ["G0123", "G4567"])])
+def test_the_groups_of_several_gpus_are_one_pool_of_two(which: str, groups: list[str], tmp_path: Path) -> None:
+    found = check(scenario.build_options(scenario.DemoScenario(which), Demo(), tmp_path, 24.0)).topology.groups
+    assert [group.name for group in found] == groups
+    assert [len(one) for one in peers(found).values()] == [1, 1]
+
+
+@pytest.mark.parametrize(("waking", "loses_copy", "move"), [(2.0, True, 10.0), (None, False, 0.0)])
+def test_a_move_by_a_restart_costs_what_a_start_takes_longer_than_what_brings_a_seat_back(
+    waking: float | None, loses_copy: bool, move: float
+) -> None:
+    """Without a sleep a seat starts in any case."""
+    woken = [] if waking is None else [ObservedStep("a", S.ACTIVATING, S.ACTIVE, waking)]
+    steps = (*woken, ObservedStep("c", S.STARTING, S.ACTIVE, 12.0), ObservedStep("b", S.PARKING, S.BACKOFF, 1.0))
+    costs = SwitchCosts(Played((), (), (), steps, 1.0))
+    assert (costs.loses_copy, costs.move_seconds, costs.park_seconds) == (loses_copy, move, 1.0)

@@ -60,7 +60,8 @@ def random_runs(options: argparse.Namespace) -> int:
         seed += 1
     seconds = time.monotonic() - began
     tell(
-        f"{totals.runs} runs, {totals.steps} steps, {seconds:.0f} s; {totals.starts} containers started, "
+        f"{totals.runs} runs, {totals.steps} steps, {seconds:.0f} s; {totals.starts} containers started "
+        f"({totals.elsewhere} on another group), "
         f"{totals.restores} processes restored; promises broken: {len(found)}"
     )
     tell("happened: " + ", ".join(f"{name} {count}" for name, count in totals.kinds.most_common()))

@@ -61,6 +61,8 @@ class Pod:
     """waiting (its container is to be started), calling, creating, running, ended (for good)."""
     cid: str = ""
     ticket_at: float = 0.0
+    group: str = ""
+    """On which its ticket permits the start; empty: at home."""
     ends: bool = False
     """Kubelet is to end it."""
 
@@ -236,10 +238,11 @@ class Kubelet:
         home, ip = self.home[seat], f"ip-{pod.uid}"
         total = self.size_of(seat) * len(home.gpus) // GIB
         learned = home.profile.packs and self._number(seat) == 2
-        backend = "vllm" if home.profile.packs and self._number(seat) == 1 else "fake"
+        backend = "vllm" if home.profile.rebalance and self._number(seat) == 1 else "fake"
         return seat_pod(
             seat, pod.name, pod.uid, ip, pod.cid, running=pod.running, deleting=pod.deleting,
             vram=f"{total}GiB" if home.slots > 1 and not learned else "", backend=backend,
+            inside=home.profile.rebalance,
         )  # fmt: skip
 
     def size_of(self, seat: str) -> int:
@@ -271,7 +274,9 @@ class Kubelet:
         self.calls[pod.seat] = (call, uid)
         folder = self.folders[pod.seat]
         folder.ticket = None
-        folder.call = StartCall(call, self.clock.unix, self.clock.unix + CALL_SECONDS)  # type: ignore[arg-type]
+        anywhere = self.home[pod.seat].profile.rebalance and self.number % 3 > 0  # with kyb-run in front, or kubelet's
+        until = self.clock.unix + CALL_SECONDS
+        folder.call = StartCall(call, self.clock.unix, until, anywhere=anywhere)  # type: ignore[arg-type]
         pod.phase, pod.ticket_at = "calling", self.clock.wall
         return True
 
@@ -285,6 +290,7 @@ class Kubelet:
             pod = self.pods[waiting[1]]
             del self.calls[seat]
             folder.call = None
+            pod.group = folder.taken.group
             # Kubelet cancels the start of a pod that is to end; one under way at the runtime goes on.
             pod.phase, pod.ticket_at = "waiting" if pod.ends else "creating", self.clock.wall
         return True
@@ -332,7 +338,9 @@ class Kubelet:
             last = folder.ticket or folder.taken
             if last is not None:
                 age = self.clock.wall - folder.given
-                found.append(SeatTicket(seat, last.call, last.pod_uid, last.epoch, age, last.vram_bytes))
+                found.append(
+                    SeatTicket(seat, last.call, last.pod_uid, last.epoch, age, last.vram_bytes, group=last.group)
+                )
         return tuple(found)
 
     def lose_folders(self) -> None:
@@ -347,7 +355,8 @@ class Kubelet:
             return False
         self.number += 1
         pod.cid, pod.phase = f"process://{self.number}", "running"
-        group = self.home[pod.seat]
+        group = next((one for one in self.groups if one.name == pod.group), self.home[pod.seat])
+        self.machine.starts_elsewhere += group is not self.home[pod.seat]
         self.machine.start(pod.cid, pod.seat, uid, group.uuids, self.size_of(pod.seat), self.residue_of(pod.seat))
         return True
 

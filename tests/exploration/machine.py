@@ -70,7 +70,7 @@ class Machine:
         """Living containers by id."""
         self.silent_until: dict[str, float] = {}
         """Containers about which the driver answers no question until then."""
-        self.restores = self.starts = 0
+        self.restores = self.starts = self.starts_elsewhere = 0
         self.wall = 0.0
 
     # --- containers -----------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from kybernate.seat import SeatState
 from kybernate.topology import Group, group_key, seat_id
 from services.checkpointer.core.failures import READS, JobGoal, ProcessState, StepTrouble, Verb
 from services.checkpointer.core.procedure import End, Procedure, Step
-from services.gpu_manager.core import obstacles, recovery, view
+from services.gpu_manager.core import obstacles, recovery, view, ways
 from services.gpu_manager.core.allocations import HAS_PROCESS
 from services.gpu_manager.core.board import Board
 from services.gpu_manager.core.inputs import (
@@ -205,7 +205,17 @@ def now_at(wall: float, unix: float) -> Now:
 
 
 def seat_pod(
-    seat: str, name: str, uid: str, ip: str, cid: str, *, running: bool, deleting: bool, vram: str, backend: str
+    seat: str,
+    name: str,
+    uid: str,
+    ip: str,
+    cid: str,
+    *,
+    running: bool,
+    deleting: bool,
+    vram: str,
+    backend: str,
+    inside: bool,
 ) -> SeatPod:
     notes = {"kyb.ai/model": name, "kyb.ai/backend": backend}
     if vram:
@@ -213,6 +223,7 @@ def seat_pod(
     return SeatPod(
         seat, "kyb.ai/x", "default", name, uid, "engine", cid or None, running,
         exit_code=None if running or not cid else 1, ip=ip, deleting=deleting, annotations=notes,
+        restarts_inside=inside,
     )  # fmt: skip
 
 
@@ -317,10 +328,8 @@ def seat_states(board: Board) -> dict[str, SeatState]:
 
 def moves(board: Board) -> list[tuple[str, str]]:
     """For each group of a pool a parked seat, and another group to which it may move."""
-    groups = board.node.groups.values()
-    parked = {
-        state.group.name: [s for s in board.node.seats_on(state.group) if board.node.may_move(s)] for state in groups
-    }
+    node, groups = board.node, board.node.groups.values()
+    parked = {one.group.name: [s for s in node.seats_on(one.group) if ways.may_move(node, s)] for one in groups}
     return [(parked[one.group.name][0].id, one.peers[0].name) for one in groups if parked[one.group.name] and one.peers]
 
 

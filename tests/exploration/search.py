@@ -46,6 +46,8 @@ class Totals:
     """Actions that happened, by name."""
     starts: int = 0
     restores: int = 0
+    elsewhere: int = 0
+    """Starts on another group than home."""
     alarms: int = 0
     """Broken invariants that the board found after a loss of its ledger, and that were none on the machine."""
     operators: dict[str, list[int]] = field(default_factory=dict)
@@ -99,6 +101,7 @@ def random_run(
         totals.steps += world.steps
         totals.starts += world.machine.starts
         totals.restores += world.machine.restores
+        totals.elsewhere += world.machine.starts_elsewhere
         totals.alarms += world.alarms
         for reason in world.quarantined.values():
             totals.operators.setdefault(_kind_of(reason), []).append(seed)

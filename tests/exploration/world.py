@@ -49,7 +49,11 @@ PACKED = (
     Shape((0, 1), seats=2, packs=True),
 )  # fmt: skip
 ONE = (Shape((0,), seats=3),)
-SHAPES = {"one": ONE, "pair": PAIR, "three": THREE, "tree": TREE, "mixed": MIXED, "moves": MOVES, "packed": PACKED}
+PAIRS = (Shape((0, 1), seats=3, moves=True), Shape((2, 3), seats=2, moves=True), Shape((0, 1, 2, 3)))
+SHAPES = {
+    "one": ONE, "pair": PAIR, "three": THREE, "tree": TREE, "mixed": MIXED, "moves": MOVES, "packed": PACKED,
+    "pairs": PAIRS,
+}  # fmt: skip
 TROUBLES = (StepTrouble.REFUSED, StepTrouble.HUNG, StepTrouble.HELPER_DIED, StepTrouble.NOT_READY)
 HOUR = 3600.0
 START_SECONDS = 270.0

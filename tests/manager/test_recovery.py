@@ -621,8 +621,7 @@ def test_seats_of_overlapping_groups_that_the_driver_lists_on_their_gpus_are_bot
 
 
 def test_a_group_fits_when_all_gpus_that_are_named_are_its_own() -> None:
-    groups = (make_group("G01", [0, 1], 2, rebalance=True), make_group("G23", [2, 3], 2, rebalance=True))
-    world = World(groups=groups)
+    world = World(groups=(make_group("G01", [0, 1], 2), make_group("G23", [2, 3], 2)))
     world.boot()
     (a,) = world.fill("a")
 

@@ -139,7 +139,7 @@ class World:
         sent = {effect.op for effect in self.effects if isinstance(effect, SwitchJob)}
         for effect in effects:
             if isinstance(effect, StartTicket):
-                assert self.managed(effect.seat).home.name not in drained, effect
+                assert (effect.group or self.managed(effect.seat).home.name) not in drained, effect
             if isinstance(effect, SwitchJob) and effect.op not in sent and effect.activate is not None:
                 assert effect.group not in drained or effect.activate.seat in coming, effect
 

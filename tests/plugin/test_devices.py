@@ -149,6 +149,20 @@ def test_a_seat_that_may_move_reaches_the_gpus_of_its_peers_and_sees_its_own() -
     assert answers["G0"].envs["KYB_GPU_INDICES"] == "0"
 
 
+def test_a_pair_that_may_move_counts_its_gpus_among_those_of_all_pairs() -> None:
+    config = stand.config()
+    config["profiles"] = [config["profiles"][1] | {"rebalance": True}]
+    config["gpuTopology"] = {"groups": [{"name": "G01", "gpus": [0, 1]}, {"name": "G23", "gpus": [2, 3]}]}
+    groups = plan(NodeConfig.model_validate_json(json.dumps(config)), GPUS).groups
+    node, two = offer(groups=groups), groups[0].profile.resource
+    answers = {name: node.answer(two, [seats(node, name)[0]]) for name in ("G01", "G23")}
+    assert answers["G01"].devices == answers["G23"].devices
+    order = [gpu.uuid for gpu in sorted(GPUS, key=lambda gpu: gpu.pci_bus_id) if gpu.index < 4]
+    for name, own in (("G01", {"GPU-0", "GPU-1"}), ("G23", {"GPU-2", "GPU-3"})):
+        seen = answers[name].envs["CUDA_VISIBLE_DEVICES"].split(",")
+        assert {order[int(ordinal)] for ordinal in seen} == own
+
+
 def test_a_missing_gpu_is_no_target_of_moves() -> None:
     node = movable(gpus=tuple(gpu for gpu in GPUS if gpu.uuid != "GPU-1"))
     answer = node.answer(ONE, [seats(node, "G0")[0]])

@@ -279,6 +279,16 @@ def test_a_guest_comes_only_while_its_own_group_is_taken() -> None:
     assert isinstance(BALANCED.decide(view(seat("a"), elsewhere=(replace(guest, home_busy=False),))), Stay)
 
 
+def test_a_seat_comes_to_the_group_that_its_pod_prefers_also_while_its_own_is_free() -> None:
+    guest = queue("far", 5.0, group="G1", move_seconds=3.0, prefers=True)
+    free = peer(free=True, frees_in=0.0)
+    assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(guest,), peers=(free,)))) == "far"
+    own = queue("a", 5.0)
+    assert incoming(BALANCED.decide(view(own, elsewhere=(replace(guest, move_seconds=0.0, seat="Z"),)))) == "Z"
+    other = replace(guest, move_seconds=0.0, seat="Z", prefers=False, home_busy=True)
+    assert incoming(BALANCED.decide(view(own, elsewhere=(other,)))) == "a", "guestRatio"
+
+
 def peer(**given: object) -> PeerView:
     """Another group of the pool, busy unless given otherwise, with 0.04 requests/s for its parked seats."""
     return PeerView("G1", **{"rate": 0.04, "free": False, "frees_in": None, **given})  # type: ignore[arg-type]
@@ -330,6 +340,20 @@ def test_a_guest_whose_own_group_makes_room_for_less_than_a_move_stays_there(
     far = queue("far", *waits, group="G1", home_busy=True, move_seconds=3.0)
     decision = BALANCED.decide(view(seat("a"), elsewhere=(far,), peers=(peer(**home),), move_seconds=3.0))
     assert (incoming(decision) == "far") is comes
+
+
+def test_a_guest_that_would_start_cold_waits_at_home_for_as_long_as_that_costs_more() -> None:
+    far = queue("far", 20.0, home_busy=True, move_seconds=30.0, loses_copy=True)
+    need = 30.0 - far.park_seconds - far.activate_seconds
+    for waited, comes in ((need - 0.1, False), (need + 0.1, True)):
+        decision = BALANCED.decide(view(seat("a"), elsewhere=(replace(far, ages=(), oldest_wait_seconds=waited),)))
+        assert (incoming(decision) == "far") is comes
+    before = replace(far, ages=(), oldest_wait_seconds=1.0, waited_seconds=need)
+    assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(before,)))) == "far", "over all its visits"
+    assert incoming(BALANCED.decide(view(active("a"), elsewhere=(before,)))) is None
+    assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(replace(far, wanted_seconds=0.0),)))) == "far"
+    gate = replace(far, state=S.WAITING, start_wait_seconds=0.0, move_seconds=0.0, loses_copy=False)
+    assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(gate,)))) == "far", "it starts in any case"
 
 
 def test_an_idle_holder_leaves_for_a_guest_at_once() -> None:

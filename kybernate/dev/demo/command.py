@@ -72,7 +72,8 @@ def demo(
     scenario_: Annotated[
         scenario.DemoScenario | None,
         typer.Option(
-            "--scenario", help="hot-group: bound seats, then one pool. packed: one slot, then packed by memory."
+            "--scenario",
+            help="hot-group, hot-pair, hot-quad: bound seats, then one pool. packed: one slot, then packed by memory.",
         ),
     ] = None,
     compare_bound: Annotated[

@@ -55,6 +55,7 @@ def build(
         "violations": violations,
         "switches": len(switches),
         "moves": sum(switch.moved for switch in switches),
+        "moves_by_way": dict(sorted(Counter(switch.way for switch in switches if switch.moved).items())),
         "speed": speed,
         "model_seconds": _rounded(seconds),
         **summary("wait", (sample.wait_seconds for sample in good)),

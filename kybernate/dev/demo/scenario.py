@@ -2,7 +2,8 @@
 
 ``--compare-bound``: a workload with seats bound to their groups, then with the groups as one pool, beside what the
 simulator expects of it. ``hot-group`` does that with a shipped workload: everything is asked of the seats of group
-G0 while those of G1 rest.
+G0 while those of G1 rest; ``hot-pair`` with pairs, G01 and G23, and ``hot-quad`` with two groups of four GPUs, where
+the second group has one model, which rests.
 
 ``packed``: five models of 12 to 44 GiB on one GPU of 80 GiB, first with one slot, then packed by memory. The fake
 driver counts a restore without room as a violation, and an engine that finds no memory crashes.
@@ -21,6 +22,7 @@ from kybernate.config import load
 from kybernate.dev.demo import report, workload
 from kybernate.dev.demo.client import Expect
 from kybernate.dev.demo.session import (
+    COLD_SPEED,
     DEFAULT_SPEED,
     HOLD_MODEL_SECONDS,
     Demo,
@@ -38,6 +40,10 @@ from kybernate.policy import Policy
 
 HOT = ("hot-a", "hot-b", "hot-c")
 COLD = ("cold-a", "cold-b", "cold-c")
+KYB_RUN = ("/kyb/kyb-run", "--")
+"""In front of the engines of groups of several GPUs: what the driver does not move ends, and starts on the other."""
+HOT_SIZES = {"hot-group": 1, "hot-pair": 2, "hot-quad": 4}
+"""GPUs of each group, by scenario."""
 SIZES = {"small-a": "12GiB", "small-b": "18GiB", "middle-a": "24GiB", "middle-b": "30GiB", "large": "44GiB"}
 """The models of ``packed`` with their VRAM."""
 REQUESTS = 480
@@ -59,6 +65,8 @@ class DemoScenario(StrEnum):
     """The shipped scenarios."""
 
     HOT_GROUP = "hot-group"
+    HOT_PAIR = "hot-pair"
+    HOT_QUAD = "hot-quad"
     PACKED = "packed"
 
     @property
@@ -74,10 +82,11 @@ async def play(
 
     Raises DemoError and what a stack raises.
     """
-    if demo.router or demo.chaos or demo.host_bytes or (which and demo.traces):
+    if demo.router or demo.host_bytes or (demo.chaos and which is None) or (which and demo.traces):
         what = "--scenario brings its own stack and workload" if which else "--compare-bound starts its own two stacks"
-        raise DemoError(f"{what}; leave out --router, --chaos{', --trace' if which else ''} and --host-memory")
-    speed, pooled = demo.speed or DEFAULT_SPEED, which is not DemoScenario.PACKED
+        raise DemoError(f"{what}; leave out --router, {'--trace' if which else '--chaos'} and --host-memory")
+    cold, pooled = demo.backend == "restart", which is not DemoScenario.PACKED
+    speed = demo.speed or (COLD_SPEED if cold else DEFAULT_SPEED)
     feature = DemoScenario.HOT_GROUP.feature if which is None else which.feature
     read: Read | None = arrivals(demo) if demo.traces else None
     if which is not None:
@@ -88,7 +97,9 @@ async def play(
         if which is None:
             second = await asyncio.to_thread(stack_options, demo, folder, speed)
         else:
-            second = await asyncio.to_thread(_options, which, demo, folder, speed)
+            second = await asyncio.to_thread(build_options, which, demo, folder, speed)
+        if demo.chaos:  # nothing to compare: waits are those of what was broken
+            return await _run(f"with-{feature}", demo, second, read, expect, live, say) | {"scenario": str(which)}
         first = with_profiles(second, folder, **({"rebalance": False} if pooled else {"packing": "slots"}))
         live.keep = pooled
         before = await _run(f"without-{feature}", demo, first, read, expect, live, say)
@@ -110,6 +121,8 @@ async def play_runs(
     """
     if runs == 1:
         return await play(which, demo, expect, live, say)
+    if demo.chaos:
+        raise DemoError("--runs compares, and --chaos plays a scenario alone; leave out one of them")
     length = demo.duration or 0.0
     if demo.traces and not length:
         raise DemoError("--runs plays consecutive parts of a trace; say how long each is with --duration")
@@ -136,7 +149,7 @@ def _part(demo: Demo, number: int) -> Demo:
 
 def own_arrivals(demo: Demo, which: DemoScenario = DemoScenario.HOT_GROUP) -> tuple[Arrival, ...]:
     """The requests of both runs of a scenario."""
-    models, requests = (HOT, REQUESTS) if which is DemoScenario.HOT_GROUP else (tuple(SIZES), PACKED_REQUESTS)
+    models, requests = (HOT, REQUESTS) if which is not DemoScenario.PACKED else (tuple(SIZES), PACKED_REQUESTS)
     trace = workload.generate(models, seed=demo.seed, requests=requests, duration=DURATION_SECONDS)
     end = DURATION_SECONDS if demo.duration is None else demo.start + demo.duration
     part = (arrival for arrival in trace if demo.start <= arrival.at_seconds < end)
@@ -180,6 +193,9 @@ def failures(result: report.Report) -> list[str]:
     """Why a comparison, or one of several, did not show what it is for; empty when all did."""
     if "runs" in result:
         return [f"run {number}: {why}" for number, one in enumerate(result["runs"], 1) for why in failures(one)]
+    if "chaos" in result:
+        moved = [] if result["moves"] or result["scenario"] == DemoScenario.PACKED else ["no seat moved"]
+        return report.passed(result, chaos=True) + moved
     packed, first = "without_packing" in result, _first(result)
     without = "with one slot" if packed else "with bound seats"
     why = report.passed(result, chaos=False) + [f"{without}: {one}" for one in report.passed(first, chaos=False)]
@@ -250,12 +266,30 @@ async def _run(
     return await on_stack(one, options, read, expect, live, say)
 
 
-def _options(which: DemoScenario, demo: Demo, folder: Path, speed: float) -> StackOptions:
+def build_options(which: DemoScenario, demo: Demo, folder: Path, speed: float) -> StackOptions:
+    """The stack of a scenario, whose files are written to ``folder``."""
     packed = which is DemoScenario.PACKED
-    seats = workload.TraceLayout((tuple(SIZES),), len(SIZES)) if packed else workload.TraceLayout((HOT, COLD), len(HOT))
+    seats = workload.TraceLayout((tuple(SIZES),), len(SIZES)) if packed else _hot(HOT_SIZES[which])
     config, pods = folder / "config.yaml", folder / "pods.yaml"
     config.write_text(workload.config_yaml(seats, policy=POLICY, packed=packed))
-    pods.write_text(workload.pods_yaml(seats, demo.driver, SIZES))
-    gpus = len(seats.groups)
-    settings = {"router": {"KYB_HOLD_SECONDS": str(HOLD_MODEL_SECONDS)}}
-    return StackOptions(driver=demo.driver, config=config, pods=pods, port=0, gpus=gpus, speed=speed, settings=settings)
+    pods.write_text(workload.pods_yaml(seats, demo.driver, SIZES, () if packed or seats.size == 1 else KYB_RUN))
+    gpus = seats.size * len(seats.groups)
+    settings = {
+        "router": {"KYB_HOLD_SECONDS": str(HOLD_MODEL_SECONDS)},
+        "checkpointer": {"KYB_PARK_ALLOW": "several-gpus"},
+    }
+    return StackOptions(
+        driver=demo.driver,
+        backend=demo.backend,
+        config=config,
+        pods=pods,
+        port=0,
+        gpus=gpus,
+        speed=speed,
+        settings=settings,
+    )
+
+
+def _hot(size: int) -> workload.TraceLayout:
+    """Two groups of so many GPUs. Of several GPUs the second has a single model: the others come from the first."""
+    return workload.TraceLayout((HOT, COLD if size == 1 else COLD[:1]), len(HOT), size)

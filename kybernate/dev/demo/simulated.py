@@ -50,7 +50,7 @@ class Played:
 
 def simulated(played: Played, policy: Policy, seeds: int = 1) -> list[Outcome]:
     """Play the arrivals again, once for each seed, with costs that vary as they did."""
-    costs = _Costs(played)
+    costs = SwitchCosts(played)
     seats = [costs.seat(group, seat) for group in played.before for seat in group["seats"]]
     index, factor = {seat.model: number for number, seat in enumerate(seats)}, stretch(played)
     pools = [min((group["group"], *group["peers"])) for group in played.before]
@@ -64,6 +64,7 @@ def simulated(played: Played, policy: Policy, seeds: int = 1) -> list[Outcome]:
         duration=played.arrivals[-1].at_seconds,
         cap=EngineOptions("").max_running,
         move_seconds=costs.move_seconds if any(group["peers"] for group in played.before) else None,
+        loses_copy=costs.loses_copy,
         control_seconds=played.control_seconds,
         observed_seconds=played.observed_seconds,
     )
@@ -80,7 +81,7 @@ def stretch(played: Played) -> float:
     return seen / sum(expected[seat["model"]].value for seat in asked)
 
 
-class _Costs:
+class SwitchCosts:
     """Model seconds that the steps of switches took."""
 
     def __init__(self, played: Played) -> None:
@@ -88,11 +89,14 @@ class _Costs:
         closing = self._took(S.DRAINING, S.PARKING)
         shortest = percentile(closing, 0.1) or 0.0
         idle = [one for one in closing if one <= _IDLE * shortest] or [0.0]
-        parking, activating = self._took(S.PARKING, S.PARKED), self._took(S.ACTIVATING, S.ACTIVE)
-        moving = self._took(S.MIGRATING, S.ACTIVE)
+        starting, waking = self._took(S.STARTING, S.ACTIVE), self._took(S.ACTIVATING, S.ACTIVE)
+        parking = self._took(S.PARKING, S.PARKED) or self._took(S.PARKING, S.BACKOFF)
+        activating, moving = waking or starting, self._took(S.MIGRATING, S.ACTIVE)
+        self.loses_copy = bool(waking and starting and not moving)
         self.park_seconds = fmean(idle) + fmean(parking) if parking else ASSUMED_SECONDS
         self.activate_seconds = fmean(activating) if activating else ASSUMED_SECONDS
-        self.move_seconds = max(0.0, fmean(moving) - self.activate_seconds) if moving else MOVE_SECONDS
+        moved = moving or starting  # parked by restart a seat starts in any case
+        self.move_seconds = max(0.0, fmean(moved) - self.activate_seconds) if moved else MOVE_SECONDS
         spread = [pstdev(took) / fmean(took) for took in (parking, activating) if took]
         self.jitter = fmean(spread) if spread else 0.0
 

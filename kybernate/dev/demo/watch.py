@@ -29,8 +29,13 @@ class ObservedSwitch:
     model: str
     seconds: dict[str, float]
     """Wall seconds by phase."""
-    moved: bool = False
-    """It had been parked on another group."""
+    way: str = ""
+    """How it came from another group; empty: it was there."""
+
+    @property
+    def moved(self) -> bool:
+        """It was on another group before."""
+        return bool(self.way)
 
 
 class ObservedStep(NamedTuple):
@@ -82,9 +87,10 @@ class Watch:
                 self._spans.append(span)
         elif seat in self._open:
             self._open.pop(seat)[1] = event.at
-        if event.state is SeatState.ACTIVE and event.previous in COMING:
-            moved = event.previous is SeatState.MIGRATING
-            self.switches.append(ObservedSwitch(event.group, event.seat, event.model, dict(event.seconds), moved))
+        moved = event.previous is SeatState.MIGRATING or (event.previous is SeatState.STARTING and event.way)
+        if event.state is SeatState.ACTIVE and (moved or event.previous in COMING):
+            way, seconds = event.way if moved else "", dict(event.seconds)
+            self.switches.append(ObservedSwitch(event.group, event.seat, event.model, seconds, way))
         self._news.set()
         self._news = asyncio.Event()
 

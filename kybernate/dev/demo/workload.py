@@ -103,9 +103,8 @@ def _shares(weights: Sequence[float], total: int) -> list[int]:
     return shares
 
 
-RESOURCE = "kyb.ai/gpu-1x-seat"
-VRAM = "48GiB"
-"""Of each model; no two fit on one GPU of the stack."""
+VRAM_GIB = 48
+"""Of each model on each GPU; no two fit on one GPU of the stack."""
 MOST_MODELS = 32
 """Each model is an engine process; more than this is no demo any more."""
 
@@ -120,6 +119,13 @@ class TraceLayout:
 
     groups: tuple[tuple[str, ...], ...]
     seats_per_group: int
+    size: int = 1
+    """GPUs of each group."""
+
+    @property
+    def resource(self) -> str:
+        """Of all its seats."""
+        return f"kyb.ai/gpu-{self.size}x-seat"
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -150,16 +156,19 @@ def plan(weights: Mapping[str, float], gpus: int) -> TraceLayout:
 
 
 def config_yaml(layout: TraceLayout, *, packed: bool = False, policy: str = "") -> str:
-    """The node configuration of this layout: groups G0, G1, … of one GPU; one active slot each, or packed by memory."""
+    """The node configuration of this layout: groups G0, G1, … or G01, G23, …; one active slot each, or packed by
+    memory."""
+    size = layout.size
     profile: dict[str, Any] = {
-        "name": "1x",
-        "resource": RESOURCE,
-        "groupSize": 1,
+        "name": f"{size}x",
+        "resource": layout.resource,
+        "groupSize": size,
         "seatsPerGroup": layout.seats_per_group,
     }
+    members = [range(first, first + size) for first in range(0, size * len(layout.groups), size)]
     document: dict[str, Any] = {
         "profiles": [profile | ({"packing": "memory"} if packed else {})],
-        "gpuTopology": {"groups": [{"name": f"G{index}", "gpus": [index]} for index in range(len(layout.groups))]},
+        "gpuTopology": {"groups": [{"name": f"G{''.join(map(str, one))}", "gpus": [*one]} for one in members]},
     }
     if policy:
         document["policy"] = {"name": policy}
@@ -167,21 +176,27 @@ def config_yaml(layout: TraceLayout, *, packed: bool = False, policy: str = "") 
 
 
 def pods_yaml(
-    layout: TraceLayout, driver: Literal["fake", "stub"] = "fake", vram: Mapping[str, str] = MappingProxyType({})
+    layout: TraceLayout,
+    driver: Literal["fake", "stub"] = "fake",
+    vram: Mapping[str, str] = MappingProxyType({}),
+    front: Sequence[str] = (),
 ) -> str:
     """One pod per model, in the order of the seats, for a stack with this driver. ``vram``: of models, where it is not
-    ``VRAM``."""
-    names = _pod_names(layout.models)
-    pods = (_pod(names[model], model, driver, vram.get(model, VRAM)) for model in layout.models)
+    ``VRAM_GIB`` on each GPU. ``front``: begins the command of each."""
+    names, usual = _pod_names(layout.models), f"{VRAM_GIB * layout.size}GiB"
+    pods = [_pod(names[model], model, driver, vram.get(model, usual), layout.resource) for model in layout.models]
+    for pod in pods:
+        container = pod["spec"]["containers"][0]
+        container["command"] = [*front, *container["command"]]
     return yaml.safe_dump_all(pods, sort_keys=False)
 
 
-def _pod(name: str, model: str, driver: str, vram: str) -> dict[str, Any]:
+def _pod(name: str, model: str, driver: str, vram: str, resource: str) -> dict[str, Any]:
     command = ["python", "-m", "kybernate.dev.fakes.engine", "--model", model, "--vram", vram]
     command += ["--cuda"] if driver == "stub" else []
     backend = "cuda" if driver == "stub" else "fake"
     annotations = {"kyb.ai/model": model, "kyb.ai/vram": vram, "kyb.ai/backend": backend}
-    container = {"name": "engine", "image": "fake", "command": command, "resources": {"limits": {RESOURCE: 1}}}
+    container = {"name": "engine", "image": "fake", "command": command, "resources": {"limits": {resource: 1}}}
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -79,6 +79,8 @@ class Scenario:
     """Requests that one seat serves at the same time; more wait, although it is active."""
     move_seconds: float | None = None
     """Extra cost of activating a seat on another group than the one it was parked on; None: groups are not soft."""
+    loses_copy: bool = False
+    """A move ends the engine, and ``move_seconds`` is what its start takes longer than an activation."""
     control_seconds: float = 0.0
     """Part of every activation that the learned costs do not contain: deciding it, and passing requests on after it."""
     host_bytes: int = 0

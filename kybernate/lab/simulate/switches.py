@@ -240,6 +240,8 @@ class Switching:
         incoming.state = S.ACTIVATING
         incoming.begun, incoming.served, incoming.moved, incoming.failed = world.now, 0, moved, False
         incoming.restores += 1
+        oldest = world.now - incoming.at[incoming.head] if incoming.tail > incoming.head else 0.0
+        incoming.waited = 0.0 if moved else incoming.waited + oldest
         world.counters["switches"] += 1
         extra = (world.scenario.move_seconds or 0.0) if moved else 0.0
         incoming.took = 0.0

@@ -46,7 +46,9 @@ def _peer(world: RunState, group: SimulatedGroup) -> PeerView:
     """Another group of the pool, as the views of its peers have it. Unless the run merges its parked seats, its rate is
     as old as ``refresh_seconds`` allow."""
     now = world.now
-    if group.resting is not None:
+    if world.scenario.loses_copy:
+        group.rate = 0.0
+    elif group.resting is not None:
         fast, slow, *_ = group.resting.at(now)
         group.rate = (fast + slow) / 2 + sum([seat.rates.at(now) for seat in group.demanded.values()])
     elif group.rate_at is None or now - group.rate_at >= world.options.refresh_seconds:
@@ -139,6 +141,10 @@ def seat_view(world: RunState, seat: SimulatedSeat, *, moving: bool = False) -> 
         seat.rates.slow.at(now),
         spec.stall_budget_seconds,
         spec.vram_bytes,
+        "",  # model
+        False,  # prefers
+        moving and world.scenario.loses_copy,
+        seat.waited,
     )
 
 

@@ -46,7 +46,8 @@ class SimulatedSeat:
         "_computes", "_done", "_done_at", "_ends", "_slowdown", "activate_cost", "active_since", "at", "begun",
         "busy_at", "claim", "closed_at", "cold", "failed", "failing", "frozen_at", "group", "head", "host_used",
         "in_flight", "index", "moved", "park_cost", "parks", "rates", "requests", "restores", "rests", "seen",
-        "seen_at", "served", "service", "spec", "state", "sums", "tail", "token", "took", "touched_at", "world",
+        "seen_at", "served", "service", "spec", "state", "sums", "tail", "token", "took", "touched_at", "waited",
+        "world",
     )  # fmt: skip
 
     def __init__(self, world: "RunState", index: int, spec: SimSeat, group: "SimulatedGroup") -> None:
@@ -74,6 +75,8 @@ class SimulatedSeat:
         self.moved = self.failed = False
         """Of the present visit."""
         self.took = 0.0
+        self.waited = 0.0
+        """Longest wait before each visit since it came to its group, summed."""
         self.failing = False
         """Of the park or activation under way: known to the simulator, not to the policy."""
         self.claim: SimulatedGroup | None = None

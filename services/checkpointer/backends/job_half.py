@@ -219,7 +219,8 @@ class JobHalf:
         seat = self.seat
         driver = await self.calls.describe(seat.group)
         count = len(seat.holders)
-        why = move_refusal(seat.at, seat.target.gpus, count, driver_can=driver.gpu_map, driver=driver.version)
+        allowed = _allowed(seat, self.host)
+        why = move_refusal(seat.at, count, allowed, driver_can=driver.gpu_map, driver=driver.version)
         try:
             if why is None and self.host.device_nodes:
                 for gpu in seat.moves.values():

@@ -167,7 +167,7 @@ class Procedure:
         if step.verb is Verb.RESTORE and trouble is StepTrouble.REFUSED and self.refusals >= MAX_REFUSALS:
             rule = Rule(Remedy.CONDEMN)
         remedy = rule.remedy
-        if remedy is Remedy.ROLL_BACK and self.rolled_back:
+        if remedy is Remedy.ROLL_BACK and (self.rolled_back or self._half_moved()):
             remedy = rule.then
         elif remedy is Remedy.RETRY:
             self._tries[step] += 1
@@ -200,6 +200,11 @@ class Procedure:
     def _present(self) -> list[ProcessState]:
         """The states, without those of attached processes that are gone: they come and go with an engine's tools."""
         return [s for i, s in enumerate(self.states) if s is not ProcessState.GONE or i not in self.attached]
+
+    def _half_moved(self) -> bool:
+        """True if one of its holders is on other GPUs already: parked again, the copies would belong to two groups."""
+        holders = [state for index, state in enumerate(self.states) if index not in self.attached]
+        return self.moving and len(holders) > 1 and not RESTORED.isdisjoint(holders)
 
     def _untouched(self) -> bool:
         """True if a park has done nothing yet and a process runs: some GPU processes of engines live for seconds."""

@@ -203,19 +203,20 @@ def permutation(everyone: Iterable[str], wanted: Mapping[str, str]) -> dict[str,
 
 
 def move_refusal(
-    parked_on: Sequence[str], target: Sequence[str], processes: int, *, driver_can: bool, driver: str
+    parked_on: Sequence[str], processes: int, allowed: Collection[str], *, driver_can: bool, driver: str
 ) -> MoveRefusal | None:
-    """The reason why a seat cannot move from ``parked_on`` to ``target``; None if no rule forbids it.
+    """The reason why a seat does not move from the GPUs that it was parked on; None if no rule forbids it.
 
-    Only one process on one GPU moves: after a move NCCL looks up the old PCI address (H12), and a seat of which only a
-    part has moved could not be parked again.
+    Several GPUs or processes need the allowances of their park: after a move NCCL looks up the old PCI address (H12).
     """
     if not driver_can:
         return MoveRefusal(f"{NEEDS_DRIVER}, this is {driver or 'older'}", "node")
-    if len(parked_on) != 1 or len(target) != 1:
-        text = f"it was parked on {len(parked_on)} GPUs; only seats of one GPU can move, activate it on its own group"
-        return MoveRefusal(text)
-    if processes != 1:
-        text = f"it has {processes} GPU processes; only seats of one process can move, activate it on its own group"
-        return MoveRefusal(text)
+    several = (
+        (len(parked_on), "GPUs", Allowance.SEVERAL_GPUS),
+        (processes, "GPU processes", Allowance.SEVERAL_PROCESSES),
+    )
+    for count, what, needed in several:
+        if count > 1 and needed not in allowed:
+            text = f"it has {count} {what}, and only seats of one move; allow {needed} after a trial on this stack"
+            return MoveRefusal(text)
     return None

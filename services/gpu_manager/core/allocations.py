@@ -82,7 +82,8 @@ def _inherit(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None
     fresh.pod_misses = 0
     node.transition(fresh, T.ALLOCATED, now)
     fresh.durable.ticket, fresh.gate.ticket_given = seat.durable.ticket, seat.gate.ticket_given
-    node.transition(fresh, T.TICKET, now, reason="its call took the ticket of the pod that had its seat before")
+    reason = "its call took the ticket of the pod that had its seat before"
+    node.transition(fresh, T.TICKET, now, reason=reason, to=seat.group if seat.group.name != seat.home.name else None)
     fresh.learn(ticket=Ticket.FORMER)
     reserved = (before, fresh.durable.reserved_bytes or 0)
     fresh.durable.reserved_bytes = max(reserved) if all(reserved) else 0  # the container may be the other pod's
@@ -231,10 +232,12 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         _exit(node, seat, "its container is started again", now)
     if seat.state is S.BACKOFF and seat.pod_seen >= seat.entered_wall:  # else the call may be the next owner's
         node.transition(seat, T.CALLED, now)
+    elif seat.state is S.STARTING and seat.heads_to and seat.gate.call is not None and not seat.gate.call.anywhere:
+        _exit(node, seat, f"its container is started again, with the GPUs of group {seat.home.name}", now)
     elif seat.state is S.STARTING and not (
         seat.facts.ticket is Ticket.FORMER or first(obstacles(node, seat, seat.group, now, act="ticket"))
     ):
-        arbiter.give_ticket(node, seat, now)
+        arbiter.give_ticket(node, seat, seat.group, now)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

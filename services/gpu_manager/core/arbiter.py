@@ -15,10 +15,10 @@ from kybernate.policy import Decision, GroupView, Park, Stay, Switch
 from kybernate.policy.view import How
 from kybernate.seat import SeatState, start_inside
 from kybernate.topology import Group
-from services.gpu_manager.core import decisions, view
+from services.gpu_manager.core import decisions, view, ways
 from services.gpu_manager.core import switch as switches
 from services.gpu_manager.core.facts import Process, Ticket, Trigger
-from services.gpu_manager.core.inputs import Now, StartTicket
+from services.gpu_manager.core.inputs import Now, StartTicket, WallTime
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import (
     STARTING,
@@ -33,6 +33,9 @@ from services.gpu_manager.core.obstacles import (
 from services.gpu_manager.core.state import GpuClaim, NodeState, Rider
 
 S, T = SeatState, Trigger
+
+HEADS_SECONDS = 30.0
+"""Wall: how long a seat that drops its copy to start on another group keeps its place there."""
 
 
 def decide(node: NodeState, group: Group, now: Now) -> None:
@@ -112,15 +115,22 @@ def _grant(node: NodeState, group: Group, incoming: ManagedSeat, reason: str, no
         node.groups[group.name].why = found.text
     elif incoming.state is S.WAITING:
         decisions.decided(node, group, "start", reason, now, incoming=incoming)
-        give_ticket(node, incoming, now)
+        give_ticket(node, incoming, group, now)
+        node.claims.pop(group.name, None)
+    elif ways.starts_on(node, incoming, group):
+        decisions.decided(node, group, "start", reason, now, incoming=incoming)
+        incoming.heads_to, incoming.heads_until = group.name, now.wall + HEADS_SECONDS
+        why = f"its engine ends here and starts on group {group.name}: {reason}"
+        node.drop_copy(incoming, why, now, node.next_epoch(now))
         node.claims.pop(group.name, None)
     elif incoming.state is S.PARKED:
         switches.activate(node, group, incoming, reason, now)
         node.claims.pop(group.name, None)
 
 
-def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
-    """Open the start gate; also again, for a new call of a seat that has its lease but no process yet."""
+def give_ticket(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> None:
+    """Open the start gate for a start on this group; also again, for a new call of a seat that has its lease but no
+    process yet."""
     gate, pod = seat.gate, seat.pod
     assert gate.call is not None, f"{seat.id} has no waiting call"
     assert pod is not None, f"{seat.id} has no owner"
@@ -130,14 +140,18 @@ def give_ticket(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     if call.inside:
         seat.durable.container_id = start_inside(pod.container_id or "", call.call)
     if seat.state is S.WAITING:
+        away = group.name != seat.home.name
+        seat.heads_to, seat.heads_until = group.name if away else "", WallTime(0.0)
+        seat.durable.spilled = "" if away else seat.durable.spilled
         for rider in node.riders[Rider.starts]:
             rider.starts(node, seat)
-        node.transition(seat, T.TICKET, now, epoch=epoch)
+        reason = f"from group {seat.home.name}, started here: {node.groups[group.name].why}" if away else ""
+        node.transition(seat, T.TICKET, now, epoch=epoch, to=group if away else None, reason=reason)
     else:
         seat.learn(ticket=Ticket.OPEN, process=Process.NONE)
         seat.epoch, seat.entered_wall = epoch, now.wall
     container = seat.durable.container_id if call.inside else ""
-    node.effects.append(StartTicket(seat.id, call.call, pod.uid, epoch, pod.vram_bytes, container))
+    node.effects.append(StartTicket(seat.id, call.call, pod.uid, epoch, pod.vram_bytes, container, seat.heads_to))
 
 
 def _evict(

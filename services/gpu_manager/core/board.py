@@ -197,8 +197,8 @@ def _due(node: NodeState, message: object, now: Now, *, claims: set[str], repeat
 def _concerned(node: NodeState, message: object, *, repeated: bool) -> tuple[Group, ...]:
     """Groups for which a message may change something, with their neighbours and peers; all when it does not tell.
 
-    Signals are frequent: only parked seats can migrate, and wait ages count with the next tick, so that a signal about
-    any other seat, or one with the counts of the last one, does not concern the peers.
+    Signals are frequent: only seats that are parked or at the gate can move, and wait ages count with the next tick, so
+    that a signal about any other seat, or one with the counts of the last one, does not concern the peers.
     """
     groups, peers = node.setup.groups, True
     match message:
@@ -215,7 +215,9 @@ def _concerned(node: NodeState, message: object, *, repeated: bool) -> tuple[Gro
             seat = node.seats.get(getattr(message, "seat", None) or "")
             if seat is not None:
                 groups = (seat.group,)
-                peers = not isinstance(message, TrafficSignal) or not (repeated or seat.state is not S.PARKED)
+                peers = not isinstance(message, TrafficSignal) or not (
+                    repeated or seat.state not in (S.PARKED, S.WAITING)
+                )
     found = {group.name: group for group in groups}
     for name in tuple(found):
         state = node.groups[name]

@@ -108,6 +108,8 @@ class StartCall:
     """The plugin ends the call then."""
     inside: bool = False
     """Not kubelet waits, but kyb-run in the container that runs. That its engine has ended, only evidence shows."""
+    anywhere: bool = False
+    """The start may happen on any group of the seat's pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,8 @@ class SeatTicket:
     """As the pod declared when it got the ticket; 0: nothing, or the ticket of a manager that did not write it."""
     container: str = ""
     """As in StartTicket."""
+    group: str = ""
+    """Where the start happens; empty: at the seat's home."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +264,8 @@ class StartTicket:
     """As its pod declares; 0: nothing."""
     container: str = ""
     """The id of a start inside a container that runs; empty: a container starts."""
+    group: str = ""
+    """Where it starts; empty: at its seat's home."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ The policy chooses; the checkpointer has the last word about a job that it has a
 from kybernate.messages import JobReply, JobStatus, RetargetJob
 from kybernate.policy import Switch
 from kybernate.seat import COMING, SeatState
-from services.gpu_manager.core import decisions, view
+from services.gpu_manager.core import decisions, view, ways
 from services.gpu_manager.core.facts import Trigger
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now, RetargetAnswered
@@ -50,7 +50,8 @@ def offer(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     seat = _choice(node, switch, now)
     if seat is None or seat.id == switch.incoming:
         return
-    parked = seat.state is S.PARKED  # one at the gate starts with a ticket, once the group is free
+    group = node.groups[switch.group].group
+    parked = seat.state is S.PARKED and not ways.starts_on(node, seat, group)  # others start once the group is free
     if parked and seat.epoch > switch.epoch:
         return
     retarget.asking = seat.id
@@ -61,7 +62,7 @@ def offer(node: NodeState, switch: GroupSwitch, now: Now) -> None:
             node=node.name,
             epoch=switch.epoch,
             op=switch.op,
-            activate=view.target(node, seat, node.groups[switch.group].group) if parked else None,
+            activate=view.target(node, seat, group) if parked else None,
         )
     )
 

@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from kybernate import deadlines
-from kybernate.annotations import tier_problem
+from kybernate.annotations import PREFER_GROUP, tier_problem
 from kybernate.config import STANDARD, Tier
 from kybernate.cuda import FREED_SHARE
 from kybernate.engines import ENGINE_BACKENDS, RESTART, SIGNED, next_backend
@@ -152,6 +152,8 @@ class Usage:
     """An operator wants it active since then."""
     wanted_until: WallTime = WallTime(0.0)
     """That wish lapses."""
+    waited: float = 0.0
+    """Model seconds: the longest wait before each visit since it came to its group, summed."""
 
 
 @dataclass(slots=True)
@@ -166,6 +168,11 @@ class ManagedSeat:
     terms: PodTerms
     parked_on: Group | None = None
     """Where its copy came from, while it moves to ``group``."""
+    started_on: Group = field(init=False)
+    """Where its engine was started: by its last ticket, else at home."""
+    way: str = ""
+    """How it came to ``group`` from ``came_from``; both empty: it is where its engine was started, at home."""
+    came_from: str = ""
     pod: SeatPod | None = None
     """The pod that owns it; ``NodeState.own`` sets it, with ``terms`` and ``model``."""
     model: str = ""
@@ -193,6 +200,10 @@ class ManagedSeat:
     """Good activations since it was demoted, or since this manager started."""
     copy_ends: bool = False
     """While PARKED: the checkpointer was asked to drop its copy."""
+    heads_to: str = ""
+    """The group on which its engine is to start, other than its home: it has a place there until it has started."""
+    heads_until: WallTime = WallTime(0.0)
+    """That place lapses then; 0: it has its ticket."""
     ended_here: bool | None = None
     """While RELEASING: the checkpointer ends its processes, so kubelet's signal waits; None: not known yet."""
     unkilled: str = ""
@@ -203,6 +214,9 @@ class ManagedSeat:
     reason: str = ""
     cause: str = ""
     op: str = ""
+
+    def __post_init__(self) -> None:
+        self.started_on = self.home
 
     @property
     def pinned(self) -> bool:
@@ -235,20 +249,24 @@ class ManagedSeat:
         before, held = self.state, self.lease
         self.know(facts)
         if to is not None:
-            self.parked_on, self.group = self.group, to
+            self.usage.waited = 0.0
+            self.way, self.came_from = "map" if self.state in COMING else "restart", self.group.name
+            self.parked_on, self.group = self.group if self.state in COMING else None, to
         elif self.state is SeatState.PARKED and before is SeatState.MIGRATING:
             self.group, self.parked_on = self.parked_on or self.group, None
+            self.way = self.came_from = ""
         elif self.state is SeatState.ACTIVE:
             self.parked_on = None
         if self.state in AT_HOME:
-            self.group, self.parked_on = self.home, None
+            self.group, self.parked_on, self.started_on = self.home, None, self.home
+            self.way = self.came_from = ""
             self.durable.residue_bytes, self.durable.measured = 0, False
         if not self.lease:
             self.durable.reserved_bytes = None
         elif not held:
             self.durable.reserved_bytes = self.needed_bytes(self.group)
         if self.state is SeatState.STARTING:
-            self.gate.called = None
+            self.gate.called, self.started_on = None, self.group
         elif self.state is SeatState.ACTIVE:
             self.usage.wanted_since = None
         return before
@@ -267,6 +285,11 @@ class ManagedSeat:
         """True while kubelet waits at the gate for this owner, and long enough to use a ticket."""
         call = self.gate.call
         return call is not None and not self.pod_misses and call.until > now.unix + LAST_MOMENT_SECONDS
+
+    def prefers(self, group: Group, node: str) -> bool:
+        """True for the group that its pod names (``kyb.ai/prefer-group``: ``group`` or ``node/group``)."""
+        named = self.pod.annotations.get(PREFER_GROUP, "") if self.pod is not None else ""
+        return named in (group.name, f"{node}/{group.name}")
 
     def refused(self) -> str:
         """Why its container gets no ticket; empty when it may."""

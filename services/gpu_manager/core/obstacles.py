@@ -20,10 +20,10 @@ from kybernate.policy import GroupView, PeerView, SeatView
 from kybernate.policy.index import rate
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import phases, view
+from services.gpu_manager.core import phases, view, ways
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
-from services.gpu_manager.core.managed_seat import AT_HOME, START_DEADLINE_SECONDS, ManagedSeat
+from services.gpu_manager.core.managed_seat import START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.core.state import NodeState
 
@@ -214,13 +214,13 @@ def IMMOVABLE(ask: Ask) -> Stage | None:
         return None
     why = next((f"{gpu.uuid} is faulty: {node.faulty[gpu.uuid]}" for gpu in group.gpus if gpu.uuid in node.faulty), "")
     if not why and any(peer.name == group.name for peer in node.groups[seat.group.name].peers):
-        why = node.why_immovable(seat)
+        why = ways.why_immovable(node, seat)
     elif not why and len(group.gpus) != len(seat.home.gpus):
         why = f"it has {len(group.gpus)} GPUs, the seat needs {len(seat.home.gpus)}"
     elif not why and not seat.home.profile.rebalance:
         why = f"profile {seat.home.profile.name} has rebalance: false, so its containers see only their own group"
     elif not why:
-        why = "seats move between groups of one GPU of the same model, of one profile"
+        why = "seats move between groups of one profile with as many GPUs of the same model and memory"
     return Stage("immovable", f"seat {seat.id} cannot use group {group.name}: {why}") if why else None
 
 
@@ -245,7 +245,9 @@ def LOST_TICKET(ask: Ask) -> Stage | None:
     """A container may come by a ticket that nothing remembers. Data: ``seat``."""
     for name in ask.node.unaccounted:
         seat = ask.node.seats[name]
-        if any(gpu in ask.group.gpus for gpu in seat.home.gpus):
+        inside = seat.pod is not None and seat.pod.restarts_inside
+        places = (seat.home, *(ask.node.groups[seat.home.name].peers if inside else ()))
+        if any(gpu in ask.group.gpus for place in places for gpu in place.gpus):
             text = (
                 f"the ledger was lost, and the container of {name} ({seat.model}) may be on its way to group "
                 f"{seat.home.name}; it is waited for, {START_DEADLINE_SECONDS:.0f} s at most"
@@ -534,9 +536,9 @@ def _of(rows: Iterable[Row], ask: Ask) -> Iterator[Obstacle]:
 def refusal(node: NodeState, seat: ManagedSeat, now: Now, rows: Collection[Row] = ()) -> Obstacle | None:
     """The stop that refuses a command that wants a seat active: that of its group, if each group to which it may go has
     one. ``rows``: only these."""
-    groups = [seat.group, *(node.groups[seat.group.name].peers if not node.why_immovable(seat) else ())]
-    if (to := node.moves.get(seat.id)) is not None or seat.state in AT_HOME:
-        groups = [node.groups[to].group if to is not None else seat.group]
+    groups = [seat.group, *(node.groups[seat.group.name].peers if not ways.why_immovable(node, seat) else ())]
+    if (to := node.moves.get(seat.id)) is not None:
+        groups = [node.groups[to].group]
     lists = (obstacles(node, seat, group, now, act="command") for group in groups)
     found = [
         next((one for one in each if (one.row in rows if rows else one.row.kind == "stop")), None) for each in lists
@@ -615,26 +617,33 @@ def blocked(node: NodeState, seat: ManagedSeat, now: Now) -> str:
 
 
 def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
-    """The policy's view of a group, with its peers and those of their parked seats that are wanted and may be activated
-    on it."""
+    """The policy's view of a group, with its peers and those of their seats that are wanted and may be activated, or
+    started, on it."""
     seen, peers = view.group_view(node, group, now), node.groups[group.name].peers
     if not peers:
         return seen
     found, parked = list[SeatView](), {peer.name: list[SeatView]() for peer in peers}
     for seat in node.seats.values():
-        if seat.state is not S.PARKED or seat.group.name not in parked:
+        if seat.state not in (S.PARKED, S.WAITING) or seat.group.name not in parked:
             continue
         if (guest := node.moved_views.get(seat.id)) is None:
             guest = view.seat_view(node, seat, now, on=group)
-            if view.requested(guest):
+            if guest.wait_seconds is not None:
                 guest = replace(guest, home_busy=_home_busy(node, seat, now))
             node.moved_views[seat.id] = guest
-        parked[seat.group.name].append(guest)
-        asks = view.requested(guest) and seat.id not in node.moves
+        if seat.state is S.PARKED and not guest.loses_copy:
+            parked[seat.group.name].append(guest)
+        asks = guest.wait_seconds is not None and seat.id not in node.moves
         if asks and first(obstacles(node, seat, group, now, act="guest")) is None:
             found.append(guest)
     shown = tuple(_peer(node, peer, parked[peer.name], now) for peer in peers)
-    return replace(seen, elsewhere=tuple(found), peers=shown, move_seconds=node.move_seconds)
+    return replace(seen, elsewhere=tuple(found), peers=shown, move_seconds=_leaves_for(node, seen))
+
+
+def _leaves_for(node: NodeState, seen: GroupView) -> float:
+    """What the parked seat of a group that moves most cheaply pays for it."""
+    parked = [node.seats[seat.seat] for seat in seen.seats if seat.state is S.PARKED]
+    return min((view.move_seconds(node, seat) for seat in parked), default=node.move_seconds)
 
 
 def _peer(node: NodeState, peer: Group, parked: list[SeatView], now: Now) -> PeerView:

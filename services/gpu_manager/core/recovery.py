@@ -6,6 +6,7 @@ quarantined and nothing is granted there. An unfinished job of the checkpointer 
 in as on every day. A drain that was under way is over: no router was asked to go on with it, so the seat serves.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -277,9 +278,12 @@ def _unused(
     return tuple(one for one in tickets if one.seat not in running or (one.seat, running[one.seat]) in gone)
 
 
-def with_tickets(ledger: Ledger, tickets: tuple[SeatTicket, ...], owners: Owners) -> Ledger:
+def with_tickets(
+    ledger: Ledger, tickets: tuple[SeatTicket, ...], owners: Owners, groups: Sequence[Group] = ()
+) -> Ledger:
     """The ledger with an entry for each of these tickets, in the place of an older one. A container that the pods show
-    there has ended before."""
+    there has ended before. Where its start was on a group that is none of these any more, its place is not known."""
+    gpus = {group.name: group.uuids for group in groups} | {"": ()}
     entries = {entry.seat: entry for entry in ledger.seats}
     ended = {(pod.seat, pod.uid): pod.container_id or "" for pod in owners.pods}
     for ticket in tickets:
@@ -289,7 +293,8 @@ def with_tickets(ledger: Ledger, tickets: tuple[SeatTicket, ...], owners: Owners
         container = ticket.container or ended.get((ticket.seat, ticket.pod_uid), known.durable.container_id)
         durable = replace(known.durable, ticket=ticket.call, container_id=container)
         durable.vram_bytes = durable.vram_bytes or ticket.vram_bytes
-        now = {"state": S.STARTING, "lease": True, "seen_running": False, "epoch": ticket.epoch, "on": ()}
+        now = {"state": S.STARTING, "lease": True, "seen_running": False, "epoch": ticket.epoch}
+        now |= {"on": gpus.get(ticket.group, (ticket.group,))}
         entries[ticket.seat] = known.model_copy(update=now | {"durable": durable})
     epoch = max((ledger.epoch, *(ticket.epoch for ticket in tickets)))
     return ledger.model_copy(update={"seats": tuple(entries.values()), "epoch": epoch})
@@ -306,7 +311,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     """
     evidence = evidence_by_seat(known.reply)
     tickets = _unused(known, evidence, open_tickets(known.ledger, known.tickets))
-    ledger = with_tickets(known.ledger, tickets, known.owners)  # (1)
+    ledger = with_tickets(known.ledger, tickets, known.owners, node.setup.groups)  # (1)
     published = _above(ledger.epoch, known.published.epoch, _ROWS_LATE)
     node.epoch = max(node.epoch, ledger.epoch, known.reply.highest_epoch, published)
     node.seq = max(node.seq, ledger.seq, _above(ledger.seq, known.published.seq, 1000 * _ROWS_LATE))
@@ -315,8 +320,11 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     doubt = {"unlocated": True} if ledger.lost else {}
     entries = {entry.seat: entry.model_copy(update=doubt) for entry in ledger.seats}
     listed = {(pod.seat, pod.uid) for pod in known.owners.pods}
+    groups = node.groups
+    started_on = {(t.seat, t.pod_uid): groups[t.group].group for t in known.tickets if t.group in groups}
     for seat, pod, entry in _owned(node, known.owners, entries):  # (2)
         node.own(seat, pod)
+        seat.started_on = started_on.get((seat.id, pod.uid), seat.home)
         seat.pod_misses = 2 if pod.deleting and (seat.id, pod.uid) not in listed else 0
         _recover_seat(node, seat, pod, entry, evidence.get((seat.id, pod.uid)), now)
     for ticket in tickets:
@@ -355,10 +363,12 @@ def _recover_seat(
     evidence = Evidence(pod, entry, seen if seen is not None and seen.container_id == asked else None)
     facts, reason = evidence.facts()  # (1)
     starts, fresh = not facts.alive or facts.state is S.STARTING, evidence.fresh
-    if entry is not None and not (starts or fresh):
+    if entry is not None and (evidence.unused if fresh else facts.alive or facts.waits):
         seat.group = view.group_with_gpus(node, seat, entry.on) or seat.home
     moves = entry is not None and (fresh or entry.state is S.MIGRATING)
-    known = not facts.alive or (entry is not None and not entry.unlocated and (starts or not moves))
+    known = entry is not None and not entry.unlocated and (starts or not moves)
+    if not facts.alive:
+        known = not (facts.waits and entry is not None and entry.on and seat.group is seat.home)
     place = view.place(node, seat, evidence.seen if facts.alive else None, known=known)  # (2)
     if place is None:
         facts, reason = _unlocated(facts, reason, evidence.seen)

@@ -44,6 +44,8 @@ class SeatPod:
     """Annotations of the pod that cannot be used, in whose place ``annotations`` has what its container implies."""
     resources: tuple[str, ...] = ()
     """Resources of all seats of this container; more than one cannot work."""
+    restarts_inside: bool = False
+    """kyb-run starts its engine, and starts it again on whatever group it gets."""
     notes: SeatAnnotations = field(init=False, compare=False)
     """``annotations``, parsed; all problems."""
 

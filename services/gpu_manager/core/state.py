@@ -7,9 +7,7 @@ only while ``Board.handle`` runs; everything else reads.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from kybernate.annotations import REBALANCE
 from kybernate.config import STANDARD, TIERS, Tier
-from kybernate.engines import DRIVER_BACKENDS
 from kybernate.messages import (
     EVENT_OF_STATE,
     AskJobs,
@@ -227,23 +225,6 @@ class NodeState:
         pool = (seat.home, *self.groups[seat.home.name].peers) if seat.facts.unlocated else ()
         return {uuid for group in (seat.group, *pool) for uuid in group.uuids}
 
-    def why_immovable(self, seat: ManagedSeat) -> str:
-        """Why this seat stays on its group although that is part of a pool; empty: it may move, or has no other
-        group."""
-        pod = seat.pod
-        if pod is None or not self.groups[seat.group.name].peers:
-            return ""
-        if not pod.notes.rebalance:
-            return f"pod {pod.pod} opted out ({REBALANCE})"
-        if seat.backend not in DRIVER_BACKENDS:
-            return f"backend {seat.backend} cannot restore on other GPUs"
-        return seat.durable.fixed or self.immovable
-
-    def may_move(self, seat: ManagedSeat) -> bool:
-        """True for a parked seat that could be activated on another group."""
-        movable = seat.state is SeatState.PARKED and bool(self.groups[seat.group.name].peers)
-        return movable and not self.why_immovable(seat)
-
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def on_bus(self, connected: bool, now: Now) -> None:
@@ -339,6 +320,8 @@ class NodeState:
                 op=seat.op,
                 model=seat.model,
                 group=seat.group.name,
+                way=seat.way,
+                came_from=seat.came_from,
                 pod=pod.pod if pod else "",
                 pod_uid=pod.uid if pod else "",
                 endpoint=pod.endpoint if pod else None,
@@ -349,6 +332,18 @@ class NodeState:
                 last_call_at=last_call_at,
             )
         )
+
+    def drop_copy(self, seat: ManagedSeat, reason: str, now: Now, epoch: int) -> None:
+        """End the engine of a parked seat: its copy is gone, and it starts cold."""
+        seat.durable.spilled = seat.reason = reason
+        self.moved_views.clear()
+        self.emit(seat, EVENT_OF_STATE[seat.state], now, previous=seat.state)
+        self.kill_copy(seat, epoch)
+
+    def kill_copy(self, seat: ManagedSeat, epoch: int) -> None:
+        """Send the kill of a copy that was decided to be dropped."""
+        seat.copy_ends = True
+        self.effects.append(KillJob(cause=seat.default_cause, node=self.name, epoch=epoch, target=seat.target()))
 
     def refuse(self, text: str) -> None:
         """Count and log an input that contradicts the state. The caller changes nothing."""

@@ -17,7 +17,7 @@ from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.policy.view import How
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import decisions, late_binding, view
+from services.gpu_manager.core import decisions, late_binding, view, ways
 from services.gpu_manager.core.facts import Trigger
 from services.gpu_manager.core.group_switch import (
     CUT_GRACE_SECONDS,
@@ -118,7 +118,9 @@ def _lease(node: NodeState, switch: GroupSwitch, incoming: ManagedSeat, now: Now
     group = node.groups[switch.group].group
     trigger, to = (T.LEASE, None) if incoming.group.name == group.name else (T.REMAP, group)
     epoch = max(switch.epoch, incoming.epoch)  # another seat may have been bound meanwhile
-    node.transition(incoming, trigger, now, epoch=epoch, switch=switch, to=to)
+    incoming.usage.waited += view.demand(node, incoming).oldest_wait(now)
+    reason = "" if to is None else f"from group {incoming.group.name}, restored here: {node.groups[group.name].why}"
+    node.transition(incoming, trigger, now, epoch=epoch, switch=switch, to=to, reason=reason)
 
 
 # --- draining and cutting ---------------------------------------------------------------------------------------------
@@ -298,7 +300,8 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     switch.job.sent = now.wall
     if incoming is not None:
         _call_off(node, incoming, group, now)
-        if incoming.state is not S.PARKED and not arrives(incoming, switch):
+        restarts = ways.starts_on(node, incoming, group)
+        if restarts or (incoming.state is not S.PARKED and not arrives(incoming, switch)):
             incoming = None  # it starts with a ticket once the group is free, or it is gone
     if incoming is not None and incoming.epoch > switch.epoch:
         _rename(node, switch, now)  # it was parked after this switch began; its epoch must not fall

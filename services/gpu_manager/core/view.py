@@ -15,6 +15,7 @@ from kybernate.policy import GroupView, SeatView
 from kybernate.policy.turns import LEAVING
 from kybernate.seat import SeatState
 from kybernate.topology import Group
+from services.gpu_manager.core import ways
 from services.gpu_manager.core.demand import ASSUMED_SERVICE_SECONDS, NO_DEMAND, SeatDemand
 from services.gpu_manager.core.group_switch import CUT_GRACE_SECONDS, GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import EngineProbe, Now, WallTime
@@ -30,6 +31,7 @@ LATE_START_ASK_SECONDS = 30.0
 PREFERENCE = {S.ACTIVE: 0, S.ACTIVATING: 1, S.STARTING: 2, S.DRAINING: 3, S.PARKED: 4, S.PARKING: 4, S.WAITING: 5}
 """Which seat gets the demand for a model that names no seat: lowest first."""
 
+_NO_WAY_SECONDS = 3600.0
 _LAST_NAME = chr(0x10FFFF)
 _NO_TURN = (2.0, 0.0, _LAST_NAME)
 
@@ -100,7 +102,8 @@ def candidates(node: NodeState, group: Group, now: Now) -> list[ManagedSeat]:
     present = [  # (1)
         seat
         for seat in own
-        if seat.state is not S.PARKED or not (seat.starts_cold or brought_elsewhere(node, seat, group))
+        if seat.state not in (S.PARKED, S.WAITING)
+        or not ((seat.starts_cold and seat.state is S.PARKED) or brought_elsewhere(node, seat, group))
     ]
     ready = [seat for seat in present if not seat.yields_group(now)]
     return ready if len(ready) < len(present) and any(_of_use(node, seat, now) for seat in ready) else present  # (2)
@@ -154,7 +157,10 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         idle_seconds=now.model - max(usage.busy, usage.active_since),
         park_seconds=costs.park_seconds,
         activate_seconds=seat.activate_seconds,
-        move_seconds=None if on is None else node.move_seconds,
+        move_seconds=None if on is None else move_seconds(node, seat),
+        prefers=on is not None and seat.prefers(on, node.name),
+        waited_seconds=usage.waited,
+        loses_copy=on is not None and ways.starts_on(node, seat, on),
         weight=tier.weight,
         slo_seconds=tier.slo_seconds,
         service_seconds=ASSUMED_SERVICE_SECONDS if learned is None else learned.service.value,
@@ -166,6 +172,12 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
     for rider in node.riders[Rider.sees]:
         seen = rider.sees(node, seat, seen, now)
     return seen
+
+
+def move_seconds(node: NodeState, seat: ManagedSeat) -> float:
+    """What bringing it back on another group costs beyond bringing it back where it is; very much without a way."""
+    found = ways.way(node, seat)
+    return _NO_WAY_SECONDS if found is None else found.seconds(node, seat)
 
 
 def _of_use(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
@@ -182,6 +194,8 @@ def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:
     """
     if (to := node.moves.get(seat.id, group.name)) != group.name:
         return f"{seat.id} is being moved to group {to}"
+    if seat.heads_to not in ("", group.name):
+        return f"{seat.id} is to start on group {seat.heads_to}"
     for switch in node.switches.values():
         if switch.group == group.name:
             continue
@@ -198,9 +212,9 @@ def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:
 
 
 def _ordered_to(node: NodeState, group: Group) -> list[ManagedSeat]:
-    """Parked seats of other groups that an operator moves to this one."""
+    """Seats of other groups that an operator moves to this one, and that can come now."""
     seats = [node.seats[seat] for seat, to in node.moves.items() if to == group.name]
-    return [seat for seat in seats if seat.group.name != group.name and node.may_move(seat)]
+    return [seat for seat in seats if seat.group.name != group.name and ways.may_move(node, seat)]
 
 
 # --- room -------------------------------------------------------------------------------------------------------------
@@ -257,6 +271,7 @@ def room(node: NodeState, seat: ManagedSeat, *, without: ManagedSeat | None = No
     leases = [other for other in node.seats.values() if other.lease and other is not seat and other is not without]
     same = [other for other in leases if other.group.name == group.name]
     same += [other for other in _promised(node, group) if other is not seat and other is not without]
+    same += [o for o in node.seats.values() if o.heads_to == group.name and o is not seat and o not in same]
     if len(same) >= group.slots:
         return False
     if any(not gpus.isdisjoint(o.group.uuids) for o in leases if o.group.name != group.name):
@@ -353,13 +368,13 @@ def place(node: NodeState, seat: ManagedSeat, seen: SeatProgress | None, *, know
     """Where a seat with a process is, by the best evidence; None: on any group of its pool.
 
     (1) The GPUs that the driver names. (2) Its group, where that is ``known`` to be still true. (3) Without a context
-    it is at home, where a container gets its first one. (4) It has no other group. What its pod allows tells nothing:
+    it is where its engine was started. (4) It has no other group. What its pod allows tells nothing:
     it may allow less than when the seat moved.
     """
     if seen is not None and (named := group_with_gpus(node, seat, seen.gpus)) is not None:  # (1)
         return named
     if seen is not None and seen.no_context and not known:  # (3)
-        return seat.home
+        return seat.started_on
     return seat.group if known or not node.groups[seat.home.name].peers else None  # (2), (4)
 
 

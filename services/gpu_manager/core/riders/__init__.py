@@ -5,6 +5,7 @@ from services.gpu_manager.core.riders.freeze import Freezes
 from services.gpu_manager.core.riders.host_memory import HostMemory
 from services.gpu_manager.core.riders.operations import Operations
 from services.gpu_manager.core.riders.rehearsal import Rehearsals
+from services.gpu_manager.core.riders.restarts import Restarts
 from services.gpu_manager.core.state import Rider
 
-RIDERS: tuple[Rider, ...] = (HostMemory(), Rehearsals(), Freezes(), Operations())
+RIDERS: tuple[Rider, ...] = (Restarts(), HostMemory(), Rehearsals(), Freezes(), Operations())

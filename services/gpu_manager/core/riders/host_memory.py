@@ -8,7 +8,7 @@ Either starts cold when it is wanted again. The sum of all accounts never exceed
 
 from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
 from kybernate.engines import DRIVER_BACKENDS, PINNING, REHEARSED, RESTART, SIGNED, WITHOUT_COPY
-from kybernate.messages import JobStatus, KillJob, SeatParked, SeatTarget
+from kybernate.messages import JobStatus, SeatParked, SeatTarget
 from kybernate.seat import COMING, SeatState
 from kybernate.sizes import format_bytes
 from services.gpu_manager.core import view
@@ -145,8 +145,8 @@ class HostMemory(Rider):
         """
         durable = seat.durable
         if durable.spilled:
-            if seat.state is SeatState.PARKED and durable.host_taken_bytes and not seat.copy_ends:  # (4)
-                _kill(node, seat, node.next_epoch(now))
+            if seat.state is SeatState.PARKED and not seat.copy_ends:  # (4)
+                node.kill_copy(seat, node.next_epoch(now))
         elif seat.state in (SeatState.PARKED, SeatState.PARKING, *COMING):  # (1)
             durable.host_taken_bytes = durable.host_taken_bytes or needed_bytes(seat)
         elif seat.state is SeatState.ACTIVE:
@@ -230,16 +230,8 @@ def _may_drop(node: NodeState, seat: ManagedSeat, victim: ManagedSeat, now: Now)
 
 def _drop(node: NodeState, seat: ManagedSeat, epoch: int, reason: str, now: Now) -> None:
     """End the container of a parked seat. Its account lasts until the container has ended."""
-    _spill(node, seat, reason)
-    seat.reason = reason
-    node.moved_views.clear()
-    node.emit(seat, SeatParked, now, previous=seat.state)
-    _kill(node, seat, epoch)
-
-
-def _kill(node: NodeState, seat: ManagedSeat, epoch: int) -> None:
-    seat.copy_ends = True
-    node.effects.append(KillJob(cause=seat.default_cause, node=node.name, epoch=epoch, target=seat.target()))
+    node.spills += 1
+    node.drop_copy(seat, reason, now, epoch)
 
 
 def _spill(node: NodeState, seat: ManagedSeat, reason: str) -> None:

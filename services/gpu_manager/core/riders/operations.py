@@ -19,7 +19,7 @@ from kybernate.messages import (
 )
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import view
+from services.gpu_manager.core import view, ways
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
 from services.gpu_manager.core.obstacles import IMMOVABLE, Ask, first, no, obstacles, row, seat_refused, stage
@@ -34,7 +34,7 @@ MOVE_SECONDS = 600.0
 MOST_ORDERS = 32
 """Operations that are over and still answer for their names; beyond it the oldest are forgotten."""
 
-_MOVABLE = (S.ACTIVE, S.PARKED)
+_MOVABLE = (S.ACTIVE, S.PARKED, S.WAITING)
 _EMPTY = (S.WAITING, S.PARKED, S.BACKOFF, S.FREE)
 """States without VRAM on the group."""
 
@@ -316,14 +316,14 @@ def _result(node: NodeState, order: OperatorOrder, now: Now) -> tuple[OrderOutco
     seat = node.seats.get(order.target)
     if seat is None or seat.state in (S.FREE, S.RELEASING):
         return "failed", f"the pod of seat {order.target} is gone"
-    if seat.group.name == order.to and seat.state not in COMING:
+    if seat.group.name == order.to and seat.state not in (*COMING, S.STARTING):
         return "done", f"{seat.id} is {seat.state} on group {order.to}"
-    if seat.state in (S.BACKOFF, S.WAITING, S.LOST, S.QUARANTINED):
+    if seat.state in (S.LOST, S.QUARANTINED):
         return "failed", f"{seat.id} is {seat.state}: {seat.reason}"
-    refused = node.why_immovable(seat)
-    if seat.state is S.PARKED and (refused or seat.backoff.move.active(now)):
+    refused = ways.why_immovable(node, seat)
+    if seat.state in (S.PARKED, S.BACKOFF, S.WAITING) and (refused or seat.backoff.move.active(now)):
         return "failed", refused or f"{seat.id} could not be activated there: {seat.reason}"
-    if seat.state in (S.ACTIVE, S.PARKED) and float(now.unix) > order.begun + MOVE_SECONDS:
+    if seat.state in (S.ACTIVE, S.PARKED, S.BACKOFF, S.WAITING) and float(now.unix) > order.begun + MOVE_SECONDS:
         return "failed", f"not moved within {MOVE_SECONDS:.0f} s; at last: {stage(node, seat, now).text}"
     return "", ""
 

@@ -1,0 +1,35 @@
+"""A move by a restart: a parked seat drops its copy, its engine ends, and starts on the other group. Pure.
+
+From the decision on the seat has a place there (``ManagedSeat.heads_to``), until it has started. Where that fails it
+starts at home, as after any failed start.
+"""
+
+from kybernate.seat import SeatState
+from services.gpu_manager.core import view
+from services.gpu_manager.core.inputs import Now
+from services.gpu_manager.core.state import NodeState, Rider
+
+S = SeatState
+
+FIRST_STAY_SECONDS, LONGEST_STAY_SECONDS = 15.0, 600.0
+"""Wall: how long a seat that could not start on another group is left at home: twice the first, at most the last."""
+
+
+class Restarts(Rider):
+    """What becomes of seats that head to another group."""
+
+    def step(self, node: NodeState, now: Now) -> None:
+        """(1) It has arrived, or its start there has failed: it stays at home for a while. (2) A seat that does not
+        come, or that nothing asks for any more, gives its place back."""
+        for seat in node.seats.values():
+            if not seat.heads_to or seat.state is S.STARTING:
+                continue
+            if not seat.heads_until:  # (1)
+                if seat.state is not S.ACTIVE:
+                    seat.backoff.move.fail(now, first=FIRST_STAY_SECONDS, longest=LONGEST_STAY_SECONDS)
+                seat.heads_to = ""
+                continue
+            kept = seat.state is S.PARKED and not seat.copy_ends
+            gone = seat.state is S.WAITING and not view.wanted(node, seat, now)
+            if kept or gone or now.wall > seat.heads_until or seat.state not in (S.PARKED, S.BACKOFF, S.WAITING):  # (2)
+                seat.heads_to = ""

@@ -1,0 +1,345 @@
+"""Moves by a start of the engine on another group: of seats at the gate, and of parked ones that drop their copy."""
+
+from dataclasses import replace
+
+import pytest
+
+from kybernate.messages import JobReply, KillJob, MigrateSeat, SeatProgress
+from kybernate.seat import SeatState as S
+from services.gpu_manager.core import recovery, ways
+from services.gpu_manager.core.inputs import BusChanged, Recovered, SeatTicket, StartCall, StartCalls, StartTicket
+from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.publish import record
+from tests.manager.pulling import Pulls
+from tests.manager.world import World, make_group
+
+
+@pytest.fixture
+def world() -> World:
+    """Two pairs that are one pool."""
+    groups = (make_group("G01", [0, 1], 3, rebalance=True), make_group("G23", [2, 3], 3, rebalance=True))
+    made = World(groups=groups, policy=Pulls(), warmup=False)
+    made.boot()
+    return made
+
+
+def keeps(world: World, seat: str) -> None:
+    """kyb-run is in front of the seat's engine."""
+    world.pods[seat] = replace(world.pods[seat], restarts_inside=True)
+    world.look()
+
+
+def call(world: World, seat: str, *, anywhere: bool = True) -> list[object]:
+    """The start gate is asked, by kyb-run or by kubelet."""
+    world.started += 1
+    made = StartCall(f"call-{world.started}", world.now.unix, world.now.unix + 25, anywhere=anywhere)
+    world.calls[seat] = made
+    return world.receive(StartCalls(dict(world.calls)))
+
+
+def tickets(world: World, seat: str) -> list[str]:
+    """The groups of its tickets; empty: its home."""
+    return [effect.group for effect in world.effects if isinstance(effect, StartTicket) and effect.seat == seat]
+
+
+def comes_up(world: World, seat: str, model: str, backend: str) -> None:
+    world.pod(seat, model, backend=backend)
+    world.traffic(seat, waiting=1)
+    world.call(seat)
+    world.finish()
+    world.start(seat)
+    keeps(world, seat)
+    world.healthy(seat)
+
+
+def busy_home(world: World, backend: str = "unload") -> tuple[str, str]:
+    """Seats a and b of G01: a is parked, b serves and is busy. kyb-run is in front of both."""
+    a, b = world.seat(0, 0), world.seat(0, 1)
+    comes_up(world, a, "a", backend)
+    world.traffic(a, waiting=0)
+    comes_up(world, b, "b", backend)
+    world.traffic(b, in_flight=3)
+    assert world.state(b) is S.ACTIVE
+    return a, b
+
+
+def dropped(world: World, seat: str) -> None:
+    """The checkpointer has ended the engine of a parked seat."""
+    assert isinstance(world.last(KillJob), KillJob)
+    assert world.managed(seat).copy_ends
+    world.end_processes(seat)
+    assert world.state(seat) is S.BACKOFF
+
+
+def arrives(world: World, seat: str) -> None:
+    """What the ticket permits is done: its engine runs, and is healthy."""
+    world.start(seat)
+    world.healthy(seat)
+
+
+def test_a_seat_at_the_gate_starts_on_another_group_while_its_own_is_busy(world: World) -> None:
+    a, b = busy_home(world, "restart")
+    world.exit(a)
+    call(world, a)
+    world.look()
+    world.look()
+    assert world.state(a) is S.WAITING
+    world.traffic(a, waiting=2)
+    assert tickets(world, a) == ["", "G23"]
+    assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
+    arrives(world, a)
+    assert (world.state(a), world.managed(a).group.name, world.state(b)) == (S.ACTIVE, "G23", S.ACTIVE)
+    assert world.managed(a).heads_to == ""
+
+
+def test_kubelets_call_of_the_same_seat_starts_at_home_only(world: World) -> None:
+    a, _ = busy_home(world, "restart")
+    world.exit(a)
+    call(world, a, anywhere=False)
+    world.look()
+    world.look()
+    world.traffic(a, waiting=2)
+    assert world.state(a) is S.WAITING
+    assert tickets(world, a) == [""]
+
+
+def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) -> None:
+    a, _ = busy_home(world)
+    assert world.state(a) is S.PARKED
+    world.managed(a).usage.waited = 50.0
+    world.traffic(a, waiting=2)
+    assert world.managed(a).heads_to == "G23"
+    dropped(world, a)
+    call(world, a)
+    world.look()
+    world.look()
+    assert tickets(world, a) == ["", "G23"]
+    arrives(world, a)
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
+    assert not world.managed(a).durable.spilled
+    assert world.managed(a).usage.waited == 0.0
+    started, active = (next(e for e in world.events(a)[::-1] if e.state is state) for state in (S.STARTING, S.ACTIVE))
+    assert {(e.came_from, e.group, e.way) for e in (started, active)} == {("G01", "G23", "restart")}
+    assert started.reason == "from group G01, started here: 2x-37f07e.s00 waits"
+    row = record(world.node, world.managed(a), world.now)
+    assert (row.home_group, row.group, row.way) == ("G01", "G23", "restart")
+
+
+def test_its_place_is_kept_while_it_drops_its_copy_and_no_other_seat_drops_its_own_for_it(world: World) -> None:
+    a, b = busy_home(world)
+    c = world.seat(0, 2)
+    world.traffic(b, in_flight=0)
+    comes_up(world, c, "c", "unload")
+    world.traffic(c, in_flight=3)
+    world.finish()
+    assert [world.state(one) for one in (a, b, c)] == [S.PARKED, S.PARKED, S.ACTIVE]
+    world.traffic(a, waiting=2, oldest=5.0)
+    world.traffic(b, waiting=2, oldest=1.0)
+    world.tick()
+    assert [world.managed(one).heads_to for one in (a, b)] == ["G23", ""]
+    world.tick(31)
+    assert world.managed(a).heads_to == "", "it did not come in time"
+
+
+def test_a_start_there_that_fails_is_followed_by_one_at_home_and_the_seat_stays_there_for_a_while(world: World) -> None:
+    a, b = busy_home(world)
+    world.traffic(a, waiting=2)
+    dropped(world, a)
+    call(world, a)
+    world.look()
+    world.look()
+    world.start(a)
+    world.exit(a)
+    assert (world.state(a), world.managed(a).group.name) == (S.BACKOFF, "G01")
+    call(world, a)
+    world.look()
+    world.look()
+    world.tick()
+    assert (world.state(a), tickets(world, a)) == (S.WAITING, ["", "G23"]), "G01 is busy, and it is not moved again"
+    world.traffic(b, in_flight=0)
+    world.tick(5)
+    world.finish()
+    world.tick()
+    assert tickets(world, a) == ["", "G23", ""]
+
+
+def test_a_container_that_kubelet_starts_again_in_the_middle_gets_a_ticket_for_its_home(world: World) -> None:
+    a, b = busy_home(world)
+    world.traffic(a, waiting=2)
+    dropped(world, a)
+    call(world, a)
+    world.look()
+    world.look()
+    assert world.managed(a).group.name == "G23"
+    call(world, a, anywhere=False)
+    world.look()
+    world.look()
+    world.tick()
+    world.look()
+    assert (world.state(a), world.managed(a).group.name) == (S.WAITING, "G01")
+    assert tickets(world, a) == ["", "G23"]
+    world.traffic(b, in_flight=0)
+    world.tick(5)
+    world.finish()
+    world.tick()
+    assert tickets(world, a) == ["", "G23", ""]
+
+
+def test_the_cheapest_way_is_taken_and_another_where_the_driver_refuses_it(world: World) -> None:
+    a, _ = busy_home(world, "fake")
+    seat = world.managed(a)
+    assert ways.way(world.node, seat) is ways.MAP
+    seat.durable.costs.cold_seconds = seat.activate_seconds + 1.0
+    assert ways.way(world.node, seat) is ways.RESTART
+    seat.durable.costs.cold_seconds = 100.0
+    seat.durable.fixed = "refused"
+    assert ways.way(world.node, seat) is ways.RESTART
+    assert ways.RESTART.seconds(world.node, seat) == 100.0 - seat.activate_seconds
+    world.pods[a] = replace(world.pods[a], restarts_inside=False)
+    world.look()
+    assert ways.way(world.node, seat) is None
+    assert "kyb-run" in ways.why_immovable(world.node, seat)
+
+
+def test_an_operator_moves_a_seat_by_a_restart_and_the_operation_is_done_once_it_serves_there(world: World) -> None:
+    a, _ = busy_home(world)
+    assert world.order(MigrateSeat, seat=a, to="G23").accepted
+    world.tick()
+    dropped(world, a)
+    world.tick()
+    call(world, a)
+    world.look()
+    world.look()
+    assert tickets(world, a) == ["", "G23"]
+    assert "done" not in world.phases()
+    arrives(world, a)
+    world.tick()
+    assert world.phases()[-1] == "done"
+
+
+def restart(world: World, ledger: Ledger, *tickets: SeatTicket, parked: tuple[str, ...] = ()) -> None:
+    """The manager starts again with this ledger; b serves, these are parked, and of others the driver has nothing."""
+    world.board = world.new_board()
+    b = world.seat(0, 1)
+    pod = world.pods[b]
+    seen = SeatProgress(
+        seat=b, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="active", gpus=("GPU-0", "GPU-1")
+    )
+    world.receive(BusChanged(True))
+    copies = tuple(
+        SeatProgress(
+            seat=one,
+            pod_uid=world.pods[one].uid,
+            container_id=world.pods[one].container_id or "",
+            outcome="parked",
+            gpus=("GPU-0", "GPU-1"),
+        )
+        for one in parked
+    )
+    reply = JobReply(accepted=True, seats=(seen, *copies))
+    world.receive(Recovered(world.owners(), ledger, reply, tickets=tickets))
+
+
+def away(world: World) -> str:
+    """Seat a of G01 has a ticket for G23, and its engine has not come yet."""
+    a, _ = busy_home(world)
+    world.traffic(a, waiting=2)
+    dropped(world, a)
+    call(world, a)
+    world.look()
+    world.look()
+    assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
+    return a
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_a_start_on_another_group_is_there_after_a_restart_of_the_manager(world: World, comes: bool) -> None:
+    a = away(world)
+    remembered = recovery.ledger(world.node, "")
+    if comes:
+        world.started += 1
+        world.pods[a] = replace(world.pods[a], container_id=f"process://{world.started}", running=True)
+        world.calls.clear()
+    else:
+        world.pods[a] = replace(world.pods[a], running=False)
+    restart(world, remembered)
+    assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
+    assert world.managed(a).lease
+
+
+def test_a_ticket_that_the_ledger_does_not_know_names_its_group(world: World) -> None:
+    a = away(world)
+    remembered = recovery.ledger(world.node, "")
+    given = next(e for e in reversed(world.effects) if isinstance(e, StartTicket) and e.seat == a)
+    old = remembered.model_copy(
+        update={"epoch": given.epoch - 1, "seats": tuple(one for one in remembered.seats if one.seat != a)}
+    )
+    ticket = SeatTicket(a, given.call, given.pod_uid, given.epoch, 5.0, group=given.group)
+    world.pods[a] = replace(world.pods[a], running=False)
+    restart(world, old, ticket)
+    assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
+    restart(world, old, replace(ticket, group="G99"))
+    assert (world.state(a), world.managed(a).facts.may_hold) == (S.QUARANTINED, True), (
+        "a group of another configuration"
+    )
+
+
+def test_a_pod_names_the_group_that_it_prefers(world: World) -> None:
+    a, _ = busy_home(world)
+    for value, there in (("G23", True), ("n1/G23", True), ("n2/G23", False), ("G01", False)):
+        world.annotate(a, **{"prefer-group": value})
+        assert world.managed(a).prefers(world.groups[1], "n1") is there
+
+
+@pytest.mark.parametrize("step", ["drops", "ended", "waits", "starts"])
+def test_a_manager_that_is_killed_at_any_step_of_a_move_leaves_the_seat_on_one_group(world: World, step: str) -> None:
+    a, b = busy_home(world)
+    world.traffic(a, waiting=2)
+    if step != "drops":
+        dropped(world, a)
+    if step in ("waits", "starts"):
+        world.traffic(a, waiting=0)  # nothing asks: it waits at the gate
+        call(world, a)
+        world.look()
+        world.look()
+    if step == "starts":
+        world.traffic(a, waiting=2)
+    before = world.state(a)
+    alive = before is S.PARKED
+    world.pods[a] = replace(world.pods[a], running=alive)
+    remembered = recovery.ledger(world.node, "")
+    world.effects.clear()
+    restart(world, remembered, parked=(a,) if alive else ())
+    seat = world.managed(a)
+    place = "G23" if step == "starts" else "G01"
+    then = S.BACKOFF if step == "waits" else before  # until the gate is asked again
+    assert (world.state(a), seat.group.name, seat.lease) == (then, place, step == "starts")
+    assert world.state(b) is S.ACTIVE
+    assert seat.copy_ends is alive, "the kill is sent again"
+    if alive:
+        world.traffic(a, waiting=2)
+        dropped(world, a)
+    world.traffic(b, in_flight=3)
+    world.traffic(a, waiting=2)
+    if step != "starts":
+        world.router("router-0")
+        call(world, a)
+        world.look()
+        world.look()
+        world.tick(5)
+        world.look()
+    assert tickets(world, a) in ([] if step == "starts" else ["G23"], ["G23"])
+    assert (world.state(a), seat.group.name) == (S.STARTING, "G23")
+
+
+def test_what_a_seat_has_waited_before_each_visit_is_summed() -> None:
+    world = World()
+    world.boot()
+    a, b = world.fill("a", "b")
+    for seat, oldest in ((a, 5.0), (b, 1.0), (a, 7.0)):
+        world.tick(10)
+        world.traffic(seat, waiting=1, oldest=oldest)
+        world.finish()
+        assert world.state(seat) is S.ACTIVE
+        world.traffic(seat, waiting=0)
+    assert world.managed(a).usage.waited == pytest.approx(12.0)
