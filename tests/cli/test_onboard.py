@@ -104,7 +104,7 @@ def test_an_entrypoint_that_is_not_known_is_asked_for_with_what_it_costs(before:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_engine_with_a_sleep_of_its_own_is_started_as_before(name: str) -> None:
+def test_an_engine_with_a_sleep_is_started_as_before(name: str) -> None:
     before = example(name)
     after = onboard(before, MODELS[name]).manifest
     assert container(after).get("command") == container(before).get("command")

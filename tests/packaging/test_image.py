@@ -20,7 +20,9 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[\s<>=!~;\[]", name, maxsplit=1)[0]).lower()
 
 
-@pytest.mark.parametrize("name", ["requirements-image.txt", "requirements-build.txt", "requirements-llama.txt"])
+@pytest.mark.parametrize(
+    "name", ["requirements-image.txt", "requirements-build.txt", "requirements-llama.txt", "requirements-run.txt"]
+)
 def test_every_requirement_has_a_version_and_hashes(name: str) -> None:
     text = (ROOT / name).read_text()
     blocks = re.split(r"\n(?=[a-z])", text.strip())

@@ -93,7 +93,7 @@ class Run:
         return [int(pid) for pid in file.read_text().split()]
 
     async def engine(self, starts: int = 1) -> int:
-        """The pid of the engine, once it has said ``up`` so often."""
+        """The pid of the engine, once ``up`` was in the output so often."""
         await until(lambda: self.text.count("up\n") >= starts, what=f"start {starts}", saw=lambda: self.text)
         await until(lambda: len(self.children()) == 1, what="one child", saw=self.children)
         return self.children()[0]
@@ -171,7 +171,7 @@ async def test_signals_reach_the_engine_and_its_own_end_counts(
         assert run.text.endswith("bye\n"), "it had its grace"
 
 
-async def test_an_engine_that_was_told_to_end_is_not_started_again(program: Path, gate: Gate) -> None:
+async def test_an_engine_that_got_sigterm_is_not_started_again(program: Path, gate: Gate) -> None:
     """Its pod is being deleted: kubelet sends one SIGTERM only."""
     async with running(program, gate, *SLEEPS) as run:
         await run.engine()
@@ -286,7 +286,7 @@ async def test_it_waits_for_a_gate_that_is_away(program: Path, gate: Gate) -> No
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "text"),
     [
         ("wait group G0 is held by b\n", "group G0 is held by b"),
         ("", "its answer is not complete"),
@@ -297,14 +297,14 @@ async def test_it_waits_for_a_gate_that_is_away(program: Path, gate: Gate) -> No
     ],
     ids=["refused", "cut-off", "cut-off-last", "no-start", "start-not-last", "too-long"],
 )
-async def test_what_is_no_permission_starts_nothing(program: Path, gate: Gate, answer: str, said: str) -> None:
+async def test_what_is_no_permission_starts_nothing(program: Path, gate: Gate, answer: str, text: str) -> None:
     await gate.open()
     async with running(program, gate, *SLEEPS) as run:
         await parked(gate, run)
         gate.answer(answer)
         await until(lambda: gate.asked == 2, what="it asks again")
         assert run.children() == []
-        assert f"the start gate: {said}\n" in run.text
+        assert f"the start gate: {text}\n" in run.text
         gate.answer("start\n")
         await run.engine(2)
 

@@ -57,8 +57,8 @@ class Discovery:
             raise DriverUnreadableError(error.text) from error
 
     async def _holds_nothing(self, target: SeatTarget, group: str) -> None:
-        """No process lives in the container but perhaps kyb-run. Raises DriverUnreadableError unless the driver shows
-        that it is no engine of that name."""
+        """At most kyb-run lives in the container. Raises DriverUnreadableError unless the driver shows that it is no
+        engine of that name."""
         keeper = self.host.containers.keeper(target)
         try:
             uses = [] if keeper is None else await self.calls.processes(group)
