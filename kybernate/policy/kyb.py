@@ -348,9 +348,11 @@ def _at_least(mean: float, most: int) -> float:
 
 def _better_at_home(view: GroupView, guest: SeatView, ratio: float) -> bool:
     """Rule 1: a seat of another group whose own group makes room for it at less cost than a move; if that has not
-    begun in this time, it comes. A seat that loses its copy by the move takes a free slot, or
-    the place of an idle holder that is asked ``ratio`` times less, and has waited there, over all its visits, for as long as the move takes longer than a park and an activation at home: what it
-    could have waited for in vain is then no more than what it pays. An operator's wish does not wait."""
+    begun in this time, it comes. A seat that loses its copy by the move takes a free slot, or the place of an idle
+    holder that is asked ``ratio`` times less, and has waited there, over all its visits, for as long as the move takes
+    longer than a park and an activation at home: what it could have waited for in vain is then no more than what it
+    pays. An operator's wish does not wait.
+    """
     move, asked = guest.move_seconds or 0.0, guest.pinned or guest.wanted_seconds is not None
     longer = move - guest.park_seconds - guest.activate_seconds
     waited = guest.waited_seconds + (guest.wait_seconds or 0.0)
