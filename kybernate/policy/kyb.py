@@ -68,7 +68,11 @@ class Kyb:
         """Apply the rules of the module's text; the comments repeat their numbers."""
         waiting = contenders(view)
         pinned = any(seat.pinned for seat in waiting)
-        candidates = waiting if pinned else waiting + [one for one in guests(view) if not _better_at_home(view, one)]
+        candidates = (
+            waiting
+            if pinned
+            else waiting + [one for one in guests(view) if not _better_at_home(view, one, self.guest_ratio)]
+        )
         if not candidates:  # (4)
             return _without_demand(view, self.idle_seconds, self.keep_ratio, self.prefetch)
         urgency = self.urgency()
@@ -342,15 +346,18 @@ def _at_least(mean: float, most: int) -> float:
     return max(0.0, 1.0 - below)
 
 
-def _better_at_home(view: GroupView, guest: SeatView) -> bool:
+def _better_at_home(view: GroupView, guest: SeatView, ratio: float) -> bool:
     """Rule 1: a seat of another group whose own group makes room for it at less cost than a move; if that has not
-    begun in this time, it comes. A seat that loses its copy by the move takes a free slot only, and has waited
-    there, over all its visits, for as long as the move takes longer than a park and an activation at home: what it
-    could have waited for in vain is then no more than what it pays. An operator's wish does not wait."""
+    begun in this time, it comes. A seat that loses its copy by the move takes a free slot, or the place of an idle
+    holder that is asked ``ratio`` times less, and has waited there, over all its visits, for as long as the move takes
+    longer than a park and an activation at home: what it could have waited for in vain is then no more than what it
+    pays. An operator's wish does not wait.
+    """
     move, asked = guest.move_seconds or 0.0, guest.pinned or guest.wanted_seconds is not None
     longer = move - guest.park_seconds - guest.activate_seconds
     waited = guest.waited_seconds + (guest.wait_seconds or 0.0)
-    if guest.loses_copy and not asked and (waited < longer or free_slots(view) <= 0):
+    room = free_slots(view) > 0 or any(not own_load(h) and ratio * rate(h) <= rate(guest) for h in movable(view))
+    if guest.loses_copy and not asked and (waited < longer or not room):
         return True
     home = next((peer for peer in view.peers if peer.group == guest.group), None)
     if (

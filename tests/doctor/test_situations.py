@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.cli import console, stack_facts
-from kybernate.cli.stack_facts import _local, read_facts, skew
+from kybernate.cli.stack_facts import local_facts, read_facts, skew
 from kybernate.dev.stack.process import ProcessCommand, SupervisedProcess
 from kybernate.doctor import Finding, Severity
 from kybernate.doctor.stack import LEAST_DISK_BYTES, check_stack
@@ -66,7 +66,7 @@ class Stand:
     def read(self) -> list[Finding]:
         """As the command does: the stack's machine, and what the console answers."""
         stack = {"folder": str(self.folder), "pids": self.pids, "restarts": self.restarts, "console": "http://c"}
-        local = _local(stack)
+        local = local_facts(stack)
         free = self.facts.disk[1] if self.facts.disk is not None else 0
         local |= {"disk": (str(self.folder), free), "available_bytes": 2**36}
         return list(check_stack(replace(self.facts, now=time.time(), **local)))

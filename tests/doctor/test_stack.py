@@ -276,8 +276,8 @@ def test_a_bundle_stays_readable(text: str) -> None:
 @pytest.mark.parametrize(("late", "level"), [(False, Severity.OK), (True, Severity.WARN)])
 def test_a_switch_is_no_problem_until_it_takes_longer_than_usual(late: bool, level: Severity):
     seat = {**SEAT, "seat": "s0", "state": "activating"}
-    stage = {"stage": "activating", "text": "the checkpointer moves its VRAM back", "clock": {"late": late}}
-    manager = {"node": "n1", "policy": "p", "groups": [{"group": "G0", "seats": [{"seat": "s0", "stage": stage}]}]}
+    phase = {"seat": "s0", "text": "G0: activating qwen, for 9 s (usually 1.7 s)", "late": late, "waiting": 0}
+    manager = {"node": "n1", "policy": "p", "groups": [{"group": "G0", "seats": [], "phases": [phase]}]}
     found = list(check_stack(replace(SOUND, seats=(seat,), managers=(manager,))))
     (line,) = [finding for finding in found if finding.check == "seats"]
     assert line.level is level

@@ -11,7 +11,7 @@ from tests.exploration.manager import Manager
 from tests.exploration.search import Chaos, Totals, explain, random_run, replay, setup_of, shrink
 from tests.exploration.world import SHAPES, Setup, World
 
-SEEDS = range(7)
+SEEDS = range(8)
 """One of each configuration."""
 
 

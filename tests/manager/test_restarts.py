@@ -343,3 +343,22 @@ def test_what_a_seat_has_waited_before_each_visit_is_summed() -> None:
         assert world.state(seat) is S.ACTIVE
         world.traffic(seat, waiting=0)
     assert world.managed(a).usage.waited == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize("anywhere", [True, False])
+def test_a_second_ticket_after_a_restart_of_the_manager_names_the_group_that_the_seat_holds(
+    world: World, *, anywhere: bool
+) -> None:
+    """The first one was lost on its way."""
+    a = away(world)
+    remembered = recovery.ledger(world.node, "")
+    world.pods[a] = replace(world.pods[a], running=False)
+    restart(world, remembered)
+    world.effects.clear()
+    call(world, a, anywhere=anywhere)
+    world.look()
+    world.look()
+    seat = world.managed(a)
+    assert (seat.state, seat.group.name, tickets(world, a)) == (
+        (S.STARTING, "G23", ["G23"]) if anywhere else (S.BACKOFF, "G01", [])
+    )

@@ -350,7 +350,10 @@ def test_a_guest_that_would_start_cold_waits_at_home_for_as_long_as_that_costs_m
         assert (incoming(decision) == "far") is comes
     before = replace(far, ages=(), oldest_wait_seconds=1.0, waited_seconds=need)
     assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(before,)))) == "far", "over all its visits"
-    assert incoming(BALANCED.decide(view(active("a"), elsewhere=(before,)))) is None
+    for own, comes in ((0.02, False), (0.01, True)):
+        holder = active("a", rate_fast=own, rate_slow=own)
+        asked = replace(before, rate_fast=0.03, rate_slow=0.03)
+        assert (incoming(BALANCED.decide(view(holder, elsewhere=(asked,)))) == "far") is comes
     assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(replace(far, wanted_seconds=0.0),)))) == "far"
     gate = replace(far, state=S.WAITING, start_wait_seconds=0.0, move_seconds=0.0, loses_copy=False)
     assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(gate,)))) == "far", "it starts in any case"

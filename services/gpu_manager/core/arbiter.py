@@ -139,9 +139,9 @@ def give_ticket(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> N
     seat.durable.ticket, gate.ticket_given, gate.ticket_call = call.call, now.wall, call.since
     if call.inside:
         seat.durable.container_id = start_inside(pod.container_id or "", call.call)
+    away = group.name if group.name != seat.home.name else ""
     if seat.state is S.WAITING:
-        away = group.name != seat.home.name
-        seat.heads_to, seat.heads_until = group.name if away else "", WallTime(0.0)
+        seat.heads_to, seat.heads_until = away, WallTime(0.0)
         seat.durable.spilled = "" if away else seat.durable.spilled
         for rider in node.riders[Rider.starts]:
             rider.starts(node, seat)
@@ -151,7 +151,7 @@ def give_ticket(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> N
         seat.learn(ticket=Ticket.OPEN, process=Process.NONE)
         seat.epoch, seat.entered_wall = epoch, now.wall
     container = seat.durable.container_id if call.inside else ""
-    node.effects.append(StartTicket(seat.id, call.call, pod.uid, epoch, pod.vram_bytes, container, seat.heads_to))
+    node.effects.append(StartTicket(seat.id, call.call, pod.uid, epoch, pod.vram_bytes, container, away))
 
 
 def _evict(
