@@ -405,7 +405,8 @@ async def test_a_page_over_16384_seats_costs_a_router_no_message_and_no_request(
             for _ in range(2):
                 await message(stream)
         assert (published, len(w.router.traffic.table.upstreams)) == ([], known)
-        assert w.router.connections.open == open_before, "the page reads the console, and the console no router"
+        asks = w.router.connections.open - open_before
+        assert asks <= 1, "the page reads the console, which asks each router once in 10 s which problems it has"
 
 
 CHROME = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36"}
