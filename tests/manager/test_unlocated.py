@@ -261,6 +261,16 @@ def test_a_rehearsal_revives_no_lost_seat(world: World, outcome: str) -> None:
     assert world.managed(a).facts.unlocated == (outcome == "lost")
 
 
+def test_a_seat_in_its_rehearsal_is_on_the_group_of_that_job(world: World) -> None:
+    """Its engine was started on another group than its home, and the ledger is lost (seed 9002 of shape pairs)."""
+    a = world.seat(0, 0)
+    job = JobStatus(op=f"{REHEARSAL}1", epoch=1, group="G1", park=(seen(world, a, "started"),))
+
+    restarted(world, seen(world, a, "started"), jobs=(job,))
+
+    assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G1")
+
+
 def test_the_rehearsal_of_another_container_tells_nothing(world: World) -> None:
     a = world.seat(0, 0)
     before = seen(world, a, "started").model_copy(update={"container_id": "process://before"})

@@ -453,15 +453,15 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
 
 
 def _starts_on(node: NodeState, status: JobStatus, now: Now) -> None:
-    """The seat of a rehearsal starts, and follows it; where the ledger was lost its processes seem to serve. It has not
-    moved yet."""
+    """The seat of a rehearsal starts, and follows it, on the group of that job; where the ledger was lost its processes
+    seem to serve."""
     for progress in status.park:
         seat = node.seats.get(progress.seat)
         if seat is None or not (seat.lease and _concerns(progress, seat)):
             continue
         if seat.state is S.ACTIVE or (seat.state is S.QUARANTINED and seat.facts.unlocated):
             seat.know(replace(seat.facts, process=Process.LOADS, promise=Promise.NONE, unlocated=False))
-            seat.reason = ""
+            seat.reason, seat.group = "", node.groups[status.group].group if status.group in node.groups else seat.group
         if seat.state is S.STARTING:
             seat.rehearsal = Rehearsal(status.op, status.epoch, progress.container_id, now.wall, begun=now.wall)
 
