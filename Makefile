@@ -4,7 +4,7 @@ KYB := .venv/bin/kyb
 # Where it is set, each process of a test compiles every module anew: twice the time of make test-fast.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup setup-run up demo test test-fast ui-test engines-test test-nightly mutants explore check bench gpu-bench replay-full lock image release release-test compose-test helm-test e2e sim-reference failures
+.PHONY: setup setup-run up demo test test-fast ui-test engines-test test-nightly mutants explore check bench gpu-bench replay-full lock image release release-test compose-test helm-test first-minutes e2e sim-reference failures
 
 setup:
 	@sh scripts/setup.sh
@@ -100,6 +100,10 @@ compose-test:
 
 helm-test: setup
 	@sh scripts/helm_test.sh $(ARGS)
+
+# The README on a bare Debian in a chroot, as root. ARGS="bookworm guest 20": suite, user, interruptions of make up
+first-minutes:
+	@sh scripts/bare_debian.sh $(ARGS)
 
 # Against the cluster of the current kubeconfig. IMAGE=repository:tag as its nodes find it.
 e2e: setup
