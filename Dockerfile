@@ -23,7 +23,7 @@ RUN sh image_python.sh product-dev
 FROM ${BASE} AS kybernate
 RUN echo 'kybernate:x:65532:65532:Kybernate:/nonexistent:/usr/sbin/nologin' >>/etc/passwd \
  && echo 'kybernate:x:65532:' >>/etc/group \
- && install -d -o 65532 -g 65532 /run/kybernate /run/fake-gpu /var/lib/kybernate /var/lib/nats \
+ && install -d -o 65532 -g 65532 /run/kybernate /run/fake-gpu /var/lib/kybernate /var/lib/kybernate/bin /var/lib/nats \
       /var/lib/kubelet /var/lib/kubelet/device-plugins
 COPY --from=build /opt/kybernate /opt/kybernate
 ENV PATH=/opt/kybernate/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
