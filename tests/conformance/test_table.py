@@ -29,6 +29,6 @@ def test_the_page_shows_rule_test_and_both_results() -> None:
     assert rows["1"].endswith("| pass | pass |")
     assert rows["2"].endswith("| **fail** | not run |")
     assert rows["3"].endswith("| skipped | not run |")
-    assert "[registering](../tests/conformance/test_registering.py) 2" in rows["5"]
+    assert "[registering](../../tests/conformance/test_registering.py) 2" in rows["5"]
     assert rows["43"].endswith("| – | – |")
     assert REASONS[43] in rows["43"]

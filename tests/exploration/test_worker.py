@@ -17,7 +17,7 @@ from tests.exploration.shells import search
 from tests.exploration.worker import explore
 
 SEEDS = 8
-RUNS = 40
+RUNS = 120
 """In which each seeded bug is found."""
 
 
@@ -87,6 +87,7 @@ BUGS = (
 
 
 @pytest.mark.not_counted
+@pytest.mark.timeout(300)  # threads write and fsync: a bug may need a hundred runs to show
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.__name__.strip("_") for bug in BUGS])
 def test_a_bug_in_the_worker_is_found(bug: Callable[[], AbstractContextManager[Any]], tmp_path: Path) -> None:
     with bug(), pytest.raises(ViolationError):
