@@ -16,7 +16,6 @@ from pydantic.fields import FieldInfo
 
 from kybernate.bus import NATS_SCHEMES
 from kybernate.bus.credentials import Credentials, CredentialsError
-from kybernate.config_errors import wrong_kind
 
 PREFIX = "KYB_"
 EMPTY_IS_NONE = BeforeValidator(lambda value: None if value == "" else value)
@@ -169,6 +168,8 @@ class Settings(BaseModel):
             first = error.errors(include_url=False)[0]
             name = PREFIX + str(first["loc"][0]).upper() if first["loc"] else "environment"
             own = first["type"] == "value_error"
+            from kybernate.config_errors import wrong_kind  # needs PyYAML, which the GPU bench does without
+
             what = first["msg"].removeprefix("Value error, ") if own else "; ".join(wrong_kind(first))
             raise SettingsError(f"{name}={first['input']!r}: {what}") from error
 
