@@ -1,4 +1,5 @@
-"""How many options the product has. An option that comes needs one that goes: lower a figure, never raise it."""
+"""How many options the product has. An option that comes needs one that goes; a new capability may raise a
+figure by its own options, in its own commit, which says who sets them."""
 
 import json
 from collections import Counter
@@ -7,7 +8,7 @@ import pytest
 
 from scripts import options
 
-MOST = {"env": 46, "config": 40, "annotation": 14, "chart": 93, "cli": 161}
+MOST = {"env": 46, "config": 40, "annotation": 14, "chart": 93, "cli": 160}
 
 
 @pytest.mark.parametrize("kind", MOST)

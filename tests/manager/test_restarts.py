@@ -77,6 +77,14 @@ def arrives(world: World, seat: str) -> None:
     world.healthy(seat)
 
 
+def leaves(world: World, seat: str) -> None:
+    """Its last request ends, and it is parked."""
+    world.traffic(seat, in_flight=0)
+    world.tick(5)
+    world.finish()
+    world.tick()
+
+
 def test_a_seat_at_the_gate_starts_on_another_group_while_its_own_is_busy(world: World) -> None:
     a, b = busy_home(world, "restart")
     world.exit(a)
@@ -156,10 +164,7 @@ def test_a_start_there_that_fails_is_followed_by_one_at_home_and_the_seat_stays_
     world.look()
     world.tick()
     assert (world.state(a), tickets(world, a)) == (S.WAITING, ["", "G23"]), "G01 is busy, and it is not moved again"
-    world.traffic(b, in_flight=0)
-    world.tick(5)
-    world.finish()
-    world.tick()
+    leaves(world, b)
     assert tickets(world, a) == ["", "G23", ""]
 
 
@@ -178,10 +183,7 @@ def test_a_container_that_kubelet_starts_again_in_the_middle_gets_a_ticket_for_i
     world.look()
     assert (world.state(a), world.managed(a).group.name) == (S.WAITING, "G01")
     assert tickets(world, a) == ["", "G23"]
-    world.traffic(b, in_flight=0)
-    world.tick(5)
-    world.finish()
-    world.tick()
+    leaves(world, b)
     assert tickets(world, a) == ["", "G23", ""]
 
 

@@ -46,7 +46,6 @@ def plan(
     price: Annotated[float, typer.Option(min=0, help="Of one GPU for an hour, any currency.")] = 0.0,
     memory_price: Annotated[float, typer.Option(min=0, help="Of one GB of host memory for a month.")] = 0.0,
     host_memory: given.HostMemory = 0.0,
-    lanes: given.Lanes = 0,
     move_seconds: given.MoveSeconds = 3.0,
     policy: Annotated[
         str,
@@ -98,7 +97,7 @@ def plan(
         traces=tuple(traces), only=tuple(only or ()), groups=groups_max, tiers=tuple(tier or ()),
         pinned=frozenset(pin or ()), cost=cost, measured=measured, vram=tuple(vram or ()), kv=kv,
         slo=None if tier else seconds, cap=cap, start=start, duration=duration, speed_up=speed_up,
-        host_memory=host_memory, lanes=lanes, seats=sys.maxsize,
+        host_memory=host_memory, seats=sys.maxsize,
     )  # fmt: skip
     if verify is not None and duration is None:
         raise CliError(f"--verify {verify:g}: give --duration, the seconds that the plan sees", 2)
