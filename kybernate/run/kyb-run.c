@@ -83,7 +83,7 @@ static void take_signal(void)
 	if (read(signals, &info, sizeof info) != sizeof info)
 		return;
 	int number = (int)info.ssi_signo, ends = number == SIGTERM || number == SIGINT || number == SIGQUIT;
-	if (number == SIGCHLD)
+	if (number == SIGCHLD || number == SIGPIPE) /* this process wrote to a log without a reader */
 		return;
 	stops |= ends;
 	if (engine > 0)

@@ -140,7 +140,8 @@ class Journal:
 
     def _set_aside_if_rolled_back(self) -> None:
         """Files that do not know an epoch of this boot are older than it: what they call unfinished was finished since,
-        and what they call parked may run. They count as lost, and the epochs of the witness as seen."""
+        and what they call parked may run. They count as lost, and the epochs of the witness as seen. Up to the epoch of
+        an unreadable job it is that job which is missing."""
         try:
             seen = json.loads(self._witness.read_text()) if self._witness is not None else {}
             epochs = (
@@ -151,6 +152,9 @@ class Journal:
         except (ValueError, KeyError, AttributeError) as error:
             get_logger().error("journal.witness_unreadable", file=str(self._witness), error=str(error))
             return
+        names = [path.name.partition("-")[0] for path in self._jobs.glob("*.unreadable-*")]
+        lost = max((int(name) for name in names if name.isdigit()), default=0)
+        self.epochs |= {gpu: epoch for gpu, epoch in epochs.items() if self.epochs.get(gpu, 0) < epoch <= lost}
         newer = {gpu: epoch for gpu, epoch in epochs.items() if epoch > self.epochs.get(gpu, 0)}
         if not newer:
             return

@@ -271,6 +271,31 @@ async def test_files_that_were_put_back_are_set_aside_and_their_epochs_refused(
     assert list(loaded().jobs) == ["op-1", "op-2"], "no process outlives a boot"
 
 
+async def test_an_unreadable_job_does_not_make_the_files_look_older_than_they_are(tmp_path: Path) -> None:
+    """All parked seats of the node were forgotten with it."""
+    state, witness = tmp_path / "state", tmp_path / "epochs.json"
+    for number in (1, 2):
+        journal = Journal(state, witness)
+        journal.load()
+        one = job(number)
+        await journal.begin(one)
+        journal.remember(SeatProcesses(target=one.targets[0], group="G0", epoch=1, members=()))
+        await journal.write_parked()
+        journal.close()
+    for path in (state / "journal").glob("*2-op-2.jsonl"):
+        path.write_text("no json\n")
+    for _ in range(2):
+        journal = Journal(state, witness)
+        journal.load()
+        journal.close()
+        assert (list(journal.jobs), list(journal.parked), journal.seen_epoch(("GPU-a",))) == (["op-1"], ["s00"], 2)
+    witness.write_text(witness.read_text().replace(": 2}", ": 3}"))
+    journal = Journal(state, witness)
+    journal.load()
+    journal.close()
+    assert (journal.jobs, journal.parked, journal.seen_epoch(("GPU-a",))) == ({}, {}, 3)
+
+
 async def test_the_epoch_of_a_job_that_could_not_be_written_does_not_make_the_files_look_older_than_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -202,6 +202,34 @@ async def test_the_engine_gets_no_descriptor_and_no_blocked_signal(program: Path
     assert found == [[["0", "1", "2", "3"], 0]] * 2, "3 is the folder that is listed"
 
 
+async def test_a_log_without_a_reader_ends_no_engine(program: Path, gate: Gate) -> None:
+    """What kyb-run says came back to the next engine as SIGPIPE."""
+    await gate.open()
+    read, write = os.pipe()
+    os.close(read)
+    script = 'trap "" PIPE; echo >"$KYB_SEAT_DIR/up"; trap - PIPE; exec sleep 1000'
+    own = {"PATH": os.environ["PATH"], "ASAN_OPTIONS": "detect_leaks=0", "KYB_SEAT_DIR": str(gate.folder)}
+    process = await asyncio.create_subprocess_exec(
+        str(program), "--", *SH, script, env=own, stderr=write, start_new_session=True
+    )
+    os.close(write)
+    up, run = gate.folder / "up", Run(process, program)
+    try:
+        await until(up.exists, what="the engine is up")
+        gate.ends("1\n")
+        os.kill(run.children()[0], signal.SIGKILL)
+        await until(lambda: gate.asked == 1, what="kyb-run asks at the gate")
+        up.unlink()
+        gate.answer("start\n")
+        await until(up.exists, what="the engine is up again")
+        await asyncio.sleep(0.3)
+        assert process.returncode is None
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
 async def test_orphans_are_collected(program: Path, gate: Gate) -> None:
     async with running(program, gate, *SH, "(sh -c 'sleep 0.1 & sleep 0.1 &' &); echo up; exec sleep 1000") as run:
         await until(lambda: "up" in run.text, what="the engine is up")
