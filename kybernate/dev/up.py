@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kybernate.bus.port import BusError
-from kybernate.cli.local import ENGINE_LOGS
 from kybernate.cli.output import CliError, answer
 from kybernate.config import ConfigError
 from kybernate.dev.stack import NotReadyError, Stack, StackError, StackOptions
@@ -26,6 +25,7 @@ from kybernate.dev.stack.layout import HOST, USUAL_PORT
 from kybernate.dev.stack.options import ChangingError, content
 from kybernate.dev.stack.process import LineSink
 from kybernate.dev.stack.stack_file import StackFileError
+from kybernate.local_stack import ENGINE_LOGS
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
 _NAME_WIDTH = 12

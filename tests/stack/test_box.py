@@ -17,8 +17,8 @@ import aiohttp
 import pytest
 import yaml
 
-from kybernate.cli import console, main
-from kybernate.cli.local import log_lines
+from kybernate import local_stack
+from kybernate.cli import main
 from kybernate.dev import up
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.stubs import StubError, build_stubs
@@ -26,6 +26,7 @@ from kybernate.dev.stack import StackOptions
 from kybernate.dev.stack.layout import Ports, lay_out
 from kybernate.dev.stack.options import check
 from kybernate.http_api import unanswered
+from kybernate.local_stack import log_lines
 from services.router.settings import RouterSettings
 from tests.test_tls import make
 from tests.until import TIME_FACTOR, until
@@ -164,12 +165,12 @@ def test_the_unit_is_one_that_systemd_reads(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_login_finds_the_stack_of_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
-    monkeypatch.setattr(console, "_without_runtime", lambda: tmp_path / "stack.json")
+    monkeypatch.setattr(local_stack, "_without_runtime", lambda: tmp_path / "stack.json")
     (tmp_path / "stack.json").write_text('{"url": "x"}')
-    assert console.find_stack() is None
+    assert local_stack.find_stack() is None
     lock = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    assert console.find_stack() == {"url": "x"}
+    assert local_stack.find_stack() == {"url": "x"}
     os.close(lock)
 
 
