@@ -89,7 +89,7 @@ def unit_of(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     given |= {name: environment[name] for name in ("PATH", "SSL_CERT_FILE", "HF_HOME") if name in environment}
     given["TMPDIR"] = "/var/lib/kybernate"
     command = [str(Path(sys.argv[0]).absolute()), "up", *arguments]
-    quoted = " ".join(_of_systemd(word) for word in command)
+    quoted = " ".join(_of_systemd(word) for word in command).replace("$", "$$")  # there alone it has a meaning
     return "\n".join(
         (
             *("[Unit]", "Description=Kybernate", "Wants=network-online.target", "After=network-online.target", ""),
@@ -111,7 +111,7 @@ def unit_of(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
 
 def _of_systemd(word: str) -> str:
     """A word of a unit's line."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"' if re.search(r"[\s\"';]", word) else escaped
 
 

@@ -154,10 +154,14 @@ def test_the_unit_is_one_that_systemd_reads(tmp_path: Path, monkeypatch: pytest.
     (program := tmp_path / "kyb").symlink_to("/bin/true")
     monkeypatch.setattr(sys, "argv", [str(program), "up", "--unit"])
     monkeypatch.chdir(tmp_path)
-    text = up.unit_of(["--pods", "my models.yaml"], {"KYB_HOST": "0.0.0.0", "PATH": "/a:/50%", "KYB_NODE": "x"})
-    assert f'ExecStart={program} up --pods "my models.yaml"\n' in text
+    given = {"KYB_HOST": "0.0.0.0", "KYB_ALIASES": "a$=b", "PATH": "/a:/50%", "KYB_NODE": "x"}
+    text = up.unit_of(["--pods", "my models$.yaml"], given)
+    assert f'ExecStart={program} up --pods "my models$$.yaml"\n' in text
     assert f"WorkingDirectory={tmp_path}\n" in text
-    assert "Environment=KYB_HOST=0.0.0.0\nEnvironment=PATH=/a:/50%%\nEnvironment=TMPDIR=/var/lib/kybernate\n" in text
+    assert (
+        "Environment=KYB_HOST=0.0.0.0\nEnvironment=KYB_ALIASES=a$=b\nEnvironment=PATH=/a:/50%%\nEnvironment=TMPDIR=/var/lib/kybernate\n"
+        in text
+    )
     (unit := tmp_path / "kybernate.service").write_text(text)
     checked = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     assert [line for line in checked.stderr.splitlines() if "kybernate.service" in line] == []

@@ -341,8 +341,9 @@ class Stack:
                 "driver_socket": str(layout.driver_socket) if "driver" in self._processes else None,
                 "nats_url": layout.nats_url,
                 "kubelet_url": layout.kubelet_url,
-                "kubelets": [node.kubelet_url for node in layout.nodes],
                 "driver": self.options.driver,
+                "gpus": self.options.gpus,
+                "memory": self.options.memory,
                 "pids": self.pids,
                 "restarts": {name: [*process.restarts] for name, process in self._processes.items()},
             }
