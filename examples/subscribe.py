@@ -17,7 +17,8 @@ async def show(msg: Msg) -> None:
     subject = next(event[key] for key in ("seat", "group", "op", "gpu") if event.get(key))
     what = event.get("state") or order.get("phase") or msg.subject.split(".")[-1]
     seconds = ", ".join(f"{phase} {took:.2f} s" for phase, took in (event.get("seconds") or {}).items())
-    words = filter(None, (event.get("model"), event.get("reason"), order.get("verb"), order.get("text"), seconds))
+    way = f"from {event['came_from']} by {event['way']}:" if event.get("way") else ""
+    words = filter(None, (event.get("model"), way, event.get("reason"), order.get("verb"), order.get("text"), seconds))
     print(f"{event['node']}/{subject} {what:<12}", *words, flush=True)
 
 

@@ -33,9 +33,9 @@ class SeatRecord(BaseModel):
     group: str = ""
     """Group it runs on now."""
     home_group: str = ""
+    """Group that its seat ID belongs to."""
     way: str = ""
     """How it came to its group from another one (``SeatEvent.way``)."""
-    """Group that its seat ID belongs to."""
     gpus: tuple[int, ...] = ()
     """Host indices of the group's GPUs."""
     resource: str = ""

@@ -63,7 +63,8 @@ def status(
     services: Annotated[bool, typer.Option("--services", help="The processes of the stack that runs here.")] = False,
 ) -> None:
     """Show nodes, groups and seats: what is active, parked, waiting."""
-    from kybernate.cli.console import Console, find_stack
+    from kybernate.cli.console import Console
+    from kybernate.local_stack import find_stack
 
     if services:
         _print_services()
@@ -99,7 +100,8 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many of the last lines.")] = 200,
 ) -> None:
     """Show the log of a service, or of a model's engine, of the stack that runs here."""
-    from kybernate.cli.local import local_stack, log_lines, log_of
+    from kybernate.cli.local import local_stack, log_of
+    from kybernate.local_stack import log_lines
 
     with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
         for line in log_lines(log_of(local_stack(), name), last=lines, follow=follow):
@@ -278,7 +280,8 @@ add_extras(app)
 
 
 def _print_services() -> None:
-    from kybernate.cli.local import local_stack, processes
+    from kybernate.cli.local import local_stack
+    from kybernate.local_stack import processes
 
     stack = local_stack()
     found, pids = processes(stack), stack.get("pids") or {}

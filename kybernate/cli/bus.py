@@ -167,7 +167,7 @@ def _report(text: str) -> None:
 
 
 def _address() -> str:
-    from kybernate.cli.console import find_stack
+    from kybernate.local_stack import find_stack
 
     stack = find_stack() or {}
     return os.environ.get("KYB_NATS_URL") or str(stack.get("nats_url", "nats://127.0.0.1:4222"))

@@ -1,7 +1,5 @@
 """The client of the console's HTTP API, and how it finds the console. Standard library only: commands start at once."""
 
-import contextlib
-import fcntl
 import http.client
 import json
 import os
@@ -14,35 +12,12 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from kybernate.cli.output import CliError, given_url
+from kybernate.local_stack import find_stack, stack_file
 
 ANSWER_SECONDS = 10.0
 RECONNECT_SECONDS = 0.5
 LOST_SECONDS = 30.0
 """Following events ends when the console has been unreachable for this long."""
-
-
-def stack_file() -> Path:
-    """``$XDG_RUNTIME_DIR/kybernate/stack.json``, or ``/tmp/kybernate-<uid>/stack.json`` where that is unset."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "kybernate" / "stack.json" if runtime else _without_runtime()
-
-
-def _without_runtime() -> Path:
-    return Path(f"/tmp/kybernate-{os.getuid()}/stack.json")
-
-
-def find_stack() -> dict[str, Any] | None:
-    """Read the stack file of a live ``kyb up``; None without one. A live stack holds the lock of the file's folder.
-
-    One that systemd started is found by a login of its user, too, whose XDG_RUNTIME_DIR it has not."""
-    of_login = os.environ.get("XDG_RUNTIME_DIR") == f"/run/user/{os.getuid()}"
-    for path in (stack_file(), *([_without_runtime()] if of_login else [])):
-        with contextlib.suppress(OSError, ValueError):
-            content = json.loads(path.read_text())
-            ours = path.parent.stat().st_uid == os.getuid()
-            if ours and isinstance(content, dict) and _locked(path.parent):
-                return content
-    return None
 
 
 def find_url() -> str:
@@ -282,18 +257,6 @@ def follow_events(
             return
         since = since or began
         time.sleep(RECONNECT_SECONDS)
-
-
-def _locked(folder: Path) -> bool:
-    """True if a process holds the folder's lock, tested by a shared lock that is released at once."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def _key() -> dict[str, str]:

@@ -162,7 +162,7 @@ def _machine(preset: str | None, stack: bool) -> "tuple[Machine, Path | None]":
         except ValueError as error:
             raise CliError(f"--preset: {error}", code=2) from None
     if stack:
-        from kybernate.cli.console import find_stack
+        from kybernate.local_stack import find_stack
 
         running = find_stack()
         if running is None:

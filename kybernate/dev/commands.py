@@ -112,6 +112,8 @@ def add(
     from kybernate.dev.stack import pod_changes
 
     stack, (first, *command) = local_stack(), what
+    if command and first.endswith((".yaml", ".yml")):
+        raise CliError(f"{first}: write one FILE, or MODEL -- COMMAND", 2)
     pods = pod_changes.add_command(stack, first, command) if command else pod_changes.add(stack, Path(first))
     text = f"{', '.join(pod.model for pod in pods)}: starting; see kyb status"
     answer({"pods": [{"namespace": pod.namespace, "name": pod.name, "model": pod.model} for pod in pods]}, text)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kybernate.bus.port import BusError
-from kybernate.cli.local import ENGINE_LOGS
 from kybernate.cli.output import CliError, answer
 from kybernate.config import ConfigError
 from kybernate.dev.stack import NotReadyError, Stack, StackError, StackOptions
@@ -26,6 +25,7 @@ from kybernate.dev.stack.layout import HOST, USUAL_PORT
 from kybernate.dev.stack.options import ChangingError, content
 from kybernate.dev.stack.process import LineSink
 from kybernate.dev.stack.stack_file import StackFileError
+from kybernate.local_stack import ENGINE_LOGS
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
 _NAME_WIDTH = 12
@@ -89,7 +89,7 @@ def unit_of(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     given |= {name: environment[name] for name in ("PATH", "SSL_CERT_FILE", "HF_HOME") if name in environment}
     given["TMPDIR"] = "/var/lib/kybernate"
     command = [str(Path(sys.argv[0]).absolute()), "up", *arguments]
-    quoted = " ".join(_of_systemd(word) for word in command)
+    quoted = " ".join(_of_systemd(word) for word in command).replace("$", "$$")  # there alone it has a meaning
     return "\n".join(
         (
             *("[Unit]", "Description=Kybernate", "Wants=network-online.target", "After=network-online.target", ""),
@@ -111,7 +111,7 @@ def unit_of(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
 
 def _of_systemd(word: str) -> str:
     """A word of a unit's line."""
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"' if re.search(r"[\s\"';]", word) else escaped
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from aiohttp import web
 
-from kybernate.cli.local import engine_log, log_lines
-from kybernate.cli.stack_facts import without_secrets
 from kybernate.http_api import ApiError
+from kybernate.local_stack import engine_log, log_lines
+from kybernate.redaction import without_secrets
 from services.console.core.cluster import Cluster
 from services.console.problems import local_stack
 

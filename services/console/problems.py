@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from kybernate.bus.port import Bus, BusError
-from kybernate.cli.console import find_stack
-from kybernate.cli.stack_facts import local_facts, silent_engines
+from kybernate.doctor.local import local_facts, silent_engines
 from kybernate.doctor.model import Severity
 from kybernate.doctor.stack import StackFacts, check_stack
+from kybernate.local_stack import find_stack
 from kybernate.logs import get_logger
 from services.console.api import OperatorApi
 from services.console.core.cluster import Cluster

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
@@ -375,21 +376,26 @@ def gate_texts(node: NodeState, now: Now) -> dict[str, str]:
         calling = [(seat.gate.call.since, seat) for seat in node.seats_on(group) if seat.gate.call is not None]
         if not calling:
             continue
-        held = ", ".join(
-            f"{seat.id} (model {seat.model}, {seat.state}{', pinned' if seat.pinned else ''})"
+        held = " and ".join(
+            f"{seat.id} ({seat.state}{', pinned' if seat.pinned else ''})"
             for seat in view.holders(node, group) or view.overlapping(node, group)
         )
         holders = f"group {group.name} is held by {held}" if held else ""
         for place, (_, seat) in enumerate(sorted(calling, key=lambda pair: pair[0]), start=1):
             stage, at = obstacles.stage(node, seat, now), f"place {place} of {len(calling)} at the start gate"
-            text = (
-                f"seat {seat.id} is refused: {stage.text}"
-                if stage.stage == "refused"
-                else f"seat {seat.id} waits: {'; '.join(filter(None, (stage.text, holders, at)))}"
-            )
-            for other in node.seats.values():
-                if other.pod is not None and (seat.pod is None or seat.pod.namespace != other.pod.namespace):
-                    for named in (f" ({other.model})", f"model {other.model}, ", f" {other.pod.pod}"):
-                        text = text.replace(named, "")
-            texts[seat.id] = text
+            text = stage.text if stage.stage == "refused" else "; ".join(filter(None, (stage.text, holders, at)))
+            verb = "is refused" if stage.stage == "refused" else "waits"
+            texts[seat.id] = f"{seat.model or 'the seat'} {verb}: {_for_owner(node, seat, text)}"
     return texts
+
+
+def _for_owner(node: NodeState, seat: ManagedSeat, text: str) -> str:
+    """A text with models in the place of ids of seats, and without the names of other namespaces."""
+    for other in node.seats.values():
+        name, pod = other.model or "a seat", other.pod
+        named = rf"(?:seat )?{re.escape(other.id)}(?: \({re.escape(name)}\))?"
+        if pod is not None and (seat.pod is None or seat.pod.namespace != pod.namespace):
+            text = text.replace(f" {pod.pod}", "")
+            named, name = f"(?:{named}|{re.escape(name)})", "a seat of another namespace"
+        text = re.sub(rf"(?<![\w./-]){named}(?![\w/-])", name.replace("\\", ""), text)
+    return text

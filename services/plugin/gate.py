@@ -63,7 +63,7 @@ class StartGate:
             try:
                 await self._exclusively(call, _announce, seconds)
             except OSError as error:
-                raise NotGrantedError(f"the start of seat {seat_id} cannot be announced: {error}") from error
+                raise NotGrantedError(f"the start cannot be announced: {error}") from error
             while time.monotonic() < deadline and self._present(call):
                 if ticket := await self._taken(call):
                     return ticket
@@ -151,10 +151,10 @@ def _refusal(call: _StartCall) -> str:
     status = _read(call.status)
     if not status:
         return (
-            f"seat {call.seat} waits for its turn on the GPUs, and no GPU manager has been seen on this node; "
-            f"check that kyb-gpu-manager runs here"
+            "it waits for its turn on the GPUs, and no GPU manager has been seen on this node; check that "
+            "kyb-gpu-manager runs here"
         )
-    return str(status.get("text") or f"seat {call.seat} waits for its turn on the GPUs")
+    return str(status.get("text") or "it waits for its turn on the GPUs")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -74,14 +74,14 @@ class NodeSeats:
     def missing(self, seat_id: str, group_name: str = "") -> str | None:
         """Return why a seat cannot start on this group, else on its own: it, or a GPU, is gone; None: it can."""
         if seat_id not in self.offer.seats:
-            return f"seat {seat_id} is not on this node any more; delete the pod"
+            return "its seat is not on this node any more; delete the pod"
         own, reasons = self.offer.seats[seat_id].group, self.probation.reasons
         group = next((one for one in self.offer.groups if one.name == group_name), own)
         for gpu in group.gpus:
             reason = reasons.get(gpu.uuid, "")
             if reason.startswith(GONE):
                 which = f"GPU {gpu.index} ({gpu.uuid}) of group {group.name}"
-                return f"seat {seat_id} cannot start: {which}: {reason}; or delete the pod"
+                return f"it cannot start: {which}: {reason}; or delete the pod"
         return None
 
     def notify(self) -> None:
@@ -160,7 +160,7 @@ class SeatPlugin(rpc.DevicePluginServicer):
         """Wait at the start gate until the seat has a ticket. Other calls are served meanwhile."""
         seat_ids = set(request.devices_ids)
         if len(seat_ids) != 1 or not seat_ids <= self._node.offer.seats.keys():
-            await _refuse(context, f"seats {', '.join(sorted(seat_ids))} are not on this node; delete the pod")
+            await _refuse(context, "its seat is not on this node; delete the pod")
         (seat_id,) = seat_ids
         missing = self._node.missing(seat_id)
         if missing is not None:

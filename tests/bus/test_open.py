@@ -62,6 +62,7 @@ async def test_the_example_prints_every_kind_of_event(tmp_path: Path) -> None:
     order = OrderStatus(op="o1", verb="drain", phase="parking", text="2 seats")
     events = [
         activated("org/model"),
+        activated("moved").model_copy(update={"seat": "s2", "way": "restart", "came_from": "G0", "reason": "room"}),
         GroupDecided(cause="c", node="n1", group="G0", decision="stay", reason="it waits"),
         OrderChanged(cause="c", node="n1", op="o1", order=order),
         GpuHealthChanged(cause="c", node="n1", gpu="GPU-1", healthy=False, reason="XID 79"),
@@ -93,6 +94,7 @@ async def test_the_example_prints_every_kind_of_event(tmp_path: Path) -> None:
             example.kill()
             await example.communicate()
     assert ["n1/s1", "active", "org/model"] in printed
+    assert ["n1/s2", "active", "moved", "from", "G0", "by", "restart:", "room"] in printed
     assert ["n1/G0", "decided", "it", "waits"] in printed
     assert ["n1/o1", "parking", "drain", "2", "seats"] in printed
     assert ["n1/GPU-1", "gpu-health", "XID", "79"] in printed

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from kybernate import local_stack
 from kybernate.api_keys import Tenant, dump, make
-from kybernate.cli import local
 from kybernate.doctor.stack import StackFacts, check_stack
 from kybernate.messages import GroupDecided
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord
@@ -75,7 +75,7 @@ async def test_the_stack_of_this_machine_adds_its_machine_and_logs(tmp_path: Pat
         await until(lambda: w.console.cluster.seats.rows[f"{NODE}.s0"].pod, what="the console knows the pod")
         seat = f"{url}log?seat={NODE}.s0"
         assert (await get(w, seat)).json == {"command": "kubectl -n default logs llama-0 --tail=200"}
-        folder = tmp_path / local.ENGINE_LOGS.replace("**/", "") / "default_llama-0_u1"
+        folder = tmp_path / local_stack.ENGINE_LOGS.replace("**/", "") / "default_llama-0_u1"
         folder.mkdir(parents=True)
         (folder / "engine.log").write_text("".join(f"line {at} token=abc\n" for at in range(300)))
         (tmp_path / "logs").mkdir()

@@ -19,9 +19,11 @@ from pathlib import Path
 import pytest
 
 from kybernate.cli import console, stack_facts
-from kybernate.cli.stack_facts import local_facts, read_facts, skew
+from kybernate.cli.stack_facts import read_facts, skew
 from kybernate.dev.stack.process import ProcessCommand, SupervisedProcess
 from kybernate.doctor import Finding, Severity
+from kybernate.doctor import local as doctor_local
+from kybernate.doctor.local import local_facts
 from kybernate.doctor.stack import LEAST_DISK_BYTES, check_stack
 from kybernate.messages import JobReply
 from services.gpu_manager import publish
@@ -159,7 +161,7 @@ def engine_is_stopped(it: Stand) -> None:
 
     server = socket.create_server(("127.0.0.1", 0))
     seat = {"endpoint": f"http://127.0.0.1:{server.getsockname()[1]}"}
-    it.facts = replace(it.facts, engines={"qwen": stack_facts._silence(seat)})
+    it.facts = replace(it.facts, engines={"qwen": doctor_local._silence(seat)})
     server.close()
 
 

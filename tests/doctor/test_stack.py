@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from kybernate.cli.stack_facts import skew, without_secrets, write_bundle
+from kybernate.cli.stack_facts import skew, write_bundle
 from kybernate.doctor import Finding, Severity, exit_code
 from kybernate.doctor.host_checks import check_host
 from kybernate.doctor.model import DriverFacts, HostFacts
 from kybernate.doctor.stack import StackFacts, check_stack
+from kybernate.redaction import without_secrets
 
 SEAT = {"seat": "s0", "model": "qwen", "node": "n1", "pod": "demo/qwen", "vram_bytes": 40 * 2**30}
 SOUND = StackFacts(

@@ -90,12 +90,11 @@ def test_a_pair_waits_while_singles_hold_its_gpus_and_the_gate_says_who(node: Wo
 
     assert node.state(node.seat(2, 0)) is S.WAITING
     text = publish.gate_texts(node.node, node.now)[node.seat(2, 0)]
-    assert a in text
-    assert b in text
+    models = [node.managed(seat).model for seat in (a, b)]
+    assert f"is held by {models[0]} (active) and {models[1]} (active)" in text
     node.command(PinSeat, a)
     text = publish.gate_texts(node.node, node.now)[node.seat(2, 0)]
-    assert f"kept by pinned {a} (" in text
-    assert f"{b} (model" in text
+    assert f"kept by pinned {models[0]}; kyb" in text
 
 
 def test_idle_singles_yield_to_a_pair_together(node: World) -> None:
@@ -464,7 +463,7 @@ def test_while_gpus_are_cleared_for_another_group_nothing_spins_and_the_gate_say
 
     assert view.next_wake(node.node, node.now) > 0.1
     text = publish.gate_texts(node.node, node.now)[other]
-    assert f"the GPUs of group G0 are being cleared for {pair}" in text
+    assert f"the GPUs of group G0 are being cleared for {node.managed(pair).model} of" in text
 
 
 def test_beside_a_stranger_an_overdue_look_does_not_spin(node: World) -> None:

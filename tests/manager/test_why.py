@@ -139,7 +139,7 @@ def test_the_start_gate_names_the_holder_and_that_it_is_pinned(full: tuple[World
     world.pod(new, "new")
     world.call(new)
     text = gate_texts(world.node, world.now)[new]
-    assert f"group G0 is held by {b} (model b, active, pinned)" in text
+    assert "group G0 is held by b (active, pinned)" in text
     assert ", pinned); place 1 of 1 at the start gate" in text
 
 
@@ -152,7 +152,30 @@ def test_the_start_gate_names_no_model_or_pod_of_another_namespace(full: tuple[W
     world.look()
     world.call(new)
     text = gate_texts(world.node, world.now)[new]
-    assert f"kept by pinned {b}; kyb unpin it; group G0 is held by {b} (active, pinned)" in text
+    they = "a seat of another namespace"
+    assert f"kept by pinned {they}; kyb unpin it; group G0 is held by {they} (active, pinned)" in text
+
+
+def test_the_start_gate_hides_the_policys_names_from_another_namespace_and_shows_no_id(world: World) -> None:
+    a, b = world.fill("secret-a", "secret-b")
+    world.traffic(b, in_flight=1)
+    new = world.seat(0, 2)
+    world.pod(new, "new")
+    world.look()
+    world.call(new)
+    world.traffic(a, waiting=1)
+    group = world.node.groups["G0"]
+    group.picked, group.why = a, f"secret-a > secret-b, which {b} has"
+    text = gate_texts(world.node, world.now)[new]
+    assert text.startswith("new waits: ")
+    assert "secret-b" in text
+    assert not any(seat in text for seat in world.node.seats)
+    world.pods[new] = replace(world.pods[new], namespace="other")
+    world.look()
+    group.picked, group.why = a, f"secret-a > secret-b, which {b} has"
+    text = gate_texts(world.node, world.now)[new]
+    assert "secret" not in text
+    assert "a seat of another namespace" in text
 
 
 def test_the_minimum_active_time_of_the_holder_has_an_end() -> None:

@@ -114,7 +114,7 @@ async def test_a_start_that_cannot_be_announced_is_refused_with_the_reason(
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(files, "replace", full)
-    with pytest.raises(NotGrantedError, match=rf"seat {SEAT} cannot be announced: .* No space left .*call\.json"):
+    with pytest.raises(NotGrantedError, match=r"the start cannot be announced: .* No space left .*call\.json"):
         await gate.wait(SEAT)
     assert gate.calls == {}
 

@@ -317,6 +317,20 @@ def test_calls_of_a_freed_seat_wait_for_another_seat_of_the_model():
     assert level_of(traffic.table, "m", None, 4.0).waiting == 0
 
 
+def test_calls_of_a_removed_model_are_rejected_unless_it_comes_again():
+    traffic = router(record())
+    arrive(traffic, 1)
+    traffic.handle(event(state=S.FREE, epoch=11, model=""), 2.0)
+    traffic.handle(event("s1", S.WAITING, epoch=12), 8.0)  # its pod was made anew
+    assert not kinds(traffic.handle(step.TimePassed(), 13.0), step.Reject)
+    traffic.handle(event("s1", S.FREE, epoch=13, model=""), 20.0)
+    assert not kinds(traffic.handle(step.TimePassed(), 29.0), step.Reject)
+    (reject,) = kinds(traffic.handle(step.TimePassed(), 30.0), step.Reject)
+    assert (reject.request, reject.status, reject.code) == (1, 404, "model_not_found")
+    assert not traffic.table.models
+    assert traffic.alarms.at is None
+
+
 def test_a_final_refusal_rejects_calls_until_it_expires():
     traffic = router(record())
     arrive(traffic, 1)

@@ -17,8 +17,8 @@ import aiohttp
 import pytest
 import yaml
 
-from kybernate.cli import console, main
-from kybernate.cli.local import log_lines
+from kybernate import local_stack
+from kybernate.cli import main
 from kybernate.dev import up
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.stubs import StubError, build_stubs
@@ -26,6 +26,7 @@ from kybernate.dev.stack import StackOptions
 from kybernate.dev.stack.layout import Ports, lay_out
 from kybernate.dev.stack.options import check
 from kybernate.http_api import unanswered
+from kybernate.local_stack import log_lines
 from services.router.settings import RouterSettings
 from tests.test_tls import make
 from tests.until import TIME_FACTOR, until
@@ -153,10 +154,14 @@ def test_the_unit_is_one_that_systemd_reads(tmp_path: Path, monkeypatch: pytest.
     (program := tmp_path / "kyb").symlink_to("/bin/true")
     monkeypatch.setattr(sys, "argv", [str(program), "up", "--unit"])
     monkeypatch.chdir(tmp_path)
-    text = up.unit_of(["--pods", "my models.yaml"], {"KYB_HOST": "0.0.0.0", "PATH": "/a:/50%", "KYB_NODE": "x"})
-    assert f'ExecStart={program} up --pods "my models.yaml"\n' in text
+    given = {"KYB_HOST": "0.0.0.0", "KYB_ALIASES": "a$=b", "PATH": "/a:/50%", "KYB_NODE": "x"}
+    text = up.unit_of(["--pods", "my models$.yaml"], given)
+    assert f'ExecStart={program} up --pods "my models$$.yaml"\n' in text
     assert f"WorkingDirectory={tmp_path}\n" in text
-    assert "Environment=KYB_HOST=0.0.0.0\nEnvironment=PATH=/a:/50%%\nEnvironment=TMPDIR=/var/lib/kybernate\n" in text
+    assert (
+        "Environment=KYB_HOST=0.0.0.0\nEnvironment=KYB_ALIASES=a$=b\nEnvironment=PATH=/a:/50%%\nEnvironment=TMPDIR=/var/lib/kybernate\n"
+        in text
+    )
     (unit := tmp_path / "kybernate.service").write_text(text)
     checked = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     assert [line for line in checked.stderr.splitlines() if "kybernate.service" in line] == []
@@ -164,12 +169,12 @@ def test_the_unit_is_one_that_systemd_reads(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_login_finds_the_stack_of_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
-    monkeypatch.setattr(console, "_without_runtime", lambda: tmp_path / "stack.json")
+    monkeypatch.setattr(local_stack, "_without_runtime", lambda: tmp_path / "stack.json")
     (tmp_path / "stack.json").write_text('{"url": "x"}')
-    assert console.find_stack() is None
+    assert local_stack.find_stack() is None
     lock = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    assert console.find_stack() == {"url": "x"}
+    assert local_stack.find_stack() == {"url": "x"}
     os.close(lock)
 
 

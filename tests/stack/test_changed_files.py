@@ -32,7 +32,7 @@ metadata: {{name: NAME, annotations: {{kyb.ai/backend: fake}}}}
 spec:
   containers: [{{name: engine, image: fake, command: [sleep, "100"], resources: {{limits: {{{RESOURCE}: 1}}}}}}]
 """
-CONFIG = f"profiles: [{{name: one, resource: {RESOURCE}, groupSize: 1, seatsPerGroup: 2}}]\n"
+CONFIG = f"profiles: [{{name: one, resource: {RESOURCE}, groupSize: 1, seatsPerGroup: 1}}]\n"
 
 
 # --- the configuration ------------------------------------------------------------------------------------------------
@@ -163,10 +163,10 @@ async def node(folder: Path, *seats: str) -> AsyncIterator[tuple[Kubelet, dict[s
         kubelet = await opened.enter_async_context(running_kubelet())
         if seats:
             await opened.enter_async_context(registered(kubelet, *seats))
-        http = await opened.enter_async_context(HttpServer(application(kubelet), "127.0.0.1", 0))
+        await opened.enter_async_context(HttpServer(application(kubelet), "127.0.0.1", 0))
         following = asyncio.create_task(follow(kubelet, folder / "pods.yaml", [folder / "pods.yaml"]))
         opened.callback(following.cancel)
-        yield kubelet, {"folder": str(folder), "driver": "fake", "kubelets": [http.url]}
+        yield kubelet, {"folder": str(folder), "driver": "fake", "gpus": max(1, len(seats)), "memory": "80GiB"}
 
 
 def written(folder: Path, *names: str) -> Path:
@@ -182,8 +182,8 @@ async def test_of_two_files_for_one_seat_one_is_added_and_the_other_refused(tmp_
         found = await asyncio.gather(*both, return_exceptions=True)
         refused = [one for one in found if isinstance(one, BaseException)]
         assert [str(one).partition(": ")[2] for one in refused] == [
-            f"2 seats of {RESOURCE} are needed and {kubelet.options.node} has 1; "
-            "kyb remove a model, or raise seatsPerGroup of its profile"
+            f"{RESOURCE}: 2 pods ask for it and this machine has 1 seats of it; "
+            "remove pods or raise seatsPerGroup of its profile"
         ]
         kept = [one["metadata"]["name"] for one in yaml.safe_load_all((tmp_path / "pods.yaml").read_text()) if one]
         assert len(kept) == 1
@@ -210,17 +210,31 @@ async def test_a_full_disk_says_what_is_missing(tmp_path: Path, monkeypatch: pyt
         assert (tmp_path / "pods.yaml").read_text() == ""
 
 
-async def test_a_stack_that_is_starting_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adding, "ANSWER_SECONDS", 0.5)
+async def test_a_pod_that_the_stack_would_refuse_is_not_added(tmp_path: Path) -> None:
+    """``kyb add`` once took it, the stack refused its whole file, and so did the next ``kyb up``."""
     file = written(tmp_path, "a")
-    async with node(tmp_path) as (kubelet, stack):
-        with pytest.raises(CliError, match=f"has no {RESOURCE} yet; wait until kyb up is ready"):
-            await asyncio.to_thread(adding.add, stack, file)
+    async with node(tmp_path, "1x-abcdef.s00") as (kubelet, stack):
+        for note, text in (
+            ("kyb.ai/vram: 200GiB", r"pod a: .*200"),
+            ("kyb.ai/prefer-group: G7", r"pod a: kyb\.ai/prefer-group: 'G7': is no group"),
+        ):
+            file.write_text(POD.replace("NAME", "a").replace("{kyb.ai/backend", f"{{{note}, kyb.ai/backend"))
+            with pytest.raises(ConfigError, match=text) as refused:
+                await asyncio.to_thread(adding.add, stack, file)
+            assert str(refused.value).startswith(f"{tmp_path / 'pods.yaml'}")
+        assert (tmp_path / "pods.yaml").read_text() == ""
         assert kubelet.pods == []
-    with pytest.raises(CliError, match=r"kubelet does not answer: .*; wait until kyb up is ready"):
-        await asyncio.to_thread(adding.add, stack, file)
     with pytest.raises(CliError, match="the stack has just ended"):
         adding.add(stack | {"folder": str(tmp_path / "gone")}, file)
+
+
+async def test_a_link_to_the_file_of_pods_stays_one(tmp_path: Path) -> None:
+    (own := tmp_path / "models.yaml").write_text("")
+    (link := tmp_path / "link.yaml").symlink_to(own)
+    async with node(tmp_path, "1x-abcdef.s00") as (_, stack):
+        await asyncio.to_thread(adding.add, stack | {"pods": str(link)}, written(tmp_path, "a"))
+    assert link.is_symlink()
+    assert "name: a" in own.read_text()
 
 
 async def test_a_file_of_pods_that_is_written_while_it_is_checked_is_not_used(
@@ -318,6 +332,17 @@ async def test_what_is_edited_is_checked_and_a_wrong_draft_is_kept(
             with pytest.raises(CliError, match=text) as refused:
                 await asyncio.to_thread(adding.edit, stack)
             Path(str(refused.value).split()[-1]).unlink()
+
+        def full(*_: Any, **__: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setenv("EDITOR", "sed -i s/200/300/")
+        monkeypatch.setattr(adding, "check", full)
+        with pytest.raises(CliError, match=r"No space left on device\n.*kept in (\S+)") as refused:
+            await asyncio.to_thread(adding.edit, stack)
+        draft = Path(str(refused.value).split()[-1])
+        assert "300" in draft.read_text()
+        draft.unlink()
         monkeypatch.setenv("EDITOR", "no-such-editor")
         with pytest.raises(CliError, match="no-such-editor: No such file or directory; set EDITOR"):
             await asyncio.to_thread(adding.edit, stack)

@@ -13,13 +13,13 @@ from typing import Any
 import nats
 import pytest
 
-from kybernate.cli.console import find_stack
 from kybernate.dev.nats_server import free_port
 from kybernate.dev.stack import Stack, StackError, StackOptions
 from kybernate.dev.stack.guard import left_over
 from kybernate.dev.stack.layout import Ports, commands
 from kybernate.dev.stack.stack import unready
 from kybernate.dev.up import banner
+from kybernate.local_stack import find_stack
 from tests.until import until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]

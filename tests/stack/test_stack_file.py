@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.cli.console import find_stack, stack_file
 from kybernate.dev.stack import stack_file as module
 from kybernate.dev.stack.stack_file import StackFile, StackFileError
+from kybernate.local_stack import find_stack, stack_file
 
 
 @pytest.fixture(autouse=True)

@@ -101,7 +101,7 @@ def test_without_a_c_compiler_the_remedy_is_named(tmp_path: Path, monkeypatch: p
 
 
 def test_pods_must_name_the_backend_that_the_driver_needs() -> None:
-    with pytest.raises(ConfigError, match=r"'fake'.* cannot park with --driver stub; write kyb.ai/backend: cuda"):
+    with pytest.raises(ConfigError, match=r"'fake'.* parks on fake GPUs only; write kyb.ai/backend: cuda"):
         check(StackOptions(driver="stub", pods=LAPTOP / "pods.yaml"))
     with pytest.raises(ConfigError, match=r"'cuda'.* cannot park on fake GPUs; write kyb.ai/backend: fake"):
         check(StackOptions(pods=LAPTOP / "pods-cuda.yaml"))

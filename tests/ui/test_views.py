@@ -89,6 +89,31 @@ async def test_the_address_of_an_event_shows_it_long_after_it_has_left_the_page(
         assert here.errors == []
 
 
+async def test_a_move_shows_from_where_by_which_way_and_why():
+    async with browsed() as here:
+        page, w = here.page, here.w
+        await fill(w)
+        await w.manager.put("s1", SeatState.PARKED, group="G1", home_group="G0", way="restart")
+        facts = {"cause": "c", "node": NODE, "group": "G1", "op": "op-m", "model": "gemma-3-27b", "decision": "switch"}
+        await w.bus.publish(GroupDecided.model_validate(facts | {"reason": "G1 has room"}))
+        moved = {"op": "op-m", "way": "restart", "came_from": "G0", "reason": "G1 has room"}
+        await w.manager.move("s1", SeatState.STARTING, **moved)
+        await w.manager.move("s1", SeatState.ACTIVE, **moved)
+        await page.goto(f"{here.url}#events?q=from%20G0%20by%20restart")
+        await page.wait_for_selector("td:has-text('from G0 by restart; G1 has room')")
+        assert await page.locator("tbody tr").count() == 2
+        await page.goto(f"{here.url}#models/gemma-3-27b")
+        await page.wait_for_selector("th:has-text('G1 (home G0, moved by restart)')")
+        await page.wait_for_selector("tr:has-text('came to n1/G1 from G0 by restart'):has-text('G1 has room')")
+        await page.goto(f"{here.url}#timeline?q=G1")
+        await page.locator("button[data-lane='n1/G1']").press("ArrowLeft")
+        await page.keyboard.press("Enter")
+        await page.wait_for_selector("dialog[open] dd:text-is('from G0 by restart')")
+        await page.reload()  # as the console has it
+        await page.wait_for_selector("dialog[open] dd:text-is('from G0 by restart')")
+        assert here.errors == []
+
+
 async def test_the_page_of_a_model_shows_seats_times_switches_requests_settings_and_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

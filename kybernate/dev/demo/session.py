@@ -15,7 +15,6 @@ from typing import Any, Literal
 import aiohttp
 import yaml
 
-from kybernate.cli.console import find_stack
 from kybernate.dev.demo import report, workload
 from kybernate.dev.demo.chaos import Chaos, Promise, StackTarget, keep_logs, plan, seats_in_order
 from kybernate.dev.demo.client import Expect, Verdict
@@ -25,6 +24,7 @@ from kybernate.dev.demo.watch import Watch
 from kybernate.dev.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
 from kybernate.dev.stack import SERVICES, Stack, StackOptions
 from kybernate.lab.traces import Arrival, load
+from kybernate.local_stack import find_stack
 
 DEFAULT_SPEED = 24.0
 """The shipped workload takes 75 s with it, and two cores are enough."""

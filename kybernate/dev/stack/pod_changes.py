@@ -5,16 +5,12 @@ The stack's kubelets follow it.
 """
 
 import fcntl
-import json
 import os
 import re
 import shlex
 import subprocess
 import tempfile
-import time
-import urllib.request
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,11 +22,18 @@ from kybernate.annotations import BACKEND, MODEL, PORT, backend_option
 from kybernate.cli.output import CliError
 from kybernate.config import load
 from kybernate.config_errors import ConfigError
-from kybernate.dev.stack.options import BACKENDS, ChangingError, check_manifests, check_unchanged, content
+from kybernate.dev.stack.options import (
+    BACKENDS,
+    ChangingError,
+    StackOptions,
+    check,
+    check_manifests,
+    check_unchanged,
+    content,
+)
 from kybernate.dev.stack.pod_file import StackPod, load_pods
 from kybernate.engines import RESTART
 
-ANSWER_SECONDS = 10.0
 _EMPTY = "# Pods of kyb up, one seat each: kyb add\n"
 
 
@@ -38,8 +41,8 @@ def add(stack: Mapping[str, Any], file: Path) -> tuple[StackPod, ...]:
     """Check a file of Pods and add them to those of the stack, whose stack file this is; returns the new ones. Another
     change waits meanwhile.
 
-    Raises ConfigError for a mistake in the file, CliError where seats are missing or a pod exists already; then nothing
-    has changed.
+    Raises ConfigError for a mistake in the file or missing seats, CliError where a pod exists already; then nothing has
+    changed.
     """
     folder = Path(stack["folder"])
     with alone(folder):
@@ -79,7 +82,7 @@ def pod_of(model: str, command: Sequence[str], resource: str, *, fakes: bool) ->
     notes = {MODEL: model, PORT: ports[-1]}
     if fakes and not backend_option(container):
         notes[BACKEND] = RESTART
-    name = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-") or "model"
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "annotations": notes}}
     return yaml.safe_dump(pod | {"spec": {"hostNetwork": True, "containers": [container]}}, sort_keys=False)
 
@@ -114,6 +117,10 @@ def edit(stack: Mapping[str, Any]) -> bool:
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
     try:
         code = subprocess.run([*shlex.split(editor), name], check=False).returncode
+    except OSError as error:
+        draft.unlink()
+        raise CliError(f"{editor}: {error.strerror}; set EDITOR") from None
+    try:
         after = draft.read_text()
         if code:
             raise CliError(f"{editor} ended with code {code}; nothing has changed")
@@ -122,11 +129,8 @@ def edit(stack: Mapping[str, Any]) -> bool:
                 check_unchanged(file, before.encode())
                 _check(stack, after)
                 _replace(file, after)
-    except (CliError, ConfigError) as error:
+    except (CliError, ConfigError, OSError, UnicodeError) as error:
         raise CliError(f"{error}\nwhat you wrote is kept in {draft}") from None
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise CliError(f"{editor}: {error.strerror}; set EDITOR") from None
     draft.unlink()
     return after != before
 
@@ -150,7 +154,7 @@ def alone(folder: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def _file(stack: Mapping[str, Any]) -> Path:
-    return Path(stack.get("pods") or Path(stack["folder"]) / "pods.yaml")
+    return Path(stack.get("pods") or Path(stack["folder"]) / "pods.yaml").resolve()
 
 
 def _append(stack: Mapping[str, Any], origin: str, pods: Sequence[StackPod], text: str) -> tuple[StackPod, ...]:
@@ -166,25 +170,16 @@ def _append(stack: Mapping[str, Any], origin: str, pods: Sequence[StackPod], tex
 
 
 def _check(stack: Mapping[str, Any], text: str) -> None:
-    """Raise ConfigError if this cannot be the stack's file of Pods, CliError if a node has too few seats for it."""
+    """Raise ConfigError if the stack would refuse this file of Pods."""
     file, folder = _file(stack), Path(stack["folder"])
+    hardware = {name: stack[name] for name in ("driver", "gpus", "memory")}
     with tempfile.TemporaryDirectory(prefix="kyb-") as drafts:
         draft = Path(drafts) / "pods.yaml"
         draft.write_text(text)
         try:
-            pods = load_pods(draft, load(folder / "config.yaml"), BACKENDS[stack["driver"]])
-            check_manifests(draft)
+            check(StackOptions(config=folder / "config.yaml", pods=draft, **hardware))
         except ConfigError as error:
             raise ConfigError(str(error).replace(str(draft), str(file))) from None
-    for kubelet in stack["kubelets"]:
-        asked = Counter(pod.resource for pod in pods)
-        name, seats = _node(kubelet, asked)
-        for resource, wanted in asked.items():
-            if resource not in seats:
-                raise CliError(f"{name} has no {resource} yet; wait until kyb up is ready, or see kyb logs plugin")
-            if int(seats[resource]) < wanted:
-                what = f"{wanted} seats of {resource} are needed and {name} has {seats[resource]}"
-                raise CliError(f"{file}: {what}; kyb remove a model, or raise seatsPerGroup of its profile")
 
 
 def _replace(file: Path, text: str) -> None:
@@ -205,19 +200,3 @@ def _names(document: str) -> set[tuple[str, str]]:
     if not isinstance(pod, dict) or pod.get("kind") != "Pod":
         return set()
     return {(str(pod["metadata"].get("namespace", "default")), pod["metadata"]["name"])}
-
-
-def _node(kubelet: str, resources: Collection[str]) -> tuple[str, dict[str, str]]:
-    """Name and seats of a node; waits a little for those of these resources, while the plugin is starting."""
-    until = time.monotonic() + ANSWER_SECONDS
-    try:
-        while True:
-            with urllib.request.urlopen(f"{kubelet}/node", timeout=ANSWER_SECONDS) as answer:
-                node = json.load(answer)
-            name, seats = node["metadata"]["name"], node["status"]["capacity"]
-            if seats.keys() >= set(resources) or time.monotonic() > until:
-                return name, seats
-            time.sleep(0.2)
-    except (OSError, ValueError) as error:
-        remedy = "wait until kyb up is ready, or see kyb logs kubelet"
-        raise CliError(f"the stack's kubelet does not answer: {error}; {remedy}") from None

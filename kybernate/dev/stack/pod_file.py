@@ -151,7 +151,7 @@ def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, ba
     wrong = any(problem.name == BACKEND for problem in parsed.problems)
     if not wrong and backend != "any" and parsed.backend not in (backend, RESTART, *ENGINE_BACKENDS):
         value = annotations.get(BACKEND)
-        cannot = "cannot park on fake GPUs" if backend == "fake" else "cannot park with --driver stub"
+        cannot = "cannot park on fake GPUs" if backend == "fake" else "parks on fake GPUs only"
         what = "is missing (the default is cuda)" if value is None else cannot
         errors.append(source.error((*notes, BACKEND), value, what, f"write {BACKEND}: {backend}"))
     refuse(errors)

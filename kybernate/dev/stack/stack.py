@@ -23,7 +23,6 @@ from kybernate import files
 from kybernate.annotations import BACKEND
 from kybernate.bus import setup
 from kybernate.bus.port import BusError
-from kybernate.cli.console import stack_file
 from kybernate.cli.operations import in_brackets
 from kybernate.dev.fakes.stubs.build import StubError, build_stubs
 from kybernate.dev.stack import guard
@@ -33,6 +32,7 @@ from kybernate.dev.stack.pod_changes import alone
 from kybernate.dev.stack.process import LineSink, SupervisedProcess
 from kybernate.dev.stack.stack_file import StackFile
 from kybernate.engines import RESTART
+from kybernate.local_stack import stack_file
 
 SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
 """The programs that calls depend on, by the names they have in a stack; beside them runs the console."""
@@ -341,8 +341,9 @@ class Stack:
                 "driver_socket": str(layout.driver_socket) if "driver" in self._processes else None,
                 "nats_url": layout.nats_url,
                 "kubelet_url": layout.kubelet_url,
-                "kubelets": [node.kubelet_url for node in layout.nodes],
                 "driver": self.options.driver,
+                "gpus": self.options.gpus,
+                "memory": self.options.memory,
                 "pids": self.pids,
                 "restarts": {name: [*process.restarts] for name, process in self._processes.items()},
             }

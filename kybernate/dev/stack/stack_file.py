@@ -1,6 +1,6 @@
 """The stack file, by which other commands find a stack: one JSON file per user, held by the first live stack.
 
-The stack holds a kernel lock on the file's folder, which a killed process loses. ``kybernate.cli.console`` reads it.
+The stack holds a kernel lock on the file's folder, which a killed process loses. ``kybernate.local_stack`` reads it.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kybernate import files
-from kybernate.cli.console import stack_file
+from kybernate.local_stack import stack_file
 
 
 class StackFileError(Exception):

@@ -3,7 +3,7 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import { missing } from "./feedback.js";
-import { clock, fits, kind, seconds } from "./format.js";
+import { clock, fits, kind, moves, seconds } from "./format.js";
 import { href, open, param, set } from "./route.js";
 import { ask, store } from "./store.js";
 
@@ -37,12 +37,12 @@ export function eventsView(draw) {
 
 const why = ({ reason, order }) => reason || (order ? `${order.verb} ${order.phase}${order.text ? `: ${order.text}` : ""}` : "");
 
-const text = (event) => [event.node, event.group, event.seat, event.model, event.victim_model, why(event), event.cause, event.op].join(" ");
+const text = (event) => [event.node, event.group, event.seat, event.model, event.victim_model, why(event), event.cause, event.op, moves(event)].join(" ");
 
 const row = (event) => html`<tr><td class="number">${clock(event.at)}</td><td>${kind(event)}</td>
   <td class="name">${[event.node, event.group, event.seat || event.gpu].filter(Boolean).join(" / ")}</td>
   <td class="name">${event.model ? html`<a href=${href("models", event.model)}>${event.model}</a>` : nothing}</td>
-  <td class="text">${event.victim_model && event.model && event.victim_model !== event.model ? `in the place of ${event.victim_model}; ` : ""}${why(event)} ${event.seconds && event.seconds.total ? seconds(event.seconds.total) : ""}</td>
+  <td class="text">${event.victim_model && event.model && event.victim_model !== event.model ? `in the place of ${event.victim_model}; ` : ""}${moves(event) && `${moves(event)}; `}${why(event)} ${event.seconds && event.seconds.total ? seconds(event.seconds.total) : ""}</td>
   <td>${eventButton(event)}</td></tr>`;
 
 export const eventButton = (event) => html`<button type="button" aria-label="Details of ${kind(event)} at ${clock(event.at)}"

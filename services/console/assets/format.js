@@ -29,6 +29,11 @@ export function timing(seat, now) {
   return `for ${seconds(Math.max(0, now - seat.since))}${known.length ? ` (${known.join(", ")})` : ""}`;
 }
 
+// How a seat came to a group, of an event, a block or a row; empty: its engine was started there.
+export const came = ({ way, came_from: from }) => (way ? `from ${from} by ${way}` : "");
+const MOVING = new Set(["migrating", "starting"]);
+export const moves = (event) => (MOVING.has(event.state) || MOVING.has(event.previous) ? came(event) : "");
+
 export const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
 
 // A decision is called by what was decided, as `kyb events` does.

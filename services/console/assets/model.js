@@ -6,8 +6,9 @@ import { seatButtons } from "./act.js";
 import { tokensChart, vramChart } from "./charts.js";
 import { eventButton } from "./events.js";
 import { missing, say } from "./feedback.js";
-import { bytes, clock, count, seconds, timing } from "./format.js";
+import { bytes, clock, count, moves, seconds, timing } from "./format.js";
 import { state } from "./models.js";
+import { placed } from "./nodes.js";
 import { readRequests, requestTable } from "./requests.js";
 import { href, param, set } from "./route.js";
 import { ask, counted, models, now, sortOf } from "./store.js";
@@ -73,7 +74,7 @@ function seatRow(seat, why) {
   const explained = why.of(seat), stage = explained && explained.stage && seat.since <= why.answer.at ? explained.stage : null;
   const late = stage && stage.clock && stage.clock.late;
   const texts = [seat.blocked || seat.drained || (stage && stage.text) || seat.reason, why.group(seat) && `its group: ${why.group(seat)}`];
-  return html`<tr><th scope="row" class="name"><a href=${href("nodes", seat.node)}>${seat.node}</a>/${seat.group}
+  return html`<tr><th scope="row" class="name"><a href=${href("nodes", seat.node)}>${seat.node}</a>/${placed(seat)}
       <div class="soft">${seat.seat}</div></th>
     <td class=${late || sortOf(seat) === "in trouble" ? "bad" : ""}>${seat.state}${seat.pinned ? ", pinned" : ""} ${timing(seat, now())}${late ? " – later than usual" : ""}</td>
     <td class="text">${texts.filter(Boolean).map((text) => html`<div>${text}</div>`)}</td>
@@ -84,21 +85,24 @@ function seatRow(seat, why) {
 // Decisions about it in the last hour, and how long each switch took.
 function switches(name, draw) {
   const answer = ask(`switches ${name}`, draw, () => `history?${new URLSearchParams({ model: name, since: Math.floor(now() - PAST_SECONDS), limit: 1000 })}`, 10);
-  const events = answer.data ? answer.data.events : [], took = new Map();
-  for (const event of events) if (event.op && event.seconds && event.seconds.total) took.set(event.op, event.seconds.total);
+  const events = answer.data ? answer.data.events : [], took = new Map(), moved = new Map();
+  for (const event of events.filter((each) => each.op && each.model === name)) {
+    if (event.seconds && event.seconds.total) took.set(event.op, event.seconds.total);
+    if (moves(event)) moved.set(event.op, moves(event));
+  }
   const rows = events.filter((event) => event.decision === "switch").reverse().slice(0, MOST_ROWS);
   return html`<h2>Switches of the last hour</h2>${missing(answer, "Switches")}
     ${rows.length
       ? html`<div class="scroll" tabindex="0" role="region" aria-label="Switches of ${name}"><table>
         <thead><tr><th scope="col">Time</th><th scope="col">What</th><th scope="col">Why</th><th scope="col" class="number">Took</th><th scope="col">Details</th></tr></thead>
         <tbody>${repeat(rows, (event) => event.id, (event) => html`<tr><td class="number">${clock(event.at)}</td>
-          <td class="text">${change(event, name)}</td><td class="text">${event.reason || ""}</td>
+          <td class="text">${change(event, name, moved.get(event.op))}</td><td class="text">${event.reason || ""}</td>
           <td class="number">${took.has(event.op) ? seconds(took.get(event.op)) : "–"}</td><td>${eventButton(event)}</td></tr>`)}</tbody></table></div>`
       : answer.data ? html`<p class="soft">None.</p>` : nothing}`;
 }
 
-const change = (event, name) => event.model === name
-  ? `came to ${event.node}/${event.group}${event.victim_model && event.victim_model !== name ? ` in the place of ${event.victim_model}` : ""}`
+const change = (event, name, moved) => event.model === name
+  ? `came to ${event.node}/${event.group}${moved ? ` ${moved}` : ""}${event.victim_model && event.victim_model !== name ? ` in the place of ${event.victim_model}` : ""}`
   : `left ${event.node}/${event.group} for ${event.model || "nothing"}`;
 
 function requests(name, draw) {

@@ -124,12 +124,14 @@ const usedOn = (node, gpu) => node.seats
   .filter((seat) => HOLDING.has(seat.state) && (seat.gpus || []).includes(gpu.index))
   .reduce((total, seat) => total + (seat.vram || 0) / seat.gpus.length, 0);
 
+export const placed = (seat) => `${seat.group}${seat.way && seat.home !== seat.group ? ` (home ${seat.home}, moved by ${seat.way})` : ""}`;
+
 // ``stage``: what its manager says that it waits for; that of an earlier state is not given.
 function seatRow(seat, stage) {
   const text = stage && stage.text ? `${stage.stage}: ${stage.text}` : !stage ? seat.reason || "" : QUIET.has(stage.stage) ? "–" : stage.stage;
   const late = stage && stage.clock && stage.clock.late;
   return html`<tr><th scope="row" class="name wide">${seat.seat}</th>
-    <td class="name">${seat.model ? html`<a href=${href("models", seat.model)}>${seat.model}</a>` : "–"}</td><td>${seat.group}</td>
+    <td class="name">${seat.model ? html`<a href=${href("models", seat.model)}>${seat.model}</a>` : "–"}</td><td>${placed(seat)}</td>
     <td class=${late || sortOf(seat) === "in trouble" ? "bad" : ""}>${seat.state}${seat.pinned ? ", pinned" : ""} <span class="soft">${timing(seat, now())}</span>${late ? " – later than usual" : ""}</td>
     <td class="number wide">${HOLDING.has(seat.state) ? bytes(seat.vram) : "–"}</td>
     <td class="number wide">${seat.state === "parked" ? bytes(seat.host) : "–"}</td>

@@ -107,8 +107,8 @@ function takeEvent(event) {
     open.delete(id);
   }
   if (HOLDING.has(event.state) || (event.state === "releasing" && block)) {
-    const { seat, model = "", state, at, reason, cause, op, seconds, traceparent = "" } = event;
-    keep({ lane, seat, model, state, since: at, reason, cause, op, trace_id: traceparent.slice(3, 35), seconds });
+    const { seat, model = "", state, at, reason, cause, op, seconds, way, came_from, traceparent = "" } = event;
+    keep({ lane, seat, model, state, since: at, reason, cause, op, trace_id: traceparent.slice(3, 35), seconds, way, came_from });
   }
 }
 

@@ -4,7 +4,7 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import { eventButton } from "./events.js";
 import { say } from "./feedback.js";
-import { byName, clock, colour, fits, kind, seconds } from "./format.js";
+import { byName, came, clock, colour, fits, kind, seconds } from "./format.js";
 import { askPast, readPast } from "./past.js";
 import { href, open, param, set } from "./route.js";
 import { now, store, SWITCHING } from "./store.js";
@@ -181,6 +181,7 @@ function details(block) {
     <dl><dt>Seat</dt><dd>${block.seat} on ${block.lane}</dd>
       <dt>From, until</dt><dd>${clock(block.since)} – ${block.until ? clock(block.until) : "now"}
         (${seconds((block.until || now()) - block.since)})</dd>
+      ${came(block) ? html`<dt>Came here</dt><dd>${came(block)}</dd>` : nothing}
       <dt>Reason</dt><dd>${block.reason || "–"}</dd>
       <dt>Cause</dt><dd>${block.cause || "–"}</dd>
       <dt>Operation</dt><dd>${block.op || "–"}</dd>

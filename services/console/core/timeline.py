@@ -38,6 +38,9 @@ class Block:
     """Of the switch that ended with it, where that is traced."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall seconds of the switch by phase, as the event that began the block reported them."""
+    way: str = ""
+    came_from: str = ""
+    """How it came to this group, as in ``SeatEvent``."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; what is empty is left out."""
@@ -90,7 +93,7 @@ class Timeline:
         self._open[key] = None
         if event.state in HOLDING or (event.state is SeatState.RELEASING and block is not None):
             trace_id = trace_id_of(event.traceparent) if isinstance(event, SeatActivated) else None
-            why = reason, event.cause, event.op, trace_id or "", event.seconds
+            why = reason, event.cause, event.op, trace_id or "", event.seconds, event.way, event.came_from
             self._open[key] = Block(lane, event.seat, event.model, event.state, event.at, None, *why)
 
     def adopt(self, record: SeatRecord) -> bool:

@@ -1,8 +1,8 @@
 """The router's decisions: which seat serves a call, which calls wait, which are rejected. Pure and synchronous.
 
 ``Traffic.handle(input, now)`` is the only entry point, and its list of effects the only result. A held call ends in
-exactly one of: forwarded, timed out (503), rejected (429, or 503 with the manager's reason), caller gone. A forwarded
-call that fails before the first byte of its response waits again, until its deadline.
+exactly one of: forwarded, timed out (503), rejected (404, 429, or 503 with the manager's reason), caller gone. A
+forwarded call that fails before the first byte of its response waits again, until its deadline.
 """
 
 from collections.abc import Callable, Iterable
@@ -127,6 +127,7 @@ class Traffic:
         if change.closed:
             self._commands.acknowledge_drain(upstream)
         if upstream.model:
+            self._step.alarms.clear(("gone", upstream.model))
             self._dirty[upstream.model] = upstream if change.opened else self._dirty.get(upstream.model)
 
     def _freeze(self, upstream: Upstream) -> None:
@@ -199,7 +200,8 @@ class Traffic:
                 for upstream in model.upstreams.values():
                     upstream.activation_request.sent_at = None
         if first:
-            self._admission.reject_unknown_models()
+            for name in list(self.table.models):
+                self._admission.reject_unknown(name)
 
     def _bus_lost(self, _: step.BusLost) -> None:
         self.trust.lose()
@@ -228,6 +230,8 @@ class Traffic:
         for kind, of in self._step.alarms.due(self._step.now):
             if isinstance(of, int):
                 self._admission.alarm(kind, of)
+            elif kind == "gone":
+                self._admission.reject_unknown(of)
             elif kind == "query":
                 self._commands.allow_query(of)
                 self._reroute_node(of)
