@@ -10,10 +10,10 @@ from kybernate.dev.fakes.gpu.spec import GIB, MachineSpec, build_gpus
 class Stand:
     """One machine of 80 GiB GPUs whose time stands still until ``later``. A transfer of n GiB takes 0.2 + n seconds."""
 
-    def __init__(self, gpus: int = 2, *, slots: int = 1, host_gib: int = 1000, speed: float = 1.0) -> None:
+    def __init__(self, gpus: int = 2, *, slots: int = 1, host_gib: int = 1000, **machine: Any) -> None:
         made_up = build_gpus(gpus, 80 * GIB, "Test GPU")
         host = host_gib * GIB
-        self.machine = Machine(MachineSpec(made_up, bandwidth=GIB, slots=slots, host_memory_bytes=host, speed=speed))
+        self.machine = Machine(MachineSpec(made_up, bandwidth=GIB, slots=slots, host_memory_bytes=host, **machine))
         self.gpus = [gpu.uuid for gpu in made_up]
         self.now = 100.0
         self.answers: dict[int, tuple[Code, dict[str, Any]]] = {}

@@ -67,6 +67,50 @@ def test_transfers_of_two_processes_run_at_the_same_time_and_speed_divides_them(
     assert [stand.answers[call][0] for call in calls] == [S, S]
 
 
+@pytest.mark.parametrize(
+    ("lanes", "begin", "ends"),
+    [
+        (0, (0, 0, 0), (10.2, 10.2, 10.2)),
+        (1, (0, 0), (20.2, 20.2)),  # half of the link each; the 0.2 s after a copy share nothing
+        (2, (0, 0), (10.2, 10.2)),
+        (2, (0, 0, 0), (15.2, 15.2, 15.2)),
+        (1, (0, 4), (16.2, 20.2)),  # alone until 4, half until 16, alone again
+        (1, (0, 4, 18), (16.2, 22.2, 30.2)),  # the second has 2 s left at 18, the third 8 at 22
+        (2, (0, 2, 4), (13.2, 15.2, 17.2)),
+    ],
+)
+def test_transfers_share_the_link_to_the_host_fairly(lanes, begin, ends):
+    stand = Stand(3, lanes=lanes)
+    calls: dict[int, int] = {}
+    for number, _ in enumerate(begin):
+        stand.locked(number, 10, (number,))
+    began, found = stand.now, dict[int, float]()
+    while len(found) < len(begin):
+        due = [began + at for number, at in enumerate(begin) if number not in calls]
+        stand.later(min(filter(None, (*due, stand.machine.next_time()))) - stand.now)
+        for number, at in enumerate(begin):
+            if number not in calls and stand.now >= began + at:
+                calls[number] = stand.send("checkpoint", 99, pid=number, epoch=1)
+            if number not in found and calls.get(number) in stand.answers:
+                found[number] = stand.now - began
+    assert [found[number] for number, _ in enumerate(begin)] == pytest.approx(ends)
+
+
+def test_a_late_tick_changes_no_share_and_a_process_that_ends_leaves_its_share_to_the_others():
+    stand = Stand(3, lanes=1)
+    for pid, gib in enumerate((4, 10, 10)):
+        stand.locked(pid, gib, (pid,))
+    began = stand.now
+    for pid in range(2):
+        stand.send("checkpoint", 99, pid=pid, epoch=1)
+    stand.later(12)  # the first copy ended at 8 s
+    assert stand.machine.next_time() == pytest.approx(began + 14)
+    stand.send("checkpoint", 99, pid=2, epoch=1)
+    stand.later(1)
+    stand.gone(2)
+    assert stand.machine.next_time() == pytest.approx(began + 14.5)
+
+
 def test_state_queries_wait_for_a_running_transfer_and_the_restore_thread_does_not(stand):
     stand.locked(1)
     stand.verb("checkpoint", 1)

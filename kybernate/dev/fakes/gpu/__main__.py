@@ -39,13 +39,14 @@ def build_spec(options: argparse.Namespace) -> MachineSpec:
     preset = changed(options.preset, options.gpus, memory, options.links, options.name or "")
     gpus, links, instances = build(preset, options.seed)
     bandwidth, speed = parse_bytes(options.bandwidth), options.speed
-    if bandwidth <= 0 or speed <= 0 or options.slots < 1 or options.move_seconds < 0:
-        raise ValueError("--bandwidth and --speed must be above 0, --slots at least 1, --move-seconds at least 0")
+    if bandwidth <= 0 or speed <= 0 or options.slots < 1 or min(options.move_seconds, options.lanes) < 0:
+        raise ValueError("--bandwidth, --speed must be above 0, --slots at least 1, --move-seconds, --lanes at least 0")
     return MachineSpec(
         gpus=gpus,
         links=links,
         instances=instances,
         bandwidth=bandwidth,
+        lanes=options.lanes,
         move_seconds=options.move_seconds,
         slots=options.slots,
         host_memory_bytes=parse_bytes(options.host_memory)
@@ -67,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--name", help="name of the GPUs")
     add("--seed", default="0", help="makes other UUIDs, for a second machine")
     add("--bandwidth", default="48G", help="bytes per model second of a checkpoint or restore")
+    lanes = "transfers that the link to the host carries at full speed; more share it (default: any number)"
+    add("--lanes", type=int, default=0, help=lanes)
     more = "model seconds that a restore on another GPU than the checkpoint's takes beyond that"
     add("--move-seconds", type=float, default=MOVE_SECONDS, help=f"{more} (default: %(default)g)")
     add("--speed", type=float, default=float(os.environ.get("KYB_SPEED", "1")), help="model seconds per wall second")

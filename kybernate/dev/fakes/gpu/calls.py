@@ -374,11 +374,12 @@ class Verbs:
 
     def _transfer(self, process: CudaProcess, call: DriverCall, count: int, more_seconds: float = 0.0) -> Operation:
         world, spec = self._world, self._world.spec
-        model_seconds = (spec.overhead_seconds + count / spec.bandwidth) * world.faults.slowness(process) + more_seconds
-        seconds = model_seconds / spec.speed
+        slowness = world.faults.slowness(process) / spec.speed
+        copied_at = world.now + count / spec.bandwidth * slowness
         if world.faults.take("hang", process, call.name) is not None:
-            seconds = math.inf
-        process.operation = Operation(call, world.now + seconds)
+            copied_at = math.inf
+        ends_at = copied_at + spec.overhead_seconds * slowness + more_seconds / spec.speed
+        process.operation = Operation(call, ends_at, copied_at=copied_at)
         if world.faults.take(f"die-mid-{call.name}", process) is not None:
             self._die_midway(process.operation)
         return process.operation

@@ -8,6 +8,7 @@ continued, state queries wait for a running checkpoint or restore, a parked proc
 import math
 
 from kybernate.dev.fakes.gpu.calls import OwnCalls, Verbs
+from kybernate.dev.fakes.gpu.link import Link
 from kybernate.dev.fakes.gpu.process import (
     Caller,
     CallTarget,
@@ -32,6 +33,7 @@ class Machine:
         self._verbs = Verbs(self.world, self._own_calls)
         self._readings = Readings(self.world)
         self._xids = Xids(self.world)
+        self._link = Link(self.world)
         self._stalled: list[DriverCall] = []
         """Readings that came while NVML stalls."""
 
@@ -47,14 +49,14 @@ class Machine:
 
     def call(self, call: DriverCall, caller: Caller, now: float, target: CallTarget | None = None) -> list[Effect]:
         """A call came in; ``target`` is what /proc says about the process that a checkpoint call names."""
-        self.world.now = now
+        self._pass(now)
         self.world.attempt(call, lambda: self._dispatch(call, caller, target or CallTarget()))
         self._verbs.advance_held_up()
         return self._take_effects()
 
     def tick(self, now: float) -> list[Effect]:
         """Time passed; finishes what is due. The shell says by ``observe`` first who is stopped."""
-        self.world.now = now
+        self._pass(now)
         for process in tuple(self.processes.values()):
             self._verbs.finish_due(process)
         self._verbs.advance_held_up()
@@ -67,7 +69,7 @@ class Machine:
 
     def observe(self, pid: int, *, stopped: bool, now: float) -> list[Effect]:
         """Whether a process is stopped by SIGSTOP."""
-        self.world.now = now
+        self._pass(now)
         process = self.processes.get(pid)
         if process is not None and process.stopped != stopped:
             process.stopped = stopped
@@ -78,7 +80,7 @@ class Machine:
 
     def gone(self, pid: int, now: float) -> list[Effect]:
         """A process ended: its memory is free at once, calls about it fail."""
-        self.world.now = now
+        self._pass(now)
         process = self.processes.pop(pid, None)
         if process is not None:
             pending = list(process.verbs) if process.operation is None else [process.operation.call, *process.verbs]
@@ -92,8 +94,9 @@ class Machine:
     def next_time(self) -> float | None:
         """When the next operation ends, as far as that needs only time."""
         ends = [p.operation.ends_at for p in self.processes.values() if p.operation is not None and not p.stopped]
+        copies = [copy.copied_at for copy in self._link.copies(self.world.now)]
         stall = self.world.stalled_until if self._stalled else math.inf
-        return min((end for end in (*ends, stall, self._xids.next_time()) if end < math.inf), default=None)
+        return min((end for end in (*ends, *copies, stall, self._xids.next_time()) if end < math.inf), default=None)
 
     def watched(self) -> list[int]:
         """Processes whose stop and continue matter now: something about them waits."""
@@ -144,6 +147,11 @@ class Machine:
             if process.operation is not None and process.operation.ends_at == math.inf:
                 process.operation.ends_at = self.world.now
 
+    def _pass(self, now: float) -> None:
+        self.world.now = now
+        self._link.share()
+
     def _take_effects(self) -> list[Effect]:
+        self._link.share()
         effects, self.world.effects = self.world.effects, []
         return effects

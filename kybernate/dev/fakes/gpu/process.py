@@ -114,6 +114,10 @@ class Operation:
     code: Code = Code.SUCCESS
     kills: bool = False
     """The process dies at the end (an injected fault)."""
+    copied_at: float = 0.0
+    """When its bytes are copied; what else it does follows."""
+    speed: float = 1.0
+    """Of its copy, as a part of full speed."""
 
 
 @dataclass(slots=True)

@@ -131,6 +131,8 @@ class MachineSpec:
     """Bytes per model second of one process' checkpoint or restore."""
     overhead_seconds: float = 0.2
     """Model seconds that a checkpoint or restore takes without any byte."""
+    lanes: int = 0
+    """Transfers that the link to the host carries at full speed; more share it. 0: any number."""
     move_seconds: float = MOVE_SECONDS
     """Model seconds that a restore takes longer when it brings memory to another GPU than it was parked on."""
     slots: int = 1
