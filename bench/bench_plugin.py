@@ -290,6 +290,8 @@ def _environment(folder: Path, nats: str) -> dict[str, str]:
     ]
     text = json.dumps({"profiles": profiles, "gpuTopology": {"overlap": "timeshare"}})
     (folder / "config.yaml").write_text(text)
+    (folder / "state").mkdir()
+    (folder / "state" / "ledger").touch()  # a manager has been here
     assert PRESETS[PRESET].count == 8
     return {
         "KYB_CONFIG": str(folder / "config.yaml"),

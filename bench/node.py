@@ -147,6 +147,8 @@ class Node:
     async def start(self, **more: Any) -> None:
         """Start driver and plugin; ``more`` are further keys of the configuration."""
         (self.work / "config.yaml").write_text(config(**more))
+        (self.work / "state").mkdir(exist_ok=True)
+        (self.work / "state" / "ledger").touch()  # a manager has been here
         await self.driver.start()
         await self.plugin.start()
 

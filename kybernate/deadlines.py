@@ -13,7 +13,8 @@ VERIFY_SECONDS = 60.0
 LEARNED_TIMES, LEARNED_FLOOR_SECONDS = 10.0, 20.0
 """What takes so many times what it usually takes hangs, after so long at the earliest."""
 FIRST_START_SECONDS = 3600.0
-"""Of a pod's first start, which may download its model, where the pod has no startupProbe."""
+"""Of a pod's first start, which may download its model, where the pod has no startupProbe. Nothing on the node tells a
+slow download from a hang: by size, a slow line would end small models first."""
 START_FLOOR_SECONDS = 900.0
 """Of later starts: a machine that has just started has read none of the weights."""
 PROBE_MARGIN_SECONDS = 45.0

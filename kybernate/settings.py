@@ -252,3 +252,9 @@ class GroupSettings(NodeSettings):
     def pod_resources(self) -> Path:
         """Kubelet's PodResources socket, which lists the allocated seats."""
         return self.kubelet_dir / "pod-resources" / "kubelet.sock"
+
+    @property
+    def ledger(self) -> Path:
+        """The manager's ledger. The plugin offers no seat before it exists: a manager without a ledger that finds an
+        allocated seat has lost it, then, and fears a ticket that it does not remember."""
+        return self.state_dir / "ledger"

@@ -50,24 +50,27 @@ for turn in $(seq "$1"); do
   cat ~/out
   exit 1
 done
+rm -rf .venv # the first minute as after a clone, with pip's cache
 serves() { # serves COMMAND: starts it, types the curl that it prints, asks kyb doctor, and ends it
+  began=$(date +%s)
   sh -c "exec $1" >~/out 2>~/errors &
   for second in $(seq 600); do grep -q 'Stop:' ~/out && break; sleep 1; done
   sed -n '/^Ready/,/page/p' ~/out
   sed -n '/curl/,/-d/p' ~/out >~/typed
   sh ~/typed >~/answer
+  took=$(($(date +%s) - began))
   ${2:-.venv/bin/kyb} doctor
   healthy=$?
   kill -TERM $!
   wait $!
   grep -q '\[DONE\]' ~/answer && [ $healthy = 0 ] && ! grep -q Traceback ~/errors || { cat ~/errors ~/answer; exit 1; }
-  echo "first-minutes: $1: Ready, an answer and a healthy doctor"
+  echo "first-minutes: $1: Ready, an answer after $took s and a healthy doctor"
 }
 serves "make up"
 sh scripts/setup.sh run && serves ".venv/bin/kyb up" || exit 1
 make demo >~/out 2>~/errors || { tail -n 30 ~/out ~/errors; exit 1; }
 echo "first-minutes: make demo passed"
-pipx install --quiet "kybernate[dev] @ git+file://$HOME/kybernate" >~/out 2>&1 || { cat ~/out; exit 1; }
+pipx install "kybernate[dev] @ git+file://$HOME/kybernate" >~/out 2>&1 || { cat ~/out; exit 1; }
 cd / && serves ~/.local/bin/kyb\ up ~/.local/bin/kyb
 echo "first-minutes: done, after $1 interruptions"
 WALK

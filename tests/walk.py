@@ -2,8 +2,7 @@
 
 The walk is the one of a reader: follow the calls in the order in which they happen, and read each function once. Only
 calls into another file of the service count, of all its files. A return is a call into a file that the walk was in
-before; coming back to the caller is none, since the reader has not left its page. ``docs/dev/architecture.md`` draws
-it.
+before; coming back to the caller is none, since the reader has not left its page.
 """
 
 import sys

@@ -79,7 +79,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tra
         known = sources.known = sources.known or await _read_gpus(settings, gpus)
         topology = _planned(config, known)
         _log_groups(config, topology)
-        ledger = LedgerFile(settings.state_dir / "ledger")
+        ledger = LedgerFile(settings.ledger)
         policy = stack.enter_context(open_policy(config, settings))
         setup = NodeSetup(
             node=settings.node,

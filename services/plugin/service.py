@@ -41,7 +41,8 @@ POD_RESOURCES_SECONDS, SETTLED_SECONDS, AFTER_ALLOCATE_SECONDS = 2.0, 10.0, 0.5
 """Interval of PodResources lists, and while they show what is known; delay of the one after an Allocate, since an
 admitted pod is listed with a delay."""
 WISHES_SECONDS, WATCHED_WISHES_SECONDS = 0.5, 5.0
-"""Interval at which the file of wishes is looked at; the longer one where the kernel reports changes."""
+"""Interval at which the file of wishes, or of a first ledger, is looked at; the longer one where the kernel reports
+changes."""
 SAVE_BATCH_SECONDS, SAVE_RETRY_SECONDS = 0.25, 1.0
 
 
@@ -91,7 +92,7 @@ class NodePlugin:
                     group.create_task(self.neighbours.watch(), name="neighbours")
                     await self.neighbours.checked()
                 jobs: tuple[Callable[[], object], ...] = (
-                    self.registrations.run,
+                    self._register,
                     self.gpu_watch.poll,
                     self.gpu_watch.watch_events,
                     self.gpu_watch.watch_known,
@@ -179,6 +180,16 @@ class NodePlugin:
         self.gpu_watch.expect(self.reading)
         self.registrations.follow(self.node.offer.resources)
         self._unsaved.set()
+
+    async def _register(self) -> NoReturn:
+        """Once the node's manager has written its first ledger."""
+        why = f"no seat is offered before this node's GPU manager has a ledger ({self.settings.ledger})"
+        self.health.conditions["manager"] = lambda: why
+        with PathWatch(self.settings.state_dir) as watch:
+            while not self.settings.ledger.exists():
+                await watch.wait(WATCHED_WISHES_SECONDS, WISHES_SECONDS)
+        del self.health.conditions["manager"]
+        await self.registrations.run()
 
     def _registration(self, resource: str) -> Registration:
         return Registration(self.node, resource, self.settings.device_plugin_dir, refused=self._conflict)

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from services.gpu_manager.ledger import Ledger, LedgerFile
 from tests.plugin.stand import config
 from tests.until import until
 
@@ -36,7 +37,9 @@ async def process(*arguments: str, log: Path, **env: str) -> AsyncIterator[async
 
 
 def environment(folder: Path, kubelet_dir: Path, **more: str) -> dict[str, str]:
+    """Settings of a node whose manager has run before."""
     (folder / "config.yaml").write_text(json.dumps(config()))
+    LedgerFile(folder / "state" / "ledger").write(Ledger(), durable=False)
     return {
         "KYB_CONFIG": str(folder / "config.yaml"),
         "KYB_NODE": "node-0",

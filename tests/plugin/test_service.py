@@ -8,7 +8,7 @@ from kybernate.bus.nats import NatsBus
 from kybernate.dev.nats_server import NatsServer
 from kybernate.messages import Presence, SeatAllocated
 from tests.kubelet.stand import pod, running_kubelet, short_folder, until_capacity
-from tests.plugin.processes import environment, logged, process, readyz
+from tests.plugin.processes import driver, environment, logged, process, readyz
 from tests.plugin.stand import ONE, TWO, until_ready
 from tests.until import until
 
@@ -40,6 +40,28 @@ async def test_without_nats_it_waits_for_the_driver_then_offers_its_seats_and_ex
                     assert not call[0].exists()
                     assert list(kubelet.options.folder.glob("kyb-*.sock")) == []
                     assert "Traceback" not in log.read_text()
+
+
+async def test_it_offers_no_seat_before_the_manager_has_a_ledger() -> None:
+    """A manager that finds allocated seats and no ledger takes it for lost, and waits for tickets that were lost."""
+    async with running_kubelet() as kubelet:
+        with short_folder() as folder:
+            log, env = folder / "plugin.log", environment(folder, kubelet.options.folder)
+            ledger = folder / "state" / "ledger"
+            ledger.rename(ledger.with_suffix(".later"))
+            async with driver(folder), process("-m", "services.plugin", log=log, **env):
+                serving = await until(
+                    lambda: logged(log, "plugin.serving"), what="the log event plugin.serving", timeout=20
+                )
+                while (unmet := (await readyz(serving["url"]))[1]["unmet"]).keys() != {"manager"}:
+                    await asyncio.sleep(0.02)
+                assert str(ledger) in unmet["manager"]
+                assert kubelet.devices.capacity() == {}
+
+                ledger.with_suffix(".later").rename(ledger)
+                await until_ready(kubelet, timeout=20)
+                while (await readyz(serving["url"]))[0] != 200:
+                    await asyncio.sleep(0.02)
 
 
 async def test_the_successor_of_a_killed_plugin_deletes_its_calls() -> None:

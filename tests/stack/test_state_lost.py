@@ -1,6 +1,10 @@
-"""The state folder of a node is lost while seats are parked: every model answers, and no operator is needed."""
+"""The state folder of a node is lost while seats are parked: every model answers, and no operator is needed. At a first
+start nothing was lost."""
 
+import asyncio
+import json
 import shutil
+import signal
 from pathlib import Path
 
 import aiohttp
@@ -8,7 +12,7 @@ import pytest
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.stack import Stack
-from tests.stack.pods import pod, small_node
+from tests.stack.pods import ONE_GROUP, pod, small_node
 from tests.until import until
 
 CONFIG = """
@@ -47,3 +51,29 @@ async def test_all_models_answer_after_the_state_folder_was_lost(tmp_path: Path,
         async with await FakeDriverClient.connect(stack.layout.driver_socket) as driver:
             stats = await driver.call("stats")
         assert stats["violations"]["count"] == 0, stats["violations"]
+
+
+@pytest.mark.timeout(180)
+async def test_a_first_start_has_lost_no_ledger_however_late_the_manager_is(tmp_path: Path) -> None:
+    """An engine whose container came late would keep the others from their group."""
+    options = small_node(tmp_path, ONE_GROUP, (pod(model) for model in "ab"))
+    async with Stack(options) as stack:
+        stack.kill("gpu_manager", signal.SIGSTOP)
+        health = await until(lambda: _serving(stack.logs("plugin")), what="the plugin serves", timeout=60)
+        async with aiohttp.ClientSession() as session:
+            while "plugin.registered" not in stack.logs("plugin"):
+                async with session.get(f"{health}/readyz") as answer:
+                    if (await answer.json())["unmet"].keys() == {"manager"}:
+                        break
+                await asyncio.sleep(0.05)
+        stack.kill("gpu_manager", signal.SIGCONT)
+        await stack.ready(90)
+        records = [json.loads(line) for line in (stack.folder / "state" / "ledger").read_text().splitlines()]
+        assert records
+        assert not [record for record in records if record["unaccounted"]]
+
+
+def _serving(log: str) -> str:
+    """Where the plugin tells its readiness."""
+    lines = [json.loads(line) for line in log.splitlines() if '"plugin.serving"' in line]
+    return str(lines[0]["url"]) if lines else ""

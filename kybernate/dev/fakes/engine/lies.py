@@ -11,7 +11,7 @@ from typing import Self
 
 
 class Lie(StrEnum):
-    """One lie; ``docs/dev/fakes.md`` has the list."""
+    """One lie."""
 
     SLEEP_FAILS = "sleep-fails"
     """the call answers 500 and changes nothing"""
