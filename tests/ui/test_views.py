@@ -117,6 +117,7 @@ async def test_a_move_shows_from_where_by_which_way_and_why():
 async def test_the_page_of_a_model_shows_seats_times_switches_requests_settings_and_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     async with browsed() as here:
         page, w = here.page, here.w
         await fill(w)
