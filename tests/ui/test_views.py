@@ -187,7 +187,7 @@ async def test_the_playground_sends_the_conversation():
         assert [message["role"] for message in messages] == ["user", "assistant", "user"]
         assert [message["content"] for message in messages][::2] == ["One", "Two"]
         await page.click("button:text('New conversation')")
-        assert await page.locator(".turns li").count() == 0
+        await page.wait_for_selector(".turns li", state="detached")
         assert here.errors == []
 
 
