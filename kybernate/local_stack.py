@@ -60,9 +60,14 @@ def processes(stack: dict[str, Any]) -> dict[str, str]:
     return {path.stem: _state(pids.get(path.stem)) for path in sorted(logs.glob("*.log"))}
 
 
+def container_logs(pod: str, uid: str) -> str:
+    """The logs of a pod's containers, as a pattern below the folder that KYB_RUN_DIR names."""
+    return f"pods/{pod.replace('/', '_')}_{uid}/*.log"
+
+
 def engine_log(stack: dict[str, Any], pod: str, uid: str) -> Path | None:
     """The log of the pod's (``namespace/name``) present container; None: it has none yet."""
-    files = Path(stack["folder"]).glob(f"{ENGINE_LOGS}/{pod.replace('/', '_')}_{uid}/*.log")
+    files = Path(stack["folder"]).glob(f"**/run/{container_logs(pod, uid)}")
     return max(files, key=lambda path: path.stat().st_mtime, default=None)
 
 

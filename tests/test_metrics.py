@@ -13,8 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kybernate.health import Health
 from kybernate.machine import GpuSensors
+from kybernate.messages import SeatActivated
 from kybernate.node.host_memory import KernelMemory
 from kybernate.policy.rules import Quantum
+from kybernate.seat import SeatState as S
 from services.checkpointer.backends.reservations import Headroom
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
@@ -73,6 +75,23 @@ def manager_series() -> Series:
     assert 'kybernate_switch_seconds_count{backend="cuda",group="G0",phase="total"} 1.0' in text
     assert f'kybernate_gpu_owner{{gpu="GPU-0",model="a",node="n1",seat="{a}"}} 1.0' in text
     return series_of(before) | series_of(text)
+
+
+def test_a_seat_that_is_activated_again_where_it_moved_to_has_not_moved_again() -> None:
+    world, registry = World(), CollectorRegistry()
+    manager: Any = SimpleNamespace(node=world.node, now=lambda: world.now, observe=None, observe_write=None)
+    ManagerMetrics(registry, manager, GuardedPolicy("quantum", Quantum()))
+    for way, previous in (
+        ("map", S.MIGRATING),
+        ("map", S.ACTIVATING),
+        ("restart", S.STARTING),
+        ("restart", S.ACTIVATING),
+    ):
+        facts = {"cause": "c", "node": "n1", "seat": "s1", "group": "G1", "state": S.ACTIVE}
+        manager.observe(SeatActivated.model_validate(facts | {"way": way, "previous": previous}))
+    text = generate_latest(registry).decode()
+    for way in ("map", "restart"):
+        assert f'kybernate_moves_total{{group="G1",way="{way}"}} 1.0' in text
 
 
 def checkpointer_series(folder: Path) -> Series:

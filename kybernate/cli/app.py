@@ -104,7 +104,8 @@ def logs(
     from kybernate.local_stack import log_lines
 
     with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
-        for line in log_lines(log_of(local_stack(), name), last=lines, follow=follow):
+        stack = local_stack("kubectl -n kybernate logs POD -c CONTAINER")
+        for line in log_lines(log_of(stack, name), last=lines, follow=follow):
             print(json.dumps({"name": name, "line": line}) if as_json() else line, flush=True)
 
 
@@ -283,7 +284,7 @@ def _print_services() -> None:
     from kybernate.cli.local import local_stack
     from kybernate.local_stack import processes
 
-    stack = local_stack()
+    stack = local_stack("kubectl -n kybernate get pods")
     found, pids = processes(stack), stack.get("pids") or {}
     if as_json():
         rows = [{"name": name, "running": state == "running", "pid": pids.get(name)} for name, state in found.items()]

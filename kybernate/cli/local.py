@@ -8,12 +8,11 @@ from kybernate.cli.output import CliError
 from kybernate.local_stack import engine_log, find_stack, processes
 
 
-def local_stack() -> dict[str, Any]:
-    """The running stack's file. Raises CliError without one."""
+def local_stack(instead: str) -> dict[str, Any]:
+    """The running stack's file. Raises CliError without one. ``instead``: what does the same in a cluster."""
     found = find_stack()
     if found is None:
-        remedy = "kyb up starts one; in a cluster: kubectl -n kybernate logs POD -c CONTAINER"
-        raise CliError(f"no stack runs on this machine; {remedy}")
+        raise CliError(f"no stack runs on this machine; kyb up starts one; in a cluster: {instead}")
     return found
 
 

@@ -133,15 +133,17 @@ def _read(target: str, namespace: str, name: str) -> Json:
         return manifest
     try:
         documents = [one for one in yaml.safe_load_all(Path(target).read_text()) if one]
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise CliError(f"{target}: {error.strerror}; name a file, or deploy/NAME of the cluster", code=2) from None
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise CliError(f"{target}: cannot be read as YAML: {error}", code=2) from None
     found = [one for one in documents if isinstance(one, dict) and one.get("kind") in (*WORKLOADS, *KINDS)]
     names = [str((one.get("metadata") or {}).get("name")) for one in found]
     if name:
         found = [one for one, its in zip(found, names, strict=True) if its == name]
     if len(found) != 1:
-        which = f"{len(found)} of {', '.join(names)}" if names else "no Deployment"
-        raise CliError(f"{target}: has {which}; choose one: --name NAME", code=2)
+        which = f"{len(found)} of {', '.join(names)}; choose one: --name NAME" if names else f"no {WORKLOADS[0]}"
+        raise CliError(f"{target}: has {which}", code=2)
     return found[0]
 
 

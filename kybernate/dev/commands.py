@@ -111,7 +111,7 @@ def add(
     from kybernate.cli.local import local_stack
     from kybernate.dev.stack import pod_changes
 
-    stack, (first, *command) = local_stack(), what
+    stack, (first, *command) = local_stack("kubectl apply"), what
     if command and first.endswith((".yaml", ".yml")):
         raise CliError(f"{first}: write one FILE, or MODEL -- COMMAND", 2)
     pods = pod_changes.add_command(stack, first, command) if command else pod_changes.add(stack, Path(first))
@@ -126,7 +126,7 @@ def remove(
     from kybernate.cli.local import local_stack
     from kybernate.dev.stack.pod_changes import remove
 
-    answer({"pods": remove(local_stack(), model)}, f"{model}: ending; see kyb status")
+    answer({"pods": remove(local_stack("kubectl delete"), model)}, f"{model}: ending; see kyb status")
 
 
 def edit() -> None:
@@ -134,7 +134,7 @@ def edit() -> None:
     from kybernate.cli.local import local_stack
     from kybernate.dev.stack.pod_changes import edit
 
-    changed = edit(local_stack())
+    changed = edit(local_stack("kubectl edit"))
     answer({"changed": changed}, "the stack follows; see kyb status" if changed else "nothing has changed")
 
 

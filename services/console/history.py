@@ -20,7 +20,7 @@ LONGEST_READ_SECONDS = 8.0
 MOST_EVENTS = 10_000
 DEFAULT_EVENTS = 1_000
 STORED_SECONDS = 10.0
-"""By so much later an earlier event may be stored: clocks of nodes differ."""
+"""By so much later, or earlier, an event may be stored than it happened: clocks of nodes differ."""
 SINCE_SECONDS = 600.0
 KINDS = {*get_args(DecisionKind), *(last for family, _, last in Message.registry if family == "evt" and last)}
 """What ``kind`` may be."""
@@ -134,7 +134,8 @@ class History:
     ) -> tuple[list[dict[str, Any]], int]:
         kept: deque[dict[str, Any]] = deque(maxlen=limit)
         found = 0
-        async for event in self._bus.replay(since=since, pattern=_pattern(wanted.get("kind", ""))):
+        stored = max(0.0, since - STORED_SECONDS)
+        async for event in self._bus.replay(since=stored, pattern=_pattern(wanted.get("kind", ""))):
             if event.at > until + STORED_SECONDS:
                 break
             if event.at > until:

@@ -56,9 +56,9 @@ class Routers:
 
     async def states(self) -> list[dict[str, Any]]:
         """Each router that is alive, with what is wrong with it."""
-        found = await asyncio.gather(*(self._get(router, "/readyz", {}) for router in self._alive()))
-        rows = []
-        for router, body in zip(self._alive(), found, strict=False):
+        alive, rows = self._alive(), []
+        found = await asyncio.gather(*(self._get(router, "/readyz", {}) for router in alive))
+        for router, body in zip(alive, found, strict=True):
             row = {"router": router.instance, "url": router.url, "unmet": body.get("unmet") or {}}
             rows.append(row | {name: body[name] for name in ("notes", "unanswered") if name in body})
         return rows

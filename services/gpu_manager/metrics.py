@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kybernate.messages import GroupDecided, SeatActivated
-from kybernate.seat import COMING, SeatState
+from kybernate.seat import SeatState
 from services.gpu_manager.core import obstacles, view
 from services.gpu_manager.core.demand import PHASES
 from services.gpu_manager.core.inputs import Now
@@ -20,6 +20,7 @@ from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager
 
 _SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+_MOVING = (SeatState.MIGRATING, SeatState.STARTING)
 _DISK = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 
 
@@ -47,7 +48,7 @@ class ManagerMetrics(Collector):
         """Count one effect that was carried out."""
         if isinstance(effect, GroupDecided):
             self._decisions.labels(effect.decision, effect.by, effect.group).inc()
-        if isinstance(effect, SeatActivated) and effect.way and effect.previous in (*COMING, SeatState.STARTING):
+        if isinstance(effect, SeatActivated) and effect.way and effect.previous in _MOVING:
             self._moves.labels(effect.way, effect.group).inc()
         if isinstance(effect, SeatActivated) and effect.seconds:
             backend = self._manager.node.seats[effect.seat].backend

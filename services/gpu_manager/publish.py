@@ -49,7 +49,7 @@ CHANGE_NS = 100_000_000
 """Age from which the time of a folder's change is trusted: the file system's clock has steps of some milliseconds."""
 RETRY_SECONDS = 0.25
 COMPARE_SECONDS = 60.0
-_NONE = ("", "", False)
+_NONE = ("", "", 0)
 
 
 # --- the roster -------------------------------------------------------------------------------------------------------
@@ -114,9 +114,9 @@ class RosterWriter:
         """Seats whose rows are out of date, in the order of their first change."""
         self._written: dict[str, bytes | None] = {}
         """What each key of this node should hold, as far as it was written; None: nothing."""
-        self._blocked: dict[str, tuple[str, str, bool]] = {}
-        """What was written and changes without an event: why a seat is blocked and its group drained, and whether its
-        state has a deadline."""
+        self._blocked: dict[str, tuple[str, str, int]] = {}
+        """What was written and changes without an event: why a seat is blocked and its group drained, and the
+        deadline of its state, unix seconds."""
         self._wake = asyncio.Event()
         self.on_record: list[Callable[[SeatRecord], None]] = []
         """Called with each row that was written."""
@@ -133,13 +133,13 @@ class RosterWriter:
             self.changed(seat)
 
     def refresh(self) -> None:
-        """Mark the rows whose reason for being blocked has changed, or whose state has a deadline now."""
+        """Mark the rows whose reason for being blocked has changed, or the deadline of whose state."""
         now = self._now()
         for seat in self._node.seats.values():
             if (
                 obstacles.blocked(self._node, seat, now),
                 operations.drained(self._node, seat.group),
-                clock(self._node, seat, now).deadline is not None,
+                round(clock(self._node, seat, now).as_json(now)["deadline_at"] or 0),
             ) != self._blocked.get(seat.id, _NONE):
                 self.changed(seat.id)
 
@@ -188,7 +188,7 @@ class RosterWriter:
         del self._dirty[seat]
         state = self._node.seats[seat].state
         row = record(self._node, self._node.seats[seat], self._now())
-        self._blocked[seat] = row.blocked, row.drained, row.deadline_at > 0
+        self._blocked[seat] = row.blocked, row.drained, round(row.deadline_at)
         try:
             if state is SeatState.FREE and not row.drained:  # a drained node without pods is still known by its rows
                 self._written[row.key] = None

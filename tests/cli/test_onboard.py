@@ -427,6 +427,11 @@ async def test_one_of_several_deployments_of_a_file_is_chosen_by_its_name(kyb: "
     file.write_text(yaml.safe_dump_all([first, {"kind": "Service"}, second]))
     without = await kyb("onboard", str(file))
     assert (without.code, without.err) == (2, f"kyb: {file}: has 2 of x, y; choose one: --name NAME\n")
+    file.write_text("kind: Pod")
+    assert (await kyb("onboard", str(file))).err == f"kyb: {file}: has no Deployment\n"
+    missing = (await kyb("onboard", "deployment/x")).err
+    assert missing == "kyb: deployment/x: No such file or directory; name a file, or deploy/NAME of the cluster\n"
+    file.write_text(yaml.safe_dump_all([first, {"kind": "Service"}, second]))
     done = await kyb("onboard", str(file), "--name", "y", "-o", "json")
     assert annotations(json.loads(done.out)["manifest"])["kyb.ai/model"] == "b"
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,10 +20,12 @@ from kybernate.messages import (
     OrderChanged,
     OrderStatus,
     ParkSeat,
+    Presence,
     ResumeNode,
 )
 from kybernate.seat import SeatState
 from services.console.events import EventLog, as_sse
+from services.console.routers import Routers
 from tests.console.world import Shown, shown
 from tests.until import until
 
@@ -360,3 +363,16 @@ async def test_events_that_arrive_together_are_one_write_and_no_event_comes_twic
         reader.put_nowait(event)
     pieces = [piece async for piece in EventLog(cast(Any, None))._live(reader, {"b"})]
     assert pieces == [as_sse(first) + as_sse(last)]
+
+
+async def test_what_is_wrong_with_a_router_is_not_another_ones_that_came_meanwhile(monkeypatch: pytest.MonkeyPatch):
+    facts = {"cause": "p", "component": "router", "incarnation": "i"}
+    alive = [[Presence(instance=name, **facts)] for name in ("old", "new")]
+    cluster = SimpleNamespace(routers=lambda _: alive.pop(0))
+    routers = Routers(cast(Any, cluster), cast(Any, None), "")
+
+    async def answers(router: Presence, *_: object) -> dict[str, Any]:
+        return {"unmet": {"bus": router.instance}}
+
+    monkeypatch.setattr(routers, "_get", answers)
+    assert [(row["router"], row["unmet"]["bus"]) for row in await routers.states()] == [("old", "old")]

@@ -95,6 +95,15 @@ async def test_history_is_selected_by_kind_model_group_op_and_time():
         assert (await w.call("GET", "/v1/history")).status == 503
 
 
+async def test_an_event_of_a_node_whose_clock_is_ahead_is_found_by_its_own_time():
+    """The page asks so for the event that its address names."""
+    async with shown() as w:
+        event = decided(decision="stay", at=time.time() - 60)
+        w.server.stored[event.id] = (event.subject, event.body(), event.at - 2.0)
+        found = (await w.call("GET", f"/v1/history?since={event.at}&until={event.at}")).json
+        assert [one["id"] for one in found["events"]] == [event.id]
+
+
 async def test_a_held_request_leaves_its_story_and_one_that_was_served_at_once_does_not():
     async with shown() as w:
         await w.seat("s0", "llama")

@@ -74,6 +74,10 @@ async def test_the_stack_of_this_machine_adds_its_machine_and_logs(tmp_path: Pat
         await w.manager.put("s0", SeatState.ACTIVE, pod="default/llama-0", pod_uid="u1")
         await until(lambda: w.console.cluster.seats.rows[f"{NODE}.s0"].pod, what="the console knows the pod")
         seat = f"{url}log?seat={NODE}.s0"
+        logs = "tail -n 200 /run/kybernate/pods/default_llama-0_u1/*.log"
+        command = f"docker exec $(docker ps -qf 'name=kybernate.*kubelet') sh -c '{logs}'"
+        assert (await get(w, seat)).json == {"command": command}, "with Compose there is no kubectl"
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
         assert (await get(w, seat)).json == {"command": "kubectl -n default logs llama-0 --tail=200"}
         folder = tmp_path / local_stack.ENGINE_LOGS.replace("**/", "") / "default_llama-0_u1"
         folder.mkdir(parents=True)

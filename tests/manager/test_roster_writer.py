@@ -166,6 +166,39 @@ async def _blocked(bucket: Bucket, key: str, wanted: bool) -> bool:
     return entry is not None and bool(SeatRecord.model_validate_json(entry.value or b"").blocked) == wanted
 
 
+async def test_a_start_whose_process_has_come_has_its_own_deadline_in_the_roster() -> None:
+    """The row kept the end of a start without a process, and everybody called the start late after 270 s."""
+    world = World()
+    world.boot()
+    seat = world.seat(0, 0)
+    key = seat_key(world.node.name, seat)
+
+    async def receive(_: object) -> None:
+        return None
+
+    async with MemoryBus.connect(MemoryServer()) as bus:
+        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
+        world.pod(seat, "m")
+        world.call(seat)
+        writer.changed(seat)
+        task = asyncio.create_task(writer.run())
+        try:
+            bucket = await bus.bucket(BUCKET)
+            await until_state(bucket, key, SeatState.STARTING)
+            world.start(seat)
+            writer.refresh()
+            await until(lambda: _ends(bucket, key, 3600.0), what="the row has the end of the start")
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def _ends(bucket: Bucket, key: str, seconds: float) -> bool:
+    entry = await entry_of(bucket, key)
+    row = SeatRecord.model_validate_json((entry and entry.value) or b"")
+    return abs(row.deadline_at - row.since - seconds) < 1
+
+
 async def test_a_drained_node_without_pods_is_still_known_by_its_rows_until_it_is_resumed() -> None:
     world = World()
     world.boot()

@@ -178,6 +178,30 @@ def test_a_login_finds_the_stack_of_systemd(tmp_path: Path, monkeypatch: pytest.
     os.close(lock)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["remove", "qwen"], 1, "kyb up starts one; in a cluster: kubectl delete"),
+        (["add", "pods.yaml"], 1, "kyb up starts one; in a cluster: kubectl apply"),
+        (["add", "a.yaml", "b.yaml"], 2, "a.yaml: write one FILE, or MODEL -- COMMAND"),
+    ],
+)
+def test_a_wrong_change_of_models_says_what_to_type(
+    arguments: list[str],
+    code: int,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if code == 2:
+        monkeypatch.setattr("kybernate.cli.local.find_stack", lambda: {"folder": str(tmp_path)})
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(SystemExit, match=f"^{code}$"):
+        main(arguments)
+    assert text in capsys.readouterr().err
+
+
 async def test_a_certificate_that_is_refused_is_named(tmp_path: Path) -> None:
     make(tmp_path, ca="own")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

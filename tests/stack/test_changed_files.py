@@ -228,6 +228,13 @@ async def test_a_pod_that_the_stack_would_refuse_is_not_added(tmp_path: Path) ->
         adding.add(stack | {"folder": str(tmp_path / "gone")}, file)
 
 
+async def test_the_stack_file_of_a_version_before_names_no_gpus(tmp_path: Path) -> None:
+    """After ``pipx upgrade`` and a reload the supervisor is the old one."""
+    async with node(tmp_path, "1x-abcdef.s00") as (_, stack):
+        old = {name: value for name, value in stack.items() if name not in ("gpus", "memory")}
+        assert await asyncio.to_thread(adding.add, old, written(tmp_path, "a"))
+
+
 async def test_a_link_to_the_file_of_pods_stays_one(tmp_path: Path) -> None:
     (own := tmp_path / "models.yaml").write_text("")
     (link := tmp_path / "link.yaml").symlink_to(own)

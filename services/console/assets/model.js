@@ -142,7 +142,7 @@ function logText(seat, draw) {
   const { command, lines } = answer.data;
   return html`${lines
     ? html`<pre tabindex="0" role="region" class="log" aria-label="Log of ${seat.pod}">${lines.length ? lines.join("\n") : "The engine has written nothing yet."}</pre>`
-    : html`<p>The console has no right to read logs of pods. With yours:</p>`}
+    : html`<p>The console cannot read this log. With your rights:</p>`}
     <p><code>${command}</code> <button type="button" @click=${() => copy(command)}>Copy</button></p>`;
 }
 

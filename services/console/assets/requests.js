@@ -13,7 +13,7 @@ const MOST_ROWS = 200;
 // Records of the last seconds, of a model or of all.
 export function readRequests(draw, length, model = "", limit = MOST_ROWS) {
   const query = () => new URLSearchParams({ since: Math.floor(now() - length), limit, ...(model ? { model } : {}) });
-  return ask(`requests ${length} ${model}`, draw, () => `requests?${query()}`);
+  return ask(`requests ${length} ${limit} ${model}`, draw, () => `requests?${query()}`);
 }
 
 export function requestsView(draw) {
