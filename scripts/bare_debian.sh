@@ -50,7 +50,6 @@ for turn in $(seq "$1"); do
   cat ~/out
   exit 1
 done
-rm -rf .venv # the first minute as after a clone, with pip's cache
 serves() { # serves COMMAND: starts it, types the curl that it prints, asks kyb doctor, and ends it
   began=$(date +%s)
   sh -c "exec $1" >~/out 2>~/errors &
@@ -66,6 +65,8 @@ serves() { # serves COMMAND: starts it, types the curl that it prints, asks kyb 
   grep -q '\[DONE\]' ~/answer && [ $healthy = 0 ] && ! grep -q Traceback ~/errors || { cat ~/errors ~/answer; exit 1; }
   echo "first-minutes: $1: Ready, an answer after $took s and a healthy doctor"
 }
+serves "make up"
+rm -rf .venv # now as after a clone, with pip's cache
 serves "make up"
 sh scripts/setup.sh run && serves ".venv/bin/kyb up" || exit 1
 make demo >~/out 2>~/errors || { tail -n 30 ~/out ~/errors; exit 1; }
