@@ -71,7 +71,7 @@ serves "make up"
 sh scripts/setup.sh run && serves ".venv/bin/kyb up" || exit 1
 make demo >~/out 2>~/errors || { tail -n 30 ~/out ~/errors; exit 1; }
 echo "first-minutes: make demo passed"
-pipx install "kybernate[dev] @ git+file://$HOME/kybernate" >~/out 2>&1 || { cat ~/out; exit 1; }
+pipx install "kybernate[dev] @ git+file://localhost$HOME/kybernate" >~/out 2>&1 || { cat ~/out; exit 1; }
 cd / && serves ~/.local/bin/kyb\ up ~/.local/bin/kyb
 echo "first-minutes: done, after $1 interruptions"
 WALK
