@@ -50,7 +50,6 @@ for turn in $(seq "$1"); do
   cat ~/out
   exit 1
 done
-rm -rf .venv # the first minute as after a clone, with pip's cache
 serves() { # serves COMMAND: starts it, types the curl that it prints, asks kyb doctor, and ends it
   began=$(date +%s)
   sh -c "exec $1" >~/out 2>~/errors &
@@ -67,10 +66,12 @@ serves() { # serves COMMAND: starts it, types the curl that it prints, asks kyb 
   echo "first-minutes: $1: Ready, an answer after $took s and a healthy doctor"
 }
 serves "make up"
+rm -rf .venv # now as after a clone, with pip's cache
+serves "make up"
 sh scripts/setup.sh run && serves ".venv/bin/kyb up" || exit 1
 make demo >~/out 2>~/errors || { tail -n 30 ~/out ~/errors; exit 1; }
 echo "first-minutes: make demo passed"
-pipx install "kybernate[dev] @ git+file://$HOME/kybernate" >~/out 2>&1 || { cat ~/out; exit 1; }
+pipx install "kybernate[dev] @ git+file://localhost$HOME/kybernate" >~/out 2>&1 || { cat ~/out; exit 1; }
 cd / && serves ~/.local/bin/kyb\ up ~/.local/bin/kyb
 echo "first-minutes: done, after $1 interruptions"
 WALK
