@@ -14,18 +14,19 @@ from kybernate.config import load
 from kybernate.dev.demo import workload
 from kybernate.dev.demo.client import Verdict
 from kybernate.dev.demo.replay import Player, client_session
-from kybernate.dev.demo.report import percentile
+from kybernate.dev.demo.report import control_seconds, percentile
 from kybernate.dev.demo.session import seats_by_group, with_profiles
 from kybernate.dev.demo.simulated import Played, simulated, stretch
 from kybernate.dev.demo.watch import Watch
 from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.stack import LAPTOP, Stack, StackOptions
+from kybernate.lab.traces import Arrival
 
 SPEED = 10.0
 SEEDS = (1, 2, 3, 4, 5)
 SECONDS = 400.0
 """Model seconds of the workload that each seed plays."""
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,17 @@ async def _live(seed: int) -> Live:
     )
     with tempfile.TemporaryDirectory() as folder:
         stack = Stack(with_profiles(options, Path(folder), rebalance=False))
-        return await _measured(stack, seed)
+        models = [pod.model for pod in stack.plan.pods]
+        generated = workload.generate(models, seed=seed)
+        return await measured(stack, tuple(one for one in generated if one.at_seconds < SECONDS))
 
 
-async def _measured(stack: Stack, seed: int) -> Live:
-    models = [pod.model for pod in stack.plan.pods]
-    arrivals = tuple(one for one in workload.generate(models, seed=seed) if one.at_seconds < SECONDS)
+async def measured(stack: Stack, arrivals: tuple[Arrival, ...]) -> Live:
+    """Start this stack and play these arrivals."""
+    speed = stack.options.speed
     async with stack, client_session() as session:
         await stack.ready(READY_SECONDS)
-        player, watch = Player([stack.url], SPEED, expected_text, session), Watch()
+        player, watch = Player([stack.url], speed, expected_text, session), Watch()
         ready = asyncio.Event()
         following = asyncio.create_task(watch.follow(session, stack.console, ready))
         async with asyncio.timeout(READY_SECONDS):
@@ -94,7 +97,8 @@ async def _measured(stack: Stack, seed: int) -> Live:
         await asyncio.gather(following, return_exceptions=True)
         after = await seats_by_group(session, stack.console)
     good = [sample for sample in player.tally.samples if sample.verdict is Verdict.OK]
-    late = percentile([sample.late_seconds * SPEED for sample in good], 0.95) or 0.0
+    late = percentile([sample.late_seconds * speed for sample in good], 0.95) or 0.0
     waits = tuple(sample.wait_seconds or 0.0 for sample in good)
-    played = Played(arrivals, before, after, tuple(watch.steps), SPEED)
+    control = control_seconds(player.tally.samples, watch.switches) * speed
+    played = Played(arrivals, before, after, tuple(watch.steps), speed, control_seconds=control)
     return Live(played, waits, len(arrivals) - len(good), late, len(watch.switches))

@@ -37,7 +37,11 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "kubelet": ({}, {"RESTARTS": 1}),
     "keys": ({"rounds": 1, "requests": 4}, {}),
     "live": ({}, {"SEEDS": (1,), "SECONDS": 20.0}),
-    "lanes": ({}, {"CASES": (("bursts", 1.0, "fast"),), "MODELS": 4, "GROUPS": 2, "WINDOWS": 1}),
+    "lanes": (
+        {},
+        {"CASES": (("bursts", 1.0, "fast"),), "MODELS": 4, "GROUPS": 2, "WINDOWS": 1}
+        | {"SEATS": 2, "SEEDS": (1,), "SECONDS": 20.0, "REQUESTS": 8, "SPEED": 20.0, "SIMULATIONS": 1},
+    ),
     "overload": (
         {"overloads": ((3.0, 2.0),)},
         {"PATIENCE_SECONDS": 1.0, "SERVICE_SECONDS": 0.1, "LEARN_SECONDS": 0.2, "AFTER_SECONDS": 0.2},

@@ -27,6 +27,7 @@ MALLOC_HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 RIGHTS = ("kill", "dac_read_search", "sys_ptrace")
 """Capabilities that the chart gives the checkpointer."""
 CYCLE = ("lock", "checkpoint", "restore", "unlock")
+TRANSFERS = CYCLE[1:3]
 
 
 async def e1(room: Room, gib: float) -> list[Row]:
@@ -168,7 +169,7 @@ async def e6(room: Room, gib: float) -> list[Row]:
         row: Row = {"gib_each": gib}
         for way in ("in turn", "side by side"):
             await asyncio.gather(*(_codes(bare, target, "lock") for target, bare in pairs))
-            for verb in ("checkpoint", "restore"):
+            for verb in TRANSFERS:
                 began = time.monotonic()
                 if way == "in turn":
                     for target, bare in pairs:
@@ -177,7 +178,9 @@ async def e6(room: Room, gib: float) -> list[Row]:
                     await asyncio.gather(*(do(b, verb, t.child.pid, t.seconds) for t, b in pairs))
                 row[f"{verb} {way} s"] = time.monotonic() - began
             await asyncio.gather(*(_codes(bare, target, "unlock") for target, bare in pairs))
-        return [row | await _use(one) | {"second": await _use(two)}]
+        # As many as the link carries at full speed; 2: it carries both, and perhaps more.
+        lanes = {f"{verb} lanes": row[f"{verb} in turn s"] / row[f"{verb} side by side s"] for verb in TRANSFERS}
+        return [row | lanes | await _use(one) | {"second": await _use(two)}]
 
 
 async def e7(room: Room, gib: float) -> list[Row]:

@@ -148,6 +148,7 @@ def test_experiments_record_what_a_driver_does(tmp_path: Path) -> None:
     assert (no_room["restore"], no_room["state"]) == ("OUT_OF_MEMORY", "CHECKPOINTED")
     assert all(row["computes"] for row in killed)
     assert seen["e6"][0]["computes"]
+    assert seen["e6"][0]["restore lanes"] > 1.2, "two transfers of the stub disturb each other little"
 
 
 async def test_what_no_longer_fits_into_the_budget_is_left_out_and_named() -> None:

@@ -4,8 +4,9 @@ From the replay it gets what closing, parking, activating and moving took, by it
 decision and the release took, and how much longer than the fake engine's constants requests were in flight.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -48,10 +49,22 @@ class Played:
     """Model seconds from an arrival to the decision, and from the end of an activation to its requests."""
 
 
-def simulated(played: Played, policy: Policy, seeds: int = 1) -> list[Outcome]:
-    """Play the arrivals again, once for each seed, with costs that vary as they did."""
+def simulated(
+    played: Played,
+    policy: Policy,
+    seeds: int = 1,
+    *,
+    lanes: int = 0,
+    side_by_side: bool = False,
+    copy_seconds: float = math.inf,
+) -> list[Outcome]:
+    """Play the arrivals again, once for each seed, with costs that vary as they did; ``copy_seconds`` of these share
+    the lanes."""
     costs = SwitchCosts(played)
-    seats = [costs.seat(group, seat) for group in played.before for seat in group["seats"]]
+    fixed = max(0.0, fmean((costs.park_seconds, costs.activate_seconds)) - copy_seconds)
+    seats = [
+        replace(costs.seat(group, seat), fixed_seconds=fixed) for group in played.before for seat in group["seats"]
+    ]
     index, factor = {seat.model: number for number, seat in enumerate(seats)}, stretch(played)
     pools = [min((group["group"], *group["peers"])) for group in played.before]
     scenario = Scenario(
@@ -65,10 +78,12 @@ def simulated(played: Played, policy: Policy, seeds: int = 1) -> list[Outcome]:
         cap=EngineOptions("").max_running,
         move_seconds=costs.move_seconds if any(group["peers"] for group in played.before) else None,
         loses_copy=costs.loses_copy,
+        lanes=lanes,
         control_seconds=played.control_seconds,
         observed_seconds=played.observed_seconds,
     )
-    return [run(scenario, policy, RunOptions(seed=seed, jitter=costs.jitter)) for seed in range(seeds)]
+    options = RunOptions(jitter=costs.jitter, side_by_side=side_by_side)
+    return [run(scenario, policy, replace(options, seed=seed)) for seed in range(seeds)]
 
 
 def stretch(played: Played) -> float:

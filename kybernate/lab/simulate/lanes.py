@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from heapq import heappush
 from math import inf
 
-from kybernate.lab.simulate.world import SWITCHED, RunState, SimulatedGroup
+from kybernate.lab.simulate.world import SWITCHED, RunState, SimulatedGroup, SimulatedSeat
 
 
 class Lanes:
@@ -14,13 +14,15 @@ class Lanes:
         self.world = world
         self.count = world.scenario.lanes
         self._copying: list[SimulatedGroup] = []
+        self._taken: set[int] = set()
+        """Indices of the groups whose steps copy, until these end."""
         self._held: dict[int, SimulatedGroup] = {}
         self._at = 0.0
         """The seconds left of all transfers are as of then."""
 
     def holds(self, group: SimulatedGroup) -> bool:
-        """Whether a group begins no switch now: as many copy as have lanes, and they run in turn."""
-        full = bool(self.count) and not self.world.options.side_by_side and len(self._copying) >= self.count
+        """Whether a group begins no switch now: as many are under way as have lanes, and they run in turn."""
+        full = bool(self.count) and not self.world.options.side_by_side and len(self._taken) >= self.count
         if full:
             self._held[group.index] = group
         return full
@@ -32,13 +34,15 @@ class Lanes:
         groups, self._held = self._held | {group.index: group for group in asked}, {}
         return sorted(groups.values(), key=_oldest)
 
-    def begin(self, group: SimulatedGroup, seconds: float, after: float) -> None:
-        """A transfer of a group's switch that takes so long at full speed; ``after``: what follows it."""
+    def begin(self, group: SimulatedGroup, seat: SimulatedSeat, after: float) -> None:
+        """A seat is parked or activated, which takes ``seat.took`` at full speed; ``after``: what follows it."""
         assert group.operation is not None
         self._pass()
-        group.operation.left, group.operation.after, group.operation.until = seconds, after, self.world.now
-        group.operation.begun = self.world.now
+        fixed = min(seat.took, seat.spec.fixed_seconds)
+        group.operation.left, group.operation.after = seat.took - fixed, fixed + after
+        group.operation.begun, group.operation.until = self.world.now - fixed, self.world.now
         self._copying.append(group)
+        self._taken.add(group.index)
         self._time()
 
     def over(self, group: SimulatedGroup) -> bool:
@@ -48,6 +52,7 @@ class Lanes:
         if operation is None or operation.until != self.world.now:
             return False
         if group not in self._copying:
+            self._taken.discard(group.index)
             return True
         self._pass()
         self._copying.remove(group)
@@ -59,6 +64,7 @@ class Lanes:
             self._until(group, self.world.now + operation.after)
             operation.after = 0.0
             return False
+        self._taken.discard(group.index)
         return True
 
     @property

@@ -33,6 +33,8 @@ class SimSeat:
     """Its home."""
     park_seconds: float
     activate_seconds: float
+    fixed_seconds: float = 0.0
+    """How much of each copies no memory, and shares the host's link with nothing."""
     vram_bytes: int = 0
     host_bytes: int = 0
     """Host memory that its parked copy takes."""

@@ -29,6 +29,11 @@ class Cost:
     activate_fixed_seconds: float | None = None
     """Of activating, where it differs."""
 
+    @property
+    def apart_seconds(self) -> float:
+        """What of each copies nothing; seconds that were given whole count as copied."""
+        return 0.0 if self.out_bytes_per_second == float("inf") else self.fixed_seconds
+
     def park_seconds(self, vram_bytes: int) -> float:
         """VRAM out to host memory."""
         return self.fixed_seconds + vram_bytes / self.out_bytes_per_second
@@ -234,7 +239,8 @@ def sized_seats(
     for model, usual in zip(models, cycle(VRAM_GB), strict=False):
         vram = known.get(model, known.get("", usual * GB)) + kv_bytes
         park, activate = cost.park_seconds(vram), cost.activate_seconds(vram)
-        made.append(SimSeat(model, "G0", park, activate, vram_bytes=vram, host_bytes=vram, model=model))
+        fixed = cost.apart_seconds
+        made.append(SimSeat(model, "G0", park, activate, fixed, vram_bytes=vram, host_bytes=vram, model=model))
     return tuple(made)
 
 

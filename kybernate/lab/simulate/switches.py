@@ -117,7 +117,7 @@ class Switching:
         victim.parks += 1
         mean, failure = victim.spec.park_seconds, self.world.options.park_failure
         victim.took, victim.failing = self.world.drawn(victim, "park", victim.parks, mean, failure)
-        self._takes(group, victim.took)
+        self._takes(group, victim)
 
     def due(self, group: SimulatedGroup, policy: Policy) -> tuple[SimulatedGroup, ...]:
         """End a park or an activation of this group."""
@@ -254,7 +254,7 @@ class Switching:
             extra += options.cold_start_seconds if incoming.failed else 0.0
             world.counters["restore_failures"] += incoming.failed
         world.counters["cold_starts"] += extra >= options.cold_start_seconds > 0
-        self._takes(group, incoming.took, extra + world.scenario.control_seconds)
+        self._takes(group, incoming, extra + world.scenario.control_seconds)
 
     def _serves(self, group: SimulatedGroup, incoming: SimulatedSeat) -> SimulatedGroup:
         world = self.world
@@ -289,12 +289,12 @@ class Switching:
         victim.host_used = need
         world.host_used += need
 
-    def _takes(self, group: SimulatedGroup, transfer: float, after: float = 0.0) -> None:
+    def _takes(self, group: SimulatedGroup, seat: SimulatedSeat, after: float = 0.0) -> None:
         assert group.operation is not None
-        if self.lanes.count and transfer:
-            self.lanes.begin(group, transfer, after)
+        if self.lanes.count and seat.took:
+            self.lanes.begin(group, seat, after)
             return
-        seconds = transfer + after
+        seconds = seat.took + after
         group.operation.until = self.world.now + seconds
         self.world.switching_seconds += seconds
         self.world.schedule(seconds, SWITCHED, group.index)

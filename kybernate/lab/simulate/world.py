@@ -329,11 +329,11 @@ class SimulatedSwitch:
     until: float = 0.0
     """When the park or activation under way ends."""
     begun: float = 0.0
-    """When its transfer began; with lanes, as ``left`` and ``after``."""
+    """When its transfer began, less the fixed seconds that follow it; with lanes, as ``left`` and ``after``."""
     left: float = 0.0
     """Seconds of it at full speed that are left."""
     after: float = 0.0
-    """Seconds of the activation after its transfer."""
+    """Seconds after its transfer."""
 
 
 @dataclass(eq=False, slots=True)
