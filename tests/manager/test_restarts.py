@@ -128,7 +128,7 @@ def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) 
     assert world.managed(a).usage.waited == 0.0
     started, active = (next(e for e in world.events(a)[::-1] if e.state is state) for state in (S.STARTING, S.ACTIVE))
     assert {(e.came_from, e.group, e.way) for e in (started, active)} == {("G01", "G23", "restart")}
-    assert started.reason == "from group G01, started here: 2x-37f07e.s00 waits"
+    assert started.reason == "from group G01, started here: its place is kept here"
     row = record(world.node, world.managed(a), world.now)
     assert (row.home_group, row.group, row.way) == ("G01", "G23", "restart")
 
@@ -147,6 +147,22 @@ def test_its_place_is_kept_while_it_drops_its_copy_and_no_other_seat_drops_its_o
     assert [world.managed(one).heads_to for one in (a, b)] == ["G23", ""]
     world.tick(31)
     assert world.managed(a).heads_to == "", "it did not come in time"
+
+
+def test_a_seat_that_comes_takes_its_place_before_the_seats_there_that_ask_meanwhile(world: World) -> None:
+    a, _ = busy_home(world)
+    c = world.seat(1, 0)
+    comes_up(world, c, "c", "unload")
+    world.traffic(c, in_flight=0)
+    world.traffic(a, waiting=2)
+    world.finish()
+    assert (world.state(c), world.managed(a).heads_to) == (S.PARKED, "G23")
+    dropped(world, a)
+    world.traffic(c, waiting=1, oldest=9.0)
+    call(world, a)
+    world.look()
+    world.look()
+    assert (world.state(a), world.managed(a).group.name, world.state(c)) == (S.STARTING, "G23", S.PARKED)
 
 
 def test_a_start_there_that_fails_is_followed_by_one_at_home_and_the_seat_stays_there_for_a_while(world: World) -> None:
