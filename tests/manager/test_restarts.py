@@ -235,6 +235,31 @@ def test_an_operator_moves_a_seat_by_a_restart_and_the_operation_is_done_once_it
     assert world.phases()[-1] == "done"
 
 
+def test_a_move_back_home_is_done_once_the_seat_serves_there(world: World) -> None:
+    a, b = busy_home(world)
+    assert world.order(MigrateSeat, seat=a, to="G23").accepted
+    world.tick()
+    dropped(world, a)
+    call(world, a)
+    world.look()
+    world.look()
+    arrives(world, a)
+    leaves(world, b)
+    assert world.order(MigrateSeat, seat=a, to="G01", op="back").accepted
+    world.tick()
+    world.finish()
+    world.tick()
+    dropped(world, a)
+    world.tick()
+    assert world.phases("back")[-1] != "done", world.managed(a)
+    call(world, a)
+    world.look()
+    world.look()
+    arrives(world, a)
+    world.tick()
+    assert (world.state(a), world.managed(a).group.name, world.phases("back")[-1]) == (S.ACTIVE, "G01", "done")
+
+
 def restart(world: World, ledger: Ledger, *tickets: SeatTicket, parked: tuple[str, ...] = ()) -> None:
     """The manager starts again with this ledger; b serves, these are parked, and of others the driver has nothing."""
     world.board = world.new_board()
