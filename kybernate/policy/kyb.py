@@ -348,16 +348,17 @@ def _at_least(mean: float, most: int) -> float:
 
 def _better_at_home(view: GroupView, guest: SeatView, ratio: float) -> bool:
     """Rule 1: a seat of another group whose own group makes room for it at less cost than a move; if that has not
-    begun in this time, it comes. A seat that loses its copy by the move takes a free slot, or the place of an idle
-    holder that is asked ``ratio`` times less, and has waited there, over all its visits, for as long as the move takes
-    longer than a park and an activation at home: what it could have waited for in vain is then no more than what it
-    pays. An operator's wish does not wait.
+    begun in this time, it comes. A seat that loses its copy by the move stays: it takes a free slot, or the place of
+    an idle holder, of a group that is asked ``ratio`` times less than the other seats at home, and has waited there,
+    over all its visits, for as long as the move takes longer than a park and an activation at home: what it could have
+    waited for in vain is then no more than what it pays. An operator's wish does not wait.
     """
     move, asked = guest.move_seconds or 0.0, guest.pinned or guest.wanted_seconds is not None
     longer = move - guest.park_seconds - guest.activate_seconds
     waited = guest.waited_seconds + (guest.wait_seconds or 0.0)
-    room = free_slots(view) > 0 or any(not own_load(h) and ratio * rate(h) <= rate(guest) for h in movable(view))
-    if guest.loses_copy and not asked and (waited < longer or not room):
+    room = free_slots(view) > 0 or any(not own_load(holder) for holder in movable(view))
+    quieter = guest.prefers or ratio * sum(seat.rate_slow for seat in view.seats) <= guest.others_rate
+    if guest.loses_copy and not asked and (waited < longer or not room or not quieter):
         return True
     home = next((peer for peer in view.peers if peer.group == guest.group), None)
     if (

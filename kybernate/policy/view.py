@@ -65,6 +65,8 @@ class SeatView:
     """Activating it on this view's group ends its engine, which starts cold."""
     waited_seconds: float = 0.0
     """The longest wait before each of its visits since it came to its group, summed."""
+    others_rate: float = 0.0
+    """With ``loses_copy``: ``rate_slow`` of the other seats of its group, summed."""
 
     @property
     def name(self) -> str:

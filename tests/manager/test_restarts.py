@@ -162,7 +162,7 @@ def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) 
     assert world.managed(a).usage.waited == 0.0
     started, active = (next(e for e in world.events(a)[::-1] if e.state is state) for state in (S.STARTING, S.ACTIVE))
     assert {(e.came_from, e.group, e.way) for e in (started, active)} == {("G01", "G23", "restart")}
-    assert started.reason == "from group G01, started here: 2x-37f07e.s00 waits"
+    assert started.reason == "from group G01, started here: its place is kept here"
     row = record(world.node, world.managed(a), world.now)
     assert (row.home_group, row.group, row.way) == ("G01", "G23", "restart")
 
@@ -181,6 +181,22 @@ def test_its_place_is_kept_while_it_drops_its_copy_and_no_other_seat_drops_its_o
     assert [world.managed(one).heads_to for one in (a, b)] == ["G23", ""]
     world.tick(31)
     assert world.managed(a).heads_to == "", "it did not come in time"
+
+
+def test_a_seat_that_comes_takes_its_place_before_the_seats_there_that_ask_meanwhile(world: World) -> None:
+    a, _ = busy_home(world)
+    c = world.seat(1, 0)
+    comes_up(world, c, "c", "unload")
+    world.traffic(c, in_flight=0)
+    world.traffic(a, waiting=2)
+    world.finish()
+    assert (world.state(c), world.managed(a).heads_to) == (S.PARKED, "G23")
+    dropped(world, a)
+    world.traffic(c, waiting=1, oldest=9.0)
+    call(world, a)
+    world.look()
+    world.look()
+    assert (world.state(a), world.managed(a).group.name, world.state(c)) == (S.STARTING, "G23", S.PARKED)
 
 
 def test_a_start_there_that_fails_is_followed_by_one_at_home_and_the_seat_stays_there_for_a_while(world: World) -> None:
@@ -251,6 +267,31 @@ def test_an_operator_moves_a_seat_by_a_restart_and_the_operation_is_done_once_it
     arrives(world, a)
     world.tick()
     assert world.phases()[-1] == "done"
+
+
+def test_a_move_back_home_is_done_once_the_seat_serves_there(world: World) -> None:
+    a, b = busy_home(world)
+    assert world.order(MigrateSeat, seat=a, to="G23").accepted
+    world.tick()
+    dropped(world, a)
+    call(world, a)
+    world.look()
+    world.look()
+    arrives(world, a)
+    leaves(world, b)
+    assert world.order(MigrateSeat, seat=a, to="G01", op="back").accepted
+    world.tick()
+    world.finish()
+    world.tick()
+    dropped(world, a)
+    world.tick()
+    assert world.phases("back")[-1] != "done", world.managed(a)
+    call(world, a)
+    world.look()
+    world.look()
+    arrives(world, a)
+    world.tick()
+    assert (world.state(a), world.managed(a).group.name, world.phases("back")[-1]) == (S.ACTIVE, "G01", "done")
 
 
 def restart(world: World, ledger: Ledger, *tickets: SeatTicket, parked: tuple[str, ...] = ()) -> None:

@@ -343,17 +343,21 @@ def test_a_guest_whose_own_group_makes_room_for_less_than_a_move_stays_there(
 
 
 def test_a_guest_that_would_start_cold_waits_at_home_for_as_long_as_that_costs_more() -> None:
-    far = queue("far", 20.0, home_busy=True, move_seconds=30.0, loses_copy=True)
+    far = queue("far", 20.0, home_busy=True, move_seconds=30.0, loses_copy=True, others_rate=1.0)
     need = 30.0 - far.park_seconds - far.activate_seconds
     for waited, comes in ((need - 0.1, False), (need + 0.1, True)):
         decision = BALANCED.decide(view(seat("a"), elsewhere=(replace(far, ages=(), oldest_wait_seconds=waited),)))
         assert (incoming(decision) == "far") is comes
     before = replace(far, ages=(), oldest_wait_seconds=1.0, waited_seconds=need)
     assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(before,)))) == "far", "over all its visits"
-    for own, comes in ((0.02, False), (0.01, True)):
-        holder = active("a", rate_fast=own, rate_slow=own)
-        asked = replace(before, rate_fast=0.03, rate_slow=0.03)
-        assert (incoming(BALANCED.decide(view(holder, elsewhere=(asked,)))) == "far") is comes
+    for others, comes in ((0.07, False), (0.09, True)):
+        here = (active("a", rate_slow=0.03, rate_fast=0.0), seat("b", rate_slow=0.01, rate_fast=0.0))
+        asked = replace(before, others_rate=others)
+        assert (incoming(BALANCED.decide(view(*here, elsewhere=(asked,)))) == "far") is comes, "it stays there"
+        preferred = replace(asked, prefers=True)
+        assert incoming(BALANCED.decide(view(*here, elsewhere=(preferred,)))) == "far"
+    busy = view(active("a", in_flight=1, rate_fast=0.0, rate_slow=0.0), elsewhere=(before,))
+    assert incoming(BALANCED.decide(busy)) is None
     assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(replace(far, wanted_seconds=0.0),)))) == "far"
     gate = replace(far, state=S.WAITING, start_wait_seconds=0.0, move_seconds=0.0, loses_copy=False)
     assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(gate,)))) == "far", "it starts in any case"

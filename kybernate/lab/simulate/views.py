@@ -103,6 +103,7 @@ def _resting(world: RunState, seat: SimulatedSeat) -> SeatView | None:
 def seat_view(world: RunState, seat: SimulatedSeat, *, moving: bool = False) -> SeatView:
     """The view of one seat. Frozen requests of a parked seat count as waiting since they were frozen."""
     now, spec, options = world.now, seat.spec, world.options
+    loses_copy = moving and world.scenario.loses_copy
     waiting = seat.tail - seat.head
     ages: tuple[tuple[float, int], ...] = ()
     oldest = 0.0
@@ -143,8 +144,9 @@ def seat_view(world: RunState, seat: SimulatedSeat, *, moving: bool = False) -> 
         spec.vram_bytes,
         "",  # model
         False,  # prefers
-        moving and world.scenario.loses_copy,
+        loses_copy,
         seat.waited,
+        sum([one.rates.slow.at(now) for one in seat.group.seats if one is not seat]) if loses_copy else 0.0,
     )
 
 

@@ -49,9 +49,9 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
     """Begin a switch of the group, or not.
 
     (1) A seat has to leave it. (2) Something keeps every seat from it; a switch of another group on its GPUs
-    does not keep it from claiming what else is there. (3) Seats of other groups hold its GPUs: claim them. (4)
-    Otherwise do what the policy decides, which is asked again without the free slot when the seat that it picked has no
-    room there.
+    does not keep it from claiming what else is there. (3) Seats of other groups hold its GPUs: claim them. (4) A
+    seat whose place is kept here is at the gate. (5) Otherwise do what the policy decides, which is asked again without
+    the free slot when the seat that it picked has no room there.
     """
     state, others = node.groups[group.name], view.overlapping(node, group)
     state.wake, state.settles, state.picked = None, False, ""  # an overdue wake would spin
@@ -67,7 +67,12 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
         if _claim(node, group, others, now):
             _clear(node, group, others, now)
         return
-    seen, policy = full_view(node, group, now), node.setup.policy  # (4)
+    for seat in node.seats.values():
+        if seat.heads_to == group.name and seat.state is S.WAITING and seat.calls(now):  # (4)
+            state.picked, state.why = seat.id, "its place is kept here"
+            _grant(node, group, seat, state.why, now)
+            return
+    seen, policy = full_view(node, group, now), node.setup.policy  # (5)
     decision = policy.decide(seen)
     incoming = node.seats[decision.activate] if isinstance(decision, Switch) and decision.evict is None else None
     if incoming is not None and not view.room(node, incoming, on=group):

@@ -633,6 +633,8 @@ def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
             guest = view.seat_view(node, seat, now, on=group)
             if guest.wait_seconds is not None:
                 guest = replace(guest, home_busy=_home_busy(node, seat, now))
+            if guest.loses_copy:
+                guest = replace(guest, others_rate=view.others_rate(node, seat, now))
             node.moved_views[seat.id] = guest
         if seat.state is S.PARKED and not guest.loses_copy:
             parked[seat.group.name].append(guest)

@@ -174,6 +174,13 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
     return seen
 
 
+def others_rate(node: NodeState, seat: ManagedSeat, now: Now) -> float:
+    """``rate_slow`` of the other seats of its group, summed."""
+    others = (one for one in node.seats_on(seat.group) if one is not seat)
+    learned = (node.learning.of(one.id, one.terms.model) for one in others)
+    return sum(one.arrivals.slow.at(float(now.model)) for one in learned if one is not None)
+
+
 def move_seconds(node: NodeState, seat: ManagedSeat) -> float:
     """What bringing it back on another group costs beyond bringing it back where it is; very much without a way."""
     found = ways.way(node, seat)

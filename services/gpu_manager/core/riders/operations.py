@@ -316,7 +316,7 @@ def _result(node: NodeState, order: OperatorOrder, now: Now) -> tuple[OrderOutco
     seat = node.seats.get(order.target)
     if seat is None or seat.state in (S.FREE, S.RELEASING):
         return "failed", f"the pod of seat {order.target} is gone"
-    if seat.group.name == order.to and seat.state not in (*COMING, S.STARTING):
+    if seat.group.name == order.to and seat.state not in (*COMING, S.STARTING) and not seat.heads_to:
         return "done", f"{seat.id} is {seat.state} on group {order.to}"
     if seat.state in (S.LOST, S.QUARANTINED):
         return "failed", f"{seat.id} is {seat.state}: {seat.reason}"
