@@ -262,7 +262,8 @@ def test_doctor_names_cause_and_remedy(stand: Stand, name: str) -> None:
     assert any(text in one.finding and remedy in one.remedy for one in found), found
 
 
-def test_doctor_names_a_wrong_url(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_a_wrong_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("KYB_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(stack_facts, "kubectl", lambda _: json.dumps({"items": []}))
     (found,) = [one for one in check_stack(read_facts()) if one.level is Severity.FAIL]

@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -499,8 +498,3 @@ def test_a_lie_that_is_unknown_is_refused():
     assert Lies.read("wake-dies@3,sleep-noop").since == {Lie.WAKE_DIES: 3, Lie.SLEEP_NOOP: 1}
     with pytest.raises(ValueError, match="white"):
         Lies.read("white")
-
-
-def test_the_page_of_the_fakes_names_every_lie():
-    page = (Path(__file__).parents[2] / "docs" / "dev" / "fakes.md").read_text()
-    assert [lie for lie in Lie if f"`{lie}`" not in page] == []
