@@ -51,6 +51,7 @@ LONG = (
     "keys",
     "walk",
     "lanes",
+    "real_kubelet",
 )
 """Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"

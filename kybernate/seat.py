@@ -50,6 +50,9 @@ COMING = frozenset({SeatState.ACTIVATING, SeatState.MIGRATING})
 # --- starts inside a container ----------------------------------------------------------------------------------------
 
 _START = "#"
+NO_RUN = "the runtime could not start /kyb/kyb-run"
+WITHOUT_RUN = "without kyb-run in front of its engine"
+"""In the reason of a seat whose container ended."""
 
 
 def container_of(container_id: str) -> str:

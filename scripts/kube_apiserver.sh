@@ -1,15 +1,20 @@
 #!/bin/sh
-# kube_apiserver.sh DIR: builds the real kube-apiserver and etcd from their Go modules into DIR. tests/kube uses them
-# where KYB_KUBE_APISERVER=DIR is set. Needs Go (GO_VERSION of the module's go.mod) and a Go module proxy; about ten
-# minutes on two cores the first time.
+# kube_apiserver.sh DIR [kubelet]: builds the real kube-apiserver and etcd from their Go modules into DIR, or the real
+# kubelet. tests/kube uses the first two where KYB_KUBE_APISERVER=DIR is set, `make bench ARGS=real_kubelet` the third
+# (KYB_KUBELET=DIR/kubelet). Needs Go (GO_VERSION of the module's go.mod) and a Go module proxy; about ten minutes on
+# two cores the first time.
 set -eu
 kubernetes=1.36.3 etcd=3.6.8
 
-[ $# -eq 1 ] || { sed -n 2,4p "$0" >&2; exit 2; }
+case $#${2:-} in
+  1) programs="etcd kube-apiserver" ;;
+  2kubelet) programs=kubelet ;;
+  *) sed -n 2,5p "$0" >&2; exit 2 ;;
+esac
 command -v go >/dev/null || { echo "kube_apiserver.sh: go is not installed" >&2; exit 1; }
 mkdir -p "$1"
 out=$(cd "$1" && pwd)
-if [ "$(cat "$out/versions" 2>/dev/null)" = "$kubernetes $etcd" ]; then exit 0; fi
+if [ "$(cat "$out/versions${2:+-$2}" 2>/dev/null)" = "$kubernetes $etcd" ]; then exit 0; fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -23,6 +28,9 @@ for library in $(sed -n 's#^\t\(k8s.io/[a-z-]*\) => ./staging.*#\1#p' "$dir/go.m
   go mod edit -replace "$library=$library@v0${kubernetes#1}"
 done
 go mod edit -go "$(sed -n 's/^go //p' "$dir/go.mod")"
-go build -trimpath -ldflags '-s -w' -o "$out/etcd" go.etcd.io/etcd/server/v3
-go build -trimpath -ldflags '-s -w' -o "$out/kube-apiserver" k8s.io/kubernetes/cmd/kube-apiserver
-echo "$kubernetes $etcd" >"$out/versions"
+for program in $programs; do
+  package=k8s.io/kubernetes/cmd/$program
+  [ "$program" != etcd ] || package=go.etcd.io/etcd/server/v3
+  go build -trimpath -ldflags '-s -w' -o "$out/$program" "$package"
+done
+echo "$kubernetes $etcd" >"$out/versions${2:+-$2}"

@@ -8,6 +8,7 @@ from kybernate.deadlines import span
 from kybernate.doctor.cluster import ClusterFacts, check_cluster
 from kybernate.doctor.model import Finding, fail, ok, warn
 from kybernate.roster import MOST_NAMES
+from kybernate.seat import NO_RUN, WITHOUT_RUN
 from kybernate.sizes import format_bytes
 
 MOST_SKEW_SECONDS = 2.0
@@ -19,6 +20,12 @@ MOST_GATE_SECONDS = 60.0
 """Kubelet calls the start gate within seconds; who waits longer waits for a reason."""
 MOST_JOB_SECONDS = 5.0
 """A checkpointer that runs confirms a job within milliseconds after its victim has drained."""
+_OF_RUN = {
+    NO_RUN: "upgrade the node agent: one of an older version has no /kyb",
+    WITHOUT_RUN: "begin its command with /kyb/kyb-run --, or bound kubelet's pause before each start: "
+    "crashLoopBackOff.maxContainerRestartPeriod in its configuration (docs/dev/backends.md#kyb-run)",
+}
+"""What to do about a container in back-off, by what its reason says."""
 _TROUBLED = ("lost", "quarantined")
 _SWITCHING = ("starting", "draining", "parking", "activating", "migrating")
 
@@ -338,7 +345,8 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
             yield fail("seat", f"{name} is {state}: {seat.get('reason') or 'no reason was given'}", remedy)
         elif state == "backoff":
             text = f"{name}: its container exited and is started again: {seat.get('reason') or 'see its log'}"
-            yield warn("seat", text, f"kyb logs {seat.get('model')}, or kubectl logs {seat.get('pod')} --previous")
+            remedy = f"kyb logs {seat.get('model')}, or kubectl logs {seat.get('pod')} --previous"
+            yield warn("seat", text, next((do for why, do in _OF_RUN.items() if why in text), remedy))
         elif seat.get("blocked") and not seat.get("drained"):
             yield warn("seat", f"{name}: {seat['blocked']}", f"kyb why {seat.get('model')}")
         if state == "active" and "holds a lock of" in str(seat.get("reason")):

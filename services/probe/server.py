@@ -36,7 +36,6 @@ FRESH_SECONDS = 1.0
 """How long an answer, or a missing answer, is valid."""
 STOP_SECONDS = 10.0
 STOP_POLL_SECONDS = 0.2
-_RUNS = frozenset({"starting", "active"})
 _FROZEN = frozenset({"draining", "parking", "parked", "activating", "migrating"})
 
 
@@ -51,11 +50,13 @@ class SeatStatus:
     """Empty: the manager does not answer, or has no seat for this pod."""
     since: float = 0.0
     """Unix seconds at which it entered this state."""
+    started: bool = False
+    """It has been active before: kyb-run may start it again, in a container whose startup probe has passed."""
 
     @property
     def runs(self) -> bool:
         """True if the engine runs and answers probes itself."""
-        return self.state in _RUNS
+        return self.state == "active" or (self.state == "starting" and not self.started)
 
     @property
     def frozen(self) -> bool:
@@ -133,7 +134,7 @@ class ManagerClient:
 def _status(body: bytes) -> SeatStatus:
     try:
         record = json.loads(body)
-        return SeatStatus(str(record["state"]), float(record.get("since") or 0.0))
+        return SeatStatus(str(record["state"]), float(record.get("since") or 0.0), bool(record.get("started")))
     except (ValueError, KeyError, TypeError):
         return SeatStatus()
 

@@ -16,6 +16,7 @@ from kybernate.doctor.host_checks import check_host
 from kybernate.doctor.model import DriverFacts, HostFacts
 from kybernate.doctor.stack import StackFacts, check_stack
 from kybernate.redaction import without_secrets
+from kybernate.seat import NO_RUN, WITHOUT_RUN
 
 SEAT = {"seat": "s0", "model": "qwen", "node": "n1", "pod": "demo/qwen", "vram_bytes": 40 * 2**30}
 SOUND = StackFacts(
@@ -148,6 +149,14 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
     "a container exits again and again": (
         lambda facts: replace(facts, seats=({**SEAT, "state": "backoff", "reason": "exit code 1"},)),
         "seat", "exit code 1", "kyb logs qwen",
+    ),
+    "a node agent has no kyb-run": (
+        lambda facts: replace(facts, seats=({**SEAT, "state": "backoff", "reason": f"code 128: {NO_RUN}"},)),
+        "seat", "code 128", "upgrade the node agent",
+    ),
+    "kubelet pauses before each start of an engine without kyb-run": (
+        lambda facts: replace(facts, seats=({**SEAT, "state": "backoff", "reason": f"code 137, {WITHOUT_RUN}"},)),
+        "seat", "code 137", "crashLoopBackOff.maxContainerRestartPeriod",
     ),
     "an engine holds the lock of a shared cache": (
         lambda facts: replace(facts, seats=({**SEAT, "state": "active", "reason": "pid 7 holds a lock of /x"},)),

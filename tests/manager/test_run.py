@@ -6,8 +6,8 @@ import pytest
 
 from kybernate.messages import JobReply, SeatProgress
 from kybernate.messages.jobs import Outcome
+from kybernate.seat import NO_RUN, WITHOUT_RUN, container_of, start_inside
 from kybernate.seat import SeatState as S
-from kybernate.seat import container_of, start_inside
 from services.gpu_manager.core import view
 from services.gpu_manager.core.inputs import JobsReported, StartCalls, StartTicket, WallTime
 from services.gpu_manager.core.managed_seat import START_DEADLINE_SECONDS
@@ -170,6 +170,27 @@ def test_a_container_that_ends_with_a_ticket_of_kyb_run_frees_the_group(starts: 
     starts.pods[a] = replace(starts.pods[a], running=False, exit_code=1, exited=float(starts.now.unix))
     starts.look()
     assert (starts.state(a), starts.managed(a).lease) == (S.BACKOFF, False)
+
+
+@pytest.mark.parametrize(
+    ("inside", "code", "backend", "words"),
+    [
+        (True, 128, "restart", NO_RUN),
+        (True, 137, "restart", ""),
+        (False, 137, "restart", WITHOUT_RUN),
+        (False, 137, "cuda", ""),
+    ],
+)
+def test_the_reason_of_a_container_that_ended_names_kyb_run_where_it_is_missing(
+    world: World, inside: bool, code: int, backend: str, words: str
+) -> None:
+    (a,) = world.fill("a", backend=backend)
+    world.pods[a] = replace(world.pods[a], running=False, exit_code=code, restarts_inside=inside)
+    world.look()
+    reason = world.managed(a).reason
+    assert world.state(a) is S.BACKOFF
+    assert f"exited with code {code}" in reason
+    assert [one for one in (NO_RUN, WITHOUT_RUN) if one in reason] == ([words] if words else [])
 
 
 @pytest.mark.parametrize("seen", [False, True])

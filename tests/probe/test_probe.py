@@ -46,6 +46,8 @@ class Node:
 
     states: list[str] = field(default_factory=lambda: ["active"])
     """States it reports, one per request; the last one is repeated. Empty text: HTTP 503."""
+    started: bool = False
+    """Its seat has served before."""
     requests: int = 0
     stops: list[tuple[bool, bool]] = field(default_factory=list)
     """(wait, deleted), one per question of a preStop hook."""
@@ -55,7 +57,7 @@ class Node:
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         if not state:
             return web.json_response({}, status=503)
-        return web.json_response({"state": state, "since": hash(state) % 1000})
+        return web.json_response({"state": state, "since": hash(state) % 1000, "started": self.started})
 
     async def stop(self, _: web.Request) -> web.Response:
         self.requests += 1
@@ -134,6 +136,15 @@ async def test_a_parked_or_draining_engine_is_healthy_and_gets_no_probes(stand: 
     stand.node.states, stand.engine.frozen = [state], True
     assert await stand.kubelet(kind) == 200
     assert stand.engine.requests == []
+
+
+async def test_an_engine_that_starts_again_is_healthy_while_it_loads(stand: Stand) -> None:
+    """kyb-run starts it in its container, whose startup probe has passed long ago. Kubelet's new start is probed."""
+    stand.node.states, stand.node.started, stand.engine.status = ["starting"], True, 503
+    assert await stand.kubelet("liveness") == 200
+    assert await stand.kubelet("readiness") == 200
+    assert stand.engine.requests == []
+    assert await stand.kubelet("startup") == 503
 
 
 @pytest.mark.parametrize("state", ["waiting", "backoff", "lost", "quarantined", "releasing", ""])
