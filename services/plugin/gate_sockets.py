@@ -9,9 +9,11 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kybernate.logs import get_logger
 from services.plugin.core.devices import AllocationRefusedError
@@ -20,6 +22,8 @@ from services.plugin.gate import NotGrantedError, StartGate
 SOCKET = "gate.sock"
 QUESTION_SECONDS = 5.0
 """Wall: how long a caller may take to ask."""
+_LEFT: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+"""Else asyncio looks at the file by the socket's address, whose descriptor may be another file by then."""
 
 
 @dataclass
@@ -27,12 +31,14 @@ class GateSockets:
     """One server per seat."""
 
     gate: StartGate
-    missing: Callable[[str], str | None]
-    """Why no container of a seat can start now; None: it can."""
+    missing: Callable[..., str | None]
+    """By seat, and group where that is not its own: why it cannot start there now; None: it can."""
     moved_envs: Callable[[str, str], Mapping[str, str]]
     """By seat and group: what a start there needs in another way than its container has it. Raises
     AllocationRefusedError."""
     _servers: dict[str, asyncio.Server] = field(default_factory=dict)
+    _callers: dict[str, asyncio.StreamWriter] = field(default_factory=dict)
+    """By seat: the last one. It ends the one before: an engine must not use up the descriptors of the plugin."""
 
     async def open(self, seat_ids: Iterable[str]) -> None:
         """Listen in the folders of these seats, where it does not yet. A socket that cannot be made is logged: its
@@ -45,7 +51,7 @@ class GateSockets:
             except OSError as error:
                 get_logger().warning("gate.socket_failed", seat=seat_id, reason=str(error))
                 continue
-            self._servers[seat_id] = await asyncio.start_unix_server(self._handler(seat_id), sock=listener)
+            self._servers[seat_id] = await asyncio.start_unix_server(self._handler(seat_id), sock=listener, **_LEFT)
 
     async def close(self) -> None:
         """Stop listening; calls that wait are cut off, and asked again of the next plugin."""
@@ -55,6 +61,9 @@ class GateSockets:
 
     def _handler(self, seat_id: str) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if (before := self._callers.get(seat_id)) is not None:
+                before.close()
+            self._callers[seat_id] = writer
             with contextlib.suppress(OSError, ValueError, TimeoutError):
                 async with asyncio.timeout(QUESTION_SECONDS):
                     question = await reader.readline()
@@ -80,13 +89,14 @@ class GateSockets:
             await asyncio.gather(call, gone, return_exceptions=True)
 
     async def _answer(self, seat_id: str) -> str:
-        if (why := self.missing(seat_id)) is not None:
-            return _waits(why)
         try:
-            ticket = await self.gate.wait(seat_id, inside=True)
-            variables = self.moved_envs(seat_id, str(ticket.get("group", "")))
+            ticket = await self.gate.wait(seat_id, inside=True, home=self.missing(seat_id) is None)
+            group = str(ticket.get("group", ""))
+            variables = self.moved_envs(seat_id, group)
         except (NotGrantedError, AllocationRefusedError) as refusal:
             return _waits(str(refusal))
+        if (why := self.missing(seat_id, group)) is not None:
+            return _waits(why)
         return "".join(f"set {name}={value}\n" for name, value in variables.items()) + "start\n"
 
 

@@ -71,11 +71,12 @@ class NodeSeats:
             self.on_allocated(seat.id)
         return answers
 
-    def missing(self, seat_id: str) -> str | None:
-        """Return why a container with this seat cannot start: it, or a GPU of its group, is gone; None if it can."""
+    def missing(self, seat_id: str, group_name: str = "") -> str | None:
+        """Return why a seat cannot start on this group, else on its own: it, or a GPU, is gone; None: it can."""
         if seat_id not in self.offer.seats:
             return f"seat {seat_id} is not on this node any more; delete the pod"
-        group, reasons = self.offer.seats[seat_id].group, self.probation.reasons
+        own, reasons = self.offer.seats[seat_id].group, self.probation.reasons
+        group = next((one for one in self.offer.groups if one.name == group_name), own)
         for gpu in group.gpus:
             reason = reasons.get(gpu.uuid, "")
             if reason.startswith(GONE):

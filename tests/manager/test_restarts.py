@@ -8,6 +8,7 @@ from kybernate.messages import JobReply, KillJob, MigrateSeat, SeatProgress
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, ways
 from services.gpu_manager.core.inputs import BusChanged, Recovered, SeatTicket, StartCall, StartCalls, StartTicket
+from services.gpu_manager.core.obstacles import obstacles
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import record
 from tests.manager.pulling import Pulls
@@ -29,10 +30,10 @@ def keeps(world: World, seat: str) -> None:
     world.look()
 
 
-def call(world: World, seat: str, *, anywhere: bool = True) -> list[object]:
+def call(world: World, seat: str, *, anywhere: bool = True, home: bool = True) -> list[object]:
     """The start gate is asked, by kyb-run or by kubelet."""
     world.started += 1
-    made = StartCall(f"call-{world.started}", world.now.unix, world.now.unix + 25, anywhere=anywhere)
+    made = StartCall(f"call-{world.started}", world.now.unix, world.now.unix + 25, anywhere=anywhere, home=home)
     world.calls[seat] = made
     return world.receive(StartCalls(dict(world.calls)))
 
@@ -109,6 +110,39 @@ def test_kubelets_call_of_the_same_seat_starts_at_home_only(world: World) -> Non
     world.traffic(a, waiting=2)
     assert world.state(a) is S.WAITING
     assert tickets(world, a) == [""]
+
+
+def test_a_seat_of_whose_home_a_gpu_is_gone_starts_on_another_group_only(world: World) -> None:
+    """The plugin refused kyb-run by the GPUs of its home, wherever it could start."""
+    a = world.seat(0, 0)
+    comes_up(world, a, "a", "restart")
+    world.exit(a)
+    call(world, a, anywhere=False, home=False)
+    world.look()
+    world.look()
+    found = [one.text for one in obstacles(world.node, world.managed(a), world.groups[0], world.now)]
+    assert "the start that waits cannot be on group G01: a GPU of it is gone" in found
+    assert (world.state(a), tickets(world, a)) == (S.WAITING, [""])
+    call(world, a, home=False)
+    world.look()
+    assert tickets(world, a) == ["", "G23"], "although its home is free"
+    arrives(world, a)
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
+
+
+def test_a_start_whose_gpu_goes_before_it_has_begun_gets_no_second_ticket_for_that_group(world: World) -> None:
+    a, b = busy_home(world, "restart")
+    world.exit(b)
+    world.exit(a)
+    call(world, a)
+    world.look()
+    world.look()
+    world.traffic(a, waiting=2)
+    assert (tickets(world, a), world.state(a)) == (["", ""], S.STARTING)
+    call(world, a, home=False)
+    world.look()
+    world.look()
+    assert (tickets(world, a), world.state(a)) == (["", ""], S.BACKOFF)
 
 
 def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) -> None:

@@ -170,6 +170,14 @@ def test_a_missing_gpu_is_no_target_of_moves() -> None:
     assert "/dev/nvidia6" not in answer.devices
 
 
+@pytest.mark.parametrize("gone", [None, "GPU-1"])
+def test_a_start_on_another_group_counts_no_gpu_of_its_home_that_is_gone(gone: str | None) -> None:
+    """CUDA does not count it either: its engine took no GPU, or that of another seat."""
+    node = movable(gpus=tuple(gpu for gpu in GPUS if gpu.uuid != gone))
+    moved = node.moved_envs(seats(node, "G1")[0], "G0")
+    assert moved["CUDA_VISIBLE_DEVICES"] == ("1" if gone is None else "0")
+
+
 def test_cdi_names_of_a_seat_that_may_move_include_its_peers() -> None:
     groups = movable().groups
     nvidia = frozenset(gpu.uuid for gpu in GPUS)

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -137,19 +138,61 @@ async def test_a_question_that_is_none_gets_no_permission(tmp_path: Path) -> Non
         assert call(node, seat) is None
 
 
-async def test_a_seat_whose_gpu_is_gone_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("gone", "group", "starts"), [(0, "", False), (0, "G1", True), (1, "G1", False)])
+async def test_only_a_gpu_of_the_group_on_which_it_starts_must_be_there(
+    tmp_path: Path, gone: int, group: str, starts: bool
+) -> None:
     async with listening(tmp_path) as node:
         seat = seat_on(node, "G0")
-        node.probation.reasons["GPU-0"] = f"{GONE}: it fell off the bus"
-        answer = await ask(node, seat)
-        assert answer.startswith("wait ")
-        assert "GPU 0 (GPU-0)" in answer
+        node.probation.reasons[f"GPU-{gone}"] = f"{GONE}: it fell off the bus"
+        asked = asyncio.create_task(ask(node, seat))
+        assert (await announced(node, seat)).get("home", True) == (gone != 0)
+        give(node, seat, group=group)
+        answer = await asyncio.wait_for(asked, 10)
+        assert answer.endswith("start\n") if starts else f"GPU {gone} (GPU-{gone})" in answer
+        assert answer.startswith("wait ") != starts
+
+
+async def test_a_newer_caller_ends_the_one_before(tmp_path: Path) -> None:
+    """A process of an engine cannot use up the plugin's descriptors: other seats need them."""
+    async with listening(tmp_path) as node:
+        seat = seat_on(node, "G0")
+        path = node.gate.seats_dir / seat / SOCKET
+        before = [await asyncio.open_unix_connection(path) for _ in range(3)]
+        asked = asyncio.create_task(ask(node, seat))
+        for reader, writer in before:
+            assert await asyncio.wait_for(reader.read(), 2) in (b"", b"wait ask for start\n")
+            writer.close()
+        await announced(node, seat)
+        give(node, seat, group="")
+        assert await asyncio.wait_for(asked, 10) == "start\n"
 
 
 async def test_an_engine_of_any_user_may_ask(tmp_path: Path) -> None:
     async with listening(tmp_path) as node:
         found = node.gate.seats_dir / seat_on(node, "G0") / SOCKET
         assert found.stat().st_mode & 0o777 == 0o666
+
+
+async def test_a_descriptor_that_is_used_again_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.13 and later: the plugin ended when a file was opened between the binding and the listening."""
+    close, null = os.close, os.open(os.devnull, os.O_RDONLY)
+
+    def reused(number: int) -> None:
+        if Path(f"/proc/self/fd/{number}").is_dir():
+            os.dup2(null, number)
+            taken.append(number)
+        else:
+            close(number)
+
+    taken = list[int]()
+    with monkeypatch.context() as patch:
+        patch.setattr("services.plugin.gate_sockets.os.close", reused)
+        async with listening(tmp_path) as node:
+            for seat in node.offer.seats:
+                assert await ask(node, seat, b"open\n") == "wait ask for start\n"
+    for number in (null, *taken):
+        close(number)
 
 
 async def test_a_folder_that_takes_no_socket_is_logged_and_harms_no_other_seat(

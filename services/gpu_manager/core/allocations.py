@@ -232,8 +232,8 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         _exit(node, seat, "its container is started again", now)
     if seat.state is S.BACKOFF and seat.pod_seen >= seat.entered_wall:  # else the call may be the next owner's
         node.transition(seat, T.CALLED, now)
-    elif seat.state is S.STARTING and seat.group.name != seat.home.name and not (call and call.anywhere):
-        _exit(node, seat, f"its container is started again, with the GPUs of group {seat.home.name}", now)
+    elif seat.state is S.STARTING and not seat.calls(now, seat.group):
+        _exit(node, seat, f"it is started again, which cannot be on group {seat.group.name}", now)
     elif seat.state is S.STARTING and not (
         seat.facts.ticket is Ticket.FORMER or first(obstacles(node, seat, seat.group, now, act="ticket"))
     ):

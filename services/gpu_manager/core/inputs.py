@@ -110,6 +110,8 @@ class StartCall:
     """Not kubelet waits, but kyb-run in the container that runs. That its engine has ended, only evidence shows."""
     anywhere: bool = False
     """The start may happen on any group of the seat's pool."""
+    home: bool = True
+    """False: not on the seat's own, since a GPU of it is gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,10 +281,12 @@ class ManagedSeat:
         """True while its failed activations keep it from taking the group again before others."""
         return self.state in (SeatState.PARKED, SeatState.WAITING) and self.backoff.activation.active(now)
 
-    def calls(self, now: Now) -> bool:
-        """True while kubelet waits at the gate for this owner, and long enough to use a ticket."""
+    def calls(self, now: Now, on: Group | None = None) -> bool:
+        """True while a start waits at the gate for this owner, and long enough to use a ticket. ``on``: there."""
         call = self.gate.call
-        return call is not None and not self.pod_misses and call.until > now.unix + LAST_MOMENT_SECONDS
+        if call is None or (on is not None and not (call.home if on.name == self.home.name else call.anywhere)):
+            return False
+        return not self.pod_misses and call.until > now.unix + LAST_MOMENT_SECONDS
 
     def prefers(self, group: Group, node: str) -> bool:
         """True for the group that its pod names (``kyb.ai/prefer-group``: ``group`` or ``node/group``)."""

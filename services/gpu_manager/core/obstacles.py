@@ -417,9 +417,12 @@ def UNPARKED(ask: Ask) -> Stage | None:
 
 @row(355, "start-gate", "seat", "-", "kubelet's next call")
 def NO_CALL(ask: Ask) -> Stage | None:
-    """Kubelet does not wait at the start gate at this moment."""
-    if ask.seat.state is not S.WAITING or ask.seat.calls(ask.now):
+    """No start waits at the gate at this moment, or none that can be on this group."""
+    if ask.seat.state is not S.WAITING or ask.seat.calls(ask.now, ask.group):
         return None
+    if ask.seat.calls(ask.now):
+        why = "a GPU of it is gone" if ask.group.name == ask.seat.home.name else "kubelet has chosen"
+        return Stage("start-gate", f"the start that waits cannot be on group {ask.group.name}: {why}")
     return Stage("start-gate", "kubelet calls the start gate again in a moment")
 
 
@@ -680,4 +683,5 @@ def _home_busy(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
     victim = node.seats.get(switch.victim or "") if switch is not None and switch.incoming is None else None
     over = victim is not None and victim.state is S.PARKED
     found = obstacles(node, seat, seat.group, now, act="home")
-    return not seat.group.seat_ids or any(not (over and one.row is SWITCH) for one in found)
+    elsewhere = seat.state is S.WAITING and seat.calls(now) and not seat.calls(now, seat.group)
+    return elsewhere or not seat.group.seat_ids or any(not (over and one.row is SWITCH) for one in found)

@@ -135,7 +135,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
     learned, ages, oldest_wait = node.learning.of(seat.id, terms.model), found.ages(now), found.oldest_wait(now)
     wanted_seconds = None if usage.wanted_since is None else now.model - usage.wanted_since
     start_wait, goes_first = None, False
-    if seat.calls(now) and _may_start(node, seat, found, now):
+    if seat.calls(now, on or seat.group) and _may_start(node, seat, found, now):
         since = now.wall if seat.gate.called is None else seat.gate.called
         start_wait, goes_first = (now.wall - since) * now.pace, first_in(node, seat, now) < 0
         if _rests(seat):  # it came to the gate when it was parked

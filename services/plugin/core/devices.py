@@ -219,7 +219,8 @@ class Offer:
     def group_envs(self, seat: SeatDevice, group: Group) -> dict[str, str]:
         """Return what names the GPUs of a start on ``group``, in a container that has the devices of the seat's."""
         own = {*group.uuids}
-        ordinals = [ordinal for ordinal, gpu in enumerate(self._exposed(seat.group)) if gpu.uuid in own]
+        counted = [gpu for gpu in self._exposed(seat.group) if gpu in self.gpus or gpu.uuid in own]
+        ordinals = [ordinal for ordinal, gpu in enumerate(counted) if gpu.uuid in own]
         envs = {
             "KYB_GPU_INDICES": ",".join(str(gpu.index) for gpu in group.gpus),
             "KYB_GPU_GROUP": group.name,
