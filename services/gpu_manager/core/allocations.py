@@ -113,9 +113,9 @@ def _follow_pod(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> N
     elif pod.running:
         _runs(node, seat, pod, now)
     elif seat.facts.alive and seat.state in HAS_PROCESS and not seat.facts.unlisted:
-        _processes_gone(node, seat, f"its container exited with code {pod.exit_code}", now)
+        _processes_gone(node, seat, f"its container {pod.ended}", now)
     elif seat.state is S.STARTING and _came_and_exited(seat, pod, now):
-        _exit(node, seat, f"its container exited with code {pod.exit_code}", now)
+        _exit(node, seat, f"its container {pod.ended}", now)
     if moved and seat.state is S.ACTIVE:
         node.emit(seat, SeatActivated, now, previous=S.ACTIVE)
 
