@@ -205,5 +205,8 @@ async def test_a_folder_that_takes_no_socket_is_logged_and_harms_no_other_seat(
     try:
         assert (gate.seats_dir / "1x-abcdef.s01" / SOCKET).is_socket()
         assert not (gate.seats_dir / "1x-abcdef.s00").exists()
+        gate.prepare(["1x-abcdef.s00"])
+        await sockets.open(["1x-abcdef.s00", "1x-abcdef.s01"])
+        assert all((gate.seats_dir / seat / SOCKET).is_socket() for seat in ("1x-abcdef.s00", "1x-abcdef.s01"))
     finally:
         await sockets.close()
