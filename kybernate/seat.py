@@ -50,7 +50,6 @@ COMING = frozenset({SeatState.ACTIVATING, SeatState.MIGRATING})
 # --- starts inside a container ----------------------------------------------------------------------------------------
 
 _START = "#"
-NO_RUN = "the runtime could not start /kyb/kyb-run"
 WITHOUT_RUN = "without kyb-run in front of its engine"
 """In the reason of a seat whose container ended."""
 

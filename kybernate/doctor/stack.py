@@ -8,7 +8,8 @@ from kybernate.deadlines import span
 from kybernate.doctor.cluster import ClusterFacts, check_cluster
 from kybernate.doctor.model import Finding, fail, ok, warn
 from kybernate.roster import MOST_NAMES
-from kybernate.seat import NO_RUN, WITHOUT_RUN
+from kybernate.run import FOLDER, PROGRAM
+from kybernate.seat import WITHOUT_RUN
 from kybernate.sizes import format_bytes
 
 MOST_SKEW_SECONDS = 2.0
@@ -21,7 +22,7 @@ MOST_GATE_SECONDS = 60.0
 MOST_JOB_SECONDS = 5.0
 """A checkpointer that runs confirms a job within milliseconds after its victim has drained."""
 _OF_RUN = {
-    NO_RUN: "upgrade the node agent: one of an older version has no /kyb",
+    f"{FOLDER}/{PROGRAM}": "upgrade the node agent, which puts it there, or mount its state folder without noexec",
     WITHOUT_RUN: "begin its command with /kyb/kyb-run --, or bound kubelet's pause before each start: "
     "crashLoopBackOff.maxContainerRestartPeriod in its configuration (docs/dev/backends.md#kyb-run)",
 }

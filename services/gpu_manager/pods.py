@@ -319,7 +319,7 @@ def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any], 
         container_id=state.get("containerID") or None,
         running="running" in (state.get("state") or {}),
         restarts=int(state.get("restartCount", 0)),
-        exit_code=None if ended is None else int(ended.get("exitCode", 0)),
+        ended=_how(ended),
         exited=None if ended is None else _unix(ended.get("finishedAt")),
         ip=status.get("podIP") or None,
         probe_seconds=_probe_seconds(described.get("startupProbe")),
@@ -329,6 +329,15 @@ def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any], 
         resources=resources,
         restarts_inside=str(next(iter(described.get("command") or ()), "")).rpartition("/")[2] == PROGRAM,
     )
+
+
+def _how(ended: Mapping[str, Any] | None) -> str:
+    """How a run of a container ended; of one that the runtime could not start also why."""
+    if ended is None:
+        return "does not run"
+    if ended.get("reason") == "StartError":
+        return f"could not be started: {ended.get('message')}"
+    return f"exited with code {ended.get('exitCode', 0)}"
 
 
 def _probe_seconds(probe: Mapping[str, Any] | None) -> float:

@@ -41,8 +41,8 @@ class GateSockets:
     """By seat: the last one. It ends the one before: an engine must not use up the descriptors of the plugin."""
 
     async def open(self, seat_ids: Iterable[str]) -> None:
-        """Listen in the folders of these seats, where it does not yet. A socket that cannot be made is logged: its
-        containers are started by kubelet as without kyb-run."""
+        """Listen in the folders of these seats, where it does not yet. One that cannot be made is logged, and tried
+        again with the next change of the node; kyb-run waits for it, and says so in the log of its container."""
         for seat_id in seat_ids:
             if seat_id in self._servers:
                 continue

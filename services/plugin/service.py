@@ -156,7 +156,7 @@ class NodePlugin:
                 )
                 new = offer.seats.keys() - before.seats.keys()
                 await asyncio.to_thread(self.node.gate.prepare, new)
-                await self.gate_sockets.open(new)
+                await self.gate_sockets.open(offer.seats)
                 strategy = config.device_list_strategy
                 offer = await offers.write_cdi_spec(self.settings, offer, strategy, any_allocated=bool(allocated))
                 # Repeat if kubelet allocated a seat meanwhile that the new offer lacks.

@@ -16,8 +16,9 @@ from kybernate.doctor.host_checks import check_host
 from kybernate.doctor.model import DriverFacts, HostFacts
 from kybernate.doctor.stack import StackFacts, check_stack
 from kybernate.redaction import without_secrets
-from kybernate.seat import NO_RUN, WITHOUT_RUN
+from kybernate.seat import WITHOUT_RUN
 
+NO_RUN = 'could not be started: exec: "/kyb/kyb-run": stat /kyb/kyb-run: no such file or directory: unknown'
 SEAT = {"seat": "s0", "model": "qwen", "node": "n1", "pod": "demo/qwen", "vram_bytes": 40 * 2**30}
 SOUND = StackFacts(
     url="http://r:8780",
@@ -151,8 +152,8 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         "seat", "exit code 1", "kyb logs qwen",
     ),
     "a node agent has no kyb-run": (
-        lambda facts: replace(facts, seats=({**SEAT, "state": "backoff", "reason": f"code 128: {NO_RUN}"},)),
-        "seat", "code 128", "upgrade the node agent",
+        lambda facts: replace(facts, seats=({**SEAT, "state": "backoff", "reason": NO_RUN},)),
+        "seat", "no such file", "upgrade the node agent",
     ),
     "kubelet pauses before each start of an engine without kyb-run": (
         lambda facts: replace(facts, seats=({**SEAT, "state": "backoff", "reason": f"code 137, {WITHOUT_RUN}"},)),

@@ -98,21 +98,46 @@ def test_of_two_pods_with_one_seat_the_one_that_goes_on_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("container", "running", "exit_code", "restarts"),
+    ("container", "running", "ended", "restarts"),
     [
-        ({"state": {"waiting": {"reason": "ContainerCreating"}}}, False, None, 0),
-        ({"state": {"running": {}}, "containerID": "containerd://1"}, True, None, 0),
-        ({"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 1}}, "restartCount": 1}, True, None, 1),
-        ({"state": {"terminated": {"exitCode": 137}}, "containerID": "containerd://1"}, False, 137, 0),
-        ({"state": {"waiting": {}}, "lastState": {"terminated": {"exitCode": 3}}, "restartCount": 2}, False, 3, 2),
+        ({"state": {"waiting": {"reason": "ContainerCreating"}}}, False, "does not run", 0),
+        ({"state": {"running": {}}, "containerID": "containerd://1"}, True, "does not run", 0),
+        (
+            {"state": {"running": {}}, "lastState": {"terminated": {"exitCode": 1}}, "restartCount": 1},
+            True,
+            "does not run",
+            1,
+        ),
+        (
+            {"state": {"terminated": {"exitCode": 137}}, "containerID": "containerd://1"},
+            False,
+            "exited with code 137",
+            0,
+        ),
+        (
+            {"state": {"waiting": {}}, "lastState": {"terminated": {"exitCode": 3}}, "restartCount": 2},
+            False,
+            "exited with code 3",
+            2,
+        ),
+        (  # on a node whose agents are older than kyb-run, or that mounts its state folder noexec
+            {
+                "state": {
+                    "terminated": {"exitCode": 128, "reason": "StartError", "message": "exec /kyb/kyb-run: denied"}
+                }
+            },
+            False,
+            "could not be started: exec /kyb/kyb-run: denied",
+            0,
+        ),
     ],
 )
 def test_the_state_of_the_container_is_read(
-    container: dict[str, Any], running: bool, exit_code: int | None, restarts: int
+    container: dict[str, Any], running: bool, ended: str, restarts: int
 ) -> None:
     status = {"containerStatuses": [{"name": "sidecar"}, {"name": "engine"} | container], "podIP": "10.0.0.1"}
     (owner,) = joined(resources(("p", SEAT)), [listed("p", **status)]).pods
-    assert (owner.running, owner.exit_code, owner.restarts) == (running, exit_code, restarts)
+    assert (owner.running, owner.ended, owner.restarts) == (running, ended, restarts)
     assert owner.container_id == container.get("containerID")
     assert owner.ip == "10.0.0.1"
 

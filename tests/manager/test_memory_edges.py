@@ -153,7 +153,7 @@ def test_a_ticket_that_a_lost_ledger_leaves_open_is_not_given_again_beside_a_sea
     assert (packed.state(a), packed.state(b)) == (S.ACTIVE, S.PARKED)
     given = next(effect for effect in packed.effects if isinstance(effect, StartTicket) and effect.seat == b)
     packed.truth.pop(b)
-    packed.pods[b] = replace(packed.pods[b], running=False, exit_code=1)
+    packed.pods[b] = replace(packed.pods[b], running=False, ended="exited with code 1")
     reply = JobReply(
         accepted=True,
         seats=tuple(

@@ -616,7 +616,9 @@ def test_a_container_that_came_and_exited_unseen_has_used_its_ticket(world: Worl
     seat, other = starting(world), rival(world)
     world.tick(20)
     begun = world.now.unix - 20
-    world.pods[seat] = replace(world.pods[seat], container_id="process://7", exit_code=1, exited=begun + 1)
+    world.pods[seat] = replace(
+        world.pods[seat], container_id="process://7", ended="exited with code 1", exited=begun + 1
+    )
     world.look()
     assert world.state(seat) is S.BACKOFF
     assert "exited with code 1" in world.managed(seat).reason
@@ -631,7 +633,7 @@ def test_an_exit_before_the_call_or_in_the_future_proves_nothing(world: World, e
     begun = world.now.unix
     world.tick(20)
     at = None if exited is None else begun + exited
-    world.pods[seat] = replace(world.pods[seat], container_id="process://6", exit_code=1, exited=at)
+    world.pods[seat] = replace(world.pods[seat], container_id="process://6", ended="exited with code 1", exited=at)
     look(world)
     assert world.state(seat) is S.STARTING
     assert not tickets(world, other)
@@ -645,7 +647,9 @@ def test_the_exit_of_an_heirs_container_proves_nothing_about_the_former_owners_t
     world.look()
     assert world.managed(seat).facts.ticket is Ticket.FORMER
     world.tick(20)
-    world.pods[seat] = replace(world.pods[seat], container_id="process://7", exit_code=1, exited=world.now.unix - 1)
+    world.pods[seat] = replace(
+        world.pods[seat], container_id="process://7", ended="exited with code 1", exited=world.now.unix - 1
+    )
     look(world)
     assert world.managed(seat).facts.waits
 

@@ -6,7 +6,7 @@ import pytest
 
 from kybernate.messages import JobReply, KillJob, MigrateSeat, SeatProgress
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import recovery, ways
+from services.gpu_manager.core import recovery, view, ways
 from services.gpu_manager.core.inputs import BusChanged, Recovered, SeatTicket, StartCall, StartCalls, StartTicket
 from services.gpu_manager.core.obstacles import obstacles
 from services.gpu_manager.ledger import Ledger
@@ -93,6 +93,7 @@ def test_a_seat_at_the_gate_starts_on_another_group_while_its_own_is_busy(world:
     world.look()
     world.look()
     assert world.state(a) is S.WAITING
+    assert view.move_seconds(world.node, world.managed(a)) == 0.0, "it starts in any case"
     world.traffic(a, waiting=2)
     assert tickets(world, a) == ["", "G23"]
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
@@ -101,14 +102,16 @@ def test_a_seat_at_the_gate_starts_on_another_group_while_its_own_is_busy(world:
     assert world.managed(a).heads_to == ""
 
 
-def test_kubelets_call_of_the_same_seat_starts_at_home_only(world: World) -> None:
-    a, _ = busy_home(world, "restart")
+@pytest.mark.parametrize("backend", ["restart", "cuda"])
+def test_kubelets_call_of_the_same_seat_starts_at_home_only(world: World, backend: str) -> None:
+    a, _ = busy_home(world, backend)
     world.exit(a)
+    assert ways.way(world.node, world.managed(a)) is None, "its container has to start first"
     call(world, a, anywhere=False)
     world.look()
     world.look()
     world.traffic(a, waiting=2)
-    assert world.state(a) is S.WAITING
+    assert (world.state(a), ways.way(world.node, world.managed(a))) == (S.WAITING, None)
     assert tickets(world, a) == [""]
 
 
@@ -160,11 +163,24 @@ def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) 
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
     assert not world.managed(a).durable.spilled
     assert world.managed(a).usage.waited == 0.0
+    assert not world.managed(a).backoff.move.active(world.now), "it may move on at once"
     started, active = (next(e for e in world.events(a)[::-1] if e.state is state) for state in (S.STARTING, S.ACTIVE))
     assert {(e.came_from, e.group, e.way) for e in (started, active)} == {("G01", "G23", "restart")}
     assert started.reason == "from group G01, started here: its place is kept here"
     row = record(world.node, world.managed(a), world.now)
     assert (row.home_group, row.group, row.way) == ("G01", "G23", "restart")
+
+
+def test_at_home_it_comes_back_with_its_copy(world: World) -> None:
+    c = world.seat(1, 0)
+    comes_up(world, c, "c", "unload")
+    world.traffic(c, in_flight=1)
+    a, b = busy_home(world)
+    world.traffic(b, in_flight=0)
+    world.traffic(a, waiting=1)
+    world.finish()
+    assert (world.state(a), world.managed(a).group.name, world.state(b)) == (S.ACTIVE, "G01", S.PARKED)
+    assert not any(isinstance(effect, KillJob) for effect in world.effects)
 
 
 def test_its_place_is_kept_while_it_drops_its_copy_and_no_other_seat_drops_its_own_for_it(world: World) -> None:
@@ -199,6 +215,26 @@ def test_a_seat_that_comes_takes_its_place_before_the_seats_there_that_ask_meanw
     assert (world.state(a), world.managed(a).group.name, world.state(c)) == (S.STARTING, "G23", S.PARKED)
 
 
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_seat_that_will_not_come_gives_its_place_back_at_once(world: World, *, deleted: bool) -> None:
+    a, _ = busy_home(world)
+    world.traffic(a, waiting=2)
+    assert world.managed(a).heads_to == "G23"
+    if deleted:
+        world.pods[a] = replace(world.pods[a], deleting=True)
+        world.look()
+        assert world.state(a) is S.RELEASING
+    else:
+        dropped(world, a)
+        world.traffic(a, waiting=0)
+        call(world, a)
+        world.look()
+        world.look()
+        assert world.state(a) is S.WAITING
+    world.tick()
+    assert not any(seat.heads_to for seat in world.node.seats.values())
+
+
 def test_a_start_there_that_fails_is_followed_by_one_at_home_and_the_seat_stays_there_for_a_while(world: World) -> None:
     a, b = busy_home(world)
     world.traffic(a, waiting=2)
@@ -207,6 +243,7 @@ def test_a_start_there_that_fails_is_followed_by_one_at_home_and_the_seat_stays_
     world.look()
     world.look()
     world.start(a)
+    world.tick(60)  # it fails late
     world.exit(a)
     assert (world.state(a), world.managed(a).group.name) == (S.BACKOFF, "G01")
     call(world, a)

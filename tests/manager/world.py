@@ -245,7 +245,7 @@ class World:
         return seats
 
     def exit(self, seat: str) -> None:
-        self.pods[seat] = replace(self.pods[seat], running=False, exit_code=1)
+        self.pods[seat] = replace(self.pods[seat], running=False, ended="exited with code 1")
         self.look()
 
     # --- traffic ------------------------------------------------------------------------------------------------

@@ -174,6 +174,14 @@ async def test_an_engine_of_any_user_may_ask(tmp_path: Path) -> None:
         assert found.stat().st_mode & 0o777 == 0o666
 
 
+async def test_the_next_plugin_listens_where_one_that_was_killed_left_its_socket(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with listening(tmp_path) as node:
+            assert await ask(node, seat_on(node, "G0"), b"open\n") == "wait ask for start\n"
+            left = node.gate.seats_dir / seat_on(node, "G0") / SOCKET
+    assert left.is_socket()
+
+
 async def test_a_descriptor_that_is_used_again_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python 3.13 and later: the plugin ended when a file was opened between the binding and the listening."""
     close, null = os.close, os.open(os.devnull, os.O_RDONLY)
@@ -205,5 +213,8 @@ async def test_a_folder_that_takes_no_socket_is_logged_and_harms_no_other_seat(
     try:
         assert (gate.seats_dir / "1x-abcdef.s01" / SOCKET).is_socket()
         assert not (gate.seats_dir / "1x-abcdef.s00").exists()
+        gate.prepare(["1x-abcdef.s00"])
+        await sockets.open(["1x-abcdef.s00", "1x-abcdef.s01"])
+        assert all((gate.seats_dir / seat / SOCKET).is_socket() for seat in ("1x-abcdef.s00", "1x-abcdef.s01"))
     finally:
         await sockets.close()

@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from kybernate.engines import RESTART
 from kybernate.messages import JobReply, ReleaseJob, SeatActivated, SeatProgress
-from kybernate.seat import NO_RUN, WITHOUT_RUN, SeatState, container_of
+from kybernate.seat import WITHOUT_RUN, SeatState, container_of
 from kybernate.topology import Group
 from services.gpu_manager.core import arbiter, decisions, switch, view
 from services.gpu_manager.core.facts import Process, Ticket, Trigger
@@ -25,9 +25,6 @@ S, T = SeatState, Trigger
 
 CLEARED = ("active", "parked")
 """The driver's reports that end quarantine; without a process it ends in any case. A conflict ends by "parked" only."""
-
-NOT_STARTED = 128
-"""The exit code of a container whose command the runtime could not start; kyb-run ends by no such code."""
 
 HAS_PROCESS = (S.STARTING, S.ACTIVE, S.DRAINING, S.PARKING, S.PARKED, S.ACTIVATING, S.MIGRATING, S.QUARANTINED)
 
@@ -125,10 +122,8 @@ def _follow_pod(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> N
 
 
 def _exited(seat: ManagedSeat, pod: SeatPod) -> str:
-    text = f"its container exited with code {pod.exit_code}"
-    if pod.restarts_inside:
-        return f"{text}: {NO_RUN}" if pod.exit_code == NOT_STARTED else text
-    return f"{text}, {WITHOUT_RUN}" if seat.backend == RESTART else text
+    text = f"its container {pod.ended}"
+    return f"{text}, {WITHOUT_RUN}" if seat.backend == RESTART and not pod.restarts_inside else text
 
 
 def _came_and_exited(seat: ManagedSeat, pod: SeatPod, now: Now) -> bool:

@@ -284,9 +284,9 @@ class ManagedSeat:
     def calls(self, now: Now, on: Group | None = None) -> bool:
         """True while a start waits at the gate for this owner, and long enough to use a ticket. ``on``: there."""
         call = self.gate.call
-        if call is None or self.pod_misses or call.until <= now.unix + LAST_MOMENT_SECONDS:
+        if call is None or (on is not None and not (call.home if on.name == self.home.name else call.anywhere)):
             return False
-        return on is None or (call.home if on.name == self.home.name else call.anywhere)
+        return not self.pod_misses and call.until > now.unix + LAST_MOMENT_SECONDS
 
     def prefers(self, group: Group, node: str) -> bool:
         """True for the group that its pod names (``kyb.ai/prefer-group``: ``group`` or ``node/group``)."""

@@ -30,8 +30,8 @@ class SeatPod:
     """``containerd://…`` or ``process://<pid>``; None before the first start."""
     running: bool = False
     restarts: int = 0
-    exit_code: int | None = None
-    """Of the last run, when it is not running."""
+    ended: str = ""
+    """How its last run ended, when it is not running."""
     exited: float | None = None
     """When that run ended, unix seconds, as the runtime of this node has it: whole seconds, cut off."""
     ip: str | None = None
