@@ -341,7 +341,7 @@ def engine_pod(model: str, *, load: float = 0.0, probes: bool = True, manager: i
     found = patched(found, list(change.patch))
     [probe] = found["spec"]["initContainers"]
     [engine] = found["spec"]["containers"]
-    # This image has none of its own programs, and those of this machine may be readable by root only.
+    # This image has no programs, and those of this machine may be readable by root only.
     probe |= {"volumeMounts": engine["volumeMounts"], "securityContext": {}, "imagePullPolicy": "Never"}
     probe["env"].append({"name": "PATH", "value": engine["env"][0]["value"]})
     return found
