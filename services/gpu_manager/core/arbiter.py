@@ -68,7 +68,7 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
             _clear(node, group, others, now)
         return
     for seat in node.seats.values():
-        if seat.heads_to == group.name and seat.state is S.WAITING and seat.calls(now):  # (4)
+        if seat.heads_to == group.name and seat.state is S.WAITING and seat.calls(now, group):  # (4)
             state.picked, state.why = seat.id, "its place is kept here"
             _grant(node, group, seat, state.why, now)
             return
