@@ -222,7 +222,7 @@ def seat_pod(
         notes["kyb.ai/vram"] = vram
     return SeatPod(
         seat, "kyb.ai/x", "default", name, uid, "engine", cid or None, running,
-        exit_code=None if running or not cid else 1, ip=ip, deleting=deleting, annotations=notes,
+        ended="" if running or not cid else "exited with code 1", ip=ip, deleting=deleting, annotations=notes,
         restarts_inside=inside,
     )  # fmt: skip
 

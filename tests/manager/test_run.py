@@ -167,7 +167,7 @@ def test_a_crash_of_the_engine_ends_its_container_and_is_kubelets(starts: World)
 def test_a_container_that_ends_with_a_ticket_of_kyb_run_frees_the_group(starts: World) -> None:
     a = starts.seat(0, 0)
     starts.tick(2.0)
-    starts.pods[a] = replace(starts.pods[a], running=False, exit_code=1, exited=float(starts.now.unix))
+    starts.pods[a] = replace(starts.pods[a], running=False, ended="exited with code 1", exited=float(starts.now.unix))
     starts.look()
     assert (starts.state(a), starts.managed(a).lease) == (S.BACKOFF, False)
 
