@@ -1,5 +1,5 @@
-"""The failures that are tried: each service killed at each step of a switch, durable state lost or torn, a full disk, a
-second instance, a clock that jumps.
+"""The failures that are tried: each service killed at each step of a switch and of a move, durable state lost or
+torn, a full disk, a second instance, a clock that jumps.
 
 A case breaks something and returns what a client saw. It does not repair: what does not come back by itself needs an
 ``action``, which the runner then tries.
@@ -28,14 +28,16 @@ class Case:
     """What fails."""
     when: str
     break_it: Callable[[Failures], Awaitable[Asked]]
+    way: str = ""
+    """How the incoming seat comes to another group; empty: it stays on its own."""
 
     @property
     def name(self) -> str:
         """Unique."""
-        return f"{self.what}: {self.when}"
+        return f"{self.what}: {self.when}" + f" (move by {self.way})" * bool(self.way)
 
 
-# --- kills at the steps of a switch --------------------------------------------------------------------------------
+# --- kills at the steps of a switch, and of a move -----------------------------------------------------------------
 
 SWITCH = "Killed at a step of a switch"
 STEPS = {
@@ -50,20 +52,33 @@ STEPS = {
     "the switch is done": '"kind":"done"',
 }
 """The text in the checkpointer's journal that tells each step."""
+MOVES = {f"Killed at a step of a move by {way}": way for way in ("map", "restart")}
+STEPS_OF = {
+    "": STEPS,
+    "map": {step: mark for step, mark in STEPS.items() if mark},
+    "restart": {
+        "the incoming engine is ended": '"kind":"kill"',
+        "the incoming seat is at the start gate": "waiting",
+        "the incoming engine starts on the other group": "starting",
+        "the incoming seat serves there": "active",
+    },
+}
+"""By way of a move; without quotes: the state of the incoming seat, or one after it."""
 KILLED = {
     "plugin": "plugin",
     "GPU manager": "gpu_manager",
     "checkpointer": "checkpointer",
     "router": "router",
     "nats-server": "nats",
+    "kubelet": "kubelet",
     "victim's engine": "",
     "incoming engine": "",
 }
 
 
-def killed_at(process: str, mark: str) -> Callable[[Failures], Awaitable[Asked]]:
-    """A kill when the journal of a switch has this text; without text, while the victim drains: it answers a request
-    until the kill is done."""
+def killed_at(process: str, mark: str, way: str = "") -> Callable[[Failures], Awaitable[Asked]]:
+    """A kill when a switch, with a ``way`` a move, has come so far; without ``mark``, while the victim drains: it
+    answers a request until the kill is done."""
 
     async def break_it(world: Failures) -> Asked:
         victim, incoming = world.victim, world.incoming
@@ -71,8 +86,11 @@ def killed_at(process: str, mark: str) -> Callable[[Failures], Awaitable[Asked]]
         before = world.journaled()
         async with asyncio.TaskGroup() as group:
             if mark:
+                if way:
+                    await world.move()
                 asked = group.create_task(world.ask(incoming))
-                await world.until_recorded(mark, before)
+                reached = world.until_recorded(mark, before) if '"' in mark else world.until_state(incoming, mark)
+                await reached
                 await world.kill(name)
             else:
                 async with world.answering(victim):
@@ -232,7 +250,10 @@ def every_case() -> tuple[Case, ...]:
     """All of them, in the order of the page."""
     both = ("gpu_manager", "checkpointer")
     kills = [
-        Case(SWITCH, process, step, killed_at(process, mark)) for step, mark in STEPS.items() for process in KILLED
+        Case(section, process, step, killed_at(process, mark, way), way)
+        for section, way in {SWITCH: "", **MOVES}.items()
+        for step, mark in STEPS_OF[way].items()
+        for process in KILLED
     ]
     losses = {
         "the manager's ledger": lost(("gpu_manager",), "state/ledger"),

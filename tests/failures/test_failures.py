@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.failures.cases import CLOCK, FAKETIME, SWITCH, Case, every_case
+from tests.failures.cases import CLOCK, FAKETIME, MOVES, SWITCH, Case, every_case
 from tests.failures.page import Result, load, save
 from tests.failures.world import Failures, failures
 
 ROOT = Path(__file__).parents[2]
 MODE = os.environ.get("KYB_FAILURES", "part")
 PART = 8
-"""Without KYB_FAILURES, one of so many kills during a switch is tried, and one of three of the other failures."""
+"""Without KYB_FAILURES, one of so many kills during a switch or a move is tried, and one of three other failures."""
 
 
 def tried() -> list[Case]:
@@ -25,23 +25,29 @@ def tried() -> list[Case]:
     cases = every_case()
     if MODE != "part":
         return list(cases)
-    kills = [case for case in cases if case.section == SWITCH]
-    others = [case for case in cases if case.section not in (SWITCH, CLOCK)]
+    kills = [case for case in cases if case.section in (SWITCH, *MOVES)]
+    others = [case for case in cases if case.section not in (SWITCH, *MOVES, CLOCK)]
     return kills[::PART] + others[::3]
 
 
+UNDONE = ("checkpointer", "incoming engine")
+"""Killed in a move, these may leave the seat on its own group."""
+
+
 class OneStack:
-    """The stack of all cases; made again after a case that left it out of order."""
+    """The stack of all cases; made again for another way to move, and after a case that left it out of order."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._open: AsyncIterator[Failures] | None = None
         self._world: Failures | None = None
 
-    async def world(self) -> Failures:
+    async def world(self, way: str) -> Failures:
         """The running stack."""
+        if self._world is not None and self._world.way != way:
+            await self.close()
         if self._world is None:
-            self._context = failures(self._folder)
+            self._context = failures(self._folder, way)
             self._world = await self._context.__aenter__()
         return self._world
 
@@ -67,7 +73,7 @@ async def test_a_failure_ends_as_the_table_says(case: Case, one_stack: OneStack)
         if os.environ.get("CI"):
             pytest.fail("libfaketime is missing: apt-get install libfaketime")
         pytest.skip("libfaketime is missing: apt-get install libfaketime")
-    world = await one_stack.world()
+    world = await one_stack.world(case.way)
     try:
         await world.begin()
         asked = await case.break_it(world)
@@ -75,6 +81,7 @@ async def test_a_failure_ends_as_the_table_says(case: Case, one_stack: OneStack)
         await world.settled()
         seen = Result(asked.repeats > 0, tuple(await world.cold_starts()), asked.note)
         assert await world.counted_violations() == world.violations
+        await world.check_places(moved=bool(case.way) and case.what not in UNDONE)
     except BaseException:
         keep_logs(world, case)
         await one_stack.close()

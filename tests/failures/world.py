@@ -2,12 +2,15 @@
 
 Group G0 has one GPU and the models ``a`` and ``b``, of which one is active and one parked; G1 has ``c``, the
 neighbour that no failure of the others may disturb.
+
+Moves have a stack whose two groups are one pool: the incoming seat comes from the one group to that of the victim.
 """
 
 import asyncio
 import contextlib
 import os
 import signal
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,9 +20,9 @@ from typing import Any
 import aiohttp
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
-from kybernate.dev.stack import Stack, StackOptions
+from kybernate.dev.stack import Stack
 from kybernate.dev.stack.stack import unready
-from tests.stack.pods import pod
+from tests.stack.pods import pod, small_node
 from tests.until import until
 
 CONFIG = """
@@ -29,6 +32,10 @@ drainSeconds: 3600
 policy: {name: kyb-balanced, settings: {capSlos: 0}}
 """
 """A busy victim drains as soon as a request waits, and for as long as the case keeps its answer going."""
+KYB_RUN = "command: [/kyb/kyb-run, --, python,"
+"""In front of engines that move by a restart."""
+LATER = ("backoff", "waiting", "starting", "active")
+"""States of a seat that moves by a restart, in order."""
 MODELS = ("a", "b", "c")
 SPEED = 4.0
 SETTLED_SECONDS = 90.0
@@ -57,8 +64,12 @@ class Failures:
 
     stack: Stack
     session: aiohttp.ClientSession
+    way: str = ""
+    """How seats move; empty: they do not."""
+    target: str = "G0"
+    """The group of the victim."""
     victim: str = "a"
-    """The model of G0 that is active at the beginning of the case."""
+    """The model of that group that is active at the beginning of the case."""
     incoming: str = "b"
     """The one that is parked."""
     restarts: dict[str, int] = field(default_factory=dict)
@@ -118,15 +129,33 @@ class Failures:
     async def begin(self) -> None:
         """Find who is active and who is parked, and remember the counts."""
         await self.settled()
-        found = {seat["model"]: seat["state"] for seat in await self.seats() if seat["group"] == "G0"}
+        rows = [seat for seat in await self.seats() if seat["model"]]
+        if self.way:
+            self.incoming, away = next((row["model"], row["group"]) for row in rows if row["state"] != "active")
+            self.target = "G1" if away == "G0" else "G0"
+        found = {row["model"]: row["state"] for row in rows if row["group"] == self.target}
         if "active" not in found.values():
-            await self.ask("a")
+            await (self.move() if self.way else self.ask("a"))
+            await self.ask(self.incoming)
             return await self.begin()
         self.victim = next(model for model, state in found.items() if state == "active")
-        self.incoming = "b" if self.victim == "a" else "a"
+        if not self.way:
+            self.incoming = "b" if self.victim == "a" else "a"
         self.restarts = {model: status["restartCount"] for model, status in (await self.pods()).items()}
         self.violations = await self.counted_violations()
         return None
+
+    async def check_places(self, *, moved: bool) -> None:
+        """Each active seat has memory on the GPUs of its group only, others have none; the incoming one has moved."""
+        rows = {row["model"]: row for row in await self.seats() if row["model"]}
+        async with await FakeDriverClient.connect(str(self.stack.layout.driver_socket), wait_seconds=5.0) as client:
+            gpus = {one["uuid"]: one["index"] for one in (await client.call("devices"))["gpus"]}
+            held = [one for one in (await client.call("processes"))["processes"] if one["bytes"]]
+        for row in rows.values():
+            places = sorted({gpus[one["gpu"]] for one in held if one["seat"] == row["seat"]})
+            assert places == (row["gpus"] if row["state"] == "active" else []), (row, places)
+        if moved:
+            assert rows[self.incoming]["group"] == self.target
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -158,6 +187,20 @@ class Failures:
             await asyncio.sleep(0.5)
         return asked
 
+    async def move(self) -> None:
+        """Order the incoming seat to the victim's group. A manager that was killed in the case before may not listen
+        yet: the operation has a name, by which an operator asks again."""
+        seat = next(row["seat"] for row in await self.seats() if row["model"] == self.incoming)
+        url, name, answered = f"{self.stack.console}/v1/seats/{seat}/migrate", uuid.uuid4().hex, [""]
+
+        async def accepted() -> bool:
+            async with self.session.post(url, json={"to": self.target, "op": name}) as answer:
+                answered[:] = [await answer.text()]
+                assert answer.status in (202, 503, 504), answered
+                return answer.status == 202
+
+        await until(accepted, what="the move is accepted", saw=lambda: answered, timeout=20, interval=0.2)
+
     # --- moments of a switch ----------------------------------------------------------------------------------------
 
     def journaled(self) -> set[str]:
@@ -178,19 +221,25 @@ class Failures:
         await until(recorded, what=f"the journal has {mark}", interval=0.002)
 
     async def until_state(self, model: str, state: str) -> None:
-        """Until the roster shows a model in this state."""
+        """Until the roster shows a model in this state, or in one after it."""
+        reached = LATER[LATER.index(state) :] if state in LATER else (state,)
 
         async def holds() -> bool:
-            return any(row["model"] == model and row["state"] == state for row in await self.seats())
+            return any(row["model"] == model and row["state"] in reached for row in await self.seats())
 
         await until(holds, what=f"{model} is {state}", timeout=60, interval=0.005)
 
     # --- breaking it ------------------------------------------------------------------------------------------------
 
     async def kill(self, name: str) -> None:
-        """SIGKILL to a model's engine, or to a service, which the supervisor starts again."""
+        """SIGKILL to a model's engine, or to a service, which the supervisor starts again; kubelet restarts itself."""
         if name in MODELS:
             os.kill(int((await self.pods())[name]["containerID"].removeprefix("process://")), signal.SIGKILL)
+            return
+        if name == "kubelet":
+            url = f"{self.stack.layout.kubelet_url}/control/restart-kubelet"
+            async with self.session.post(url, json={"down_seconds": 0.5}) as answer:
+                assert answer.status == 200, await answer.text()
             return
         starts = self.stack.starts[name]
         self.stack.kill(name)
@@ -218,12 +267,14 @@ class Failures:
 
 
 @asynccontextmanager
-async def failures(folder: Path) -> AsyncIterator[Failures]:
-    """A stack that is ready."""
-    config, pods = folder / "config.yaml", folder / "pods.yaml"
-    config.write_text(CONFIG)
-    pods.write_text("".join(pod(model) for model in MODELS))
-    options = StackOptions(config=config, pods=pods, gpus=2, announce=False, speed=SPEED)
+async def failures(folder: Path, way: str) -> AsyncIterator[Failures]:
+    """A stack that is ready, and whose seats move in this way."""
+    pods = (pod(model) for model in MODELS)
+    if way == "restart":
+        pods = (one.replace("command: [python,", KYB_RUN) for one in pods)
+    config = CONFIG.replace(", rebalance: false", "") if way else CONFIG
+    backend = "unload" if way == "restart" else None
+    options = small_node(folder, config, pods, gpus=2, speed=SPEED, backend=backend)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         await stack.ready(60)
-        yield Failures(stack, session)
+        yield Failures(stack, session, way)

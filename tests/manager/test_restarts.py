@@ -379,6 +379,7 @@ def test_a_start_on_another_group_is_there_after_a_restart_of_the_manager(world:
     restart(world, remembered)
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
     assert world.managed(a).lease
+    assert (world.managed(a).way, world.managed(a).came_from) == ("restart", "G01"), "it counts as a move"
 
 
 def test_a_ticket_that_the_ledger_does_not_know_names_its_group(world: World) -> None:

@@ -383,6 +383,10 @@ def _recover_seat(
     conflict = entry is not None and entry.conflict and facts.state in (S.QUARANTINED, S.RELEASING)
     seat.know(replace(facts, unlocated=place is None, conflict=conflict and place is not None))
     seat.reason, seat.group = reason, place or seat.group
+    if seat.state is S.STARTING:
+        seat.started_on = seat.group
+    if seat.group.name == seat.started_on.name != seat.home.name:
+        seat.way, seat.came_from = "restart", seat.home.name
     seat.entered, seat.entered_wall, seat.gate.ticket_given = now.unix, now.wall, now.wall
     if seat.state is S.ACTIVE:
         seat.usage.active_since = seat.usage.busy = now.model
