@@ -103,8 +103,9 @@ class Manager:
 
     async def activate(self, seat: str, cause: str = "test") -> None:
         epoch = next(self.epochs)
-        await self.move(seat, SeatState.ACTIVATING, cause=cause, epoch=epoch)
-        done = {"seconds": {"control": self.control_seconds}, "last_call_at": time.time()}
+        op = f"{NODE}-{epoch}"
+        await self.move(seat, SeatState.ACTIVATING, cause=cause, epoch=epoch, op=op)
+        done = {"op": op, "seconds": {"control": self.control_seconds}, "last_call_at": time.time()}
         await self.move(seat, SeatState.ACTIVE, cause=cause, epoch=epoch, **done)
 
     async def answer(self, message: Message) -> CommandReply:
