@@ -78,7 +78,7 @@ async def test_a_hung_park_and_a_hung_activation_end_within_the_time_that_is_sho
         victim = next(model for model in "abc" if seats[model]["state"] == wanted)
         async with await FakeDriverClient.connect(stack.layout.driver_socket) as driver:
             await driver.call("inject", fault="hang", verb=verb, seat=seats[victim]["seat"], times=9)
-        if verb == "checkpoint":  # which seat the policy parks for whom is its own affair
+        if verb == "checkpoint":  # the policy might park another seat
             async with session.post(f"{stack.console}/v1/seats/{seats[victim]['seat']}/park") as answer:
                 assert answer.status == 202, await answer.text()
         others = [model for model in "abc" if model != victim]
