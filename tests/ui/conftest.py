@@ -56,6 +56,12 @@ class Browsed:
         await self.page.click(f"nav >> text={view}")
         await self.page.wait_for_selector(f"h1:text('{view}')")
 
+    async def has(self, count: int, selector: str) -> None:
+        """Waits until ``count`` elements match: a click changes the address, and the page follows it an event later."""
+        from playwright.async_api import expect
+
+        await expect(self.page.locator(selector)).to_have_count(count, timeout=60_000)
+
 
 @asynccontextmanager
 async def browsed(**settings: Any) -> AsyncIterator[Browsed]:

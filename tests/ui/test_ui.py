@@ -147,7 +147,7 @@ async def test_a_thousand_seats_are_shown_and_the_stream_comes_back():
         await here.page.wait_for_selector("button[data-lane='n1/G124']")
         await here.open("Nodes")
         await here.page.wait_for_selector("button:text('Show all 1000 seats')")
-        assert await here.page.locator("tbody tr").count() == 100
+        await here.has(100, "tbody tr")
         await here.open("Models")
         await here.page.click("button:text('Show all 1000')")
         await until(lambda: _rows(here), what="1,000 rows")

@@ -44,7 +44,7 @@ async def test_an_address_opens_model_filter_window_and_dialog_and_back_closes_i
         await fill(here.w)
         await page.goto(f"{here.url}#models?q=qwen")
         await page.wait_for_selector("tbody tr:has-text('qwen3-32b')")
-        assert await page.locator("tbody tr").count() == 1
+        await here.has(1, "tbody tr")
         await page.fill("input[type=search]", "gemma")
         await until(lambda: _is(here, "#models?q=gemma"), what="the filter is in the address")
         await page.click("tbody a:text('gemma-3-27b')")
@@ -55,7 +55,7 @@ async def test_an_address_opens_model_filter_window_and_dialog_and_back_closes_i
 
         await page.goto(f"{here.url}#timeline?seconds=3600&q=G1")
         await page.wait_for_selector("button[aria-pressed=true]:text('1 h')")
-        assert await page.locator("canvas[data-lane]").count() == 1
+        await here.has(1, "canvas[data-lane]")
         await page.locator("button[data-lane='n1/G1']").press("ArrowLeft")
         await page.keyboard.press("Enter")
         await page.wait_for_selector("dialog[open] h2")
@@ -72,7 +72,7 @@ async def test_an_address_opens_model_filter_window_and_dialog_and_back_closes_i
         assert "llama-3.1-8b" in title or "phi-4-14b" in title
         await page.keyboard.press("Escape")
         await until(lambda: _lacks(here, "block="), what="the address has no dialog")
-        assert await page.locator("dialog[open]").count() == 0
+        await here.has(0, "dialog[open]")
         await page.wait_for_selector("h1:text('Timeline')")
         assert here.errors == []
 
@@ -101,7 +101,7 @@ async def test_a_move_shows_from_where_by_which_way_and_why():
         await w.manager.move("s1", SeatState.ACTIVE, **moved)
         await page.goto(f"{here.url}#events?q=from%20G0%20by%20restart")
         await page.wait_for_selector("td:has-text('from G0 by restart; G1 has room')")
-        assert await page.locator("tbody tr").count() == 2
+        await here.has(2, "tbody tr")
         await page.goto(f"{here.url}#models/gemma-3-27b")
         await page.wait_for_selector("th:has-text('G1 (home G0, moved by restart)')")
         await page.wait_for_selector("tr:has-text('came to n1/G1 from G0 by restart'):has-text('G1 has room')")
@@ -221,10 +221,10 @@ async def test_two_hundred_models_on_twenty_nodes_stay_readable():
         await until(lambda: len(w.console.cluster.seats.rows) == 4000, what="the console knows 4,000 seats")
         await page.goto(f"{here.url}#nodes")
         await page.wait_for_selector("caption:text('20 nodes')")
-        assert await page.locator("tbody tr").count() == 20
+        await here.has(20, "tbody tr")
         assert "1 faulty: XID 79" in await page.locator("tr:has(a:text-is('gpu-7'))").inner_text()
         await page.click("button:text('In trouble 1')")
-        assert await page.locator("tbody tr").count() == 1
+        await here.has(1, "tbody tr")
         await page.click("button:text('Switching 1')")
         await page.click("tbody a:text-is('gpu-3')")
         await page.wait_for_selector("h1:has-text('Nodes / gpu-3')")
@@ -232,17 +232,17 @@ async def test_two_hundred_models_on_twenty_nodes_stay_readable():
 
         await page.goto(f"{here.url}#models?state=switching")
         await page.wait_for_selector("tbody tr:has-text('model-5')")
-        assert await page.locator("tbody tr").count() == 1
+        await here.has(1, "tbody tr")
         assert "20 seats on 20 nodes" in await page.locator("tbody tr").inner_text()
         await page.click("button:text('All 200')")
-        assert await page.locator("tbody tr").count() == 100
+        await here.has(100, "tbody tr")
         await page.goto(f"{here.url}#models/model-5")
         await page.wait_for_selector("h1:has-text('model-5')")
-        assert await page.locator("[aria-label='Seats of model-5'] tbody tr").count() == 20
+        await here.has(20, "[aria-label='Seats of model-5'] tbody tr")
         assert "parking" in await page.locator("[aria-label='Seats of model-5'] tbody tr").first.inner_text()
         await page.goto(f"{here.url}#timeline?groups=switching")
         await page.wait_for_selector("section[aria-label='Group gpu-3/G5']")
-        assert await page.locator("canvas[data-lane]").count() == 1
+        await here.has(1, "canvas[data-lane]")
         await here.open("Charts")
         await page.wait_for_selector("svg[aria-label^='GPUs in use']")
         assert here.errors == []
