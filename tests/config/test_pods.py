@@ -236,6 +236,29 @@ def test_what_the_fake_kubelet_would_not_run_is_refused_before_anything_starts(
     assert str(caught.value).startswith(f"{path}{expected}")
 
 
+HOST = COMMAND.replace("spec:\n", "spec:\n  hostNetwork: true\n")
+
+
+@pytest.mark.parametrize("second", [HOST, HOST.replace("command:", "ports: [{containerPort: 8000}]\n      command:")])
+def test_two_engines_on_one_port_of_a_node_are_refused(second: str, tmp_path: Path) -> None:
+    """Kubelet could never start the second one."""
+    path = tmp_path / "pods.yaml"
+    path.write_text(HOST + "---\n" + second.replace("name: qwen", "name: phi"))
+    expected = (
+        r":\d+: metadata\.annotations.*: port 8000 of this machine is that of pod qwen; give each its own kyb\.ai/port"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        check(StackOptions(pods=path))
+
+
+def test_pods_with_addresses_of_their_own_may_have_the_same_port(tmp_path: Path) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(
+        "---\n".join((COMMAND, COMMAND.replace("name: qwen", "name: phi"), HOST.replace("name: qwen", "name: b")))
+    )
+    assert len(check(StackOptions(pods=path)).pods) == 3
+
+
 def test_a_pod_larger_than_every_group_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "pods.yaml"
     path.write_text(COMMAND.replace("60GiB", "81GiB"))

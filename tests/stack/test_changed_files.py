@@ -300,6 +300,10 @@ async def test_a_model_is_a_command_line_and_is_removed_by_its_name(tmp_path: Pa
         assert made["metadata"]["annotations"]["kyb.ai/backend"] == "restart"
         with pytest.raises(CliError, match=r"names no port, and each engine needs its own; write: .*--port 9001"):
             await asyncio.to_thread(adding.add_command, stack, "b", ("llama-server", "-m", "q.gguf"))
+        with pytest.raises(
+            ConfigError, match=r"models\.yaml:\d+: .*port 9001 of this machine is that of pod qwen3-8b; give"
+        ):
+            await asyncio.to_thread(adding.add_command, stack, "b", command)
         (nothing := tmp_path / "nothing.yaml").write_text("# later\n")
         with pytest.raises(ConfigError, match=r"nothing\.yaml: has no pods; write at least one"):
             await asyncio.to_thread(adding.add, stack, nothing)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from kybernate.annotations import PORT
 from kybernate.bus.credentials import NO_CREDENTIALS, Credentials
 from kybernate.config import NodeConfig, load
 from kybernate.config_errors import ConfigError, read_documents
@@ -180,14 +181,21 @@ def check_pods(path: Path, config: NodeConfig, groups: Sequence[Group] | None) -
 
 
 def check_manifests(path: Path) -> None:
-    """Raise ConfigError for what the fake kubelet would not run."""
+    """Raise ConfigError for what the fake kubelet would not run, and for two engines on one port of the machine."""
+    taken: dict[int, str] = {}
     for document in read_documents(path, empty=True):
         for place, manifest in manifests(document):
             try:
-                parse_pod(manifest, str(path))
+                pod = parse_pod(manifest, str(path))
             except ManifestError as error:
                 at = (*place, *error.place)
                 raise document.source.error(at, None, error.what, error.remedy) from None
+            for port in pod.ports if pod.host_network else ():
+                if port in taken:
+                    what = f"port {port} of this machine is that of pod {taken[port]}"
+                    at = (*place, "metadata", "annotations", PORT)
+                    raise document.source.error(at, None, what, f"give each its own {PORT}")
+                taken[port] = pod.name
 
 
 def fake_hardware(count: int, memory: str) -> Hardware:

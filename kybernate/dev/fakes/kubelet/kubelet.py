@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from kybernate import files
-from kybernate.annotations import PORT
 from kybernate.dev.fakes.kubelet import checkpoint
 from kybernate.dev.fakes.kubelet.device_manager import AdmissionError, DeviceManager, NumaTopology
 from kybernate.dev.fakes.kubelet.manifest import PodSpec, lacking
@@ -55,7 +54,6 @@ class Options:
 SCHEDULE_SECONDS = 0.5
 SHUTDOWN_GRACE_SECONDS = 1.0
 REMEMBERED_CALLS = 1000
-DEFAULT_PORT = 8000
 
 
 class UnknownPodError(Exception):
@@ -329,11 +327,9 @@ class Kubelet:
         return {pod.uid for pod in self.pods if pod.active}
 
     def _address(self, spec: PodSpec) -> str:
-        annotated = spec.annotations.get(PORT, "")
-        ports = {container.port for container in spec.containers if container.port is not None}
-        ports |= {int(annotated)} if annotated.isdigit() else set()
-        wanted = sorted(ports or {DEFAULT_PORT})
-        return host_address(self.options.node_address, wanted) if spec.host_network else free_address(wanted, self._rng)
+        if spec.host_network:
+            return host_address(self.options.node_address, spec.ports)
+        return free_address(spec.ports, self._rng)
 
     def _background(self, job: Any, name: str) -> None:
         task: asyncio.Task[None] = asyncio.create_task(job, name=name)

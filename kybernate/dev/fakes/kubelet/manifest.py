@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from kybernate.annotations import PORT
 from kybernate.config_errors import Place, dotted
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -15,6 +16,7 @@ _REFERENCE = re.compile(r"\$(\$|\(([^)]*)\))")
 _NAMES = "use small letters, digits and '-'"
 _POLICIES = ("Always", "OnFailure", "Never")
 DEFAULT_GRACE_SECONDS = 30.0
+DEFAULT_PORT = 8000
 
 
 class ManifestError(Exception):
@@ -72,6 +74,14 @@ class PodSpec:
     def key(self) -> str:
         """``namespace/name``."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """On which it listens: those of its containers and its annotation."""
+        annotated = self.annotations.get(PORT, "")
+        ports = {container.port for container in self.containers if container.port is not None}
+        ports |= {int(annotated)} if annotated.isdigit() else set()
+        return tuple(sorted(ports)) or (DEFAULT_PORT,)
 
 
 def load(path: Path) -> tuple[PodSpec, ...]:
