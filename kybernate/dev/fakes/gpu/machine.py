@@ -8,7 +8,6 @@ continued, state queries wait for a running checkpoint or restore, a parked proc
 import math
 
 from kybernate.dev.fakes.gpu.calls import OwnCalls, Verbs
-from kybernate.dev.fakes.gpu.link import Link
 from kybernate.dev.fakes.gpu.process import (
     Caller,
     CallTarget,
@@ -16,6 +15,7 @@ from kybernate.dev.fakes.gpu.process import (
     CudaProcess,
     DriverCall,
     Effect,
+    Operation,
     RefusedError,
     integer,
 )
@@ -33,7 +33,8 @@ class Machine:
         self._verbs = Verbs(self.world, self._own_calls)
         self._readings = Readings(self.world)
         self._xids = Xids(self.world)
-        self._link = Link(self.world)
+        self._shared_at = 0.0
+        """The ends of all copies are as of then."""
         self._stalled: list[DriverCall] = []
         """Readings that came while NVML stalls."""
 
@@ -94,7 +95,7 @@ class Machine:
     def next_time(self) -> float | None:
         """When the next operation ends, as far as that needs only time."""
         ends = [p.operation.ends_at for p in self.processes.values() if p.operation is not None and not p.stopped]
-        copies = [copy.copied_at for copy in self._link.copies(self.world.now)]
+        copies = [copy.copied_at for copy in self._copies(self.world.now)]
         stall = self.world.stalled_until if self._stalled else math.inf
         return min((end for end in (*ends, *copies, stall, self._xids.next_time()) if end < math.inf), default=None)
 
@@ -149,9 +150,27 @@ class Machine:
 
     def _pass(self, now: float) -> None:
         self.world.now = now
-        self._link.share()
+        self._share_link()
+
+    def _share_link(self) -> None:
+        """Set when each copy ends, before copies begin or stop, and after: more than the link to host memory carries at
+        full speed share it fairly."""
+        while copies := self._copies(self._shared_at):
+            speed = min(1.0, self.world.spec.lanes / len(copies))
+            for copy in copies:
+                longer = (copy.copied_at - self._shared_at) * (copy.speed / speed - 1)
+                copy.copied_at, copy.ends_at, copy.speed = copy.copied_at + longer, copy.ends_at + longer, speed
+            self._shared_at = min(copy.copied_at for copy in copies)
+            if self._shared_at > self.world.now:
+                break
+        self._shared_at = self.world.now
+
+    def _copies(self, at: float) -> list[Operation]:
+        """Operations whose copy has not ended then; none where any number runs at full speed."""
+        operations = (process.operation for process in self.processes.values() if self.world.spec.lanes)
+        return [one for one in operations if one is not None and at < one.copied_at < math.inf]
 
     def _take_effects(self) -> list[Effect]:
-        self._link.share()
+        self._share_link()
         effects, self.world.effects = self.world.effects, []
         return effects
