@@ -178,12 +178,13 @@ class CheckpointWorker:
         return self._taken().model_copy(update={"ends": self._backends[target.backend].ends_released()})
 
     async def kill(self, job: KillJob) -> JobReply:
-        """Journal a kill and begin it after the job that has the seat, if any."""
+        """Journal a kill and begin it after the job that has the seat, if any. It is not refused for a backend that
+        this node lacks: no engine is asked to end."""
         known = self._journal.jobs.get(kill_op(job))
         if known is not None:
             return self._taken(self._status(known))
         file = JobFile([Record(kind="kill", kill=job)])
-        return self._refusal(file.targets, file.gpus, job.epoch, wait=True) or await self._take(file)
+        return self._refusal((), file.gpus, job.epoch, wait=True) or await self._take(file)
 
     async def ask(self, job: AskJobs) -> JobReply:
         """Statuses of jobs, and the present states of seats by evidence.

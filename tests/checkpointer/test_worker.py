@@ -590,6 +590,16 @@ async def test_a_seat_of_a_backend_that_the_node_lacks_is_gone_once_its_containe
         assert await it.outcome(engine) == "gone"
 
 
+async def test_a_seat_of_a_backend_that_the_node_lacks_is_killed() -> None:
+    """The kill was refused, never sent again, and the seat waited for ever for the end of its engine."""
+    async with node() as here, checkpointer(here) as it:
+        engine = await here.engine("s00", backend="acme")
+        reply = await it.ask(KillJob(cause="test", node=NODE, epoch=1, target=engine.target))
+        assert reply.accepted, reply.reason
+        status = await it.done(f"kill-{engine.target.seat}-1")
+        assert [progress.outcome for progress in status.park] == ["gone"]
+
+
 async def test_a_replay_with_a_backend_that_the_node_lacks_now_leaves_the_seat_active() -> None:
     """The package that registered it was uninstalled while its job was under way."""
     async with node() as here:
