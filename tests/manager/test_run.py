@@ -9,6 +9,7 @@ from kybernate.messages.jobs import Outcome
 from kybernate.seat import WITHOUT_RUN, container_of, start_inside
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import view
+from services.gpu_manager.core.facts import Trigger
 from services.gpu_manager.core.inputs import JobsReported, StartCalls, StartTicket, WallTime
 from services.gpu_manager.core.managed_seat import START_DEADLINE_SECONDS
 from services.gpu_manager.ledger import Ledger
@@ -128,6 +129,15 @@ def test_a_ticket_of_kyb_run_is_not_over_before_it_may_have_started(starts: Worl
     report(starts, a, "gone", container=starts.pods[a].container_id or "")
     starts.look()
     assert (starts.state(a), starts.managed(a).lease) == (S.STARTING, True)
+
+
+def test_a_start_that_does_not_come_ends_its_quarantine(starts: World) -> None:
+    """Without a process and a ticket nothing is left to be kept apart."""
+    a = starts.seat(0, 0)
+    starts.node.transition(starts.managed(a), Trigger.QUARANTINE, starts.now, reason="two seats seem to hold the group")
+    starts.tick(START_DEADLINE_SECONDS + 1)
+    report(starts, a, "gone")
+    assert (starts.state(a), starts.managed(a).lease) == (S.BACKOFF, False)
 
 
 @pytest.mark.parametrize("answers", [False, True])

@@ -347,6 +347,8 @@ def _on_start_inside(node: NodeState, seat: ManagedSeat, progress: SeatProgress,
     elif progress.outcome == "gone" and now.wall > seat.gate.ticket_given + START_DEADLINE_SECONDS:
         if seat.state is S.STARTING:
             node.transition(seat, T.NO_PROCESS, now, reason="kyb-run did not start its engine")
+        elif seat.state is S.QUARANTINED:
+            _exit(node, seat, "kyb-run did not start its engine", now)
         else:
             seat.learn(ticket=Ticket.NONE)
 
