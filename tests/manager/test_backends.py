@@ -8,8 +8,8 @@ import pytest
 from kybernate.engines import next_backend
 from kybernate.messages import JobReply, SeatActivated, SeatProgress, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import recovery
-from services.gpu_manager.core.inputs import BusChanged, JobAnswered, Recovered
+from services.gpu_manager.core import recovery, view
+from services.gpu_manager.core.inputs import BusChanged, JobAnswered, JobsReported, Recovered, WallTime
 from services.gpu_manager.core.riders.rehearsal import Rehearsals
 from services.gpu_manager.ledger import Ledger
 from tests.manager.world import World, status
@@ -134,6 +134,23 @@ def test_a_seat_whose_rehearsal_left_its_engine_parked_is_parked_and_activated_o
         world.traffic(seat, waiting=1)
     world.settle()
     assert world.state(seat) is S.ACTIVE
+
+
+@pytest.mark.parametrize("journal_lost", [False, True])
+def test_an_engine_that_its_rehearsal_left_frozen_is_parked_although_no_report_came(
+    world: World, *, journal_lost: bool
+) -> None:
+    """It is never healthy, so its job was not sent again: its seat started for ever, and no other had the group."""
+    seat = starting(world, "vllm+cuda")
+    (job,) = rehearsals(world)
+    for _ in range(2):
+        world.tick(view.LATE_START_SECONDS)
+    questions = view.checkpointer_questions(world.node, world.now, WallTime(0.0))
+    assert job.op in {op for question in questions for op in question.ops}
+    known = () if journal_lost else (status(job, "parked", "parked"),)
+    world.receive(JobsReported(JobReply(accepted=True, jobs=known), asked=(job.op,)))
+    world.look_at(seat, "parked")
+    assert world.state(seat) is S.PARKED
 
 
 def test_a_rehearsal_that_left_an_earlier_container_parked_tells_nothing(world: World) -> None:

@@ -385,10 +385,14 @@ def _refused(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> Non
 
 
 def on_jobs_forgotten(node: NodeState, ops: set[str]) -> None:
-    """The checkpointer lost its journal: it gets these jobs again, and the processes show what is left to do."""
+    """The checkpointer lost its journal: it gets these jobs again, and the processes show what is left to do. A frozen
+    engine that has rehearsed is parked, then."""
     for switch in node.switches.values():
         if switch.op in ops:
             switch.job.journaled, switch.job.sent = False, None
+    for seat in node.seats.values():
+        if seat.rehearsal is not None and seat.rehearsal.op in ops:
+            seat.rehearsal = None
 
 
 # --- what became of it ------------------------------------------------------------------------------------------------
