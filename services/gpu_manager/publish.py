@@ -274,8 +274,8 @@ class GateFiles:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             data = _read(folder / "call.json") or {}
             since, until = UnixTime(float(str(data["since"]))), UnixTime(float(str(data["until"])))
-            inside, anywhere = (data.get(name) is True for name in ("inside", "anywhere"))
-            call = StartCall(str(data["call"]), since, until, inside, anywhere, data.get("home") is not False)
+            inside, home = data.get("inside") is True, data.get("home") is not False
+            call = StartCall(str(data["call"]), since, until, inside, home)
             if (_read(folder / "ticket.taken.json") or {}).get("call") == call.call:
                 call = None
         if time.time_ns() - changed > CHANGE_NS:  # else another change may have the same time

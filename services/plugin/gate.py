@@ -132,7 +132,7 @@ def _announce(call: _StartCall, seconds: float) -> dict[str, Any]:
     now = time.time()
     announcement: dict[str, Any] = {"call": call.id, "since": now, "until": now + seconds}
     if call.inside:
-        announcement |= {"inside": True, "anywhere": True, "home": call.home}
+        announcement |= {"inside": True, "home": call.home}
     files.replace(call.announcement, json.dumps(announcement), durable=False)
     return announcement
 

@@ -28,6 +28,7 @@ from tests.exploration.product import (
     StepTrouble,
     SwitchJob,
     Verb,
+    container_of,
 )
 
 P = ProcessState
@@ -266,12 +267,12 @@ class Checkpointer:
         for run in self.runs.values():
             if target.seat in {one.seat for one in run.job.targets}:
                 return _progress(target, "started")
-        engine = self.machine.engines.get(target.container_id)
+        engine = self.machine.engine(target.container_id)
         if engine is None:
             return _progress(target, "gone")
         if self._left_alone(target.container_id):
             return _progress(target, "quarantined", reason="hung too often")
-        if self.machine.wall < self.machine.silent_until.get(target.container_id, 0.0):
+        if self.machine.wall < self.machine.silent_until.get(container_of(target.container_id), 0.0):
             return _progress(target, "quarantined", reason="its state is not known: the driver does not answer")
         known = self.disk.parked.get(target.seat)
         known = known if known is not None and known.cid == target.container_id else None
@@ -312,7 +313,7 @@ class Checkpointer:
         for target in self.releases:
             if not self._earlier("", set(target.gpus), target.seat):
                 self.releases.remove(target)
-                engine = self.machine.engines.get(target.container_id)
+                engine = self.machine.engine(target.container_id)
                 if engine is not None:
                     engine.frozen = False
                 known = self.disk.parked.get(target.seat)
@@ -385,7 +386,7 @@ class Checkpointer:
         run.members = begun or run.job.begun[key]
         self._progressed(run, _progress(target, "started"))
         hangs = len(self.disk.hung.get(run.members.cid, []))
-        engine = self.machine.engines.get(run.members.cid)
+        engine = self.machine.engine(run.members.cid)
         states, frozen = self._observe(run.members, engine)
         moving = half == "activate" and tuple(run.members.gpus) != tuple(target.gpus)
         run.procedure = Procedure(
@@ -396,15 +397,15 @@ class Checkpointer:
         known = self.disk.parked.get(target.seat)
         if known is not None and known.cid == target.container_id:
             return known
-        engine = self.machine.engines.get(target.container_id)
+        engine = self.machine.engine(target.container_id)
         if engine is None:
             return _progress(target, "gone", reason="no process")
         if not engine.loaded:
             if half == "kill":
-                return Members(engine.cid, 0, engine.gpus)
+                return Members(target.container_id, 0, engine.gpus)
             return _progress(target, "active" if half == "park" else "lost", reason="no process uses a GPU")
         known_size = engine.holds or target.vram_bytes > 0  # the manager remembers it, or the pod declares it
-        return Members(engine.cid, len(engine.members), engine.gpus, known_size=known_size)
+        return Members(target.container_id, len(engine.members), engine.gpus, known_size=known_size)
 
     def _observe(self, members: Members, engine: Engine | None) -> tuple[list[ProcessState], bool]:
         """A frozen process that the driver does not list is CHECKPOINTED; the others have to be asked."""
@@ -435,7 +436,7 @@ class Checkpointer:
         members, target, machine = run.members, run.target, self.machine
         assert members is not None
         assert target is not None
-        engine = machine.engines.get(members.cid)
+        engine = machine.engine(members.cid)
         if step.member is not None:
             closed = 1e9 if dying or run.half != "park" else self.truth.closed_for(target.seat)
             if step.verb is Verb.RESTORE and any(self.reserved.get(gpu) != target.seat for gpu in target.gpus):
@@ -481,7 +482,7 @@ class Checkpointer:
         assert run.target is not None
         assert run.members is not None
         outcome = "gone" if run.half == "kill" and end.outcome == "lost" else end.outcome
-        engine = self.machine.engines.get(run.members.cid)
+        engine = self.machine.engine(run.members.cid)
         gpus = engine.gpus if engine is not None and outcome in ("active", "parked") else ()
         run.outcome = _progress(run.target, outcome, reason=end.reason, gpus=gpus)
         if outcome == "parked" and engine is not None and engine.residue:

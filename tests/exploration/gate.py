@@ -312,7 +312,7 @@ class GateEngines(Engines):
 
     async def _answer(self, probe: EngineProbe) -> tuple[bool, int | None]:  # type: ignore[override]
         await asyncio.sleep(0.5)
-        engine = self.node.machine.engines.get(probe.container_id)
+        engine = self.node.machine.engine(probe.container_id)
         return (engine is not None and engine.loaded and engine.running), 0
 
 
@@ -472,7 +472,7 @@ class GateShells:
     # --- checkpointer -----------------------------------------------------------------------------------------------
 
     def _progress(self, target: SeatTarget, outcome: str = "") -> Any:
-        engine = self.machine.engines.get(target.container_id)
+        engine = self.machine.engine(target.container_id)
         if not outcome:
             parked = engine is not None and {*engine.members} == {ProcessState.CHECKPOINTED}
             outcome = "gone" if engine is None else "parked" if parked else "active"
@@ -515,7 +515,7 @@ class GateShells:
         self._report(job, park, self._progress(rest) if rest is not None else None, done=True)
 
     def _do(self, target: SeatTarget, *verbs: Verb) -> None:
-        engine = self.machine.engines.get(target.container_id)
+        engine = self.machine.engine(target.container_id)
         for verb in verbs if engine is not None else ():
             for member in range(len(engine.members) if engine is not None else 0):
                 with contextlib.suppress(DriverError):

@@ -60,6 +60,8 @@ class Pod:
     phase: str = "waiting"
     """waiting (its container is to be started), calling, creating, running, ended (for good)."""
     cid: str = ""
+    kept: bool = False
+    """kyb-run is alone in its container."""
     ticket_at: float = 0.0
     group: str = ""
     """On which its ticket permits the start; empty: at home."""
@@ -148,9 +150,8 @@ class Kubelet:
         if pod is None or not pod.ends or pod.phase == "ended":
             return False
         self._hang_up(pod)
-        if pod.cid:
-            self.machine.end(pod.cid)
-        pod.phase = "ended"
+        self.machine.end(pod.cid)
+        pod.phase, pod.kept = "ended", False
         return True
 
     def forget(self, uid: str) -> bool:
@@ -185,7 +186,7 @@ class Kubelet:
         pod, shown = self.pods.get(uid), self.api.get(uid)
         if not self.api_up or pod is None or shown is None:
             return False
-        now = replace(shown, cid=pod.cid, running=pod.cid in self.machine.engines)
+        now = replace(shown, cid=pod.cid, running=self.runs(pod))
         if now == shown:
             return False
         self._changed(now)
@@ -262,7 +263,8 @@ class Kubelet:
     # --- the start gate -------------------------------------------------------------------------------------------
 
     def call(self, uid: str) -> bool:
-        """Kubelet is about to start the container: PreStartContainer, and the plugin announces the call."""
+        """Kubelet is about to start the container (PreStartContainer), or kyb-run an engine in it, and the plugin
+        announces the call."""
         pod = self.pods.get(uid)
         if pod is None or pod.phase != "waiting" or pod.ends:
             return False
@@ -274,9 +276,8 @@ class Kubelet:
         self.calls[pod.seat] = (call, uid)
         folder = self.folders[pod.seat]
         folder.ticket = None
-        anywhere = self.home[pod.seat].profile.rebalance and self.number % 3 > 0  # with kyb-run in front, or kubelet's
         until = self.clock.unix + CALL_SECONDS
-        folder.call = StartCall(call, self.clock.unix, until, anywhere=anywhere)  # type: ignore[arg-type]
+        folder.call = StartCall(call, self.clock.unix, until, inside=pod.kept)  # type: ignore[arg-type]
         pod.phase, pod.ticket_at = "calling", self.clock.wall
         return True
 
@@ -339,7 +340,9 @@ class Kubelet:
             if last is not None:
                 age = self.clock.wall - folder.given
                 found.append(
-                    SeatTicket(seat, last.call, last.pod_uid, last.epoch, age, last.vram_bytes, group=last.group)
+                    SeatTicket(
+                        seat, last.call, last.pod_uid, last.epoch, age, last.vram_bytes, last.container, last.group
+                    )
                 )
         return tuple(found)
 
@@ -349,12 +352,14 @@ class Kubelet:
     # --- containers -----------------------------------------------------------------------------------------------
 
     def start(self, uid: str) -> bool:
-        """The runtime has created and started the container. A forced deletion does not stop a creation."""
+        """The runtime has created and started the container, or kyb-run an engine in it. A forced deletion does not
+        stop a creation."""
         pod = self.pods.get(uid)
         if pod is None or pod.phase != "creating":
             return False
         self.number += 1
-        pod.cid, pod.phase = f"process://{self.number}", "running"
+        pod.cid = pod.cid if pod.kept else f"process://{self.number}"
+        pod.phase, pod.kept = "running", False
         group = next((one for one in self.groups if one.name == pod.group), self.home[pod.seat])
         self.machine.starts_elsewhere += group is not self.home[pod.seat]
         self.machine.start(pod.cid, pod.seat, uid, group.uuids, self.size_of(pod.seat), self.residue_of(pod.seat))
@@ -377,15 +382,20 @@ class Kubelet:
         """The container's processes end, by themselves or killed; kubelet will start it again."""
         if cid not in self.machine.engines:
             return False
-        self.machine.end(cid)
         self.notice_exits()
+        self.machine.end(cid)
+        self.notice_exits(crashed=True)
         return True
 
-    def notice_exits(self) -> None:
-        """Containers that are gone wait for their next start."""
+    def notice_exits(self, *, crashed: bool = False) -> None:
+        """Containers that are gone wait for their next start. kyb-run outlives the engine that the node ends."""
         for pod in self.pods.values():
             if pod.phase == "running" and pod.cid not in self.machine.engines:
-                pod.phase = "waiting"
+                pod.phase, pod.kept = "waiting", self.home[pod.seat].profile.rebalance and not crashed
+
+    def runs(self, pod: Pod) -> bool:
+        """Its container is there."""
+        return pod.kept or pod.cid in self.machine.engines
 
     def overdue(self) -> list[tuple[str, str]]:
         """What must happen by now: calls and creations do not last for ever."""

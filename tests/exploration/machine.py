@@ -6,7 +6,7 @@ container starts or ends, a driver call takes effect, a request arrives. Each ru
 
 from dataclasses import dataclass, field
 
-from tests.exploration.product import GPU_BYTES, Group, ProcessState, StepTrouble, Verb
+from tests.exploration.product import GPU_BYTES, Group, ProcessState, StepTrouble, Verb, container_of
 
 P = ProcessState
 _LIVE = (P.RUNNING, P.LOCKED)
@@ -93,7 +93,11 @@ class Machine:
                     )
 
     def end(self, cid: str) -> None:
-        self.engines.pop(cid, None)
+        self.engines.pop(container_of(cid), None)
+
+    def engine(self, cid: str) -> Engine | None:
+        """What runs in a container, whichever start of it the id names."""
+        return self.engines.get(container_of(cid))
 
     def of_pod(self, pod: str) -> Engine | None:
         return next((engine for engine in self.engines.values() if engine.pod == pod), None)
@@ -139,7 +143,7 @@ class Machine:
         ``gpus``: where a restore goes. ``closed_for``: seconds since routers were informed of the drain; a lock or
         checkpoint with requests in flight is only right after the drain deadline.
         """
-        engine = self.engines.get(cid)
+        engine = self.engine(cid)
         if engine is None:
             raise DriverError(StepTrouble.GONE)
         if engine.frozen:

@@ -37,7 +37,7 @@ from kybernate.messages import (
 from kybernate.policy import KybBalanced, Policy
 from kybernate.policy.rules import Quantum
 from kybernate.roster import SeatRecord
-from kybernate.seat import SeatState
+from kybernate.seat import SeatState, container_of
 from kybernate.topology import Group, group_key, seat_id
 from services.checkpointer.core.failures import READS, JobGoal, ProcessState, StepTrouble, Verb
 from services.checkpointer.core.procedure import End, Procedure, Step
@@ -255,13 +255,13 @@ def unconfirmed(board: Board, calling: dict[str, StartCall]) -> frozenset[str]:
 
 def containers_of(board: Board) -> set[str]:
     """The containers of seats, as the manager knows them."""
-    return {seat.durable.container_id for seat in board.node.seats.values()}
+    return {container_of(seat.durable.container_id) for seat in board.node.seats.values()}
 
 
 def containers_at_start(known: "RecoveryKnown") -> set[str]:
     """The same before its first decision."""
     return {pod.container_id or "" for pod in known.owners.pods} | {
-        entry.durable.container_id for entry in known.ledger.seats
+        container_of(entry.durable.container_id) for entry in known.ledger.seats
     }
 
 

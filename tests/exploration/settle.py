@@ -180,7 +180,7 @@ def _kubelet_round(world: World) -> bool:
         elif pod.phase == "creating":
             moved |= world.do(("start", uid))
         shown = kubelet.api.get(uid)
-        if shown is not None and (shown.cid, shown.running) != (pod.cid, pod.cid in world.machine.engines):
+        if shown is not None and (shown.cid, shown.running) != (pod.cid, kubelet.runs(pod)):
             moved |= world.do(("status", uid))
     for cid, engine in list(world.machine.engines.items()):
         if not engine.loaded:

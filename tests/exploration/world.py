@@ -183,7 +183,7 @@ class World:
             if pod.ends:
                 found += [(0.7, (name, uid)) for name in ("terminate", "forget", "remove")]
             shown = kubelet.api.get(uid)
-            if shown is not None and (shown.cid, shown.running) != (pod.cid, pod.cid in self.machine.engines):
+            if shown is not None and (shown.cid, shown.running) != (pod.cid, kubelet.runs(pod)):
                 found.append((2.0, ("status", uid)))
         for cid, engine in self.machine.engines.items():
             if not engine.loaded:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kybernate.messages import JobReply, KillJob, MigrateSeat, SeatProgress
+from kybernate.messages.jobs import Outcome
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view, ways
 from services.gpu_manager.core.inputs import BusChanged, Recovered, SeatTicket, StartCall, StartCalls, StartTicket
@@ -30,10 +31,10 @@ def keeps(world: World, seat: str) -> None:
     world.look()
 
 
-def call(world: World, seat: str, *, anywhere: bool = True, home: bool = True) -> list[object]:
+def call(world: World, seat: str, *, inside: bool = True, home: bool = True) -> list[object]:
     """The start gate is asked, by kyb-run or by kubelet."""
     world.started += 1
-    made = StartCall(f"call-{world.started}", world.now.unix, world.now.unix + 25, anywhere=anywhere, home=home)
+    made = StartCall(f"call-{world.started}", world.now.unix, world.now.unix + 25, inside=inside, home=home)
     world.calls[seat] = made
     return world.receive(StartCalls(dict(world.calls)))
 
@@ -88,8 +89,8 @@ def leaves(world: World, seat: str) -> None:
 
 def test_a_seat_at_the_gate_starts_on_another_group_while_its_own_is_busy(world: World) -> None:
     a, b = busy_home(world, "restart")
-    world.exit(a)
     call(world, a)
+    world.end_processes(a)
     world.look()
     world.look()
     assert world.state(a) is S.WAITING
@@ -107,7 +108,7 @@ def test_kubelets_call_of_the_same_seat_starts_at_home_only(world: World, backen
     a, _ = busy_home(world, backend)
     world.exit(a)
     assert ways.way(world.node, world.managed(a)) is None, "its container has to start first"
-    call(world, a, anywhere=False)
+    call(world, a, inside=False)
     world.look()
     world.look()
     world.traffic(a, waiting=2)
@@ -120,7 +121,7 @@ def test_a_seat_of_whose_home_a_gpu_is_gone_starts_on_another_group_only(world: 
     a = world.seat(0, 0)
     comes_up(world, a, "a", "restart")
     world.exit(a)
-    call(world, a, anywhere=False, home=False)
+    call(world, a, inside=False, home=False)
     world.look()
     world.look()
     found = [one.text for one in obstacles(world.node, world.managed(a), world.groups[0], world.now)]
@@ -135,9 +136,9 @@ def test_a_seat_of_whose_home_a_gpu_is_gone_starts_on_another_group_only(world: 
 
 def test_a_start_whose_gpu_goes_before_it_has_begun_gets_no_second_ticket_for_that_group(world: World) -> None:
     a, b = busy_home(world, "restart")
-    world.exit(b)
-    world.exit(a)
     call(world, a)
+    for seat in (b, a):
+        world.end_processes(seat)
     world.look()
     world.look()
     world.traffic(a, waiting=2)
@@ -244,7 +245,7 @@ def test_a_start_there_that_fails_is_followed_by_one_at_home_and_the_seat_stays_
     world.look()
     world.start(a)
     world.tick(60)  # it fails late
-    world.exit(a)
+    world.end_processes(a)
     assert (world.state(a), world.managed(a).group.name) == (S.BACKOFF, "G01")
     call(world, a)
     world.look()
@@ -263,7 +264,7 @@ def test_a_container_that_kubelet_starts_again_in_the_middle_gets_a_ticket_for_i
     world.look()
     world.look()
     assert world.managed(a).group.name == "G23"
-    call(world, a, anywhere=False)
+    call(world, a, inside=False)
     world.look()
     world.look()
     world.tick()
@@ -332,26 +333,23 @@ def test_a_move_back_home_is_done_once_the_seat_serves_there(world: World) -> No
 
 
 def restart(world: World, ledger: Ledger, *tickets: SeatTicket, parked: tuple[str, ...] = ()) -> None:
-    """The manager starts again with this ledger; b serves, these are parked, and of others the driver has nothing."""
+    """The manager starts again with this ledger; b serves, these are parked, and of others the driver has nothing:
+    kyb-run is alone in their containers."""
     world.board = world.new_board()
-    b = world.seat(0, 1)
-    pod = world.pods[b]
-    seen = SeatProgress(
-        seat=b, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="active", gpus=("GPU-0", "GPU-1")
-    )
     world.receive(BusChanged(True))
-    copies = tuple(
+    known = {entry.seat: entry.durable.container_id for entry in ledger.seats}
+    outcomes: dict[str, Outcome] = {world.seat(0, 1): "active", **dict.fromkeys(parked, "parked")}
+    seen = tuple(
         SeatProgress(
-            seat=one,
-            pod_uid=world.pods[one].uid,
-            container_id=world.pods[one].container_id or "",
-            outcome="parked",
-            gpus=("GPU-0", "GPU-1"),
+            seat=seat,
+            pod_uid=pod.uid,
+            container_id=known.get(seat) or pod.container_id or "",
+            outcome=outcomes.get(seat, "gone"),
+            gpus=("GPU-0", "GPU-1") if seat in outcomes else (),
         )
-        for one in parked
+        for seat, pod in world.pods.items()
     )
-    reply = JobReply(accepted=True, seats=(seen, *copies))
-    world.receive(Recovered(world.owners(), ledger, reply, tickets=tickets))
+    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, seats=seen), tickets=tickets))
 
 
 def away(world: World) -> str:
@@ -371,15 +369,15 @@ def test_a_start_on_another_group_is_there_after_a_restart_of_the_manager(world:
     a = away(world)
     remembered = recovery.ledger(world.node, "")
     if comes:
-        world.started += 1
-        world.pods[a] = replace(world.pods[a], container_id=f"process://{world.started}", running=True)
         world.calls.clear()
-    else:
-        world.pods[a] = replace(world.pods[a], running=False)
     restart(world, remembered)
+    if comes:
+        world.look_at(a, "active")
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
     assert world.managed(a).lease
-    assert (world.managed(a).way, world.managed(a).came_from) == ("restart", "G01"), "it counts as a move"
+    assert (world.managed(a).way, world.managed(a).came_from) == ("restart", "G01"), (
+        "it counts as a move"
+    )
 
 
 def test_a_ticket_that_the_ledger_does_not_know_names_its_group(world: World) -> None:
@@ -390,7 +388,6 @@ def test_a_ticket_that_the_ledger_does_not_know_names_its_group(world: World) ->
         update={"epoch": given.epoch - 1, "seats": tuple(one for one in remembered.seats if one.seat != a)}
     )
     ticket = SeatTicket(a, given.call, given.pod_uid, given.epoch, 5.0, group=given.group)
-    world.pods[a] = replace(world.pods[a], running=False)
     restart(world, old, ticket)
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
     restart(world, old, replace(ticket, group="G99"))
@@ -421,7 +418,6 @@ def test_a_manager_that_is_killed_at_any_step_of_a_move_leaves_the_seat_on_one_g
         world.traffic(a, waiting=2)
     before = world.state(a)
     alive = before is S.PARKED
-    world.pods[a] = replace(world.pods[a], running=alive)
     remembered = recovery.ledger(world.node, "")
     world.effects.clear()
     restart(world, remembered, parked=(a,) if alive else ())
@@ -460,20 +456,19 @@ def test_what_a_seat_has_waited_before_each_visit_is_summed() -> None:
     assert world.managed(a).usage.waited == pytest.approx(12.0)
 
 
-@pytest.mark.parametrize("anywhere", [True, False])
+@pytest.mark.parametrize("inside", [True, False])
 def test_a_second_ticket_after_a_restart_of_the_manager_names_the_group_that_the_seat_holds(
-    world: World, *, anywhere: bool
+    world: World, *, inside: bool
 ) -> None:
     """The first one was lost on its way."""
     a = away(world)
     remembered = recovery.ledger(world.node, "")
-    world.pods[a] = replace(world.pods[a], running=False)
     restart(world, remembered)
     world.effects.clear()
-    call(world, a, anywhere=anywhere)
+    call(world, a, inside=inside)
     world.look()
     world.look()
     seat = world.managed(a)
     assert (seat.state, seat.group.name, tickets(world, a)) == (
-        (S.STARTING, "G23", ["G23"]) if anywhere else (S.BACKOFF, "G01", [])
+        (S.STARTING, "G23", ["G23"]) if inside else (S.BACKOFF, "G01", [])
     )

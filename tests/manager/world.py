@@ -211,11 +211,14 @@ class World:
         return self.receive(StartCalls(dict(self.calls)))
 
     def start(self, seat: str) -> None:
-        """The container starts: needs a ticket for its call, which is used up."""
+        """The container, or an engine in it, starts: needs a ticket for its call, which is used up."""
         ticket = next(e for e in reversed(self.effects) if isinstance(e, StartTicket) and e.seat == seat)
-        assert self.calls[seat].call == ticket.call
-        del self.calls[seat]
+        call = self.calls.pop(seat)
+        assert call.call == ticket.call
         self.receive(StartCalls(dict(self.calls)))
+        if call.inside:
+            self.look_at(seat, "active")
+            return
         self.started += 1
         self.pods[seat] = replace(self.pods[seat], container_id=f"process://{self.started}", running=True)
         self.look()

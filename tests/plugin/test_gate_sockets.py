@@ -76,7 +76,7 @@ async def test_a_start_at_home_is_permitted_and_changes_no_variable(tmp_path: Pa
         seat = seat_on(node, "G0")
         asked = asyncio.create_task(ask(node, seat))
         found = await announced(node, seat)
-        assert (found["inside"], found["anywhere"]) == (True, True)
+        assert (found["inside"], found["home"]) == (True, True)
         give(node, seat, group="G0")
         assert await asyncio.wait_for(asked, 10) == "start\n"
         assert call(node, seat) is None

@@ -107,9 +107,8 @@ class StartCall:
     until: UnixTime
     """The plugin ends the call then."""
     inside: bool = False
-    """Not kubelet waits, but kyb-run in the container that runs. That its engine has ended, only evidence shows."""
-    anywhere: bool = False
-    """The start may happen on any group of the seat's pool."""
+    """Not kubelet waits, but kyb-run in the container that runs: it may start on any group of the seat's pool. That its
+    engine has ended, only evidence shows."""
     home: bool = True
     """False: not on the seat's own, since a GPU of it is gone."""
 

@@ -41,7 +41,7 @@ def _no_restart(_: NodeState, seat: ManagedSeat) -> str:
     call, pod = seat.gate.call, seat.pod
     anywhere = pod is not None and pod.restarts_inside and pod.running
     if seat.state in AT_HOME and call is not None:
-        anywhere = call.anywhere
+        anywhere = call.inside
     return (
         "" if anywhere else "kubelet has given its container its GPUs; with kyb-run in front it could start on others"
     )
