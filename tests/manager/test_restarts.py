@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import JobReply, KillJob, MigrateSeat, SeatProgress
+from kybernate.messages import JobProgress, JobReply, JobStatus, KillJob, MigrateSeat, SeatProgress
 from kybernate.messages.jobs import Outcome
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view, ways
@@ -182,6 +182,23 @@ def test_at_home_it_comes_back_with_its_copy(world: World) -> None:
     world.finish()
     assert (world.state(a), world.managed(a).group.name, world.state(b)) == (S.ACTIVE, "G01", S.PARKED)
     assert not any(isinstance(effect, KillJob) for effect in world.effects)
+
+
+def test_a_copy_that_cannot_be_dropped_gives_the_place_back_and_its_seat_stays_for_a_while(world: World) -> None:
+    a, _ = busy_home(world)
+    world.traffic(a, waiting=2)
+    target = world.last(KillJob).target
+    failed = SeatProgress(
+        seat=a, pod_uid=target.pod_uid, container_id=target.container_id, outcome="quarantined", reason="no"
+    )
+    world.receive(
+        JobProgress(cause="k", node="n1", status=JobStatus(op="k", epoch=9, group="G01", park=(failed,), done=True))
+    )
+    world.tick()
+    seat, kills = world.managed(a), sum(isinstance(effect, KillJob) for effect in world.effects)
+    assert (seat.state, seat.group.name, seat.heads_to, seat.copy_ends, kills) == (S.PARKED, "G01", "", False, 1)
+    world.tick(60)
+    assert seat.heads_to == "G23", "then it is tried again"
 
 
 def test_its_place_is_kept_while_it_drops_its_copy_and_no_other_seat_drops_its_own_for_it(world: World) -> None:

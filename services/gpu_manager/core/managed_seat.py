@@ -28,6 +28,8 @@ LAST_MOMENT_SECONDS = 0.5
 """Wall: a waiting call that ends within this time gets no ticket any more."""
 SET_ASIDE_AFTER = 3
 """Starts in a row in which its engine was not healthy in time, after which a seat gets no ticket any more."""
+FIRST_STAY_SECONDS, LONGEST_STAY_SECONDS = 15.0, 600.0
+"""Wall: how long a seat that could not be moved is left where it is: twice the first, at most the last."""
 REHEARSAL = "rehearsal-"
 """Begins the names of rehearsals' jobs."""
 DEMOTE_AFTER = 2
@@ -276,6 +278,10 @@ class ManagedSeat:
         """kyb-run has a ticket for a start in its container, and nothing has shown a process of it yet."""
         mine = start_inside(self.durable.container_id, self.durable.ticket) == self.durable.container_id
         return self.facts.waits and not self.facts.alive and mine
+
+    def stay(self, now: Now) -> None:
+        """A move of it has failed: it is not moved again for a while."""
+        self.backoff.move.fail(now, first=FIRST_STAY_SECONDS, longest=LONGEST_STAY_SECONDS)
 
     def yields_group(self, now: Now) -> bool:
         """True while its failed activations keep it from taking the group again before others."""

@@ -37,8 +37,6 @@ S, T = SeatState, Trigger
 
 LONGEST_PAUSE_SECONDS = 30.0
 """Wall: longest pause of a group after failed switches."""
-LONGEST_STAY_SECONDS = 600.0
-"""Wall: how long a seat whose moves fail is left where it is, at most."""
 LONGEST_REST_SECONDS = 300.0
 """Wall: how long a seat whose activation fails backs off, at most."""
 LONGEST_START_REST_SECONDS = 3600.0
@@ -575,7 +573,7 @@ def _not_activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, prog
     elif moving and (refused or progress.outcome == "lost"):  # (2)
         seat.durable.fixed = progress.reason
     elif moving:  # (3)
-        seat.backoff.move.fail(now, first=15.0, longest=LONGEST_STAY_SECONDS)
+        seat.stay(now)
     if not (moving and refused):  # (4)
         _back_off_group(node, switch.group, now)
         _back_off_activation(node, switch, seat, progress.reason, now)

@@ -121,7 +121,7 @@ class HostMemory(Rider):
             _keeps_active(seat)
 
     def on_status(self, node: NodeState, status: JobStatus, now: Now) -> None:
-        """A copy could not be dropped: the seat is parked as before."""
+        """A copy could not be dropped: the seat is parked as before, and if it was to start elsewhere it stays."""
         for progress in status.park:
             seat = node.seats.get(progress.seat)
             if (
@@ -132,7 +132,9 @@ class HostMemory(Rider):
             ):
                 continue
             if seat.state is SeatState.PARKED and seat.copy_ends:
-                seat.durable.spilled, seat.copy_ends = "", False
+                if seat.heads_to:
+                    seat.stay(now)
+                seat.durable.spilled, seat.copy_ends, seat.heads_to = "", False, ""
                 seat.reason = f"its copy was not dropped, it keeps its host memory: {progress.reason}"
                 node.emit(seat, SeatParked, now, previous=seat.state)
 

@@ -11,9 +11,6 @@ from services.gpu_manager.core.state import NodeState, Rider
 
 S = SeatState
 
-FIRST_STAY_SECONDS, LONGEST_STAY_SECONDS = 15.0, 600.0
-"""Wall: how long a seat that could not start on another group is left at home: twice the first, at most the last."""
-
 
 class Restarts(Rider):
     """What becomes of seats that head to another group."""
@@ -24,12 +21,10 @@ class Restarts(Rider):
         for seat in node.seats.values():
             if not seat.heads_to or seat.state is S.STARTING:
                 continue
+            gone = seat.state is S.WAITING and not view.wanted(node, seat, now)
             if not seat.heads_until:  # (1)
                 if seat.state is not S.ACTIVE:
-                    seat.backoff.move.fail(now, first=FIRST_STAY_SECONDS, longest=LONGEST_STAY_SECONDS)
+                    seat.stay(now)
                 seat.heads_to = ""
-                continue
-            kept = seat.state is S.PARKED and not seat.copy_ends
-            gone = seat.state is S.WAITING and not view.wanted(node, seat, now)
-            if kept or gone or now.wall > seat.heads_until or seat.state not in (S.PARKED, S.BACKOFF, S.WAITING):  # (2)
+            elif gone or now.wall > seat.heads_until or seat.state not in (S.PARKED, S.BACKOFF, S.WAITING):  # (2)
                 seat.heads_to = ""
