@@ -155,7 +155,7 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "park_seconds": round(seen.park_seconds, 3),
         "activate_seconds": round(seen.activate_seconds, 3),
         "backend": seat.backend,
-        "way": seat.way,
+        "way": seat.durable.way,
         "move": _move(node, seat),
         "demoted": seat.durable.demoted,
         "unverified": seat.durable.unverified,

@@ -102,6 +102,11 @@ class Durable:
     """Starts in a row in which its engine was not healthy in time."""
     pinned: bool = False
     """By an operator; a pod's own pin is an annotation."""
+    way: str = ""
+    """How it came to its group from group ``came_from``; both empty: it is where its engine was started, at home."""
+    came_from: str = ""
+    waited: float = 0.0
+    """Model seconds: the longest wait before each visit since it came to its group, summed."""
     costs: Costs = field(default_factory=Costs)
     freeze: Freeze = field(default_factory=Freeze)
 

@@ -68,7 +68,7 @@ def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
         endpoint=pod.endpoint if pod else None,
         group=seat.group.name,
         home_group=seat.home.name,
-        way=seat.way,
+        way=seat.durable.way,
         gpus=tuple(gpu.index for gpu in seat.group.gpus),
         resource=seat.home.profile.resource,
         pod=pod.pod if pod else "",

@@ -694,15 +694,45 @@ def test_a_seat_whose_move_fails_after_a_restart_is_where_its_copy_was_made() ->
     assert world.managed(a).target().parked_on == ("GPU-1",)
 
 
+@pytest.mark.parametrize(("job_done", "back"), [(False, False), (True, False), (True, True)])
+def test_a_move_that_a_restart_of_the_manager_interrupts_counts_once_it_serves_there(
+    job_done: bool, back: bool
+) -> None:
+    world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(2)))
+    world.boot()
+    (a,) = world.fill("a")
+    world.managed(a).know(COPY)
+    world.managed(a).group = world.groups[back]
+    world.managed(a).durable.waited = 7.0
+    world.order(MigrateSeat, seat=a, to=f"G{1 - back}")
+    job = world.job()
+    world.effects.clear()
+    if job_done:
+        restart(world, gpus={"a": (f"GPU-{1 - back}",)}, a="active")
+    else:
+        restart(world, jobs=(status(job, "", "started", done=False),), a="started")
+        world.receive(JobsReported(JobReply(accepted=True, jobs=(status(job, "", "active"),))))
+    moved = [event for event in world.events(a) if event.state is S.ACTIVE]
+    assert [(event.previous, event.way, event.came_from, event.group) for event in moved] == [
+        (S.MIGRATING, "map", f"G{back:d}", f"G{1 - back}")
+    ]
+    assert world.managed(a).durable.waited == 0.0
+    world.managed(a).durable.waited = 9.0
+    restart(world, gpus={"a": (f"GPU-{1 - back}",)}, a="active")
+    assert (world.managed(a).durable.way, world.managed(a).durable.waited) == ("map", 9.0), "also without a move"
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_seat_that_had_moved_starts_at_home_when_its_container_ended_meanwhile(again: bool) -> None:
     world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(2)))
     world.boot()
     (a,) = world.fill("a")
     world.managed(a).group = world.groups[1]
+    world.managed(a).durable.way = "map"
     kept = recovery.ledger(world.node, "boot")
     world.pods[a] = replace(world.pods[a], container_id="process://99" if again else "process://1", running=again)
 
     restart(world, ledger=kept, a="active" if again else "gone")
 
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING if again else S.BACKOFF, "G0")
+    assert world.managed(a).durable.way == "", "a start at home is no move"

@@ -152,7 +152,7 @@ def test_a_start_whose_gpu_goes_before_it_has_begun_gets_no_second_ticket_for_th
 def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) -> None:
     a, _ = busy_home(world)
     assert world.state(a) is S.PARKED
-    world.managed(a).usage.waited = 50.0
+    world.managed(a).durable.waited = 50.0
     world.traffic(a, waiting=2)
     assert world.managed(a).heads_to == "G23"
     dropped(world, a)
@@ -163,7 +163,7 @@ def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) 
     arrives(world, a)
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
     assert not world.managed(a).durable.spilled
-    assert world.managed(a).usage.waited == 0.0
+    assert world.managed(a).durable.waited == 0.0
     assert not world.managed(a).backoff.move.active(world.now), "it may move on at once"
     started, active = (next(e for e in world.events(a)[::-1] if e.state is state) for state in (S.STARTING, S.ACTIVE))
     assert {(e.came_from, e.group, e.way) for e in (started, active)} == {("G01", "G23", "restart")}
@@ -392,7 +392,7 @@ def test_a_start_on_another_group_is_there_after_a_restart_of_the_manager(world:
         world.look_at(a, "active")
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
     assert world.managed(a).lease
-    assert (world.managed(a).way, world.managed(a).came_from) == ("restart", "G01"), (
+    assert (world.managed(a).durable.way, world.managed(a).durable.came_from) == ("restart", "G01"), (
         "it counts as a move"
     )
 
@@ -470,7 +470,7 @@ def test_what_a_seat_has_waited_before_each_visit_is_summed() -> None:
         world.finish()
         assert world.state(seat) is S.ACTIVE
         world.traffic(seat, waiting=0)
-    assert world.managed(a).usage.waited == pytest.approx(12.0)
+    assert world.managed(a).durable.waited == pytest.approx(12.0)
 
 
 @pytest.mark.parametrize("inside", [True, False])

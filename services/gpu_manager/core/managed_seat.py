@@ -154,8 +154,6 @@ class Usage:
     """An operator wants it active since then."""
     wanted_until: WallTime = WallTime(0.0)
     """That wish lapses."""
-    waited: float = 0.0
-    """Model seconds: the longest wait before each visit since it came to its group, summed."""
 
 
 @dataclass(slots=True)
@@ -172,9 +170,6 @@ class ManagedSeat:
     """Where its copy came from, while it moves to ``group``."""
     started_on: Group = field(init=False)
     """Where its engine was started: by its last ticket, else at home."""
-    way: str = ""
-    """How it came to ``group`` from ``came_from``; both empty: it is where its engine was started, at home."""
-    came_from: str = ""
     pod: SeatPod | None = None
     """The pod that owns it; ``NodeState.own`` sets it, with ``terms`` and ``model``."""
     model: str = ""
@@ -251,17 +246,17 @@ class ManagedSeat:
         before, held = self.state, self.lease
         self.know(facts)
         if to is not None:
-            self.usage.waited = 0.0
-            self.way, self.came_from = "map" if self.state in COMING else "restart", self.group.name
+            self.durable.way, self.durable.came_from = "map" if self.state in COMING else "restart", self.group.name
+            self.durable.waited = 0.0
             self.parked_on, self.group = self.group if self.state in COMING else None, to
         elif self.state is SeatState.PARKED and before is SeatState.MIGRATING:
             self.group, self.parked_on = self.parked_on or self.group, None
-            self.way = self.came_from = ""
+            self.durable.way = self.durable.came_from = ""
         elif self.state is SeatState.ACTIVE:
             self.parked_on = None
         if self.state in AT_HOME:
             self.group, self.parked_on, self.started_on = self.home, None, self.home
-            self.way = self.came_from = ""
+            self.durable.way = self.durable.came_from = ""
             self.durable.residue_bytes, self.durable.measured = 0, False
         if not self.lease:
             self.durable.reserved_bytes = None

@@ -291,7 +291,7 @@ def with_tickets(
         if known is None or known.pod_uid != ticket.pod_uid:
             known = LedgerEntry(seat=ticket.seat, state=S.STARTING, epoch=0, lease=True, pod="", pod_uid=ticket.pod_uid)
         container = ticket.container or ended.get((ticket.seat, ticket.pod_uid), known.durable.container_id)
-        durable = replace(known.durable, ticket=ticket.call, container_id=container)
+        durable = replace(known.durable, ticket=ticket.call, container_id=container, way="", came_from="")
         durable.vram_bytes = durable.vram_bytes or ticket.vram_bytes
         now = {"state": S.STARTING, "lease": True, "seen_running": False, "epoch": ticket.epoch}
         now |= {"on": gpus.get(ticket.group, (ticket.group,))}
@@ -363,8 +363,9 @@ def _recover_seat(
     evidence = Evidence(pod, entry, seen if seen is not None and seen.container_id == asked else None)
     facts, reason = evidence.facts()  # (1)
     starts, fresh = not facts.alive or facts.state is S.STARTING, evidence.fresh
+    was = None
     if entry is not None and (evidence.unused if fresh else facts.alive or facts.waits):
-        seat.group = view.group_with_gpus(node, seat, entry.on) or seat.home
+        seat.group = was = view.group_with_gpus(node, seat, entry.on) or seat.home
     moves = entry is not None and (fresh or entry.state is S.MIGRATING)
     known = entry is not None and not entry.unlocated and (starts or not moves)
     if not facts.alive:
@@ -385,8 +386,8 @@ def _recover_seat(
     seat.reason, seat.group = reason, place or seat.group
     if seat.state is S.STARTING:
         seat.started_on = seat.group
-    if seat.group.name == seat.started_on.name != seat.home.name:
-        seat.way, seat.came_from = "restart", seat.home.name
+    if seat.group is not was:
+        seat.durable.way = seat.durable.came_from = ""
     seat.entered, seat.entered_wall, seat.gate.ticket_given = now.unix, now.wall, now.wall
     if seat.state is S.ACTIVE:
         seat.usage.active_since = seat.usage.busy = now.model

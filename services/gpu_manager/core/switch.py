@@ -116,7 +116,7 @@ def _lease(node: NodeState, switch: GroupSwitch, incoming: ManagedSeat, now: Now
     group = node.groups[switch.group].group
     trigger, to = (T.LEASE, None) if incoming.group.name == group.name else (T.REMAP, group)
     epoch = max(switch.epoch, incoming.epoch)  # another seat may have been bound meanwhile
-    incoming.usage.waited += view.demand(node, incoming).oldest_wait(now)
+    incoming.durable.waited += view.demand(node, incoming).oldest_wait(now)
     reason = "" if to is None else f"from group {incoming.group.name}, restored here: {node.groups[group.name].why}"
     node.transition(incoming, trigger, now, epoch=epoch, switch=switch, to=to, reason=reason)
 

@@ -159,7 +159,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         activate_seconds=seat.activate_seconds,
         move_seconds=None if on is None else move_seconds(node, seat),
         prefers=on is not None and seat.prefers(on, node.name),
-        waited_seconds=usage.waited,
+        waited_seconds=seat.durable.waited,
         loses_copy=on is not None and ways.starts_on(node, seat, on),
         weight=tier.weight,
         slo_seconds=tier.slo_seconds,
