@@ -309,7 +309,7 @@ def _gate(facts: StackFacts) -> Iterator[Finding]:
     for seat in late:
         stage = stages.get(str(seat.get("seat")), {})
         why = stage.get("text") or stage.get("stage") or "its manager gives no reason"
-        text = f"{seat.get('seat')} ({seat.get('model')}) waits since {facts.now - float(seat['since']):.0f} s: {why}"
+        text = f"{seat.get('model')} waits since {facts.now - float(seat['since']):.0f} s: {why}"
         remedy = f"kyb why {seat.get('model')}"
         if (stage.get("data") or {}).get("called") is False:
             remedy = f"do kubelet and plugin run on {seat.get('node')}? kyb logs plugin; kubectl describe pod"
@@ -338,7 +338,7 @@ def _gpus(facts: StackFacts) -> Iterator[Finding]:
 def _seats(facts: StackFacts) -> Iterator[Finding]:
     owned = [seat for seat in facts.seats if seat.get("state") != "free"]
     for seat in owned:
-        state, name = seat.get("state"), f"{seat.get('seat')} ({seat.get('model')}) on {seat.get('node')}"
+        state, name = seat.get("state"), f"{seat.get('model') or seat.get('seat')} on {seat.get('node')}"
         if state in _TROUBLED:
             remedy = (
                 "docs/operate.md#a-quarantined-seat" if state == "quarantined" else "delete its pod: it starts cold"

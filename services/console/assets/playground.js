@@ -44,7 +44,7 @@ export function playgroundView(draw) {
 // Own observations and the events with this request's id, in order.
 function steps() {
   const seen = store.events.filter((event) => run.cause && event.cause === run.cause && PHASES[kind(event)])
-    .map((event) => ({ at: Math.max(0, event.at - run.began), text: `${PHASES[kind(event)]} (${event.seat})` }));
+    .map((event) => ({ at: Math.max(0, event.at - run.began), text: `${PHASES[kind(event)]} (${event.model})` }));
   return [...run.steps, ...seen].sort((a, b) => a.at - b.at);
 }
 
@@ -68,7 +68,7 @@ async function send(form, draw) {
     const reply = await fetch("chat", { method: "POST", headers, body: JSON.stringify(body), signal: run.abort.signal });
     if (!reply.ok) throw new Error((await reply.json()).error.message);
     const held = Number(reply.headers.get("X-Kyb-Held-Seconds") || 0);
-    step(`the engine of seat ${reply.headers.get("X-Kyb-Seat")} answers; held ${seconds(held)}`);
+    step(`the engine answers; held ${seconds(held)}`);
     await read(reply.body.getReader(), answer, draw);
     step("answered");
   } catch (error) {
