@@ -82,22 +82,27 @@ function seatRow(seat, why) {
     <td class="acts">${seatButtons(seat)}</td></tr>`;
 }
 
-// Decisions about it in the last hour, and how long each switch took.
+// Switches to and from it in the last hour, starts on another group included, and how long each took.
 function switches(name, draw) {
   const answer = ask(`switches ${name}`, draw, () => `history?${new URLSearchParams({ model: name, since: Math.floor(now() - PAST_SECONDS), limit: 1000 })}`, 10);
-  const events = answer.data ? answer.data.events : [], took = new Map(), moved = new Map();
-  for (const event of events.filter((each) => each.op && each.model === name)) {
+  const events = answer.data ? answer.data.events : [], took = new Map(), moved = new Map(), starts = new Map();
+  for (const event of events.filter((each) => each.seat && each.model === name)) {
+    const seat = `${event.node} ${event.seat}`, start = starts.get(seat);
+    starts.set(seat, event.state === "starting" ? event : undefined);
+    if (start && event.state === "active") took.set(start.id, event.at - start.at);
+    if (!event.op) continue;
     if (event.seconds && event.seconds.total) took.set(event.op, event.seconds.total);
     if (moves(event)) moved.set(event.op, moves(event));
   }
-  const rows = events.filter((event) => event.decision === "switch").reverse().slice(0, MOST_ROWS);
+  const isSwitch = (event) => event.decision === "switch" || (event.state === "starting" && moves(event));
+  const rows = events.filter(isSwitch).reverse().slice(0, MOST_ROWS);
   return html`<h2>Switches of the last hour</h2>${missing(answer, "Switches")}
     ${rows.length
       ? html`<div class="scroll" tabindex="0" role="region" aria-label="Switches of ${name}"><table>
         <thead><tr><th scope="col">Time</th><th scope="col">What</th><th scope="col">Why</th><th scope="col" class="number">Took</th><th scope="col">Details</th></tr></thead>
         <tbody>${repeat(rows, (event) => event.id, (event) => html`<tr><td class="number">${clock(event.at)}</td>
-          <td class="text">${change(event, name, moved.get(event.op))}</td><td class="text">${event.reason || ""}</td>
-          <td class="number">${took.has(event.op) ? seconds(took.get(event.op)) : "–"}</td><td>${eventButton(event)}</td></tr>`)}</tbody></table></div>`
+          <td class="text">${change(event, name, moves(event) || moved.get(event.op))}</td><td class="text">${event.reason || ""}</td>
+          <td class="number">${took.has(event.op || event.id) ? seconds(took.get(event.op || event.id)) : "–"}</td><td>${eventButton(event)}</td></tr>`)}</tbody></table></div>`
       : answer.data ? html`<p class="soft">None.</p>` : nothing}`;
 }
 
