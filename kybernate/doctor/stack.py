@@ -22,7 +22,8 @@ MOST_GATE_SECONDS = 60.0
 MOST_JOB_SECONDS = 5.0
 """A checkpointer that runs confirms a job within milliseconds after its victim has drained."""
 _OF_RUN = {
-    f"{FOLDER}/{PROGRAM}": "upgrade the node agent, which puts it there, or mount its state folder without noexec",
+    f"{FOLDER}/{PROGRAM}": "upgrade the node agent, which puts it there, or mount its state folder (KYB_STATE_DIR) "
+    "without noexec",
     WITHOUT_RUN: "begin its command with /kyb/kyb-run --, or bound kubelet's pause before each start: "
     "crashLoopBackOff.maxContainerRestartPeriod in its configuration (docs/dev/backends.md#kyb-run)",
 }
@@ -331,6 +332,9 @@ def _gpus(facts: StackFacts) -> Iterator[Finding]:
     for gpu in sick:
         text = f"GPU {gpu.get('index')} of {gpu.get('node')}: {gpu.get('reason')}; its seats are not offered"
         yield fail("gpu", text, "read dmesg for the XID, check its temperature, run kyb doctor gpu on the node")
+    for node, note in dict.fromkeys((gpu.get("node"), gpu.get("note")) for gpu in facts.gpus):
+        if note:
+            yield warn("kyb-run", f"{node}: {note}", _OF_RUN[f"{FOLDER}/{PROGRAM}"])
     if facts.gpus and not sick:
         yield ok("gpu", f"{len(facts.gpus)} healthy")
 
