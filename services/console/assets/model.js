@@ -65,17 +65,17 @@ function seats(row, why, draw) {
     <div class="scroll" tabindex="0" role="region" aria-label="Seats of ${row.model}"><table>
       <thead><tr><th scope="col">Where</th><th scope="col">State</th><th scope="col">Why</th><th scope="col" class="number wide">VRAM</th>
         <th scope="col" class="number wide">Host RAM</th><th scope="col">Commands</th></tr></thead>
-      <tbody>${repeat(shown, (seat) => seat.key, (seat) => seatRow(seat, why))}</tbody></table></div>
+      <tbody>${repeat(shown, (seat) => seat.key, (seat) => seatRow(seat, why, row.seats.length > 1))}</tbody></table></div>
     ${sorted.length > shown.length
       ? html`<p><button type="button" @click=${() => { all = row.model; draw(); }}>Show all ${count(sorted.length, "seat")}</button></p>` : nothing}`;
 }
 
-function seatRow(seat, why) {
+function seatRow(seat, why, several) {
   const explained = why.of(seat), stage = explained && explained.stage && seat.since <= why.answer.at ? explained.stage : null;
   const late = stage && stage.clock && stage.clock.late;
   const texts = [seat.blocked || seat.drained || (stage && stage.text) || seat.reason, why.group(seat) && `its group: ${why.group(seat)}`];
   return html`<tr><th scope="row" class="name"><a href=${href("nodes", seat.node)}>${seat.node}</a>/${placed(seat)}
-      <div class="soft">${seat.seat}</div></th>
+      ${several ? html`<div class="soft">${seat.seat}</div>` : nothing}</th>
     <td class=${late || sortOf(seat) === "in trouble" ? "bad" : ""}>${seat.state}${seat.pinned ? ", pinned" : ""} ${timing(seat, now())}${late ? " – later than usual" : ""}</td>
     <td class="text">${texts.filter(Boolean).map((text) => html`<div>${text}</div>`)}</td>
     <td class="number wide">${bytes(seat.vram)}</td><td class="number wide">${seat.state === "parked" ? bytes(seat.host) : "–"}</td>
