@@ -300,9 +300,7 @@ def _host_memory(found: dict[str, Any]) -> str:
 
 def _groups(node: dict[str, Any]) -> Iterator[str]:
     for group in node["groups"]:
-        switch = group.get("switch")
-        under_way = f"  [{switch['phase']}: {switch['out'] or '-'} → {switch['in'] or '-'}]" if switch else ""
-        yield f"  {group['group']}: {group['why'] or 'nothing was decided yet'}{under_way}"
+        yield f"  {group['group']}: {group['why'] or 'nothing was decided yet'}"
         yield from (f"    {phase['text']}" for phase in group.get("phases") or ())
         width = max((len(str(seat["model"])) for seat in group["seats"]), default=0)
         for seat in group["seats"]:
@@ -332,7 +330,7 @@ def _groups(node: dict[str, Any]) -> Iterator[str]:
             stage = seat.get("stage") or {}
             if stage.get("text") and stage["text"] not in (group["why"], seat.get("blocked")):
                 yield f"    {'':{width}}  {stage['stage']}: {stage['text']}"
-            for more in seat.get("also") or ():
+            for more in (one for one in seat.get("also") or () if one["text"]):
                 yield f"    {'':{width}}  also {more['stage']}: {more['text']}"
 
 

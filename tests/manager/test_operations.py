@@ -502,7 +502,7 @@ def test_a_pod_that_leaves_ends_its_move(soft: World) -> None:
 @pytest.mark.parametrize(
     ("to", "code", "text"),
     [
-        ("G23", "cannot-use", "it has 2 GPUs, the seat needs 1"),
+        ("G23", "cannot-use", "GPUs: it has 2, the seat needs 1"),
         ("G9", "unknown-group", "node n1 has no group G9; it has G0, G1, G4, G23"),
         ("G4", "cannot-use", "of one profile"),
     ],

@@ -219,7 +219,7 @@ def IMMOVABLE(ask: Ask) -> Stage | None:
     if not why and any(peer.name == group.name for peer in node.groups[seat.group.name].peers):
         why = ways.why_immovable(node, seat)
     elif not why and len(group.gpus) != len(seat.home.gpus):
-        why = f"it has {len(group.gpus)} GPUs, the seat needs {len(seat.home.gpus)}"
+        why = f"GPUs: it has {len(group.gpus)}, the seat needs {len(seat.home.gpus)}"
     elif not why and not seat.home.profile.rebalance:
         why = f"profile {seat.home.profile.name} has rebalance: false, so its containers see only their own group"
     elif not why:
