@@ -102,7 +102,7 @@ def command_seat(verb: str, name: str, wait: bool) -> None:
             print(json.dumps({"verb": verb, **reply}), flush=True)
         else:
             what = "accepted" if wait else "accepted; see kyb status"
-            print(f"{verb} {reply.get('model') or name} (seat {reply.get('seat', '?')}): {what}", flush=True)
+            print(f"{verb} {reply.get('model') or name}: {what}", flush=True)
     if wait:
         for seat in _settled(console, [str(reply["seat"]) for reply in replies], GOALS[verb]):
             answer(seat, f"{seat.get('model') or seat['seat']} is {seat['state']}")

@@ -1,7 +1,8 @@
 """How seats, events and decisions look in a terminal."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -46,7 +47,9 @@ def seat_tree(
     """Node, its groups, their seats; and the GPUs that are not healthy."""
     sick = [(str(node.get("node")), gpu) for node in nodes for gpu in node.get("gpus") or () if not gpu.get("healthy")]
     rows = [seat for seat in seats if seat.get("state") != "free" or seat.get("drained")]
-    lines = {id(seat): _columns(seat, time.time() if now is None else now) for seat in rows}
+    models = Counter(seat.get("model") for seat in rows)
+    replicas = {model for model, count in models.items() if count > 1 or not model}
+    lines = {id(seat): _columns(seat, time.time() if now is None else now, replicas) for seat in rows}
     widths = [max((len(line[column]) for line in lines.values()), default=0) for column in range(5)]
     root = Tree("", hide_root=True)
     for node in sorted({str(seat.get("node")) for seat in rows} | {name for name, _ in sick}):
@@ -74,7 +77,7 @@ def seat_tree(
 
 
 def event_line(event: dict[str, Any]) -> Text:
-    """One event on one line: when, what, which seat and model, why."""
+    """One event on one line: when, what, which model and group, why."""
     if "healthy" in event:
         return _health_line(event)
     if "order" in event:
@@ -86,7 +89,7 @@ def event_line(event: dict[str, Any]) -> Text:
     kind = str(event.get("type", state)).rpartition("seat-")[2]
     text.append(f"{kind:12}", STATE_STYLES.get(state, ""))
     text.append(f"{event.get('model') or '-'}", "bold")
-    text.append(f"  {event.get('group') or '-'}  seat/{event.get('seat', '?')}  epoch {event.get('epoch', 0)}", "dim")
+    text.append(f"  {event.get('group') or '-'}", "dim")
     seconds = event.get("seconds")
     if isinstance(seconds, dict) and seconds:
         text.append("  " + " ".join(f"{phase} {float(value):.3f} s" for phase, value in seconds.items()))
@@ -124,18 +127,19 @@ def _order_line(event: dict[str, Any]) -> Text:
     order = event.get("order") or {}
     text = _at(event)
     text.append(f"{order.get('verb')!s:12}", "bold magenta")
-    text.append(f"{order.get('target') or event.get('node')}", "bold")
+    text.append(f"{order.get('model') or order.get('target') or event.get('node')}", "bold")
     text.append(f"{' → ' + order['to'] if order.get('to') else ''}  {order.get('phase')}")
     return text.append(f"  op {event.get('op')}  {order.get('text') or ''}", "dim")
 
 
-def _columns(seat: dict[str, Any], now: float) -> tuple[str, str, str, str, str]:
+def _columns(seat: dict[str, Any], now: float, replicas: Container[object]) -> tuple[str, str, str, str, str]:
+    """``replicas``: models of which a command has to name the seat."""
     since = float(seat.get("since") or 0)
     vram = int(seat.get("vram_bytes") or 0)
     return (
         str(seat.get("model") or "-"),
         str(seat.get("state")),
-        str(seat.get("seat")),
+        str(seat.get("seat")) if seat.get("model") in replicas else "",
         format_bytes(vram) if vram else "-",
         _since(seat, now - since) if since else "-",
     )
@@ -156,7 +160,7 @@ def _seat_line(seat: dict[str, Any], columns: tuple[str, ...], widths: list[int]
     text.append(state, STATE_STYLES.get(state.strip(), ""))
     text.append(f"  {since}", "dim")
     text.append(f"  {vram}")
-    text.append(f"  {name}", "dim")
+    text.append(f"  {name}" if name else "", "dim")
     namespace = str(seat.get("pod") or "").partition("/")[0]
     if namespace not in ("", "default"):
         text.append(f"  {namespace}", "dim")
@@ -280,7 +284,7 @@ def why_lines(nodes: list[dict[str, Any]]) -> Iterator[str]:
             yield f"  the policy failed {node['errors']} times, a plain rule decided; last: {node['last_error']}"
         yield from (f"  {problem}" for problem in node.get("problems") or ())
         for one in node.get("operations") or ():
-            target = f"{one['target'] or 'the node'}{' to ' + one['to'] if one['to'] else ''}"
+            target = f"{one.get('model') or one['target'] or 'the node'}{' to ' + one['to'] if one['to'] else ''}"
             yield f"  {one['verb']} {target}, operation {one['op']} by {one['actor']}: {one['phase']}; {one['text']}"
         yield from _groups(node)
 
@@ -296,9 +300,7 @@ def _host_memory(found: dict[str, Any]) -> str:
 
 def _groups(node: dict[str, Any]) -> Iterator[str]:
     for group in node["groups"]:
-        switch = group.get("switch")
-        under_way = f"  [{switch['phase']}: {switch['out'] or '-'} → {switch['in'] or '-'}]" if switch else ""
-        yield f"  {group['group']}: {group['why'] or 'nothing was decided yet'}{under_way}"
+        yield f"  {group['group']}: {group['why'] or 'nothing was decided yet'}"
         yield from (f"    {phase['text']}" for phase in group.get("phases") or ())
         width = max((len(str(seat["model"])) for seat in group["seats"]), default=0)
         for seat in group["seats"]:
@@ -328,7 +330,7 @@ def _groups(node: dict[str, Any]) -> Iterator[str]:
             stage = seat.get("stage") or {}
             if stage.get("text") and stage["text"] not in (group["why"], seat.get("blocked")):
                 yield f"    {'':{width}}  {stage['stage']}: {stage['text']}"
-            for more in seat.get("also") or ():
+            for more in (one for one in seat.get("also") or () if one["text"]):
                 yield f"    {'':{width}}  also {more['stage']}: {more['text']}"
 
 

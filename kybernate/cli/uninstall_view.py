@@ -50,7 +50,7 @@ class Held:
     @property
     def text(self) -> str:
         """The pod and the reason, for an error."""
-        what = "its seat's state is unknown" if self.state is None else f"seat {self.seat} is {self.state}"
+        what = "its seat's state is unknown" if self.state is None else f"its seat is {self.state}"
         return f"{self.owner.pod} ({what})"
 
 
@@ -150,7 +150,7 @@ def rollback_refusal(nodes: Iterable[Mapping[str, Any]]) -> str:
             what = f"its group is in a ledger of format {written}, of which this release reads {LEDGER_FORMAT}"
             pooled = (seat for group in groups if group["peers"] for seat in group["seats"])
             frozen = (seat for seat in pooled if seat["state"] in FROZEN)
-            found += [f"{name}: {seat['seat']} ({seat['model']}) is {seat['state']}, and {what}" for seat in frozen]
+            found += [f"{name}: {seat['model']} is {seat['state']}, and {what}" for seat in frozen]
     if not found:
         return ""
     remedy = "delete these pods and roll back again"

@@ -41,7 +41,7 @@ class Profile(Strict):
     packing: Packing = "slots"
     """``memory``: as many seats of a group are active together as their VRAM fits, at most ``active_slots`` if that is
     written."""
-    memory_reserve: Size = 2**30
+    memory_reserve: Annotated[Size, Field(json_schema_extra={"default": "1GiB"})] = 2**30
     """With ``packing: memory``: bytes of each GPU that are given to no seat."""
     placement: Placement = "first-fit"
     """Which group gets the next seat."""

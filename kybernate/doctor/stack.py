@@ -22,7 +22,8 @@ MOST_GATE_SECONDS = 60.0
 MOST_JOB_SECONDS = 5.0
 """A checkpointer that runs confirms a job within milliseconds after its victim has drained."""
 _OF_RUN = {
-    f"{FOLDER}/{PROGRAM}": "upgrade the node agent, which puts it there, or mount its state folder without noexec",
+    f"{FOLDER}/{PROGRAM}": "upgrade the node agent, which puts it there, or mount its state folder (KYB_STATE_DIR) "
+    "without noexec",
     WITHOUT_RUN: "begin its command with /kyb/kyb-run --, or bound kubelet's pause before each start: "
     "crashLoopBackOff.maxContainerRestartPeriod in its configuration (docs/dev/backends.md#kyb-run)",
 }
@@ -309,7 +310,7 @@ def _gate(facts: StackFacts) -> Iterator[Finding]:
     for seat in late:
         stage = stages.get(str(seat.get("seat")), {})
         why = stage.get("text") or stage.get("stage") or "its manager gives no reason"
-        text = f"{seat.get('seat')} ({seat.get('model')}) waits since {facts.now - float(seat['since']):.0f} s: {why}"
+        text = f"{seat.get('model')} waits since {facts.now - float(seat['since']):.0f} s: {why}"
         remedy = f"kyb why {seat.get('model')}"
         if (stage.get("data") or {}).get("called") is False:
             remedy = f"do kubelet and plugin run on {seat.get('node')}? kyb logs plugin; kubectl describe pod"
@@ -331,6 +332,9 @@ def _gpus(facts: StackFacts) -> Iterator[Finding]:
     for gpu in sick:
         text = f"GPU {gpu.get('index')} of {gpu.get('node')}: {gpu.get('reason')}; its seats are not offered"
         yield fail("gpu", text, "read dmesg for the XID, check its temperature, run kyb doctor gpu on the node")
+    for node, note in dict.fromkeys((gpu.get("node"), gpu.get("note")) for gpu in facts.gpus):
+        if note:
+            yield warn("kyb-run", f"{node}: {note}", _OF_RUN[f"{FOLDER}/{PROGRAM}"])
     if facts.gpus and not sick:
         yield ok("gpu", f"{len(facts.gpus)} healthy")
 
@@ -338,7 +342,7 @@ def _gpus(facts: StackFacts) -> Iterator[Finding]:
 def _seats(facts: StackFacts) -> Iterator[Finding]:
     owned = [seat for seat in facts.seats if seat.get("state") != "free"]
     for seat in owned:
-        state, name = seat.get("state"), f"{seat.get('seat')} ({seat.get('model')}) on {seat.get('node')}"
+        state, name = seat.get("state"), f"{seat.get('model') or seat.get('seat')} on {seat.get('node')}"
         if state in _TROUBLED:
             remedy = (
                 "docs/operate.md#a-quarantined-seat" if state == "quarantined" else "delete its pod: it starts cold"

@@ -40,7 +40,7 @@ class ExhaustiveTtl:
         if first is None:
             return Stay(None, "no demand")
         if left[first.seat] > 0:
-            return Stay(left[first.seat], f"no demand; {first.seat} is parked once idle for {self.ttl_seconds:g} s")
+            return Stay(left[first.seat], f"no demand; {first.name} is parked once idle for {self.ttl_seconds:g} s")
         return Park(first.seat, f"idle for {first.idle_seconds:.1f} s, ttl {self.ttl_seconds:g} s")
 
 

@@ -105,6 +105,8 @@ class OrderStatus(BaseModel):
     verb: OrderVerb
     target: str = ""
     """A seat or a group; empty: the node."""
+    model: str = ""
+    """Of ``migrate``: the seat's."""
     to: str = ""
     """Of ``migrate``: the group."""
     purpose: str = ""

@@ -66,7 +66,7 @@ class EngineHttp:
         """One call. Raises EngineSilentError if there is no answer from this container within ``seconds`` (wall)."""
         target = seat.target
         if not target.endpoint:
-            raise EngineSilentError(f"the address of {target.seat} is not known")
+            raise EngineSilentError("its address is not known")
         timeout = aiohttp.ClientTimeout(total=seconds)
         data = b"" if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}

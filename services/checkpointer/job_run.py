@@ -101,7 +101,7 @@ class JobRun:
                 group.create_task(self._first_half(half, target, key))
         stuck = [one for one in self._first.values() if one.outcome not in ROOM_MADE]
         if stuck and self._activate is not None:
-            reason = "; ".join(f"{one.seat} ended {one.outcome}: {one.reason}" for one in stuck)
+            reason = "; ".join(f"the park before it ended {one.outcome}: {one.reason}" for one in stuck)
             self._activate = self._activate.model_copy(update={"reason": f"not begun: {reason}"})
         elif self.file.switch is not None:
             await self._second_half()

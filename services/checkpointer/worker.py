@@ -226,9 +226,7 @@ class CheckpointWorker:
         for target in targets:
             if target.backend not in self._backends:
                 known = ", ".join(sorted(self._backends))
-                return self._refused(
-                    "unsupported", f"seat {target.seat} wants backend {target.backend!r}; this node has {known}"
-                )
+                return self._refused("unsupported", f"this node has no backend {target.backend!r}; it has {known}")
         seats = {target.seat for target in targets}
         others = [(op, run) for op, run in self.running.items() if op != besides and run.under_way]
         busy = [op for op, run in others if run.gpus & set(gpus) or run.unfinished & seats]

@@ -92,7 +92,7 @@ class OperatorApi:
         """Send activate, park, pin or unpin to the seat's manager: 202; 409 refused; 503 no answer, or not ready."""
         verb, record = request.match_info["verb"], self._record(request)
         command = VERBS[verb](node=record.node, seat=record.seat, **_caller(request))
-        reply = await self._send(command, verb, record.seat, request)
+        reply = await self._send(command, verb, record, request)
         body = {"accepted": True, "op": reply.op, "epoch": reply.epoch, "node": record.node, "seat": record.seat}
         body |= {"model": record.model, "cause": command.cause, "reason": reply.reason}
         return web.json_response(body, status=202)
@@ -105,7 +105,7 @@ class OperatorApi:
             raise ApiError(400, "group_missing", 'name the group that the seat moves to: {"to": "G1"}')
         to = str(to).removeprefix("group/").removeprefix(f"{record.node}/")
         command = MigrateSeat(node=record.node, seat=record.seat, to=to, **given, **_caller(request))
-        return await self._order(command, "migrate", record.seat, request, {"seat": record.seat, "model": record.model})
+        return await self._order(command, "migrate", record, request, {"seat": record.seat, "model": record.model})
 
     async def group(self, request: web.Request) -> web.StreamResponse:
         """Begin to drain a group, or resume it, or answer how far the operation of this name is."""
@@ -125,12 +125,12 @@ class OperatorApi:
         if given.get("purpose", "maintenance") not in ("maintenance", "upgrade"):
             raise ApiError(400, "purpose_unknown", "a drain is for maintenance or for upgrade")
         command = SCOPE_VERBS[verb](node=node, group=group, **given, **_caller(request))
-        return await self._order(command, verb, "", request, {"group": group})
+        return await self._order(command, verb, None, request, {"group": group})
 
     async def _order(
-        self, command: OrderCommand, verb: str, seat: str, request: web.Request, facts: dict[str, str]
+        self, command: OrderCommand, verb: str, about: SeatRecord | None, request: web.Request, facts: dict[str, str]
     ) -> web.StreamResponse:
-        reply = await self._send(command, verb, seat, request)
+        reply = await self._send(command, verb, about, request)
         body: dict[str, Any] = {"accepted": True, "op": reply.op, "node": command.node, **facts, "cause": command.cause}
         body |= {"repeated": reply.repeated, "dry_run": command.dry_run, "plan": list(reply.plan)}
         body["operation"] = reply.order.model_dump(mode="json") if reply.order is not None else None
@@ -143,8 +143,9 @@ class OperatorApi:
         except SeatNameError as error:
             raise _unresolved(error, "seat_not_found") from error
 
-    async def _send(self, command: Command, verb: str, seat: str, request: web.Request) -> CommandReply:
+    async def _send(self, command: Command, verb: str, about: SeatRecord | None, request: web.Request) -> CommandReply:
         """Send a command with its audit record; what changes nothing has none. Raises ApiError."""
+        seat, model = (about.seat, about.model) if about is not None else ("", "")
         try:
             reply = await self._bus.request(command, CommandReply, timeout=COMMAND_TIMEOUT_SECONDS)
         except BusError as error:
@@ -162,7 +163,7 @@ class OperatorApi:
             await self._audit(command, verb, seat, reply.accepted, reply.reason, request)
         if not reply.accepted:
             why = reply.reason or reply.code
-            text = why if seat in why else f"seat {seat}: {why}"
+            text = why if model in why else f"{model}: {why}"
             retry = reply.retry_after_seconds
             status = 503 if reply.code == "not-ready" else 409
             raise ApiError(status, reply.code or "refused", text, None if retry is None else math.ceil(retry))

@@ -17,18 +17,18 @@ ROUTINE_SECONDS = 60.0
 """A pod gets at most one Event of the routine in this time: busy seats take turns every few seconds."""
 BACKLOG = 256
 _ROUTINE = {
-    S.WAITING: ("SeatWaiting", "waits at the start gate for seat {seat} of group {group}"),
-    S.STARTING: ("SeatStarting", "has seat {seat} on group {group}; its engine starts"),
-    S.ACTIVE: ("SeatActive", "seat {seat} is active on group {group}"),
+    S.WAITING: ("SeatWaiting", "waits at the start gate of group {group}"),
+    S.STARTING: ("SeatStarting", "its engine starts on group {group}"),
+    S.ACTIVE: ("SeatActive", "is active on group {group}"),
     S.PARKED: (
         "SeatParked",
-        "seat {seat} is parked: its VRAM is copied to host memory and group {group} serves others",
+        "is parked: its VRAM is copied to host memory and group {group} serves others",
     ),
 }
 _WARNINGS = {
-    S.BACKOFF: ("EngineExited", "the engine of seat {seat} has ended and is started again"),
-    S.LOST: ("SeatLost", "the processes of seat {seat} cannot be used again; it starts cold"),
-    S.QUARANTINED: ("SeatQuarantined", "seat {seat} is left alone until an operator resolves the reason"),
+    S.BACKOFF: ("EngineExited", "its engine has ended and is started again"),
+    S.LOST: ("SeatLost", "its processes cannot be used again; it starts cold"),
+    S.QUARANTINED: ("SeatQuarantined", "its seat is left alone until an operator resolves the reason"),
 }
 
 
@@ -37,12 +37,12 @@ def describe(row: SeatRecord) -> tuple[str, str] | None:
     if found := _WARNINGS.get(row.state):
         (reason, text), why = found, row.reason
     elif row.blocked:
-        reason, text, why = "SeatBlocked", "seat {seat} cannot be started or activated", row.blocked
+        reason, text, why = "SeatBlocked", "its seat cannot be started or activated", row.blocked
     elif found := _ROUTINE.get(row.state):
         (reason, text), why = found, row.reason
     else:
         return None
-    return reason, text.format(seat=row.seat, group=row.group) + (f": {why}" if why else "")
+    return reason, text.format(group=row.group) + (f": {why}" if why else "")
 
 
 def iso_time(unix_seconds: float) -> str:

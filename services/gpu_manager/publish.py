@@ -377,7 +377,7 @@ def gate_texts(node: NodeState, now: Now) -> dict[str, str]:
         if not calling:
             continue
         held = " and ".join(
-            f"{seat.id} ({seat.state}{', pinned' if seat.pinned else ''})"
+            f"{seat.name} ({seat.state}{', pinned' if seat.pinned else ''})"
             for seat in view.holders(node, group) or view.overlapping(node, group)
         )
         holders = f"group {group.name} is held by {held}" if held else ""
@@ -390,12 +390,9 @@ def gate_texts(node: NodeState, now: Now) -> dict[str, str]:
 
 
 def _for_owner(node: NodeState, seat: ManagedSeat, text: str) -> str:
-    """A text with models in the place of ids of seats, and without the names of other namespaces."""
+    """A text without the names of other namespaces."""
     for other in node.seats.values():
-        name, pod = other.model or "a seat", other.pod
-        named = rf"(?:seat )?{re.escape(other.id)}(?: \({re.escape(name)}\))?"
-        if pod is not None and (seat.pod is None or seat.pod.namespace != pod.namespace):
+        if (pod := other.pod) is not None and (seat.pod is None or seat.pod.namespace != pod.namespace):
             text = text.replace(f" {pod.pod}", "")
-            named, name = f"(?:{named}|{re.escape(name)})", "a seat of another namespace"
-        text = re.sub(rf"(?<![\w./-]){named}(?![\w/-])", name.replace("\\", ""), text)
+            text = re.sub(rf"(?<![\w./-]){re.escape(other.name)}(?![\w/-])", "a seat of another namespace", text)
     return text

@@ -49,17 +49,18 @@ def draft_offer(
     return offer, topology
 
 
-def install_run(settings: PluginSettings) -> None:
-    """Put ``kyb-run`` where containers with a seat find it. Blocking. Without it, what needs it does not start."""
+def install_run(settings: PluginSettings) -> str:
+    """Put ``kyb-run`` where containers with a seat find it. Blocking. Return why what needs it does not start here;
+    empty: it does."""
     try:
-        program = install(settings.bin_dir)
+        if not os.statvfs(install(settings.bin_dir)).f_flag & os.ST_NOEXEC:
+            return ""
+        reason = f"{settings.bin_dir} is mounted noexec"
     except (NoProgramError, OSError) as error:
-        meaning = f"a container whose command begins with {FOLDER}/{PROGRAM} does not start here"
-        get_logger().warning("run.not_installed", reason=str(error), meaning=meaning)
-        return
-    if os.statvfs(program).f_flag & os.ST_NOEXEC:
-        meaning = "where the container runtime keeps that, a container cannot execute it"
-        get_logger().warning("run.not_executable", file=str(program), reason="mounted noexec", meaning=meaning)
+        reason = str(error)
+    text = f"a container whose command begins with {FOLDER}/{PROGRAM} does not start here: {reason}"
+    get_logger().warning("run.not_usable", reason=text)
+    return text
 
 
 def cdi_names(

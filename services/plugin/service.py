@@ -118,7 +118,7 @@ class NodePlugin:
         with contextlib.suppress(PodResourcesError):
             known.add_listed(await self._listed())
         nvidia = await self._nvidia_devices(self.config)
-        await asyncio.to_thread(offers.install_run, settings)
+        no_run = await asyncio.to_thread(offers.install_run, settings)
         offer, topology = offers.draft_offer(settings, self.config, self.reading, known.seats.values(), nvidia=nvidia)
         gate = StartGate(offer.seats_dir, settings.gate_seconds)
         health = self.config.health
@@ -131,7 +131,7 @@ class NodePlugin:
         strategy = self.config.device_list_strategy
         offer = await offers.write_cdi_spec(settings, offer, strategy, any_allocated=bool(known.seats))
         self.node.replace_offer(offer)
-        self._inventory = InventoryWriter(self.bus, settings.node, self.node)
+        self._inventory = InventoryWriter(self.bus, settings.node, self.node, no_run)
         self.gpu_watch = GpuWatch(settings, self.gpus, self.node, self.reading, self._adopt, self._health_changed)
         watch = self.gpu_watch
         self.metrics = PluginMetrics(
@@ -142,6 +142,7 @@ class NodePlugin:
         self._write_faults()
         self.health.conditions["config"] = lambda: self.refused_config
         self.health.conditions["neighbours"] = self._conflict
+        self.health.notes["kyb-run"] = lambda: no_run or None
         self.health.notes["gpus"] = lambda: "; ".join(group.why for group in self._incomplete) or None
 
     async def apply(self, config: NodeConfig | None = None, reading: GpuReading | None = None) -> None:

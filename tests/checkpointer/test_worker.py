@@ -614,5 +614,5 @@ async def test_a_replay_with_a_backend_that_the_node_lacks_now_leaves_the_seat_a
             assert park.outcome == "active"
             refused = await it.ask(it.switch(park=(engine.target,)))
             known = "cuda, fake, restart, sglang, trtllm, unload, vllm, vllm+cuda, vllm-2"
-            reason = f"seat {engine.target.seat} wants backend 'acme'; this node has {known}"
+            reason = f"this node has no backend 'acme'; it has {known}"
             assert (refused.accepted, refused.code, refused.reason) == (False, "unsupported", reason)

@@ -25,6 +25,7 @@ def test_init_prints_a_configuration_that_is_good(tmp_path: Path, capfd: pytest.
     path.write_text(out(capfd, "init"))
     assert load(path).resources == ("kyb.ai/gpu-1x-seat",)
     assert "# policy.settings.capSlos: 12.0" in path.read_text()
+    assert '# profiles[].memoryReserve: "1GiB"' in path.read_text(), "a size without a unit would be refused"
 
 
 def test_explain_tells_kind_default_and_unit_of_an_option(capfd: pytest.CaptureFixture[str]) -> None:

@@ -166,7 +166,7 @@ async def test_parked_seats_refuse_the_uninstall_known_from_router_or_manager(
     world.router = router
     why = refusal(await cluster.look(), Forcing("demo", "force-kyb-3-17"))
     assert "2 pods" in why
-    assert "demo/b (seat s-b is parked), demo/c (seat s-c is parked)" in why
+    assert "demo/b (its seat is parked), demo/c (its seat is parked)" in why
     assert "scale their Deployments to 0" in why
     assert "kubectl annotate --overwrite namespace demo kyb.ai/uninstall=force-kyb-3-17\n" in why, (
         "a command stands on a line by itself"
@@ -191,7 +191,7 @@ async def test_without_any_answer_the_error_says_how_to_go_on(cluster: Cluster, 
 
 async def test_forced_the_frozen_pods_are_deleted_and_the_holders_pinned(cluster: Cluster, world: World) -> None:
     done = await force(cluster)
-    assert done == ("deleted pod demo/b (seat s-b is parked)", "deleted pod demo/c (seat s-c is parked)")
+    assert done == ("deleted pod demo/b (its seat is parked)", "deleted pod demo/c (its seat is parked)")
     assert world.commands == ["pin seat/s-a", "delete b", "delete c"]
     assert refusal(await cluster.look()) == ""
 
@@ -211,7 +211,7 @@ async def test_replaced_pods_park_no_seat(cluster: Cluster, world: World) -> Non
 
 async def test_a_manager_that_has_just_started_is_queried_again(cluster: Cluster, world: World) -> None:
     world.router, world.late, uninstall.UNSURE_SECONDS = False, 5, 30.0
-    assert "seat s-b is parked" in refusal(await sure_look(cluster))
+    assert "its seat is parked" in refusal(await sure_look(cluster))
 
 
 async def test_forced_without_any_answer_pods_that_may_be_frozen_are_deleted(cluster: Cluster, world: World) -> None:

@@ -95,10 +95,10 @@ async def test_refused_and_unanswered_commands_return_the_reason():
         w.manager.reply = CommandReply(accepted=False, code="quarantined", reason="foreign process 4711")
         answer = await w.call("POST", "/v1/seats/s0/activate")
         assert (answer.status, answer.code) == (409, "quarantined")
-        assert answer.json["error"]["message"] == "seat s0: foreign process 4711"
-        w.manager.reply = CommandReply(accepted=False, code="pinned", reason="seat s0 is pinned; unpin it first")
+        assert answer.json["error"]["message"] == "llama: foreign process 4711"
+        w.manager.reply = CommandReply(accepted=False, code="pinned", reason="llama is pinned; unpin it first")
         answer = await w.call("POST", "/v1/seats/s0/park")
-        assert answer.json["error"]["message"] == "seat s0 is pinned; unpin it first"
+        assert answer.json["error"]["message"] == "llama is pinned; unpin it first"
         await w.manager.put("s9", node="elsewhere", model="far")
         await w.known("s9", "elsewhere")
         answer = await w.call("POST", "/v1/seats/s9/pin")

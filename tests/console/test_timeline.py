@@ -43,6 +43,17 @@ def test_a_switch_is_four_blocks_with_the_reason_of_its_operation():
     assert (line.switches["model-b"].seconds, line.switches["model-b"].reason) == (5.0, "b waits")
 
 
+def test_a_start_on_another_group_is_a_switch_and_one_at_home_is_none():
+    line = Timeline(0.0)
+    line.add(event("a", S.STARTING, 10.0, previous=S.WAITING))
+    line.add(event("a", S.ACTIVE, 14.0, previous=S.STARTING))
+    assert line.switches == {}
+    moved = {"group": "G1", "way": "restart", "came_from": "G0"}
+    line.add(event("b", S.STARTING, 20.0, previous=S.WAITING, reason="G1 has room", **moved))
+    line.add(event("b", S.ACTIVE, 32.0, previous=S.STARTING, **moved))
+    assert line.switches["model-b"][:3] == (32.0, 12.0, "G1 has room")
+
+
 def test_a_seat_that_held_its_group_before_what_is_known_holds_it_from_the_begin():
     line = Timeline(5.0)
     line.add(event("a", S.DRAINING, 20.0, previous=S.ACTIVE))

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -30,6 +32,8 @@ from services.gpu_manager import publish
 from services.gpu_manager.core.inputs import JobAnswered
 from services.gpu_manager.http import why_answer
 from services.gpu_manager.live_policy import GuardedPolicy
+from services.plugin import offers
+from services.plugin.settings import PluginSettings
 from tests.doctor.test_stack import SOUND
 from tests.manager.test_stuck import begins
 from tests.manager.world import World
@@ -206,6 +210,13 @@ def budget_is_too_small(it: Stand) -> None:
     it.manager()
 
 
+def state_folder_is_noexec(it: Stand) -> None:
+    """The plugin finds it, and its rows of GPUs say so."""
+    with mock.patch.object(offers.os, "statvfs", return_value=SimpleNamespace(f_flag=os.ST_NOEXEC)):
+        note = offers.install_run(PluginSettings(state_dir=it.folder / "state"))
+    it.facts = replace(it.facts, gpus=tuple(gpu | {"note": note} for gpu in it.facts.gpus))
+
+
 def gpu_fell_off_the_bus(it: Stand) -> None:
     sick = {**it.facts.gpus[0], "healthy": False, "reason": "XID 79: fallen off the bus"}
     it.facts = replace(it.facts, gpus=(sick, *it.facts.gpus[1:]))
@@ -249,6 +260,11 @@ SITUATIONS: dict[str, tuple[Callable[[Stand], None], str, str]] = {
         "put the folder back",
     ),
     "budget of 512 bytes": (budget_is_too_small, "hostMemory of n1 is 512 B: no copy of qwen (60.0 GiB)", "raise"),
+    "state folder mounted noexec": (
+        state_folder_is_noexec,
+        "n1: a container whose command begins with /kyb/kyb-run does not start here:",
+        "without noexec",
+    ),
     "XID 79": (gpu_fell_off_the_bus, "XID 79: fallen off the bus; its seats are not offered", "dmesg"),
 }
 

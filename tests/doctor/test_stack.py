@@ -70,11 +70,11 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
     ),
     "kubelet does not call the start gate": (
         lambda facts: replace(waits(facts), managers=(node("start-gate", "kubelet has not called", called=False),)),
-        "start gate", "s0 (qwen) waits since 100 s: kubelet has not called", "do kubelet and plugin run on n1",
+        "start gate", "qwen waits since 100 s: kubelet has not called", "do kubelet and plugin run on n1",
     ),
     "a start waits for a pinned neighbour": (
         lambda facts: replace(waits(facts), managers=(node("pinned-neighbour", "G0 is kept by pinned s1"),)),
-        "start gate", "s0 (qwen) waits since 100 s: G0 is kept by pinned s1", "kyb why qwen",
+        "start gate", "qwen waits since 100 s: G0 is kept by pinned s1", "kyb why qwen",
     ),
     "the plugin offers another configuration's groups": (
         lambda facts: replace(facts, gpus=({**facts.gpus[0], "groups": ["G0", "G2"]},), configured={}),
@@ -145,7 +145,7 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
     ),
     "a parked seat is lost": (
         lambda facts: replace(facts, seats=({**SEAT, "state": "lost", "reason": "its copy is gone"},)),
-        "seat", "s0 (qwen) on n1 is lost: its copy is gone", "delete its pod",
+        "seat", "qwen on n1 is lost: its copy is gone", "delete its pod",
     ),
     "a container exits again and again": (
         lambda facts: replace(facts, seats=({**SEAT, "state": "backoff", "reason": "exit code 1"},)),
@@ -161,7 +161,7 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
     ),
     "an engine holds the lock of a shared cache": (
         lambda facts: replace(facts, seats=({**SEAT, "state": "active", "reason": "pid 7 holds a lock of /x"},)),
-        "cache", "s0 (qwen) on n1 was not parked: pid 7 holds a lock of /x", "give each pod its own TORCHIND",
+        "cache", "qwen on n1 was not parked: pid 7 holds a lock of /x", "give each pod its own TORCHIND",
     ),
     "a GPU is faulty": (
         lambda facts: replace(facts, gpus=({"node": "n1", "index": 3, "healthy": False, "reason": "XID 79"},)),

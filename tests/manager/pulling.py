@@ -21,7 +21,7 @@ class Pulls:
         if not waiting:
             return Stay(None, "no demand")
         incoming = min(waiting, key=lambda seat: seat.turn)
-        why = f"{incoming.seat} waits"
+        why = f"{incoming.name} waits"
         if sum(seat.state in HOLDING and seat.state not in LEAVING for seat in view.seats) < view.slots:
             return Switch(incoming.seat, None, why)
         victim = next((seat for seat in view.holders() if not seat.pinned and self._leaves(seat)), None)

@@ -200,7 +200,7 @@ def test_the_copy_of_a_seat_that_is_expected_back_later_is_dropped_for_one_that_
     world.finish()
     assert set(world.copies) == {a, c}
     assert world.state(b) is S.BACKOFF
-    assert f"no room for the copy of {c}" in str(why(world, b)["spilled"])
+    assert "no room for the copy of c" in str(why(world, b)["spilled"])
 
 
 def test_a_copy_that_is_not_dropped_in_time_is_not_waited_for(world: HostWorld) -> None:

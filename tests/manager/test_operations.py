@@ -143,7 +143,7 @@ def test_pinned_seats_are_named_and_only_an_upgrade_parks_them(world: World) -> 
     world.command(PinSeat, a)
     refused = world.order(DrainNode, group="G0")
     assert (refused.accepted, refused.code) == (False, "pinned")
-    assert a in refused.reason
+    assert refused.reason.startswith("pinned a would stay")
     assert world.order(DrainNode, "op-2", group="G0", purpose="upgrade").accepted
     world.finish()
     assert world.state(a) is S.PARKED
@@ -271,7 +271,7 @@ def test_a_seat_that_its_pod_pins_during_maintenance_stays_and_the_operation_say
     assert world.state(a) is S.ACTIVE
     asked = world.order(DrainNode, group="G0")
     assert asked.order is not None
-    assert (asked.order.phase, asked.order.text) == ("held", f"{a} (a) is pinned")
+    assert (asked.order.phase, asked.order.text) == ("held", "a is pinned")
 
 
 def test_a_park_that_fails_is_tried_again_after_its_back_off(world: World) -> None:
@@ -363,8 +363,8 @@ def test_a_dry_run_says_what_would_happen_or_why_not_and_changes_nothing(soft: W
     move = soft.order(MigrateSeat, seat=b, to="G1", dry_run=True)
     wrong = soft.order(DrainNode, group="G7", dry_run=True)
     assert drain.plan[0] == "no seat is started or activated on group G0 any more"
-    assert f"end its 2 requests in flight (at most 60 s), park {b} (b) on group G0" in drain.plan[1]
-    assert f"activate {b} on group G1, once the policy lets {soft.seat(1, 0)} (c) yield" in move.plan[-1]
+    assert "end its 2 requests in flight (at most 60 s), park b on group G0" in drain.plan[1]
+    assert "activate b on group G1, once the policy lets c yield" in move.plan[-1]
     assert (wrong.accepted, wrong.code) == (False, "unknown-group")
     assert "it has G0, G1" in wrong.reason
     assert not soft.node.orders
@@ -502,7 +502,7 @@ def test_a_pod_that_leaves_ends_its_move(soft: World) -> None:
 @pytest.mark.parametrize(
     ("to", "code", "text"),
     [
-        ("G23", "cannot-use", "it has 2 GPUs, the seat needs 1"),
+        ("G23", "cannot-use", "GPUs: it has 2, the seat needs 1"),
         ("G9", "unknown-group", "node n1 has no group G9; it has G0, G1, G4, G23"),
         ("G4", "cannot-use", "of one profile"),
     ],

@@ -27,7 +27,7 @@ def test_an_event_names_the_seat_that_a_pod_waits_for_and_why() -> None:
     assert taken(PodEventFilter(), 0.0, S.WAITING, reason="place 2 of 3") == (
         "Normal",
         "SeatWaiting",
-        "waits at the start gate for seat s0 of group G0: place 2 of 3",
+        "waits at the start gate of group G0: place 2 of 3",
     )
 
 
@@ -58,7 +58,7 @@ def test_a_refused_pod_gets_a_warning_with_the_reason() -> None:
     assert found == (
         "Warning",
         "SeatBlocked",
-        "seat s0 cannot be started or activated: it asks for two seats; a pod has one",
+        "its seat cannot be started or activated: it asks for two seats; a pod has one",
     )
 
 

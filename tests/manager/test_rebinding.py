@@ -124,7 +124,7 @@ def test_a_group_sees_what_the_others_of_its_pool_hold(world: World, a: str, b: 
 def test_an_idle_seat_elsewhere_makes_room_for_one_that_waits(world: World, a: str, b: str, c: str) -> None:
     demand(world, a, b)
     assert (world.state(a), world.state(b), world.state(c)) == (S.PARKED, S.ACTIVE, S.DRAINING)
-    assert a in world.node.groups["G1"].why
+    assert world.managed(a).model in world.node.groups["G1"].why
 
     world.quiet(c)
     job = world.job()
@@ -180,7 +180,7 @@ def test_a_faulty_gpu_draws_no_seats_from_elsewhere(world: World, a: str, b: str
     assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G0")
     assert "G1" not in world.node.switches
     refused = world.order(MigrateSeat, seat=a, to="G1")
-    assert (refused.accepted, "GPU-1 is faulty: xid 79" in refused.reason) == (False, True)
+    assert (refused.accepted, "GPU 1 is faulty: xid 79" in refused.reason) == (False, True)
 
 
 def test_what_a_move_costs_is_learned_apart_from_activating(world: World, a: str, b: str) -> None:

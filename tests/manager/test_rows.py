@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from kybernate.messages import DrainNode, MigrateSeat, ParkSeat, PinSeat, ResumeNode, UnpinSeat
+from kybernate.messages import CommandReply, DrainNode, MigrateSeat, ParkSeat, PinSeat, ResumeNode, UnpinSeat
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import obstacles
@@ -18,6 +18,7 @@ from services.gpu_manager.core.inputs import (
 )
 from services.gpu_manager.core.obstacles import ROWS
 from services.gpu_manager.core.state import Lane
+from tests.manager.texts import of_effects, of_node, with_ids
 from tests.manager.world import World, make_group
 
 Act = Callable[[], object]
@@ -114,6 +115,7 @@ def _pinned() -> tuple[World, Case]:
 def _lost_ticket() -> tuple[World, Case]:
     world = plain()
     a, _ = world.fill("a", "b")
+    world.pod(world.seat(0, 2), "c")
     world.node.unaccounted[world.seat(0, 2)] = WallTime(world.wall + 100.0)
     return world, Case(a, lambda: world.tick(101))
 
@@ -346,5 +348,14 @@ def test_a_row_arises_and_is_removed(nr: int) -> None:
         return nr in {one.row.nr for one in found}
 
     assert holds()
+    assert with_ids(of_node(world)) == []
     case.ends()
     assert not holds()
+    assert with_ids(of_node(world)) == []
+
+
+def test_the_id_of_a_seat_in_a_text_is_found(world: World) -> None:
+    a, _ = world.fill("a", "b")
+    world.node.broken = {"GPU-0": f"{a} holds too much"}
+    assert with_ids(of_node(world))
+    assert with_ids(of_effects([CommandReply(accepted=False, reason=f"{a} is pinned")]))

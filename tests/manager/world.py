@@ -54,6 +54,7 @@ from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeSetup, NodeState
 from tests.facts import contradictions
 from tests.granted import against
+from tests.manager.texts import of_effects, with_ids
 
 GIB = 2**30
 C = TypeVar("C", bound=Command)
@@ -124,6 +125,7 @@ class World:
         assert broken_invariants(self.node) == {}
         assert not (found := [*contradictions(self.node), *against()]), found
         assert not unhindered or not unhindered & self._unhindered(), "nothing forbids it, and it waits"
+        assert not (ids := with_ids(of_effects(effects))), ids
         return effects
 
     def _unhindered(self) -> set[str]:

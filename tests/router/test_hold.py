@@ -10,7 +10,7 @@ import pytest
 
 from kybernate.messages import ActivateSeat, CommandReply, DrainAck, TrafficSignal
 from kybernate.seat import SeatState
-from tests.router.world import world
+from tests.router.world import NODE, world
 from tests.until import until
 
 
@@ -131,7 +131,7 @@ async def test_the_hold_ends_at_its_deadline_with_a_503():
         answer = await w.ask("llama")
         assert (answer.status, answer.code) == (503, "hold_timeout")
         assert int(answer.headers["Retry-After"]) >= 1
-        assert "it is parked (seat s0: parked)" in answer.json["error"]["message"]
+        assert f"it is parked (its seat on {NODE}/G0: parked)" in answer.json["error"]["message"]
 
 
 async def test_a_final_refusal_of_the_manager_rejects_waiting_calls_with_its_reason():

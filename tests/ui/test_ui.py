@@ -40,7 +40,7 @@ async def test_a_walk_sees_a_switch_live_reads_its_reason_pins_and_drains(monkey
         await here.open("Playground")
         await page.select_option("select[name=model]", "gemma-3-27b")
         await page.click("button:text('Send')")
-        await page.wait_for_selector("li:has-text('the seat is active (s1)')")
+        await page.wait_for_selector("li:has-text('the seat is active (gemma-3-27b)')")
         await page.wait_for_selector("li:has-text('answered')")
 
         await here.open("Timeline")

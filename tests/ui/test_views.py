@@ -94,9 +94,9 @@ async def test_a_move_shows_from_where_by_which_way_and_why():
         page, w = here.page, here.w
         await fill(w)
         await w.manager.put("s1", SeatState.PARKED, group="G1", home_group="G0", way="restart")
-        facts = {"cause": "c", "node": NODE, "group": "G1", "op": "op-m", "model": "gemma-3-27b", "decision": "switch"}
+        facts = {"cause": "c", "node": NODE, "group": "G1", "model": "gemma-3-27b", "decision": "start"}
         await w.bus.publish(GroupDecided.model_validate(facts | {"reason": "G1 has room"}))
-        moved = {"op": "op-m", "way": "restart", "came_from": "G0", "reason": "G1 has room"}
+        moved = {"way": "restart", "came_from": "G0", "reason": "G1 has room"}
         await w.manager.move("s1", SeatState.STARTING, **moved)
         await w.manager.move("s1", SeatState.ACTIVE, **moved)
         await page.goto(f"{here.url}#events?q=from%20G0%20by%20restart")
@@ -105,6 +105,8 @@ async def test_a_move_shows_from_where_by_which_way_and_why():
         await page.goto(f"{here.url}#models/gemma-3-27b")
         await page.wait_for_selector("th:has-text('G1 (home G0, moved by restart)')")
         await page.wait_for_selector("tr:has-text('came to n1/G1 from G0 by restart'):has-text('G1 has room')")
+        await page.goto(f"{here.url}#models?q=gemma")
+        await page.wait_for_selector("td:has-text('ago, took'):has-text('G1 has room')")
         await page.goto(f"{here.url}#timeline?q=G1")
         await page.locator("button[data-lane='n1/G1']").press("ArrowLeft")
         await page.keyboard.press("Enter")

@@ -40,7 +40,7 @@ const why = ({ reason, order }) => reason || (order ? `${order.verb} ${order.pha
 const text = (event) => [event.node, event.group, event.seat, event.model, event.victim_model, why(event), event.cause, event.op, moves(event)].join(" ");
 
 const row = (event) => html`<tr><td class="number">${clock(event.at)}</td><td>${kind(event)}</td>
-  <td class="name">${[event.node, event.group, event.seat || event.gpu].filter(Boolean).join(" / ")}</td>
+  <td class="name">${[event.node, event.group, event.gpu].filter(Boolean).join(" / ")}</td>
   <td class="name">${event.model ? html`<a href=${href("models", event.model)}>${event.model}</a>` : nothing}</td>
   <td class="text">${event.victim_model && event.model && event.victim_model !== event.model ? `in the place of ${event.victim_model}; ` : ""}${moves(event) && `${moves(event)}; `}${why(event)} ${event.seconds && event.seconds.total ? seconds(event.seconds.total) : ""}</td>
   <td>${eventButton(event)}</td></tr>`;

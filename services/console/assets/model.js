@@ -65,39 +65,44 @@ function seats(row, why, draw) {
     <div class="scroll" tabindex="0" role="region" aria-label="Seats of ${row.model}"><table>
       <thead><tr><th scope="col">Where</th><th scope="col">State</th><th scope="col">Why</th><th scope="col" class="number wide">VRAM</th>
         <th scope="col" class="number wide">Host RAM</th><th scope="col">Commands</th></tr></thead>
-      <tbody>${repeat(shown, (seat) => seat.key, (seat) => seatRow(seat, why))}</tbody></table></div>
+      <tbody>${repeat(shown, (seat) => seat.key, (seat) => seatRow(seat, why, row.seats.length > 1))}</tbody></table></div>
     ${sorted.length > shown.length
       ? html`<p><button type="button" @click=${() => { all = row.model; draw(); }}>Show all ${count(sorted.length, "seat")}</button></p>` : nothing}`;
 }
 
-function seatRow(seat, why) {
+function seatRow(seat, why, several) {
   const explained = why.of(seat), stage = explained && explained.stage && seat.since <= why.answer.at ? explained.stage : null;
   const late = stage && stage.clock && stage.clock.late;
   const texts = [seat.blocked || seat.drained || (stage && stage.text) || seat.reason, why.group(seat) && `its group: ${why.group(seat)}`];
   return html`<tr><th scope="row" class="name"><a href=${href("nodes", seat.node)}>${seat.node}</a>/${placed(seat)}
-      <div class="soft">${seat.seat}</div></th>
+      ${several ? html`<div class="soft">${seat.seat}</div>` : nothing}</th>
     <td class=${late || sortOf(seat) === "in trouble" ? "bad" : ""}>${seat.state}${seat.pinned ? ", pinned" : ""} ${timing(seat, now())}${late ? " – later than usual" : ""}</td>
     <td class="text">${texts.filter(Boolean).map((text) => html`<div>${text}</div>`)}</td>
     <td class="number wide">${bytes(seat.vram)}</td><td class="number wide">${seat.state === "parked" ? bytes(seat.host) : "–"}</td>
     <td class="acts">${seatButtons(seat)}</td></tr>`;
 }
 
-// Decisions about it in the last hour, and how long each switch took.
+// Switches to and from it in the last hour, starts on another group included, and how long each took.
 function switches(name, draw) {
   const answer = ask(`switches ${name}`, draw, () => `history?${new URLSearchParams({ model: name, since: Math.floor(now() - PAST_SECONDS), limit: 1000 })}`, 10);
-  const events = answer.data ? answer.data.events : [], took = new Map(), moved = new Map();
-  for (const event of events.filter((each) => each.op && each.model === name)) {
+  const events = answer.data ? answer.data.events : [], took = new Map(), moved = new Map(), starts = new Map();
+  for (const event of events.filter((each) => each.seat && each.model === name)) {
+    const seat = `${event.node} ${event.seat}`, start = starts.get(seat);
+    starts.set(seat, event.state === "starting" ? event : undefined);
+    if (start && event.state === "active") took.set(start.id, event.at - start.at);
+    if (!event.op) continue;
     if (event.seconds && event.seconds.total) took.set(event.op, event.seconds.total);
     if (moves(event)) moved.set(event.op, moves(event));
   }
-  const rows = events.filter((event) => event.decision === "switch").reverse().slice(0, MOST_ROWS);
+  const isSwitch = (event) => event.decision === "switch" || (event.state === "starting" && moves(event));
+  const rows = events.filter(isSwitch).reverse().slice(0, MOST_ROWS);
   return html`<h2>Switches of the last hour</h2>${missing(answer, "Switches")}
     ${rows.length
       ? html`<div class="scroll" tabindex="0" role="region" aria-label="Switches of ${name}"><table>
         <thead><tr><th scope="col">Time</th><th scope="col">What</th><th scope="col">Why</th><th scope="col" class="number">Took</th><th scope="col">Details</th></tr></thead>
         <tbody>${repeat(rows, (event) => event.id, (event) => html`<tr><td class="number">${clock(event.at)}</td>
-          <td class="text">${change(event, name, moved.get(event.op))}</td><td class="text">${event.reason || ""}</td>
-          <td class="number">${took.has(event.op) ? seconds(took.get(event.op)) : "–"}</td><td>${eventButton(event)}</td></tr>`)}</tbody></table></div>`
+          <td class="text">${change(event, name, moves(event) || moved.get(event.op))}</td><td class="text">${event.reason || ""}</td>
+          <td class="number">${took.has(event.op || event.id) ? seconds(took.get(event.op || event.id)) : "–"}</td><td>${eventButton(event)}</td></tr>`)}</tbody></table></div>`
       : answer.data ? html`<p class="soft">None.</p>` : nothing}`;
 }
 

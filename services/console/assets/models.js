@@ -65,7 +65,7 @@ const modelRow = (row) => html`<tr>
   <td class="wide">${row.seats.length > MOST_SEATS
     ? html`<a href=${href("models", row.model)}>${count(row.seats.length, "seat")} on ${count(new Set(row.seats.map((seat) => seat.node)).size, "node")}</a>
       <div class="soft">${counted(row.seats)}</div>`
-    : row.seats.map((seat) => html`<div class="seat"><span>${seat.seat} <span class="soft">${seat.node}/${seat.group}</span></span>
+    : row.seats.map((seat) => html`<div class="seat"><span>${seat.node}/${seat.group}</span>
     <span>${seatButtons(seat)}</span></div>`)}</td></tr>`;
 
 // The state of the best seat, what it waits for, and since when it switches.

@@ -97,7 +97,7 @@ function nodeSection(node, free, stageOf, draw) {
     ${vramChart(`VRAM of seats on ${node.name}`, node.seats, memory, until - 600, until)}
     <div class="scroll" tabindex="0" role="region" aria-label="Seats of ${node.name}"><table>
       <caption>Seats</caption>
-      <thead><tr><th scope="col" class="wide">Seat</th><th scope="col">Model</th><th scope="col">Group</th><th scope="col">State</th>
+      <thead><tr><th scope="col">Model</th><th scope="col">Group</th><th scope="col">State</th>
         <th scope="col" class="number wide">VRAM</th><th scope="col" class="number wide">Host RAM</th>
         <th scope="col">Waits for</th><th scope="col">Commands</th></tr></thead>
       <tbody>${repeat(all ? node.seats : node.seats.slice(0, MOST_ROWS), (seat) => seat.key, (seat) => seatRow(seat, stageOf(seat)))}</tbody></table></div>
@@ -130,8 +130,8 @@ export const placed = (seat) => `${seat.group}${seat.way && seat.home !== seat.g
 function seatRow(seat, stage) {
   const text = stage && stage.text ? `${stage.stage}: ${stage.text}` : !stage ? seat.reason || "" : QUIET.has(stage.stage) ? "–" : stage.stage;
   const late = stage && stage.clock && stage.clock.late;
-  return html`<tr><th scope="row" class="name wide">${seat.seat}</th>
-    <td class="name">${seat.model ? html`<a href=${href("models", seat.model)}>${seat.model}</a>` : "–"}</td><td>${placed(seat)}</td>
+  return html`<tr><th scope="row" class="name">${seat.model ? html`<a href=${href("models", seat.model)}>${seat.model}</a>` : seat.seat}</th>
+    <td>${placed(seat)}</td>
     <td class=${late || sortOf(seat) === "in trouble" ? "bad" : ""}>${seat.state}${seat.pinned ? ", pinned" : ""} <span class="soft">${timing(seat, now())}</span>${late ? " – later than usual" : ""}</td>
     <td class="number wide">${HOLDING.has(seat.state) ? bytes(seat.vram) : "–"}</td>
     <td class="number wide">${seat.state === "parked" ? bytes(seat.host) : "–"}</td>

@@ -13,7 +13,7 @@ const PHASES = {
   "seat-moved": "the seat is activated on another group",
   "seat-activated": "the seat is active",
 };
-const run = { cause: "", began: 0, steps: [], abort: null, first: 0 };
+const run = { cause: "", began: 0, ended: Infinity, steps: [], abort: null, first: 0 };
 let turns = [];  // {role, content, note}
 
 export function playgroundView(draw) {
@@ -41,10 +41,10 @@ export function playgroundView(draw) {
     <ol aria-live="polite">${steps().map((step) => html`<li>${seconds(step.at)} – ${step.text}</li>`)}</ol>`;
 }
 
-// Own observations and the events with this request's id, in order.
+// Own observations and the events with this request's id until it ended, in order: later ones are its seat's.
 function steps() {
-  const seen = store.events.filter((event) => run.cause && event.cause === run.cause && PHASES[kind(event)])
-    .map((event) => ({ at: Math.max(0, event.at - run.began), text: `${PHASES[kind(event)]} (${event.seat})` }));
+  const seen = store.events.filter((event) => run.cause && event.cause === run.cause && event.at <= run.ended && PHASES[kind(event)])
+    .map((event) => ({ at: Math.max(0, event.at - run.began), text: `${PHASES[kind(event)]} (${event.model})` }));
   return [...run.steps, ...seen].sort((a, b) => a.at - b.at);
 }
 
@@ -54,7 +54,7 @@ async function send(form, draw) {
   const { model, tokens, prompt } = form.elements;
   const bytes = crypto.getRandomValues(new Uint8Array(8));
   run.cause = `page-${[...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
-  Object.assign(run, { began: now(), steps: [], abort: new AbortController(), first: 0 });
+  Object.assign(run, { began: now(), ended: Infinity, steps: [], abort: new AbortController(), first: 0 });
   const earlier = turns.filter((turn) => turn.content);  // an answer that failed has none
   const answer = { role: "assistant", model: model.value, content: "", note: "" };
   turns = [...earlier, { role: "user", content: prompt.value, note: "" }, answer];
@@ -68,14 +68,14 @@ async function send(form, draw) {
     const reply = await fetch("chat", { method: "POST", headers, body: JSON.stringify(body), signal: run.abort.signal });
     if (!reply.ok) throw new Error((await reply.json()).error.message);
     const held = Number(reply.headers.get("X-Kyb-Held-Seconds") || 0);
-    step(`the engine of seat ${reply.headers.get("X-Kyb-Seat")} answers; held ${seconds(held)}`);
+    step(`the engine answers; held ${seconds(held)}`);
     await read(reply.body.getReader(), answer, draw);
     step("answered");
   } catch (error) {
     answer.note = error.name === "AbortError" ? "stopped" : `failed: ${error.message}`;
     step(answer.note);
   }
-  run.abort = null;
+  Object.assign(run, { abort: null, ended: now() });
   draw();
 }
 

@@ -97,9 +97,10 @@ function takeEvent(event) {
   if (reasons.size > 1000) reasons.delete(reasons.keys().next().value);
   event.reason = event.reason || reasons.get(event.op);
   const id = seatId(event.node, event.seat), lane = `${event.node}/${event.group || ""}`, block = open.get(id);
-  if (event.type.endsWith("seat-activated") && ["activating", "migrating"].includes(event.previous)) {
-    const { at, reason = "", cause, seconds = {} } = event;
-    store.switches[event.model] = { at, reason, cause, seconds: seconds.total || 0 };
+  const came = ["activating", "migrating"].includes(event.previous) || (event.previous === "starting" && event.way);
+  if (event.type.endsWith("seat-activated") && came) {
+    const before = block || { since: event.at }, { at, reason = before.reason || "", cause, seconds = {} } = event;
+    store.switches[event.model] = { at, reason, cause, seconds: seconds.total || at - before.since };
   }
   if (block && block.state === event.state && block.lane === lane) return;
   if (block) {

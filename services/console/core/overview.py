@@ -30,7 +30,7 @@ def resolve(name: str, records: Iterable[SeatRecord]) -> SeatRecord:
     if len(found) == 1:
         return next(iter(found.values()))
     if not found:
-        known = sorted({row.seat for row in rows} | {f"model/{row.model}" for row in rows if row.model})
+        known = sorted({row.model for row in rows if row.model})
         raise SeatNameError(f"no seat or model is called {name!r}; known: {some(known)}")
     candidates = tuple(sorted(f"seat/{row.seat}" for row in found.values()))
     raise SeatNameError(f"{name!r} could mean {some(candidates)}; say which", candidates)

@@ -84,9 +84,11 @@ class Timeline:
         if key not in self._open and event.previous in HOLDING:  # it held the group before what is known
             self._open[key] = Block(lane, event.seat, event.model, event.previous, min(self.since, event.at))
         block = self._open.get(key)
-        if isinstance(event, SeatActivated) and event.previous in COMING:
-            total = event.seconds.get("total", 0.0)
-            self.switches[event.model] = LastSwitch(event.at, total, reason, event.cause)
+        started_away = event.previous is SeatState.STARTING and bool(event.way)
+        if isinstance(event, SeatActivated) and (event.previous in COMING or started_away):
+            took, begun = (0.0, "") if block is None else (event.at - block.since, block.reason)
+            took = event.seconds.get("total", took)
+            self.switches[event.model] = LastSwitch(event.at, took, reason or begun, event.cause)
         if block is not None and (block.state, block.lane) == (event.state, lane):
             return  # pinned, unpinned
         self._end(key, event.at)

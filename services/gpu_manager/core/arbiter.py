@@ -191,7 +191,7 @@ def _park(node: NodeState, victim: ManagedSeat, reason: str, now: Now) -> None:
     """Drain a holder without an incoming seat, unless it is wanted: that would call the drain off at once, and
     again."""
     if view.requested(view.seat_view(node, victim, now)):
-        why = f"{victim.id} is wanted and stays, although the policy decided: {reason}"
+        why = f"{victim.name} is wanted and stays, although the policy decided: {reason}"
         node.groups[victim.group.name].why = why
         return
     _evict(node, victim, None, reason, now)
@@ -211,7 +211,7 @@ def _claim(node: NodeState, group: Group, others: list[ManagedSeat], now: Now) -
         row = kept_by(node, seat, group, now)
         if row is not None and row is not STARTING:
             node.claims.pop(group.name, None)
-            state.why = f"its GPUs are held by {seat.id} of group {seat.group.name}: {row.stage}"
+            state.why = f"its GPUs are held by {seat.name} of group {seat.group.name}: {row.stage}"
             return False
     if (claim := node.claims.get(group.name)) is not None:  # (2)
         state.picked = claim.seat
@@ -234,7 +234,7 @@ def _clear(node: NodeState, group: Group, others: list[ManagedSeat], now: Now) -
         if victim.state is not S.ACTIVE or first(leaving(node, victim, now)) is not None:
             continue
         if _yields(node, group, victim, now):
-            reason = f"its GPUs are needed together for {claimant.id} of group {claimant.group.name}"
+            reason = f"its GPUs are needed together for {claimant.name} of group {claimant.group.name}"
             switches.drain(node, victim, None, reason, now, clears_for=claimant)
 
 

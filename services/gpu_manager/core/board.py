@@ -239,16 +239,16 @@ def broken_invariants(node: NodeState) -> dict[str, str]:
             continue
         text = "" if len(seats) <= group.slots else f"{group.name}: {len(seats)} hold, {group.slots} may"
         if switch is not None and not (switch.victim or switch.incoming):
-            text = f"{switch.op} moves no seat"
+            text = f"the switch of {group.name} moves no seat"
         elif (
             switch is not None
             and switch.incoming
             and not switch.holds_group
             and operations.drain_on(node, group) is not None
         ):
-            text = f"{switch.op} brings {switch.incoming} to a drained group"
+            text = f"{node.seats[switch.incoming].name} is brought to {group.name}, which is drained"
         elif switch is not None and (switch.group != group.name or switch.phase is SwitchPhase.DONE):
-            text = f"{switch.op} is over or misplaced"
+            text = f"the switch of {group.name} is over or misplaced"
         for gpu in group.gpus:
             granted = [seat for seat in seats if seat.durable.reserved_bytes is not None]  # the ledger may be lost
             reserved = sum(seat.reserved_bytes(gpu.memory_bytes, granted=True) for seat in granted)

@@ -41,7 +41,7 @@ def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
         return refused  # a pin would outlast the quarantine: it may be taken away
     seat = node.seats[command.seat]
     if command.if_epoch is not None and command.if_epoch != seat.epoch:
-        return no("stale-epoch", f"{seat.model or seat.id} is at epoch {seat.epoch} now", epoch=seat.epoch)
+        return no("stale-epoch", f"{seat.name} is at epoch {seat.epoch} now", epoch=seat.epoch)
     return act(node, seat, command, now)
 
 
@@ -64,14 +64,14 @@ def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) ->
 
 def _park(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
     if seat.pinned:
-        return no("pinned", f"{seat.model or seat.id} is pinned; unpin it first", epoch=seat.epoch)
+        return no("pinned", f"{seat.name} is pinned; unpin it first", epoch=seat.epoch)
     seat.usage.wanted_since = None
     if (under_way := node.switch_leaving(seat)) is not None:
         under_way.ordered = True
     if seat.state in (S.PARKED, S.PARKING, S.DRAINING):
         return _yes(seat)
     if seat.state is not S.ACTIVE:
-        text = f"{seat.model or seat.id} is {seat.state}; only an active seat can be parked"
+        text = f"{seat.name} is {seat.state}; only an active seat can be parked"
         return no("not-active", text, epoch=seat.epoch)
     _end_backoffs(node, seat)
     if found := first(leaving(node, seat, now)):
@@ -93,7 +93,7 @@ def _pin(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> Comm
 
 def _unpin(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
     if seat.pod is not None and seat.pod.notes.pin:
-        text = f"pod {seat.pod.pod} pins {seat.model or seat.id} by its annotation kyb.ai/pin; take that away"
+        text = f"pod {seat.pod.pod} pins {seat.name} by its annotation kyb.ai/pin; take that away"
         return no("pinned", text, epoch=seat.epoch)
     if seat.durable.pinned:
         seat.durable.pinned = False

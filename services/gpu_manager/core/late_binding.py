@@ -107,7 +107,7 @@ def follow(node: NodeState, switch: GroupSwitch, status: JobStatus, now: Now) ->
 
 def _replace_incoming(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, now: Now) -> None:
     if seat.id != switch.incoming:
-        _give_back(node, switch, f"{seat.id} is activated instead", now)
+        _give_back(node, switch, f"{seat.name} is activated instead", now)
     _set_incoming(node, switch, seat, now)
 
 

@@ -216,6 +216,11 @@ class ManagedSeat:
         self.started_on = self.home
 
     @property
+    def name(self) -> str:
+        """What texts call it."""
+        return self.model or "a seat without a pod"
+
+    @property
     def pinned(self) -> bool:
         """True while an operator or its pod pins it."""
         return self.durable.pinned or self.terms.pinned

@@ -19,6 +19,7 @@ from kybernate.messages import CommandReply
 from kybernate.policy import GroupView, PeerView, SeatView
 from kybernate.policy.index import rate
 from kybernate.seat import SeatState
+from kybernate.sizes import format_bytes
 from kybernate.topology import Group
 from services.gpu_manager.core import phases, view, ways
 from services.gpu_manager.core.group_switch import GroupSwitch
@@ -201,7 +202,7 @@ def QUARANTINED(ask: Ask) -> Stage | None:
         return Stage("quarantined", ask.seat.reason, {"conflict": ask.seat.facts.conflict})
     if (holder := ask.stuck.get(140)) is None:
         return None
-    text = f"{holder.id} holds group {holder.group.name} and is quarantined: {holder.reason}"
+    text = f"{holder.name} holds group {holder.group.name} and is quarantined: {holder.reason}"
     return Stage("quarantined", text, {"seat": holder.id})
 
 
@@ -212,16 +213,18 @@ def IMMOVABLE(ask: Ask) -> Stage | None:
     node, seat, group = ask.node, ask.seat, ask.group
     if group.name == seat.group.name:
         return None
-    why = next((f"{gpu.uuid} is faulty: {node.faulty[gpu.uuid]}" for gpu in group.gpus if gpu.uuid in node.faulty), "")
+    why = next(
+        (f"GPU {gpu.index} is faulty: {node.faulty[gpu.uuid]}" for gpu in group.gpus if gpu.uuid in node.faulty), ""
+    )
     if not why and any(peer.name == group.name for peer in node.groups[seat.group.name].peers):
         why = ways.why_immovable(node, seat)
     elif not why and len(group.gpus) != len(seat.home.gpus):
-        why = f"it has {len(group.gpus)} GPUs, the seat needs {len(seat.home.gpus)}"
+        why = f"GPUs: it has {len(group.gpus)}, the seat needs {len(seat.home.gpus)}"
     elif not why and not seat.home.profile.rebalance:
         why = f"profile {seat.home.profile.name} has rebalance: false, so its containers see only their own group"
     elif not why:
         why = "seats move between groups of one profile with as many GPUs of the same model and memory"
-    return Stage("immovable", f"seat {seat.id} cannot use group {group.name}: {why}") if why else None
+    return Stage("immovable", f"{seat.name} cannot use group {group.name}: {why}") if why else None
 
 
 @row(170, "pinned-neighbour", "holder", "operator", code="pinned", retry=30.0)
@@ -232,7 +235,7 @@ def PINNED(ask: Ask) -> Stage | None:
     node, group = ask.node, ask.group
     seats = {one.id: one for one in (*node.seats_on(group), *view.overlapping(node, group)) if one.pinned}
     pinned = [one for one in seats.values() if one is not ask.seat and (one.lease or ask.act == "command")]
-    names = ", ".join(f"{one.id} ({one.model})" for one in pinned)
+    names = ", ".join(one.name for one in pinned)
     text = f"group {group.name} is kept by pinned {names}; kyb unpin it"
     return Stage("pinned-neighbour", text, {"seats": [one.id for one in pinned]})
 
@@ -249,7 +252,7 @@ def LOST_TICKET(ask: Ask) -> Stage | None:
         places = (seat.home, *(ask.node.groups[seat.home.name].peers if inside else ()))
         if any(gpu in ask.group.gpus for place in places for gpu in place.gpus):
             text = (
-                f"the ledger was lost, and the container of {name} ({seat.model}) may be on its way to group "
+                f"the ledger was lost, and the container of {seat.name} may be on its way to group "
                 f"{seat.home.name}; it is waited for, {START_DEADLINE_SECONDS:.0f} s at most"
             )
             return Stage("lost-ticket", text, {"seat": name})
@@ -263,7 +266,7 @@ def UNLOCATED(ask: Ask) -> Stage | None:
     for seat in node.seats.values():
         if seat.facts.may_hold and not node.gpus_of(seat).isdisjoint(gpus):
             text = (
-                f"neither the ledger nor the driver tells on which GPU of its pool {seat.id} ({seat.model}) is; "
+                f"neither the ledger nor the driver tells on which GPU of its pool {seat.name} is; "
                 f"the driver is asked again; if it stays silent, delete the pod {seat.pod.pod if seat.pod else ''}"
             )
             return Stage("unlocated-seat", text, {"seat": seat.id})
@@ -339,8 +342,9 @@ def BARRIER(ask: Ask) -> Stage | None:
     claimant = view.claimed_for(ask.node, ask.group, ask.now) if ask.node.claims else None
     if claimant is None:
         return None
-    larger = ask.node.seats[claimant].group.name
-    text = f"the GPUs of group {ask.group.name} are being cleared for {claimant} of group {larger}"
+    seat = ask.node.seats[claimant]
+    larger = seat.group.name
+    text = f"the GPUs of group {ask.group.name} are being cleared for {seat.name} of group {larger}"
     return Stage("barrier", text, {"group": larger, "seat": claimant})
 
 
@@ -369,7 +373,7 @@ def RESTS(ask: Ask) -> Stage | None:
     if not seat.yields_group(ask.now) or any(seat is one for one in view.candidates(node, ask.group, ask.now)):
         return None
     backoff = seat.backoff.activation
-    return phases.backs_off("seat", seat.id, backoff, f"{seat.id} {backoff.reason}", ask.now)
+    return phases.backs_off("seat", seat.id, backoff, f"{seat.name} {backoff.reason}", ask.now)
 
 
 @row(310, "backoff", "pair", "operator", "600 s at most")
@@ -378,7 +382,7 @@ def STAYS(ask: Ask) -> Stage | None:
     seat = ask.seat
     if ask.group.name == seat.group.name or not seat.backoff.move.active(ask.now):
         return None
-    text = f"{seat.id} could not be moved to another group: {seat.reason}"
+    text = f"{seat.name} could not be moved to another group: {seat.reason}"
     return phases.backs_off("move", seat.id, seat.backoff.move, text, ask.now)
 
 
@@ -411,7 +415,7 @@ def UNPARKED(ask: Ask) -> Stage | None:
     """The park of a holder failed, and another holder can leave, or it is in the way of a larger group."""
     if (holder := ask.stuck.get(350)) is None:
         return None
-    text = f"{holder.id} of group {holder.group.name} could not be parked"
+    text = f"{holder.name} of group {holder.group.name} could not be parked"
     return phases.backs_off("park", holder.id, holder.backoff.park, text, ask.now)
 
 
@@ -445,11 +449,14 @@ def ROOM(ask: Ask) -> Stage | None:
     """Slots, GPUs or VRAM do not suffice beside the seats that hold them or were promised them."""
     if ask.fits:
         return None
-    holders = (*view.holders(ask.node, ask.group), *view.overlapping(ask.node, ask.group))
-    names = ", ".join(
-        f"{one.id} ({one.state.value})" for one in holders if one is not ask.seat and one is not ask.without
-    )
-    return Stage("room", f"no room beside {names or 'a switch'}")
+    node, group = ask.node, ask.group
+    others = [one for one in view.holders(node, group) if one is not ask.seat and one is not ask.without]
+    names = [f"{one.name} ({one.state.value}) on {one.group.name}" for one in (*others, *view.overlapping(node, group))]
+    text = f"no room beside {', '.join(names) or 'a switch'}"
+    if (free := view.free_bytes(node, group)) is not None and len(others) < group.slots:
+        needs = max(view.taken_bytes(node, ask.seat, group).values())
+        text += f": it needs {format_bytes(needs)} of each GPU, {format_bytes(max(0, free))} are free"
+    return Stage("room", text)
 
 
 # --- 4xx: another seat, or another group, goes first ------------------------------------------------------------------
@@ -475,7 +482,7 @@ def RETRIED(ask: Ask) -> Stage | None:
     if not seat.yields_group(ask.now) or RESTS.holds(ask):
         return None
     data = {"of": "seat", "name": seat.id, "failures": backoff.count}
-    return Stage("backoff", f"{seat.id} {backoff.reason}; alone it is tried after each pause of its group", data)
+    return Stage("backoff", f"{seat.name} {backoff.reason}; alone it is tried after each pause of its group", data)
 
 
 @cache
@@ -558,11 +565,11 @@ def seat_refused(node: NodeState, name: str) -> CommandReply | None:
     """Why no command about this seat can be taken now; None: one can."""
     seat = node.seats.get(name)
     if seat is None or seat.state is S.FREE:
-        return no("unknown-seat", f"no pod owns seat {name} on node {node.name}")
+        return no("unknown-seat", f"no pod owns that seat of node {node.name}")
     if seat.state is S.QUARANTINED:
-        return no("quarantined", f"seat {seat.id} is quarantined: {seat.reason}", epoch=seat.epoch)
+        return no("quarantined", f"{seat.name} is quarantined: {seat.reason}", epoch=seat.epoch)
     if seat.state is S.RELEASING:
-        return no("deleted", f"the pod {seat.pod.pod if seat.pod else ''} of seat {seat.id} is being deleted")
+        return no("deleted", f"the pod {seat.pod.pod if seat.pod else ''} of {seat.name} is being deleted")
     return None
 
 

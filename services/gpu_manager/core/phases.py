@@ -112,14 +112,14 @@ def of_switch(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
         if found := next((stage for stage in kept_back if stage is not None), None):
             return Stage(found.stage, found.text, {**data, **found.data, "drained_seconds": since}, found.clock)
         taken = "parks it" if switch.job.journaled else "has not confirmed the job"
-        text = f"{victim.id} is being parked; its VRAM counts as free on evidence only; the checkpointer {taken}"
+        text = f"{victim.name} is being parked; its VRAM counts as free on evidence only; the checkpointer {taken}"
         data |= {"journaled": switch.job.journaled, "drained_seconds": since}
         return Stage("vram-evidence", text, data, clock(node, victim, now))
     incoming = node.seats[switch.incoming] if switch.incoming is not None else None
     if incoming is not None and incoming.state in COMING:
-        text = f"the checkpointer activates {incoming.id} on group {switch.group}"
+        text = f"the checkpointer activates {incoming.name} on group {switch.group}"
         return Stage("activating", text, data, clock(node, incoming, now))
-    return Stage("switch", f"the switch {switch.op} ends in a moment", data)
+    return Stage("switch", f"the switch of group {switch.group} ends in a moment", data)
 
 
 def _drains(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
@@ -145,7 +145,7 @@ def _drains(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
     asked = not waits
     if asked:
         waits.append(f"its engine {endpoint} still computes, or does not answer")
-    text = f"{victim.id} ({victim.model}) drains: {'; '.join(waits)}"
+    text = f"{victim.name} drains: {'; '.join(waits)}"
     data = {"op": switch.op, "victim": victim.id, "incoming": switch.incoming, "seconds": left, "routers": routers}
     return Stage("drain", text, {**data, "engine": endpoint if asked else None}, time)
 
@@ -155,7 +155,7 @@ def unproven(node: NodeState, seat: ManagedSeat, now: Now) -> Stage:
     what = "its pod is deleted"
     if seat.state is not S.RELEASING:
         what = f"its processes are being killed{f' ({seat.reason})' if seat.reason else ''}"
-    text = f"{seat.id}: {what}; group {seat.group.name} is held until the checkpointer finds none of its processes"
+    text = f"{seat.name}: {what}; group {seat.group.name} is held until the checkpointer finds none of its processes"
     data = {"seat": seat.id, "processes_gone": not seat.facts.alive}
     return Stage("vram-evidence", text, data, clock(node, seat, now))
 
@@ -167,7 +167,7 @@ def starts(node: NodeState, seat: ManagedSeat, now: Now, no_ticket: str = "") ->
         what = "no process came yet" + (f"; it gets no other ticket: {no_ticket}" if no_ticket else "")
     elif seat.rehearses:
         stage, what = "rehearsing", "its engine is parked and activated once before it serves"
-    text = f"{seat.id} starts on group {seat.group.name}: {what}"
+    text = f"{seat.name} starts on group {seat.group.name}: {what}"
     return Stage(stage, text, {"seat": seat.id}, clock(node, seat, now))
 
 

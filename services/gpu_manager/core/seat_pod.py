@@ -169,7 +169,7 @@ def _shelters(groups: tuple[Group, ...], ledger: Ledger, known: KnownGpus) -> tu
             key=key,
             gpus=tuple(gpus[uuid] for uuid in one.on),
             seat_ids=(),
-            why=f"seat {one.seat} moved there before the configuration changed",
+            why=f"the seat of pod {one.pod} moved there before the configuration changed",
             overlaps=(),
         )
     return tuple(found.values())

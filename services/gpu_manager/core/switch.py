@@ -156,7 +156,7 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     needs = node.seats.get(switch.incoming or switch.room_for or "")
     if needs is not None and not switch.ordered:
         if view.room(node, needs, on=group):  # (2)
-            _turn_back(node, switch, f"there is room for {needs.id} without it", now)
+            _turn_back(node, switch, f"there is room for {needs.name} without it", now)
             return
         stop = first(obstacles(node, needs, group, now, act="send", without=victim), "stop")
         if stop is not None and stop.row is not QUARANTINED and not late_binding.bind_another(node, switch, now):  # (3)
@@ -228,7 +228,7 @@ def _call_off(node: NodeState, incoming: ManagedSeat, group: Group, now: Now) ->
     """Call off the drains that make room for this seat elsewhere: it goes to this group."""
     for switch in list(node.switches.values()):
         if switch.incoming == incoming.id and switch.phase is SwitchPhase.DRAINING:
-            _turn_back(node, switch, f"{incoming.id} goes to group {group.name}", now)
+            _turn_back(node, switch, f"{incoming.name} goes to group {group.name}", now)
 
 
 def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:

@@ -200,13 +200,13 @@ def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:
     A drain that makes room for it there is called off if it can come here without one.
     """
     if (to := node.moves.get(seat.id, group.name)) != group.name:
-        return f"{seat.id} is being moved to group {to}"
+        return f"{seat.name} is being moved to group {to}"
     if seat.heads_to not in ("", group.name):
-        return f"{seat.id} is to start on group {seat.heads_to}"
+        return f"{seat.name} is to start on group {seat.heads_to}"
     for switch in node.switches.values():
         if switch.group == group.name:
             continue
-        text = f"the switch {switch.op} brings {seat.id} to group {switch.group}"
+        text = f"a switch brings {seat.name} to group {switch.group}"
         if seat.id in switch.retarget.offered:  # the checkpointer may have accepted it already
             return text
         if switch.incoming == seat.id and not (
@@ -249,7 +249,7 @@ def rivals(node: NodeState, seat: ManagedSeat, among: Collection[str] | None = N
 def contested(node: NodeState, seat: ManagedSeat, why: str) -> str:
     """Why a hold that evidence shows, and nothing granted, cannot be relied on, and what to do."""
     there = (*overlapping(node, seat.group), *holders(node, seat.group))
-    names = ", ".join(one.id for one in there if one is not seat) or "a switch"
+    names = ", ".join(one.name for one in there if one is not seat) or "a switch"
     return f"{why}, and group {seat.group.name} has no room beside {names}; delete the pods that should not be there"
 
 

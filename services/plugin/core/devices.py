@@ -192,7 +192,7 @@ class Offer:
         seat = self.seats.get(seat_ids[0])
         if seat is None or seat.resource != resource:
             raise AllocationRefusedError(
-                f"seat {seat_ids[0]} of {resource} does not exist on this node any more; "
+                f"this seat of {resource} does not exist on this node any more; "
                 f"its configuration changed since the seat was offered; delete the pod so that it gets another one"
             )
         group = seat.group
@@ -235,7 +235,7 @@ class Offer:
         """
         seat = self.seats.get(seat_id)
         if seat is None:
-            raise AllocationRefusedError(f"seat {seat_id} is not on this node any more; delete the pod")
+            raise AllocationRefusedError("its seat is not on this node any more; delete the pod")
         if group_name in ("", seat.group_name):
             return {}
         group = next((one for one in self.groups if one.name == group_name), None)

@@ -342,4 +342,4 @@ class Admission:
 def _why(upstream: Upstream) -> str:
     record = upstream.record
     why = upstream.activation_request.refusal or f"{record.state}{f' ({record.reason})' if record.reason else ''}"
-    return f"seat {record.seat}: {why}"
+    return f"its seat on {record.node}/{record.group or record.home_group}: {why}"

@@ -70,9 +70,10 @@ class HostMemory(Rider):
             return None
         if _short(node, victim) > _ending(node) or now.wall >= switch.times.drained + DROP_SECONDS:
             return None
-        seats = [seat.id for seat in node.seats.values() if seat.copy_ends]
-        text = f"copies of {', '.join(seats)} are dropped, so that host memory has room for that of {victim.id}"
-        return Stage("host-memory", text, {"seats": seats})
+        seats = [seat for seat in node.seats.values() if seat.copy_ends]
+        names = ", ".join(seat.name for seat in seats)
+        text = f"copies of {names} are dropped, so that host memory has room for that of {victim.name}"
+        return Stage("host-memory", text, {"seats": [seat.id for seat in seats]})
 
     def starts(self, node: NodeState, seat: ManagedSeat) -> None:
         """An engine that will rehearse keeps its copy from its start on. Without room it does not rehearse."""
@@ -245,6 +246,6 @@ def _without_room(node: NodeState, seat: ManagedSeat) -> str:
     """Why there is no room for the copy of a seat."""
     budget = format_bytes(node.setup.host_bytes or 0)
     return (
-        f"host memory has no room for the copy of {seat.id}: it needs {format_bytes(needed_bytes(seat))}, and "
+        f"host memory has no room for the copy of {seat.name}: it needs {format_bytes(needed_bytes(seat))}, and "
         f"{format_bytes(taken_bytes(node))} of {budget} (hostMemory) are taken"
     )

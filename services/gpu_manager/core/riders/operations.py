@@ -92,7 +92,9 @@ def answer(node: NodeState, command: OrderCommand, now: Now) -> CommandReply:
     if known is not None:
         same = (known.verb, known.target, known.to, known.purpose)
         if same != (order.verb, order.target, order.to, order.purpose):
-            return no("op-conflict", f"operation {name} is another one: {_title(known)}; give this one another name")
+            return no(
+                "op-conflict", f"operation {name} is another one: {_title(node, known)}; give this one another name"
+            )
         return CommandReply(accepted=True, op=name, order=status(node, known, now), repeated=True)
     match command:
         case MigrateSeat():
@@ -136,9 +138,9 @@ def _migrate_refused(node: NodeState, order: OperatorOrder, now: Now) -> Command
         return refused
     seat, state = node.seats[order.target], node.groups.get(order.to)
     if seat.pinned:
-        return no("pinned", f"seat {seat.id} is pinned; unpin it first", epoch=seat.epoch)
+        return no("pinned", f"{seat.name} is pinned; unpin it first", epoch=seat.epoch)
     if seat.id in node.moves:
-        return no("busy", f"seat {seat.id} is being moved to group {node.moves[seat.id]} already", retry=5.0)
+        return no("busy", f"{seat.name} is being moved to group {node.moves[seat.id]} already", retry=5.0)
     if state is None:  # (2)
         return no("unknown-group", f"node {node.name} has no group {order.to}; it has {', '.join(node.groups)}")
     if seat.group.name == order.to:  # (3)
@@ -147,7 +149,7 @@ def _migrate_refused(node: NodeState, order: OperatorOrder, now: Now) -> Command
     if found is not None and found.row is IMMOVABLE:
         return found.refusal(seat.epoch)
     if seat.state not in _MOVABLE:
-        text = f"seat {seat.id} is {seat.state}; only an active or parked seat can be moved"
+        text = f"{seat.name} is {seat.state}; only an active or parked seat can be moved"
         return no("not-active", text, epoch=seat.epoch, retry=2.0)
     return found.refusal(seat.epoch, f"group {order.to}: {found.text}") if found is not None else None  # (4)
 
@@ -155,7 +157,7 @@ def _migrate_refused(node: NodeState, order: OperatorOrder, now: Now) -> Command
 def _drain_refused(node: NodeState, order: OperatorOrder) -> CommandReply | None:
     if order.target and order.target not in node.groups:
         return no("unknown-group", f"node {node.name} has no group {order.target}; it has {', '.join(node.groups)}")
-    pinned = [seat.id for seat in _concerned(node, order) if seat.pinned and seat.state not in _EMPTY]
+    pinned = [seat.name for seat in _concerned(node, order) if seat.pinned and seat.state not in _EMPTY]
     if pinned and order.purpose != "upgrade":
         text = (
             f"pinned {', '.join(pinned)} would stay; unpin it first, or drain for upgrade, which parks pinned seats too"
@@ -197,21 +199,21 @@ def _plan(node: NodeState, order: OperatorOrder, now: Now) -> Iterable[str]:
         return
     seat = node.seats[order.target]
     if seat.group.name == order.to:
-        yield f"{seat.id} is on group {order.to} already"
+        yield f"{seat.name} is on group {order.to} already"
         return
     yield from _leaves(node, seat, now)
-    holders = ", ".join(f"{one.id} ({one.model})" for one in view.holders(node, node.groups[order.to].group))
+    holders = ", ".join(one.name for one in view.holders(node, node.groups[order.to].group))
     turn = f"once the policy lets {holders} yield" if holders else "at once: it is free"
-    yield f"activate {seat.id} on group {order.to}, {turn}; about {seat.durable.costs.activate_seconds:.0f} s"
+    yield f"activate {seat.name} on group {order.to}, {turn}; about {seat.durable.costs.activate_seconds:.0f} s"
 
 
 def _leaves(node: NodeState, seat: ManagedSeat, now: Now) -> Iterable[str]:
     in_flight, park = view.demand(node, seat).in_flight, seat.durable.costs.park_seconds
     if seat.state is S.ACTIVE:
         ends = f"end its {in_flight} requests in flight (at most {node.setup.drain_seconds:.0f} s), " * bool(in_flight)
-        yield f"{ends}park {seat.id} ({seat.model}) on group {seat.group.name}; about {park:.0f} s"
+        yield f"{ends}park {seat.name} on group {seat.group.name}; about {park:.0f} s"
     elif seat.state not in _EMPTY:
-        yield f"wait for {seat.id} ({seat.model}): {stage(node, seat, now).text or seat.state}; then park it"
+        yield f"wait for {seat.name}: {stage(node, seat, now).text or seat.state}; then park it"
 
 
 # --- begin and end ----------------------------------------------------------------------------------------------------
@@ -315,14 +317,14 @@ def _result(node: NodeState, order: OperatorOrder, now: Now) -> tuple[OrderOutco
         return ("", "") if busy else ("done", f"no seat holds a GPU of {order.scope}")
     seat = node.seats.get(order.target)
     if seat is None or seat.state in (S.FREE, S.RELEASING):
-        return "failed", f"the pod of seat {order.target} is gone"
+        return "failed", "its pod is gone"
     if seat.group.name == order.to and seat.state not in (*COMING, S.STARTING) and not seat.heads_to:
-        return "done", f"{seat.id} is {seat.state} on group {order.to}"
+        return "done", f"{seat.name} is {seat.state} on group {order.to}"
     if seat.state in (S.LOST, S.QUARANTINED):
-        return "failed", f"{seat.id} is {seat.state}: {seat.reason}"
+        return "failed", f"{seat.name} is {seat.state}: {seat.reason}"
     refused = ways.why_immovable(node, seat)
     if seat.state in (S.PARKED, S.BACKOFF, S.WAITING) and (refused or seat.backoff.move.active(now)):
-        return "failed", refused or f"{seat.id} could not be activated there: {seat.reason}"
+        return "failed", refused or f"{seat.name} could not be activated there: {seat.reason}"
     if seat.state in (S.ACTIVE, S.PARKED, S.BACKOFF, S.WAITING) and float(now.unix) > order.begun + MOVE_SECONDS:
         return "failed", f"not moved within {MOVE_SECONDS:.0f} s; at last: {stage(node, seat, now).text}"
     return "", ""
@@ -348,6 +350,7 @@ def status(node: NodeState, order: OperatorOrder, now: Now) -> OrderStatus:
         op=order.op,
         verb=order.verb,
         target=order.target,
+        model=_model(node, order),
         to=order.to,
         purpose=order.purpose,
         actor=order.actor,
@@ -381,8 +384,8 @@ def _phase(order: OperatorOrder, seat: ManagedSeat) -> str:
 
 def _text(node: NodeState, seat: ManagedSeat, now: Now) -> str:
     if seat.state is S.ACTIVE:
-        return f"{seat.id} ({seat.model}) is pinned" if seat.pinned else f"{seat.id} ({seat.model}) is to be parked"
-    return stage(node, seat, now).text or f"{seat.id} is {seat.state}"
+        return f"{seat.name} is pinned" if seat.pinned else f"{seat.name} is to be parked"
+    return stage(node, seat, now).text or f"{seat.name} is {seat.state}"
 
 
 def _left_over(node: NodeState, order: OperatorOrder) -> str:
@@ -395,7 +398,12 @@ def _left_over(node: NodeState, order: OperatorOrder) -> str:
     )
 
 
-def _title(order: OperatorOrder) -> str:
+def _model(node: NodeState, order: OperatorOrder) -> str:
+    """Of the seat that an operation moves."""
+    return node.seats[order.target].name if order.verb == "migrate" and order.target in node.seats else ""
+
+
+def _title(node: NodeState, order: OperatorOrder) -> str:
     to = f" to {order.to}" if order.to else ""
-    what = order.target if order.verb == "migrate" else order.scope
+    what = _model(node, order) or order.scope
     return f"{order.verb} {what}{to}" + (f" for {order.purpose}" if order.purpose else "")
