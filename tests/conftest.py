@@ -56,9 +56,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if CHILDREN_COUNTED.isdisjoint({path.parts[0], path.as_posix()}):
             stack.enter_context(_children_not_counted())
-        if item.get_closest_marker("not_counted"):
+        if item.get_closest_marker("not_counted") or _of_hypothesis(item):
             stack.enter_context(_not_counted())
         return (yield)
+
+
+def _of_hypothesis(item: pytest.Item) -> bool:
+    """It repeats with many examples what the tests beside it count with one."""
+    return isinstance(item, pytest.Function) and getattr(item.obj, "is_hypothesis_test", False)
 
 
 @contextlib.contextmanager

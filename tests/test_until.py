@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from tests import until as module
-from tests.until import until, until_blocking
+from tests.until import pause, until, until_blocking
 
 
 async def test_the_value_of_the_condition_is_returned_whether_it_is_a_coroutine_or_not() -> None:
@@ -44,3 +44,7 @@ async def test_a_mutated_run_can_shorten_the_default_timeout(monkeypatch: pytest
     monkeypatch.setattr(module, "TIMEOUT_SECONDS", 0.01)
     with pytest.raises(AssertionError, match=r"not within 0\.01 s: never"):
         await until(lambda: False, what="never")
+
+
+def test_who_has_waited_long_looks_less_often() -> None:
+    assert [pause(waited) for waited in (0.0, 1.0, 5.0, 60.0)] == [0.01, 0.01, 0.05, 0.1]

@@ -20,16 +20,18 @@ async def until(
     what: str,
     timeout: float | None = None,
     saw: Callable[[], object] | None = None,
-    interval: float = 0.01,
+    interval: float | None = None,
 ) -> Any:
     """Poll ``condition``, a function or a coroutine function, until its value is true; returns that value.
 
     ``what`` completes "not within 30 s: …". A failure also shows the last value, ``saw()`` where it is given, and
     otherwise the variables that the condition reads. Raises AssertionError after ``timeout`` seconds (None:
-    TIMEOUT_SECONDS), multiplied by KYB_TEST_TIME_FACTOR; exceptions of the condition are not caught.
+    TIMEOUT_SECONDS), multiplied by KYB_TEST_TIME_FACTOR; exceptions of the condition are not caught. ``interval``:
+    seconds between two looks (None: ``pause``).
     """
     seconds = _seconds(timeout)
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
+    deadline = began + seconds
     while True:
         value = condition()
         if inspect.iscoroutine(value):
@@ -38,7 +40,7 @@ async def until(
             return value
         if time.monotonic() >= deadline:
             raise AssertionError(_failure(condition, what, seconds, value, saw))
-        await asyncio.sleep(interval)
+        await asyncio.sleep(pause(time.monotonic() - began) if interval is None else interval)
 
 
 def until_blocking(
@@ -47,16 +49,22 @@ def until_blocking(
     what: str,
     timeout: float | None = None,
     saw: Callable[[], object] | None = None,
-    interval: float = 0.01,
+    interval: float | None = None,
 ) -> Any:
     """The same as ``until``, for a test without an event loop."""
     seconds = _seconds(timeout)
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
+    deadline = began + seconds
     while not (value := condition()):
         if time.monotonic() >= deadline:
             raise AssertionError(_failure(condition, what, seconds, value, saw))
-        time.sleep(interval)
+        time.sleep(pause(time.monotonic() - began) if interval is None else interval)
     return value
+
+
+def pause(waited: float) -> float:
+    """Seconds until the next look: a look at a stack costs its processes CPU, and one that takes long takes longer."""
+    return min(max(0.01, waited / 100), 0.1)
 
 
 def _seconds(timeout: float | None) -> float:

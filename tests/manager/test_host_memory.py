@@ -490,5 +490,5 @@ class AnyOrder(RuleBasedStateMachine):
         assert host_memory.taken_bytes(self.world.node) <= self.world.gib * GIB
 
 
-TestAnyOrder = pytest.mark.not_counted(AnyOrder.TestCase)
+TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(stateful_step_count=50, max_examples=40)

@@ -340,7 +340,6 @@ def test_a_busy_family_serves_everybody_in_turn(node: World) -> None:
 SECONDS = st.sampled_from([0, 0, 1, 3, 8])
 
 
-@pytest.mark.not_counted
 @pytest.mark.timeout(180)  # 2,250 seconds of 14 seats, checked after each message
 @settings(max_examples=5)
 @given(
@@ -573,7 +572,7 @@ class AnyOrderOnSharedGpus(AnyOrder):
         self.world.boot()
 
 
-TestAnyOrderOnSharedGpus = pytest.mark.not_counted(AnyOrderOnSharedGpus.TestCase)
+TestAnyOrderOnSharedGpus = AnyOrderOnSharedGpus.TestCase
 TestAnyOrderOnSharedGpus.settings = settings(stateful_step_count=60)
 
 
@@ -585,7 +584,7 @@ class AnyOrderInATree(AnyOrder):
         self.world = make_family(TREE, seats=3)
 
 
-TestAnyOrderInATree = pytest.mark.not_counted(AnyOrderInATree.TestCase)
+TestAnyOrderInATree = AnyOrderInATree.TestCase
 TestAnyOrderInATree.settings = settings(stateful_step_count=80)
 
 

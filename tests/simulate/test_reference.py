@@ -36,6 +36,7 @@ def test_more_processes_give_the_same():
     assert play(replace(plan, jobs=2)) == play(plan)
 
 
+@pytest.mark.not_counted
 def test_the_clairvoyant_is_never_beaten_on_what_it_minimises():
     pytest.importorskip("numba")
     plan = ReferencePlan(

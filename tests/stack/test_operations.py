@@ -70,7 +70,7 @@ async def test_a_move_and_a_drain_go_on_although_the_manager_dies_on_the_way(tmp
         drained = await over(f"nodes/{node}/drain", purpose="upgrade", op="node")
         assert drained["outcome"] == "done", drained
         assert "3 pods still use the driver" in drained["text"]
-        assert {seat["state"] for seat in await seats() if seat["model"]} == {"parked"}
+        await until_parked(seats)
         status, text = await ask(model)
         assert (status, f"node {node} is drained for upgrade" in text) == (503, True), text
         assert "kyb resume node" in (await order("groups/G0/resume"))["error"]["message"]
@@ -153,6 +153,15 @@ async def until_moved(seats: Callable[[], Awaitable[list[dict[str, Any]]]], mode
         return next(seat for seat in await seats() if seat["model"] == model)["group"] == group
 
     await until(shown, what=f"{model} is on {group}")
+
+
+async def until_parked(seats: Callable[[], Awaitable[list[dict[str, Any]]]]) -> None:
+    """Wait until the console shows every seat parked: its rows, too, come later than the operation's answer."""
+
+    async def shown() -> bool:
+        return {seat["state"] for seat in await seats() if seat["model"]} == {"parked"}
+
+    await until(shown, what="every seat is parked")
 
 
 async def until_resumed(seats: Callable[[], Awaitable[list[dict[str, Any]]]]) -> None:

@@ -66,7 +66,6 @@ def test_no_cut_of_atoms_is_better(values: list[int], weights: list[int], size: 
     assert (len(cut), worth(cut, near)) == tried(weights, near, size)
 
 
-@pytest.mark.not_counted
 @given(st.lists(st.integers(0, 9), min_size=20, max_size=400), st.integers(17, 24), st.integers(2, 8))
 @settings(max_examples=15)
 def test_irregular_machines_of_many_gpus_get_disjoint_groups_too(values: list[int], atoms: int, size: int) -> None:

@@ -34,7 +34,7 @@ async def test_every_view_shows_the_problems_failing_first():
         assert levels[0] == "FAIL"
         assert levels == sorted(levels)
         await page.wait_for_selector("#problems li:has-text('is quarantined: a call hung')")
-        assert "docs/operate.md#a-quarantined-seat" in await page.locator("#problems ul").inner_text()
+        await page.wait_for_selector("#problems ul:has-text('docs/operate.md#a-quarantined-seat')")
         assert here.errors == []
 
 
@@ -68,8 +68,7 @@ async def test_an_address_opens_model_filter_window_and_dialog_and_back_closes_i
 
         await page.goto("about:blank")
         await page.goto(here.url + link)  # it opens the same part of the timeline
-        title = await page.locator("dialog[open] h2").first.inner_text()
-        assert "llama-3.1-8b" in title or "phi-4-14b" in title
+        await page.wait_for_selector("dialog[open] h2:is(:has-text('llama-3.1-8b'), :has-text('phi-4-14b'))")
         await page.keyboard.press("Escape")
         await until(lambda: _lacks(here, "block="), what="the address has no dialog")
         await here.has(0, "dialog[open]")
@@ -224,7 +223,7 @@ async def test_two_hundred_models_on_twenty_nodes_stay_readable():
         await page.goto(f"{here.url}#nodes")
         await page.wait_for_selector("caption:text('20 nodes')")
         await here.has(20, "tbody tr")
-        assert "1 faulty: XID 79" in await page.locator("tr:has(a:text-is('gpu-7'))").inner_text()
+        await page.wait_for_selector("tr:has(a:text-is('gpu-7')):has-text('1 faulty: XID 79')")
         await page.click("button:text('In trouble 1')")
         await here.has(1, "tbody tr")
         await page.click("button:text('Switching 1')")
@@ -233,15 +232,14 @@ async def test_two_hundred_models_on_twenty_nodes_stay_readable():
         await page.wait_for_selector("button:text('Show all 200 seats')")
 
         await page.goto(f"{here.url}#models?state=switching")
-        await page.wait_for_selector("tbody tr:has-text('model-5')")
+        await page.wait_for_selector("tbody tr:has-text('model-5'):has-text('20 seats on 20 nodes')")
         await here.has(1, "tbody tr")
-        assert "20 seats on 20 nodes" in await page.locator("tbody tr").inner_text()
         await page.click("button:text('All 200')")
         await here.has(100, "tbody tr")
         await page.goto(f"{here.url}#models/model-5")
         await page.wait_for_selector("h1:has-text('model-5')")
         await here.has(20, "[aria-label='Seats of model-5'] tbody tr")
-        assert "parking" in await page.locator("[aria-label='Seats of model-5'] tbody tr").first.inner_text()
+        await page.wait_for_selector("[aria-label='Seats of model-5'] tbody tr:first-child:has-text('parking')")
         await page.goto(f"{here.url}#timeline?groups=switching")
         await page.wait_for_selector("section[aria-label='Group gpu-3/G5']")
         await here.has(1, "canvas[data-lane]")
