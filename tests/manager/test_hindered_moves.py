@@ -1,0 +1,182 @@
+"""Moves that operators hinder: drains, pins and other moves on the way; groups that share GPUs; a gate that is away."""
+
+import pytest
+
+from kybernate.messages import DrainNode, MigrateSeat, PinSeat
+from kybernate.policy import KybBalanced
+from kybernate.seat import SeatState as S
+from tests.manager.pulling import Pulls
+from tests.manager.test_restarts import arrives, busy_home, call, comes_up, dropped, leaves, tickets
+from tests.manager.world import World, make_group
+
+PAIRS = (make_group("G01", [0, 1], 3, rebalance=True), make_group("G23", [2, 3], 3, rebalance=True))
+
+
+@pytest.fixture
+def world() -> World:
+    """Two pairs that are one pool."""
+    made = World(groups=PAIRS, policy=Pulls(), warmup=False)
+    made.boot()
+    return made
+
+
+def begins_to_move(world: World, seat: str, *, ordered: bool) -> None:
+    """By a restart: an operator wants it on G23, or the policy."""
+    if ordered:
+        assert world.order(MigrateSeat, "move", seat=seat, to="G23").accepted
+        world.tick()
+    world.traffic(seat, waiting=2)
+    assert world.managed(seat).heads_to == "G23"
+
+
+def comes_to_the_gate(world: World, seat: str) -> None:
+    call(world, seat)
+    world.look()
+    world.look()
+
+
+@pytest.mark.parametrize("scope", ["G23", ""])
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_drain_of_the_group_to_which_a_seat_moves_sends_it_home_at_once(
+    world: World, *, ordered: bool, ended: bool, scope: str
+) -> None:
+    a, b = busy_home(world)
+    begins_to_move(world, a, ordered=ordered)
+    if ended:
+        dropped(world, a)
+
+    assert world.order(DrainNode, "drain", group=scope).accepted
+
+    if ordered:
+        assert world.node.orders["move"].outcome == "failed"
+        assert "is drained for maintenance by alice" in world.node.orders["move"].reason
+    if not ended:
+        dropped(world, a)
+    comes_to_the_gate(world, a)
+    leaves(world, b)
+    home = [""] if scope == "" else ["", ""]
+    assert (tickets(world, a), world.managed(a).group.name) == (home, "G01")
+    assert world.state(a) is (S.WAITING if scope == "" else S.STARTING)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_seat_that_starts_on_a_group_that_is_drained_is_parked_there_once_it_serves(
+    world: World, *, ordered: bool
+) -> None:
+    a, _ = busy_home(world)
+    begins_to_move(world, a, ordered=ordered)
+    dropped(world, a)
+    comes_to_the_gate(world, a)
+    world.order(DrainNode, "drain", group="G23")
+    assert world.phases("drain") == ["starting"], "it waits for the seat"
+    arrives(world, a)
+    world.finish()
+    assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G23")
+    assert world.phases("drain")[-1] == "done"
+
+
+@pytest.mark.parametrize("step", ["drops", "ended", "starts"])
+def test_a_drain_of_its_home_does_not_keep_a_seat_from_leaving(world: World, step: str) -> None:
+    a, b = busy_home(world)
+    begins_to_move(world, a, ordered=False)
+    if step != "drops":
+        dropped(world, a)
+    if step == "starts":
+        comes_to_the_gate(world, a)
+    world.order(DrainNode, "drain", group="G01")
+    if step == "drops":
+        dropped(world, a)
+    if step != "starts":
+        comes_to_the_gate(world, a)
+    arrives(world, a)
+    world.traffic(b)
+    world.finish()
+    assert (world.state(a), world.managed(a).group.name, world.state(b)) == (S.ACTIVE, "G23", S.PARKED)
+    assert world.phases("drain")[-1] == "done"
+
+
+def test_a_move_to_a_group_whose_holder_is_pinned_meanwhile_ends_and_the_seat_serves_at_home(world: World) -> None:
+    a, b = busy_home(world)
+    c = world.seat(1, 0)
+    comes_up(world, c, "c", "unload")
+    world.traffic(c, in_flight=1)
+    assert world.order(MigrateSeat, "move", seat=a, to="G23").accepted
+    assert world.command(PinSeat, c).accepted
+    assert world.node.orders["move"].outcome == "failed"
+    assert f"kept by pinned {c} (c)" in world.node.orders["move"].reason
+    assert world.order(MigrateSeat, "again", seat=a, to="G23").code == "pinned"
+    world.traffic(a, waiting=2)
+    world.traffic(b)
+    world.tick(5)
+    world.finish()
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G01")
+
+
+def test_two_seats_that_operators_move_to_one_group_come_one_after_the_other(world: World) -> None:
+    a, b = busy_home(world)
+    world.traffic(b)
+    for op, seat in (("one", a), ("two", b)):
+        assert world.order(MigrateSeat, op, seat=seat, to="G23").accepted
+    world.finish()
+    world.tick()
+    assert [world.managed(seat).heads_to for seat in (a, b)] == ["G23", ""], "the place is for one"
+    for seat in (a, b):
+        dropped(world, seat)
+        comes_to_the_gate(world, seat)
+        assert (world.state(seat), world.managed(seat).group.name) == (S.STARTING, "G23")
+        arrives(world, seat)
+        world.tick(5)
+        world.finish()
+        world.tick()
+    assert [world.phases(op)[-1] for op in ("one", "two")] == ["done", "done"]
+    assert [world.managed(seat).group.name for seat in (a, b)] == ["G23", "G23"]
+    assert [world.state(seat) for seat in (a, b)] == [S.PARKED, S.ACTIVE]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_move_goes_on_once_the_gate_is_there_again(world: World, *, ordered: bool) -> None:
+    """Without the plugin no call comes. The place is not kept for so long."""
+    a, _ = busy_home(world)
+    begins_to_move(world, a, ordered=ordered)
+    dropped(world, a)
+    world.tick(60)
+    world.beat()
+    assert world.managed(a).heads_to == ""
+    comes_to_the_gate(world, a)
+    arrives(world, a)
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
+    assert not ordered or world.node.orders["move"].outcome == "done"
+
+
+def test_a_seat_of_a_group_of_both_pairs_gets_its_turn_while_a_seat_moves_between_them() -> None:
+    quad = make_group("G0123", [0, 1, 2, 3], 1)
+    world = World(groups=(*PAIRS, quad), policy=Pulls(busy_seconds=5.0), warmup=False)
+    world.boot()
+    q = world.seat(2, 0)
+    comes_up(world, q, "q", "unload")
+    world.traffic(q)
+    world.tick(6)
+    a, b = busy_home(world)
+    begins_to_move(world, a, ordered=False)
+    world.traffic(q, waiting=1, oldest=50.0)
+    dropped(world, a)
+    comes_to_the_gate(world, a)
+    assert (world.state(a), world.managed(a).group.name, world.state(q)) == (S.STARTING, "G23", S.PARKED)
+    arrives(world, a)
+    world.tick(6)
+    assert [world.state(seat) for seat in (a, b)] == [S.DRAINING, S.DRAINING]
+    world.finish()
+    assert [world.state(seat) for seat in (a, b, q)] == [S.PARKED, S.PARKED, S.ACTIVE]
+    assert world.managed(a).group.name == "G23"
+
+
+def test_a_seat_comes_to_the_group_that_its_pod_prefers_although_its_own_is_idle(world: World) -> None:
+    a, b = busy_home(world, "fake")
+    world.annotate(a, **{"prefer-group": "G23"})
+    world.configure(policy=KybBalanced())
+    world.traffic(b)
+    world.tick(5)
+    world.traffic(a, waiting=1)
+    world.finish()
+    assert (world.state(a), world.managed(a).group.name, world.state(b)) == (S.ACTIVE, "G23", S.ACTIVE)
