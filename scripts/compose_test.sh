@@ -12,10 +12,8 @@ project=kybtest$$
 out=$(mktemp -d)
 export KYB_SPEED="${KYB_SPEED:-24}" KYB_IMAGE="${IMAGE:-kybernate:compose-test}" COMPOSE_PROFILES=fake
 export KYB_DEV_IMAGE="$KYB_IMAGE-dev"
-KYB_PODS_FILE="$out/pods.yaml"
-cp examples/compose/pods.yaml "$KYB_PODS_FILE"
-chmod 644 "$KYB_PODS_FILE"
-export KYB_PODS_FILE
+export KYB_BOX_DIR="$out/box"
+cp -r examples/compose "$KYB_BOX_DIR"
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 KYB_PORT=$(free_port) KYB_PAGE_PORT=$(free_port)
 export KYB_PORT KYB_PAGE_PORT
@@ -32,6 +30,7 @@ finish() {
     compose ps --all || true
     compose logs --no-color --tail 25 2>&1 | cut -c1-400 || true
   fi
+  docker kill "$project-subscriber" >/dev/null 2>&1 || true
   COMPOSE_PROFILES=fake,demo compose down --volumes --remove-orphans --timeout 5 >"$out/down" 2>&1 || { cat "$out/down"; code=1; }
   for kind in container network volume; do
     left=$(docker $kind ls --quiet --filter "label=com.docker.compose.project=$project")
@@ -119,31 +118,49 @@ ready
 step "kyb doctor in a container finds its stack"
 compose exec -T console kyb doctor | tee "$out/doctor"
 grep -q '^OK   console  *http://console:8781$' "$out/doctor"
-step "demo"
+step "demo, and a subscriber beside the bus"
+docker run --rm --interactive --name "$project-subscriber" --network "${project}_bus" "$KYB_IMAGE" \
+  python - nats://nats:4222 <examples/subscribe.py >"$out/events" 2>&1 &
 play 480
+docker kill "$project-subscriber" >/dev/null
+wait $! || true
+grep -q ' active ' "$out/events" || { tail -n 20 "$out/events" >&2; exit 1; }
 step "containers die"
 for service in plugin checkpointer manager router; do crash "$service"; done
 compose up --wait --wait-timeout 120 --no-recreate >"$out/up" 2>&1 || { tail -n 20 "$out/up"; exit 1; }
 ready
 step "demo, after that"
 play 150
-step "a key, and a pods' file that is written in place"
+step "a key, a certificate, and a pods' file that is replaced"
 mkdir "$out/access"
-docker run --rm --network none --user 0 --cap-drop ALL -v "$out/access:/access" "$KYB_IMAGE" \
-  sh -c 'umask 022; kyb router keys add anna --file /access/keys.yaml; chmod 644 /access/keys.yaml' >"$out/key"
-KYB_ACCESS_DIR="$out/access" compose up --wait --wait-timeout 120 --no-deps router >"$out/up" 2>&1 || { tail -n 20 "$out/up"; exit 1; }
-asked() { curl -s -o "$out/models" -w '%{http_code}' "$@" "http://127.0.0.1:$KYB_PORT/v1/models"; }
+docker run --rm --network none --user 0 --cap-drop ALL -v "$out/access:/access" "$KYB_IMAGE" kyb router keys add anna --file /access/keys.yaml >"$out/key"
+openssl req -x509 -newkey rsa:2048 -nodes -days 2 -keyout "$out/access/tls.key" -out "$out/access/tls.crt" \
+  -subj /CN=box.lan -addext subjectAltName=DNS:box.lan 2>/dev/null
+docker run --rm --network none --user 0 --cap-drop ALL --cap-add CHOWN -v "$out/access:/access" "$KYB_IMAGE" chown -R 65532 /access
+KYB_ACCESS_DIR="$out/access" KYB_TLS_NAME=box.lan compose up --wait --wait-timeout 120 --no-deps router console >"$out/up" 2>&1 ||
+  { tail -n 20 "$out/up"; exit 1; }
+key="Authorization: Bearer $(cat "$out/key")"
+asked() { # as from another machine, which has tls.crt
+  curl -s -o "$out/models" -w '%{http_code}' --cacert "$out/access/tls.crt" --resolve "box.lan:$KYB_PORT:127.0.0.1" "$@" \
+    "https://box.lan:$KYB_PORT/v1/models"
+}
 [ "$(asked)" = 401 ] || { echo "compose-test: answered without a key" >&2; exit 1; }
-[ "$(asked -H "Authorization: Bearer $(cat "$out/key")")" = 200 ] || { cat "$out/models" >&2; exit 1; }
-python3 - examples/compose/pods.yaml "$KYB_PODS_FILE" <<'PY'
+[ "$(asked -H "$key")" = 200 ] || { cat "$out/models" >&2; exit 1; }
+compose exec -T console kyb doctor | tee "$out/doctor"
+grep -q '^OK   router  *router-0 at https://router:8780$' "$out/doctor"
+chat='{"model": "mistral-small-24b", "max_tokens": 8, "messages": [{"role": "user", "content": "Hello"}]}'
+curl -s -H "$key" -H 'Content-Type: application/json' -d "$chat" "http://127.0.0.1:$KYB_PAGE_PORT/ui/chat" | tee "$out/chat"
+grep -q '"finish_reason"' "$out/chat" # the page's playground, over TLS to the router
+python3 - "$KYB_BOX_DIR/pods.yaml" "$out/pods.yaml" <<'PY'
 import pathlib, sys
 
 first, *others = pathlib.Path(sys.argv[1]).read_text().split("---\n")[1:]
 assert "qwen3-32b" in first and len(others) == 6
 pathlib.Path(sys.argv[2]).write_text("---\n".join(others))
 PY
+mv "$out/pods.yaml" "$KYB_BOX_DIR/pods.yaml" # as most editors do
 tries=0
-while asked -H "Authorization: Bearer $(cat "$out/key")" >/dev/null && grep -q qwen3-32b "$out/models"; do
+while asked -H "$key" >/dev/null && grep -q qwen3-32b "$out/models"; do
   tries=$((tries + 1))
   if [ $tries -gt 120 ]; then echo "compose-test: qwen3-32b is still there" >&2; exit 1; fi
   sleep 0.5

@@ -1,7 +1,6 @@
 """``kyb up``: a stack in the foreground, its logs, what to paste, and its systemd unit."""
 
 import asyncio
-import contextlib
 import errno
 import getpass
 import itertools
@@ -25,7 +24,7 @@ from kybernate.dev.stack.layout import HOST, USUAL_PORT
 from kybernate.dev.stack.options import ChangingError, content
 from kybernate.dev.stack.process import LineSink
 from kybernate.dev.stack.stack_file import StackFileError
-from kybernate.local_stack import ENGINE_LOGS
+from kybernate.files import bound_logs
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
 _NAME_WIDTH = 12
@@ -42,9 +41,6 @@ SETTINGS = {
 READY_SECONDS = 60.0
 """Models that are not ready by then are a warning."""
 RELOAD_SECONDS = 1.0
-LOG_BYTES = 64 * 2**20
-"""A log that has grown beyond this becomes the older one, ``.log.1``."""
-LOG_SECONDS = 60.0
 
 
 def run(options: StackOptions, *, verbose: bool) -> None:
@@ -210,7 +206,7 @@ async def _live(stack: Stack, progress: Callable[[str], None]) -> None:
         beside = [
             asyncio.create_task(reload_changes(stack, progress), name="reload"),
             asyncio.create_task(_renew(stack, progress), name="renew"),
-            asyncio.create_task(bound_logs(stack.folder), name="logs"),
+            asyncio.create_task(bound_logs(stack.folder, "logs/*.log"), name="logs"),
         ]
         try:
             await _show(stack, progress, systemd)
@@ -218,21 +214,6 @@ async def _live(stack: Stack, progress: Callable[[str], None]) -> None:
         finally:
             for task in beside:
                 task.cancel()
-
-
-async def bound_logs(folder: Path) -> NoReturn:
-    """Look at the logs of processes and engines each minute. Each is appended to, and goes on at its new end."""
-    while True:
-        await asyncio.sleep(LOG_SECONDS)
-        await asyncio.to_thread(_shorten_logs, folder)
-
-
-def _shorten_logs(folder: Path) -> None:
-    for log in (*folder.glob("logs/*.log"), *folder.glob(f"{ENGINE_LOGS}/*/*.log")):
-        with contextlib.suppress(OSError):  # it has gone, or the disk is full
-            if log.stat().st_size > LOG_BYTES:
-                shutil.copyfile(log, log.with_suffix(".log.1"))
-                os.truncate(log, 0)
 
 
 async def _renew(stack: Stack, progress: Callable[[str], None]) -> NoReturn:

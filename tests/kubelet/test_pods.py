@@ -12,6 +12,7 @@ import aiohttp
 import grpc.aio
 import pytest
 
+from kybernate import files
 from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options
 from kybernate.dev.fakes.kubelet.pod import Pod
@@ -371,3 +372,15 @@ spec:
         await until_running(created)
         status = created.document()["status"]
         assert (status["podIP"], status["hostIP"]) == ("127.0.0.9", "127.0.0.9")
+
+
+async def test_the_log_of_a_container_that_has_grown_too_long_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no ``kyb up`` looks after it, as in Compose."""
+    monkeypatch.setattr(files, "LOG_BYTES", 100)
+    monkeypatch.setattr(files, "LOG_SECONDS", 0.05)
+    async with running_kubelet() as kubelet:
+        talks = kubelet.create(pod("talks", seats=0, command="printf %0150d; exec sleep 100"))
+        log = kubelet.options.run_dir / "pods" / f"default_talks_{talks.uid}" / "engine.log"
+        older = log.with_suffix(".log.1")
+        await until(lambda: older.exists() and log.stat().st_size == 0, what="the log begins anew")
+        assert older.read_text() == "0" * 150

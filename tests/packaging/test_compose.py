@@ -30,7 +30,7 @@ SETTINGS = {
 
 def interpolated(text: str) -> str:
     """As Compose reads it where no variable is set."""
-    return re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", text)
+    return re.sub(r"\$\{[A-Z_]+(?::-([^}]*)|:\+[^}]*)\}", lambda found: found[1] or "", text)
 
 
 COMPOSE: dict[str, Any] = yaml.safe_load(interpolated((ROOT / "compose.yaml").read_text()))
@@ -93,11 +93,12 @@ def test_services_understand_their_settings(name: str) -> None:
 @pytest.mark.parametrize("name", SERVICES)
 def test_everything_that_is_mounted_is_declared(name: str) -> None:
     service = SERVICES[name]
-    assert {mount.partition(":")[0] for mount in service.get("volumes", [])} <= set(COMPOSE["volumes"])
-    assert {config["source"] for config in service.get("configs", [])} <= set(COMPOSE["configs"])
+    mounts = service.get("volumes", [])
+    assert {mount.partition(":")[0] for mount in mounts if isinstance(mount, str)} <= set(COMPOSE["volumes"])
     assert set(service.get("networks", [])) <= set(COMPOSE["networks"])
-    for config in COMPOSE["configs"].values():
-        assert (ROOT / config["file"]).is_file()
+    for folder in [ROOT / mount["source"] for mount in mounts if isinstance(mount, dict)]:
+        assert (folder / "config.yaml").is_file()
+        assert (folder / "pods.yaml").is_file()
 
 
 def test_the_image_is_the_one_that_make_image_makes() -> None:
@@ -108,6 +109,8 @@ def test_the_image_is_the_one_that_make_image_makes() -> None:
 
 def test_the_pods_are_those_of_kyb_up_each_on_its_own_port() -> None:
     config = load(LAPTOP / "config.yaml")
+    files = (LAPTOP / "config.yaml", ROOT / "examples/compose/config.yaml")
+    assert len({file.read_text().partition("\n")[2] for file in files}) == 1  # but for the comment
     ours = load_pods(ROOT / "examples/compose/pods.yaml", config)
     laptop = load_pods(LAPTOP / "pods.yaml", config)
     assert [(p.model, p.resource, p.vram_bytes) for p in ours] == [(p.model, p.resource, p.vram_bytes) for p in laptop]

@@ -17,7 +17,7 @@ import aiohttp
 import pytest
 import yaml
 
-from kybernate import local_stack
+from kybernate import files, local_stack
 from kybernate.cli import main
 from kybernate.dev import up
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
@@ -218,11 +218,10 @@ async def test_a_certificate_that_is_refused_is_named(tmp_path: Path) -> None:
 async def test_a_log_that_has_grown_too_long_begins_anew_and_is_followed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(up, "LOG_BYTES", 100)
-    monkeypatch.setattr(up, "LOG_SECONDS", 0.05)
-    (tmp_path / "logs").mkdir()
-    (engine := tmp_path / "run" / "pods" / "default_a_1").mkdir(parents=True)
-    logs = [tmp_path / "logs" / "router.log", engine / "engine.log"]
+    monkeypatch.setattr(files, "LOG_BYTES", 100)
+    monkeypatch.setattr(files, "LOG_SECONDS", 0.05)
+    logs = [tmp_path / "logs" / "router.log", tmp_path / "logs" / "console.log"]
+    logs[0].parent.mkdir()
     for log in logs:
         log.write_text("first\n" * 30)
     seen: list[str] = []
@@ -230,7 +229,7 @@ async def test_a_log_that_has_grown_too_long_begins_anew_and_is_followed_on(
     for _ in range(30):
         seen.append(next(following))
     with logs[1].open("a") as writer:
-        task = asyncio.create_task(up.bound_logs(tmp_path))
+        task = asyncio.create_task(files.bound_logs(tmp_path, "logs/*.log"))
         await until(lambda: all(log.stat().st_size == 0 for log in logs), what="both are empty")
         task.cancel()
         writer.write("second\n")

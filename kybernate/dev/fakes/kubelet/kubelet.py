@@ -110,6 +110,7 @@ class Kubelet:
         self.devices.start()
         await self._serve()
         self._background(self._schedule(), "scheduler")
+        self._background(files.bound_logs(self._around.logs, "*/*.log"), "logs")
         return self
 
     async def __aexit__(self, *_: object) -> None:
