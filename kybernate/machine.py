@@ -3,6 +3,7 @@
 ``kybernate.gpus`` (NVML or the fake driver) produces them; ``kybernate.topology`` and the services consume them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -40,6 +41,15 @@ class Gpu:
     """Set on a MIG instance."""
     mig_enabled: bool = False
     """A GPU in MIG mode: only its instances can be used, never its memory as a whole."""
+
+    @property
+    def physical(self) -> str:
+        """UUID of the physical GPU: its own, for an instance its GPU's."""
+        return self.uuid if self.mig is None else self.mig.parent
+
+    def fault(self, reasons: Mapping[str, str]) -> str:
+        """Why it is faulty, by the reasons of UUIDs: its own, or its GPU's. Empty: it is not."""
+        return reasons.get(self.uuid) or reasons.get(self.physical, "")
 
 
 @dataclass(frozen=True, slots=True)

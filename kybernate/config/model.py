@@ -47,9 +47,10 @@ class Profile(Strict):
     """Which group gets the next seat."""
     expose_devices: Literal["group", "node"] = "group"
     """Device nodes in the container: those that its seat may use, or all of the node."""
-    rebalance: bool = True
-    """Whether its groups are one pool: their parked seats may be activated on each other's GPUs, where these are alike
-    (``topology.peers``). A container then has the device nodes of all of these."""
+    rebalance: bool | None = None
+    """Whether its groups are one pool: their seats may move to each other's GPUs, where these are alike
+    (``topology.peers``). A container then has the device nodes of all of these. Where nothing is written, groups of
+    whole GPUs are one, MIG instances none."""
     mig_profile: MigProfile | None = None
     """With ``migStrategy: mixed``: its groups are the MIG instances of this profile, e.g. ``3g.40gb``, one each."""
 

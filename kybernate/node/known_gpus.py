@@ -57,12 +57,12 @@ def merge(
     present = [*away, *(_numbered(there.values(), known.gpus) if away else there.values())]
     index = {gpu.uuid: gpu.index for gpu in present}
     gone = {gpu.uuid for gpu in away}
-    parts = [*instances, *(part for part in known.instances if part.mig is not None and part.mig.parent in gone)]
+    parts = [*instances, *(part for part in known.instances if part.physical in gone)]
     pairs = {_pair(link): link for link in (*known.links, *links)}  # the present reading wins
     own = tuple(sorted(present, key=lambda gpu: gpu.index))
     own_parts = tuple(
         sorted(
-            (replace(p, index=index[p.mig.parent]) for p in parts if p.mig is not None and p.mig.parent in index),
+            (replace(p, index=index[p.physical]) for p in parts if p.physical in index),
             key=lambda part: (part.index, part.uuid),
         )
     )

@@ -56,8 +56,17 @@ class Group:
     @property
     def physical(self) -> frozenset[str]:
         """UUIDs whose fault is a fault of this group: its GPUs, and the parent GPU of a MIG instance."""
-        parents = frozenset(gpu.mig.parent for gpu in self.gpus if gpu.mig is not None)
-        return parents.union(self.uuids)
+        return frozenset(uuid for gpu in self.gpus for uuid in (gpu.uuid, gpu.physical))
+
+    @property
+    def why_bound(self) -> str:
+        """Why none of its seats may move, by its profile; empty: they may, where another group is alike."""
+        profile = self.profile
+        if profile.rebalance is False:
+            return f"profile {profile.name} has rebalance: false, so its containers see only their own group"
+        if profile.rebalance is None and self.is_mig:
+            return f"profile {profile.name} has no rebalance: true, so its containers see only their own MIG instance"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,20 +153,20 @@ def overlaps(groups: Sequence[Members]) -> tuple[tuple[str, ...], ...]:
 
 
 def peers(groups: Sequence[Group]) -> dict[str, tuple[Group, ...]]:
-    """Return by group name the groups to which its seats may move; none where the profile says ``rebalance: false``.
+    """Return by group name the groups to which its seats may move; none where its profile binds them.
 
-    Alike groups of one profile, of any size: what was parked on one can be restored on the other. MIG cannot be
-    checkpointed. The plugin gives containers the device nodes for moves, the manager decides on them: both use this.
+    Alike groups of one profile, of any size, or MIG instances: what runs on one can run on the other. The plugin gives
+    containers the device nodes for moves, the manager decides on them: both use this.
     """
     return {group.name: tuple(other for other in groups if _exchanges(group, other)) for group in groups}
 
 
 def _exchanges(group: Group, other: Group) -> bool:
-    if group.profile.name != other.profile.name or not group.profile.rebalance:
+    if group.profile.name != other.profile.name or group.why_bound or not {*group.uuids}.isdisjoint(other.uuids):
         return False
-    if group.is_mig or other.is_mig or not {*group.uuids}.isdisjoint(other.uuids):
-        return False
-    mine, theirs = ([(gpu.name, gpu.memory_bytes) for gpu in one.gpus] for one in (group, other))
+    mine, theirs = (
+        [(gpu.name, gpu.memory_bytes, gpu.mig and gpu.mig.profile) for gpu in one.gpus] for one in (group, other)
+    )
     return mine == theirs
 
 

@@ -216,7 +216,7 @@ def _gpus(node: NodeState) -> Iterable[Metric]:
     )
     owner = _gauge("kybernate_gpu_owner", "1 for each seat that holds the GPU", "node", "gpu", "seat", "model")
     for gpu in {gpu.uuid: gpu for group in node.setup.groups for gpu in group.gpus}.values():
-        faulty.add_metric([node.name, gpu.uuid, str(gpu.index)], float(gpu.uuid in node.faulty))
+        faulty.add_metric([node.name, gpu.uuid, str(gpu.index)], float(bool(gpu.fault(node.faulty))))
     for seat in node.seats.values():
         for gpu in seat.group.gpus if seat.lease else ():
             owner.add_metric([node.name, gpu.uuid, seat.id, seat.model], 1)

@@ -45,7 +45,7 @@ class GpuReading:
     @property
     def parents(self) -> dict[str, str]:
         """By UUID of a MIG instance: the UUID of its GPU."""
-        return {gpu.uuid: gpu.mig.parent for gpu in self.known.instances if gpu.mig is not None}
+        return {gpu.uuid: gpu.physical for gpu in self.known.instances}
 
 
 async def first_reading(gpus: Gpus, state_dir: Path) -> GpuReading:
@@ -218,5 +218,5 @@ class GpuWatch:
                 found = await self._gpus.instances()
             except GpuError:
                 return parents  # the events must not be lost for it
-            parents |= {gpu.uuid: gpu.mig.parent for gpu in found if gpu.mig is not None}
+            parents |= {gpu.uuid: gpu.physical for gpu in found}
         return parents

@@ -33,10 +33,11 @@ def draft_offer(
     topology = plan(config, known.gpus, known.links, known.instances, lenient=True)
     groups, orphaned = with_orphaned_seats(topology.groups, allocated, known.all, former=former)
     fake = settings.fakes
-    missing = frozenset(gpu.uuid for gpu in known.gpus) - reading.present
+    there = tuple(gpu for gpu in (*known.gpus, *known.instances) if gpu.physical in reading.present)
+    missing = frozenset(uuid for group in groups for uuid in group.uuids).difference(gpu.uuid for gpu in there)
     offer = Offer(
         groups=groups,
-        gpus=tuple(gpu for gpu in known.gpus if gpu.uuid in reading.present),
+        gpus=there,
         seats_dir=settings.run_dir / "seats",
         run_dir=settings.bin_dir if (settings.bin_dir / PROGRAM).is_file() else None,
         present=reading.device_nodes,

@@ -78,7 +78,7 @@ class NodeSeats:
         own, reasons = self.offer.seats[seat_id].group, self.probation.reasons
         group = next((one for one in self.offer.groups if one.name == group_name), own)
         for gpu in group.gpus:
-            reason = reasons.get(gpu.uuid, "")
+            reason = gpu.fault(reasons)
             if reason.startswith(GONE):
                 which = f"GPU {gpu.index} ({gpu.uuid}) of group {group.name}"
                 return f"it cannot start: {which}: {reason}; or delete the pod"

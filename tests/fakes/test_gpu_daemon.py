@@ -8,11 +8,14 @@ import stat
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from kybernate.dev.fakes.gpu import server
 from kybernate.dev.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
+from kybernate.dev.fakes.gpu.helper_driver import FakeHelperDriver
+from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
 from tests.fakes.daemons import Child, child, driver, process
 from tests.until import until
@@ -152,6 +155,23 @@ async def test_lines_that_are_no_calls_get_an_answer(node):
         assert json.loads(await reader.readline())["name"] == "INVALID_VALUE"
     writer.close()
     await writer.wait_closed()
+
+
+async def test_the_checkpointers_helper_reads_the_memory_of_a_mig_instance(tmp_path):
+    """As NVML does: else a park by a restart there has no proof, and the seat is quarantined."""
+    socket, machine = tmp_path / "driver.sock", hardware("A100-mig-mixed")
+    async with driver(socket, "--preset", "A100-mig-mixed"):
+        helper = FakeHelperDriver(str(socket))
+        gpu, part = machine.gpus[0].uuid, machine.instances[1]
+
+        def memory(gpus: list[str] | None) -> Any:
+            return helper.call("memory", {"gpus": gpus}).get("memory")
+
+        assert await asyncio.to_thread(memory, [part.uuid]) == {part.uuid: [0, part.memory_bytes]}
+        assert await asyncio.to_thread(memory, None) == {gpu: [0, machine.gpus[0].memory_bytes]}
+        assert await asyncio.to_thread(memory, ["MIG-none"]) is None
+        assert helper._client is not None
+        helper._client.close()
 
 
 async def test_sigterm_ends_the_daemon_cleanly_and_its_clients_know(tmp_path):

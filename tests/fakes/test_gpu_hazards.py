@@ -37,6 +37,15 @@ def test_a_process_says_which_device_nodes_it_has_when_it_attaches(stand):
     assert stand.code("attach", 1, seat="s1", device_nodes="all") is Code.INVALID_VALUE
 
 
+def test_a_process_takes_no_memory_of_a_gpu_whose_device_node_it_does_not_have(stand):
+    a, b = stand.gpus
+    stand.read("attach", 1, seat="s1", device_nodes=[a])
+    assert stand.code("alloc", 1, gpu=a, bytes=1) is S
+    assert stand.code("alloc", 1, gpu=b, bytes=1) is Code.INVALID_DEVICE
+    stand.read("attach", 2, seat="s2")
+    assert stand.code("alloc", 2, gpu=b, bytes=1) is S, "it says nothing of its nodes"
+
+
 def test_marks_stay_until_they_are_taken_back(stand):
     stand.locked(1)
     for mark in ("ipc", "managed"):

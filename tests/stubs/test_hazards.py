@@ -17,6 +17,7 @@ from tests.stubs.stand import (
     ILLEGAL,
     INVALID,
     LOCKED,
+    NO_DEVICE,
     NO_ROOM,
     NOT_SUPPORTED,
     OS,
@@ -322,6 +323,22 @@ async def test_a_checkpoint_on_a_mig_instance_says_out_of_memory(stubs, binding:
         assert await caller.code("lock", engine.pid) == SUCCESS
         assert await caller.code("checkpoint", engine.pid) == NO_ROOM
         assert await caller.value("state", engine.pid) == LOCKED
+
+
+@pytest.mark.parametrize(
+    ("container", "user", "seen"),
+    [("$0,$1", "0", 0), ("$0,$1", "1", None), ("$0,$1", "$1", 1), ("$0", "$1", None), ("$1", "0", 1)],
+)
+async def test_of_several_mig_instances_cuda_counts_the_first_and_finds_another_by_its_uuid(
+    stubs, binding: str, tmp_path: Path, container: str, user: str, seen: int | None
+):
+    async with own_stand(stubs, tmp_path, binding, "--preset", "A100-mig-mixed", "--speed", "100") as machine:
+        uuids = [one["uuid"] for one in (await machine.client.call("devices"))["instances"]]
+        container, user = (text.replace("$0", uuids[0]).replace("$1", uuids[1]) for text in (container, user))
+        engine = await machine.child(NVIDIA_VISIBLE_DEVICES=container, CUDA_VISIBLE_DEVICES=user)
+        assert await engine.code("init") == (NO_DEVICE if seen is None else SUCCESS)
+        if seen is not None:
+            assert "MIG-" + (await engine.value("device", 0))[1] == uuids[seen]
 
 
 async def test_any_verb_can_be_made_to_fail_without_effect(machine: Stand):

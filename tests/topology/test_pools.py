@@ -9,8 +9,6 @@ from kybernate.config import Profile
 from kybernate.machine import Gpu, Mig
 from kybernate.topology import Group, peers
 
-MIG = Mig("GPU-9", "3g.40gb", 1, 0)
-
 
 def group(index: int, *, gpus: int = 1, gpu: dict[str, Any] | None = None, **profile: Any) -> Group:
     """Group G0, G1, …; all of them alike but for the changes."""
@@ -36,6 +34,29 @@ def test_pairs_exchange_seats_also_inside_a_quad_which_exchanges_none() -> None:
     assert peers([pair, other, quad]) == {"G0": (other,), "G2": (pair,), "Q": ()}
 
 
+def instance(index: int, part: int, kind: str = "3g.40gb", **changes: Any) -> Group:
+    """A MIG instance of GPU ``index`` as a group."""
+    made = group(index, **changes)
+    uuid = f"MIG-{index}-{part}"
+    return replace(made, name=uuid, gpus=(replace(made.gpus[0], uuid=uuid, mig=Mig(f"GPU-{index}", kind, part, 0)),))
+
+
+def test_alike_mig_instances_of_one_gpu_and_of_several_are_a_pool_where_the_profile_says_so() -> None:
+    pool = [instance(0, 1, rebalance=True), instance(0, 2, rebalance=True), instance(1, 1, rebalance=True)]
+    assert {name: [one.name for one in others] for name, others in peers(pool).items()} == {
+        "MIG-0-1": ["MIG-0-2", "MIG-1-1"],
+        "MIG-0-2": ["MIG-0-1", "MIG-1-1"],
+        "MIG-1-1": ["MIG-0-1", "MIG-0-2"],
+    }
+
+
+def test_mig_instances_are_bound_where_the_profile_says_nothing() -> None:
+    """Who cuts a GPU wants its parts apart: no container gets another instance without a word."""
+    one, other = instance(0, 1), instance(0, 2)
+    assert peers([one, other]) == {"MIG-0-1": (), "MIG-0-2": ()}
+    assert one.why_bound == "profile one has no rebalance: true, so its containers see only their own MIG instance"
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -45,7 +66,8 @@ def test_pairs_exchange_seats_also_inside_a_quad_which_exchanges_none() -> None:
         (group(0), group(1, name="two", resource="kyb.ai/two")),
         (group(0, gpus=2), group(1, gpus=2)),
         (group(0, gpus=2), group(2)),
-        (group(0, gpu={"mig": MIG}), group(1, gpu={"mig": MIG})),
+        (instance(0, 1, rebalance=True), instance(0, 2, "2g.40gb", rebalance=True)),
+        (instance(0, 1, rebalance=True), group(1, rebalance=True)),
         (group(0), replace(group(0), name="again")),
     ],
     ids=[
@@ -55,7 +77,8 @@ def test_pairs_exchange_seats_also_inside_a_quad_which_exchanges_none() -> None:
         "another profile",
         "a shared GPU",
         "another size",
-        "MIG",
+        "another MIG profile",
+        "a MIG instance and a whole GPU",
         "the same GPU",
     ],
 )

@@ -263,6 +263,7 @@ def _of_node(layout: Layout, node: NodeLayout, options: StackOptions, slots: int
     folder, speed, form = node.folder, str(options.speed), ("--log-format", options.log_format)
     driver = [*("--socket", str(node.driver_socket)), *("--speed", speed), *form]
     driver += [
+        *("--preset", options.preset),
         *("--gpus", str(options.gpus)),
         *("--memory", options.memory),
         *("--name", GPU_NAME),

@@ -51,6 +51,8 @@ class StackOptions:
     routers: int = 1
     servers: int = 1
     """nats-servers; 3: one cluster that keeps everything three times."""
+    preset: str = "default"
+    """The fake machine of each node (``kybernate.dev.fakes.gpu.spec``)."""
     gpus: int = 4
     """Of each node."""
     memory: str = "80GiB"
@@ -138,7 +140,7 @@ def _hardware(options: StackOptions) -> Hardware:
     """The GPUs of the options. Raises ConfigError."""
     if options.driver != "nvidia":
         try:
-            return fake_hardware(options.gpus, options.memory)
+            return fake_hardware(options.gpus, options.memory, options.preset)
         except ValueError as error:
             raise ConfigError(f"--gpus {options.gpus} --memory {options.memory}: {error}") from None
 
@@ -198,9 +200,9 @@ def check_manifests(path: Path) -> None:
                 taken[port] = pod.name
 
 
-def fake_hardware(count: int, memory: str) -> Hardware:
+def fake_hardware(count: int, memory: str, preset: str = "default") -> Hardware:
     """GPUs and links that the fake driver will show. Raises ValueError for a wrong count or size."""
-    return build(changed("default", count, parse_size(memory), gpu_name=GPU_NAME))
+    return build(changed(preset, count, parse_size(memory), gpu_name=GPU_NAME))
 
 
 def fake_gpus(count: int, memory: str) -> tuple[Gpu, ...]:

@@ -172,7 +172,7 @@ def _append(stack: Mapping[str, Any], origin: str, pods: Sequence[StackPod], tex
 def _check(stack: Mapping[str, Any], text: str) -> None:
     """Raise ConfigError if the stack would refuse this file of Pods."""
     file, folder = _file(stack), Path(stack["folder"])
-    hardware = {name: stack[name] for name in ("driver", "gpus", "memory") if name in stack}
+    hardware = {name: stack[name] for name in ("driver", "preset", "gpus", "memory") if name in stack}
     with tempfile.TemporaryDirectory(prefix="kyb-") as drafts:
         draft = Path(drafts) / "pods.yaml"
         draft.write_text(text)

@@ -342,6 +342,7 @@ class Stack:
                 "nats_url": layout.nats_url,
                 "kubelet_url": layout.kubelet_url,
                 "driver": self.options.driver,
+                "preset": self.options.preset,
                 "gpus": self.options.gpus,
                 "memory": self.options.memory,
                 "pids": self.pids,

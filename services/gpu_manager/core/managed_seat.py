@@ -351,8 +351,7 @@ class ManagedSeat:
                 self.forgive()
             return
         durable.failures += weight
-        mig = any(gpu.mig is not None for gpu in self.group.gpus)
-        below = next_backend(self.backend, mig=mig)
+        below = next_backend(self.backend, mig=self.group.is_mig)
         if durable.failures < DEMOTE_AFTER or progress.outcome == "parked" or not below:
             return
         durable.demoted = f"{self.backend} failed {durable.failures} times in a row: {progress.reason}"

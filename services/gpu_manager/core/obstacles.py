@@ -167,7 +167,7 @@ def FOREIGN(ask: Ask) -> Stage | None:
     if not ask.node.foreign:
         return None
     gpus = ask.group.gpus
-    index = {uuid: gpu.index for gpu in gpus for uuid in {gpu.uuid, gpu.mig.parent if gpu.mig else gpu.uuid}}
+    index = {uuid: gpu.index for gpu in gpus for uuid in (gpu.uuid, gpu.physical)}
     found = [one for one in ask.node.foreign if one.gpu in index]
     if not found:
         return None
@@ -213,17 +213,14 @@ def IMMOVABLE(ask: Ask) -> Stage | None:
     node, seat, group = ask.node, ask.seat, ask.group
     if group.name == seat.group.name:
         return None
-    why = next(
-        (f"GPU {gpu.index} is faulty: {node.faulty[gpu.uuid]}" for gpu in group.gpus if gpu.uuid in node.faulty), ""
-    )
+    why = next((f"GPU {gpu.index} is faulty: {fault}" for gpu in group.gpus if (fault := gpu.fault(node.faulty))), "")
     if not why and any(peer.name == group.name for peer in node.groups[seat.group.name].peers):
         why = ways.why_immovable(node, seat)
     elif not why and len(group.gpus) != len(seat.home.gpus):
         why = f"GPUs: it has {len(group.gpus)}, the seat needs {len(seat.home.gpus)}"
-    elif not why and not seat.home.profile.rebalance:
-        why = f"profile {seat.home.profile.name} has rebalance: false, so its containers see only their own group"
     elif not why:
-        why = "seats move between groups of one profile with as many GPUs of the same model and memory"
+        alike = "MIG instances of the same profile" if seat.home.is_mig else "as many GPUs of the same model and memory"
+        why = seat.home.why_bound or f"seats move between groups of one profile with {alike}"
     return Stage("immovable", f"{seat.name} cannot use group {group.name}: {why}") if why else None
 
 
@@ -467,7 +464,7 @@ def FAULTY(ask: Ask) -> Stage | None:
     """The device plugin takes one of its GPUs for faulty, and activations may fail. Data: ``gpus``."""
     if not ask.node.faulty:
         return None
-    found = {gpu.index: reason for gpu in ask.group.gpus if (reason := ask.node.faulty.get(gpu.uuid))}
+    found = {gpu.index: reason for gpu in ask.group.gpus if (reason := gpu.fault(ask.node.faulty))}
     if not found:
         return None
     names = "; ".join(f"GPU {index}: {reason}" for index, reason in found.items())

@@ -32,6 +32,8 @@ class Way:
 def _no_map(node: NodeState, seat: ManagedSeat) -> str:
     if seat.state in AT_HOME:
         return "it has no copy"
+    if seat.group.is_mig:
+        return "the driver cannot checkpoint MIG instances"
     if seat.backend not in DRIVER_BACKENDS:
         return f"backend {seat.backend} cannot restore on other GPUs"
     return seat.durable.fixed or node.immovable

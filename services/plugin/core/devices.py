@@ -60,6 +60,7 @@ class Offer:
 
     groups: tuple[Group, ...]
     gpus: tuple[Gpu, ...]
+    """Those that answer, and the MIG instances on them."""
     seats_dir: Path
     """Host folder of the seat folders; containers see theirs at the same path."""
     run_dir: Path | None = None
@@ -220,11 +221,13 @@ class Offer:
         """Return what names the GPUs of a start on ``group``, in a container that has the devices of the seat's."""
         own = {*group.uuids}
         counted = [gpu for gpu in self._exposed(seat.group) if gpu in self.gpus or gpu.uuid in own]
-        ordinals = [ordinal for ordinal, gpu in enumerate(counted) if gpu.uuid in own]
+        # CUDA counts what the container has, but of several MIG instances the first alone.
+        named = group.is_mig and self._peers[group.name]
+        visible = [gpu.uuid if named else str(at) for at, gpu in enumerate(counted) if gpu.uuid in own]
         envs = {
             "KYB_GPU_INDICES": ",".join(str(gpu.index) for gpu in group.gpus),
             "KYB_GPU_GROUP": group.name,
-            "CUDA_VISIBLE_DEVICES": ",".join(map(str, ordinals)),  # CUDA counts what the container has
+            "CUDA_VISIBLE_DEVICES": ",".join(visible),
         }
         return envs if self.fake_driver is None else {**envs, "KYB_FAKE_GPU": ",".join(group.uuids)}
 
@@ -267,8 +270,9 @@ class Offer:
 
     def _exposed(self, group: Group) -> list[Gpu]:
         """Return the GPUs whose device nodes the container has, in the order in which CUDA counts them there."""
-        whole = group.profile.expose_devices == "node" and all(gpu.mig is None for gpu in group.gpus)
-        exposed = self.gpus if whole else (*group.gpus, *self._peer_gpus(group))
+        exposed = (*group.gpus, *self._peer_gpus(group))
+        if group.profile.expose_devices == "node" and not group.is_mig:
+            exposed = tuple(gpu for gpu in self.gpus if gpu.mig is None)
         return sorted(exposed, key=lambda gpu: gpu.pci_bus_id.lower())
 
 

@@ -115,7 +115,8 @@ async def _serve(options: argparse.Namespace) -> int:
 async def _vram(options: argparse.Namespace, residue: int, clock: Clock) -> Vram:
     if options.cuda:
         return await Vram.open_cuda(options.driver, options.vram, residue, clock)
-    return await Vram.connect(options.driver, options.seat, options.gpus, options.vram, residue, clock)
+    given = [name for name in _names(os.environ.get("NVIDIA_VISIBLE_DEVICES", "")) if name.startswith(("GPU-", "MIG-"))]
+    return await Vram.connect(options.driver, options.seat, options.gpus, options.vram, residue, clock, given)
 
 
 async def _live(engine: Engine, vram: Vram, stop: asyncio.Event) -> int:

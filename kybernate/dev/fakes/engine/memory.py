@@ -176,12 +176,22 @@ class Vram:
 
     @classmethod
     async def connect(
-        cls, socket: Path, seat: str, gpus: Sequence[str], vram_bytes: int, residue_bytes: int, clock: Clock
+        cls,
+        socket: Path,
+        seat: str,
+        gpus: Sequence[str],
+        vram_bytes: int,
+        residue_bytes: int,
+        clock: Clock,
+        device_nodes: Sequence[str] = (),
     ) -> Self:
-        """Become a process of the fake driver. Raises DriverGoneError, DriverError."""
+        """Become a process of the fake driver. ``device_nodes``: GPUs that its container was given; none: nothing says.
+
+        Raises DriverGoneError, DriverError.
+        """
         memory = DriverMemory(gpus)
         memory.client = await FakeDriverClient.connect(socket, wait_seconds=2, on_event=memory.on_event)
-        await memory.client.call("attach", seat=seat, watch=True)
+        await memory.client.call("attach", seat=seat, watch=True, device_nodes=list(device_nodes) or None)
         start_cuda_thread()
         return cls(memory, memory.client, vram_bytes, residue_bytes, clock)
 

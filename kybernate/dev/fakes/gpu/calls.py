@@ -180,7 +180,10 @@ class OwnCalls:
         gpu = text(call.arguments, "gpu")
         if gpu not in self._world.capacity:
             raise RefusedError(Code.INVALID_VALUE, f"no GPU {gpu!r}; GPUs are {', '.join(self._world.capacity)}")
-        return process.moved.get(gpu, gpu)
+        gpu = process.moved.get(gpu, gpu)
+        if process.device_nodes is not None and gpu not in process.device_nodes:
+            raise RefusedError(Code.INVALID_DEVICE, f"process {process.pid} has no device node of {gpu}")
+        return gpu
 
 
 class Verbs:

@@ -49,13 +49,14 @@ class FakeHelperDriver:
         return {**reply, "processes": [use for use in reply["processes"] if wanted is None or use["gpu"] in wanted]}
 
     def _memory(self, reply: Reply, wanted: list[str] | None) -> Reply:
-        """Like NVML: a lost GPU has no numbers, and is an error only for who wants just that one."""
-        answering = {gpu["uuid"]: gpu for gpu in reply.get("gpus", ()) if not gpu.get("lost", False)}
-        missing = [] if wanted is None else [uuid for uuid in wanted if uuid not in answering]
-        if missing:
+        """Like NVML: a lost GPU has no numbers, and is an error only for who wants just that one; MIG instances are
+        found by their UUIDs."""
+        every = (*reply.get("gpus", ()), *reply.get("instances", ()))
+        memory = {one["uuid"]: [one["used_bytes"], one["memory_bytes"]] for one in every if not one.get("lost", False)}
+        names = [gpu["uuid"] for gpu in reply.get("gpus", ()) if gpu["uuid"] in memory] if wanted is None else wanted
+        if missing := [uuid for uuid in names if uuid not in memory]:
             return {"code": -1, "name": "UNREACHABLE", "text": f"GPU {missing[0]} does not answer"}
-        gpus = answering.values() if wanted is None else [answering[uuid] for uuid in wanted]
-        memory = {gpu["uuid"]: [gpu["used_bytes"], gpu["memory_bytes"]] for gpu in gpus}
+        memory = {uuid: memory[uuid] for uuid in names}
         return {"code": reply["code"], "name": reply["name"], "memory": memory}
 
     def _describe(self, reply: Reply) -> Reply:

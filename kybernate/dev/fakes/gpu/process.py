@@ -16,6 +16,8 @@ class Code(IntEnum):
     OUT_OF_MEMORY = 2
     NOT_INITIALIZED = 3
     """The process does not use CUDA, or is a zombie."""
+    INVALID_DEVICE = 101
+    """It has no device node of that GPU."""
     OPERATING_SYSTEM = 304
     """No such process; also every restore after one that ran out of memory."""
     ILLEGAL_STATE = 401
@@ -132,7 +134,7 @@ class CudaProcess:
     memory: dict[str, int] = field(default_factory=dict)
     """Bytes by GPU; an entry of 0 is a context without memory, as NVML shows it."""
     device_nodes: frozenset[str] | None = None
-    """GPUs whose device nodes it has, by UUID; None: all of them. It cannot be restored to others."""
+    """GPUs whose device nodes it has, by UUID; None: all of them. It can use no others, nor be restored to them."""
     communicator: str | None = None
     """Live NCCL communicator; processes that name the same one are its ranks."""
     ipc: bool = False

@@ -76,11 +76,22 @@ static void keep_injected(void)
     device_count = kept;
 }
 
-/* The ordinal that one word of CUDA_VISIBLE_DEVICES means: a number, a UUID or its beginning; -1 if none. */
+static int is_instance(const struct kyb_device *device) { return strcmp(device->uuid, device->parent) != 0; }
+
+/* What CUDA counts: instances stand behind the whole GPUs, and of several it sees the first only. */
+static int counted(void)
+{
+    int count = 0;
+    while (count < device_count && (count == 0 || !is_instance(&devices[count - 1])))
+        count++;
+    return count;
+}
+
+/* The place of what one word of CUDA_VISIBLE_DEVICES means: a number, a UUID or its beginning; -1 if none. */
 static int chosen(const char *word)
 {
     if (isdigit((unsigned char)*word))
-        return atoi(word) < device_count ? atoi(word) : -1;
+        return atoi(word) < counted() ? atoi(word) : -1;
     if (strncmp(word, "GPU-", 4) != 0 && strncmp(word, "MIG-", 4) != 0)
         return -1;
     for (int index = 0; index < device_count; index++) {
@@ -130,8 +141,6 @@ static void read_device(const char *gpu)
     device->total_bytes = (size_t)kyb_int(gpu, "memory_bytes", 0);
     device->numa_node = (int)kyb_int(gpu, "numa_node", -1);
 }
-
-static int is_instance(const struct kyb_device *device) { return strcmp(device->uuid, device->parent) != 0; }
 
 /* CUDA shows a process at most one MIG instance. */
 static void keep_one_instance(void)

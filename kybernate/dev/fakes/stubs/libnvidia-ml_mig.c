@@ -9,10 +9,12 @@
 #define MAX_INSTANCES 7U
 #define MULTIPROCESSORS_OF_A_SLICE 14
 
-/* Which fake cards could be split at all. */
+/* Which fake cards could be split at all: by their name, or since they are. */
 static int can_be_split(const char *gpu)
 {
     char name[96];
+    if (kyb_int(gpu, "mig_enabled", 0))
+        return 1;
     return kyb_text(gpu, "name", name, sizeof name) == 0 && (strstr(name, "A100") || strstr(name, "H100"));
 }
 

@@ -1,0 +1,103 @@
+"""What containers get whose seats are MIG instances of one pool: named by UUID, with the nodes of all instances."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kybernate.config import NodeConfig, Profile
+from kybernate.dev.fakes.gpu.spec import hardware
+from kybernate.topology import plan
+from services.plugin.core.devices import Offer, device_paths
+from services.plugin.core.faults import GONE, Probation
+from services.plugin.gate import StartGate
+from services.plugin.offers import cdi_names
+from services.plugin.servicer import NodeSeats
+
+MACHINE = hardware("2xA100-mig-3g")
+A, B, C, D = (gpu.uuid for gpu in MACHINE.instances)
+"""Two instances of GPU 0, then two of GPU 1."""
+NODES = {
+    gpu.uuid: tuple(f"/dev/nvidia-caps/nvidia-cap{10 * n + k}" for k in (1, 2))
+    for n, gpu in enumerate(MACHINE.instances)
+}
+CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
+SEAT = "kyb.ai/gpu-1x-seat"
+
+
+def offer(*, away: int | None = None, rebalance: bool | None = True) -> Offer:
+    """Of the machine, without GPU ``away``."""
+    one = Profile(name="one", resource=SEAT, group_size=1, seats_per_group=1, rebalance=rebalance)
+    return Offer(
+        groups=plan(NodeConfig(profiles=(one,), mig_strategy="single"), *MACHINE).groups,
+        gpus=tuple(gpu for gpu in (*MACHINE.gpus, *MACHINE.instances) if gpu.index != away),
+        seats_dir=Path("/run/kyb/seats"),
+        present=frozenset(device_paths(MACHINE.gpus, NODES)),
+        mig_nodes=NODES,
+    )
+
+
+def seat_on(node: Offer, uuid: str) -> str:
+    return next(seat.id for seat in node.seats.values() if seat.group.uuids == (uuid,))
+
+
+def test_a_container_gets_the_nodes_of_every_instance_of_its_pool_and_cuda_its_uuid() -> None:
+    node = offer()
+    answer = node.answer(SEAT, [seat_on(node, B)])
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == ",".join((B, A, C, D)), "its own first"
+    assert answer.envs["CUDA_VISIBLE_DEVICES"] == B, "CUDA counts no second instance"
+    every = {path for paths in NODES.values() for path in paths}
+    assert set(answer.devices) == {"/dev/nvidia0", "/dev/nvidia1", *every, *CONTROL}
+
+
+@pytest.mark.parametrize("rebalance", [None, False])
+def test_without_a_pool_a_container_gets_its_own_instance_alone(rebalance: bool | None) -> None:
+    node = offer(rebalance=rebalance)
+    answer = node.answer(SEAT, [seat_on(node, B)])
+    assert (answer.envs["NVIDIA_VISIBLE_DEVICES"], answer.envs["CUDA_VISIBLE_DEVICES"]) == (B, "0")
+    assert set(answer.devices) == {"/dev/nvidia0", *NODES[B], *CONTROL}
+
+
+@pytest.mark.parametrize("there", [A, C])
+def test_a_start_on_another_instance_names_that_one_whether_it_is_of_the_same_gpu_or_of_another(there: str) -> None:
+    node = offer()
+    group = next(group for group in node.groups if group.uuids == (there,))
+    moved = node.moved_envs(seat_on(node, B), group.name)
+    index = str(group.gpus[0].index)
+    assert moved == {"KYB_GPU_INDICES": index, "KYB_GPU_GROUP": group.name, "CUDA_VISIBLE_DEVICES": there}
+
+
+def test_instances_of_a_gpu_that_is_gone_are_no_target_of_moves() -> None:
+    node = offer(away=1)
+    answer = node.answer(SEAT, [seat_on(node, A)])
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == f"{A},{B}"
+    assert set(answer.devices) == {"/dev/nvidia0", *NODES[A], *NODES[B], *CONTROL}
+
+
+def test_cdi_names_are_those_of_the_instances_that_are_there() -> None:
+    groups, nvidia = offer().groups, frozenset({A, B, C, D})
+    names = cdi_names("auto", groups, nvidia, missing=frozenset({C, D}))
+    assert names is not None
+    assert names[groups[0].name][1:] == (f"nvidia.com/gpu={A}", f"nvidia.com/gpu={B}")
+
+
+def test_an_instance_that_was_taken_away_is_no_target_of_moves_and_nothing_starts_on_it(tmp_path: Path) -> None:
+    """An allocated seat keeps its group in the offer."""
+    whole = offer()
+    node = replace(whole, gpus=tuple(gpu for gpu in whole.gpus if gpu.uuid != B))
+    assert node.answer(SEAT, [seat_on(node, A)]).envs["NVIDIA_VISIBLE_DEVICES"] == ",".join((A, C, D))
+    probation = Probation(frozenset({*(gpu.uuid for gpu in MACHINE.gpus), B}))
+    probation.read([gpu.uuid for gpu in MACHINE.gpus])
+    seats = NodeSeats(node, StartGate(tmp_path), probation, print)
+    assert seats.missing(seat_on(node, A)) is None
+    assert GONE in (seats.missing(seat_on(node, B)) or "")
+
+
+def test_no_start_on_an_instance_of_a_gpu_that_is_gone(tmp_path: Path) -> None:
+    one = offer()
+    probation = Probation(frozenset(gpu.uuid for gpu in MACHINE.gpus))
+    probation.read([MACHINE.gpus[0].uuid])
+    node = NodeSeats(one, StartGate(tmp_path), probation, print)
+    assert node.missing(seat_on(one, A)) is None
+    assert GONE in (node.missing(seat_on(one, C)) or "")
+    assert GONE in (node.missing(seat_on(one, A), next(g.name for g in one.groups if g.uuids == (D,))) or "")
