@@ -331,6 +331,29 @@ def test_calls_of_a_removed_model_are_rejected_unless_it_comes_again():
     assert traffic.alarms.at is None
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_a_call_that_comes_while_its_pod_is_made_anew_waits_for_it(left: bool) -> None:
+    """Also after one that waited has left."""
+    traffic = router(record())
+    traffic.handle(event(state=S.FREE, epoch=11, model=""), 1.0)
+    if left:
+        arrive(traffic, 1, 2.0)
+        traffic.handle(step.CallEnded(1), 2.5)
+    assert not kinds(arrive(traffic, 2, 3.0), step.Reject)
+    (forward,) = kinds(traffic.handle(record("s1", S.ACTIVE, epoch=12), 4.0), step.Forward)
+    assert forward.request == 2
+
+
+def test_a_model_whose_pod_is_not_made_anew_is_unknown_again() -> None:
+    traffic = router(record())
+    traffic.handle(event(state=S.FREE, epoch=11, model=""), 2.0)
+    traffic.handle(step.TimePassed(), 12.0)
+    assert not traffic.table.models
+    assert traffic.alarms.at is None
+    (reject,) = kinds(arrive(traffic, 1, 12.1), step.Reject)
+    assert (reject.status, reject.code) == (404, "model_not_found")
+
+
 def test_a_final_refusal_rejects_calls_until_it_expires():
     traffic = router(record())
     arrive(traffic, 1)
@@ -456,7 +479,8 @@ def test_a_seat_that_vanished_from_the_roster_is_not_trusted_and_later_forgotten
     traffic.handle(listed(9.0), 9.0)
     traffic.handle(step.TimePassed(), 22.0)
     assert not traffic.table.upstreams
-    assert [r.status for r in kinds(arrive(traffic, 2, now=22.1), step.Reject)] == [404]
+    assert not kinds(arrive(traffic, 2, now=22.1), step.Reject), "its pod may be made anew"
+    assert [r.status for r in kinds(traffic.handle(step.TimePassed(), 32.0), step.Reject)] == [404]
 
 
 def test_the_manager_decides_whether_a_row_that_is_older_than_what_is_known_is_all_that_is_true():
@@ -464,9 +488,11 @@ def test_the_manager_decides_whether_a_row_that_is_older_than_what_is_known_is_a
     traffic = router(record(state=S.ACTIVE, epoch=10))
     traffic.handle(event(state=S.FREE, epoch=90, at=1.0), 1.0)
     traffic.handle(record(state=S.ACTIVE, epoch=20), 2.0)
-    assert [r.status for r in kinds(arrive(traffic, 1, now=2.1), step.Reject)] == [404]
+    arrive(traffic, 1, now=2.1)
     traffic.handle(listed(11.0), 11.0)
-    assert not kinds(traffic.handle(step.TimePassed(), 11.9), step.QueryManager), "a newer row may be on its way"
+    out = traffic.handle(step.TimePassed(), 11.9)
+    assert [r.status for r in kinds(out, step.Reject)] == [404]
+    assert not kinds(out, step.QueryManager), "a newer row may be on its way"
     assert kinds(traffic.handle(step.TimePassed(), 12.0), step.QueryManager)
     traffic.handle(step.ManagerAnswered("n", 12.0, None), 14.0)
     traffic.handle(step.TimePassed(), 15.0)

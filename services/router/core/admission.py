@@ -23,7 +23,7 @@ from services.router.core.upstreams import (
 SUSPECT_SECONDS = 0.25
 """How long a seat whose engine failed before the first byte gets no calls, unless the seat changes earlier."""
 GONE_SECONDS = 10.0
-"""So long calls wait for a model that has lost its last seat: its pod may be made anew."""
+"""So long a model is known that has lost its last seat, and calls wait for it: its pod may be made anew."""
 FEW_WAITING = 16
 """So many calls may wait for a place before its engine has answered any, or as many as it has places; and up to so many
 behind as many declared places, also if the wait is long."""
@@ -43,7 +43,7 @@ class Limits:
 
 
 class HoldQueue:
-    """Held calls, by model and by the seat that they wait for. Alarms: ``deadline``, ``gone``."""
+    """Held calls, by model and by the seat that they wait for. Alarm: ``deadline``."""
 
     def __init__(self, limits: Limits, table: UpstreamTable, commands: PendingCommands, step: RouterStep) -> None:
         self._limits, self._table, self._commands, self._step = limits, table, commands, step
@@ -107,9 +107,7 @@ class HoldQueue:
             queue = model.orphans if upstream is None else upstream.waiting
             queue[call.request] = call
             self._step.effects.append(LevelChanged(model.name, upstream.key if upstream else None, len(queue) == 1))
-        if not model.upstreams:
-            self._step.set_alarm(("gone", model.name), GONE_SECONDS)
-        elif found is not None and found[0] is Rank.UNCONFIRMED:
+        if found is not None and found[0] is Rank.UNCONFIRMED:
             self._commands.query_manager(found[1])
         elif found is not None and found[1].record.state in ACTIVATABLE:
             self._commands.request_activation(found[1])
@@ -325,10 +323,12 @@ class Admission:
         model = self._table.models.get(name)
         if model is None or model.upstreams or not self._trust.ever_synced:
             return
+        model.expected = False
         for call in list(model.held.values()):
             self._calls.pop(call.request)
             self._queue.release(call)
             self._reject_unknown(call.request, call.model)
+        self._table.forget_empty(model)
 
     def alarm(self, kind: str, request: int) -> None:
         """Handle an alarm of one call."""

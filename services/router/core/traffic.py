@@ -13,7 +13,7 @@ from kybernate.messages import Presence, SeatEvent
 from kybernate.roster import SeatRecord
 from kybernate.seat import COMING, SeatState
 from services.router.core import step
-from services.router.core.admission import Admission, Limits
+from services.router.core.admission import GONE_SECONDS, Admission, Limits
 from services.router.core.managers import PendingCommands, RouterIdentity
 from services.router.core.trust import ANSWER_SECONDS, AWAY_SECONDS, Trust
 from services.router.core.upstreams import (
@@ -114,6 +114,8 @@ class Traffic:
         if change.left:
             self._step.effects.append(step.LevelChanged(change.left, upstream.key, True))
             self._dirty.setdefault(change.left, None)
+            if not self.serves(change.left):
+                self._step.set_alarm(("gone", change.left), GONE_SECONDS)
         if change.moved:
             self._step.effects.append(step.Disconnect(upstream.key))
         if state is SeatState.ACTIVATING and upstream.waiting and upstream.record.endpoint is not None:

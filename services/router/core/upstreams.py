@@ -309,6 +309,8 @@ class Model:
     held: dict[int, RoutedCall] = field(default_factory=dict)
     orphans: dict[int, RoutedCall] = field(default_factory=dict)
     """The part of ``held`` that waits at no seat, because none is usable at present."""
+    expected: bool = False
+    """It has lost its last seat a short time ago, and its pod may be made anew."""
     wake: RoutedCall | None = None
     """The part of ``held`` that is no request: the pending wake of all callers."""
     waiting: dict[int, Counter[str]] = field(default_factory=dict)
@@ -404,7 +406,8 @@ class Change(NamedTuple):
 
 
 class UpstreamTable:
-    """Upstreams by key of the roster, each in its model; models by name, while they have seats or held calls."""
+    """Upstreams by key of the roster, each in its model; models by name, while they have seats or held calls or are
+    expected."""
 
     def __init__(self) -> None:
         self.upstreams: dict[str, Upstream] = {}
@@ -424,10 +427,11 @@ class UpstreamTable:
     def release(self, model: Model, call: RoutedCall) -> None:
         """Remove a call from those that are held."""
         model.remove(call)
-        self._forget_empty(model)
+        self.forget_empty(model)
 
-    def _forget_empty(self, model: Model) -> None:
-        if not model.upstreams and not model.held:
+    def forget_empty(self, model: Model) -> None:
+        """Forget the model if nothing keeps it."""
+        if not (model.upstreams or model.held or model.expected):
             self.models.pop(model.name, None)
 
     def records_of(self, model: str, seat: str | None = None) -> list[SeatRecord]:
@@ -490,8 +494,9 @@ class UpstreamTable:
         if old == new:
             return Change(upstream, before, "")
         if old in self.models:
-            del self.models[old].upstreams[upstream.key]
-            self._forget_empty(self.models[old])
+            left = self.models[old]
+            del left.upstreams[upstream.key]
+            left.expected = not left.upstreams
         upstream.assign(new)
         if new:
             model = self.models[new] = self.model(new)
