@@ -43,8 +43,9 @@ register. [Operate](operate.md#is-it-well) says which values are healthy, [alert
 
 A *counter* only grows: use `rate()` or `increase()`. A *histogram* has the series `_bucket`, `_sum` and `_count`.
 *Model seconds* differ from wall seconds only with fake GPUs at another speed. `seat` and `group` are the names that
-`kyb status` shows; `gpu` is the UUID, as DCGM writes it. A model is a label once a seat serves it; other names count as
-`unknown`. The labels `pod`, `job` and `namespace` are added by Prometheus.
+`kyb status -o json` has; `gpu` is the UUID, as DCGM writes it. A model is a label once a seat serves it; other names
+count as `unknown`. Every service also has the `process_` metrics of Prometheus' client. The labels `pod`, `job` and
+`namespace` are added by Prometheus.
 """
 
 
@@ -90,10 +91,13 @@ def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
 
 
 def _rows(registry: CollectorRegistry) -> Iterator[tuple[str, str, str, str]]:
-    """Name, type, labels and help of each metric. Labels are in no public attribute of either kind."""
+    """Name, type, labels and help of each metric, without those of the client about its process. Labels are in no
+    public attribute of either kind."""
     for collector in registry._collector_to_names:
         for family in collector.collect():
             of: Any = collector if isinstance(collector, MetricWrapperBase) else family
             labels = ", ".join(f"`{label}`" for label in getattr(of, "_labelnames", ()))
             name = f"{family.name}_total" if family.type == "counter" else family.name
+            if name.startswith("process_"):
+                continue
             yield name, family.type, labels, family.documentation.replace("|", "\\|")
