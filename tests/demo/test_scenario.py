@@ -226,6 +226,7 @@ def test_packing_is_compared_with_one_slot() -> None:
         (("--compare-bound", "--routers", "2"), "are for a demo without --scenario and --compare-bound"),
         (("--scenario", "hot-group", "--router", "http://x"), "brings its own stack and workload"),
         (("--scenario", "hot-pair", "--chaos", "--runs", "2"), "--chaos plays a scenario alone"),
+        (("--scenario", "hot-mig", "--backend", "mixed"), "the driver cannot checkpoint MIG instances"),
         (("--runs", "2"), "--runs is for --scenario and --compare-bound"),
         (("--compare-bound", "--runs", "2", "--trace", "x.csv"), "say how long each is with --duration"),
     ],
@@ -246,8 +247,11 @@ def test_chaos_plays_a_scenario_alone_and_it_passes_when_seats_moved() -> None:
     ]
 
 
-@pytest.mark.parametrize(("which", "groups"), [("hot-pair", ["G01", "G23"]), ("hot-quad", ["G0123", "G4567"])])
-def test_the_groups_of_several_gpus_are_one_pool_of_two(which: str, groups: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("which", "groups"),
+    [("hot-pair", ["G01", "G23"]), ("hot-quad", ["G0123", "G4567"]), ("hot-mig", ["G0", "G1"])],
+)
+def test_the_groups_of_a_scenario_are_one_pool_of_two(which: str, groups: list[str], tmp_path: Path) -> None:
     found = check(scenario.build_options(scenario.DemoScenario(which), Demo(), tmp_path, 24.0)).topology.groups
     assert [group.name for group in found] == groups
     assert [len(one) for one in peers(found).values()] == [1, 1]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kybernate.dev.stack.layout import commands
-from tests.failures.world import Asked, Failures
+from tests.failures.world import MIG_RESTART, Asked, Failures
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,18 @@ STEPS = {
     "the switch is done": '"kind":"done"',
 }
 """The text in the checkpointer's journal that tells each step."""
-MOVES = {f"Killed at a step of a move by {way}": way for way in ("map", "restart")}
+MOVES = {f"Killed at a step of a move by {way}": way for way in ("map", "restart", MIG_RESTART)}
+RESTART_STEPS = {
+    "the incoming engine is ended": '"kind":"kill"',
+    "the incoming seat is at the start gate": "waiting",
+    "the incoming engine starts on the other group": "starting",
+    "the incoming seat serves there": "active",
+}
 STEPS_OF = {
     "": STEPS,
     "map": {step: mark for step, mark in STEPS.items() if mark},
-    "restart": {
-        "the incoming engine is ended": '"kind":"kill"',
-        "the incoming seat is at the start gate": "waiting",
-        "the incoming engine starts on the other group": "starting",
-        "the incoming seat serves there": "active",
-    },
+    "restart": RESTART_STEPS,
+    MIG_RESTART: RESTART_STEPS,
 }
 """By way of a move; without quotes: the state of the incoming seat, or one after it."""
 KILLED = {

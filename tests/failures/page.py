@@ -18,7 +18,7 @@ one active (the *victim*) and one parked (the *incoming* seat), on the second on
 asks for the parked model, which makes a switch, and repeats its request as clients of OpenAI's API do: after a lost
 connection, a 429 or a 5xx. A killed service is started again by its supervisor, as kubelet would; kubelet itself
 restarts while the containers go on. In a move the victim is on the other group, and `kyb migrate` brings the incoming
-seat there: by the driver's map, or by a restart of its engine.
+seat there: by the driver's map, or by a restart of its engine, also between two MIG instances of one GPU.
 
 A case passes only if the client gets its answer, all models are active or parked in the end, each active one has memory
 on the GPU of its group and on no other, a parked one on none, the neighbour's engine

@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.dev.stack import Stack
 from kybernate.dev.stack.stack import unready
 from tests.stack.pods import pod, small_node
@@ -32,6 +33,15 @@ drainSeconds: 3600
 policy: {name: kyb-balanced, settings: {capSlos: 0}}
 """
 """A busy victim drains as soon as a request waits, and for as long as the case keeps its answer going."""
+MIG_RESTART = "restart between two MIG instances of a GPU"
+"""A way to move."""
+MIG_PRESET = "2xA100-mig-3g"
+INSTANCES = [one.uuid for one in hardware(MIG_PRESET).instances][:2]
+MIG_CONFIG = f"""
+migStrategy: single
+gpuTopology:
+  groups: [{{name: G0, gpus: [{INSTANCES[0]}]}}, {{name: G1, gpus: [{INSTANCES[1]}]}}]
+"""
 KYB_RUN = "command: [/kyb/kyb-run, --, python,"
 """In front of engines that move by a restart."""
 LATER = ("backoff", "waiting", "starting", "active")
@@ -149,11 +159,12 @@ class Failures:
         """Each active seat has memory on the GPUs of its group only, others have none; the incoming one has moved."""
         rows = {row["model"]: row for row in await self.seats() if row["model"]}
         async with await FakeDriverClient.connect(str(self.stack.layout.driver_socket), wait_seconds=5.0) as client:
-            gpus = {one["uuid"]: one["index"] for one in (await client.call("devices"))["gpus"]}
+            gpus = [one["uuid"] for one in (await client.call("devices"))["gpus"]]
             held = [one for one in (await client.call("processes"))["processes"] if one["bytes"]]
+        groups = {uuid: f"G{n}" for n, uuid in enumerate(INSTANCES if self.way == MIG_RESTART else gpus)}
         for row in rows.values():
-            places = sorted({gpus[one["gpu"]] for one in held if one["seat"] == row["seat"]})
-            assert places == (row["gpus"] if row["state"] == "active" else []), (row, places)
+            places = {groups[one["gpu"]] for one in held if one["seat"] == row["seat"]}
+            assert places == ({row["group"]} if row["state"] == "active" else set()), (row, places)
         if moved:
             assert rows[self.incoming]["group"] == self.target
 
@@ -269,12 +280,13 @@ class Failures:
 @asynccontextmanager
 async def failures(folder: Path, way: str) -> AsyncIterator[Failures]:
     """A stack that is ready, and whose seats move in this way."""
-    pods = (pod(model) for model in MODELS)
-    if way == "restart":
+    restarts, mig = way in ("restart", MIG_RESTART), way == MIG_RESTART
+    pods = (pod(model, vram="30GiB" if mig else "60GiB") for model in MODELS)
+    if restarts:
         pods = (one.replace("command: [python,", KYB_RUN) for one in pods)
-    config = CONFIG.replace(", rebalance: false", "") if way else CONFIG
-    backend = "unload" if way == "restart" else None
-    options = small_node(folder, config, pods, gpus=2, speed=SPEED, backend=backend)
+    config = CONFIG.replace("rebalance: false", "rebalance: true") + MIG_CONFIG * mig if way else CONFIG
+    backend, preset = "unload" if restarts else None, MIG_PRESET if mig else "default"
+    options = small_node(folder, config, pods, gpus=2, speed=SPEED, backend=backend, preset=preset)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         await stack.ready(60)
         yield Failures(stack, session, way)

@@ -73,7 +73,7 @@ def demo(
         scenario.DemoScenario | None,
         typer.Option(
             "--scenario",
-            help="hot-group, hot-pair, hot-quad: bound seats, then one pool. packed: one slot, then packed by memory.",
+            help="hot-group, -pair, -quad, -mig: bound seats, then one pool. packed: one slot, then packed by memory.",
         ),
     ] = None,
     compare_bound: Annotated[

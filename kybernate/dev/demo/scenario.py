@@ -3,7 +3,7 @@
 ``--compare-bound``: a workload with seats bound to their groups, then with the groups as one pool, beside what the
 simulator expects of it. ``hot-group`` does that with a shipped workload: everything is asked of the seats of group
 G0 while those of G1 rest; ``hot-pair`` with pairs, G01 and G23, and ``hot-quad`` with two groups of four GPUs, where
-the second group has one model, which rests.
+the second group has one model, which rests; ``hot-mig`` so with a MIG instance of each of two GPUs.
 
 ``packed``: five models of 12 to 44 GiB on one GPU of 80 GiB, first with one slot, then packed by memory. The fake
 driver counts a restore without room as a violation, and an engine that finds no memory crashes.
@@ -34,7 +34,9 @@ from kybernate.dev.demo.session import (
     with_profiles,
 )
 from kybernate.dev.demo.simulated import Played, simulated
+from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.dev.stack import StackOptions
+from kybernate.engines import DRIVER_BACKENDS
 from kybernate.lab.traces import Arrival
 from kybernate.policy import Policy
 
@@ -42,8 +44,9 @@ HOT = ("hot-a", "hot-b", "hot-c")
 COLD = ("cold-a", "cold-b", "cold-c")
 KYB_RUN = ("/kyb/kyb-run", "--")
 """In front of the engines of groups of several GPUs: what the driver does not move ends, and starts on the other."""
-HOT_SIZES = {"hot-group": 1, "hot-pair": 2, "hot-quad": 4}
+HOT_SIZES = {"hot-group": 1, "hot-pair": 2, "hot-quad": 4, "hot-mig": 1}
 """GPUs of each group, by scenario."""
+MIG_PRESET, MIG_VRAM = "2xA100-mig-3g", "30GiB"
 SIZES = {"small-a": "12GiB", "small-b": "18GiB", "middle-a": "24GiB", "middle-b": "30GiB", "large": "44GiB"}
 """The models of ``packed`` with their VRAM."""
 REQUESTS = 480
@@ -67,6 +70,7 @@ class DemoScenario(StrEnum):
     HOT_GROUP = "hot-group"
     HOT_PAIR = "hot-pair"
     HOT_QUAD = "hot-quad"
+    HOT_MIG = "hot-mig"
     PACKED = "packed"
 
     @property
@@ -85,6 +89,10 @@ async def play(
     if demo.router or demo.host_bytes or (demo.chaos and which is None) or (which and demo.traces):
         what = "--scenario brings its own stack and workload" if which else "--compare-bound starts its own two stacks"
         raise DemoError(f"{what}; leave out --router, {'--trace' if which else '--chaos'} and --host-memory")
+    if which is DemoScenario.HOT_MIG:
+        demo = dataclasses.replace(demo, backend=demo.backend or "restart")
+        if not {*DRIVER_BACKENDS}.isdisjoint((demo.backend or "").split(",")):
+            raise DemoError("--scenario hot-mig: the driver cannot checkpoint MIG instances; leave out --backend mixed")
     cold, pooled = demo.backend == "restart", which is not DemoScenario.PACKED
     speed = demo.speed or (COLD_SPEED if cold else DEFAULT_SPEED)
     feature = DemoScenario.HOT_GROUP.feature if which is None else which.feature
@@ -269,10 +277,12 @@ async def _run(
 def build_options(which: DemoScenario, demo: Demo, folder: Path, speed: float) -> StackOptions:
     """The stack of a scenario, whose files are written to ``folder``."""
     packed = which is DemoScenario.PACKED
-    seats = workload.TraceLayout((tuple(SIZES),), len(SIZES)) if packed else _hot(HOT_SIZES[which])
+    seats = workload.TraceLayout((tuple(SIZES),), len(SIZES)) if packed else _hot(which)
     config, pods = folder / "config.yaml", folder / "pods.yaml"
     config.write_text(workload.config_yaml(seats, policy=POLICY, packed=packed))
-    pods.write_text(workload.pods_yaml(seats, demo.driver, SIZES, () if packed or seats.size == 1 else KYB_RUN))
+    starts = seats.size > 1 or seats.instances
+    vram = dict.fromkeys(seats.models, MIG_VRAM) if seats.instances else SIZES
+    pods.write_text(workload.pods_yaml(seats, demo.driver, vram, KYB_RUN if starts else ()))
     gpus = seats.size * len(seats.groups)
     settings = {
         "router": {"KYB_HOLD_SECONDS": str(HOLD_MODEL_SECONDS)},
@@ -284,12 +294,16 @@ def build_options(which: DemoScenario, demo: Demo, folder: Path, speed: float) -
         config=config,
         pods=pods,
         port=0,
+        preset=MIG_PRESET if seats.instances else "default",
         gpus=gpus,
         speed=speed,
         settings=settings,
     )
 
 
-def _hot(size: int) -> workload.TraceLayout:
-    """Two groups of so many GPUs. Of several GPUs the second has a single model: the others come from the first."""
-    return workload.TraceLayout((HOT, COLD if size == 1 else COLD[:1]), len(HOT), size)
+def _hot(which: DemoScenario) -> workload.TraceLayout:
+    """Two groups. But for ``hot-group`` the second has a single model: the others come from the first."""
+    groups = (HOT, COLD if which is DemoScenario.HOT_GROUP else COLD[:1])
+    first = {one.index: one.uuid for one in reversed(hardware(MIG_PRESET).instances)}  # an instance of each GPU
+    instances = (first[0], first[1]) if which is DemoScenario.HOT_MIG else ()
+    return workload.TraceLayout(groups, len(HOT), HOT_SIZES[which], instances)

@@ -121,6 +121,8 @@ class TraceLayout:
     seats_per_group: int
     size: int = 1
     """GPUs of each group."""
+    instances: tuple[str, ...] = ()
+    """UUIDs of the MIG instances that the groups are; empty: whole GPUs."""
 
     @property
     def resource(self) -> str:
@@ -166,10 +168,15 @@ def config_yaml(layout: TraceLayout, *, packed: bool = False, policy: str = "") 
         "seatsPerGroup": layout.seats_per_group,
     }
     members = [range(first, first + size) for first in range(0, size * len(layout.groups), size)]
+    gpus = [[uuid] for uuid in layout.instances] or [[*one] for one in members]
+    names = [f"G{''.join(map(str, one))}" for one in members]
     document: dict[str, Any] = {
         "profiles": [profile | ({"packing": "memory"} if packed else {})],
-        "gpuTopology": {"groups": [{"name": f"G{''.join(map(str, one))}", "gpus": [*one]} for one in members]},
+        "gpuTopology": {"groups": [{"name": name, "gpus": own} for name, own in zip(names, gpus, strict=True)]},
     }
+    if layout.instances:
+        document["migStrategy"] = "single"
+        document["profiles"][0]["rebalance"] = True
     if policy:
         document["policy"] = {"name": policy}
     return yaml.safe_dump(document, sort_keys=False)
