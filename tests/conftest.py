@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,6 +38,26 @@ LONG = {
     *("conformance", "engines", "test_bench.py"),
 }
 """Folders and files that take longest. They go first, so that no worker is left with one of them at the end."""
+
+
+ONE_STACK = {"conformance", "journey"}
+"""Folders whose tests share one stack: on several workers, each would start its own."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadfile``, the tests of such a folder stay together as those of a file do."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            folder = Path(file).parent
+            return str(folder) if folder.name in ONE_STACK else file
+
+    return Together(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

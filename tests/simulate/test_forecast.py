@@ -77,7 +77,6 @@ def test_a_week_is_a_season_only_where_all_of_the_backtest_saw_two() -> None:
         assert methods == (naive or {"naive week", "naive day"})
 
 
-@pytest.mark.not_counted
 def test_growth_is_given_for_whole_weeks_only() -> None:
     assert calm().growth is None
     found = forecast(seasonal(8, noise=3), 7).growth
@@ -85,7 +84,6 @@ def test_growth_is_given_for_whole_weeks_only() -> None:
     assert found[1] == pytest.approx(1, rel=0.03)
 
 
-@pytest.mark.not_counted
 def test_a_season_goes_on_and_noise_widens_the_interval() -> None:
     plain, noisy = calm(), forecast(seasonal(8, noise=30), 2)
     day = sum(seasonal(1))
@@ -96,7 +94,6 @@ def test_a_season_goes_on_and_noise_widens_the_interval() -> None:
     assert {one.method for one in noisy.backtest} == {"naive day", "level", "trend"}
 
 
-@pytest.mark.not_counted
 def test_traffic_that_grows_is_forecast_better_than_by_the_day_before_and_fills_the_fleet() -> None:
     grown = forecast(seasonal(9, growth=0.1, noise=5), 3)
     errors = {one.method: one.wape for one in grown.backtest}
@@ -146,7 +143,6 @@ def test_traffic_without_noise_has_a_forecast() -> None:
     assert list(forecast([60.0] * 24 * 5, 1).days[0]) == pytest.approx([1440] * 3, rel=0.01)
 
 
-@pytest.mark.not_counted
 def test_the_naive_forecast_is_used_where_it_was_better() -> None:
     odd, even = [10.0] * 24, [100.0] * 24
     weekly = [*odd, *even, *even, *even, *even, *odd, *odd] * 3  # no model of a day's season follows a week

@@ -333,7 +333,6 @@ def test_the_answer_is_checked_on_unseen_hours(trace: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["verified"]["slo_attainment"] >= 0.9
 
 
-@pytest.mark.not_counted
 def test_a_forecast_says_how_good_it_is_and_until_when_the_plan_is_enough(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -2,40 +2,49 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from kybernate.dev.stack import Stack
 from kybernate.dev.stack.layout import commands
 from tests.stack.pods import ONE_GROUP, pod, small_node
 from tests.until import until
 
-
-@pytest.mark.timeout(180)
-async def test_a_second_manager_of_a_node_ends_and_names_the_first_which_serves_on(tmp_path: Path) -> None:
-    options = small_node(tmp_path, ONE_GROUP, (pod(model) for model in "ab"))
-    async with Stack(options) as stack:
-        await stack.ready(90)
-        second = await beside(stack, "gpu_manager", tmp_path)
-        _, written = await second.communicate()
-        assert second.returncode == 1, written.decode()
-        assert "instance gpu-manager-0" in written.decode()
-        assert not (tmp_path / "state" / "ledger").exists()
-        assert stack.starts["gpu_manager"] == 1
-
-        stack.kill("gpu_manager")  # and a restart under the same lock is not mistaken for a second
-        await until(lambda: stack.starts["gpu_manager"] == 2, what="the manager is started again")
-        await stack.ready(60)
-        assert stack.starts["gpu_manager"] == 2
+pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 
 
-@pytest.mark.timeout(180)
-async def test_a_second_checkpointer_of_a_node_gets_no_job(tmp_path: Path) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    options = small_node(tmp_path_factory.mktemp("node"), ONE_GROUP, (pod(model) for model in "ab"))
+    async with Stack(options) as running:
+        yield running
+
+
+async def test_a_second_manager_of_a_node_ends_and_names_the_first_which_serves_on(
+    stack: Stack, tmp_path: Path
+) -> None:
+    await stack.ready(90)
+    starts = stack.starts["gpu_manager"]
+    second = await beside(stack, "gpu_manager", tmp_path)
+    _, written = await second.communicate()
+    assert second.returncode == 1, written.decode()
+    assert "instance gpu-manager-0" in written.decode()
+    assert not (tmp_path / "state" / "ledger").exists()
+    assert stack.starts["gpu_manager"] == starts
+
+    stack.kill("gpu_manager")  # and a restart under the same lock is not mistaken for a second
+    await until(lambda: stack.starts["gpu_manager"] == starts + 1, what="the manager is started again")
+    await stack.ready(60)
+    assert stack.starts["gpu_manager"] == starts + 1
+
+
+async def test_a_second_checkpointer_of_a_node_gets_no_job(stack: Stack, tmp_path: Path) -> None:
     """No manager connects to the socket in its folder; it says so and is ready."""
-    options = small_node(tmp_path, ONE_GROUP, (pod(model) for model in "ab"), speed=8)
-    async with Stack(options) as stack, aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession() as session:
         seats = await stack.ready(90)
         second = await beside(stack, "checkpointer", tmp_path)
         assert second.stderr is not None

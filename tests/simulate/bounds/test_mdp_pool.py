@@ -1,7 +1,5 @@
 """A small pool solved exactly, and how near the rules come."""
 
-import pytest
-
 from kybernate.lab.baselines import POLICIES
 from kybernate.lab.studies.mdp import WaitCase, zipf
 from kybernate.lab.studies.mdp import solve as solve_group
@@ -11,7 +9,6 @@ from kybernate.policy import KybBalanced
 CASE = PoolCase(zipf(0.06, 3), limit=1)
 
 
-@pytest.mark.not_counted
 def test_keep_or_park_of_the_pool_is_nearer_to_the_optimum_than_plain_rules() -> None:
     best = solve(CASE).mean_wait
     own, ttl, exhaustive = (
