@@ -117,7 +117,13 @@ def _lost_ticket() -> tuple[World, Case]:
     a, _ = world.fill("a", "b")
     world.pod(world.seat(0, 2), "c")
     world.node.unaccounted[world.seat(0, 2)] = WallTime(world.wall + 100.0)
-    return world, Case(a, lambda: world.tick(101))
+
+    def later() -> None:
+        world.tick(101)
+        world.look()
+        world.tick()
+
+    return world, Case(a, later)
 
 
 def _unlocated() -> tuple[World, Case]:
