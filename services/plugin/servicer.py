@@ -77,8 +77,8 @@ class NodeSeats:
         return known.reach if known is not None else ()
 
     def closed(self, seat_id: str) -> list[str]:
-        """Return the groups of its pool on which a seat cannot start."""
-        return [name for name in self.offer.pool(seat_id) if self.missing(seat_id, name) is not None]
+        """Return the groups on which a seat cannot start."""
+        return [group.name for group in self.offer.groups if self.missing(seat_id, group.name) is not None]
 
     def missing(self, seat_id: str, group_name: str = "") -> str | None:
         """Return why a seat cannot start on this group, else on its own: it, or a GPU, is gone, or its container was

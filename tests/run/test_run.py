@@ -273,13 +273,16 @@ async def test_the_engine_ends_with_it(program: Path, gate: Gate) -> None:
 
 async def test_an_engine_that_the_node_ends_is_started_again_when_the_gate_permits(program: Path, gate: Gate) -> None:
     await gate.open()
+    opened = []
     async with running(program, gate, *SLEEPS) as run:
         for number in range(1, 4):
             await parked(gate, run, starts=number, text=f"{'the same ' * 20}{number}\n")
             assert run.children() == []
+            opened.append(len(list(Path(f"/proc/{run.process.pid}/fd").iterdir())))
             gate.answer("start\n")
             await run.engine(number + 1)
     assert gate.asked == 3
+    assert len(set(opened)) == 1, opened
 
 
 async def test_a_crash_after_a_park_ends_the_container(program: Path, gate: Gate) -> None:

@@ -220,11 +220,6 @@ class Offer:
         """Return the UUIDs of the GPUs that a container with a seat of this group gets now."""
         return tuple(gpu.uuid for gpu in self._exposed(group))
 
-    def pool(self, seat_id: str) -> list[str]:
-        """Return the names of the groups on which a seat may start: its own, and those to which it may be moved."""
-        own = [self.seats[seat_id].group] if seat_id in self.seats else []
-        return [group.name for one in own for group in (one, *self._peers[one.name])]
-
     def group_envs(self, seat: SeatDevice, group: Group, reach: Collection[str] = ()) -> dict[str, str]:
         """Return what names the GPUs of a start on ``group``, in a container that has the devices of the seat's;
         ``reach``: those GPUs, else the ones that it would get now."""
