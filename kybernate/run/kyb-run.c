@@ -309,7 +309,7 @@ int main(int count, char **words)
 		while (reap(), engine)
 			wait_for(-1, -1);
 		read_ends(found);
-		if (stops || strcmp(known, found) == 0)
+		if (stops || !found[0] || strcmp(known, found) == 0)
 			return exit_code(ended);
 		say("the node has ended %s; it starts again when the node permits", command[0]);
 		while (reap())

@@ -27,6 +27,8 @@ class AllocatedSeat:
     resource: str
     gpus: tuple[str, ...] = ()
     """UUIDs of its group, in the group's order; empty when unknown (a seat that only PodResources lists)."""
+    reach: tuple[str, ...] = ()
+    """UUIDs of all GPUs that its container has, also those of groups to which it may be moved; empty when unknown."""
 
 
 def with_orphaned_seats(

@@ -274,8 +274,9 @@ class GateFiles:
         with contextlib.suppress(KeyError, TypeError, ValueError):
             data = _read(folder / "call.json") or {}
             since, until = UnixTime(float(str(data["since"]))), UnixTime(float(str(data["until"])))
-            inside, home = data.get("inside") is True, data.get("home") is not False
-            call = StartCall(str(data["call"]), since, until, inside, home)
+            inside, named = data.get("inside") is True, data.get("closed")
+            closed = frozenset(map(str, named)) if isinstance(named, list) else frozenset[str]()
+            call = StartCall(str(data["call"]), since, until, inside, closed)
             if (_read(folder / "ticket.taken.json") or {}).get("call") == call.call:
                 call = None
         if time.time_ns() - changed > CHANGE_NS:  # else another change may have the same time

@@ -68,7 +68,9 @@ def load(state_dir: Path) -> Allocations:
     path = state_dir / FILE
     try:
         rows = json.loads(path.read_text())["seats"]
-        seats = [AllocatedSeat(str(row["seat"]), str(row["resource"]), tuple(map(str, row["gpus"]))) for row in rows]
+        seats = [
+            AllocatedSeat(row["seat"], row["resource"], tuple(row["gpus"]), tuple(row.get("reach", ()))) for row in rows
+        ]
     except FileNotFoundError:
         return Allocations()
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -80,7 +82,7 @@ def load(state_dir: Path) -> Allocations:
 def dump(allocations: Allocations) -> str:
     """Return the text of the file."""
     seats = [
-        {"seat": one.id, "resource": one.resource, "gpus": list(one.gpus)}
+        {"seat": one.id, "resource": one.resource, "gpus": list(one.gpus), "reach": list(one.reach)}
         for one in sorted(allocations.seats.values(), key=lambda one: one.id)
     ]
     return json.dumps({"seats": seats}, indent=1)

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,16 +46,16 @@ class StartGate:
             (folder / "call.json").unlink(missing_ok=True)
 
     async def wait(
-        self, seat_id: str, limit_seconds: float | None = None, *, inside: bool = False, home: bool = True
+        self, seat_id: str, limit_seconds: float | None = None, *, inside: bool = False, closed: Sequence[str] = ()
     ) -> dict[str, Any]:
         """Wait until this start has its ticket, and return it. Raises NotGrantedError with the reason.
 
         ``limit_seconds`` is the time left to the caller; it shortens the wait. ``inside``: kyb-run calls, in the
-        container that runs, and starts on whatever group of its pool the ticket names; ``home``: also on its own.
+        container that runs, and starts on whatever group of its pool the ticket names, but not on those in ``closed``.
         """
         seconds = self.wait_seconds if limit_seconds is None else min(self.wait_seconds, limit_seconds)
         paths = (self.seats_dir / seat_id / name for name in ("call.json", "ticket.json", "status.json"))
-        call = _StartCall(seat_id, uuid.uuid4().hex, inside, home, *paths)
+        call = _StartCall(seat_id, uuid.uuid4().hex, inside, closed, *paths)
         began, ticket = time.monotonic(), dict[str, Any]()
         deadline = began + seconds
         self.calls[seat_id] = call.id
@@ -120,7 +120,7 @@ class _StartCall:
     seat: str
     id: str
     inside: bool
-    home: bool
+    closed: Sequence[str]
     announcement: Path
     ticket: Path
     status: Path
@@ -132,7 +132,7 @@ def _announce(call: _StartCall, seconds: float) -> dict[str, Any]:
     now = time.time()
     announcement: dict[str, Any] = {"call": call.id, "since": now, "until": now + seconds}
     if call.inside:
-        announcement |= {"inside": True, "home": call.home}
+        announcement |= {"inside": True, "closed": [*call.closed]}
     files.replace(call.announcement, json.dumps(announcement), durable=False)
     return announcement
 

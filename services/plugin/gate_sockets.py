@@ -10,14 +10,15 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kybernate.logs import get_logger
 from services.plugin.core.devices import AllocationRefusedError
-from services.plugin.gate import NotGrantedError, StartGate
+from services.plugin.gate import NotGrantedError
+from services.plugin.servicer import NodeSeats
 
 SOCKET = "gate.sock"
 QUESTION_SECONDS = 5.0
@@ -30,12 +31,7 @@ _LEFT: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13)
 class GateSockets:
     """One server per seat."""
 
-    gate: StartGate
-    missing: Callable[..., str | None]
-    """By seat, and group where that is not its own: why it cannot start there now; None: it can."""
-    moved_envs: Callable[[str, str], Mapping[str, str]]
-    """By seat and group: what a start there needs in another way than its container has it. Raises
-    AllocationRefusedError."""
+    node: NodeSeats
     _servers: dict[str, asyncio.Server] = field(default_factory=dict)
     _callers: dict[str, asyncio.StreamWriter] = field(default_factory=dict)
     """By seat: the last one. It ends the one before: an engine must not use up the descriptors of the plugin."""
@@ -47,7 +43,7 @@ class GateSockets:
             if seat_id in self._servers:
                 continue
             try:
-                listener = await asyncio.to_thread(_bound, self.gate.seats_dir / seat_id)
+                listener = await asyncio.to_thread(_bound, self.node.gate.seats_dir / seat_id)
             except OSError as error:
                 get_logger().warning("gate.socket_failed", seat=seat_id, reason=str(error))
                 continue
@@ -89,13 +85,14 @@ class GateSockets:
             await asyncio.gather(call, gone, return_exceptions=True)
 
     async def _answer(self, seat_id: str) -> str:
+        node = self.node
         try:
-            ticket = await self.gate.wait(seat_id, inside=True, home=self.missing(seat_id) is None)
+            ticket = await node.gate.wait(seat_id, inside=True, closed=node.closed(seat_id))
             group = str(ticket.get("group", ""))
-            variables = self.moved_envs(seat_id, group)
+            variables = node.offer.moved_envs(seat_id, group, node.reach(seat_id))
         except (NotGrantedError, AllocationRefusedError) as refusal:
             return _waits(str(refusal))
-        if (why := self.missing(seat_id, group)) is not None:
+        if (why := node.missing(seat_id, group)) is not None:
             return _waits(why)
         return "".join(f"set {name}={value}\n" for name, value in variables.items()) + "start\n"
 

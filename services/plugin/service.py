@@ -126,7 +126,7 @@ class NodePlugin:
         known.seats = {seat: one for seat, one in known.seats.items() if seat in offer.seats}
         self.node = NodeSeats(offer, gate, probation, self._on_allocated, known)
         await asyncio.to_thread(gate.prepare, offer.seats)
-        self.gate_sockets = GateSockets(gate, self.node.missing, lambda *start: self.node.offer.moved_envs(*start))
+        self.gate_sockets = GateSockets(self.node)
         await self.gate_sockets.open(offer.seats)
         strategy = self.config.device_list_strategy
         offer = await offers.write_cdi_spec(settings, offer, strategy, any_allocated=bool(known.seats))

@@ -67,21 +67,32 @@ class NodeSeats:
         answers = [self.offer.answer(resource, seat_ids) for seat_ids in requests]
         for answer in answers:
             seat = answer.seat
-            self.allocations.allocate(AllocatedSeat(seat.id, resource, seat.group.uuids))
+            self.allocations.allocate(AllocatedSeat(seat.id, resource, seat.group.uuids, self.offer.reach(seat.group)))
             self.on_allocated(seat.id)
         return answers
 
+    def reach(self, seat_id: str) -> tuple[str, ...]:
+        """Return the UUIDs of the GPUs that the container of a seat has; empty when unknown."""
+        known = self.allocations.seats.get(seat_id)
+        return known.reach if known is not None else ()
+
+    def closed(self, seat_id: str) -> list[str]:
+        """Return the groups on which a seat cannot start."""
+        return [group.name for group in self.offer.groups if self.missing(seat_id, group.name) is not None]
+
     def missing(self, seat_id: str, group_name: str = "") -> str | None:
-        """Return why a seat cannot start on this group, else on its own: it, or a GPU, is gone; None: it can."""
+        """Return why a seat cannot start on this group, else on its own: it, or a GPU, is gone, or its container was
+        made without that GPU; None: it can."""
         if seat_id not in self.offer.seats:
             return "its seat is not on this node any more; delete the pod"
-        own, reasons = self.offer.seats[seat_id].group, self.probation.reasons
+        own, reasons, reach = self.offer.seats[seat_id].group, self.probation.reasons, self.reach(seat_id)
         group = next((one for one in self.offer.groups if one.name == group_name), own)
         for gpu in group.gpus:
-            reason = gpu.fault(reasons)
+            reason, which = gpu.fault(reasons), f"GPU {gpu.index} ({gpu.uuid}) of group {group.name}"
             if reason.startswith(GONE):
-                which = f"GPU {gpu.index} ({gpu.uuid}) of group {group.name}"
                 return f"it cannot start: {which}: {reason}; or delete the pod"
+            if reach and gpu.uuid not in reach:
+                return f"it cannot start: its container was made without {which}; a new pod has it"
         return None
 
     def notify(self) -> None:

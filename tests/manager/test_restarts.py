@@ -31,10 +31,10 @@ def keeps(world: World, seat: str) -> None:
     world.look()
 
 
-def call(world: World, seat: str, *, inside: bool = True, home: bool = True) -> list[object]:
+def call(world: World, seat: str, *, inside: bool = True, closed: str = "") -> list[object]:
     """The start gate is asked, by kyb-run or by kubelet."""
     world.started += 1
-    made = StartCall(f"call-{world.started}", world.now.unix, world.now.unix + 25, inside=inside, home=home)
+    made = StartCall(f"call-{world.started}", world.now.unix, world.now.unix + 25, inside, frozenset({closed}))
     world.calls[seat] = made
     return world.receive(StartCalls(dict(world.calls)))
 
@@ -121,13 +121,13 @@ def test_a_seat_of_whose_home_a_gpu_is_gone_starts_on_another_group_only(world: 
     a = world.seat(0, 0)
     comes_up(world, a, "a", "restart")
     world.exit(a)
-    call(world, a, inside=False, home=False)
+    call(world, a, inside=False, closed="G01")
     world.look()
     world.look()
     found = [one.text for one in obstacles(world.node, world.managed(a), world.groups[0], world.now)]
-    assert "the start that waits cannot be on group G01: a GPU of it is gone" in found
+    assert "the start that waits cannot be on group G01: a GPU of it is gone, or not in its container" in found
     assert (world.state(a), tickets(world, a)) == (S.WAITING, [""])
-    call(world, a, home=False)
+    call(world, a, closed="G01")
     world.look()
     assert tickets(world, a) == ["", "G23"], "although its home is free"
     arrives(world, a)
@@ -143,7 +143,7 @@ def test_a_start_whose_gpu_goes_before_it_has_begun_gets_no_second_ticket_for_th
     world.look()
     world.traffic(a, waiting=2)
     assert (tickets(world, a), world.state(a)) == (["", ""], S.STARTING)
-    call(world, a, home=False)
+    call(world, a, closed="G01")
     world.look()
     world.look()
     assert (tickets(world, a), world.state(a)) == (["", ""], S.BACKOFF)
@@ -187,7 +187,9 @@ def test_at_home_it_comes_back_with_its_copy(world: World) -> None:
 def test_a_copy_that_cannot_be_dropped_gives_the_place_back_and_its_seat_stays_for_a_while(world: World) -> None:
     a, _ = busy_home(world)
     world.traffic(a, waiting=2)
-    target = world.last(KillJob).target
+    job = world.last(KillJob)
+    assert isinstance(job, KillJob)
+    target = job.target
     failed = SeatProgress(
         seat=a, pod_uid=target.pod_uid, container_id=target.container_id, outcome="quarantined", reason="no"
     )

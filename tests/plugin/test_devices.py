@@ -188,3 +188,15 @@ def test_cdi_names_of_a_seat_that_may_move_include_its_peers() -> None:
     there = cdi_names("auto", groups, nvidia, missing=frozenset({"GPU-1"}))
     assert there is not None
     assert there["G0"][1:] == ("nvidia.com/gpu=GPU-0",)
+
+
+def test_a_start_on_another_group_counts_what_its_container_was_made_with() -> None:
+    """GPU 1 was gone then, and is back: the engine started on the GPU of a third group."""
+    config = stand.config()
+    config["profiles"][0]["rebalance"] = True
+    config["gpuTopology"]["groups"] = [{"name": f"G{gpu}", "gpus": [gpu]} for gpu in range(3)]
+    groups = plan(NodeConfig.model_validate_json(json.dumps(config)), GPUS).groups
+    before = offer(groups=groups, gpus=tuple(gpu for gpu in GPUS if gpu.uuid != "GPU-1"))
+    home = next(group for group in groups if group.name == "G2")
+    moved = offer(groups=groups).moved_envs(home.seat_ids[0], "G0", before.reach(home))
+    assert moved["CUDA_VISIBLE_DEVICES"] == "1"  # PCI order in the container: 2, 0

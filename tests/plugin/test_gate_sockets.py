@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from kybernate.topology import AllocatedSeat
 from services.plugin.core.faults import GONE, Probation
 from services.plugin.gate import StartGate
 from services.plugin.gate_sockets import SOCKET, GateSockets
 from services.plugin.servicer import NodeSeats
-from tests.plugin.stand import GPUS, offer
+from tests.plugin.stand import GPUS, ONE, offer
 from tests.until import until
 
 
@@ -27,7 +28,7 @@ async def listening(folder: Path, gate_seconds: float = 20.0) -> AsyncIterator[N
         lambda _: None,
     )
     gate.prepare(node.offer.seats)
-    sockets = GateSockets(gate, node.missing, lambda *start: node.offer.moved_envs(*start))
+    sockets = GateSockets(node)
     await sockets.open(node.offer.seats)
     try:
         yield node
@@ -76,7 +77,7 @@ async def test_a_start_at_home_is_permitted_and_changes_no_variable(tmp_path: Pa
         seat = seat_on(node, "G0")
         asked = asyncio.create_task(ask(node, seat))
         found = await announced(node, seat)
-        assert (found["inside"], found["home"]) == (True, True)
+        assert (found["inside"], found["closed"]) == (True, [])
         give(node, seat, group="G0")
         assert await asyncio.wait_for(asked, 10) == "start\n"
         assert call(node, seat) is None
@@ -146,11 +147,25 @@ async def test_only_a_gpu_of_the_group_on_which_it_starts_must_be_there(
         seat = seat_on(node, "G0")
         node.probation.reasons[f"GPU-{gone}"] = f"{GONE}: it fell off the bus"
         asked = asyncio.create_task(ask(node, seat))
-        assert (await announced(node, seat)).get("home", True) == (gone != 0)
+        assert f"G{gone}" in (await announced(node, seat))["closed"]
         give(node, seat, group=group)
         answer = await asyncio.wait_for(asked, 10)
         assert answer.endswith("start\n") if starts else f"GPU {gone} (GPU-{gone})" in answer
         assert answer.startswith("wait ") != starts
+
+
+async def test_nothing_starts_on_a_gpu_that_its_container_was_made_without(tmp_path: Path) -> None:
+    """The GPU was gone then, or not in the pool; now it is there, and in no device node of the container."""
+    async with listening(tmp_path) as node:
+        seat = seat_on(node, "G0")
+        node.allocations.allocate(AllocatedSeat(seat, ONE, ("GPU-0",), ("GPU-0",)))
+        asked = asyncio.create_task(ask(node, seat))
+        assert (await announced(node, seat))["closed"] == ["G1", "G23"]
+        give(node, seat, group="G1")
+        answer = await asyncio.wait_for(asked, 10)
+        assert answer.startswith(
+            "wait it cannot start: its container was made without GPU 1 (GPU-1) of group G1; a new"
+        )
 
 
 async def test_a_newer_caller_ends_the_one_before(tmp_path: Path) -> None:
@@ -208,7 +223,7 @@ async def test_a_folder_that_takes_no_socket_is_logged_and_harms_no_other_seat(
 ) -> None:
     gate = StartGate(tmp_path / "seats")
     gate.prepare(["1x-abcdef.s01"])
-    sockets = GateSockets(gate, lambda _: None, lambda *_: {})
+    sockets = GateSockets(NodeSeats(offer(), gate, Probation(frozenset()), lambda _: None))
     await sockets.open(["1x-abcdef.s00", "1x-abcdef.s01"])
     try:
         assert (gate.seats_dir / "1x-abcdef.s01" / SOCKET).is_socket()

@@ -115,7 +115,7 @@ def test_a_seat_is_forgotten_after_several_lists_without_it() -> None:
 
 def test_allocations_survive_on_disk(tmp_path: Path) -> None:
     known = Allocations()
-    known.allocate(AllocatedSeat("s1", ONE, ("GPU-0",)))
+    known.allocate(AllocatedSeat("s1", ONE, ("GPU-0",), ("GPU-0", "GPU-1")))
     known.observe({"s1": ONE, "s2": TWO})
     assert allocations.load(tmp_path) == Allocations()
     allocations.save(tmp_path / "new", allocations.dump(known))

@@ -171,14 +171,38 @@ async def test_signals_reach_the_engine_and_its_own_end_counts(
         assert run.text.endswith("bye\n"), "it had its grace"
 
 
-async def test_an_engine_that_got_sigterm_is_not_started_again(program: Path, gate: Gate) -> None:
-    """Its pod is being deleted: kubelet sends one SIGTERM only."""
+ENDS = [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
+
+
+@pytest.mark.parametrize("number", ENDS)
+async def test_an_engine_that_got_sigterm_is_not_started_again(
+    program: Path, gate: Gate, number: signal.Signals
+) -> None:
+    """Its pod is being deleted: kubelet sends one SIGTERM only, or the signal that its image names."""
     async with running(program, gate, *SLEEPS) as run:
         await run.engine()
         gate.ends("1\n")
-        run.process.send_signal(signal.SIGTERM)
-        assert await run.code() == 128 + signal.SIGTERM
+        run.process.send_signal(number)
+        assert await run.code() == 128 + number
     assert gate.asked == 0
+
+
+async def test_other_signals_end_neither_it_nor_its_next_start(program: Path, gate: Gate) -> None:
+    await gate.open()
+    async with running(program, gate, *SH, "trap '' HUP; echo up; exec sleep 1000") as run:
+        await run.engine()
+        run.process.send_signal(signal.SIGHUP)
+        await parked(gate, run)
+        run.process.send_signal(signal.SIGHUP)
+        gate.answer("wait a moment\n")
+        await until(lambda: gate.asked == 2, what="it asks again")
+        gate.answer("start\n")
+        await run.engine(2)
+
+
+async def test_the_dashes_may_be_left_out(program: Path) -> None:
+    done = await asyncio.create_subprocess_exec(str(program), "sh", "-c", "exit 7")
+    assert await done.wait() == 7
 
 
 async def test_a_megabyte_of_output_arrives_as_a_whole(program: Path, gate: Gate) -> None:
@@ -249,13 +273,16 @@ async def test_the_engine_ends_with_it(program: Path, gate: Gate) -> None:
 
 async def test_an_engine_that_the_node_ends_is_started_again_when_the_gate_permits(program: Path, gate: Gate) -> None:
     await gate.open()
+    opened = []
     async with running(program, gate, *SLEEPS) as run:
         for number in range(1, 4):
-            await parked(gate, run, starts=number, text=f"{number}\n")
+            await parked(gate, run, starts=number, text=f"{'the same ' * 20}{number}\n")
             assert run.children() == []
+            opened.append(len(list(Path(f"/proc/{run.process.pid}/fd").iterdir())))
             gate.answer("start\n")
             await run.engine(number + 1)
     assert gate.asked == 3
+    assert len(set(opened)) == 1, opened
 
 
 async def test_a_crash_after_a_park_ends_the_container(program: Path, gate: Gate) -> None:
@@ -265,6 +292,19 @@ async def test_a_crash_after_a_park_ends_the_container(program: Path, gate: Gate
         await parked(gate, run)
         gate.answer("start\n")
         os.kill(await run.engine(2), signal.SIGKILL)
+        assert await run.code() == 137
+    assert gate.asked == 1
+
+
+async def test_a_crash_where_the_announcement_of_the_park_is_gone_ends_the_container(program: Path, gate: Gate) -> None:
+    """The node has made the seat folder anew. That it is empty announces nothing."""
+    await gate.open()
+    async with running(program, gate, *SLEEPS) as run:
+        await parked(gate, run)
+        gate.answer("start\n")
+        engine = await run.engine(2)
+        (gate.folder / "ends").unlink()
+        os.kill(engine, signal.SIGKILL)
         assert await run.code() == 137
     assert gate.asked == 1
 
@@ -292,12 +332,27 @@ async def test_it_asks_only_once_nothing_that_the_engine_started_lives(program: 
         await until(lambda: gate.asked == 1, what="kyb-run asks at the gate")
 
 
-async def test_sigterm_at_the_gate_ends_it_at_once(program: Path, gate: Gate) -> None:
+@pytest.mark.parametrize("number", ENDS)
+async def test_sigterm_at_the_gate_ends_it_at_once(program: Path, gate: Gate, number: signal.Signals) -> None:
     await gate.open()
     async with running(program, gate, *SLEEPS) as run:
         await parked(gate, run)
-        run.process.send_signal(signal.SIGTERM)
-        assert await run.code() == 128 + signal.SIGTERM
+        run.process.send_signal(number)
+        assert await run.code() == 128 + number
+
+
+async def test_it_asks_for_days_and_says_a_reason_once(program: Path, gate: Gate) -> None:
+    """Neither descriptors are used up, nor is the log filled."""
+    await gate.open()
+    async with running(program, gate, *SLEEPS) as run:
+        await parked(gate, run)
+        opened = Path(f"/proc/{run.process.pid}/fd")
+        before = len(list(opened.iterdir()))
+        for number in range(2, 6):
+            gate.answer(f"wait {'a long reason ' * 30}\n")
+            await until(lambda n=number: gate.asked == n, what="it asks again")  # type: ignore[misc]
+        assert len(list(opened.iterdir())) == before
+        assert run.text.count("the start gate: a long reason") == 1
 
 
 async def test_it_waits_for_a_gate_that_is_away(program: Path, gate: Gate) -> None:

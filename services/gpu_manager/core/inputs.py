@@ -109,8 +109,8 @@ class StartCall:
     inside: bool = False
     """Not kubelet waits, but kyb-run in the container that runs: it may start on any group of the seat's pool. That its
     engine has ended, only evidence shows."""
-    home: bool = True
-    """False: not on the seat's own, since a GPU of it is gone."""
+    closed: frozenset[str] = frozenset()
+    """Groups on which this start cannot be: a GPU is gone, or the container was made without it."""
 
 
 @dataclass(frozen=True, slots=True)

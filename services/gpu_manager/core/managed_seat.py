@@ -290,7 +290,9 @@ class ManagedSeat:
     def calls(self, now: Now, on: Group | None = None) -> bool:
         """True while a start waits at the gate for this owner, and long enough to use a ticket. ``on``: there."""
         call = self.gate.call
-        if call is None or (on is not None and not (call.home if on.name == self.home.name else call.inside)):
+        if call is None:
+            return False
+        if on is not None and (on.name in call.closed or not (call.inside or on.name == self.home.name)):
             return False
         return not self.pod_misses and call.until > now.unix + LAST_MOMENT_SECONDS
 

@@ -422,7 +422,9 @@ def NO_CALL(ask: Ask) -> Stage | None:
     if ask.seat.state is not S.WAITING or ask.seat.calls(ask.now, ask.group):
         return None
     if ask.seat.calls(ask.now):
-        why = "a GPU of it is gone" if ask.group.name == ask.seat.home.name else "kubelet has chosen"
+        call = ask.seat.gate.call
+        closed = call is not None and ask.group.name in call.closed
+        why = "a GPU of it is gone, or not in its container" if closed else "kubelet has chosen"
         return Stage("start-gate", f"the start that waits cannot be on group {ask.group.name}: {why}")
     return Stage("start-gate", "kubelet calls the start gate again in a moment")
 

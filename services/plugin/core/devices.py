@@ -217,10 +217,15 @@ class Offer:
             mounts.append((str(self.fake_driver.parent), str(self.fake_driver.parent)))
         return SeatAnswer(seat, envs, tuple(mounts), () if names else self.devices(group), names)
 
-    def group_envs(self, seat: SeatDevice, group: Group) -> dict[str, str]:
-        """Return what names the GPUs of a start on ``group``, in a container that has the devices of the seat's."""
+    def reach(self, group: Group) -> tuple[str, ...]:
+        """Return the UUIDs of the GPUs that a container with a seat of this group gets now."""
+        return tuple(gpu.uuid for gpu in self._exposed(group))
+
+    def group_envs(self, seat: SeatDevice, group: Group, reach: Collection[str] = ()) -> dict[str, str]:
+        """Return what names the GPUs of a start on ``group``, in a container that has the devices of the seat's;
+        ``reach``: those GPUs, else the ones that it would get now."""
         own = {*group.uuids}
-        counted = [gpu for gpu in self._exposed(seat.group) if gpu in self.gpus or gpu.uuid in own]
+        counted = [gpu for gpu in self._exposed(seat.group, reach) if gpu in self.gpus or gpu.uuid in own]
         # CUDA counts what the container has, but of several MIG instances the first alone.
         named = group.is_mig and self._peers[group.name]
         visible = [gpu.uuid if named else str(at) for at, gpu in enumerate(counted) if gpu.uuid in own]
@@ -231,8 +236,9 @@ class Offer:
         }
         return envs if self.fake_driver is None else {**envs, "KYB_FAKE_GPU": ",".join(group.uuids)}
 
-    def moved_envs(self, seat_id: str, group_name: str) -> dict[str, str]:
-        """Return what a start on this group of the seat's pool needs in another way than its container has it.
+    def moved_envs(self, seat_id: str, group_name: str, reach: Collection[str] = ()) -> dict[str, str]:
+        """Return what a start on this group of the seat's pool needs in another way than its container, which has the
+        GPUs ``reach``, has it.
 
         Raises AllocationRefusedError: the seat or the group is not on this node any more.
         """
@@ -244,7 +250,7 @@ class Offer:
         group = next((one for one in self.groups if one.name == group_name), None)
         if group is None:
             raise AllocationRefusedError(f"group {group_name} is not on this node any more; another one is looked for")
-        return self.group_envs(seat, group)
+        return self.group_envs(seat, group, reach)
 
     def cdi_devices(self) -> dict[str, tuple[str, ...]]:
         """Return the device nodes of each CDI device, for the spec file; a group without device nodes is left out."""
@@ -268,11 +274,14 @@ class Offer:
         there = {gpu.uuid for gpu in self.gpus}
         return tuple(gpu for peer in self._peers[group.name] for gpu in peer.gpus if gpu.uuid in there)
 
-    def _exposed(self, group: Group) -> list[Gpu]:
-        """Return the GPUs whose device nodes the container has, in the order in which CUDA counts them there."""
+    def _exposed(self, group: Group, reach: Collection[str] = ()) -> list[Gpu]:
+        """Return the GPUs whose device nodes a container gets, or has (``reach``), in the order in which CUDA counts
+        them there."""
         exposed = (*group.gpus, *self._peer_gpus(group))
         if group.profile.expose_devices == "node" and not group.is_mig:
             exposed = tuple(gpu for gpu in self.gpus if gpu.mig is None)
+        if reach:
+            exposed = tuple(gpu for gpu in dict.fromkeys((*exposed, *self.gpus)) if gpu.uuid in reach)
         return sorted(exposed, key=lambda gpu: gpu.pci_bus_id.lower())
 
 
