@@ -40,7 +40,8 @@ SEATS, LANES = 3, 2
 """Of each group; of the link."""
 SEEDS, SECONDS, REQUESTS = (1, 2, 3), 350.0, 140
 SPEED = 4.0
-VRAM_GIB, GIB_PER_SECOND = 36, 12
+VRAM_GIB, GIB_PER_SECOND = 72, 12
+"""Copies of 6 s fill the link. Of 36 GiB they do not, and in turn gains nothing."""
 SIMULATIONS = 20
 WAYS = {"no limit": (0, True), "side by side": (LANES, True), "in turn": (LANES, False)}
 """Lanes of the link, and whether the node disregards them."""

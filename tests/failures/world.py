@@ -30,9 +30,10 @@ CONFIG = """
 profiles:
   - {name: one, resource: kyb.ai/gpu-1x-seat, groupSize: 1, seatsPerGroup: 2, rebalance: false}
 drainSeconds: 3600
-policy: {name: kyb-balanced, settings: {capSlos: 0}}
+policy: {name: kyb-balanced, settings: {capSlos: 0, keepRatio: 0}}
 """
-"""A busy victim drains as soon as a request waits, and for as long as the case keeps its answer going."""
+"""A busy victim drains as soon as a request waits, and for as long as the case keeps its answer going. An idle one
+stays: on a slow machine parks take long, and both models would be parked before each case."""
 MIG_RESTART = "restart between two MIG instances of a GPU"
 """A way to move."""
 MIG_PRESET = "2xA100-mig-3g"
@@ -167,6 +168,10 @@ class Failures:
             assert places == ({row["group"]} if row["state"] == "active" else set()), (row, places)
         if moved:
             assert rows[self.incoming]["group"] == self.target
+
+    async def fixed(self) -> list[str]:
+        """Why seats will not move again with their pods."""
+        return [row["fixed"] for row in await self.seats() if self.way and row["fixed"]]
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

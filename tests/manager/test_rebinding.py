@@ -292,7 +292,8 @@ def test_a_seat_that_was_lost_on_the_way_is_not_moved_again(world: World, a: str
     assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.LOST, "G1", True)
     world.end_processes(a)
     assert (world.state(a), world.managed(a).group.name) == (S.WAITING, "G0")
-    assert world.managed(a).durable.fixed
+    text = "its engine did not survive a move, so it stays until its pod is replaced: restore: OUT_OF_MEMORY"
+    assert world.managed(a).durable.fixed == text
 
 
 def test_its_own_group_is_free_first_and_the_drain_elsewhere_is_called_off(

@@ -563,7 +563,8 @@ def _times(count: int) -> str:
 def _not_activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
     """The incoming seat stays parked, or is beyond use.
 
-    (1) The driver refused the move for this node, (2) for this seat: it is not tried again, and no fault of the group.
+    (1) The driver refused the move for this node, (2) for this seat, or its engine did not survive it: it is not tried
+    again with this pod, and a refusal is no fault of the group.
     (3) The move failed: it is not moved again before its own group had time to bring it back. (4) Unless the move was
     refused, group and seat back off.
     """
@@ -571,7 +572,8 @@ def _not_activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, prog
     if moving and refused == "node":  # (1)
         node.immovable = progress.reason
     elif moving and (refused or progress.outcome == "lost"):  # (2)
-        seat.durable.fixed = progress.reason
+        lost = "" if refused else "its engine did not survive a move, so it stays until its pod is replaced: "
+        seat.durable.fixed = lost + progress.reason
     elif moving:  # (3)
         seat.stay(now)
     if not (moving and refused):  # (4)
