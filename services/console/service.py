@@ -144,6 +144,7 @@ class Console:
         away = "not connected to NATS; see KYB_NATS_URL"
         health.conditions["bus"] = lambda: None if bus.connected or cluster.complete else away
         health.notes["bus"] = lambda: None if bus.connected else away
+        health.notes["keys"] = lambda: self.guard.refused
         health.conditions["roster"] = lambda: None if cluster.complete else "the roster was not read yet"
         health.registry.register(BusMetrics(cluster=bus))
         return health
