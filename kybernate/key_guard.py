@@ -29,6 +29,8 @@ class KeyGuard:
         self._path = path
         self._file = load(path) if path is not None else KeyFile()
         self._keys = _by_digest(self._file)
+        self.refused: str | None = None
+        """Why keys of before are in force, without what is in the file; None: those of the file are."""
         self._seen: dict[str, ApiKey] = {}
         """By the key itself: those of the file that were sent since it was read."""
 
@@ -114,8 +116,10 @@ class KeyGuard:
             try:
                 file = await asyncio.to_thread(load, self._path)
             except ConfigError as error:
+                self.refused = "KYB_API_KEYS_FILE is refused (the log says why); the previous keys stay in force"
                 get_logger().error("keys.refused", reason=str(error), meaning="the previous keys stay in force")
                 continue
+            self.refused = None
             if file != self._file:
                 self.applied(file)
                 get_logger().info("keys.applied", names=[key.name for key in file.keys])

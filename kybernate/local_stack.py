@@ -60,6 +60,22 @@ def processes(stack: dict[str, Any]) -> dict[str, str]:
     return {path.stem: _state(pids.get(path.stem)) for path in sorted(logs.glob("*.log"))}
 
 
+def keep_refusal(folder: Path, why: str) -> None:
+    """Write why the stack of this folder goes on without the last change of its files; empty: it uses them."""
+    with contextlib.suppress(OSError):  # the disk is full; the log has it, too
+        if why:
+            (folder / "refused").write_text(why)
+        else:
+            (folder / "refused").unlink(missing_ok=True)
+
+
+def refusal(folder: Path) -> str:
+    """What ``keep_refusal`` wrote."""
+    with contextlib.suppress(OSError):
+        return (folder / "refused").read_text()
+    return ""
+
+
 def container_logs(pod: str, uid: str) -> str:
     """The logs of a pod's containers, as a pattern below the folder that KYB_RUN_DIR names."""
     return f"pods/{pod.replace('/', '_')}_{uid}/*.log"

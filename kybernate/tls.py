@@ -77,6 +77,17 @@ def trusting(ca_file: Path | str | None) -> ssl.SSLContext:
     return context
 
 
+async def follow_authorities(context: ssl.SSLContext) -> NoReturn:
+    """Let a client's context also trust what comes into the file of the machine's authorities, until cancelled."""
+    if (file := ssl.get_default_verify_paths().cafile) is None:
+        await asyncio.Event().wait()
+    assert file is not None
+    async for _ in changes(Path(file), asyncio.Event()):
+        with contextlib.suppress(OSError):  # ssl.SSLError, too: half-written
+            context.load_verify_locations(file)
+    raise AssertionError("changes ended")
+
+
 def address_of(transport: asyncio.BaseTransport) -> str:
     """Return the address of the other side; empty if it has left."""
     return str((transport.get_extra_info("peername") or ("",))[0])

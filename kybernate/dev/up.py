@@ -25,6 +25,7 @@ from kybernate.dev.stack.options import ChangingError, content
 from kybernate.dev.stack.process import LineSink
 from kybernate.dev.stack.stack_file import StackFileError
 from kybernate.files import bound_logs
+from kybernate.local_stack import keep_refusal
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
 _NAME_WIDTH = 12
@@ -262,14 +263,18 @@ async def reload_changes(stack: Stack, progress: Callable[[str], None]) -> NoRet
         used = stack.plan.sources[: len(files)]
         if seen == used:
             refused = tuple(b"" for _ in files)
-        if seen != before or b"" in seen or seen in (refused, used):
+            keep_refusal(stack.folder, "")
+        if seen != before or seen in (refused, used):
             continue
         try:
+            if gone := [str(file) for file, old, new in zip(files, used, seen, strict=True) if old and not new]:
+                raise ConfigError(f"{' and '.join(gone)}: is empty or cannot be read; write it again")
             stack.reconfigure()
         except ChangingError:
             continue
         except (ConfigError, OSError) as error:
             refused = seen
+            keep_refusal(stack.folder, str(error))
             sys.stderr.write(f"kyb: warning: {error}\nkyb: the stack keeps what it has\n")
         else:
             changed = [str(file) for file, old, new in zip(files, used, seen, strict=True) if old != new]

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kybernate.config import ConfigError, load
-from kybernate.local_stack import find_stack, processes, stack_file
+from kybernate.local_stack import find_stack, processes, refusal, stack_file
 
 ENGINE_SECONDS = 2.0
 OLD_CALL_SECONDS = 60.0
@@ -31,11 +31,13 @@ def local_facts(stack: dict[str, Any] | None) -> dict[str, Any]:
     states = [seats.parents[1] / "state" for seats in _seat_folders(folder)]
     facts["state_folders"] = {str(one): why for one in states if (why := _unwritable(one))}
     facts["gate_folders"] = {str(seats): why for seats in _seat_folders(folder) if (why := _unusable(seats))}
+    why = refusal(folder)
     try:
         listed = frozenset(group.name for group in load(folder / "config.yaml").gpu_topology.groups)
         facts["configured"] = {"": listed}
     except ConfigError as error:
-        facts["refused"] = " ".join(str(error).split())
+        why = str(error)
+    facts["refused"] = " ".join(why.split())
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         line = next(line for line in lines if line.startswith("MemAvailable:"))

@@ -305,7 +305,7 @@ def _gate(facts: StackFacts) -> Iterator[Finding]:
         )
         yield fail("start gate", f"{folder}: {why}", remedy)
     stages = _stages(facts)
-    waiting = [seat for seat in facts.seats if seat.get("state") == "waiting"]
+    waiting = [seat for seat in facts.seats if seat.get("state") == "waiting" and not _rests(seat, stages)]
     late = [seat for seat in waiting if facts.now - float(seat.get("since") or facts.now) > MOST_GATE_SECONDS]
     for seat in late:
         stage = stages.get(str(seat.get("seat")), {})
@@ -313,7 +313,7 @@ def _gate(facts: StackFacts) -> Iterator[Finding]:
         text = f"{seat.get('model')} waits since {facts.now - float(seat['since']):.0f} s: {why}"
         remedy = f"kyb why {seat.get('model')}"
         if (stage.get("data") or {}).get("called") is False:
-            remedy = f"do kubelet and plugin run on {seat.get('node')}? kyb logs plugin; kubectl describe pod"
+            remedy = "it says why: kyb logs kubelet, kubectl describe pod; does the plugin run? kyb logs plugin"
         yield warn("start gate", text, remedy)
     if not facts.gate_folders and not late:
         yield ok("start gate", f"{len(waiting)} wait there, none for more than {MOST_GATE_SECONDS:.0f} s")
@@ -325,6 +325,13 @@ def _stages(facts: StackFacts) -> dict[str, dict[str, Any]]:
     return {
         seat["seat"]: seat.get("stage") or {} for one in groups for seat in one.get("seats") or () if "seat" in seat
     }
+
+
+def _rests(seat: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether it is active, parked, or at the start gate until a request comes, as one parked by restart is."""
+    stage = stages.get(str(seat.get("seat")), {})
+    at_gate = stage.get("stage") == "start-gate" and (stage.get("data") or {}).get("called") is not False
+    return seat.get("state") in ("active", "parked") or (seat.get("state") == "waiting" and at_gate)
 
 
 def _gpus(facts: StackFacts) -> Iterator[Finding]:
@@ -357,7 +364,8 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
         if state == "active" and "holds a lock of" in str(seat.get("reason")):
             remedy = "give each pod its own TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR, VLLM_CACHE_ROOT and TMPDIR"
             yield warn("cache", f"{name} was not parked: {seat['reason']}", remedy)
-    settled = sum(seat.get("state") in ("active", "parked") for seat in owned)
+    stages = _stages(facts)
+    settled = sum(_rests(seat, stages) for seat in owned)
     groups = [group for node in facts.managers for group in node.get("groups") or ()]
     late = {phase["seat"] for group in groups for phase in group.get("phases") or () if phase.get("late")}
     on_time = [seat for seat in owned if seat.get("state") in _SWITCHING and seat.get("seat") not in late]

@@ -1,5 +1,6 @@
 """The console, put together: its parts, its jobs, and which route goes where."""
 
+import ssl
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -14,7 +15,7 @@ from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.http_api import errors, own_pages
 from kybernate.key_guard import KeyGuard
 from kybernate.messages import RequestEnded
-from kybernate.tls import ServerCertificate
+from kybernate.tls import ServerCertificate, follow_authorities, trusting
 from kybernate.web_origin import WebOrigins
 from services.console import openapi
 from services.console.api import VERBS, OperatorApi
@@ -32,8 +33,11 @@ from services.console.settings import ConsoleSettings
 class Console:
     """The parts of the console; ``jobs`` connect it to the cluster. Raises ConfigError."""
 
-    def __init__(self, settings: ConsoleSettings, bus: Bus, http: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, settings: ConsoleSettings, bus: Bus, http: aiohttp.ClientSession, trusted: ssl.SSLContext
+    ) -> None:
         self._settings, self._bus, self._clock, self.url = settings, bus, Clock(settings.speed), ""
+        self._trusted = trusted
         self.page_url = ""
         """Of the port that has the page; empty: none has."""
         self.guard, self.certificate = open_auth(settings)
@@ -63,6 +67,7 @@ class Console:
             "plans": self.page.plans.run(),
             "problems": self.problems.run(self.page.watched),
             "keys": self.guard.watch(),
+            "authorities": follow_authorities(self._trusted),
             **({"certificate": self.certificate.watch()} if self.certificate is not None else {}),
         }
 
@@ -139,6 +144,7 @@ class Console:
         away = "not connected to NATS; see KYB_NATS_URL"
         health.conditions["bus"] = lambda: None if bus.connected or cluster.complete else away
         health.notes["bus"] = lambda: None if bus.connected else away
+        health.notes["keys"] = lambda: self.guard.refused
         health.conditions["roster"] = lambda: None if cluster.complete else "the roster was not read yet"
         health.registry.register(BusMetrics(cluster=bus))
         return health
@@ -166,8 +172,10 @@ def open_auth(settings: ConsoleSettings) -> tuple[KeyGuard, ServerCertificate | 
 @asynccontextmanager
 async def open_console(settings: ConsoleSettings, bus: Bus) -> AsyncIterator[Console]:
     """Listen on the settings' addresses; close everything at the end. Raises ConfigError, CannotListenError."""
-    async with aiohttp.ClientSession() as http, AsyncExitStack() as ports:
-        console = Console(settings, bus, http)
+    trusted = trusting(None)
+    connector = aiohttp.TCPConnector(ssl=trusted)
+    async with aiohttp.ClientSession(connector=connector) as http, AsyncExitStack() as ports:
+        console = Console(settings, bus, http, trusted)
         api, operations = console.servers()
         console.url = (await ports.enter_async_context(api)).url
         if operations is not None:

@@ -163,6 +163,7 @@ class RunningRouter:
         away = "not connected to NATS; see KYB_NATS_URL"
         health.conditions["bus"] = lambda: None if bus.connected or trust.ever_synced else away
         health.notes["bus"] = lambda: None if bus.connected else away
+        health.notes["keys"] = lambda: self.guard.refused
         health.conditions["roster"] = lambda: None if trust.ever_synced else "the roster was not read yet"
         health.registry.register(BusMetrics(cluster=bus))
         return health

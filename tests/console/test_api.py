@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -27,6 +28,7 @@ from kybernate.seat import SeatState
 from services.console.events import EventLog, as_sse
 from services.console.routers import Routers
 from tests.console.world import Shown, shown
+from tests.test_tls import make as make_certificate
 from tests.until import until
 
 
@@ -232,6 +234,27 @@ async def test_routers_that_are_alive_are_shown_with_what_is_wrong():
         await w.router.front.__aexit__(None, None, None)
         unanswered = (await w.call("GET", "/v1/routers")).json["routers"][0]["unanswered"]
         assert unanswered.endswith(" does not answer (Connection refused)")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+async def test_the_renewed_certificate_of_a_router_is_trusted_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for ca in ("old", "new"):
+        make_certificate(tmp_path, ca=ca)
+    trusted = tmp_path / "trusted.crt"
+    trusted.write_bytes((tmp_path / "old.crt").read_bytes())
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    async with shown(router={"tls_cert_file": tmp_path / "new-server.crt"}) as w:
+        await until(lambda: w.console.cluster.routers(0.0), what="the router reports itself")
+        (router,) = await w.console.routers.states()
+        assert "certificate is refused" in router["unanswered"]
+        trusted.write_bytes((tmp_path / "new.crt").read_bytes())
+
+        async def answers() -> bool:
+            return "unanswered" not in (await w.console.routers.states())[0]
+
+        await until(answers, what="the console trusts the renewed certificate")
 
 
 async def test_wake_is_relayed_to_a_router_and_needs_one():

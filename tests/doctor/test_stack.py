@@ -70,7 +70,7 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
     ),
     "kubelet does not call the start gate": (
         lambda facts: replace(waits(facts), managers=(node("start-gate", "kubelet has not called", called=False),)),
-        "start gate", "qwen waits since 100 s: kubelet has not called", "do kubelet and plugin run on n1",
+        "start gate", "qwen waits since 100 s: kubelet has not called", "kyb logs kubelet",
     ),
     "a start waits for a pinned neighbour": (
         lambda facts: replace(waits(facts), managers=(node("pinned-neighbour", "G0 is kept by pinned s1"),)),
@@ -214,6 +214,11 @@ def test_a_broken_stack_is_named_with_its_remedy(broken: str) -> None:
     assert found, troubles(breaks(SOUND))
     assert text in found[0].finding
     assert remedy in found[0].remedy
+
+
+def test_a_seat_that_a_request_starts_is_at_rest() -> None:
+    rests = node("start-gate", "a request starts it, or kyb activate")
+    assert troubles(replace(waits(SOUND), managers=(rests,))) == []
 
 
 def test_a_control_group_without_a_freezer_is_named_by_the_check_of_the_node() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import grpc.aio
 import pytest
+from structlog.testing import capture_logs
 
 from kybernate import files
 from kybernate.dev.fakes.kubelet.http import application
@@ -362,13 +363,15 @@ spec:
   containers: [{{name: engine, command: [sleep, "100"]}}]
 """
             )
-            created = kubelet.create(spec)
-            waiting = await until(
-                lambda: state(created)["state"].get("waiting", {}).get("message"),
-                what="the container's status has a message",
-                saw=lambda: state(created),
-            )
+            with capture_logs() as logs:
+                created = kubelet.create(spec)
+                waiting = await until(
+                    lambda: state(created)["state"].get("waiting", {}).get("message"),
+                    what="the container's status has a message",
+                    saw=lambda: state(created),
+                )
             assert f"port {port} of 127.0.0.9 is taken" in waiting
+            assert [(line["event"], line["error"]) for line in logs] == [("kubelet.container_refused", waiting)]
         await until_running(created)
         status = created.document()["status"]
         assert (status["podIP"], status["hostIP"]) == ("127.0.0.9", "127.0.0.9")

@@ -155,9 +155,11 @@ async def test_changed_keys_are_applied_and_invalid_files_are_not(
             lambda: any(line["event"] == "keys.refused" for line in logs), what="the log event keys.refused", timeout=30
         )
     assert await status(token) == 200
+    assert "the previous keys stay in force" in guarded.router.health.remarks()["keys"]
     file.write_text(dump([row]))
     await until_status(keys["ops"], 401)
     assert await status(token) == 200
+    assert guarded.router.health.remarks() == {}
 
 
 def test_a_key_is_found_by_its_token_only() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.dev.stack import LAPTOP, Stack, StackOptions, options
 from kybernate.dev.stack import pod_changes as adding
 from kybernate.dev.stack.options import ChangingError
+from kybernate.doctor.local import local_facts
 from kybernate.health import HttpServer
 from tests.kubelet.stand import RESOURCE, pod, registered, running_kubelet
 from tests.until import until
@@ -49,6 +50,7 @@ class Reconfigured:
     taken: list[bytes] = field(default_factory=list)
 
     seen: bytes = b""
+    folder: Path = Path("/nowhere")
 
     def content(self, _: Path) -> bytes:
         self.seen = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
@@ -100,6 +102,30 @@ def stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
     (folder / "config.yaml").write_bytes(made.plan.config_file)
     (folder / "pods.yaml").write_bytes(made.plan.pod_file)
     return made
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "pods.yaml"])
+@pytest.mark.parametrize(
+    "damage", [lambda file: file.write_text("a: ["), lambda file: file.write_text(""), Path.unlink]
+)
+async def test_the_doctor_names_a_refused_file_until_it_is_repaired(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, damage: Callable[[Path], Any]
+) -> None:
+    monkeypatch.setattr(up, "RELOAD_SECONDS", 0.0)
+    file = tmp_path / name
+    sound = file.read_text()
+
+    def refused() -> str:
+        return str(local_facts({"folder": str(stack.folder)})["refused"])
+
+    task = asyncio.create_task(up.reload_changes(stack, lambda _: None))
+    try:
+        damage(file)
+        await until(lambda: str(file) in refused(), what="the doctor names the file", saw=refused)
+        file.write_text(sound)
+        await until(lambda: not refused(), what="nothing is refused", saw=refused)
+    finally:
+        task.cancel()
 
 
 def test_a_configuration_that_is_written_while_it_is_checked_is_not_used(

@@ -102,7 +102,7 @@ class Pod:
                 self.ip = self.around.address(self.spec)
             except StartError as error:
                 for container in self.containers:
-                    container.waits("ContainerCreating", str(error))
+                    self._refused(container, "ContainerCreating", error)
                 await asyncio.sleep(GATE_PAUSE_MAX_SECONDS)
         async with asyncio.TaskGroup() as group:
             for container in self.containers:
@@ -145,11 +145,17 @@ class Pod:
             except GateError as error:
                 container.waits("CreateContainerConfigError", str(error))
             except StartError as error:
-                container.waits("RunContainerError", str(error))
+                self._refused(container, "RunContainerError", error)
             # A gate that refuses after its full wait is asked again at once; one that fails fast, ever more slowly.
             quick = time.monotonic() - began < GATE_PAUSE_MAX_SECONDS
             pause = min(GATE_PAUSE_MAX_SECONDS, pause * 2) if quick else GATE_PAUSE_SECONDS
             await asyncio.sleep(pause)
+
+    def _refused(self, container: Container, reason: str, error: StartError) -> None:
+        before = container.state
+        container.waits(reason, str(error))
+        if container.state != before:
+            get_logger().warning("kubelet.container_refused", pod=self.spec.key, error=str(error))
 
     async def _create(self, container: Container) -> None:
         options = self.around.devices.run_options(self.uid, container.spec.name)
