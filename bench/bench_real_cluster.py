@@ -111,7 +111,7 @@ def _put(tar: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def deployment(number: int, image: str) -> Document:
-    """As somebody has it who knows nothing of Kybernate."""
+    """As it is without Kybernate."""
     name = f"model-{number}"
     port = 8080 if image == LLAMA else 8000
     words: Document = {
@@ -343,7 +343,7 @@ async def _install(helm: str) -> dict[str, float]:
 
 
 def _gpus(count: int) -> None:
-    """The node offers so many GPUs to those who want a whole one: nobody here allocates them."""
+    """The node offers so many whole GPUs, without devices behind them."""
     patch = json.dumps({"status": {"capacity": {"nvidia.com/gpu": str(count)}}})
     call("kubectl", "patch", "node", NODE, "--subresource=status", "--patch", patch)
 

@@ -12,11 +12,11 @@ from typing import Any
 LIBRARIES = "/opt/engines/lib"
 
 
-def main(program: str, words: list[str]) -> None:
+def main(program: str, arguments: list[str]) -> None:
     def option(name: str) -> str:
-        return words[words.index(name) + 1] if name in words else ""
+        return arguments[arguments.index(name) + 1] if name in arguments else ""
 
-    plain = [word for word in words if word != "serve"]
+    plain = [word for word in arguments if word != "serve"]
     model, port = option("--alias") or plain[0], option("--port")
     if os.environ.get("KYB_FAKE_GPU"):
         python = "/opt/kybernate/bin/python"
