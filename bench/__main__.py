@@ -52,6 +52,7 @@ LONG = (
     "walk",
     "lanes",
     "real_kubelet",
+    "real_cluster",
 )
 """Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"

@@ -49,7 +49,7 @@ KUBELET_DIR = Path("/var/lib/kubelet")
 RUN = [f"{FOLDER}/{PROGRAM}", "--"]
 Document = dict[str, Any]
 
-_CONTAINERD = """
+CONTAINERD = """
 version = 2
 root = "{folder}/containerd"
 state = "{folder}/containerd-run"
@@ -215,7 +215,7 @@ async def real_node() -> AsyncIterator[RealNode]:
             )
         try:
             await until(Path(address).exists, what="containerd")
-            image = await asyncio.to_thread(_image, node.folder)
+            image = await asyncio.to_thread(pause_image, node.folder)
             await asyncio.to_thread(subprocess.run, [*ctr, "images", "import", str(image)], check=True)
             yield node
         finally:
@@ -223,25 +223,39 @@ async def real_node() -> AsyncIterator[RealNode]:
                 await asyncio.to_thread(subprocess.run, [*ctr, "tasks", "delete", "--force", task], check=False)
             serving.terminate()
             await serving.wait()
-            await asyncio.to_thread(_clear, node.folder, kept)
+            await asyncio.to_thread(clear, node.folder, kept)
 
 
 def _prepare(folder: Path) -> dict[Path, str]:
     """Write containerd's configuration. Returns the kernel's settings that kubelet changes. Raises RuntimeError."""
-    if KUBELET_DIR.exists():
-        raise RuntimeError(f"{KUBELET_DIR} exists: this machine has a kubelet; take another machine")
-    cni = next((path for path in ("/usr/lib/cni", "/opt/cni/bin") if Path(path, "ptp").exists()), "")
-    if not KUBELET or not cni:
-        raise RuntimeError("KYB_KUBELET and the CNI plugins are needed: see bench/bench_real_kubelet.py")
+    if not KUBELET:
+        raise RuntimeError("KYB_KUBELET is needed: see bench/bench_real_kubelet.py")
+    kept, cni = kept_settings(), cni_folder()
     for part in ("cni", "pods", "logs"):
         (folder / part).mkdir()
     (folder / "cni" / "10-kyb.conflist").write_text(json.dumps(_NETWORK).replace("{folder}", str(folder)))
-    (folder / "containerd.toml").write_text(_CONTAINERD.format(folder=folder, image=IMAGE, cni=cni))
+    (folder / "containerd.toml").write_text(CONTAINERD.format(folder=folder, image=IMAGE, cni=cni))
+    return kept
+
+
+def cni_folder() -> str:
+    """Where the CNI plugins are. Raises RuntimeError."""
+    found = next((path for path in ("/usr/lib/cni", "/opt/cni/bin") if Path(path, "ptp").exists()), "")
+    if not found:
+        raise RuntimeError("the CNI plugins are not installed (Debian: containernetworking-plugins)")
+    return found
+
+
+def kept_settings() -> dict[Path, str]:
+    """The kernel's settings that kubelet changes. Raises RuntimeError where there is a kubelet."""
+    if KUBELET_DIR.exists():
+        raise RuntimeError(f"{KUBELET_DIR} exists: this machine has a kubelet; take another machine")
     names = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops")
     return {file: file.read_text() for file in (Path("/proc/sys", name) for name in names)}
 
 
-def _clear(folder: Path, kept: dict[Path, str]) -> None:
+def clear(folder: Path, kept: dict[Path, str]) -> None:
+    """Remove what kubelet and containerd leave outside of their folder."""
     for mount in sorted(_mounts(folder, KUBELET_DIR), reverse=True):
         subprocess.run(["umount", mount], check=False)
     shutil.rmtree(KUBELET_DIR, ignore_errors=True)
@@ -256,7 +270,7 @@ def _mounts(*folders: Path) -> list[str]:
     return [path for path in paths if any(Path(path).is_relative_to(folder) for folder in folders)]
 
 
-def _image(folder: Path) -> Path:
+def pause_image(folder: Path) -> Path:
     """An image with the first process of a sandbox and places for this machine's folders, as ``docker save`` has it."""
     (folder / "pause.c").write_text("#include <unistd.h>\nint main(void) { for (;;) pause(); }\n")
     subprocess.run(["cc", "-static", "-s", "-o", folder / "pause", folder / "pause.c"], check=True)

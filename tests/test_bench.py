@@ -57,6 +57,7 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plugin": ({"calls": 4}, {}),
     "policy": ({}, {"DECISIONS": 1}),
     "pooling": ({}, {"SCENARIOS": ("bursty",), "PAIRS": 1}),
+    "real_cluster": ({"rounds": 1, "deletions": 2}, {}),
     "real_kubelet": ({"switches": 4, "slow": 8.0}, {}),
     "regimes": ({}, {"REGIMES": (("poisson", 0.15, 2.5),), "WINDOWS": 1}),
     "release": ({"held": 16}, {"SETTLE_SECONDS": 0.0}),
@@ -82,6 +83,8 @@ async def test_a_benchmark_gives_figures(name: str, monkeypatch: pytest.MonkeyPa
     module = importlib.import_module(f"bench.bench_{name}")
     if name == "real_kubelet" and not module.KUBELET:
         pytest.skip("no real kubelet: build it with scripts/kube_apiserver.sh DIR kubelet and set KYB_KUBELET")
+    if name == "real_cluster" and not module.IMAGE.exists():
+        pytest.skip("no real cluster: see bench/bench_real_cluster.py")
     for constant, value in constants.items():
         places = [place for place in (module, proxies) if hasattr(place, constant)]
         assert places, constant

@@ -114,10 +114,27 @@ def _run(
         for note in facts["notes"]:
             print(f"- {note}")
     if apply:
-        verb = "replace" if target.startswith(LIVE) else "apply"
-        text = kubectl([verb, "-f", "-", *_in(namespace)], json.dumps(after))
+        text = kubectl(*_written(target, namespace, before, after, record or RECORD))
         if not as_json():
             print(text.strip())
+
+
+def _written(target: str, namespace: str, before: Json, after: Json, record: str) -> tuple[list[str], str]:
+    """Arguments and input of the kubectl that writes. A workload is patched: its controller writes its status several
+    times a second while it rolls out, and only a change of its spec is a conflict."""
+    generation = before["metadata"].get("generation")
+    if not target.startswith(LIVE) or generation is None:
+        verb = "replace" if target.startswith(LIVE) else "apply"
+        return [verb, "-f", "-", *_in(namespace)], json.dumps(after)
+    path, changed = "/metadata/annotations", after["metadata"].get("annotations") or {}
+    if before["metadata"].get("annotations"):
+        path, changed = f"{path}/{record.replace('/', '~1')}", changed.get(record)
+    patch = [
+        {"op": "test", "path": "/metadata/generation", "value": generation},
+        {"op": "replace", "path": "/spec", "value": after["spec"]},
+        {"op": "remove", "path": path} if changed is None else {"op": "add", "path": path, "value": changed},
+    ]
+    return ["patch", target, "--type=json", "--patch-file=/dev/stdin", *_in(namespace)], json.dumps(patch)
 
 
 def _read(target: str, namespace: str, name: str) -> Json:

@@ -60,8 +60,8 @@ class SeatStatus:
 
     @property
     def frozen(self) -> bool:
-        """True if the engine is frozen, or may be in a moment; it has been active before."""
-        return self.state in _FROZEN
+        """True if the engine is frozen or ended, or may be in a moment; it has been active before."""
+        return self.state in _FROZEN or (self.state == "waiting" and self.started)
 
 
 @dataclass(slots=True)

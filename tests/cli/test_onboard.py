@@ -420,6 +420,41 @@ async def test_a_deployment_of_the_cluster_is_changed_and_changed_back_by_kubect
     assert (gone.code, "kubectl is not on PATH" in gone.err) == (1, True)
 
 
+WRITTEN = """#!/bin/sh
+case "$1 $2" in
+  "get pods") sed -i 's/"resourceVersion": "1"/"resourceVersion": "2"/' "$LIVE" && cat "$PODS" ;;
+  get*) cat "$LIVE" ;;
+  replace*)
+    cat >"$LIVE.new"
+    cmp -s "$LIVE" "$LIVE.new" && exit
+    echo "Error from server (Conflict): the object has been modified" >&2 && exit 1 ;;
+  patch*) cat >"$LIVE.patch" ;;
+esac
+"""
+"""A kubectl whose live.json gets a new status, and so another version, while the engine is looked at."""
+
+
+async def test_a_report_of_its_controller_is_no_conflict_and_a_change_of_its_spec_is(kyb: "Kyb", kubectl: Path) -> None:
+    """A Deployment that rolls out gets a new status several times a second."""
+    (kubectl / "kubectl").write_text(WRITTEN)
+    before = example("vllm")
+    before["metadata"] |= {"generation": 7, "resourceVersion": "1"}
+    (kubectl / "live.json").write_text(json.dumps(before))
+    done = await kyb("onboard", "deploy/qwen3-8b", "--apply")
+    assert done.code == 0, done.err
+    test, spec, record = json.loads((kubectl / "live.json.patch").read_text())
+    after = onboard(before).manifest
+    assert test == {"op": "test", "path": "/metadata/generation", "value": 7}
+    assert spec == {"op": "replace", "path": "/spec", "value": after["spec"]}
+    assert record == {"op": "add", "path": "/metadata/annotations", "value": after["metadata"]["annotations"]}
+    after["metadata"]["annotations"]["of"] = "its controller"
+    (kubectl / "live.json").write_text(json.dumps(after))
+    assert (await kyb("offboard", "deploy/qwen3-8b", "--apply")).code == 0
+    _, spec, record = json.loads((kubectl / "live.json.patch").read_text())
+    assert spec["value"] == before["spec"]
+    assert record == {"op": "remove", "path": "/metadata/annotations/kyb.ai~1onboarded"}
+
+
 async def test_one_of_several_deployments_of_a_file_is_chosen_by_its_name(kyb: "Kyb", tmp_path: Path) -> None:
     first, second = deployment(VLLM, "a"), deployment(VLLM, "b")
     second["metadata"]["name"] = "y"

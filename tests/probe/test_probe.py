@@ -147,6 +147,13 @@ async def test_an_engine_that_starts_again_is_healthy_while_it_loads(stand: Stan
     assert await stand.kubelet("startup") == 503
 
 
+async def test_an_engine_that_was_ended_before_kubelet_had_seen_it_passes_its_startup_probe(stand: Stand) -> None:
+    """It served for less than the period of the probe, and waits for a request: kubelet would end its container."""
+    stand.node.states, stand.node.started, stand.engine.status = ["waiting", ""], True, 503
+    assert await stand.kubelet("startup") == 200
+    assert stand.engine.requests == []
+
+
 @pytest.mark.parametrize("state", ["waiting", "backoff", "lost", "quarantined", "releasing", ""])
 async def test_in_other_states_only_the_startup_probe_reaches_the_engine(stand: Stand, state: str) -> None:
     stand.node.states, stand.engine.status = [state], 503
