@@ -138,8 +138,9 @@ class Failures:
             await client.close()
 
     async def begin(self) -> None:
-        """Find who is active and who is parked, and remember the counts."""
+        """Find who is active and who is parked, and remember the counts. The router may have been killed just now."""
         await self.settled()
+        await until(self.routed, what="the router is ready")
         rows = [seat for seat in await self.seats() if seat["model"]]
         if self.way:
             self.incoming, away = next((row["model"], row["group"]) for row in rows if row["state"] != "active")
@@ -155,6 +156,13 @@ class Failures:
         self.restarts = {model: status["restartCount"] for model, status in (await self.pods()).items()}
         self.violations = await self.counted_violations()
         return None
+
+    async def routed(self) -> bool:
+        """The router takes requests."""
+        with contextlib.suppress(aiohttp.ClientError):
+            async with self.session.get(f"{self.stack.url}/readyz") as answer:
+                return answer.status == 200
+        return False
 
     async def check_places(self, *, moved: bool) -> None:
         """Each active seat has memory on the GPUs of its group only, others have none; the incoming one has moved."""
