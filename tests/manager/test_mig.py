@@ -89,9 +89,9 @@ def test_the_fault_of_a_gpu_keeps_seats_from_each_of_its_instances(world: World)
     world.node.faulty = {"GPU-A": "XID 79"}
     c = world.seat(2, 0)
     comes_up(world, c, "c", "restart")
-    for name in ("M0", "M1"):
-        refused = world.order(MigrateSeat, seat=c, to=name)
-        assert (refused.accepted, "GPU 0 is faulty: XID 79" in refused.reason) == (False, True)
+    for index in (0, 1):
+        refused = world.order(MigrateSeat, seat=c, to=f"M{index}")
+        assert (refused.accepted, f"GPU {index} is faulty: XID 79" in refused.reason) == (False, True)
     found = [
         one.stage.stage for one in obstacles(world.node, world.managed(world.seat(0, 0)), world.groups[0], world.now)
     ]
