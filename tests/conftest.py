@@ -1,9 +1,6 @@
-"""Options, time-outs and Hypothesis profiles of the whole test run, and what its coverage counts."""
+"""Options, time-outs and Hypothesis profiles of the whole test run."""
 
-import contextlib
 import os
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +19,6 @@ settings.register_profile("nightly", settings.get_profile("fast"), max_examples=
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
 HERE = Path(__file__).parent
-CHILDREN_COUNTED = {"cuda", "plugin", "stack/test_stub_stack.py", "stack/test_up.py"}
-"""Tests whose child processes coverage counts, too: what runs in processes only. Counting doubles the time of a short
-process (import and tracing), and what the children of the others run is counted here."""
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "not_counted: coverage pauses; the same few lines a million times, four times slower when counted"
-    )
-
-
 LONG = {
     *("failures", "stack", "sabotage", "attacks", "demo", "journey", "checkpointer", "gpu", "simulate", "exploration"),
     *("conformance", "engines", "test_bench.py"),
@@ -69,40 +55,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marker = item.get_closest_marker("timeout")
         seconds = float(marker.args[0] if marker is not None else config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(seconds * TIME_FACTOR), append=False)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    path = item.path.relative_to(HERE)
-    with contextlib.ExitStack() as stack:
-        if CHILDREN_COUNTED.isdisjoint({path.parts[0], path.as_posix()}):
-            stack.enter_context(_children_not_counted())
-        if item.get_closest_marker("not_counted") or _of_hypothesis(item):
-            stack.enter_context(_not_counted())
-        return (yield)
-
-
-def _of_hypothesis(item: pytest.Item) -> bool:
-    """It repeats with many examples what the tests beside it count with one."""
-    return isinstance(item, pytest.Function) and getattr(item.obj, "is_hypothesis_test", False)
-
-
-@contextlib.contextmanager
-def _children_not_counted() -> Iterator[None]:
-    process_config = os.environ.pop("COVERAGE_PROCESS_CONFIG", None)
-    yield
-    if process_config is not None:
-        os.environ["COVERAGE_PROCESS_CONFIG"] = process_config
-
-
-@contextlib.contextmanager
-def _not_counted() -> Iterator[None]:
-    counting = sys.modules["coverage"].Coverage.current() if "coverage" in sys.modules else None
-    if counting is not None:
-        counting.stop()
-    yield
-    if counting is not None:
-        counting.start()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

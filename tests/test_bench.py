@@ -69,15 +69,12 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "switch": ({"requests": 2}, {"SETTLE_SECONDS": 0.1, "IDLE_SECONDS": 0.1}),
 }
 """By name: arguments of ``run``, and constants of the module or of ``bench.proxies``."""
-SEARCHES = ("bounds", "plan")
 ELSEWHERE = {"walk"}
 """Tried by ``tests/stack/test_walk.py``."""
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.not_counted) if name in SEARCHES else name for name in SMALL]
-)
+@pytest.mark.parametrize("name", SMALL)
 async def test_a_benchmark_gives_figures(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arguments, constants = SMALL[name]
     module = importlib.import_module(f"bench.bench_{name}")

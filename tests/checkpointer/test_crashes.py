@@ -163,7 +163,6 @@ async def play(backend: str, crash: Crash, folder: Path, monkeypatch: pytest.Mon
         return outcome
 
 
-@pytest.mark.not_counted
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_kill_at_any_step_ends_active_parked_or_in_a_cold_start(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

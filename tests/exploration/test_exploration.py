@@ -15,7 +15,6 @@ SEEDS = range(8)
 """One of each configuration."""
 
 
-@pytest.mark.not_counted
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_promise_is_broken_and_every_seat_serves_again(seed: int) -> None:
     totals = Totals()
@@ -39,7 +38,6 @@ FOUND = {
 """Seeds whose runs have found a broken promise, and the share of runs with seats that have moved in their time."""
 
 
-@pytest.mark.not_counted
 @pytest.mark.timeout(180)  # one of them has 24,000 steps
 @pytest.mark.parametrize(("seed", "moved"), FOUND.items())
 def test_runs_that_once_found_a_bug_are_kept(seed: int, moved: float) -> None:
@@ -80,7 +78,6 @@ def test_no_interleaving_around_a_fault_in_a_switch_breaks_a_promise() -> None:
     assert result.states > 80
 
 
-@pytest.mark.not_counted
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("control", [control for control in CONTROLS if control.quick], ids=lambda one: one.name)
 def test_a_seeded_bug_is_found(control: Control) -> None:
@@ -90,7 +87,6 @@ def test_a_seeded_bug_is_found(control: Control) -> None:
     assert not replay(found.setup, found.actions, settled=found.settled), "it is found without the bug, too"
 
 
-@pytest.mark.not_counted
 def test_a_found_bug_is_shrunk_to_a_few_actions_that_still_show_it() -> None:
     control = next(one for one in CONTROLS if one.name == "the seat folder is not read")
     with control.bug():

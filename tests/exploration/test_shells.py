@@ -20,7 +20,6 @@ RUNS = 40
 """In which each seeded bug is found."""
 
 
-@pytest.mark.not_counted
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_shells_keep_their_promises(seed: int, tmp_path: Path) -> None:
     assert explore(seed, tmp_path)["steps"] > 0
@@ -64,7 +63,6 @@ BUGS = {
 }
 
 
-@pytest.mark.not_counted
 @pytest.mark.parametrize("bug", BUGS.values(), ids=BUGS.keys())
 def test_a_bug_in_a_shell_is_found(bug: Callable[[], AbstractContextManager[Any]], tmp_path: Path) -> None:
     with bug(), pytest.raises(ViolationError):

@@ -21,7 +21,6 @@ RUNS = 120
 """In which each seeded bug is found."""
 
 
-@pytest.mark.not_counted
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_the_worker_and_its_journal_keep_their_promises(seed: int, tmp_path: Path) -> None:
     assert explore(seed, tmp_path)["lives"] > 1
@@ -86,7 +85,6 @@ BUGS = (
 )
 
 
-@pytest.mark.not_counted
 @pytest.mark.timeout(300)  # threads write and fsync: a bug may need a hundred runs to show
 @pytest.mark.parametrize("bug", BUGS, ids=[bug.__name__.strip("_") for bug in BUGS])
 def test_a_bug_in_the_worker_is_found(bug: Callable[[], AbstractContextManager[Any]], tmp_path: Path) -> None:

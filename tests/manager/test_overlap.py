@@ -360,7 +360,6 @@ def test_everyone_in_a_tree_of_groups_gets_turns(
         assert busy.longest_wait(seat) < 225.0, f"{busy.world.managed(seat).group.name} {seat}: {busy.turns[seat]}"
 
 
-@pytest.mark.not_counted
 def test_a_request_for_the_largest_group_waits_no_longer_than_its_bound() -> None:
     """4 ⊃ 2 ⊃ 1 under mixed load, as ``python -m bench family`` plays it with 10,000 switches."""
     family = Family(random.Random(7))

@@ -101,7 +101,6 @@ class Load:
         heapq.heappush(self.events, (self.now + seconds, len(self.events) + self.number, kind, request))
 
 
-@pytest.mark.not_counted
 @pytest.mark.parametrize("times", [3, 10])
 @pytest.mark.parametrize("tells", [True, False])
 @pytest.mark.parametrize("declared", [True, False])

@@ -34,7 +34,6 @@ def test_only_the_last_holders_drain_is_taken_off_a_wait():
     assert undrained(made, run(made, Exhaustive())) == pytest.approx([3.0, 13.0, 0.0])
 
 
-@pytest.mark.not_counted
 def test_the_tables_are_printed(capsys: pytest.CaptureFixture[str]):
     assert main(["--windows", "1"]) == 0
     printed = capsys.readouterr().out

@@ -36,7 +36,6 @@ def test_more_processes_give_the_same():
     assert play(replace(plan, jobs=2)) == play(plan)
 
 
-@pytest.mark.not_counted
 def test_the_clairvoyant_is_never_beaten_on_what_it_minimises():
     pytest.importorskip("numba")
     plan = ReferencePlan(
@@ -48,7 +47,6 @@ def test_the_clairvoyant_is_never_beaten_on_what_it_minimises():
     assert all(row["wait_mean_above"] >= 0 and row["windows"] == 1 for row in report["clairvoyant"])
 
 
-@pytest.mark.not_counted
 def test_as_people_call_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     s4 = tmp_path / "s4.csv"
     rows = [f"{at},{'ab'[at // 40 % 2]},800,200" for at in range(0, 7200, 40)]

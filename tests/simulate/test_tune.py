@@ -84,7 +84,6 @@ def drawn(chance: Random, gain: float, candidates: int = 8, days: int = 5) -> bo
     return verdict(ranked(grid, played), played[0].figures.objective, days)[0]
 
 
-@pytest.mark.not_counted
 def test_noise_is_not_recommended_and_a_real_gain_is():
     chance = Random("tune")
     assert sum(drawn(chance, 0.0) for _ in range(20)) <= 2, "the best of eight is better by luck nearly every time"

@@ -54,7 +54,6 @@ class Clients:
             await asyncio.sleep(0.3)
 
 
-@pytest.mark.not_counted
 @pytest.mark.timeout(300 + 4 * CUT_SECONDS)
 async def test_no_request_is_sent_to_a_parked_engine_while_a_server_has_no_routes(tmp_path: Path) -> None:
     async with three_servers(tmp_path) as servers:

@@ -13,7 +13,6 @@ from kybernate.lab.simulate.model import Scenario, SimGroup
 from tests.simulate.bounds.tiny import exact, random_scenario
 
 
-@pytest.mark.not_counted  # the compiler, mostly
 @pytest.mark.timeout(150)  # the first of a new checkout compiles the searches
 @pytest.mark.parametrize("objective", ["wait", "slo"])
 @pytest.mark.parametrize("seed", range(12))

@@ -24,7 +24,6 @@ def optimum(name: str) -> mdp.WaitSolution:
     return mdp.solve(CASES[name][0], tolerance=3e-3)
 
 
-@pytest.mark.not_counted
 @pytest.mark.parametrize("name", CASES)
 def test_the_optimum_is_the_published_one(name: str) -> None:
     assert optimum(name).mean_wait == pytest.approx(CASES[name][1], rel=0.02)
@@ -57,7 +56,6 @@ def test_plain_rules_are_as_far_from_the_optimum_as_published(rule: LongestFirst
     assert mdp.ratio(case, rule, optimum("0.12/s"), tolerance=3e-3) == pytest.approx(ratio, abs=0.012)
 
 
-@pytest.mark.not_counted
 @pytest.mark.parametrize("name", CASES)
 def test_the_default_policy_is_near_the_optimum(name: str) -> None:
     near = 1.10 if name == "decodes of 30 s" else 1.02
