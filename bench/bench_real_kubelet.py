@@ -256,13 +256,13 @@ def kept_settings() -> dict[Path, str]:
 
 def clear(folder: Path, kept: dict[Path, str]) -> None:
     """Remove what kubelet and containerd leave outside of their folder."""
+    for file, value in kept.items():
+        file.write_text(value)
     for mount in sorted(_mounts(folder, KUBELET_DIR), reverse=True):
         subprocess.run(["umount", mount], check=False)
     shutil.rmtree(KUBELET_DIR, ignore_errors=True)
     for path, _, _ in (one for root in SYS_CGROUP.glob("*/kubepods") for one in os.walk(root, topdown=False)):
         os.rmdir(path)
-    for file, value in kept.items():
-        file.write_text(value)
 
 
 def _mounts(*folders: Path) -> list[str]:
