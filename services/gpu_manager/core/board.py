@@ -154,10 +154,14 @@ def _on_signal(node: NodeState, signal: TrafficSignal, now: Now) -> bool:
 
 
 def _follow_demand(node: NodeState, seat: ManagedSeat, now: Now) -> None:
-    """Remember when a seat was last busy and the cause of its demand; let an operator's wish lapse."""
+    """Remember when a seat was last busy, when it last answered and the cause of its demand; let an operator's wish
+    lapse."""
     if seat.pod is None:
         return
-    found, usage = view.demand(node, seat), seat.usage
+    found, usage, learned = view.demand(node, seat), seat.usage, node.learning.of(seat.id, seat.model)
+    served = usage.served if learned is None else learned.service.count
+    if served != usage.served or not usage.has_requests:
+        usage.served, usage.answered = served, now.wall
     had, usage.has_requests = usage.has_requests, bool(found.waiting or found.in_flight)
     if had or usage.has_requests:  # the last one ended with this message
         usage.busy = now.model

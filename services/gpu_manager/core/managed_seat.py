@@ -148,6 +148,10 @@ class Usage:
     """The last time that any request waited or was in flight."""
     has_requests: bool = False
     """Some waited or were in flight after the last message about the seat."""
+    served: int = 0
+    """Requests that it had answered at ``answered``."""
+    answered: WallTime = WallTime(0.0)
+    """When one was last answered, or none was in flight."""
     unclaimed: bool = False
     """It was started only to have been started once, and has had no request since."""
     wanted_since: ModelTime | None = None

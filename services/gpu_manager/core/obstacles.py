@@ -283,14 +283,13 @@ def CONTAINER(ask: Ask) -> Stage | None:
 
 @row(240, "start-gate", "seat", "-", "kubelet's call, a request, startWithin")
 def START_GATE(ask: Ask) -> Stage | None:
-    """Kubelet has not called the start gate for it, or no request asks for it and the warm-up is off."""
+    """Kubelet has not called the start gate for it, or no request asks for it: it was parked, or warm-up is off."""
     node, seat = ask.node, ask.seat
     if seat.state is not S.WAITING or view.wanted(node, seat, ask.now):
         return None
     if seat.gate.called is None:
         return Stage("start-gate", "kubelet has not called the start gate for it yet", {"called": False})
-    text = f"a request starts it, or kyb activate{_goes_first(ask)} (warmup is off)"
-    return Stage("start-gate", text)
+    return Stage("start-gate", f"a request starts it, or kyb activate{_goes_first(ask)}")
 
 
 def _goes_first(ask: Ask) -> str:
