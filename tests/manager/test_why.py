@@ -283,7 +283,8 @@ def test_a_neighbour_that_starts_is_named(world: World) -> None:
     world.traffic(a, waiting=1)
     assert "b starts on group G0: no process came yet" in waits(world, a, "starting")[0]
     world.start(b)
-    assert "its engine loads and is not healthy yet" in waits(world, b, "starting")[0]
+    text = waits(world, b, "starting")[0]
+    assert f"its engine loads and is not healthy yet at {world.pods[b].endpoint}" in text
 
 
 def test_a_quarantined_neighbour_is_named_with_its_reason(world: World) -> None:

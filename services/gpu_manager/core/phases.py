@@ -174,7 +174,8 @@ def unproven(node: NodeState, seat: ManagedSeat, now: Now) -> Stage:
 
 def starts(node: NodeState, seat: ManagedSeat, now: Now, no_ticket: str = "") -> Stage:
     """A start. ``no_ticket``: why a new call of it would get none."""
-    stage, what = "starting", "its engine loads and is not healthy yet"
+    at = f" at {seat.pod.endpoint}" if seat.pod is not None and seat.pod.endpoint else ""
+    stage, what = "starting", f"its engine loads and is not healthy yet{at}"
     if not seat.facts.alive:
         what = "no process came yet" + (f"; it gets no other ticket: {no_ticket}" if no_ticket else "")
     elif seat.rehearses:
