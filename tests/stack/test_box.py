@@ -10,6 +10,7 @@ import signal
 import ssl
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,10 @@ async def main():
             return json.load(answer)["choices"][0]["message"]["content"]
     async with Stack(options) as stack:
         await stack.ready(60)
-        texts = [await asyncio.to_thread(ask, model) for model in ("tiny", "small", "tiny")]
-        print(json.dumps({"names": sorted(stack.pids), "gpus": len(stack.plan.topology.groups), "texts": texts}))
+        texts = [await asyncio.to_thread(ask, model) for model in ("tiny", "small", "large", "tiny")]
+        with urllib.request.urlopen(f"{stack.console}/v1/seats", timeout=60) as answer:
+            homes = {seat["model"]: seat["home_group"] for seat in json.load(answer)["seats"] if seat["model"]}
+        print(json.dumps({"names": sorted(stack.pids), "homes": homes, "texts": texts}))
 
 asyncio.run(main())
 """
@@ -74,9 +77,9 @@ async def test_on_real_gpus_nothing_of_ours_stands_before_nvidias_libraries(tmp_
     except StubError as error:
         pytest.skip(str(error))
     pods, socket = tmp_path / "pods.yaml", tmp_path / "driver.sock"
-    pods.write_text(yaml.safe_dump_all(map(cuda_pod, ("tiny", "small"))))
+    pods.write_text(yaml.safe_dump_all(map(cuda_pod, ("tiny", "small", "large"))))
     driver = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "kybernate.dev.fakes.gpu", "--socket", str(socket), "--gpus", "1"),
+        *(sys.executable, "-m", "kybernate.dev.fakes.gpu", "--socket", str(socket), "--gpus", "2"),
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
@@ -90,8 +93,9 @@ async def test_on_real_gpus_nothing_of_ours_stands_before_nvidias_libraries(tmp_
         assert child.returncode == 0
         found = json.loads(printed)
         assert found["names"] == ["checkpointer", "console", "gpu_manager", "kubelet", "nats", "plugin", "router"]
-        assert found["gpus"] == 1
-        assert found["texts"][0] == found["texts"][2] != found["texts"][1]
+        assert sorted(Counter(found["homes"].values()).values()) == [1, 2], "a GPU for each, as long as there is one"
+        assert found["texts"][0] == found["texts"][3]
+        assert len({*found["texts"]}) == 3
         assert (await client.call("stats"))["violations"]["count"] == 0
         await client.close()
     finally:
