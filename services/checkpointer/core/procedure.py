@@ -33,7 +33,7 @@ from services.checkpointer.core.failures import (
 )
 
 RESTORED = {ProcessState.LOCKED, ProcessState.RUNNING}
-HUNG_TOO_OFTEN = "the second hang of this seat, so it is not touched any more: see the kernel log, then delete its pod"
+HUNG_TOO_OFTEN = "the second hang of this seat: no driver call for ten minutes; see the kernel log, then delete its pod"
 UNREACHABLE = "the driver cannot be called about this seat: see the checkpointer's log and nvidia-smi"
 
 
