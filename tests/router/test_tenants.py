@@ -367,11 +367,11 @@ async def test_callers_that_see_no_seats_learn_the_state_of_their_model_only(tmp
 
         w.manager.auto = False
         assert re.fullmatch(r"model m could not be .* \(hold_seconds\): it is parked; try .*", await message("app"))
-        assert "it is parked (seat opaque-1: parked); try" in await message("ops")
+        assert "it is parked (its seat on n1/G0: parked); try" in await message("ops")
         w.manager.reply = refusal
         await w.manager.put("opaque-1", SeatState.PARKED)  # the next call requests its activation anew
         assert re.fullmatch(r"model m cannot be run now; try again in \d+ s", await message("app"))
-        assert "(seat opaque-1: group G0 is held by opaque-2, which is pinned)" in await message("ops")
+        assert "(its seat on n1/G0: group G0 is held by opaque-2, which is pinned)" in await message("ops")
 
 
 def test_an_unknown_model_costs_no_look_at_all_models() -> None:
