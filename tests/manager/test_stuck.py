@@ -201,7 +201,9 @@ def test_a_seat_that_answers_nothing_while_requests_wait_for_its_group_is_shown_
     a, b = world.fill("a", "b")
 
     def level(answered: int) -> None:
-        signal = TrafficSignal(cause="r", source="router-0", model="b", seat=b, in_flight=1, incarnation="1", seq=answered)
+        signal = TrafficSignal(
+            cause="r", source="router-0", model="b", seat=b, in_flight=1, incarnation="1", seq=answered
+        )
         counts = {"arrived": answered + 1, "served": answered, "served_seconds": 0.4 * answered, "ttl_seconds": 1e9}
         world.receive(signal.model_copy(update=counts))
 
