@@ -223,7 +223,7 @@ def test_a_seat_that_answers_nothing_while_requests_wait_for_its_group_is_shown_
     assert shown() == []
     world.tick(61.0)
     world.traffic(a)
-    assert shown() == [], "nobody waits for it"
+    assert shown() == [], "no request waits for it"
 
 
 @pytest.mark.parametrize("learned", [0.0, 0.4, 4.0, 400.0])

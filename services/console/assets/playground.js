@@ -5,15 +5,17 @@ import { count, kind, seconds } from "./format.js";
 import { param, set } from "./route.js";
 import { authorization, models, now, store } from "./store.js";
 
-const PHASES = {
+const OF_VICTIM = {
   "seat-closed": "the victim drains",
   "seat-evicted": "the victim is parked",
   "seat-parked": "the victim's VRAM is free",
+};
+const OF_MODEL = {
   "seat-leased": "the seat is activated",
   "seat-moved": "the seat is activated on another group",
   "seat-activated": "the seat is active",
 };
-const run = { cause: "", began: 0, ended: Infinity, steps: [], abort: null, first: 0 };
+const run = { cause: "", model: "", began: 0, steps: [], abort: null, first: 0 };
 let turns = [];  // {role, content, note}
 
 export function playgroundView(draw) {
@@ -41,10 +43,11 @@ export function playgroundView(draw) {
     <ol aria-live="polite">${steps().map((step) => html`<li>${seconds(step.at)} – ${step.text}</li>`)}</ol>`;
 }
 
-// Own observations and the events with this request's id until it ended, in order: later ones are its seat's.
+// Own observations and the events with this request's id, in order; when its own seat is parked later, it has ended.
 function steps() {
-  const seen = store.events.filter((event) => run.cause && event.cause === run.cause && event.at <= run.ended && PHASES[kind(event)])
-    .map((event) => ({ at: Math.max(0, event.at - run.began), text: `${PHASES[kind(event)]} (${event.model})` }));
+  const phase = (event) => (event.model === run.model ? OF_MODEL : OF_VICTIM)[kind(event)];
+  const seen = store.events.filter((event) => run.cause && event.cause === run.cause && phase(event))
+    .map((event) => ({ at: Math.max(0, event.at - run.began), text: `${phase(event)} (${event.model})` }));
   return [...run.steps, ...seen].sort((a, b) => a.at - b.at);
 }
 
@@ -54,7 +57,7 @@ async function send(form, draw) {
   const { model, tokens, prompt } = form.elements;
   const bytes = crypto.getRandomValues(new Uint8Array(8));
   run.cause = `page-${[...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("")}`;
-  Object.assign(run, { began: now(), ended: Infinity, steps: [], abort: new AbortController(), first: 0 });
+  Object.assign(run, { model: model.value, began: now(), steps: [], abort: new AbortController(), first: 0 });
   const earlier = turns.filter((turn) => turn.content);  // an answer that failed has none
   const answer = { role: "assistant", model: model.value, content: "", note: "" };
   turns = [...earlier, { role: "user", content: prompt.value, note: "" }, answer];
@@ -75,7 +78,7 @@ async function send(form, draw) {
     answer.note = error.name === "AbortError" ? "stopped" : `failed: ${error.message}`;
     step(answer.note);
   }
-  Object.assign(run, { abort: null, ended: now() });
+  run.abort = null;
   draw();
 }
 
