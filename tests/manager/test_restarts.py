@@ -399,6 +399,20 @@ def test_a_start_on_another_group_is_there_after_a_restart_of_the_manager(world:
     )
 
 
+def test_a_container_that_the_ledger_does_not_know_runs_where_its_open_ticket_says(world: World) -> None:
+    """It is the pod's first one, and asked before the list of pods showed it."""
+    a = away(world)
+    remembered = recovery.ledger(world.node, "")
+    mine = next(one for one in remembered.seats if one.seat == a)
+    first = replace(mine.durable, container_id="")
+    rest = tuple(one for one in remembered.seats if one.seat != a)
+    world.board = world.new_board()
+    world.receive(BusChanged(True))
+    old = remembered.model_copy(update={"seats": (*rest, mine.model_copy(update={"durable": first}))})
+    world.receive(Recovered(world.owners(), old, JobReply(accepted=True)))
+    assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
+
+
 def test_a_ticket_that_the_ledger_does_not_know_names_its_group(world: World) -> None:
     a = away(world)
     remembered = recovery.ledger(world.node, "")
