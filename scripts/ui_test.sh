@@ -12,4 +12,4 @@ if ! command -v chromium >/dev/null; then
   fi
 fi
 sh scripts/pip_target.sh .venv-ui requirements-ui.txt
-KYB_UI=1 PYTHONPATH=.venv-ui exec .venv/bin/python -m pytest -q tests/ui "$@"
+KYB_UI=1 PYTHONPATH=.venv-ui exec .venv/bin/python -m pytest -q --timeout 240 tests/ui "$@"

@@ -60,7 +60,7 @@ class Browsed:
         """Waits until ``count`` elements match: a click changes the address, and the page follows it an event later."""
         from playwright.async_api import expect
 
-        await expect(self.page.locator(selector)).to_have_count(count, timeout=60_000)
+        await expect(self.page.locator(selector)).to_have_count(count, timeout=120_000)
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ async def browsed(**settings: Any) -> AsyncIterator[Browsed]:
     async with shown(health_port=free_port(), **settings) as w, async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=shutil.which(CHROMIUM), args=["--no-sandbox"])
         page = await browser.new_page(viewport={"width": 1200, "height": 720})
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(120_000)
         here = Browsed(w, page, f"{w.console.page_url}/ui/")
         page.on("pageerror", lambda error: here.errors.append(str(error)))
         page.on("console", lambda line: here.errors.append(line.text) if line.type == "error" else None)

@@ -28,7 +28,7 @@ async def violations(here: Browsed) -> list[Any]:
     return [(each["id"], [node["html"][:200] for node in each["nodes"]]) for each in found["violations"]]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 async def test_a_walk_sees_a_switch_live_reads_its_reason_pins_and_drains(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("services.console.plan_view.NICENESS", "0")
     async with browsed() as here:
