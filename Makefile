@@ -25,7 +25,7 @@ PYTEST := pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/ui
 test: setup
 	$(PY) -m $(PYTEST) $(ARGS)
 
-# Lines and branches that no test runs. Counting makes the tests take half as long again.
+# Lines and branches that no test runs. Counting takes time: tests/manager 78 CPU seconds instead of 50.
 coverage: setup
 	@rm -rf .coverage
 	KYB_TEST_TIME_FACTOR=4 $(PY) -m coverage run -m $(PYTEST) $(ARGS)

@@ -78,6 +78,14 @@ _NETWORK = {
         }
     ],
 }
+HERE = {
+    "cgroupDriver": "cgroupfs",
+    "failCgroupV1": False,
+    "failSwapOn": False,
+    "evictionHard": {"nodefs.available": "1%"},
+    "makeIPTablesUtilChains": False,
+}
+"""Of a kubelet's configuration, on a machine such as this one."""
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
@@ -112,11 +120,7 @@ class RealNode:
             "fileCheckFrequency": "1s",
             "podLogsDir": str(self.folder / "logs"),
             "containerRuntimeEndpoint": f"unix://{self.folder}/containerd.sock",
-            "cgroupDriver": "cgroupfs",
-            "failCgroupV1": False,
-            "failSwapOn": False,
-            "evictionHard": {"nodefs.available": "1%"},
-            "makeIPTablesUtilChains": False,
+            **HERE,
         }
         file = self.folder / "kubelet.yaml"
         file.write_text(yaml.safe_dump(config))

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import yaml
 
-from bench.bench_real_kubelet import CONTAINERD, IMAGE, KUBELET_DIR, clear, cni_folder, kept_settings, pause_image
+from bench.bench_real_kubelet import CONTAINERD, HERE, IMAGE, KUBELET_DIR, clear, cni_folder, kept_settings, pause_image
 from kybernate.cgroups import SYS_CGROUP
 from tests.until import until
 
@@ -252,14 +252,10 @@ class Node:
             "healthzPort": 0,
             "podLogsDir": str(self.folder / "pod-logs"),
             "containerRuntimeEndpoint": f"unix://{self.folder}/containerd.sock",
-            "cgroupDriver": "cgroupfs",
             "clusterDNS": [ADDRESS],
             "clusterDomain": "cluster.local",
             "resolvConf": "",
-            "failCgroupV1": False,
-            "failSwapOn": False,
-            "evictionHard": {"nodefs.available": "1%"},
-            "makeIPTablesUtilChains": False,
+            **HERE,
         }
         file = self.folder / "kubelet.yaml"
         file.write_text(yaml.safe_dump(config))
