@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ import aiohttp
 
 from bench.gpu.harness import GROUP, NODE, TimedJournal
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
+from kybernate.dev.nats_server import free_port
 from kybernate.engines import VLLM_CUDA
 from kybernate.messages import SeatProgress, SeatTarget, SwitchJob
 from kybernate.self_tests import SelfTest, SelfTests
@@ -84,9 +84,7 @@ class Stand:
     @asynccontextmanager
     async def engine(self, backend: str) -> AsyncIterator[SeatTarget]:
         """An engine that serves, in its seat."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")} | {
             "KYB_FAKE_DRIVER": str(self.folder / "driver.sock"),
             "KYB_FAKE_GPU": self.gpu,

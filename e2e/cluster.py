@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import json
 import shlex
-import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+
+from kybernate.dev.nats_server import free_port
 
 
 class FailedError(Exception):
@@ -54,9 +55,7 @@ class Cluster:
     @contextlib.asynccontextmanager
     async def forwarded(self, target: str, port: int) -> AsyncIterator[str]:
         """URL of a port of a Service or pod, as long as the context lasts."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            local = probe.getsockname()[1]
+        local = free_port()
         process = await asyncio.create_subprocess_exec(
             *("kubectl", "--namespace", self.namespace, "port-forward", target, f"{local}:{port}"),
             stdout=asyncio.subprocess.PIPE,

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ import pytest
 
 from kybernate.dev.fakes.engine.lies import Lie
 from kybernate.dev.fakes.engine.protocol import expected_text
+from kybernate.dev.nats_server import free_port
 from kybernate.messages import Outcome, SeatProgress, SeatTarget
 from services.checkpointer.backends.engine import EngineBackend
 from services.checkpointer.backends.port import Ending, EngineReply, EngineSilentError, SeatProcesses
@@ -33,7 +33,7 @@ from services.checkpointer.journal import Journal
 from services.checkpointer.processes import alive, identify
 from services.checkpointer.records import JobFile, Record
 from tests.checkpointer.lie_cases import ENDS, SERVES
-from tests.checkpointer.world import GIB, Checkpointer, Engine, Node, checkpointer, node, plain_environment
+from tests.checkpointer.world import GIB, Checkpointer, Engine, Node, checkpointer, node, own_address, plain_environment
 from tests.until import until
 
 SWITCHES: Mapping[str, tuple[str, ...]] = {
@@ -243,9 +243,7 @@ async def start(
 
 async def fork(here: Node, it: Checkpointer, api: str, lie: str, place: int, forks: asyncio.subprocess.Process) -> Seat:
     """An engine that starts."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    host, port = own_address(), free_port()
     name, gpu = f"s{place:02d}", here.gpus[place]
     lies = ("--lie", lie) if lie else ()
     log = here.folder / f"{name}.log"
@@ -267,6 +265,8 @@ async def fork(here: Node, it: Checkpointer, api: str, lie: str, place: int, for
         "m",
         "--vram",
         str(VRAM),
+        "--host",
+        host,
         "--port",
         str(port),
     )
@@ -282,7 +282,7 @@ async def fork(here: Node, it: Checkpointer, api: str, lie: str, place: int, for
         gpus=(gpu,),
         vram_bytes=VRAM,
         backend=BACKENDS[api],
-        endpoint=f"http://127.0.0.1:{port}",
+        endpoint=f"http://{host}:{port}",
         engine_key=KEY if api == "trtllm" else "",
     )
     engine = ForkedEngine(Forked(pid), target, log)

@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ import aiohttp
 import pytest
 
 from kybernate import self_tests
+from kybernate.dev.nats_server import free_port
 from kybernate.self_tests import FILE, SelfTest, SelfTests, SelfTestsError
 from services.checkpointer.backends.port import Member, SeatProcesses
 from services.checkpointer.backends.reservations import Headroom
@@ -27,7 +27,7 @@ from services.checkpointer.processes import identify, send, stopped, tree
 from services.checkpointer.self_test import UnfitError, self_test
 from services.checkpointer.settings import CheckpointerSettings
 from tests.checkpointer.engines import DRIVER, FULL, GIB, RESIDUE, PlayedEngine, Plenty, Stand, played
-from tests.checkpointer.world import Node, environment, node, plain_environment
+from tests.checkpointer.world import Node, environment, node, own_address, plain_environment
 from tests.doctor.test_command import KYB
 from tests.until import until
 
@@ -303,12 +303,23 @@ async def test_an_engine_that_the_driver_restored_is_checkpointed_before_it_is_k
 @asynccontextmanager
 async def engine(here: Node, *options: str, seat: str = "") -> AsyncIterator[tuple[str, int]]:
     """(address, pid) of a vLLM that serves, outside of any seat unless one is named."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    host, port = own_address(), free_port()
     variables = {"KYB_FAKE_DRIVER": str(here.socket), "VLLM_SERVER_DEV_MODE": "1", "KYB_SPEED": "50"}
     gpus = {"KYB_FAKE_GPU": here.gpus[0], "CUDA_VISIBLE_DEVICES": here.gpus[0]}
-    words = ["--api", "vllm", "--enable-sleep-mode", "--model", "m", "--vram", "20GiB", "--port", str(port), *options]
+    words = [
+        "--api",
+        "vllm",
+        "--enable-sleep-mode",
+        "--model",
+        "m",
+        "--vram",
+        "20GiB",
+        "--host",
+        host,
+        "--port",
+        str(port),
+        *options,
+    ]
     if here.stubs is not None:
         words.append("--cuda")
         gpus = {"NVIDIA_VISIBLE_DEVICES": here.gpus[0], "LD_LIBRARY_PATH": str(here.stubs)}
@@ -319,7 +330,7 @@ async def engine(here: Node, *options: str, seat: str = "") -> AsyncIterator[tup
         stderr=asyncio.subprocess.DEVNULL,
         start_new_session=True,
     )
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://{host}:{port}"
 
     async def serves() -> bool:
         try:

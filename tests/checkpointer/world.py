@@ -110,6 +110,12 @@ Kind = Literal["fake", "ctypes"]
 """The driver of the node's helpers and engines: the fake one's socket, or libcuda through ctypes."""
 
 
+def own_address() -> str:
+    """A loopback address of this process: on 127.0.0.1 an engine of another test may take a port that was free."""
+    pid = os.getpid()
+    return f"127.{128 + (pid >> 16)}.{pid >> 8 & 255}.{pid & 255}"
+
+
 @dataclass
 class Engine:
     """One engine: a container of one or more processes."""

@@ -12,9 +12,10 @@ import pytest
 
 from kybernate.dev.fakes.engine import families
 from kybernate.dev.fakes.engine.protocol import expected_embedding, expected_text
+from kybernate.dev.nats_server import free_port
 from kybernate.seat import SeatState
 from tests.fakes.daemons import engine
-from tests.fakes.test_engine import free_port, healthy
+from tests.fakes.test_engine import healthy
 from tests.router.world import World, world
 from tests.until import until
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket as sockets
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from kybernate.dev.fakes.engine.protocol import (
     read_generation,
     read_json,
 )
+from kybernate.dev.nats_server import free_port
 from tests.fakes.daemons import engine
 from tests.until import until
 
@@ -41,12 +41,6 @@ async def served(node: SimpleNamespace) -> AsyncIterator[SimpleNamespace]:
     ):
         await until(lambda: healthy(http), what="the engine is healthy")
         yield SimpleNamespace(process=started, http=http, url=f"http://127.0.0.1:{port}", node=node)
-
-
-def free_port() -> int:
-    with sockets.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def healthy(http: aiohttp.ClientSession) -> bool:

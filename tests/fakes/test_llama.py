@@ -9,8 +9,9 @@ import openai
 import pytest
 
 from kybernate.dev.fakes.engine.llama import missing
+from kybernate.dev.nats_server import free_port
 from tests.fakes.daemons import engine
-from tests.fakes.test_engine import free_port, healthy, post, used, violations
+from tests.fakes.test_engine import healthy, post, used, violations
 from tests.until import until
 
 if absent := missing():

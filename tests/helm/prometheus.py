@@ -3,7 +3,6 @@
 import math
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ import aiohttp
 import pytest
 import yaml
 
+from kybernate.dev.nats_server import free_port
 from tests.until import until, until_blocking
 
 WINDOW = {"$__rate_interval": "10s", "$node": ".*", "$model": ".*", "$router": ".*"}
@@ -97,9 +97,7 @@ def prometheus(folder: Path, targets: Mapping[str, str]) -> Iterator[Prometheus]
     config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [{"job_name": "kyb", "static_configs": jobs}]}
     file, log = folder / "prometheus.yml", folder / "prometheus.log"
     file.write_text(yaml.safe_dump(config))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     argv = [program("prometheus"), f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}"]
     argv.append(f"--web.listen-address={address}")
     began = time.time()

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
@@ -24,6 +23,7 @@ import yaml
 from kybernate import kube as client
 from kybernate.adopt import RECORD
 from kybernate.cli import main
+from kybernate.dev.nats_server import free_port
 from kybernate.kube import ConflictError, Kube, KubeError, Mirror, Object
 from kybernate.seat import SeatState
 from kybernate.tls import trusting
@@ -43,12 +43,6 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 READY_SECONDS = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @dataclass

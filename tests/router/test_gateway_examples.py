@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from kybernate.api_keys import dump, make
+from kybernate.dev.nats_server import free_port
 from kybernate.seat import SeatState
-from tests.fakes.test_engine import free_port
 from tests.router.world import Answered, World, world
 from tests.until import until
 

@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 
 from kybernate.api_keys import KeyFile, Tenant, dump, load, make
 from kybernate.config_errors import ConfigError
+from kybernate.dev.nats_server import free_port
 from kybernate.messages import CommandReply
 from kybernate.seat import SeatState
 from services.router.api import PRIORITIES, aliases_of
@@ -22,7 +23,6 @@ from services.router.core.managers import RouterIdentity
 from services.router.core.tenants import AnswerTokens, Tenants, Tokens
 from services.router.core.traffic import Traffic
 from services.router.core.upstreams import MOST_LOOKED_AT, UpstreamTable
-from tests.fakes.test_engine import free_port
 from tests.router.test_front import engine as raw_engine
 from tests.router.test_front import request_of
 from tests.router.test_traffic import arrive, kinds, listed, record, synced
