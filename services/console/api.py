@@ -145,7 +145,7 @@ class OperatorApi:
 
     async def _send(self, command: Command, verb: str, about: SeatRecord | None, request: web.Request) -> CommandReply:
         """Send a command with its audit record; what changes nothing has none. Raises ApiError."""
-        seat, model = (about.seat, about.model) if about is not None else ("", "")
+        seat = about.seat if about is not None else ""
         try:
             reply = await self._bus.request(command, CommandReply, timeout=COMMAND_TIMEOUT_SECONDS)
         except BusError as error:
@@ -162,11 +162,9 @@ class OperatorApi:
         if not (reply.repeated or (isinstance(command, OrderCommand) and command.dry_run)):
             await self._audit(command, verb, seat, reply.accepted, reply.reason, request)
         if not reply.accepted:
-            why = reply.reason or reply.code
-            text = why if model in why else f"{model}: {why}"
-            retry = reply.retry_after_seconds
-            status = 503 if reply.code == "not-ready" else 409
-            raise ApiError(status, reply.code or "refused", text, None if retry is None else math.ceil(retry))
+            code, retry = reply.code or "refused", reply.retry_after_seconds
+            status = 503 if code == "not-ready" else 409
+            raise ApiError(status, code, reply.reason or code, None if retry is None else math.ceil(retry))
         return reply
 
     async def _order_of(self, request: web.Request, *more: str) -> dict[str, Any]:

@@ -94,10 +94,10 @@ async def test_an_ambiguous_name_lists_the_candidates():
 async def test_refused_and_unanswered_commands_return_the_reason():
     async with shown() as w:
         await w.seat("s0", "llama")
-        w.manager.reply = CommandReply(accepted=False, code="quarantined", reason="foreign process 4711")
+        w.manager.reply = CommandReply(accepted=False, code="quarantined", reason="group G0: foreign process 4711")
         answer = await w.call("POST", "/v1/seats/s0/activate")
         assert (answer.status, answer.code) == (409, "quarantined")
-        assert answer.json["error"]["message"] == "llama: foreign process 4711"
+        assert answer.json["error"]["message"] == "group G0: foreign process 4711", "the manager names what it is about"
         w.manager.reply = CommandReply(accepted=False, code="pinned", reason="llama is pinned; unpin it first")
         answer = await w.call("POST", "/v1/seats/s0/park")
         assert answer.json["error"]["message"] == "llama is pinned; unpin it first"

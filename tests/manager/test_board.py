@@ -449,6 +449,14 @@ class TestCommands:
 
         assert world.state(a) is S.DRAINING
 
+    def test_a_refusal_names_its_model_also_where_another_name_contains_it(self, world: World) -> None:
+        a, b = world.fill("qwen3-32b", "qwen")
+        assert world.command(PinSeat, a).accepted
+        why = "group G0 is kept by pinned qwen3-32b; kyb unpin it"
+        assert world.wish(b).reason == world.command(PinSeat, b).reason == f"qwen: {why}"
+        assert world.command(ActivateSeat, b, actor="router").reason == why, "the router's answer names the model"
+        assert world.command(ParkSeat, a).reason == "qwen3-32b is pinned; unpin it first"
+
     @pytest.mark.parametrize(
         ("change", "code"),
         [({"seat": "1x-nope.s00"}, "unknown-seat"), ({"deadline": 1.0}, "too-late"), ({"if_epoch": 3}, "stale-epoch")],

@@ -52,7 +52,7 @@ def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) ->
     if not router:
         _end_backoffs(node, seat)
     if found := refusal(node, seat, now, (DRAINED, REFUSED, QUARANTINED, PINNED) if router else ()):
-        return found.refusal(seat.epoch)
+        return found.refusal(seat, found.text if router else "")  # its answers name the model
     seat.cause = command.cause
     if router:
         node.levels.poke(command.actor, seat.id, command.cause, now)
@@ -75,7 +75,7 @@ def _park(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> Com
         return no("not-active", text, epoch=seat.epoch)
     _end_backoffs(node, seat)
     if found := first(leaving(node, seat, now)):
-        return found.refusal(seat.epoch)
+        return found.refusal(seat)
     seat.cause = command.cause
     switch.drain(node, seat, None, f"{command.actor} asked for it", now, ordered=True)
     return _yes(seat)
@@ -83,7 +83,7 @@ def _park(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> Com
 
 def _pin(node: NodeState, seat: ManagedSeat, command: Command, now: Now) -> CommandReply:
     if found := refusal(node, seat, now, (PINNED,) if seat.durable.pinned else (DRAINED, PINNED)):
-        return found.refusal(seat.epoch)
+        return found.refusal(seat)
     seat.cause = command.cause
     if not seat.durable.pinned:
         seat.durable.pinned = True

@@ -78,10 +78,9 @@ class Obstacle:
         """For people."""
         return self.stage.text
 
-    def refusal(self, epoch: int, text: str = "") -> CommandReply:
-        """The answer to a command that it refuses."""
-        code, retry = self.row.code, self.row.retry
-        return CommandReply(accepted=False, code=code, reason=text or self.text, epoch=epoch, retry_after_seconds=retry)
+    def refusal(self, seat: ManagedSeat, text: str = "") -> CommandReply:
+        """The answer to a command about a seat, which it names; ``text``: in place of the row's."""
+        return no(self.row.code, text or f"{seat.name}: {self.text}", epoch=seat.epoch, retry=self.row.retry)
 
 
 @dataclass

@@ -147,11 +147,11 @@ def _migrate_refused(node: NodeState, order: OperatorOrder, now: Now) -> Command
         return None
     found = first(obstacles(node, seat, state.group, now, act="command"))
     if found is not None and found.row is IMMOVABLE:
-        return found.refusal(seat.epoch)
+        return found.refusal(seat, found.text)
     if seat.state not in _MOVABLE:
         text = f"{seat.name} is {seat.state}; only an active or parked seat can be moved"
         return no("not-active", text, epoch=seat.epoch, retry=2.0)
-    return found.refusal(seat.epoch, f"group {order.to}: {found.text}") if found is not None else None  # (4)
+    return found.refusal(seat, f"{seat.name} on group {order.to}: {found.text}") if found is not None else None  # (4)
 
 
 def _drain_refused(node: NodeState, order: OperatorOrder) -> CommandReply | None:
