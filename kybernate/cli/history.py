@@ -15,6 +15,8 @@ from kybernate.tracing import trace_id_of
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 KEPT_DAYS, REQUESTS_KEPT_DAYS = 7, 1
 """How long events, and records of requests, are kept."""
+START_SECONDS = 3600.0
+"""The events of a start are looked for."""
 
 
 def seconds_of(age: str, most_days: int = KEPT_DAYS) -> float:
@@ -66,22 +68,24 @@ def matches(event: dict[str, Any], model: str, kind: str) -> bool:
 
 
 def show_last_switch(console: Console, name: str | None) -> None:
-    """Print the last switch that a model or group was in: the decision and the events of its seats; without one the
-    last park. Raises CliError."""
+    """Print the last switch or start that a model or group was in: the decision and the events of its seats; without
+    one the last park. Raises CliError."""
     if not name:
         raise CliError("name a model or a group: kyb why MODEL --last-switch", 2)
-    plain, since = (
-        name.partition("/")[2] if name.startswith(("model/", "group/")) else name,
-        time.time() - KEPT_DAYS * _UNITS["d"],
-    )
-    found: list[dict[str, Any]] = []
-    for kind in ("switch", "park"):  # a seat that was only ever parked
+    plain = name.partition("/")[2] if name.startswith(("model/", "group/")) else name
+    since, found = time.time() - KEPT_DAYS * _UNITS["d"], list[dict[str, Any]]()
+    for kinds in (("switch", "start"), ("park",)):  # a seat that was only ever parked
         for wanted in ({"model": plain}, {"group": plain}):
-            found = found or console.history(since, kind=kind, limit=1, **wanted)["events"]
+            asked = (console.history(since, kind=kind, limit=1, **wanted) for kind in kinds)
+            found = found or [event for answer in asked for event in answer["events"]]
     if not found:
         raise CliError(f"no switch of {plain!r} in the last seven days; see kyb events --since 7d")
-    decision = found[-1]
-    events = console.history(float(decision["at"]) - 1.0, op=decision["op"])["events"]
+    decision = max(found, key=lambda event: float(event["at"]))
+    at, op = float(decision["at"]), decision["op"]
+    more = {"op": op} if op else {"model": decision["model"], "until": int(at + START_SECONDS), "limit": 10_000}
+    events = console.history(at - 1.0, **more)["events"]
+    if not op:
+        events = list(_of_start(decision, events))
     done: dict[str, Any] = next((event for event in reversed(events) if event.get("seconds")), {})
     seconds = done.get("seconds") or {}
     if as_json():
@@ -97,6 +101,17 @@ def show_last_switch(console: Console, name: str | None) -> None:
         print("  took: " + ", ".join(f"{phase} {float(value):.3f} s" for phase, value in seconds.items()))
     if trace := trace_id_of(done.get("traceparent")):
         print(f"  trace {trace}")
+
+
+def _of_start(decision: dict[str, Any], events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """A start's events, which have no ``op``: the decision, and those of its seat until it is active."""
+    for event in events:
+        if event["id"] == decision["id"] or (
+            event.get("seat") == decision["incoming"] and event["at"] >= decision["at"]
+        ):
+            yield event
+            if event.get("state") == "active":
+                return
 
 
 def show_request(console: Console, name: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from kybernate.cli import main
+from kybernate.envelope import Message
 from kybernate.health import HttpServer
 from kybernate.messages import GroupDecided, SeatActivated, SeatEvent, SeatLoad, SeatParked
 from kybernate.roster import SeatRecord
@@ -127,6 +128,7 @@ class SmallRouter:
     refuse: str = ""
     """Reason with which commands are refused."""
     history_unavailable: bool = False
+    past: list[Message] = field(default_factory=lambda: [*EVENTS, DECIDED])
     used: bool = True
     """Whether tenants have asked."""
 
@@ -188,9 +190,9 @@ class SmallRouter:
         self.asked.append(f"history {request.query_string}")
         if self.history_unavailable:
             return self._error(503, "bus_unavailable", "the history cannot be read")
-        past = [*EVENTS, DECIDED]
-        events = [{"type": event.kind(), **event.model_dump(mode="json", exclude_none=True)} for event in past]
-        found = [event for event in events if request.query.get("model") in (None, event.get("model"))]
+        events = [{"type": event.kind(), **event.model_dump(mode="json", exclude_none=True)} for event in self.past]
+        asked = {name: request.query[name] for name in ("model", "group") if name in request.query}
+        found = [event for event in events if asked.items() <= event.items()]
         if kind := request.query.get("kind"):
             if kind not in KINDS:
                 return self._error(400, "invalid_field", f"kind: {kind!r} is none of …")

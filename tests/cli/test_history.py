@@ -1,7 +1,13 @@
 """``kyb events --since``, ``kyb why --last-switch`` and ``kyb why request``."""
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from kybernate.messages import GroupDecided, SeatActivated, SeatEvent, SeatParked, SeatStarted
+from kybernate.seat import SeatState
+from tests.cli.conftest import DECIDED
 
 if TYPE_CHECKING:
     from conftest import Kyb, SmallRouter
@@ -64,6 +70,41 @@ async def test_the_last_switch_of_a_model_has_its_reason_its_numbers_and_its_sec
     assert (body["decision"]["op"], body["seconds"]) == ("G0-7", {"park": 1.25})
     none = await kyb("why", "--last-switch", "--url", router.url)
     assert (none.code, "name a model" in none.err) == (2, True)
+
+
+def later(kind: type[SeatEvent], state: SeatState, at: float, seat: str = "moved", **more: Any) -> SeatEvent:
+    return kind(
+        cause="c", at=at, node="laptop", seat=seat, model="gemma-3-27b", state=state, group="G1", epoch=9, **more
+    )
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "group/G1"])
+async def test_a_start_on_another_group_after_the_last_switch_is_the_last_one(
+    kyb: "Kyb", router: "SmallRouter", name: str
+) -> None:
+    at = DECIDED.at + 60.0
+    start = GroupDecided(
+        cause="c", at=at, node="laptop", group="G1", decision="start", model="gemma-3-27b", incoming="moved",
+        reason="G0 is full; G1 is free",
+    )  # fmt: skip
+    story = [
+        later(SeatStarted, SeatState.STARTING, at + 0.1),
+        later(SeatActivated, SeatState.ACTIVE, at + 40.0, seconds={"start": 39.5}),
+    ]
+    others = [
+        later(SeatActivated, SeatState.ACTIVE, at - 0.5),
+        later(SeatActivated, SeatState.ACTIVE, at + 1.0, "replica"),
+        later(SeatParked, SeatState.PARKED, at + 90.0),
+    ]
+    router.past += sorted([start, *story, *others], key=lambda event: event.at)
+    text = (await kyb("why", name, "--last-switch", "--url", router.url)).out
+    assert "G0 is full; G1 is free" in text
+    assert text.splitlines()[-1] == "  took: start 39.500 s"
+    body = json.loads((await kyb("why", name, "--last-switch", "-o", "json", "--url", router.url)).out)
+    assert body["decision"]["group"] == "G1"
+    assert [event["id"] for event in body["events"]] == [start.id, *(event.id for event in story)]
+    earlier = await kyb("why", "group/G0", "--last-switch", "-o", "json", "--url", router.url)
+    assert json.loads(earlier.out)["decision"]["op"] == "G0-7"
 
 
 async def test_the_story_of_one_request_is_shown_in_steps(kyb: "Kyb", router: "SmallRouter") -> None:
