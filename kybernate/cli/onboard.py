@@ -114,7 +114,12 @@ def _run(
         for note in facts["notes"]:
             print(f"- {note}")
     if apply:
-        text = kubectl(*_written(target, namespace, before, after, record or RECORD))
+        try:
+            text = kubectl(*_written(target, namespace, before, after, record or RECORD))
+        except CliError:  # of a patch whose test fails the server says only that it is invalid
+            if _read(target, namespace, "")["metadata"].get("generation") != before["metadata"].get("generation"):
+                raise CliError(f"{target} was changed meanwhile, and nothing was written; try again") from None
+            raise
         if not as_json():
             print(text.strip())
 

@@ -4,14 +4,20 @@ import copy
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 import yaml
 
+from kybernate.cli import onboard as module
+from kybernate.cli.output import CliError
 from kybernate.footprint import expected, footprint
 from kybernate.onboard import RECORD, OnboardError, offboard, onboard
+from tests.kube.api_server import DEPLOYMENTS, api_server
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Kyb
@@ -453,6 +459,74 @@ async def test_a_report_of_its_controller_is_no_conflict_and_a_change_of_its_spe
     _, spec, record = json.loads((kubectl / "live.json.patch").read_text())
     assert spec["value"] == before["spec"]
     assert record == {"op": "remove", "path": "/metadata/annotations/kyb.ai~1onboarded"}
+
+
+async def overtaken(
+    kyb: "Kyb", monkeypatch: pytest.MonkeyPatch, live: Callable[[], Json], change: Callable[..., None]
+) -> None:
+    """The Deployment changes between what kyb has read of it and what kyb writes."""
+    kubectl, meanwhile = module.kubectl, list[Callable[[], None]]()
+
+    def interposed(arguments: list[str], given: str | None = None) -> str:
+        if arguments[0] == "patch" and meanwhile:
+            meanwhile.pop()()
+        return kubectl(arguments, given)
+
+    monkeypatch.setattr(module, "kubectl", interposed)
+    image, status = "/spec/template/spec/containers/0/image", {"op": "add", "path": "/status/replicas", "value": 1}
+    for verb in ("onboard", "offboard"):
+        before = live()
+        there = {"op": "replace", "path": image, "value": f"vllm/vllm-openai:{verb}"}
+        meanwhile.append(lambda there=there: change(there))
+        refused = await kyb(verb, "deploy/qwen3-8b", "--apply")
+        assert refused.code == 1
+        assert refused.err == "kyb: deploy/qwen3-8b was changed meanwhile, and nothing was written; try again\n"
+        after = live()
+        assert container(after)["image"] == f"vllm/vllm-openai:{verb}"
+        assert (RECORD in after["metadata"].get("annotations", {})) == (verb == "offboard")
+        assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
+        meanwhile.append(lambda: change(status, "--subresource=status"))  # its controller's report is no conflict
+        done = await kyb(verb, "deploy/qwen3-8b", "--apply")
+        assert done.code == 0, done.err
+        after = live()
+        assert container(after)["image"] == f"vllm/vllm-openai:{verb}"
+        assert (RECORD in after["metadata"].get("annotations", {})) == (verb == "onboard")
+        assert after["status"]["replicas"] == 1
+
+
+async def test_a_deployment_that_changes_while_it_is_onboarded_keeps_the_change(
+    kyb: "Kyb", monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with api_server(tmp_path) as (server, kube):
+        made = example("vllm")
+        made["metadata"]["generation"] = 1
+        server.put(made | {"status": {}}, DEPLOYMENTS)
+
+        def call(method: str, body: str | None = None, below: str = "") -> str:
+            headers = {"Authorization": "Bearer secret", "Content-Type": "application/json-patch+json"}
+            request = Request(
+                f"{kube.url}{DEPLOYMENTS}/qwen3-8b{below}", body and body.encode(), headers, method=method
+            )
+            try:
+                with urlopen(request, timeout=30) as answer:
+                    return str(answer.read().decode())
+            except HTTPError:
+                raise CliError("kubectl patch deploy/qwen3-8b: The request is invalid: …") from None
+
+        def kubectl(arguments: list[str], given: str | None = None) -> str:
+            if arguments[:2] == ["get", "pods"]:
+                return '{"items": []}'
+            assert arguments[0] in ("get", "patch"), arguments
+            return call("PATCH", given) if arguments[0] == "patch" else call("GET")
+
+        def live() -> Json:
+            return dict(server._objects[DEPLOYMENTS]["", "qwen3-8b"])
+
+        def change(patch: Json, *more: str) -> None:
+            call("PATCH", json.dumps([patch]), "/status" if more else "")
+
+        monkeypatch.setattr(module, "kubectl", kubectl)
+        await overtaken(kyb, monkeypatch, live, change)
 
 
 async def test_one_of_several_deployments_of_a_file_is_chosen_by_its_name(kyb: "Kyb", tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
@@ -28,11 +28,17 @@ from kybernate.kube import ConflictError, Kube, KubeError, Mirror, Object
 from kybernate.seat import SeatState
 from kybernate.tls import trusting
 from services.gpu_manager.pod_conditions import CONDITION, LABEL, ConditionQueue, PodCondition
+from tests.cli.conftest import kyb
 from tests.cli.test_adopt import ROUTERS, pod, routers, service
+from tests.cli.test_onboard import example, overtaken
 from tests.kube.test_mirror import HERE, PODS, names
 from tests.manager.test_pod_events import row
 from tests.until import until
 
+if TYPE_CHECKING:
+    from tests.cli.conftest import Kyb
+
+__all__ = ("kyb",)
 BINARIES = Path(os.environ.get("KYB_KUBE_APISERVER", "/nonexistent"))
 CHART = Path(__file__).parents[2] / "helm/kybernate/templates/accounts.yaml"
 pytestmark = [
@@ -378,11 +384,12 @@ async def test_condition_and_label_of_a_pod_are_merged_into_it_and_never_into_an
         await kube.close()
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on PATH")
-def test_a_service_is_adopted_by_kubectl_and_is_what_it_was_again(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also after its own manifest was applied again, which leads it back to the engine."""
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on PATH")
+
+
+@pytest.fixture
+def kubectl(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The real one as administrator, also for kyb."""
     ca = cluster.folder / "certificates" / "apiserver.crt"
     server = {"server": f"https://127.0.0.1:{cluster.port}", "certificate-authority": str(ca)}
     config = {
@@ -394,11 +401,34 @@ def test_a_service_is_adopted_by_kubectl_and_is_what_it_was_again(
     (tmp_path / "config").write_text(yaml.safe_dump(config))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
 
-    def kubectl(*arguments: str, given: Object | None = None) -> Any:
+    def call(*arguments: str, given: Object | None = None) -> Any:
         command, text = ["kubectl", *arguments, "-o", "json"], json.dumps(given) if given else None
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
+
+    return call
+
+
+@needs_kubectl
+async def test_a_deployment_that_changes_while_it_is_onboarded_keeps_the_change(
+    kyb: "Kyb", kubectl: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = kubectl("apply", "-f", "-", given=example("vllm"))
+    assert made["metadata"]["generation"] == 1
+
+    def live() -> Any:
+        return kubectl("get", "deploy/qwen3-8b")
+
+    def change(patch: Object, *more: str) -> None:
+        kubectl("patch", "deploy/qwen3-8b", "--type=json", "-p", json.dumps([patch]), *more)
+
+    await overtaken(kyb, monkeypatch, live, change)
+
+
+@needs_kubectl
+def test_a_service_is_adopted_by_kubectl_and_is_what_it_was_again(kubectl: Callable[..., Any]) -> None:
+    """Also after its own manifest was applied again, which leads it back to the engine."""
 
     def kyb(*arguments: str) -> None:
         with pytest.raises(SystemExit) as ended:
