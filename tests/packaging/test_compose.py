@@ -28,9 +28,16 @@ SETTINGS = {
 }
 
 
-def interpolated(text: str) -> str:
-    """As Compose reads it where no variable is set."""
-    return re.sub(r"\$\{[A-Z_]+(?::-([^}]*)|:\+[^}]*)\}", lambda found: found[1] or "", text)
+def interpolated(text: str, **env: str) -> str:
+    """As Compose reads it where only these variables are set; the inner ones first."""
+
+    def value(found: re.Match[str]) -> str:
+        name, how, other = found.groups()
+        return env.get(name, other) if how == "-" else other if name in env else ""
+
+    while text != (text := re.sub(r"\$\{([A-Z_]+):([-+])([^${}]*)\}", value, text)):
+        pass
+    return text
 
 
 COMPOSE: dict[str, Any] = yaml.safe_load(interpolated((ROOT / "compose.yaml").read_text()))
@@ -60,6 +67,16 @@ def test_only_router_and_console_are_reached_from_outside_and_only_on_loopback()
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
     assert published == {"router": ["127.0.0.1:8780:8780"], "console": ["127.0.0.1:8781:8781"]}
     assert [name for name, network in COMPOSE["networks"].items() if not network.get("internal")] == ["front", "egress"]
+
+
+def test_the_console_gets_the_routers_certificate_and_neither_its_key_nor_the_keys_of_callers() -> None:
+    text = (ROOT / "compose.yaml").read_text()
+    given = yaml.safe_load(interpolated(text, KYB_ACCESS_DIR="./access", KYB_TLS_NAME="box.lan"))["services"]
+    assert given["router"]["volumes"] == ["./access:/etc/kybernate/access:ro"]
+    certificate = given["console"]["environment"]["SSL_CERT_FILE"]
+    assert given["console"]["volumes"] == [f"./access/tls.crt:{certificate}:ro"]
+    keys_alone = yaml.safe_load(interpolated(text, KYB_ACCESS_DIR="./access"))["services"]["console"]["volumes"]
+    assert keys_alone == SERVICES["console"]["volumes"] == [f"tls.crt:{certificate}:ro"], "an empty volume"
 
 
 def test_streams_are_made_again_when_nats_has_lost_its_store() -> None:
