@@ -1,7 +1,8 @@
 """How a process runs and ends: named jobs in one TaskGroup, cancellation as the only stop signal, one process per node.
 
 A job runs until it is cancelled. One that returns is a bug and, like one that raises, ends the process with code 1, so
-that its supervisor restarts it from a known state. SIGTERM and SIGINT cancel all jobs and end with code 0.
+that its supervisor restarts it from a known state. SIGTERM and SIGINT cancel all jobs and end with code 0. SIGHUP ends
+nothing: files are followed without it.
 """
 
 import asyncio
@@ -65,6 +66,8 @@ async def run(**jobs: Coroutine[Any, Any, object]) -> None:
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop.set)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not ignored: processes that are started would inherit that
+        loop.add_signal_handler(signal.SIGHUP, lambda: None)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_forever(name, job), name=name) for name, job in jobs.items()]

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -112,3 +113,25 @@ def test_the_identity_is_that_of_the_file_in_the_run_folder(tmp_path: Path) -> N
         pass
     with alone_in_both(tmp_path / "run", tmp_path / "state", "x") as both:
         assert both == only
+
+
+SERVICE = """
+import asyncio, subprocess
+from kybernate.lifecycle import run
+
+async def job():
+    print(subprocess.run(["grep", "SigIgn", "/proc/self/status"], capture_output=True, text=True).stdout, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(run(job=job()))
+"""
+
+
+def test_a_terminal_that_is_closed_ends_no_service_and_what_it_starts_is_not_changed() -> None:
+    with subprocess.Popen([sys.executable, "-c", SERVICE], stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        ignored = int(service.stdout.readline().split()[1], 16)
+        assert not ignored & 1 << (signal.SIGHUP - 1)
+        for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+            service.send_signal(number)
+        assert service.wait(30) == 0
