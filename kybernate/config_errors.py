@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
+from kybernate.files import read
+
 Place = tuple[str | int, ...]
 """Where in a file, from the top: ``("profiles", 1, "seatsPerGroup")``."""
 
@@ -105,7 +107,7 @@ def read_documents(path: Path, *, empty: bool = False) -> list[Document]:
     """All non-empty YAML documents of a file. Raises ConfigError when it cannot be read, or holds none and must not be
     ``empty``."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read(path).decode()
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; check the path") from None
     except UnicodeDecodeError as error:

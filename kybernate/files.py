@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from kybernate.path_watch import PathWatch
 LOG_BYTES = 64 * 2**20
 """A log that has grown beyond this becomes the older one, ``.log.1``."""
 LOG_SECONDS = 60.0
+NO_FILE = "it is a FIFO, a socket or a device, not a file"
 LOOK_SECONDS = 1.0
 WATCHED = 10
 """How many times longer the interval is where the kernel reports changes."""
@@ -32,6 +34,14 @@ def named(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+def read(path: Path) -> bytes:
+    """The content of a file; a FIFO or device, which might never end, is refused. Blocking. Raises OSError."""
+    with named(path), open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, NO_FILE)
+        return file.read()
 
 
 def replace(path: Path, content: str | bytes, *, durable: bool, mode: int | None = None) -> None:
@@ -92,11 +102,9 @@ def fingerprint(path: Path) -> Fingerprint:
     for file in files:
         if file.name.startswith(".") and file != path:
             continue
-        try:
-            stat = file.stat()
-        except OSError:
-            continue
-        found.append((file.name, stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_size))
+        with contextlib.suppress(OSError):
+            at = file.stat()
+            found.append((file.name, at.st_dev, at.st_ino, at.st_mtime_ns, at.st_size))
     return tuple(found)
 
 

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from kybernate.bus import NATS_SCHEMES
 from kybernate.bus.credentials import Credentials, CredentialsError
+from kybernate.files import NO_FILE
 
 PREFIX = "KYB_"
 EMPTY_IS_NONE = BeforeValidator(lambda value: None if value == "" else value)
@@ -79,7 +80,15 @@ RETIRED = {
 """Settings of the version before, and what holds instead: ignored with a warning, in the next version unknown."""
 LONGEST_RUN_DIR = 107 - len("/checkpointer.sock")
 """In bytes: what Linux takes as the path of a socket."""
-OptionalFile = Annotated[Path | None, EMPTY_IS_NONE]
+
+
+def _readable(path: Path | None) -> Path | None:
+    if path is not None and os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        raise ValueError(NO_FILE)  # its reader would wait for ever
+    return path
+
+
+OptionalFile = Annotated[Path | None, EMPTY_IS_NONE, AfterValidator(_readable)]
 
 
 class SettingsError(Exception):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
-from kybernate.files import changes
+from kybernate.files import changes, read
 from kybernate.logs import get_logger
 
 MOST_HANDSHAKES = 1024
@@ -54,7 +54,7 @@ class ServerCertificate:
     def _checked(self) -> tuple[bytes, bytes]:
         # In another context first: one that got a certificate with a wrong key can serve no connection any more. Both
         # contexts get the same bytes: the files may be replaced meanwhile.
-        found = self._cert.read_bytes(), self._key.read_bytes()
+        found = read(self._cert), read(self._key)
         _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *found)
         return found
 

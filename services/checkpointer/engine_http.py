@@ -19,6 +19,7 @@ import aiohttp
 
 from kybernate import deadlines
 from kybernate.engines import SIGNED
+from kybernate.files import read
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
 from kybernate.sizes import format_bytes
@@ -104,7 +105,7 @@ class EngineHttp:
         if self.keys is None or not KEY_NAME.fullmatch(target.engine_key) or set(target.engine_key) <= {"."}:
             raise EngineSilentError(f"key {target.engine_key!r} is no file in KYB_ENGINE_KEYS_DIR ({self.keys})")
         try:
-            return (self.keys / target.engine_key).read_text(encoding="utf-8").strip()
+            return read(self.keys / target.engine_key).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
             remedy = "name it so in the Secret of the engine keys: the namespace, a dot, and kyb.ai/engine-key"
             raise EngineSilentError(f"key {target.engine_key!r} cannot be read: {error}; {remedy}") from error

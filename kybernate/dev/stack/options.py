@@ -15,6 +15,7 @@ from kybernate.dev.fakes.engine.llama import missing
 from kybernate.dev.fakes.gpu.spec import Hardware, build, changed
 from kybernate.dev.fakes.kubelet.manifest import ManifestError, parse_pod
 from kybernate.dev.stack.pod_file import StackPod, check_groups, check_seats, check_vram, load_pods, manifests
+from kybernate.files import read
 from kybernate.gpus import GpuError, open_gpus
 from kybernate.machine import Gpu
 from kybernate.sizes import parse_size
@@ -161,7 +162,7 @@ def _hardware(options: StackOptions) -> Hardware:
 def content(path: Path) -> bytes:
     """What is in a file now; empty if it cannot be read."""
     try:
-        return path.read_bytes()
+        return read(path)
     except OSError:
         return b""
 

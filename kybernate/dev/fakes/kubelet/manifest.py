@@ -10,6 +10,7 @@ import yaml
 
 from kybernate.annotations import PORT
 from kybernate.config_errors import Place, dotted
+from kybernate.files import read
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _REFERENCE = re.compile(r"\$(\$|\(([^)]*)\))")
@@ -87,7 +88,7 @@ class PodSpec:
 def load(path: Path) -> tuple[PodSpec, ...]:
     """All pods of a YAML file (several documents and Lists are fine). Raises ManifestError."""
     try:
-        text = path.read_text()
+        text = read(path).decode()
     except OSError as error:
         raise ManifestError(str(path), (), error.strerror or str(error), "name a file with v1 Pods") from error
     return parse(text, str(path))
