@@ -85,8 +85,10 @@ class Routers:
             url = f"{router.url}{path}"
             async with self._http.get(url, headers=headers, timeout=timeout, server_hostname=name) as answer:
                 body = await answer.json()
-                return body if isinstance(body, dict) else {}
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                if "error" in body:
+                    return {"unanswered": f"the router at {router.url} refuses it: {body['error']['message']}"}
+                return dict(body)
+        except (aiohttp.ClientError, TimeoutError, ValueError, TypeError, LookupError) as error:
             return {"unanswered": f"the router at {router.url} does not answer ({unanswered(error)})"}
 
 

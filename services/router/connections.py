@@ -12,25 +12,30 @@ from services.router.garbage import FullCollections
 OTHER_FILES = 400
 """Descriptors that callers leave: of NATS, of the operations port, of files, and of connections that are refused."""
 
+FEW_CONNECTIONS = 256
+"""Fewer are a fault."""
 
-def most_connections(asked: int) -> int:
-    """Raise the limit of open files to what the process may have; return how many callers may connect: each may need a
-    second descriptor, to an engine."""
+
+def most_connections(asked: int) -> tuple[int, str | None]:
+    """Raise the limit of open files to what the process may have; return how many callers may connect, and if these are
+    few, why. Each may need a second descriptor, to an engine."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     possible = asked if hard == resource.RLIM_INFINITY else max(1, (hard - OTHER_FILES) // 2)
-    if possible < asked:
-        get_logger().warning(
-            "connections.limited", most=possible, open_files=hard, meaning=f"{asked} connections need more files"
-        )
-    return min(asked, possible)
+    if possible >= asked:
+        return asked, None
+    taken = f"{possible} {'connection' if possible == 1 else 'connections'} at a time"
+    text = f"it takes {taken}: it may open {hard} files; {asked} need {OTHER_FILES + 2 * asked} (ulimit -n)"
+    get_logger().warning("connections.limited", most=possible, open_files=hard, meaning=text)
+    return possible, text if possible < FEW_CONNECTIONS else None
 
 
 class ConnectionLimits:
     """Counts open connections, in total and per address."""
 
-    def __init__(self, most: int, most_per_address: int, rejected: Callable[[str], None]) -> None:
-        self._most, self._most_per_address, self.rejected = most, most_per_address, rejected
+    def __init__(self, asked: int, most_per_address: int, rejected: Callable[[str], None]) -> None:
+        self._most, self.few = most_connections(asked)
+        self._most_per_address, self.rejected = most_per_address, rejected
         self.shaking: dict[TlsCaller, None] = {}
         """Those in their handshake, the oldest first."""
         self._by_address: Counter[str] = Counter()
@@ -41,7 +46,7 @@ class ConnectionLimits:
         """Count a new connection; return why it is refused, or None."""
         if self.open >= self._most:
             self.rejected("connections")
-            return RouterError(503, "too_many_connections", f"{self.open} connections are open", 1)
+            return RouterError(503, "too_many_connections", self.few or f"{self.open} connections are open", 1)
         if self._by_address[address] >= self._most_per_address:
             self.rejected("address_connections")
             text = f"{self._by_address[address]} connections of {address} are open, the most that it may have"

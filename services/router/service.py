@@ -22,7 +22,7 @@ from services.router import openapi
 from services.router.api import aliases_of, engine_paths
 from services.router.auth import open_auth
 from services.router.calls import Calls
-from services.router.connections import ConnectionLimits, most_connections
+from services.router.connections import ConnectionLimits
 from services.router.core.admission import Limits
 from services.router.core.managers import RouterIdentity
 from services.router.core.traffic import Traffic
@@ -71,9 +71,8 @@ class RunningRouter:
         self.dispatcher.on_level = self.levels.touch
         self.health = health = self._health()
         memory = BodyMemory(settings.held_bytes, settings.caller_bytes)
-        self.connections = ConnectionLimits(
-            most_connections(settings.connections), settings.address_connections, self._rejected
-        )
+        self.connections = ConnectionLimits(settings.connections, settings.address_connections, self._rejected)
+        health.notes["files"] = lambda: self.connections.few
         self._metrics = Metrics(
             health.registry,
             clock,

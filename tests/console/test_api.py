@@ -231,6 +231,10 @@ async def test_routers_that_are_alive_are_shown_with_what_is_wrong():
         assert body == {"routers": [{"router": "router-0", "url": w.router.url, "unmet": {}}]}
         w.router.health.conditions["broken"] = lambda: "it is broken"
         assert (await w.call("GET", "/v1/routers")).json["routers"][0]["unmet"] == {"broken": "it is broken"}
+        w.router.connections._most, w.router.connections.few = 0, "it takes 1 connection at a time"
+        w.console.routers._http.connector._conns.clear()  # else the one is the console's
+        refused = (await w.call("GET", "/v1/routers")).json["routers"][0]["unanswered"]
+        assert refused == f"the router at {w.router.url} refuses it: it takes 1 connection at a time"
         await w.router.front.__aexit__(None, None, None)
         unanswered = (await w.call("GET", "/v1/routers")).json["routers"][0]["unanswered"]
         assert unanswered.endswith(" does not answer (Connection refused)")

@@ -27,11 +27,14 @@ from tests.until import until
 
 
 @asynccontextmanager
-async def router(nats_url: str, log: Path, **more: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def router(nats_url: str, log: Path, files: int = 0, **more: str) -> AsyncIterator[asyncio.subprocess.Process]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
     env = clean | {"KYB_NATS_URL": nats_url, "KYB_PORT": "0", "KYB_LOG_FORMAT": "json", **more}
     with log.open("wb") as out:
-        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "services.router", env=env, stderr=out)
+        command = [sys.executable, "-m", "services.router"]
+        if files:
+            command = ["sh", "-c", f'ulimit -n {files} && exec "$@"', "sh", *command]
+        process = await asyncio.create_subprocess_exec(*command, env=env, stderr=out)
     try:
         yield process
     finally:
@@ -67,6 +70,19 @@ async def test_a_router_whose_port_is_taken_names_the_setting(tmp_path: Path) ->
     last = json.loads(log.read_text().splitlines()[-1])
     assert (last["event"], "exception" in last) == ("process.cannot_run", False)
     assert last["reason"].endswith("or set KYB_PORT")
+
+
+async def test_a_router_that_may_open_few_files_says_how_many_it_needs(tmp_path: Path) -> None:
+    log = tmp_path / "router.log"
+    few = "it takes 1 connection at a time: it may open 64 files; 16384 need 33168 (ulimit -n)"
+    async with router("nats://127.0.0.1:9", log, files=64), aiohttp.ClientSession() as http:
+        url = await url_of(log)
+        async with http.get(f"{url}/readyz") as answer:
+            assert (await answer.json())["notes"]["files"] == few
+        async with aiohttp.ClientSession() as second, second.get(f"{url}/readyz") as refused:
+            assert (refused.status, (await refused.json())["error"]["message"]) == (503, few), "the first is kept"
+    logged = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["meaning"] for line in logged if line["event"] == "connections.limited"] == [few]
 
 
 async def test_the_router_starts_before_nats_and_two_sigterms_end_it_cleanly(tmp_path: Path):
