@@ -23,11 +23,16 @@ M = TypeVar("M", bound=BaseModel)
 class ConfigError(Exception):
     """A file written by a user is wrong. A line per mistake: ``file:line: place: value: what is wrong; remedy``."""
 
+    def __init__(self, text: str, place: str = "") -> None:
+        """``place``: ``file:line: place: what is wrong``, without what is in the file."""
+        super().__init__(text)
+        self.place = place or text
+
 
 def refuse(errors: Iterable[ConfigError]) -> None:
     """Raise all mistakes of a file as one ConfigError; nothing if there is none."""
-    if texts := dict.fromkeys(str(error) for error in errors):
-        raise ConfigError("\n".join(texts)) from None
+    if texts := {str(error): error.place for error in errors}:
+        raise ConfigError("\n".join(texts), "; ".join(texts.values())) from None
 
 
 class Strict(BaseModel):
@@ -58,8 +63,9 @@ class Source:
     def error(self, place: Place, value: object, what: str, remedy: str) -> ConfigError:
         """The error to raise about one place; ``value`` None is not shown."""
         head = ":".join(str(part) for part in (self.file, self.line(place)) if part)
-        shown = None if value is None else _shown(value)
-        return ConfigError(": ".join(part for part in (head, dotted(place), shown, f"{what}; {remedy}") if part))
+        where = [part for part in (head, dotted(place)) if part]
+        shown = [] if value is None else [_shown(value)]
+        return ConfigError(": ".join([*where, *shown, f"{what}; {remedy}"]), ": ".join([*where, what]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,10 +30,16 @@ class KeyGuard:
         self._path = path
         self._file = load(path) if path is not None else KeyFile()
         self._keys = _by_digest(self._file)
-        self.refused: str | None = None
-        """Why keys of before are in force, without what is in the file; None: those of the file are."""
+        self._wrong = ""
+        """What is wrong with the file, without what is in it; empty: its keys are in force."""
         self._seen: dict[str, ApiKey] = {}
         """By the key itself: those of the file that were sent since it was read."""
+
+    @property
+    def refused(self) -> str | None:
+        """Why keys of before are in force; None: those of the file are."""
+        why = self._wrong if self._path is None or os.path.exists(self._path) else f"{self._path}: no such file"
+        return f"KYB_API_KEYS_FILE is refused; the previous keys stay in force until a restart: {why}" if why else None
 
     @property
     def required(self) -> bool:
@@ -116,10 +123,10 @@ class KeyGuard:
             try:
                 file = await asyncio.to_thread(load, self._path)
             except ConfigError as error:
-                self.refused = "KYB_API_KEYS_FILE is refused (the log says why); the previous keys stay in force"
+                self._wrong = error.place
                 get_logger().error("keys.refused", reason=str(error), meaning="the previous keys stay in force")
                 continue
-            self.refused = None
+            self._wrong = ""
             if file != self._file:
                 self.applied(file)
                 get_logger().info("keys.applied", names=[key.name for key in file.keys])

@@ -96,6 +96,18 @@ async def test_the_stack_of_this_machine_adds_its_machine_and_logs(tmp_path: Pat
         assert (await get(w, f"{url}log?seat=n1.none")).code == "no_pod"
 
 
+async def test_a_file_of_keys_that_is_gone_is_a_problem_of_router_and_console(tmp_path: Path):
+    (ops, key), path = make("ops", ("admin",)), tmp_path / "keys.yaml"
+    path.write_text(dump((ops,)))
+    async with page(api_keys_file=path) as (w, url):
+        await until(lambda: w.console.cluster.routers(time.monotonic()), what="the router reports itself")
+        path.unlink()
+        found = {one["check"]: one["finding"] for one in (await problems_of(w, url))["findings"]}
+        gone = f"KYB_API_KEYS_FILE is refused; the previous keys stay in force until a restart: {path}: no such file"
+        assert (found["router"], found["keys"]) == (f"router-0: {gone}", gone)
+        assert (await get(w, url + "keys", headers={"Authorization": f"Bearer {key}"})).status == 200
+
+
 async def test_logs_requests_and_keys_need_a_key_and_show_no_value(tmp_path: Path):
     (ops, key), path = make("ops", ("admin",)), tmp_path / "keys.yaml"
     path.write_text(dump((ops.model_copy(update={"tenant": "team"}),), (Tenant(name="team", requests_per_minute=7),)))

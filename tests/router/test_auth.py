@@ -1,6 +1,7 @@
 """API keys and TLS of the router: which callers are admitted, and which headers an engine gets."""
 
 import asyncio
+import os
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import aiohttp
 import pytest
 import structlog
 
+from kybernate import files
 from kybernate.api_keys import ApiKey, ConfigError, KeyFile, Tenant, dump, load, make
 from kybernate.cli.output import CliError
 from kybernate.cli.router_keys import add
@@ -155,7 +157,15 @@ async def test_changed_keys_are_applied_and_invalid_files_are_not(
             lambda: any(line["event"] == "keys.refused" for line in logs), what="the log event keys.refused", timeout=30
         )
     assert await status(token) == 200
-    assert "the previous keys stay in force" in guarded.router.health.remarks()["keys"]
+    refused = "KYB_API_KEYS_FILE is refused; the previous keys stay in force until a restart"
+    assert guarded.router.health.remarks()["keys"] == f"{refused}: {file}:1: keys[0]: is text", "never what is in it"
+    file.unlink()
+    assert guarded.router.health.remarks()["keys"] == f"{refused}: {file}: no such file"
+    assert await status(token) == 200
+    os.mkfifo(file)
+    text = f"{refused}: {file}: cannot be read: {files.NO_FILE}; check the path and its permissions"
+    await until(lambda: guarded.router.health.remarks()["keys"] == text, what="the FIFO is refused", timeout=30)
+    file.unlink()
     file.write_text(dump([row]))
     await until_status(keys["ops"], 401)
     assert await status(token) == 200
