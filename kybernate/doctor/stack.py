@@ -382,6 +382,17 @@ def _engines(facts: StackFacts) -> Iterator[Finding]:
     for model, why in facts.engines.items():
         text = f"the engine of {model} is active and does not answer: {why}"
         yield fail("engine", text, f"kyb logs {model}; its container is started again when it exits")
+    faults: dict[str, list[dict[str, Any]]] = {}
+    for one in (one for router in facts.routers for one in router.get("faults") or ()):
+        faults.setdefault(one["model"], []).append(one)
+    for model, at in sorted(faults.items()):
+        failed, of = sum(one["failed"] for one in at), sum(one["of"] for one in at)
+        first, last = (
+            span(facts.now - when) for when in (min(one["first"] for one in at), max(one["last"] for one in at))
+        )
+        text = f"{failed} of the last {of} answers of {model} were a 5xx: the first {first} ago, the last {last} ago"
+        remedy = f"kyb logs {model}, or kubectl logs of its pod; if it goes on, delete its pod: it starts cold"
+        yield (fail if 2 * failed >= of else warn)("engine", text, remedy)
 
 
 def _times(count: int) -> str:

@@ -64,7 +64,7 @@ from kybernate.messages.jobs import (
     SeatTarget,
     SwitchJob,
 )
-from kybernate.messages.signals import DrainAck, NodeTrafficSignal, Presence, TrafficSignal
+from kybernate.messages.signals import DrainAck, EngineFaults, NodeTrafficSignal, Presence, TrafficSignal
 
 __all__ = [
     "EVENT_OF_STATE",
@@ -78,6 +78,7 @@ __all__ = [
     "DecisionKind",
     "DrainAck",
     "DrainNode",
+    "EngineFaults",
     "GpuHealthChanged",
     "GroupDecided",
     "Job",

@@ -2,7 +2,7 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from kybernate.envelope import Message, slug
 
@@ -75,6 +75,20 @@ class NodeTrafficSignal(TrafficSignal):
     node: Name
 
 
+class EngineFaults(BaseModel):
+    """A model of whose last answers at one router some were a 5xx."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    model: str
+    failed: int
+    of: int
+    """At most 20; errors of the router itself are none."""
+    first: float
+    """Unix seconds; since then no 20 answers in a row were good."""
+    last: float
+
+
 class Presence(Message):
     """An instance is alive. Sent every 2 s; dead after 10 s by the receiver's clock.
 
@@ -96,6 +110,8 @@ class Presence(Message):
     """False: it has just started, and serves once no other process of its kind on its node objects."""
     lock: str = ""
     """Identity of the lock file that it holds; empty: it has none, or does not tell."""
+    faults: tuple[EngineFaults, ...] = ()
+    """A router's."""
     leaving: bool = False
     """The last one of this incarnation: it stops and forwards nothing any more, so no drain waits for it."""
     sent: float | None = None

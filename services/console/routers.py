@@ -60,6 +60,7 @@ class Routers:
         found = await asyncio.gather(*(self._get(router, "/readyz", {}) for router in alive))
         for router, body in zip(alive, found, strict=True):
             row = {"router": router.instance, "url": router.url, "unmet": body.get("unmet") or {}}
+            row["faults"] = [one.model_dump() for one in router.faults]
             rows.append(row | {name: body[name] for name in ("notes", "unanswered") if name in body})
         return rows
 

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import NoReturn
 
 from kybernate.bus.port import Bus, BusError
 from kybernate.logs import get_logger
-from kybernate.messages import RequestEnded
+from kybernate.messages import EngineFaults, RequestEnded
 from kybernate.tracing import trace_id_of
 from services.router.core.step import Forward
 from services.router.core.tenants import Tokens
@@ -18,6 +19,14 @@ PAUSE_SECONDS = 0.01
 """Between two records: a router publishes at most a hundred in a second."""
 ACCESS_FIELDS = {"cause", "model", "node", "seat", "held_seconds", "first_byte_seconds", "seconds", "status", "reason"}
 """Fields of an access line."""
+OF_ENGINES = ("", "upstream_failed", "engine_timeout")
+"""Reasons of answers that are their engine's, or missing because of it."""
+LAST = 20
+"""Answers of a model in which errors are looked for."""
+FEWEST = 3
+"""Errors among them that are reported."""
+FORGET_SECONDS = 3600.0
+"""After the last error."""
 
 
 @dataclass(slots=True)
@@ -52,12 +61,39 @@ class CallRecord:
         return max(0.0, now - self.arrived_at - self.lost_seconds)
 
 
+class Faults:
+    """Answers of models: of each from its first 5xx until its last ones are all good. Times are unix seconds."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, tuple[float, deque[float]]] = {}
+        """By model: when the first error was, and when each of the last answers was one; 0 for a good one."""
+
+    def answered(self, model: str, status: int, now: float) -> None:
+        """Take the status of an answer."""
+        if status >= 500 or model in self._models:
+            _, answers = self._models.setdefault(model, (now, deque(maxlen=LAST)))
+            answers.append(now if status >= 500 else 0.0)
+            if not any(answers):
+                del self._models[model]
+
+    def report(self, now: float) -> tuple[EngineFaults, ...]:
+        """Return the models of which enough answers were errors."""
+        rows = [
+            EngineFaults(
+                model=model, failed=len(answers) - answers.count(0.0), of=len(answers), first=first, last=max(answers)
+            )
+            for model, (first, answers) in self._models.items()
+        ]
+        return tuple(row for row in rows if row.failed >= FEWEST and now - row.last < FORGET_SECONDS)
+
+
 class RequestLog:
     """``ended`` may be called from any task of the loop; ``run`` publishes."""
 
     def __init__(self, bus: Bus, router: str, *, access_log: bool = False) -> None:
         self._bus, self._router, self._access_log = bus, router, access_log
         self._queue: asyncio.Queue[RequestEnded] = asyncio.Queue(MOST_WAITING)
+        self.faults = Faults()
         self.dropped = 0
         """Records that were not published: too many, or the bus was away."""
 
@@ -65,6 +101,8 @@ class RequestLog:
         """The call has ended. ``known``: its model exists. One that was served at once, or whose model is not known,
         leaves no record."""
         now = time.time()
+        if known and not call.waits and status != 499 and call.reason in OF_ENGINES:
+            self.faults.answered(call.model, status, now)
         seconds = max(0.0, now - call.arrived_at)
         held = call.to is None or call.to.held_seconds > 0
         kept = known and (status >= 429 or held)

@@ -154,6 +154,7 @@ class RunningRouter:
             incarnation=self._identity.incarnation,
             node=self._settings.node,
             url=self._settings.advertise_url or self.url,
+            faults=self.requests.faults.report(time.time()),
         )
 
     def _health(self) -> Health:

@@ -228,7 +228,7 @@ async def test_routers_that_are_alive_are_shown_with_what_is_wrong():
     async with shown() as w:
         await until(lambda: w.console.cluster.routers(0.0), what="the router reports itself")
         body = (await w.call("GET", "/v1/routers")).json
-        assert body == {"routers": [{"router": "router-0", "url": w.router.url, "unmet": {}}]}
+        assert body == {"routers": [{"router": "router-0", "url": w.router.url, "unmet": {}, "faults": []}]}
         w.router.health.conditions["broken"] = lambda: "it is broken"
         assert (await w.call("GET", "/v1/routers")).json["routers"][0]["unmet"] == {"broken": "it is broken"}
         w.router.connections._most, w.router.connections.few = 0, "it takes 1 connection at a time"

@@ -1,6 +1,8 @@
 """Problems on every view of the page, as ``kyb doctor`` finds them; logs of engines; keys without their values."""
 
+import asyncio
 import json
+import re
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -50,6 +52,23 @@ async def test_a_page_that_is_open_gets_what_kyb_doctor_finds_failing_first():
             doctor, key=lambda each: each["level"] != "FAIL"
         )
         assert "a call hung" in str(found)
+
+
+async def test_a_model_whose_every_answer_is_an_error_is_a_problem_although_its_engine_runs():
+    async with page() as (w, url):
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        engine.status = 500
+        for answer in await asyncio.gather(*(w.ask("llama") for _ in range(3))):
+            assert answer.status == 500
+        routers = w.console.cluster.routers
+        await until(lambda: any(one.faults for one in routers(time.monotonic())), what="the console knows it")
+        [found] = [one for one in (await problems_of(w, url))["findings"] if one["check"] == "engine"]
+        assert found["level"] == "FAIL"
+        assert re.fullmatch(
+            r"3 of the last 3 answers of llama were a 5xx: the first [\d.]+ s ago, the last [\d.]+ s ago",
+            found["finding"],
+        )
+        assert found["remedy"].startswith("kyb logs llama, or kubectl logs of its pod")
 
 
 async def test_problems_that_cannot_be_read_are_reported_and_end_no_console(monkeypatch: pytest.MonkeyPatch):

@@ -15,6 +15,7 @@ from kybernate.doctor import Finding, Severity, exit_code
 from kybernate.doctor.host_checks import check_host
 from kybernate.doctor.model import DriverFacts, HostFacts
 from kybernate.doctor.stack import StackFacts, check_stack
+from kybernate.messages import EngineFaults
 from kybernate.redaction import without_secrets
 from kybernate.seat import WITHOUT_RUN
 
@@ -45,6 +46,17 @@ def troubles(facts: StackFacts) -> list[Finding]:
 def test_a_sound_stack_has_no_finding_that_fails() -> None:
     assert troubles(SOUND) == []
     assert exit_code(check_stack(SOUND)) == 0
+
+
+def fault(failed: int, of: int, first: float, last: float) -> dict[str, Any]:
+    """What a router reports of a model's answers."""
+    return EngineFaults(model="qwen", failed=failed, of=of, first=first, last=last).model_dump()
+
+
+def test_some_errors_among_good_answers_are_a_warning() -> None:
+    router = {"router": "r-0", "url": "http://r", "faults": [fault(3, 20, 9_800.0, 9_990.0)]}
+    [finding] = troubles(replace(SOUND, routers=(router,)))
+    assert (finding.check, finding.level) == ("engine", Severity.WARN)
 
 
 BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
@@ -119,6 +131,15 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
     "an engine is down": (
         lambda facts: replace(facts, engines={"qwen": "Connection refused"}),
         "engine", "the engine of qwen is active and does not answer: Connection refused", "kyb logs qwen",
+    ),
+    "an engine runs and answers with errors": (
+        lambda facts: replace(facts, routers=(
+            {"router": "r-0", "url": "http://r", "faults": [fault(20, 20, 9_800.0, 9_990.0)]},
+            {"router": "r-1", "url": "http://r", "faults": [fault(9, 10, 9_900.0, 9_998.0)]},
+        )),
+        "engine",
+        "29 of the last 30 answers of qwen were a 5xx: the first 3 min 20 s ago, the last 2 s ago",
+        "kyb logs qwen",
     ),
     "no router is alive": (
         lambda facts: replace(facts, routers=()), "router", "no call is answered", "kyb logs router",

@@ -15,6 +15,8 @@ class Engine:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[CIMultiDictProxy[str]] = []
         self.chunks = 3
+        self.status = 200
+        """Of plain responses."""
         self.gate = asyncio.Event()
         self.gate.set()
         """Cleared: a stream stops after its first chunk, a plain response does not begin."""
@@ -85,6 +87,7 @@ class Engine:
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         return web.json_response(
             {"id": "x", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice]},
+            status=self.status,
             headers={"X-Engine": "yes"},
         )
 
