@@ -113,6 +113,28 @@ def test_a_move_to_a_group_whose_holder_is_pinned_meanwhile_ends_and_the_seat_se
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G01")
 
 
+@pytest.mark.parametrize("busy", ["a", "b"])
+def test_a_move_of_a_seat_that_is_pinned_meanwhile_ends_and_the_seat_serves_at_home(world: World, busy: str) -> None:
+    """The pinned seat was parked, or waited for ever for the other group."""
+    a, b = busy_home(world, "fake")
+    seat = {"a": b, "b": a}[busy]  # it serves and is idle, or is parked
+    c = world.seat(1, 0)
+    comes_up(world, c, "c", "unload")
+    for one in (b, c):
+        world.traffic(one, in_flight=one != seat)
+    assert world.order(MigrateSeat, "move", seat=seat, to="G23").accepted
+    assert world.command(PinSeat, seat).accepted
+    for one in (b, c):
+        world.traffic(one)
+    for _ in range(3):
+        world.finish()
+        world.tick(5)
+        world.beat()
+    assert (world.state(seat), world.managed(seat).group.name) == (S.ACTIVE, "G01")
+    order = world.node.orders["move"]
+    assert (order.outcome, order.reason) == ("failed", f"{world.managed(seat).name} is pinned")
+
+
 def test_two_seats_that_operators_move_to_one_group_come_one_after_the_other(world: World) -> None:
     a, b = busy_home(world)
     world.traffic(b)
