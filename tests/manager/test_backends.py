@@ -168,7 +168,11 @@ def test_the_checkpointer_is_not_asked_about_a_rehearsal_that_may_be_on_its_way_
 
     assert asked() == set()
     world.tick(view.LATE_START_ASK_SECONDS)
-    assert asked() == {job.op for job in rehearsals(world)}
+    (job,) = rehearsals(world)
+    assert asked() == {job.op}
+    world.progress(job)
+    world.tick(view.LATE_START_ASK_SECONDS)
+    assert (world.state(seat), asked()) == (S.STARTING, set()), "it is over"
 
 
 def test_a_rehearsal_that_left_an_earlier_container_parked_tells_nothing(world: World) -> None:
