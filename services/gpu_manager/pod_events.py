@@ -20,10 +20,7 @@ _ROUTINE = {
     S.WAITING: ("SeatWaiting", "waits at the start gate of group {group}"),
     S.STARTING: ("SeatStarting", "its engine starts on group {group}"),
     S.ACTIVE: ("SeatActive", "is active on group {group}"),
-    S.PARKED: (
-        "SeatParked",
-        "is parked: its VRAM is copied to host memory and group {group} serves others",
-    ),
+    S.PARKED: ("SeatParked", "is parked on group {group}"),
 }
 _WARNINGS = {
     S.BACKOFF: ("EngineExited", "its engine has ended and is started again"),

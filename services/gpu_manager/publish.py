@@ -119,7 +119,7 @@ class RosterWriter:
         deadline of its state, unix seconds."""
         self._wake = asyncio.Event()
         self.on_record: list[Callable[[SeatRecord], None]] = []
-        """Called with each row that was written."""
+        """Called with each row that was written, for what its pod shows: without the names of other namespaces."""
         self._failed = OnceLogger("roster.write_failed")
 
     def changed(self, seat: str) -> None:
@@ -186,8 +186,8 @@ class RosterWriter:
         is then true."""
         await self._until_recorded()
         del self._dirty[seat]
-        state = self._node.seats[seat].state
-        row = record(self._node, self._node.seats[seat], self._now())
+        of = self._node.seats[seat]
+        state, row = of.state, record(self._node, of, self._now())
         self._blocked[seat] = row.blocked, row.drained, round(row.deadline_at)
         try:
             if state is SeatState.FREE and not row.drained:  # a drained node without pods is still known by its rows
@@ -196,8 +196,9 @@ class RosterWriter:
             else:
                 value = self._written[row.key] = row.model_dump_json().encode()
                 await bucket.put(row.key, value)
+            texts = {name: _for_owner(self._node, of, getattr(row, name)) for name in ("reason", "blocked")}
             for take in self.on_record:
-                take(row)
+                take(row.model_copy(update=texts))
         except BusError:
             self._dirty[seat] = None
             raise
@@ -395,5 +396,6 @@ def _for_owner(node: NodeState, seat: ManagedSeat, text: str) -> str:
     for other in node.seats.values():
         if (pod := other.pod) is not None and (seat.pod is None or seat.pod.namespace != pod.namespace):
             text = text.replace(f" {pod.pod}", "")
-            text = re.sub(rf"(?<![\w./-]){re.escape(other.name)}(?![\w/-])", "a seat of another namespace", text)
+            named = rf"(?<![\w./-]){re.escape(other.name)}(?![\w/-])"
+            text = text if other.name == seat.name else re.sub(named, "a seat of another namespace", text)
     return text

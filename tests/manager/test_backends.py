@@ -145,12 +145,34 @@ def test_an_engine_that_its_rehearsal_left_frozen_is_parked_although_no_report_c
     (job,) = rehearsals(world)
     for _ in range(2):
         world.tick(view.LATE_START_SECONDS)
-    questions = view.checkpointer_questions(world.node, world.now, WallTime(0.0))
+    questions = view.checkpointer_questions(world.node, world.now, world.now.wall)
     assert job.op in {op for question in questions for op in question.ops}
     known = () if journal_lost else (status(job, "parked", "parked"),)
     world.receive(JobsReported(JobReply(accepted=True, jobs=known), asked=(job.op,)))
     world.look_at(seat, "parked")
     assert world.state(seat) is S.PARKED
+
+
+def test_the_checkpointer_is_not_asked_about_a_rehearsal_that_may_be_on_its_way_to_it(world: World) -> None:
+    """It did not know the job yet, which counted as a lost journal: the engine rehearsed a second time."""
+    seat = world.seat(0, 0)
+    world.pod(seat, "a", backend="vllm")
+    world.call(seat)
+    world.start(seat)
+    world.tick(view.LATE_START_SECONDS)
+    world.healthy(seat)
+
+    def asked() -> set[str]:
+        before = WallTime(world.now.wall - 1.0)
+        return {op for one in view.checkpointer_questions(world.node, world.now, before) for op in one.ops}
+
+    assert asked() == set()
+    world.tick(view.LATE_START_ASK_SECONDS)
+    (job,) = rehearsals(world)
+    assert asked() == {job.op}
+    world.progress(job)
+    world.tick(view.LATE_START_ASK_SECONDS)
+    assert (world.state(seat), asked()) == (S.STARTING, set()), "it is over"
 
 
 def test_a_rehearsal_that_left_an_earlier_container_parked_tells_nothing(world: World) -> None:

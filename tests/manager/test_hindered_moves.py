@@ -5,6 +5,7 @@ import pytest
 from kybernate.messages import DrainNode, MigrateSeat, PinSeat
 from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
+from services.gpu_manager.core.inputs import BusChanged, FaultyGpusSeen
 from tests.manager.pulling import Pulls
 from tests.manager.test_restarts import arrives, busy_home, call, comes_up, dropped, leaves, tickets
 from tests.manager.world import World, make_group
@@ -111,6 +112,49 @@ def test_a_move_to_a_group_whose_holder_is_pinned_meanwhile_ends_and_the_seat_se
     world.tick(5)
     world.finish()
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G01")
+
+
+@pytest.mark.parametrize("busy", ["a", "b"])
+def test_a_move_of_a_seat_that_is_pinned_meanwhile_ends_and_the_seat_serves_at_home(world: World, busy: str) -> None:
+    """The pinned seat was parked, or waited for ever for the other group."""
+    a, b = busy_home(world, "fake")
+    seat = {"a": b, "b": a}[busy]  # it serves and is idle, or is parked
+    c = world.seat(1, 0)
+    comes_up(world, c, "c", "unload")
+    for one in (b, c):
+        world.traffic(one, in_flight=one != seat)
+    assert world.order(MigrateSeat, "move", seat=seat, to="G23").accepted
+    assert world.command(PinSeat, seat).accepted
+    for one in (b, c):
+        world.traffic(one)
+    for _ in range(3):
+        world.finish()
+        world.tick(5)
+        world.beat()
+    assert (world.state(seat), world.managed(seat).group.name) == (S.ACTIVE, "G01")
+    order = world.node.orders["move"]
+    assert (order.outcome, order.reason) == ("failed", f"{world.managed(seat).name} is pinned")
+
+
+def test_a_seat_that_is_pinned_when_its_copy_is_dropped_already_comes_to_the_other_group(world: World) -> None:
+    a, _ = busy_home(world)
+    begins_to_move(world, a, ordered=True)
+    assert world.command(PinSeat, a).accepted
+    dropped(world, a)
+    comes_to_the_gate(world, a)
+    arrives(world, a)
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
+    assert world.node.orders["move"].outcome == "done"
+
+
+def test_a_move_whose_target_is_closed_before_its_seat_could_leave_ends(world: World) -> None:
+    _, b = busy_home(world, "fake")
+    world.receive(BusChanged(False))
+    assert world.order(MigrateSeat, "move", seat=b, to="G23").accepted
+    assert world.state(b) is S.ACTIVE
+    world.receive(FaultyGpusSeen({"GPU-3": "XID 79"}))
+    assert (world.state(b), world.node.orders["move"].outcome) == (S.ACTIVE, "failed")
+    assert "GPU 3 is faulty: XID 79" in world.node.orders["move"].reason
 
 
 def test_two_seats_that_operators_move_to_one_group_come_one_after_the_other(world: World) -> None:

@@ -8,6 +8,7 @@ from kybernate.machine import Mig
 from kybernate.messages import KillJob, MigrateSeat
 from kybernate.seat import SeatState as S
 from kybernate.topology import Group
+from services.gpu_manager import metrics
 from services.gpu_manager.core import ways
 from services.gpu_manager.core.obstacles import obstacles
 from services.gpu_manager.publish import record
@@ -96,3 +97,7 @@ def test_the_fault_of_a_gpu_keeps_seats_from_each_of_its_instances(world: World)
         one.stage.stage for one in obstacles(world.node, world.managed(world.seat(0, 0)), world.groups[0], world.now)
     ]
     assert "faulty-gpu" in found
+    samples = [
+        one for metric in metrics._gpus(world.node) if metric.name.endswith("gpu_faulty") for one in metric.samples
+    ]
+    assert {one.labels["gpu"]: one.value for one in samples} == {"MIG-0": 1.0, "MIG-1": 1.0, "MIG-2": 0.0}

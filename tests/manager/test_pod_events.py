@@ -31,6 +31,11 @@ def test_an_event_names_the_seat_that_a_pod_waits_for_and_why() -> None:
     )
 
 
+def test_a_seat_that_a_restart_parks_has_no_copy() -> None:
+    found = taken(PodEventFilter(), 0.0, S.PARKED, reason="it is parked by restart")
+    assert found == ("Normal", "SeatParked", "is parked on group G0: it is parked by restart")
+
+
 def test_turns_of_a_busy_seat_come_to_one_event_a_minute() -> None:
     events = PodEventFilter()
     assert taken(events, 0.0, S.ACTIVE) is not None

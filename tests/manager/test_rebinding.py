@@ -259,6 +259,25 @@ def test_groups_that_do_not_rebalance_keep_their_seats(a: str) -> None:
     assert record(world.node, world.managed(b), world.now).fixed == ""
 
 
+def test_after_a_move_that_failed_it_is_known_how_the_seat_had_come_to_its_group() -> None:
+    """It counted as at home, and what it had waited was forgotten."""
+    world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(3)))
+    world.boot()
+    (seat,) = world.fill("a")
+    world.order(MigrateSeat, "one", seat=seat, to="G1")
+    world.finish()
+    moved = world.managed(seat)
+    moved.durable.waited = 7.0
+    world.order(MigrateSeat, "two", seat=seat, to="G2")
+    world.quiet(seat)
+    world.progress(world.job())
+    world.tick()
+    assert (moved.state, moved.group.name, moved.durable.came_from) == (S.MIGRATING, "G2", "G1")
+    world.progress(world.job(), activate="parked")
+    assert (moved.state, moved.group.name) == (S.PARKED, "G1")
+    assert (moved.durable.way, moved.durable.came_from, moved.durable.waited) == ("map", "G0", 7.0)
+
+
 def test_a_refused_move_is_remembered_and_the_seat_comes_back_at_home(world: World, a: str, b: str, c: str) -> None:
     job = move(world, a, b)
     reported(world, job, a, "parked", move_refused="seat", reason=RESTORED)

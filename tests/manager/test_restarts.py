@@ -423,6 +423,7 @@ def test_a_ticket_that_the_ledger_does_not_know_names_its_group(world: World) ->
     ticket = SeatTicket(a, given.call, given.pod_uid, given.epoch, 5.0, group=given.group)
     restart(world, old, ticket)
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
+    assert (world.managed(a).durable.way, world.managed(a).durable.came_from) == ("restart", "G01")
     restart(world, old, replace(ticket, group="G99"))
     assert (world.state(a), world.managed(a).facts.may_hold) == (S.QUARANTINED, True), (
         "a group of another configuration"

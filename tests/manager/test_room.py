@@ -228,3 +228,33 @@ def test_a_policy_that_gives_away_a_slot_that_is_taken_gets_no_ticket() -> None:
 
     assert world.state(b) is S.WAITING
     assert [e.seat for e in world.effects if isinstance(e, StartTicket)] == [a]
+
+
+def room_text(world: World, seat: str) -> str:
+    found = obstacles.obstacles(world.node, world.managed(seat), world.managed(seat).home, world.now)
+    return next(one.text for one in found if one.row is obstacles.ROOM)
+
+
+def test_the_memory_that_is_lacking_is_shown_where_memory_is_lacking() -> None:
+    world = two_slots()
+    a, b, c = (world.seat(0, n) for n in range(3))
+    world.pod(a, "a", vram="50GiB")
+    world.call(a)
+    world.start(a)
+    world.pod(b, "b", vram="40GiB")
+    assert room_text(world, b) == (
+        "no room beside a (starting) on G0: it needs 40.0 GiB of each GPU, 30.0 GiB are free"
+    )
+    world.pod(c, "c", vram="30GiB")
+    world.call(c)
+    world.start(c)
+    assert room_text(world, b) == "no room beside a (starting) on G0, c (starting) on G0", "no place is free"
+
+
+def test_no_figures_of_memory_explain_gpus_that_another_group_holds() -> None:
+    world = World(groups=(make_group("G0", [0], 1, slots=2), make_group("G01", [0, 1], 1)))
+    world.boot()
+    world.fill("p", group=1)
+    a = world.seat(0, 0)
+    world.pod(a, "a", vram="20GiB")
+    assert room_text(world, a) == "no room beside p (active) on G01"

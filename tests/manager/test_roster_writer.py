@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import structlog
@@ -301,3 +301,35 @@ async def test_a_manager_that_starts_reads_the_epochs_that_routers_have_seen() -
         assert await writer.published() == Published(77, 5)
         bus.cut()
         assert await writer.published() == Published()
+
+
+async def test_what_a_pod_shows_names_no_model_or_pod_of_another_namespace() -> None:
+    """The start gate hid these names, and the pod's Events and its condition had them."""
+    world = World()
+    world.boot()
+    a, b = world.fill("secret", "b")
+    world.pods[a] = replace(world.pods[a], namespace="other")
+    world.look()
+    world.managed(a).learn(unlocated=True)
+    world.managed(b).reason = "there is room for secret without it"
+
+    async def receive(_: object) -> None:
+        return None
+
+    async with MemoryBus.connect(MemoryServer()) as bus:
+        writer, shown = RosterWriter(bus, lambda: world.now, world.node, receive, recorded), dict[str, SeatRecord]()
+        writer.on_record.append(lambda row: shown.update({row.seat: row}))
+        for seat in (a, b):
+            writer.changed(seat)
+        task = asyncio.create_task(writer.run())
+        try:
+            bucket = await bus.bucket(BUCKET)
+            await until(lambda: {a, b} <= shown.keys(), what="both rows are written")
+            entry = await entry_of(bucket, seat_key(world.node.name, b))
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+    row = SeatRecord.model_validate_json((entry and entry.value) or b"")
+    assert row.reason == "there is room for secret without it", "operators read the roster"
+    assert shown[b].reason == "there is room for a seat of another namespace without it"
+    assert (shown[a].model, shown[a].pod) == ("secret", "other/secret")

@@ -6,7 +6,7 @@ import pytest
 
 from kybernate import deadlines
 from kybernate.engines import BACKENDS, RESTART
-from kybernate.messages import ActivateSeat, JobReply, KillJob, SeatTarget, TrafficSignal
+from kybernate.messages import ActivateSeat, JobReply, KillJob, PinSeat, SeatTarget, TrafficSignal
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import EngineSeen, JobAnswered
 from services.gpu_manager.core.managed_seat import SET_ASIDE_AFTER
@@ -224,6 +224,23 @@ def test_a_seat_that_answers_nothing_while_requests_wait_for_its_group_is_shown_
     world.tick(61.0)
     world.traffic(a)
     assert shown() == [], "no request waits for it"
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_seat_that_could_answer_nothing_before_is_not_shown(world: World, *, pinned: bool) -> None:
+    """It was parked, or idle."""
+    a, b = world.fill("a", "b")
+    if pinned:
+        world.command(PinSeat, b)
+    else:
+        world.traffic(a, waiting=1)
+    world.tick(100.0)
+    world.finish()
+    serves, waits = (b, a) if pinned else (a, b)
+    world.traffic(waits, waiting=1)
+    world.traffic(serves, in_flight=1)
+    assert world.state(serves) is S.ACTIVE
+    assert going_on(world.node, world.groups[0], world.now) == []
 
 
 @pytest.mark.parametrize("learned", [0.0, 0.4, 4.0, 400.0])

@@ -18,6 +18,7 @@ from services.gpu_manager.core.inputs import (
     ForeignProcess,
     ForeignProcessesSeen,
     JobAnswered,
+    WallTime,
 )
 from services.gpu_manager.http import why_answer
 from services.gpu_manager.live_policy import GuardedPolicy
@@ -154,6 +155,20 @@ def test_the_start_gate_names_no_model_or_pod_of_another_namespace(full: tuple[W
     text = gate_texts(world.node, world.now)[new]
     they = "a seat of another namespace"
     assert f"kept by pinned {they}; kyb unpin it; group G0 is held by {they} (active, pinned)" in text
+
+
+def test_the_start_gate_names_a_model_to_its_owner_although_another_namespace_has_one_of_that_name(
+    full: tuple[World, str, str],
+) -> None:
+    world, _, b = full
+    new = world.seat(0, 2)
+    world.pods[new] = replace(world.pods[b], seat=new, namespace="other", uid="u", container_id=None, running=False)
+    world.look()
+    world.call(new)
+    world.managed(new).backoff.activation.reason = "did not start once"
+    world.managed(new).backoff.activation.until = WallTime(world.wall + 100)
+    text = gate_texts(world.node, world.now)[new]
+    assert text.startswith("b waits: b did not start once"), text
 
 
 def test_the_start_gate_hides_the_policys_names_from_another_namespace_and_shows_no_id(world: World) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.config import NodeConfig
-from kybernate.topology import plan
+from kybernate.topology import Group, plan
 from services.plugin.core.devices import AllocationRefusedError, Offer, device_paths
 from services.plugin.core.faults import Probation
 from services.plugin.offers import cdi_names
@@ -190,13 +190,26 @@ def test_cdi_names_of_a_seat_that_may_move_include_its_peers() -> None:
     assert there["G0"][1:] == ("nvidia.com/gpu=GPU-0",)
 
 
-def test_a_start_on_another_group_counts_what_its_container_was_made_with() -> None:
-    """GPU 1 was gone then, and is back: the engine started on the GPU of a third group."""
+def _pool_of_three() -> tuple[Group, ...]:
     config = stand.config()
     config["profiles"][0]["rebalance"] = True
     config["gpuTopology"]["groups"] = [{"name": f"G{gpu}", "gpus": [gpu]} for gpu in range(3)]
-    groups = plan(NodeConfig.model_validate_json(json.dumps(config)), GPUS).groups
+    return plan(NodeConfig.model_validate_json(json.dumps(config)), GPUS).groups
+
+
+def test_a_start_on_another_group_counts_what_its_container_was_made_with() -> None:
+    """GPU 1 was gone then, and is back: the engine started on the GPU of a third group."""
+    groups = _pool_of_three()
     before = offer(groups=groups, gpus=tuple(gpu for gpu in GPUS if gpu.uuid != "GPU-1"))
     home = next(group for group in groups if group.name == "G2")
     moved = offer(groups=groups).moved_envs(home.seat_ids[0], "G0", before.reach(home))
     assert moved["CUDA_VISIBLE_DEVICES"] == "1"  # PCI order in the container: 2, 0
+
+
+def test_a_start_on_another_group_counts_gpus_that_its_pool_has_lost_since() -> None:
+    """A changed configuration took GPU 1 out of the pool, and not out of the container."""
+    groups = tuple(one for one in _pool_of_three() if one.name != "G1")
+    home = next(group for group in groups if group.name == "G2")
+    reach = offer(groups=_pool_of_three()).reach(home)
+    moved = offer(groups=groups).moved_envs(home.seat_ids[0], "G0", reach)
+    assert moved["CUDA_VISIBLE_DEVICES"] == "2"  # PCI order in the container: 1, 2, 0

@@ -3,6 +3,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,22 @@ async def test_nothing_starts_on_a_gpu_that_its_container_was_made_without(tmp_p
         assert answer.startswith(
             "wait it cannot start: its container was made without GPU 1 (GPU-1) of group G1; a new"
         )
+
+
+async def test_a_start_counts_the_gpus_that_kubelet_gave_its_container(tmp_path: Path) -> None:
+    """``exposeDevices`` has changed since."""
+    async with listening(tmp_path) as node:
+        seat, today = seat_on(node, "G0"), node.offer
+        groups = tuple(
+            replace(g, profile=g.profile.model_copy(update={"expose_devices": "node"})) for g in today.groups
+        )
+        node.replace_offer(replace(today, groups=groups))
+        node.allocate(ONE, [[seat]])
+        node.replace_offer(today)
+        asked = asyncio.create_task(ask(node, seat))
+        await announced(node, seat)
+        give(node, seat, group="G1")
+        assert "set CUDA_VISIBLE_DEVICES=1\n" in await asyncio.wait_for(asked, 10)  # PCI order: 3, 1, 2, 0
 
 
 async def test_a_newer_caller_ends_the_one_before(tmp_path: Path) -> None:

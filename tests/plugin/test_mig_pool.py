@@ -67,6 +67,39 @@ def test_a_start_on_another_instance_names_that_one_whether_it_is_of_the_same_gp
     assert moved == {"KYB_GPU_INDICES": index, "KYB_GPU_GROUP": group.name, "CUDA_VISIBLE_DEVICES": there}
 
 
+def test_all_devices_of_a_node_are_no_instances() -> None:
+    """``exposeDevices: node`` is about whole GPUs: an instance keeps containers apart."""
+    machine = hardware("2xA100-half-mig")
+    part, (whole,) = machine.instances[0], [gpu for gpu in machine.gpus if not gpu.mig_enabled]
+    last = replace(whole, pci_bus_id="ffff:ff:00.0")
+    machine = machine._replace(gpus=tuple(last if gpu is whole else gpu for gpu in machine.gpus))
+    kinds = {"one": (whole.uuid, None), "part": (part.uuid, part.mig and part.mig.profile)}
+    profiles = [
+        Profile(
+            name=name,
+            resource=f"kyb.ai/{name}",
+            group_size=1,
+            seats_per_group=1,
+            mig_profile=mig,
+            expose_devices="node",
+        )
+        for name, (_, mig) in kinds.items()
+    ]
+    nodes = {part.uuid: ("/dev/nvidia-caps/nvidia-cap1",)}
+    node = Offer(
+        groups=plan(NodeConfig(profiles=tuple(profiles), mig_strategy="mixed"), *machine).groups,
+        gpus=(*machine.gpus, *machine.instances),
+        seats_dir=Path("/run/kyb/seats"),
+        present=frozenset(device_paths(machine.gpus, nodes)),
+        mig_nodes=nodes,
+    )
+    of_whole = node.answer("kyb.ai/one", [seat_on(node, whole.uuid)])
+    assert set(of_whole.devices) == {f"/dev/nvidia{whole.minor}", *CONTROL}
+    assert of_whole.envs["CUDA_VISIBLE_DEVICES"] == "0", "CUDA counts no GPU in MIG mode"
+    of_part = node.answer("kyb.ai/part", [seat_on(node, part.uuid)])
+    assert set(of_part.devices) == {f"/dev/nvidia{part.minor}", *nodes[part.uuid], *CONTROL}
+
+
 def test_instances_of_a_gpu_that_is_gone_are_no_target_of_moves() -> None:
     node = offer(away=1)
     answer = node.answer(SEAT, [seat_on(node, A)])

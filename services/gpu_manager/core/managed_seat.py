@@ -172,6 +172,8 @@ class ManagedSeat:
     terms: PodTerms
     parked_on: Group | None = None
     """Where its copy came from, while it moves to ``group``."""
+    before_move: tuple[str, str, float] = ("", "", 0.0)
+    """``Durable.way``, ``came_from`` and ``waited`` before its last move began."""
     started_on: Group = field(init=False)
     """Where its engine was started: by its last ticket, else at home."""
     pod: SeatPod | None = None
@@ -254,23 +256,25 @@ class ManagedSeat:
         ``to``: the group that it moves to."""
         before, held = self.state, self.lease
         self.know(facts)
+        durable = self.durable
         if to is not None:
-            self.durable.way, self.durable.came_from = "map" if self.state in COMING else "restart", self.group.name
-            self.durable.waited = 0.0
+            self.before_move = durable.way, durable.came_from, durable.waited
+            durable.way, durable.came_from = "map" if self.state in COMING else "restart", self.group.name
+            durable.waited = 0.0
             self.parked_on, self.group = self.group if self.state in COMING else None, to
         elif self.state is SeatState.PARKED and before is SeatState.MIGRATING:
             self.group, self.parked_on = self.parked_on or self.group, None
-            self.durable.way = self.durable.came_from = ""
+            durable.way, durable.came_from, durable.waited = self.before_move
         elif self.state is SeatState.ACTIVE:
             self.parked_on = None
         if self.state in AT_HOME:
             self.group, self.parked_on, self.started_on = self.home, None, self.home
-            self.durable.way = self.durable.came_from = ""
-            self.durable.residue_bytes, self.durable.measured = 0, False
+            durable.way = durable.came_from = ""
+            durable.residue_bytes, durable.measured = 0, False
         if not self.lease:
-            self.durable.reserved_bytes = None
+            durable.reserved_bytes = None
         elif not held:
-            self.durable.reserved_bytes = self.needed_bytes(self.group)
+            durable.reserved_bytes = self.needed_bytes(self.group)
         if self.state is SeatState.STARTING:
             self.gate.called, self.started_on = None, self.group
         elif self.state is SeatState.ACTIVE:

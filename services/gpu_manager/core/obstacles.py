@@ -450,8 +450,8 @@ def ROOM(ask: Ask) -> Stage | None:
     others = [one for one in view.holders(node, group) if one is not ask.seat and one is not ask.without]
     names = [f"{one.name} ({one.state.value}) on {one.group.name}" for one in (*others, *view.overlapping(node, group))]
     text = f"no room beside {', '.join(names) or 'a switch'}"
-    if (free := view.free_bytes(node, group)) is not None and len(others) < group.slots:
-        needs = max(view.taken_bytes(node, ask.seat, group).values())
+    needs, free = max(view.taken_bytes(node, ask.seat, group).values(), default=0), view.free_bytes(node, group) or 0
+    if needs > free and len(others) < group.slots:
         text += f": it needs {format_bytes(needs)} of each GPU, {format_bytes(max(0, free))} are free"
     return Stage("room", text)
 

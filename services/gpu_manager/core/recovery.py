@@ -291,7 +291,7 @@ def with_tickets(
         if known is None or known.pod_uid != ticket.pod_uid:
             known = LedgerEntry(seat=ticket.seat, state=S.STARTING, epoch=0, lease=True, pod="", pod_uid=ticket.pod_uid)
         container = ticket.container or ended.get((ticket.seat, ticket.pod_uid), known.durable.container_id)
-        durable = replace(known.durable, ticket=ticket.call, container_id=container, way="", came_from="")
+        durable = replace(known.durable, ticket=ticket.call, container_id=container)
         durable.vram_bytes = durable.vram_bytes or ticket.vram_bytes
         now = {"state": S.STARTING, "lease": True, "seen_running": False, "epoch": ticket.epoch}
         now |= {"on": gpus.get(ticket.group, (ticket.group,))}
@@ -330,6 +330,8 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     for ticket in tickets:
         seat = node.seats[ticket.seat]
         seat.entered_wall = seat.gate.ticket_given = now.wall + -ticket.age_seconds
+        away = seat.group is not seat.home
+        seat.durable.way, seat.durable.came_from = ("restart", seat.home.name) if away else ("", "")
     _wait_for_lost_tickets(node, known, now)  # (3)
     for status in sorted(known.reply.jobs, key=lambda status: status.epoch):  # (4)
         if not status.done and not status.op.startswith(REHEARSAL):

@@ -435,8 +435,8 @@ def _probe(seat: ManagedSeat, *, idle: bool, since: WallTime) -> list[EngineProb
 
 
 def checkpointer_questions(node: NodeState, now: Now, sent_before: WallTime) -> list[AskJobs]:
-    """Questions to the checkpointer: jobs sent before this instant, rehearsals of engines that are not healthy since,
-    and processes that should be gone or fine again.
+    """Questions to the checkpointer: jobs sent before this instant, of rehearsals where the engine was not healthy
+    since, and processes that should be gone or fine again.
 
     Also processes of a seat for which a start waits at the gate, of one that has been starting for long, and of one
     that kyb-run starts.
@@ -447,7 +447,8 @@ def checkpointer_questions(node: NodeState, now: Now, sent_before: WallTime) -> 
     jobs = [switch for switch in node.switches.values() if switch.job.journaled]
     late = [switch.op for switch in jobs if switch.job.sent is None or switch.job.sent < sent_before]
     seats = node.seats.values()
-    late += [s.rehearsal.op for s in seats if s.rehearsal is not None and s.rehearses and _doubtful(s, now)]
+    frozen = [seat.rehearsal for seat in seats if seat.rehearsal and seat.rehearses and _doubtful(seat, now)]
+    late += [rehearsal.op for rehearsal in frozen if rehearsal.sent < sent_before]
     dying = [s for s in seats if s.state in (S.RELEASING, S.LOST) and (s.facts.alive or s.starts_inside)]
     unclear = [seat for seat in seats if seat.state is S.QUARANTINED or seat.facts.unlisted or _doubtful(seat, now)]
     unclear = dying + [seat for seat in unclear if seat not in dying]

@@ -279,7 +279,7 @@ class Offer:
         them there."""
         exposed = (*group.gpus, *self._peer_gpus(group))
         if group.profile.expose_devices == "node" and not group.is_mig:
-            exposed = tuple(gpu for gpu in self.gpus if gpu.mig is None)
+            exposed = tuple(gpu for gpu in self.gpus if not (gpu.mig or gpu.mig_enabled))
         if reach:
             exposed = tuple(gpu for gpu in dict.fromkeys((*exposed, *self.gpus)) if gpu.uuid in reach)
         return sorted(exposed, key=lambda gpu: gpu.pci_bus_id.lower())

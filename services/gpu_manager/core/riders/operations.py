@@ -322,12 +322,15 @@ def _result(node: NodeState, order: OperatorOrder, now: Now) -> tuple[OrderOutco
         return "done", f"{seat.name} is {seat.state} on group {order.to}"
     if seat.state in (S.LOST, S.QUARANTINED):
         return "failed", f"{seat.name} is {seat.state}: {seat.reason}"
-    stops = refusal(node, seat, now)
-    if stops is not None and seat.state in (S.ACTIVE, S.PARKED, S.BACKOFF, S.WAITING):
+    if seat.state not in (S.ACTIVE, *_EMPTY):
+        return "", ""
+    if seat.pinned and not seat.heads_to:
+        return "failed", f"{seat.name} is pinned"
+    if (stops := refusal(node, seat, now)) is not None:
         return "failed", stops.text  # patience does not help, and at home it may serve
-    if seat.state in (S.PARKED, S.BACKOFF, S.WAITING) and seat.backoff.move.active(now):
+    if seat.state is not S.ACTIVE and seat.backoff.move.active(now):
         return "failed", f"{seat.name} could not be activated there: {seat.reason}"
-    if seat.state in (S.ACTIVE, S.PARKED, S.BACKOFF, S.WAITING) and float(now.unix) > order.begun + MOVE_SECONDS:
+    if float(now.unix) > order.begun + MOVE_SECONDS:
         return "failed", f"not moved within {MOVE_SECONDS:.0f} s; at last: {stage(node, seat, now).text}"
     return "", ""
 
