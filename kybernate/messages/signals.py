@@ -84,7 +84,7 @@ class Presence(Message):
     subject_template: ClassVar[str] = "kyb.v1.hb.{component}.{instance}"
     cloud_event: ClassVar[bool] = False
 
-    component: Literal["router", "gpu-manager", "plugin"]
+    component: Literal["router", "gpu-manager"]
     instance: str
     """Stable name, e.g. ``router-0``."""
     incarnation: str

@@ -64,7 +64,7 @@ async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
                 chosen = await load_by_label(settings.config, settings.node, client)
             plugin = NodePlugin(settings, chosen, reading, gpus, bus, health, neighbours, hangup=hangup)
             health.conditions.pop("gpus")
-            await plugin.run(http.url)
+            await plugin.run()
 
         logs.get_logger().info("plugin.serving", url=http.url, config=str(settings.config))
         await lifecycle.run(plugin=run_plugin())
