@@ -90,7 +90,7 @@ class RunningRouter:
         self.sync = RosterSync(bus, self.dispatcher, self._presence)
         self.sync.on_loss = self._metrics.disconnects.inc
         intake = Intake(memory, settings.body_seconds, self._rejected)
-        paths = engine_paths(settings.api_families, settings.engine_paths)
+        paths = engine_paths(settings.engine_paths)
         self.requests = RequestLog(bus, settings.instance, access_log=settings.access_log)
         log = self.requests
         tenants = TenantLimits(self.guard.tenants, traffic, self._rejected, aliases_of(settings.aliases))
@@ -210,7 +210,7 @@ class RunningRouter:
 def check(settings: RouterSettings) -> None:
     """Read what a router reads when it starts. Raises ConfigError."""
     open_auth(settings)
-    engine_paths(settings.api_families, settings.engine_paths)
+    engine_paths(settings.engine_paths)
     aliases_of(settings.aliases)
     WebOrigins(settings.cors_origins)
     queries_of(settings)

@@ -27,8 +27,6 @@ class RouterConstants(Constants):
     longer than KYB_HOLD_SECONDS, which counts waiting only."""
     silence_seconds: float = 120.0
     """Longest pause within an engine's answer; then the answer is broken off."""
-    api_families: str = "openai,anthropic,rerank,tokenize,completion"
-    """APIs whose paths are forwarded to engines: see ``FAMILIES``."""
     permit_seconds: float = 2.0
     """Validity of a permit of GET /v1/hold; parking waits until it expires."""
     queue_seconds: float = 3.0
