@@ -5,7 +5,8 @@
 import asyncio
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, get_args
 
 from aiohttp import web
@@ -50,31 +51,20 @@ class History:
         if (kind := query.get("kind")) and kind not in KINDS:
             raise ApiError(400, "invalid_field", f"kind: {kind[:100]!r} is none of {', '.join(sorted(KINDS))}")
         wanted = {name: query[name] for name in ("kind", "model", "group", "op") if query.get(name)}
-        try:
-            async with asyncio.timeout(LONGEST_READ_SECONDS), self._turn:
-                events, found = await self._read(since, number(query, "until", time.time()), wanted, limit)
-        except TimeoutError:
-            text = f"too many events since then to be read in {LONGEST_READ_SECONDS:g} s; ask for less time or one kind"
-            raise ApiError(503, "history_too_long", text, 2) from None
-        except BusError as error:
-            raise ApiError(503, "events_unavailable", f"past events cannot be read: {error}", 2) from error
+        async with self._reading("events", "ask for less time or one kind"):
+            events, found = await self._read(since, number(query, "until", time.time()), wanted, limit)
         return web.json_response({"since": since, "events": events, "complete": found <= limit})
 
     async def request(self, request: web.Request) -> web.StreamResponse:
         """Return the record of a request that was held or failed, the steps to its end, and the events behind them."""
         name = request.match_info["request"]
-        try:
-            async with asyncio.timeout(LONGEST_READ_SECONDS), self._turn:
-                record = await self._bus.ended(name)
-                if record is None:
-                    text = "it waits still, was served at once, or ended more than a day ago; see kyb why MODEL"
-                    raise ApiError(404, "no_record", f"no record of request {name!r}: {text}")
-                since = record.arrived_at - BEFORE_SECONDS
-                events = [event async for event in self._bus.replay(since=since) if _of_story(event, record)]
-        except TimeoutError:
-            raise ApiError(503, "history_too_long", "too many events to be read in time", 2) from None
-        except BusError as error:
-            raise ApiError(503, "events_unavailable", f"past events cannot be read: {error}", 2) from error
+        async with self._reading("events", "try again"):
+            record = await self._bus.ended(name)
+            if record is None:
+                text = "it waits still, was served at once, or ended more than a day ago; see kyb why MODEL"
+                raise ApiError(404, "no_record", f"no record of request {name!r}: {text}")
+            since = record.arrived_at - BEFORE_SECONDS
+            events = [event async for event in self._bus.replay(since=since) if _of_story(event, record)]
         return web.json_response(story(record, events))
 
     async def missed(self, request: web.Request) -> web.StreamResponse:
@@ -84,25 +74,20 @@ class History:
         slos, worst = self._slo_seconds(), dict[str, RequestEnded]()
         counts: Counter[str] = Counter()
         stories: dict[str, list[Message]] = {}
-        try:
-            async with asyncio.timeout(LONGEST_READ_SECONDS), self._turn:
-                async for record in self._bus.replay(since=since, pattern=RequestEnded.pattern()):
-                    if isinstance(record, RequestEnded) and _missed(record, slos.get(record.model, 0.0)):
-                        counts[record.model] += 1
-                        before = worst.get(record.model)
-                        if before is None or record.held_seconds > before.held_seconds:
-                            worst[record.model] = record
-                if worst:
-                    begin = min(record.arrived_at for record in worst.values()) - BEFORE_SECONDS
-                    async for event in self._bus.replay(since=begin):
-                        for model, record in worst.items():
-                            if _of_story(event, record) and event.at >= record.arrived_at - BEFORE_SECONDS:
-                                stories.setdefault(model, []).append(event)
-                        await asyncio.sleep(0)
-        except TimeoutError:
-            raise ApiError(503, "history_too_long", "too many requests were recorded; ask for less time", 2) from None
-        except BusError as error:
-            raise ApiError(503, "events_unavailable", f"past requests cannot be read: {error}", 2) from error
+        async with self._reading("requests", "ask for less time"):
+            async for record in self._bus.replay(since=since, pattern=RequestEnded.pattern()):
+                if isinstance(record, RequestEnded) and _missed(record, slos.get(record.model, 0.0)):
+                    counts[record.model] += 1
+                    before = worst.get(record.model)
+                    if before is None or record.held_seconds > before.held_seconds:
+                        worst[record.model] = record
+            if worst:
+                begin = min(record.arrived_at for record in worst.values()) - BEFORE_SECONDS
+                async for event in self._bus.replay(since=begin):
+                    for model, record in worst.items():
+                        if _of_story(event, record) and event.at >= record.arrived_at - BEFORE_SECONDS:
+                            stories.setdefault(model, []).append(event)
+                    await asyncio.sleep(0)
         rows = [
             {"model": model, "missed": count, "slo_seconds": slos.get(model, 0.0)}
             | story(worst[model], stories.get(model, []))
@@ -116,18 +101,25 @@ class History:
         query = request.query
         since, limit, model = _since(query, 3600.0), _limit(query), query.get("model") or None
         kept: deque[RequestEnded] = deque(maxlen=limit + 1)
-        try:
-            async with asyncio.timeout(LONGEST_READ_SECONDS), self._turn:
-                async for record in self._bus.replay(since=since, pattern=RequestEnded.pattern()):
-                    if isinstance(record, RequestEnded) and model in (None, record.model):
-                        kept.append(record)
-        except TimeoutError:
-            raise ApiError(503, "history_too_long", "too many requests were recorded; ask for less time", 2) from None
-        except BusError as error:
-            raise ApiError(503, "events_unavailable", f"past requests cannot be read: {error}", 2) from error
+        async with self._reading("requests", "ask for less time"):
+            async for record in self._bus.replay(since=since, pattern=RequestEnded.pattern()):
+                if isinstance(record, RequestEnded) and model in (None, record.model):
+                    kept.append(record)
         newest = sorted(kept, key=lambda record: record.arrived_at + record.seconds, reverse=True)
         rows = [record.model_dump(mode="json", exclude_none=True) for record in newest[:limit]]
         return web.json_response({"since": since, "requests": rows, "complete": len(newest) <= limit})
+
+    @asynccontextmanager
+    async def _reading(self, what: str, remedy: str) -> AsyncIterator[None]:
+        """One reader at a time, for ``LONGEST_READ_SECONDS``. Raises ApiError 503."""
+        try:
+            async with asyncio.timeout(LONGEST_READ_SECONDS), self._turn:
+                yield
+        except TimeoutError:
+            text = f"too many {what} to be read in {LONGEST_READ_SECONDS:g} s; {remedy}"
+            raise ApiError(503, "history_too_long", text, 2) from None
+        except BusError as error:
+            raise ApiError(503, "events_unavailable", f"past {what} cannot be read: {error}", 2) from error
 
     async def _read(
         self, since: float, until: float, wanted: dict[str, str], limit: int
