@@ -3,11 +3,12 @@
 A name that no service knows is fatal, with the name in the text, so that a typo never becomes a default.
 """
 
+import contextlib
 import difflib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -27,6 +28,16 @@ OptionalFile = Annotated[Path | None, EMPTY_IS_NONE]
 
 class SettingsError(Exception):
     """The environment has a wrong or unknown setting; the text names it and the remedy."""
+
+
+@contextlib.contextmanager
+def refused(program: str, *kinds: type[Exception]) -> Iterator[None]:
+    """End a program with code 2 and the text of such an error: what it was given cannot be used."""
+    try:
+        yield
+    except kinds as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        raise SystemExit(2) from None
 
 
 class Constants(BaseModel):
@@ -121,14 +132,11 @@ class Settings(BaseModel):
         if sys.argv[1:]:
             sys.stderr.write(f"{program}: {sys.argv[1]!r}: takes no arguments, only KYB_* variables; see --help\n")
             raise SystemExit(2)
-        try:
+        with refused(program, SettingsError, CredentialsError):
             settings = cls.from_env()
             for credentials in settings.every_credentials():
                 credentials.read()
-            return settings
-        except (SettingsError, CredentialsError) as error:
-            sys.stderr.write(f"{program}: {error}\n")
-            raise SystemExit(2) from None
+        return settings
 
     @classmethod
     def describe(cls) -> str:

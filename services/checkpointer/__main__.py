@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from kybernate.extras import ExtraMissingError
 from kybernate.health import BusMetrics, Health
 from kybernate.lifecycle import alone_in_both
 from kybernate.self_tests import SelfTests
+from kybernate.settings import refused
 from kybernate.tracing import open_tracer
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts
@@ -88,7 +88,7 @@ def main() -> None:
     settings = CheckpointerSettings.from_env_or_exit("kyb-checkpointer")
     logs.configure("checkpointer", form=settings.log_format, level=settings.log_level, node=settings.node)
     timeouts = settings.timeouts
-    try:
+    with refused("kyb-checkpointer", ValueError, ExtraMissingError):
         command = helper_command(settings)
         allowed = comma_list(settings.park_allow)
         host = open_host(
@@ -98,9 +98,6 @@ def main() -> None:
             fake_kubelet=settings.fake_kubelet,
             seats_dir=settings.run_dir / "seats",
         )
-    except (ValueError, ExtraMissingError) as error:
-        sys.stderr.write(f"kyb-checkpointer: {error}\n")
-        raise SystemExit(2) from None
     with (
         alone_in_both(settings.run_dir, settings.state_dir, "checkpointer"),
         open_tracer("checkpointer", settings.instance, settings.node) as tracer,
