@@ -15,7 +15,7 @@ from aiohttp import web
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.health import BusMetrics, Health, HttpServer
-from kybernate.http_api import errors, own_pages
+from kybernate.http_api import errors
 from kybernate.messages import Presence
 from kybernate.web_origin import WebOrigins
 from services.router import openapi
@@ -102,9 +102,6 @@ class RunningRouter:
         self.outside = OutsideLoad(settings, bus, http, self.dispatcher, tenants.aliases, readings)
         self._document = json.dumps(openapi.document(path.decode() for path in paths)).encode()
         self.app = self._application(gateways, tenants)
-        self.operations = web.Application(middlewares=[errors, own_pages(WebOrigins(settings.cors_origins))])
-        """The application of the operations port."""
-        self.operations.add_routes(health.routes())
         tls = self.certificate.context if self.certificate is not None else None
         self.front = Front(self.app, self.calls, settings, self.connections, tls)
         self.ports = AsyncExitStack()
@@ -232,9 +229,7 @@ async def open_router(
             async with router.ports:
                 router.url = (await router.ports.enter_async_context(router.front)).url
                 if settings.health_port:
-                    address = settings.health_host, settings.health_port
-                    router.server = HttpServer(router.operations, *address)
-                    await router.ports.enter_async_context(router.server)
+                    router.server = await router.ports.enter_async_context(router.health.server(settings))
                 yield router
         finally:
             await router.dispatcher.close()
