@@ -41,6 +41,8 @@ class SimulatedCluster:
         self._bus, self._seats = bus, seats
         self.nodes = [f"node-{number:04}" for number in range(-(-seats // SEATS_PER_NODE))]
         self._epochs = itertools.count(seats + 1)
+        self._routers: dict[str, float] = {}
+        """Real routers: incarnation → ``Presence.sent`` of the last one."""
         self.changed = ""
         """Reason of the row that ``change`` wrote last; no row had it before."""
 
@@ -88,8 +90,22 @@ class SimulatedCluster:
             await _end([task])
 
     async def _present(self) -> None:
+        count = asyncio.create_task(self._count())
+        try:
+            await self._beat()
+        finally:
+            count.cancel()
+
+    async def _count(self) -> None:
+        """Count the real routers, as each manager does."""
+        async with self._bus.subscribe(Presence.pattern(component="router")) as messages:
+            async for message in messages:
+                if isinstance(message, Presence) and message.sent is not None:
+                    self._routers[message.incarnation] = message.sent
+
+    async def _beat(self) -> None:
         managers = [
-            Presence(cause="p", component="gpu-manager", instance=node, incarnation="i", node=node)
+            Presence(cause="p", component="gpu-manager", instance=node, incarnation="i", node=node, routers={})
             for node in self.nodes
         ]
         routers = [
@@ -100,6 +116,8 @@ class SimulatedCluster:
         while True:  # in slices of 0.1 s, each once in 2 s
             for part in range(SLICES):
                 for presence in every[part::SLICES]:
+                    if presence.routers is not None:
+                        presence = presence.model_copy(update={"routers": self._routers})
                     await self._bus.publish(presence)
                 await asyncio.sleep(2.0 / SLICES)
 

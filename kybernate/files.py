@@ -1,22 +1,17 @@
-"""Files that are replaced as a whole (readers see the old content or the new one, never a part), watching them, and
-logs that stay short."""
+"""Files that are replaced as a whole (readers see the old content or the new one, never a part), and watching
+them."""
 
 import asyncio
 import contextlib
 import errno
 import os
-import shutil
 import stat
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from kybernate.path_watch import PathWatch
 
-LOG_BYTES = 64 * 2**20
-"""A log that has grown beyond this becomes the older one, ``.log.1``."""
-LOG_SECONDS = 60.0
 NO_FILE = "it is a FIFO, a socket or a device, not a file"
 LOOK_SECONDS = 1.0
 WATCHED = 10
@@ -125,21 +120,6 @@ async def changes(path: Path, poke: asyncio.Event, *, seconds: float = LOOK_SECO
             if poked or (found and found != known):  # a file that is being replaced may not be there for a moment
                 known = found or known
                 yield
-
-
-async def bound_logs(folder: Path, pattern: str) -> NoReturn:
-    """Look at these logs each minute. Each is appended to, and goes on at its new end."""
-    while True:
-        await asyncio.sleep(LOG_SECONDS)
-        await asyncio.to_thread(_shorten_logs, folder, pattern)
-
-
-def _shorten_logs(folder: Path, pattern: str) -> None:
-    for log in folder.glob(pattern):
-        with contextlib.suppress(OSError):  # it has gone, or the disk is full
-            if log.stat().st_size > LOG_BYTES:
-                shutil.copyfile(log, log.with_suffix(".log.1"))
-                os.truncate(log, 0)
 
 
 def _fingerprint(path: Path) -> Fingerprint:

@@ -3,11 +3,12 @@
 A name that no service knows is fatal, with the name in the text, so that a typo never becomes a default.
 """
 
+import contextlib
 import difflib
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -21,63 +22,6 @@ from kybernate.files import NO_FILE
 PREFIX = "KYB_"
 EMPTY_IS_NONE = BeforeValidator(lambda value: None if value == "" else value)
 """For optional settings that a chart or a shell may set to an empty text."""
-_NODE_BUS = "remove it: manager and checkpointer talk over a socket in KYB_RUN_DIR, no longer over NATS"
-GONE = {
-    "KYB_NODE_NATS_URL": _NODE_BUS,
-    "KYB_NODE_NATS_NKEY_FILE": _NODE_BUS,
-    **dict.fromkeys(
-        ("KYB_DEVICE_PLUGIN_DIR", "KYB_POD_RESOURCES"),
-        "set KYB_KUBELET_DIR to the folder that has device-plugins and pod-resources",
-    ),
-    "KYB_NATS_NKEY_FILE": "write KYB_NATS_CREDS_FILE, which takes a seed, too",
-}
-"""Settings of former versions that cannot be left out silently, and what to do about them: fatal."""
-_FIXED = "its value is fixed now"
-_KEY = "a key is read from the file beside its certificate that ends in .key, or from the certificate's file"
-RETIRED = {
-    **dict.fromkeys(
-        [
-            "KYB_ADDRESS_CONNECTIONS",
-            "KYB_API_FAMILIES",
-            "KYB_BODY_SECONDS",
-            "KYB_CALLER_REQUESTS",
-            "KYB_CONNECTIONS",
-            "KYB_DRAIN_SECONDS",
-            "KYB_FIRST_BYTE_SECONDS",
-            "KYB_GATE_SECONDS",
-            "KYB_HEAD_SECONDS",
-            "KYB_IDLE_SECONDS",
-            "KYB_LOCK_SECONDS",
-            "KYB_PERMIT_SECONDS",
-            "KYB_POD_EVENTS",
-            "KYB_PROMETHEUS_SECONDS",
-            "KYB_QUEUE_SECONDS",
-            "KYB_REREAD_SECONDS",
-            "KYB_ROOM_MARGIN_BYTES",
-            "KYB_SIGNALS_PER_SECOND",
-            "KYB_SIGNAL_SOURCES",
-            "KYB_SILENCE_SECONDS",
-            "KYB_SLOW_READER_SECONDS",
-            "KYB_TRANSFER_BASE_SECONDS",
-            "KYB_TRANSFER_SECONDS_PER_GIB",
-            "KYB_VERIFY_SECONDS",
-            "KYB_VERIFY_TOLERANCE",
-        ],
-        _FIXED,
-    ),
-    "KYB_WORKERS": "a router is one process now: start further ones, each with its own port, behind a load balancer",
-    "KYB_CALLER_BYTES": "it is half of KYB_HELD_BYTES now",
-    "KYB_CUDA_BINDING": "libcuda is always called by ctypes",
-    "KYB_CONFIG_NAME": "label the node kyb.ai/config=NAME, or set KYB_CONFIG to that configuration's file",
-    "KYB_GPUS": "KYB_DRIVER says it: fake or cuda",
-    "KYB_PODS": "pods are read from KYB_KUBELET_URL if it is set, else from the API server",
-    "KYB_PROBE_PORT": f"{_FIXED}; a pod may have the annotation kyb.ai/probe-port",
-    "KYB_NATS_KEY_FILE": _KEY,
-    "KYB_TLS_KEY_FILE": _KEY,
-    "KYB_RESOURCE_PREFIXES": "the resources of KYB_CONFIG are seats, and those of kyb.ai/",
-    "KYB_RECORD_VIEWS": "make the file views.jsonl in KYB_STATE_DIR; the manager then records there",
-}
-"""Settings of the version before, and what holds instead: ignored with a warning, in the next version unknown."""
 LONGEST_RUN_DIR = 107 - len("/checkpointer.sock")
 """In bytes: what Linux takes as the path of a socket."""
 
@@ -93,6 +37,16 @@ OptionalFile = Annotated[Path | None, EMPTY_IS_NONE, AfterValidator(_readable)]
 
 class SettingsError(Exception):
     """The environment has a wrong or unknown setting; the text names it and the remedy."""
+
+
+@contextlib.contextmanager
+def refused(program: str, *kinds: type[Exception]) -> Iterator[None]:
+    """End a program with code 2 and the text of such an error: what it was given cannot be used."""
+    try:
+        yield
+    except kinds as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        raise SystemExit(2) from None
 
 
 class Constants(BaseModel):
@@ -162,13 +116,9 @@ class Settings(BaseModel):
         for variable, value in env.items():
             if not variable.startswith(PREFIX) or variable in cls.elsewhere:
                 continue
-            if variable in RETIRED:
-                sys.stderr.write(f"warning: {variable} is ignored: {RETIRED[variable]}; remove it\n")
-                continue
             if variable not in known:
                 close = difflib.get_close_matches(variable, known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
-                hint = GONE.get(variable, hint)
                 raise SettingsError(f"unknown setting {variable}={value!r}; {hint}")
             given[known[variable]] = value
         try:
@@ -191,14 +141,11 @@ class Settings(BaseModel):
         if sys.argv[1:]:
             sys.stderr.write(f"{program}: {sys.argv[1]!r}: takes no arguments, only KYB_* variables; see --help\n")
             raise SystemExit(2)
-        try:
+        with refused(program, SettingsError, CredentialsError):
             settings = cls.from_env()
             for credentials in settings.every_credentials():
                 credentials.read()
-            return settings
-        except (SettingsError, CredentialsError) as error:
-            sys.stderr.write(f"{program}: {error}\n")
-            raise SystemExit(2) from None
+        return settings
 
     @classmethod
     def describe(cls) -> str:

@@ -1,6 +1,5 @@
 """Sizes as people and Kubernetes write them (``40GiB``, ``40Gi``, ``512M``, ``1000``), durations (``20s``)."""
 
-import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -32,14 +31,6 @@ def parse_size(text: str) -> int:
     if text.strip().isdigit() and int(text):
         raise ValueError(f"{text!r} is a size without a unit; write {text.strip()}GiB if that is meant")
     return parse_bytes(text)
-
-
-def parse_gigabytes(text: object) -> float:
-    """GB of ``text``: ``1TiB``, or a number of GB. Raises ValueError as ``parse_bytes``."""
-    with contextlib.suppress(ValueError):
-        if 0 <= (number := float(str(text))) < math.inf:
-            return number
-    return parse_bytes(str(text)) / 10**9
 
 
 def parse_seconds(text: str) -> float:

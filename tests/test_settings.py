@@ -2,9 +2,7 @@ import sys
 
 import pytest
 
-from kybernate.settings import RETIRED, NodeSettings, Settings, SettingsError
-from scripts.options import SERVICES
-from services.router.settings import RouterSettings
+from kybernate.settings import NodeSettings, SettingsError
 
 
 def test_help_shows_each_setting_as_a_person_writes_it(
@@ -27,28 +25,6 @@ def test_an_argument_is_refused_because_settings_come_from_the_environment(
         NodeSettings.from_env_or_exit("kyb-x")
     assert ended.value.code == 2
     assert "kyb-x: '--port=1': takes no arguments, only KYB_* variables; see --help" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["KYB_NODE_NATS_URL", "KYB_NODE_NATS_NKEY_FILE"])
-def test_a_setting_of_a_former_version_says_what_to_do(name: str) -> None:
-    with pytest.raises(SettingsError, match=rf"unknown setting {name}.*remove it: .*KYB_RUN_DIR"):
-        NodeSettings.from_env({name: "x"})
-
-
-def test_a_retired_setting_is_ignored_with_a_warning_and_another_unknown_one_is_fatal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert "KYB_QUEUE_SECONDS" in RETIRED
-    settings = RouterSettings.from_env({"KYB_QUEUE_SECONDS": "9", "KYB_HOLD_SECONDS": "7"})
-    assert (settings.queue_seconds, settings.hold_seconds) == (3.0, 7.0)
-    assert capsys.readouterr().err == "warning: KYB_QUEUE_SECONDS is ignored: its value is fixed now; remove it\n"
-    with pytest.raises(SettingsError, match=r"unknown setting KYB_HOLD_SECOND='9'; did you mean KYB_HOLD_SECONDS\?"):
-        RouterSettings.from_env({"KYB_HOLD_SECOND": "9"})
-
-
-@pytest.mark.parametrize("service", SERVICES.values())
-def test_no_retired_setting_is_still_one(service: type[Settings]) -> None:
-    assert RETIRED.keys() & {f"KYB_{name.upper()}" for name in service.options()} == set()
 
 
 def test_a_folder_too_long_for_the_socket_in_it_is_refused() -> None:

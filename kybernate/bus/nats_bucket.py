@@ -5,9 +5,9 @@ Watches are not nats-py's: after ``kill -9`` and a restart of the server its wat
 each has its own ephemeral consumer, delivers the whole bucket and then the changes, and ends at the first error
 (connection lost, gap in the consumer's sequence, no heartbeat).
 
-The keys that the snapshot must have are read from the stream before the consumer is made, and not derived from the
-consumer's count of pending messages: a lagging replica, or a count of 0 at the wrong moment, would make a full bucket
-look empty.
+The keys that the snapshot must have (nats-server names up to 100,000) are read from the stream before the consumer is
+made, and not derived from the consumer's count of pending messages: a lagging replica, or a count of 0 at the wrong
+moment, would make a full bucket look empty.
 
 The server sends a bucket only as fast as its reader takes it (JetStream's flow control). Without it everything is sent
 at once, and the server closes a connection on which 64 MiB wait (``max_pending``), after which all is sent again.
@@ -27,9 +27,8 @@ from nats.js.kv import KeyValue
 
 from kybernate.backoff import Backoff
 from kybernate.bus.inbox import Inbox
-from kybernate.bus.nats_connection import JETSTREAM_SECONDS, NatsConnection
+from kybernate.bus.nats_connection import NatsConnection
 from kybernate.bus.port import BusError, Entry, NoAnswerError
-from kybernate.bus.stream_subjects import stream_subjects
 from kybernate.logs import OnceLogger, get_logger
 
 HEARTBEAT_SECONDS = 2.0
@@ -238,12 +237,12 @@ class NatsBucket:
         link.when_lost.add(run.stop)
         try:
             async with self._bus.jetstream(f"bucket {self._name}: read") as js:
-                subjects = await stream_subjects(link.client, self._stream, self._filter(prefix), JETSTREAM_SECONDS)
+                stream = await js.stream_info(self._stream, subjects_filter=self._filter(prefix))
                 subscription = await link.client.subscribe(deliver, cb=run.receive)
                 info = await js.add_consumer(self._stream, self._consumer(prefix, deliver))
                 consumer = info.name
                 pending = (info.num_pending or 0) + (info.delivered.consumer_seq if info.delivered else 0)
-                run.expect(subjects, pending)
+                run.expect(set(stream.state.subjects or ()), pending)
             if link.lost.is_set():
                 run.stop()
             yield run

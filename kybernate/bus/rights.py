@@ -102,7 +102,6 @@ ANSWERED: tuple[type[Message], ...] = (ActivateSeat, Command)
 PRESENT: Mapping[Role, str] = {
     Role.ROUTER: "router",
     Role.MANAGER: "gpu-manager",
-    Role.PLUGIN: "plugin",
 }
 """Component whose presence a role publishes."""
 PRESENCE_SUBSCRIBERS: Mapping[Role, tuple[str, ...]] = {

@@ -60,29 +60,7 @@ UrlOption = Annotated[
 ]
 
 
-GONE = {
-    "--json": "write -o json >FILE",
-    "--bound-seconds": "it is 300 s",
-    "--every": "--keep FOLDER repeats it every 10 s",
-    "--beat": "it is FOLDER/beat of --keep FOLDER",
-    "--ready": "it is FOLDER/ready of --keep FOLDER",
-    "--nats-url": "set KYB_NATS_URL",
-    "--namespace": "set KYB_NAMESPACE",
-    "--once": "kyb top | cat prints it once",
-    "--quiet": "write 2>/dev/null",
-    "--timeout": "write timeout SECONDS kyb ...; the operation goes on",
-}
-"""Options of the version before, and what to write; in the next version unknown."""
-
-
 class _Command(TyperCommand):
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        known = {name for one in self.get_params(ctx) for name in one.opts}
-        for name in (word.partition("=")[0] for word in args):
-            if name in GONE and name not in known:
-                raise CliError(f"{ctx.command_path}: there is no {name} any more: {GONE[name]}", 2)
-        return super().parse_args(ctx, args)
-
     def get_params(self, ctx: Any) -> list[Any]:
         return _with_common(super().get_params(ctx), ctx)
 

@@ -120,9 +120,6 @@ def _read(entry: _Entry, name: str, note: str) -> NodeConfig:
     document, data, at = entry.document, entry.data, entry.at
     if not isinstance(data, dict):
         raise document.source.error(at, None, "is not a mapping", "begin with profiles: and gpuTopology:")
-    if "shadow" in data:
-        what = "unknown key; the shadow policy was removed"
-        raise document.source.error((*at, "shadow"), None, what, "record the views and replay them (docs/config.md)")
     errors = []
     policy, config = PolicyConfig(), None
     try:

@@ -19,12 +19,12 @@ from typing import Any, NoReturn
 from kybernate.bus.port import BusError
 from kybernate.cli.output import CliError, answer
 from kybernate.config import ConfigError
+from kybernate.dev.logs import bound_logs
 from kybernate.dev.stack import NotReadyError, Stack, StackError, StackOptions
 from kybernate.dev.stack.layout import HOST, USUAL_PORT
 from kybernate.dev.stack.options import ChangingError, content
 from kybernate.dev.stack.process import LineSink
 from kybernate.dev.stack.stack_file import StackFileError
-from kybernate.files import bound_logs
 from kybernate.local_stack import keep_refusal
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)

@@ -98,7 +98,7 @@ class Presence(Message):
     subject_template: ClassVar[str] = "kyb.v1.hb.{component}.{instance}"
     cloud_event: ClassVar[bool] = False
 
-    component: Literal["router", "gpu-manager", "plugin"]
+    component: Literal["router", "gpu-manager"]
     instance: str
     """Stable name, e.g. ``router-0``."""
     incarnation: str
@@ -118,7 +118,7 @@ class Presence(Message):
     """Of a router: its CLOCK_MONOTONIC when it sent this. None: a router that a manager's list does not concern."""
     routers: dict[str, float] | None = None
     """Of a manager: the routers for whose acknowledgement its drains wait, incarnation → ``sent`` of the last presence
-    that it has received. None: a manager of version f4bbe586 or before, which lists none."""
+    that it has received."""
 
     @property
     def subject(self) -> str:

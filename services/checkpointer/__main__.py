@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,9 @@ from kybernate.extras import ExtraMissingError
 from kybernate.health import BusMetrics, Health
 from kybernate.lifecycle import alone_in_both
 from kybernate.self_tests import SelfTests
+from kybernate.settings import refused
 from kybernate.tracing import open_tracer
 from services.checkpointer.backends import open_backends
-from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import Host, open_host
 from services.checkpointer.core.refusals import comma_list
 from services.checkpointer.engine_http import AnswerCheck, open_engines
@@ -28,11 +27,12 @@ if TYPE_CHECKING:
     from kybernate.otel import Tracer
 
 PROBE_SECONDS = 5.0
+ROOM_MARGIN_BYTES = 512 * 2**20
+"""Free VRAM required beyond a seat's footprint before a restore beside others; not applied to fake GPUs."""
 
 
 async def serve(
     settings: CheckpointerSettings,
-    timeouts: Timeouts,
     command: Sequence[str],
     host: Host,
     tracer: "Tracer | None" = None,
@@ -46,12 +46,12 @@ async def serve(
         stack.callback(journal.close)
         pool = await stack.enter_async_context(HelperPool(command, settings.helpers_dir))
         bus = await stack.enter_async_context(listening(settings.node_socket))
-        margin_bytes = settings.room_margin_bytes if settings.fake_driver is None else 0
+        margin_bytes = ROOM_MARGIN_BYTES if settings.fake_driver is None else 0
         http = await stack.enter_async_context(open_engines(settings.engine_keys_dir))
         proven = SelfTests(settings.state_dir)
         fake = settings.fakes
-        backends = open_backends(pool, timeouts, host, margin_bytes, fake=fake, http=http, self_tests=proven)
-        check = AnswerCheck(http, settings.verify_seconds, settings.verify_tolerance, settings.speed)
+        backends = open_backends(pool, settings.timeouts, host, margin_bytes, fake=fake, http=http, self_tests=proven)
+        check = AnswerCheck(http, speed=settings.speed)
         worker = CheckpointWorker(settings.node, bus, journal, pool, backends, check, tracer)
         driver_problem: list[str] = ["not probed yet"]
         health = Health()
@@ -87,25 +87,21 @@ def main() -> None:
     """Settings, lock, serve."""
     settings = CheckpointerSettings.from_env_or_exit("kyb-checkpointer")
     logs.configure("checkpointer", form=settings.log_format, level=settings.log_level, node=settings.node)
-    timeouts = settings.timeouts
-    try:
+    with refused("kyb-checkpointer", ValueError, ExtraMissingError):
         command = helper_command(settings)
         allowed = comma_list(settings.park_allow)
         host = open_host(
             settings.fake_driver,
-            timeouts.settle(),
+            settings.timeouts.settle(),
             allowed,
             fake_kubelet=settings.fake_kubelet,
             seats_dir=settings.run_dir / "seats",
         )
-    except (ValueError, ExtraMissingError) as error:
-        sys.stderr.write(f"kyb-checkpointer: {error}\n")
-        raise SystemExit(2) from None
     with (
         alone_in_both(settings.run_dir, settings.state_dir, "checkpointer"),
         open_tracer("checkpointer", settings.instance, settings.node) as tracer,
     ):
-        lifecycle.main(lambda: serve(settings, timeouts, command, host, tracer))
+        lifecycle.main(lambda: serve(settings, command, host, tracer))
 
 
 if __name__ == "__main__":

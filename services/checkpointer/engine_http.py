@@ -47,6 +47,8 @@ UNANSWERED_SECONDS = 120.0
 """Model seconds from the first test request on in which a seat is not parked while it has answered none."""
 UNHEARD_SECONDS = 600.0
 """Wall seconds for which an engine that answered nothing is not asked again before a park."""
+TOLERANCE = 0.1
+"""Of a log probability; of an embedding the share of its length."""
 MOST_BYTES = 8 * 2**20
 """Of an answer: an engine is not trusted with this process's memory."""
 FLOOR_WALL_SECONDS = 10.0
@@ -141,8 +143,6 @@ class AnswerCheck:
     engines: EngineHttp
     seconds: float = deadlines.VERIFY_SECONDS
     """Model seconds for health and all answers of a seat, where nothing is learned."""
-    tolerance: float = 0.1
-    """Of a log probability; of an embedding the share of its length."""
     speed: float = 1.0
     _known: dict[str, _Known] = field(default_factory=dict)
     """By seat."""
@@ -229,7 +229,7 @@ class AnswerCheck:
         """How an answer differs from the one before the first park; empty if none does. Raises like ``_ask``."""
         for before in seat.answers:
             now = await self._ask(seat, before.model, before.kind, deadline)
-            if changed := difference(before, now, self.tolerance):
+            if changed := difference(before, now, TOLERANCE):
                 return changed
         return ""
 

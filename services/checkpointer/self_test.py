@@ -75,7 +75,7 @@ async def self_test(settings: CheckpointerSettings, url: str, pid: int, cycles: 
         http = await stack.enter_async_context(open_engines(settings.engine_keys_dir))
         backend = open_backends(pool, timeouts, host, http=http, self_tests=_Trial())[VLLM_CUDA]
         assert isinstance(backend, VllmCuda)
-        check = AnswerCheck(http, settings.verify_seconds, settings.verify_tolerance, settings.speed)
+        check = AnswerCheck(http, speed=settings.speed)
         try:
             seat, driver, engine = await _found(backend, url, pid, settings.helpers_dir)
         except (NoProcessError, NoMemberError, DriverUnreadableError, EngineSilentError, StepFailedError) as error:

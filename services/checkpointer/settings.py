@@ -5,32 +5,13 @@ from pathlib import Path
 
 from pydantic import field_validator
 
-from kybernate import deadlines
 from kybernate.extras import dev_part_path
-from kybernate.settings import Constants, NodeSettings, OptionalFile
+from kybernate.settings import NodeSettings, OptionalFile
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.core.refusals import Allowance, comma_list
 
 
-class CheckpointerConstants(Constants):
-    """Values of the checkpointer that no environment sets."""
-
-    lock_seconds: float = 10.0
-    """Model seconds that submitted GPU work may take to finish before a park is rolled back."""
-    transfer_base_seconds: float = deadlines.BASE_SECONDS
-    """Fixed part of the deadline of a checkpoint or restore, in model seconds."""
-    transfer_seconds_per_gib: float = deadlines.SECONDS_PER_GIB
-    """Part of that deadline per GiB of VRAM, in model seconds. What the manager has learned makes it shorter."""
-    room_margin_bytes: int = 512 * 2**20
-    """Free VRAM required beyond a seat's footprint before a restore beside others; not applied to fake GPUs."""
-    verify_seconds: float = deadlines.VERIFY_SECONDS
-    """Model seconds in which an engine must be healthy and answer as before its first park, once it is activated or a
-    park of it is undone; else it is killed and starts cold. Each pod may switch it off: kyb.ai/verify: "off"."""
-    verify_tolerance: float = 0.1
-    """By how much log probabilities may differ then, and embeddings, as a share of their length."""
-
-
-class CheckpointerSettings(CheckpointerConstants, NodeSettings):
+class CheckpointerSettings(NodeSettings):
     """Settings of the checkpointer of one node."""
 
     park_allow: str = ""
@@ -46,12 +27,7 @@ class CheckpointerSettings(CheckpointerConstants, NodeSettings):
     @property
     def timeouts(self) -> Timeouts:
         """Deadlines of driver calls."""
-        return Timeouts(
-            lock_seconds=self.lock_seconds,
-            base_seconds=self.transfer_base_seconds,
-            seconds_per_gib=self.transfer_seconds_per_gib,
-            speed=self.speed,
-        )
+        return Timeouts(speed=self.speed)
 
     @field_validator("park_allow")
     @classmethod

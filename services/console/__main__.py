@@ -1,11 +1,10 @@
 """``python -m services.console``: settings, open, run."""
 
-import sys
-
 from kybernate import lifecycle
 from kybernate.bus import open_bus
 from kybernate.config_errors import ConfigError
 from kybernate.logs import configure, get_logger
+from kybernate.settings import refused
 from services.console.service import open_auth, open_console
 from services.console.settings import ConsoleSettings
 
@@ -26,11 +25,8 @@ def main() -> None:
     """Run the console until SIGTERM or SIGINT."""
     settings = ConsoleSettings.from_env_or_exit("kyb-console")
     configure("console", form=settings.log_format, level=settings.log_level, instance=settings.instance)
-    try:
+    with refused("kyb-console", ConfigError):
         open_auth(settings)
-    except ConfigError as error:
-        sys.stderr.write(f"kyb-console: {error}\n")
-        raise SystemExit(2) from None
     lifecycle.main(lambda: serve(settings), ConfigError)
 
 

@@ -92,7 +92,6 @@ class Reader:
         kinds = TrafficSignal, NodeTrafficSignal, RequestEnded
         routers = Presence.pattern(component="router")
         async with self._bus.subscribe(*(kind.pattern() for kind in kinds), routers) as messages:
-            self.cluster.levels_since = time.time()
             async for message in messages:
                 if isinstance(message, TrafficSignal):
                     self.cluster.loads.add(message, time.monotonic())

@@ -12,12 +12,6 @@ SCHEMAS: dict[str, Json] = {
         seats={"type": "array", "items": OBJECT},
         models={"type": "array", "items": OBJECT},
         nodes={"type": "array", "items": OBJECT},
-        levels_since={
-            "type": ["number", "null"],
-            "description": "Unix seconds: since when this router receives the levels of all sources; null: it does "
-            "not, and `waiting` and `in_flight` count its own requests and the signals sent to it. Routers report "
-            "their levels every 2 s; what gateways and Prometheus reported to other routers before may be missing.",
-        },
         next={"type": "string", "description": "The `after` of the next page, if there is one."},
     ),
     "Why": fields(["nodes"], nodes={"type": "array", "items": OBJECT}),

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
@@ -29,6 +28,7 @@ from kybernate.node.known_gpus import KnownGpus
 from kybernate.policy import UNUSABLE
 from kybernate.presence import NodePresence
 from kybernate.roster import BUCKET
+from kybernate.settings import refused
 from kybernate.topology import Group, Topology, plan
 from kybernate.tracing import open_tracer
 from services.gpu_manager.core.board import Board
@@ -239,12 +239,8 @@ def main() -> None:
     """Settings, configuration, lock, serve."""
     settings = ManagerSettings.from_env_or_exit("kyb-gpu-manager")
     logs.configure("gpu-manager", form=settings.log_format, level=settings.log_level, node=settings.node)
-    try:
-        by_label = label_decides(settings.config)
-        config = None if by_label else load(settings.config)
-    except ConfigError as error:
-        sys.stderr.write(f"kyb-gpu-manager: {error}\n")
-        raise SystemExit(2) from None
+    with refused("kyb-gpu-manager", ConfigError):
+        config = None if label_decides(settings.config) else load(settings.config)
 
     async def run() -> None:
         sources, task = GroupSources(config), asyncio.current_task()

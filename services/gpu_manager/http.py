@@ -9,7 +9,7 @@ from aiohttp import web
 from kybernate.node.host_memory import HostMemory
 from kybernate.seat import LEDGER_FORMAT, SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import obstacles, view, ways
+from services.gpu_manager.core import obstacles, view
 from services.gpu_manager.core.inputs import Now, RouterAskedOverHttp
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.phases import going_on
@@ -88,7 +88,6 @@ def _error(text: str, status: int) -> web.Response:
 def why_answer(node: NodeState, policy: GuardedPolicy, now: Now) -> dict[str, Any]:
     """``GET /v1/why``, shown by ``kyb why``: the policy, the reason of its last decision about each group, and the
     numbers that it sees there."""
-    recorder = policy.recorder
     return {
         "node": node.name,
         "ledger_format": LEDGER_FORMAT,
@@ -107,29 +106,18 @@ def why_answer(node: NodeState, policy: GuardedPolicy, now: Now) -> dict[str, An
             if not order.outcome or order.op in {drain.op for drain in node.drains.values()}
         ],
         "problems": [text for seat in node.seats.values() for text in seat.terms.problems],
-        "recording": None if recorder is None else {"written": recorder.written, "left_out": recorder.left_out},
     }
 
 
 def _why_group(node: NodeState, group: Group, now: Now) -> dict[str, Any]:
-    switch = node.switches.get(group.name)
     return {
         "group": group.name,
         "why": node.groups[group.name].why,
         "drained": operations.drained(node, group),
         "phases": going_on(node, group, now),
         "peers": [peer.name for peer in node.groups[group.name].peers],
-        "switch": None
-        if switch is None
-        else {"out": switch.victim, "in": switch.incoming, "phase": str(switch.phase), "op": switch.op},
         "seats": [_why_seat(node, seat, now) for seat in node.seats_on(group) if seat.pod is not None],
     }
-
-
-def _move(node: NodeState, seat: ManagedSeat) -> dict[str, Any] | None:
-    """The cheapest way of a seat to another group; None: it has none, or no group to go to."""
-    way = ways.way(node, seat) if node.groups[seat.group.name].peers else None
-    return None if way is None else {"way": way.name, "seconds": round(way.seconds(node, seat), 3)}
 
 
 def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
@@ -156,7 +144,6 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "activate_seconds": round(seen.activate_seconds, 3),
         "backend": seat.backend,
         "way": seat.durable.way,
-        "move": _move(node, seat),
         "demoted": seat.durable.demoted,
         "unverified": seat.durable.unverified,
         "spilled": seat.durable.spilled,

@@ -18,6 +18,7 @@ from kybernate.health import BusMetrics, Health
 from kybernate.lifecycle import PREDECESSOR_SECONDS, alone
 from kybernate.node.config import label_decides, load_by_label
 from kybernate.roster import INVENTORY_BUCKET
+from kybernate.settings import refused
 from services.plugin.coexistence import Neighbours
 from services.plugin.gpu_watch import first_reading
 from services.plugin.registration import remove_stale
@@ -64,7 +65,7 @@ async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
                 chosen = await load_by_label(settings.config, settings.node, client)
             plugin = NodePlugin(settings, chosen, reading, gpus, bus, health, neighbours, hangup=hangup)
             health.conditions.pop("gpus")
-            await plugin.run(http.url)
+            await plugin.run()
 
         logs.get_logger().info("plugin.serving", url=http.url, config=str(settings.config))
         await lifecycle.run(plugin=run_plugin())
@@ -86,13 +87,9 @@ def main() -> None:
     """Read settings and configuration, take the node lock, serve."""
     settings = PluginSettings.from_env_or_exit("kyb-plugin")
     logs.configure("plugin", form=settings.log_format, level=settings.log_level, node=settings.node)
-    try:
-        by_label = label_decides(settings.config)
-        config = None if by_label else load(settings.config)
+    with refused("kyb-plugin", ConfigError, GpuError):
+        config = None if label_decides(settings.config) else load(settings.config)
         open_gpus(settings.fakes, settings.fake_driver)
-    except (ConfigError, GpuError) as error:
-        sys.stderr.write(f"kyb-plugin: {error}\n")
-        sys.exit(2)
     with alone(settings.run_dir, "plugin"):
         _exit_unless_alone(settings)
         lifecycle.main(lambda: serve(settings, config), ConfigError, GpuError)

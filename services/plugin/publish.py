@@ -1,12 +1,10 @@
-"""What the plugin publishes: events through an outbox, rows of GPUs in ``kyb_inventory``, presence, metrics.
+"""What the plugin publishes: events through an outbox, rows of GPUs in ``kyb_inventory``, metrics.
 
 Kubelet never waits for the bus: both only mark what to send, and a task sends it.
 """
 
 import asyncio
-import contextlib
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -20,8 +18,6 @@ from kybernate.bus.port import Bus, BusError
 from kybernate.envelope import Message, slug
 from kybernate.logs import get_logger
 from kybernate.machine import Gpu, GpuSensors
-from kybernate.messages import Presence
-from kybernate.presence import PRESENCE_SECONDS
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from kybernate.topology import IncompleteGroup
 from services.plugin.servicer import NodeSeats
@@ -153,18 +149,6 @@ class InventoryWriter:
                 reason=groups[0].why,
                 since=self._since.setdefault(uuid, now),
             )
-
-
-async def be_present(bus: Bus, instance: str, node: str, url: str) -> NoReturn:
-    """Publish the presence of this process every ``PRESENCE_SECONDS`` until cancelled."""
-    run = uuid.uuid4().hex
-    while True:
-        presence = Presence(
-            cause="presence", component="plugin", instance=instance, incarnation=run, node=node, url=url
-        )
-        with contextlib.suppress(BusError):
-            await bus.publish(presence)
-        await asyncio.sleep(PRESENCE_SECONDS)
 
 
 _GATE = (0.1, 0.5, 1, 2.5, 5, 10, 15, 20, 25, 30)

@@ -32,7 +32,7 @@ from services.plugin.core.placement import OpenWishes
 from services.plugin.gate import StartGate
 from services.plugin.gate_sockets import GateSockets
 from services.plugin.gpu_watch import GpuReading, GpuWatch
-from services.plugin.publish import InventoryWriter, Outbox, PluginMetrics, be_present
+from services.plugin.publish import InventoryWriter, Outbox, PluginMetrics
 from services.plugin.registration import Registration, Registrations
 from services.plugin.servicer import NodeSeats
 from services.plugin.settings import PluginSettings
@@ -83,7 +83,7 @@ class NodePlugin:
         self.registrations = Registrations(self._registration, self.health)
         self._pod_resources = PodResources(self.settings.pod_resources)
 
-    async def run(self, url: str) -> None:
+    async def run(self) -> None:
         """Make the offer, register, and keep both current until cancelled. Raises ConfigError at the start only."""
         await self.open()
         try:
@@ -105,7 +105,6 @@ class NodePlugin:
                 )
                 for job in jobs:
                     group.create_task(job(), name=getattr(job, "__name__", "job"))  # type: ignore[arg-type]
-                await be_present(self.bus, self.settings.instance, self.settings.node, url)
         finally:
             await self.close()
 

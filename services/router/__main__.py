@@ -1,12 +1,11 @@
 """``python -m services.router``: settings, open, run."""
 
-import sys
-
 from kybernate import lifecycle
 from kybernate.bus import open_bus
 from kybernate.config_errors import ConfigError
 from kybernate.logs import configure, get_logger
 from kybernate.roster import BUCKET
+from kybernate.settings import refused
 from kybernate.tracing import open_tracer
 from services.router.garbage import exempt_all
 from services.router.service import check, open_router
@@ -37,11 +36,8 @@ def main() -> None:
     """Run a router until SIGTERM or SIGINT."""
     settings = RouterSettings.from_env_or_exit("kyb-router")
     configure("router", form=settings.log_format, level=settings.log_level, instance=settings.instance)
-    try:
+    with refused("kyb-router", ConfigError):
         check(settings)
-    except ConfigError as error:
-        sys.stderr.write(f"kyb-router: {error}\n")
-        raise SystemExit(2) from None
     lifecycle.main(lambda: serve(settings), ConfigError)
 
 

@@ -20,37 +20,37 @@ def no_content(headers: Mapping[str, str], *, close: bool) -> bytes:
 
 # --- engine paths ----------------------------------------------------------------------------------------------------
 
-FAMILIES: Mapping[str, tuple[str, ...]] = {
-    "openai": (
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/embeddings",
-        "/v1/responses",
-        "/v1/responses/input_tokens",
-        "/v1/moderations",
-        "/v1/audio/speech",
-        "/v1/audio/transcriptions",
-        "/v1/audio/translations",
-        "/v1/images/generations",
-    ),
-    "anthropic": ("/v1/messages", "/v1/messages/count_tokens"),
-    "rerank": (
-        *(f"{version}/{name}" for version in ("/v1", "") for name in ("rerank", "score", "classify", "pooling")),
-        "/v2/rerank",
-    ),
-    "tokenize": ("/v1/tokenize", "/v1/detokenize", "/tokenize", "/detokenize"),
-    "completion": ("/infill", "/generate"),
-}
-"""Paths of inference calls by API. Engines have further ones that load adapters, sleep or run code."""
+PATHS = (
+    # OpenAI
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/moderations",
+    "/v1/audio/speech",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/images/generations",
+    # Anthropic
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    # of engines
+    *(f"{version}/{name}" for version in ("/v1", "") for name in ("rerank", "score", "classify", "pooling")),
+    "/v2/rerank",
+    "/v1/tokenize",
+    "/v1/detokenize",
+    "/tokenize",
+    "/detokenize",
+    "/infill",
+    "/generate",
+)
+"""Paths of inference calls. Engines have further ones that load adapters, sleep or run code."""
 
 
-def engine_paths(families: str, more: str) -> frozenset[bytes]:
+def engine_paths(more: str) -> frozenset[bytes]:
     """Return the paths that are forwarded. Raises ConfigError."""
-    found: set[str] = set()
-    for family in filter(None, (name.strip() for name in families.split(","))):
-        if family not in FAMILIES:
-            raise ConfigError(f"api_families={families!r}: {family!r} is none of {', '.join(FAMILIES)}")
-        found.update(FAMILIES[family])
+    found = {*PATHS}
     for path in filter(None, (path.strip() for path in more.split(","))):
         if re.fullmatch(r"(/[\w.~-]*[\w~-])+", path, re.ASCII) is None:
             raise ConfigError(f"KYB_ENGINE_PATHS={more!r}: {path!r} is not a plain path, such as /v1/reconstruct")

@@ -73,9 +73,6 @@ def _inference(path: str) -> Json:
 
 
 _AUTH: Json = {"enum": ["0", "1"], "description": "1: any error is a 403, for nginx's auth_request."}
-_SINCE = NUMBER | {"description": "Unix seconds."}
-_READS = (503,)
-_COMMANDS = (409, 503)
 
 
 def _paths(forwarded: Iterable[str]) -> dict[str, Json]:

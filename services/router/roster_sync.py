@@ -23,7 +23,7 @@ from kybernate.messages import (
 )
 from kybernate.presence import PRESENCE_SECONDS
 from kybernate.roster import BUCKET, SeatRecord
-from services.router.core.step import BusLost, PresenceSent, RosterRead, SeatMissing
+from services.router.core.step import BusLost, RosterRead, SeatMissing
 from services.router.dispatch import Dispatcher
 
 RETRY_SECONDS = 0.5
@@ -83,9 +83,7 @@ class RosterSync:
         raise BusError("the bus was closed")
 
     async def _publish_presence(self) -> None:
-        at = time.monotonic()
-        await self._bus.publish(self._presence().model_copy(update={"sent": at}))
-        self._dispatcher.feed(PresenceSent(at))
+        await self._bus.publish(self._presence().model_copy(update={"sent": time.monotonic()}))
 
     async def _read_node(self, node: str) -> None:
         """Read the rows of one node. Raises BusError: the leader of the roster's stream did not answer."""

@@ -15,7 +15,7 @@ from aiohttp import web
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.health import BusMetrics, Health, HttpServer
-from kybernate.http_api import errors, own_pages
+from kybernate.http_api import errors
 from kybernate.messages import Presence
 from kybernate.web_origin import WebOrigins
 from services.router import openapi
@@ -89,7 +89,7 @@ class RunningRouter:
         self.sync = RosterSync(bus, self.dispatcher, self._presence)
         self.sync.on_loss = self._metrics.disconnects.inc
         intake = Intake(memory, settings.body_seconds, self._rejected)
-        paths = engine_paths(settings.api_families, settings.engine_paths)
+        paths = engine_paths(settings.engine_paths)
         self.requests = RequestLog(bus, settings.instance, access_log=settings.access_log)
         log = self.requests
         tenants = TenantLimits(self.guard.tenants, traffic, self._rejected, aliases_of(settings.aliases))
@@ -101,9 +101,6 @@ class RunningRouter:
         self.outside = OutsideLoad(settings, bus, http, self.dispatcher, tenants.aliases, readings)
         self._document = json.dumps(openapi.document(path.decode() for path in paths)).encode()
         self.app = self._application(gateways, tenants)
-        self.operations = web.Application(middlewares=[errors, own_pages(WebOrigins(settings.cors_origins))])
-        """The application of the operations port."""
-        self.operations.add_routes(health.routes())
         tls = self.certificate.context if self.certificate is not None else None
         self.front = Front(self.app, self.calls, settings, self.connections, tls)
         self.ports = AsyncExitStack()
@@ -210,7 +207,7 @@ class RunningRouter:
 def check(settings: RouterSettings) -> None:
     """Read what a router reads when it starts. Raises ConfigError."""
     open_auth(settings)
-    engine_paths(settings.api_families, settings.engine_paths)
+    engine_paths(settings.engine_paths)
     aliases_of(settings.aliases)
     WebOrigins(settings.cors_origins)
     queries_of(settings)
@@ -232,9 +229,7 @@ async def open_router(
             async with router.ports:
                 router.url = (await router.ports.enter_async_context(router.front)).url
                 if settings.health_port:
-                    address = settings.health_host, settings.health_port
-                    router.server = HttpServer(router.operations, *address)
-                    await router.ports.enter_async_context(router.server)
+                    router.server = await router.ports.enter_async_context(router.health.server(settings))
                 yield router
         finally:
             await router.dispatcher.close()

@@ -27,8 +27,6 @@ class RouterConstants(Constants):
     longer than KYB_HOLD_SECONDS, which counts waiting only."""
     silence_seconds: float = 120.0
     """Longest pause within an engine's answer; then the answer is broken off."""
-    api_families: str = "openai,anthropic,rerank,tokenize,completion"
-    """APIs whose paths are forwarded to engines: see ``FAMILIES``."""
     permit_seconds: float = 2.0
     """Validity of a permit of GET /v1/hold; parking waits until it expires."""
     queue_seconds: float = 3.0
@@ -50,8 +48,7 @@ class RouterSettings(RouterConstants, Settings):
     port: int = Field(8780, ge=0, le=65535)
     """Port of the OpenAI API; 0 takes a free one."""
     health_port: int = Field(0, ge=0, le=65535)
-    """Operations port: /metrics, /healthz, /readyz and the page below /ui at KYB_HEALTH_HOST; 0: no page, and the
-    others are on the port of the API."""
+    """Operations port: /metrics, /healthz and /readyz at KYB_HEALTH_HOST; 0: they are on the port of the API."""
     api_keys_file: OptionalFile = None
     """API keys and their scopes (YAML, kyb router keys); none: every caller may use every route."""
     tls_cert_file: OptionalFile = None

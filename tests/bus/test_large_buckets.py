@@ -1,25 +1,22 @@
 """Buckets larger than what one message of JetStream, a server's buffer or a reader's queue holds."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import nats.js.errors
 import pytest
 from nats.aio.msg import Msg
 
-from kybernate.bus import nats_bucket, stream_subjects
+from kybernate.bus import nats_bucket
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.nats_bucket import Run
 from kybernate.bus.port import NotSetUpError
 from kybernate.bus.setup import init
-from kybernate.bus.stream_subjects import stream_subjects as read_subjects
 from kybernate.dev.nats_server import NatsServer
 from tests.bus.worlds import within
 
 ROOT, STREAM = "$KV.kyb_seats.", "KV_kyb_seats"
-MORE_THAN_A_PAGE = 100_100
+MORE_THAN_AN_ANSWER = 100_100
 """nats-server names 100,000 subjects in an answer."""
 
 
@@ -83,59 +80,25 @@ async def test_a_reader_that_takes_one_entry_at_a_time_gets_all(bus: NatsBus, mo
         assert sorted(await snapshot(entries)) == sorted(keys)
 
 
-async def test_subjects_of_a_stream_are_read_over_pages(bus: NatsBus) -> None:
-    keys = [f"n{number % 7}.s{number}" for number in range(MORE_THAN_A_PAGE)]
-    await write(bus, keys, b"")
+async def test_a_bucket_with_more_keys_than_an_answer_names_is_read_whole(bus: NatsBus) -> None:
+    keys = [f"n{number % 7}.s{number}" for number in range(MORE_THAN_AN_ANSWER)]
+    await write(bus, keys, b"1")
+    bucket = await bus.bucket("kyb_seats")
 
-    assert await read_subjects(bus.link.client, STREAM, f"{ROOT}>", 30.0) == {ROOT + key for key in keys}
-    assert await read_subjects(bus.link.client, STREAM, f"{ROOT}n3.*", 30.0) == {
-        ROOT + key for key in keys if key.startswith("n3.")
-    }
-
-
-class OneAnswer:
-    """A NATS client whose requests are answered at once."""
-
-    def __init__(self, answer: Msg) -> None:
-        self.answer = answer
-
-    async def request(self, *_: object, **__: object) -> Msg:
-        return self.answer
+    assert {entry.key for entry in await bucket.entries()} == {*keys}
+    assert {entry.key for entry in await bucket.entries("n3.")} == {key for key in keys if key.startswith("n3.")}
 
 
-async def test_others_have_turns_while_subjects_are_decoded() -> None:
-    """The answer is there at once, so each turn of the other task comes from a pause between slices."""
-    names = {f"{ROOT}n1.s{number}": 1 for number in range(5 * stream_subjects.SLICE)}
-    data = json.dumps({"total": len(names), "state": {"subjects": names}}, separators=(",", ":")).encode()
-    client = OneAnswer(Msg(None, data=data))  # type: ignore[arg-type]
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    other = asyncio.create_task(others())
-    found = await read_subjects(client, STREAM, f"{ROOT}>", 30.0)
-    other.cancel()
-
-    assert found == set(names)
-    assert turns == 5
-
-
-async def test_subjects_that_json_escapes_and_none_at_all(bus: NatsBus) -> None:
-    client = bus.link.client
-    assert await read_subjects(client, STREAM, f"{ROOT}>", 5.0) == set()
+async def test_keys_that_json_escapes_and_none_at_all(bus: NatsBus) -> None:
+    bucket = await bus.bucket("kyb_seats")
+    assert await bucket.entries() == []
     odd = ['a"b', "a\\b", "a}b", "<&>", "é", '"subjects":{"x":1}', "a"]
     await write(bus, odd, b"1")
-    assert await read_subjects(client, STREAM, f"{ROOT}>", 5.0) == {ROOT + key for key in odd}
-    assert await read_subjects(client, STREAM, f"{ROOT}none.>", 5.0) == set()
+    assert {entry.key for entry in await bucket.entries()} == {*odd}
+    assert await bucket.entries("none.") == []
 
 
 async def test_a_stream_that_is_missing_is_an_error(bus: NatsBus) -> None:
-    with pytest.raises(nats.js.errors.NotFoundError):
-        await read_subjects(bus.link.client, "KV_other", "$KV.other.>", 5.0)
     bucket = await bus.bucket("kyb_seats")
     await bus.link.client.jetstream().delete_stream(STREAM)
     with pytest.raises(NotSetUpError, match="kyb bus init"):

@@ -14,7 +14,7 @@ from kybernate.bus.rights import Role
 from kybernate.bus.setup import init, streams
 from kybernate.messages import SeatActivated
 from kybernate.seat import SeatState
-from kybernate.settings import Settings, SettingsError
+from kybernate.settings import Settings
 from tests.bus.operated import creds, limited, new_pair, operated, token
 from tests.bus.worlds import within
 from tests.until import until
@@ -57,8 +57,6 @@ def test_what_is_no_creds_file_is_named_and_not_shown(tmp_path: Path, text: str,
 def test_a_creds_file_is_in_place_of_a_key(tmp_path: Path) -> None:
     settings = Settings.from_env({"KYB_NATS_CREDS_FILE": "a.creds", "KYB_NATS_CA_FILE": "ca.crt"})
     assert settings.credentials("x") == Credentials("x", ca_file=Path("ca.crt"), creds_file=Path("a.creds"))
-    with pytest.raises(SettingsError, match=r"KYB_NATS_NKEY_FILE='a\.nk'; write KYB_NATS_CREDS_FILE"):
-        Settings.from_env({"KYB_NATS_NKEY_FILE": "a.nk"})
     with pytest.raises(CredentialsError, match=r"CREDS_FILE=.*: No such file.*JWT and seed of role x.*kyb bus users"):
         Credentials("x", creds_file=tmp_path / "a.creds").read()
     file = tmp_path / "a.creds"

@@ -110,7 +110,6 @@ TABLE: dict[Role, list[tuple[str, str, bool]]] = {
         ("publish", INVENTORY, YES),
         ("publish", "kyb.v1.evt.n1.s1.allocated", YES),
         ("publish", "kyb.v1.evt.n1.g1.gpu-health", YES),
-        ("publish", "kyb.v1.hb.plugin.n1", YES),
         ("publish", COMMAND, NO),
         ("publish", "kyb.v1.cmd.n1.s1.pin", NO),
         ("publish", EVENT, NO),

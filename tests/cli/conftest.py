@@ -100,16 +100,14 @@ WHY = {
                 {
                     "group": "G0",
                     "why": "a idle; b 0.7 > c 0.2",
-                    "switch": {"out": "s0", "in": "s1", "phase": "draining", "op": "G0-7"},
                     "seats": [
                         seen("s0", "qwen", state="draining", in_flight=1, pinned=True),
                         seen("s1", "gemma", waiting=3, oldest_wait_seconds=8.25, stall_budget_seconds=5, rate_fast=0.1)
                         | BLOCKED,
                     ],
                 },
-                {"group": "G1", "why": "no demand", "switch": None, "seats": [seen("s2", "phi")]},
+                {"group": "G1", "why": "no demand", "seats": [seen("s2", "phi")]},
             ],
-            "recording": None,
         },
         {"node": "other", "unanswered": "its manager at http://x does not answer (nothing in time)"},
     ]

@@ -408,13 +408,6 @@ async def test_config_check_looks_at_pods_too(kyb: "Kyb", tmp_path: Path) -> Non
     assert result.err.startswith(f"kyb: {pods}:1: kind: 'Deployment'")
 
 
-async def test_an_option_of_the_version_before_is_answered_with_what_to_write(kyb: "Kyb") -> None:
-    result = await kyb("bus", "init", "--every=10", "--beat", "/x")
-    text = "kyb: kyb bus init: there is no --every any more: --keep FOLDER repeats it every 10 s\n"
-    assert (result.code, result.out, result.err) == (2, "", text)
-    assert "--namespace" not in (await kyb("offboard", "none.yaml", "--namespace", "n")).err
-
-
 async def test_bus_init_says_when_no_server_answers(kyb: "Kyb", monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KYB_NATS_URL", "nats://127.0.0.1:1")
     result = await kyb("bus", "init", "--wait", "0")

@@ -211,10 +211,6 @@ BAD = {
         ONE + "policy:\n  name: quantum\n  quantumSeconds: 3\n",
         ":8: policy.quantumSeconds: unknown key; write it below settings: in policy",
     ),
-    "the removed shadow policy": (
-        ONE + "shadow:\n  name: kyb-slo\n",
-        ":6: shadow: unknown key; the shadow policy was removed; record the views and replay them",
-    ),
     "tier without weight": (
         ONE + "tiers:\n  gold:\n    weight: 0\n",
         ":8: tiers.gold.weight: 0: is out of range; it must be above 0",

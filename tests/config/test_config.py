@@ -6,8 +6,9 @@ import pytest
 from kybernate.config import ConfigError, NodeConfig, PolicyConfig, load, load_all
 from kybernate.dev.stack import LAPTOP
 from kybernate.dev.stack.options import fake_gpus
+from kybernate.lab.cli.simulate_options import parse_gigabytes
 from kybernate.policy import KybSlo
-from kybernate.sizes import parse_gigabytes, parse_size
+from kybernate.sizes import parse_size
 from kybernate.topology import group_key, plan
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -14,7 +14,8 @@ from kybernate.messages import AskJobs
 from services.gpu_manager.core import allocations, demand, recovery, switch, view
 from services.gpu_manager.core.facts import Process, Ticket
 from services.gpu_manager.core.riders.rehearsal import Rehearsals
-from services.router.core.trust import TRUST_SECONDS, Trust
+from services.router.core.trust import TRUST_SECONDS
+from tests.exploration.router import Router
 from tests.exploration.search import Chaos, Found, Totals, random_run
 from tests.exploration.world import SHAPES, Setup
 
@@ -106,15 +107,16 @@ def _drains_are_skipped() -> Iterator[None]:
 
 def _a_router_believes_its_own_server() -> Any:
     """It trusts its roster while its own nats-server answers, as up to f4bbe586."""
-    publish = Trust.publish
+    beat = Router.beat
 
-    def echoed(trust: Trust, at: float) -> None:
-        publish(trust, at)
-        for lease in trust._leases.values():
-            if lease.unbroken and at < lease.until:
-                lease.until = at + TRUST_SECONDS
+    def echoed(router: Router, manager: str) -> None:
+        beat(router, manager)
+        wall = router.clock.wall
+        for lease in router.traffic.trust._leases.values() if router.up else ():
+            if lease.unbroken and wall < lease.until:
+                lease.until = wall + TRUST_SECONDS
 
-    return mock.patch.object(Trust, "publish", echoed)
+    return mock.patch.object(Router, "beat", echoed)
 
 
 def _the_ledger_forgets_starts() -> Any:

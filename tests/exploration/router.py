@@ -70,7 +70,6 @@ class Router:
             self.beaten = wall = self.clock.wall
             presence = Presence(cause="p", component="router", instance=self.instance, incarnation=self.name, sent=wall)
             self._to_manager(manager, presence)
-            self.feed(routing.PresenceSent(wall), manager)
 
     def read(self, manager: str) -> bool:
         """Begin or end a reading of the roster; between, rows may be written."""

@@ -6,7 +6,7 @@ import signal
 
 from kybernate.bus.nats import NatsBus
 from kybernate.dev.nats_server import NatsServer
-from kybernate.messages import Presence, SeatAllocated
+from kybernate.messages import SeatAllocated
 from tests.kubelet.stand import pod, running_kubelet, short_folder, until_capacity
 from tests.plugin.processes import driver, environment, logged, process, readyz
 from tests.plugin.stand import ONE, TWO, until_ready
@@ -90,7 +90,7 @@ async def test_the_successor_of_a_killed_plugin_deletes_its_calls() -> None:
                     assert len(list(kubelet.options.folder.glob("kyb-*.sock"))) == 2
 
 
-async def test_with_nats_it_publishes_its_presence_and_its_allocations() -> None:
+async def test_with_nats_it_publishes_its_allocations() -> None:
     async with running_kubelet() as kubelet:
         with short_folder() as folder:
             async with (
@@ -98,22 +98,17 @@ async def test_with_nats_it_publishes_its_presence_and_its_allocations() -> None
                 NatsBus(server.url, source="test", name="test").opened() as bus,
             ):
                 await bus.until_connected()
-                async with bus.subscribe(Presence.pattern(), SeatAllocated.pattern()) as messages:
-                    env = environment(folder, kubelet.options.folder, KYB_NATS_URL=server.url, KYB_INSTANCE="plugin-7")
+                async with bus.subscribe(SeatAllocated.pattern()) as messages:
+                    env = environment(folder, kubelet.options.folder, KYB_NATS_URL=server.url)
                     driver = ("-m", "kybernate.dev.fakes.gpu", "--socket", str(folder / "driver.sock"), "--gpus", "4")
                     async with (
                         process(*driver, log=folder / "driver.log"),
                         process("-m", "services.plugin", log=folder / "plugin.log", **env),
                     ):
-                        presence = await asyncio.wait_for(anext(messages), 20)
-                        assert isinstance(presence, Presence)
-                        assert (presence.component, presence.instance) == ("plugin", "plugin-7")
                         await until_ready(kubelet, timeout=20)
                         kubelet.create(pod())
-                        async with asyncio.timeout(10):
-                            async for message in messages:
-                                if isinstance(message, SeatAllocated):
-                                    break
+                        message = await asyncio.wait_for(anext(messages), 10)
+                        assert isinstance(message, SeatAllocated)
                         assert (message.node, message.group) == ("node-0", "G0")
                         assert message.seat.startswith("1x-")
 

@@ -18,8 +18,9 @@ import aiohttp
 import pytest
 import yaml
 
-from kybernate import files, local_stack
+from kybernate import local_stack
 from kybernate.cli import main
+from kybernate.dev import logs as logs_of
 from kybernate.dev import up
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.stubs import StubError, build_stubs
@@ -222,8 +223,8 @@ async def test_a_certificate_that_is_refused_is_named(tmp_path: Path) -> None:
 async def test_a_log_that_has_grown_too_long_begins_anew_and_is_followed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LOG_BYTES", 100)
-    monkeypatch.setattr(files, "LOG_SECONDS", 0.05)
+    monkeypatch.setattr(logs_of, "LOG_BYTES", 100)
+    monkeypatch.setattr(logs_of, "LOG_SECONDS", 0.05)
     logs = [tmp_path / "logs" / "router.log", tmp_path / "logs" / "console.log"]
     logs[0].parent.mkdir()
     for log in logs:
@@ -233,7 +234,7 @@ async def test_a_log_that_has_grown_too_long_begins_anew_and_is_followed_on(
     for _ in range(30):
         seen.append(next(following))
     with logs[1].open("a") as writer:
-        task = asyncio.create_task(files.bound_logs(tmp_path, "logs/*.log"))
+        task = asyncio.create_task(logs_of.bound_logs(tmp_path, "logs/*.log"))
         await until(lambda: all(log.stat().st_size == 0 for log in logs), what="both are empty")
         task.cancel()
         writer.write("second\n")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kybernate.annotations import MODEL
 from kybernate.cli.output import CliError
 from kybernate.config_errors import suggest
-from kybernate.sizes import parse_gigabytes
+from kybernate.lab.cli.simulate_options import parse_gigabytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -1,12 +1,22 @@
 """Options that ``kyb simulate``, ``kyb plan`` and ``kyb tune`` have in common: the same names, the same help."""
 
+import contextlib
+import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kybernate.cli.output import CliError
-from kybernate.sizes import parse_gigabytes
+from kybernate.sizes import parse_bytes
+
+
+def parse_gigabytes(text: object) -> float:
+    """GB of ``text``: ``1TiB``, or a number of GB. Raises ValueError as ``parse_bytes``."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (number := float(str(text))) < math.inf:
+            return number
+    return parse_bytes(str(text)) / 10**9
 
 
 def _size(text: object) -> float:

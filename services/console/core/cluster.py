@@ -106,8 +106,6 @@ class Cluster:
         self._routers: dict[str, tuple[float, Presence]] = {}
         self.complete = False
         """The whole roster was read once."""
-        self.levels_since: float | None = None
-        """Since when levels are received, unix seconds."""
 
     def present(self, presence: Presence, now: float) -> None:
         """Take the presence of a router."""

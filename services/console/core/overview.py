@@ -111,7 +111,6 @@ def overview(cluster: Cluster, now: float, query: SeatQuery | None = None) -> di
         "seats": [_seat(row, cluster, now) for row in rows],
         "models": [_model(name, found, loads, now) for name, found in _by_model(rows).items()],
         "nodes": [_node(name, of, sorted(machines.get(name, {}).values(), key=_place)) for name, of in shown.items()],
-        "levels_since": cluster.levels_since,
     }
     return body | ({"next": max(shown)} if more else {})
 
@@ -144,7 +143,6 @@ def _node(name: str, records: list[SeatRecord], gpus: list[GpuRecord]) -> dict[s
     return {
         "node": name,
         "gpus": [gpu.model_dump(mode="json") for gpu in gpus],
-        "manager_url": next((record.manager_url for record in records if record.manager_url), ""),
         "groups": [
             {
                 "group": group,

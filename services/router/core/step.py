@@ -79,13 +79,6 @@ class RosterRead:
 
 
 @dataclass(frozen=True, slots=True)
-class PresenceSent:
-    """This router's presence was sent at ``at``."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
 class BusLost:
     """The connection to the bus is lost."""
 
@@ -126,7 +119,7 @@ class TimePassed:
 
 
 Input = (
-    CallArrived | CallEnded | CallReturned | SeatRecord | SeatEvent | SeatMissing | RosterRead | PresenceSent
+    CallArrived | CallEnded | CallReturned | SeatRecord | SeatEvent | SeatMissing | RosterRead
     | Presence | BusLost | ManagerAnswered | ActivationAnswered | EngineReported | TimePassed
 )  # fmt: skip
 

@@ -54,7 +54,6 @@ class Traffic:
             SeatRecord: self._record_changed,
             step.SeatMissing: self._missing,
             step.RosterRead: self._roster_read,
-            step.PresenceSent: self._presence_sent,
             Presence: self._manager_present,
             step.BusLost: self._bus_lost,
             step.ManagerAnswered: self._manager_answered,
@@ -208,14 +207,10 @@ class Traffic:
     def _bus_lost(self, _: step.BusLost) -> None:
         self.trust.lose()
 
-    def _presence_sent(self, sent: step.PresenceSent) -> None:
-        self.trust.publish(sent.at)
-
     def _manager_present(self, m: Presence) -> None:
-        """A manager that lists no routers (of a version before the lists) counts this one, if it hears it."""
-        listed = m.routers is None or self._incarnation in m.routers
-        sent = None if m.routers is None else m.routers.get(self._incarnation)
-        if m.node and m.serving and listed and self.trust.count(m.node, sent, self._step.now):
+        """A manager counts the routers that it lists."""
+        sent = (m.routers or {}).get(self._incarnation)
+        if m.node and m.serving and sent is not None and self.trust.count(m.node, sent, self._step.now):
             self._step.effects.append(step.Resync())
 
     def _reroute_node(self, node: str) -> None:

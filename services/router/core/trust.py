@@ -37,7 +37,6 @@ class Trust:
 
     def __init__(self) -> None:
         self.ever_synced = False
-        self._sent = -inf
         self._leases: defaultdict[str, _Lease] = defaultdict(_Lease)
         self._verified: dict[str, float] = {}
 
@@ -48,17 +47,13 @@ class Trust:
             return True
         return now < self._verified.get(node, -inf)
 
-    def publish(self, at: float) -> None:
-        """Record that this router's presence was sent; it counts where a manager lists no routers."""
-        self._sent = at
-
-    def count(self, node: str, sent: float | None, now: float) -> bool:
-        """Record that a manager counts this router since its presence of ``sent``; None: it lists no routers.
+    def count(self, node: str, sent: float, now: float) -> bool:
+        """Record that a manager counts this router since its presence of ``sent``.
 
         Returns True if the roster must be read first: this router was not sure when the list came, so the manager may
         have parked seats without it, or the bus was lost since the last reading.
         """
-        lease, until = self._leases[node], min(self._sent if sent is None else sent, now) + TRUST_SECONDS
+        lease, until = self._leases[node], min(sent, now) + TRUST_SECONDS
         if lease.unbroken and now < lease.until:
             lease.until = max(lease.until, until)
             return False

@@ -22,6 +22,7 @@ from kybernate.dev.fakes.kubelet.plugins import Call, PluginServer
 from kybernate.dev.fakes.kubelet.pod import Pod, Surroundings
 from kybernate.dev.fakes.kubelet.pod_resources import PodResourcesServer
 from kybernate.dev.fakes.kubelet.process import BackOff, free_address, host_address, rfc3339
+from kybernate.dev.logs import bound_logs
 from kybernate.logs import get_logger
 
 
@@ -110,7 +111,7 @@ class Kubelet:
         self.devices.start()
         await self._serve()
         self._background(self._schedule(), "scheduler")
-        self._background(files.bound_logs(self._around.logs, "*/*.log"), "logs")
+        self._background(bound_logs(self._around.logs, "*/*.log"), "logs")
         return self
 
     async def __aexit__(self, *_: object) -> None:
