@@ -172,6 +172,27 @@ def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) 
     assert (row.home_group, row.group, row.way) == ("G01", "G23", "restart")
 
 
+def test_a_parked_seat_keeps_its_copy_where_its_container_lacks_the_other_group(world: World) -> None:
+    a, b = world.seat(0, 0), world.seat(0, 1)
+    world.pod(a, "a", backend="unload")
+    world.traffic(a, waiting=1)
+    call(world, a, inside=False, closed="G23")
+    arrives(world, a)
+    keeps(world, a)
+    world.traffic(a)
+    comes_up(world, b, "b", "unload")
+    world.traffic(b, in_flight=3)
+    world.traffic(a, waiting=2)
+    assert (world.state(a), world.managed(a).heads_to, world.managed(a).durable.spilled) == (S.PARKED, "", "")
+    refused = world.order(MigrateSeat, seat=a, to="G23")
+    assert (refused.code, "a cannot use group G23: its container was made without" in refused.reason) == (
+        "cannot-use",
+        True,
+    )
+    leaves(world, b)
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G01")
+
+
 def test_at_home_it_comes_back_with_its_copy(world: World) -> None:
     c = world.seat(1, 0)
     comes_up(world, c, "c", "unload")

@@ -24,7 +24,7 @@ from kybernate.topology import Group
 from services.gpu_manager.core import phases, view, ways
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
-from services.gpu_manager.core.managed_seat import START_DEADLINE_SECONDS, ManagedSeat
+from services.gpu_manager.core.managed_seat import AT_HOME, START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.core.state import NodeState
 
@@ -215,7 +215,8 @@ def IMMOVABLE(ask: Ask) -> Stage | None:
         return None
     why = next((f"GPU {gpu.index} is faulty: {fault}" for gpu in group.gpus if (fault := gpu.fault(node.faulty))), "")
     if not why and any(peer.name == group.name for peer in node.groups[seat.group.name].peers):
-        why = ways.why_immovable(node, seat)
+        lacks = seat.state not in AT_HOME and group.name in seat.durable.closed
+        why = ways.why_immovable(node, seat) or "its container was made without a GPU of it; a new pod has it" * lacks
     elif not why and len(group.gpus) != len(seat.home.gpus):
         why = f"GPUs: it has {len(group.gpus)}, the seat needs {len(seat.home.gpus)}"
     elif not why:
