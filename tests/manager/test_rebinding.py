@@ -514,7 +514,7 @@ def test_a_move_that_fails_again_and_again_leaves_the_group_to_its_own_seats(
     world: World, a: str, b: str, c: str
 ) -> None:
     """The one that waits longest would be tried first each time, and pause the group with each failure."""
-    reported(world, move(world, a, b), a, "parked", reason="it took too long")
+    reported(world, move(world, a, b), a, "parked", reason="it took too long", failed=True)
     assert (world.state(a), world.managed(a).group.name, world.managed(a).durable.fixed) == (S.PARKED, "G0", "")
     world.tick(1.0)
     assert "G1" not in world.node.switches

@@ -555,6 +555,12 @@ def refusal(node: NodeState, seat: ManagedSeat, now: Now, rows: Collection[Row] 
     return found[0] if all(found) else None
 
 
+def lasting(node: NodeState, seat: ManagedSeat, now: Now) -> Obstacle | None:
+    """The refusal that patience does not help against: it refuses a request, and ends a move on its way. Other stops
+    (``blocked``) may be over in a moment."""
+    return refusal(node, seat, now, [one for one in ROWS if one.kind == "stop" and one.code != "blocked"])
+
+
 def no(code: str, reason: str, *, epoch: int = 0, retry: float | None = None) -> CommandReply:
     """A refusal."""
     return CommandReply(accepted=False, code=code, reason=reason, epoch=epoch, retry_after_seconds=retry)

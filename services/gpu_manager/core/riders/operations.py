@@ -22,7 +22,7 @@ from kybernate.topology import Group
 from services.gpu_manager.core import view
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
-from services.gpu_manager.core.obstacles import IMMOVABLE, Ask, first, no, obstacles, refusal, row, seat_refused, stage
+from services.gpu_manager.core.obstacles import IMMOVABLE, Ask, first, lasting, no, obstacles, row, seat_refused, stage
 from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.core.state import NodeState, Rider
 from services.gpu_manager.ledger import Ledger, OperatorOrder
@@ -322,7 +322,7 @@ def _result(node: NodeState, order: OperatorOrder, now: Now) -> tuple[OrderOutco
         return "done", f"{seat.name} is {seat.state} on group {order.to}"
     if seat.state in (S.LOST, S.QUARANTINED):
         return "failed", f"{seat.name} is {seat.state}: {seat.reason}"
-    stops = refusal(node, seat, now)
+    stops = lasting(node, seat, now)
     if stops is not None and seat.state in (S.ACTIVE, S.PARKED, S.BACKOFF, S.WAITING):
         return "failed", stops.text  # patience does not help, and at home it may serve
     if seat.state in (S.PARKED, S.BACKOFF, S.WAITING) and seat.backoff.move.active(now):
