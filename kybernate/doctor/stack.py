@@ -304,8 +304,8 @@ def _gate(facts: StackFacts) -> Iterator[Finding]:
             "kyb logs plugin; the folder belongs to the user of plugin and manager, the plugin makes it at its start"
         )
         yield fail("start gate", f"{folder}: {why}", remedy)
-    stages = _stages(facts)
-    waiting = [seat for seat in facts.seats if seat.get("state") == "waiting" and not _rests(seat, stages)]
+    stages, resting = _stages(facts), _resting(facts)
+    waiting = [seat for seat in facts.seats if seat.get("state") == "waiting" and seat.get("seat") not in resting]
     late = [seat for seat in waiting if facts.now - float(seat.get("since") or facts.now) > MOST_GATE_SECONDS]
     for seat in late:
         stage = stages.get(str(seat.get("seat")), {})
@@ -327,11 +327,11 @@ def _stages(facts: StackFacts) -> dict[str, dict[str, Any]]:
     }
 
 
-def _rests(seat: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether it is active, parked, or at the start gate until a request comes, as one parked by restart is."""
-    stage = stages.get(str(seat.get("seat")), {})
-    at_gate = stage.get("stage") == "start-gate" and (stage.get("data") or {}).get("called") is not False
-    return seat.get("state") in ("active", "parked") or (seat.get("state") == "waiting" and at_gate)
+def _resting(facts: StackFacts) -> set[str]:
+    """The seats that wait for nothing: by their managers, and by the roster."""
+    groups = (group for node in facts.managers for group in node.get("groups") or ())
+    rest = {seat["seat"] for group in groups for seat in group.get("seats") or () if seat.get("rests")}
+    return rest | {seat["seat"] for seat in facts.seats if seat.get("state") in ("active", "parked")}
 
 
 def _gpus(facts: StackFacts) -> Iterator[Finding]:
@@ -364,8 +364,8 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
         if state == "active" and "holds a lock of" in str(seat.get("reason")):
             remedy = "give each pod its own TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR, VLLM_CACHE_ROOT and TMPDIR"
             yield warn("cache", f"{name} was not parked: {seat['reason']}", remedy)
-    stages = _stages(facts)
-    settled = sum(_rests(seat, stages) for seat in owned)
+    resting = _resting(facts)
+    settled = sum(seat.get("seat") in resting for seat in owned)
     groups = [group for node in facts.managers for group in node.get("groups") or ()]
     late = {phase["seat"] for group in groups for phase in group.get("phases") or () if phase.get("late")}
     on_time = [seat for seat in owned if seat.get("state") in _SWITCHING and seat.get("seat") not in late]

@@ -141,6 +141,7 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "stage": obstacles.stage(node, seat, now).as_json(now),
         "also": [one.stage.as_json(now) for one in obstacles.also(node, seat, now)],
         "state": str(seen.state),
+        "rests": obstacles.rests(node, seat, now),
         "tier": seen.tier,
         "weight": seen.weight,
         "slo_seconds": seen.slo_seconds,

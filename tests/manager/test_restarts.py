@@ -9,7 +9,7 @@ from kybernate.messages.jobs import Outcome
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view, ways
 from services.gpu_manager.core.inputs import BusChanged, Recovered, SeatTicket, StartCall, StartCalls, StartTicket
-from services.gpu_manager.core.obstacles import obstacles
+from services.gpu_manager.core.obstacles import obstacles, rests
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import record
 from tests.manager.pulling import Pulls
@@ -101,6 +101,25 @@ def test_a_seat_at_the_gate_starts_on_another_group_while_its_own_is_busy(world:
     arrives(world, a)
     assert (world.state(a), world.managed(a).group.name, world.state(b)) == (S.ACTIVE, "G23", S.ACTIVE)
     assert world.managed(a).heads_to == ""
+
+
+def test_a_seat_at_the_gate_rests_until_a_request_comes_and_not_before_a_call(world: World) -> None:
+    a, _ = busy_home(world, "restart")
+    found = [rests(world.node, world.managed(a), world.now)]
+    world.end_processes(a)
+    found.append(rests(world.node, world.managed(a), world.now))
+    call(world, a)
+    world.look()
+    world.look()
+    found.append(rests(world.node, world.managed(a), world.now))
+    world.calls.clear()
+    world.receive(StartCalls({}))
+    world.traffic(a, waiting=1)
+    found.append(rests(world.node, world.managed(a), world.now))
+    assert (world.state(a), found) == (S.WAITING, [True, False, True, False])
+    fresh = world.seat(1, 0)
+    world.pod(fresh, "c", backend="restart")
+    assert (world.state(fresh), rests(world.node, world.managed(fresh), world.now)) == (S.WAITING, False)
 
 
 @pytest.mark.parametrize("backend", ["restart", "cuda"])

@@ -607,6 +607,12 @@ def stage(node: NodeState, seat: ManagedSeat, now: Now) -> Stage:
     return Stage("switch", "its switch is over in a moment")
 
 
+def rests(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
+    """True while it serves, is parked, or is at the start gate until a request comes, as one parked by restart is."""
+    first_row = next((one.row for one in waits(node, seat, now)), None) if seat.state is S.WAITING else None
+    return seat.state in (S.ACTIVE, S.PARKED) or (first_row is START_GATE and seat.gate.called is not None)
+
+
 def also(node: NodeState, seat: ManagedSeat, now: Now) -> list[Obstacle]:
     """What else keeps a seat from its GPUs, after the first. While nothing asks for it, later rows do not matter."""
     if seat.state not in (S.PARKED, S.WAITING):
