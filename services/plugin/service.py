@@ -206,7 +206,7 @@ class NodePlugin:
         else:
             get_logger().info("gpus.changed", gpus=len(reading.known.gpus), seats=len(self.node.offer.seats))
 
-    async def watch_config(self) -> NoReturn:
+    async def watch_config(self) -> None:
         """Apply changes of the configuration; one that is invalid is logged, and the last valid one stays."""
         where, first = self.settings, True
         async for _ in changes(where.config, self.hangup):
@@ -222,7 +222,6 @@ class NodePlugin:
             else:
                 self.refused_config = None
                 get_logger().info("config.applied", config=self.config.chosen, seats=len(self.node.offer.seats))
-        raise AssertionError("changes ended")
 
     async def _nvidia_devices(self, config: NodeConfig) -> frozenset[str]:
         if self.settings.fakes or config.device_list_strategy == "envvar":
