@@ -215,6 +215,8 @@ def _managers(facts: StackFacts) -> Iterator[Finding]:
         if node.get("errors"):
             text = f"{name}: the policy failed {node['errors']} times, a plain rule decided; last: {node['last_error']}"
             yield warn("policy", text, "repair the policy, or choose another one")
+        if node.get("note"):
+            yield warn("kyb-run", f"{name}: {node['note']}", _OF_RUN[f"{FOLDER}/{PROGRAM}"])
         for problem in node.get("problems") or ():
             yield warn("pods", str(problem), "correct the pod's annotation; it counts as absent")
         yield from _groups(node)
@@ -335,9 +337,6 @@ def _gpus(facts: StackFacts) -> Iterator[Finding]:
     for gpu in sick:
         text = f"GPU {gpu.get('index')} of {gpu.get('node')}: {gpu.get('reason')}; its seats are not offered"
         yield fail("gpu", text, "read dmesg for the XID, check its temperature, run kyb doctor gpu on the node")
-    for node, note in dict.fromkeys((gpu.get("node"), gpu.get("note")) for gpu in facts.gpus):
-        if note:
-            yield warn("kyb-run", f"{node}: {note}", _OF_RUN[f"{FOLDER}/{PROGRAM}"])
     if facts.gpus and not sick:
         yield ok("gpu", f"{len(facts.gpus)} healthy")
 

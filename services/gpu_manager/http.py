@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from kybernate.node import run_files
 from kybernate.node.host_memory import HostMemory
 from kybernate.seat import LEDGER_FORMAT, SeatState
 from kybernate.topology import Group
@@ -37,6 +38,7 @@ def routes(manager: Manager, policy: GuardedPolicy, memory: HostMemory) -> list[
     async def reasons(_: web.Request) -> web.Response:
         body = why_answer(manager.node, policy, manager.now())
         with contextlib.suppress(OSError):
+            body["note"] = run_files.read_note(manager.gate.run_dir)
             body["host_memory"]["available_bytes"] = await memory.free_bytes()
         return web.json_response(body)
 
