@@ -5,7 +5,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from aiohttp import web
 
@@ -114,7 +114,7 @@ class KeyGuard:
         """Take the keys of a file that has changed."""
         self._file, self._keys, self._seen = file, _by_digest(file), {}
 
-    async def watch(self) -> NoReturn:
+    async def watch(self) -> None:
         """Apply each change of the file until cancelled. An invalid file is logged and changes nothing."""
         if self._path is None:
             await asyncio.Event().wait()
@@ -130,7 +130,6 @@ class KeyGuard:
             if file != self._file:
                 self.applied(file)
                 get_logger().info("keys.applied", names=[key.name for key in file.keys])
-        raise AssertionError("changes ended")
 
 
 def caller_of(request: web.Request) -> str | None:

@@ -150,8 +150,6 @@ class GpuRecord(BaseModel):
     """Why it is not healthy."""
     since: float = Field(default=0.0)
     """Unix seconds of the last health change that the plugin knows."""
-    note: str = ""
-    """What an operator should know of its node although the GPU is healthy; the same for all GPUs of it."""
 
     @property
     def key(self) -> str:

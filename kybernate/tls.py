@@ -8,7 +8,7 @@ import ssl
 from asyncio import sslproto
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, Protocol, cast
 
 from kybernate.files import changes, read
 from kybernate.logs import get_logger
@@ -35,12 +35,11 @@ class ServerCertificate:
 
             raise ConfigError(_unusable(cert, self._key, error)) from None
 
-    async def watch(self) -> NoReturn:
+    async def watch(self) -> None:
         """Load each change of the certificate or its key, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for path in {self._cert, self._key}:
                 group.create_task(self._follow(path))
-        raise AssertionError("changes ended")
 
     async def _follow(self, path: Path) -> None:
         async for _ in changes(path, asyncio.Event()):
@@ -77,15 +76,13 @@ def trusting(ca_file: Path | str | None) -> ssl.SSLContext:
     return context
 
 
-async def follow_authorities(context: ssl.SSLContext) -> NoReturn:
+async def follow_authorities(context: ssl.SSLContext) -> None:
     """Let a client's context also trust what comes into the file of the machine's authorities, until cancelled."""
-    if (file := ssl.get_default_verify_paths().cafile) is None:
-        await asyncio.Event().wait()
-    assert file is not None
+    paths = ssl.get_default_verify_paths()  # its ``cafile`` is None while there is no such file
+    file = os.environ.get(paths.openssl_cafile_env, paths.openssl_cafile)
     async for _ in changes(Path(file), asyncio.Event()):
         with contextlib.suppress(OSError):  # ssl.SSLError, too: half-written
             context.load_verify_locations(file)
-    raise AssertionError("changes ended")
 
 
 def address_of(transport: asyncio.BaseTransport) -> str:

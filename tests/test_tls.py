@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kybernate.tls import ServerCertificate, trusting
+from kybernate.tls import ServerCertificate, follow_authorities, trusting
 from tests.until import until
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
@@ -51,6 +51,20 @@ async def test_an_authority_without_key_usage_is_trusted_and_another_one_is_not(
     await shake_hands(tmp_path, server="own", trusted="own")
     with pytest.raises(ssl.SSLCertVerificationError):
         await shake_hands(tmp_path, server="foreign", trusted="own")
+
+
+async def test_an_authority_of_the_machine_that_comes_later_is_trusted_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "later.crt"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    following = asyncio.create_task(follow_authorities(context))
+    try:
+        await asyncio.to_thread(make, tmp_path, ca="later")
+        await until(lambda: context.get_ca_certs(), what="the authority is trusted", timeout=60)
+    finally:
+        following.cancel()
+        await asyncio.wait([following])
 
 
 class Recorded:

@@ -215,6 +215,8 @@ def _managers(facts: StackFacts) -> Iterator[Finding]:
         if node.get("errors"):
             text = f"{name}: the policy failed {node['errors']} times, a plain rule decided; last: {node['last_error']}"
             yield warn("policy", text, "repair the policy, or choose another one")
+        if node.get("note"):
+            yield warn("kyb-run", f"{name}: {node['note']}", _OF_RUN[f"{FOLDER}/{PROGRAM}"])
         for problem in node.get("problems") or ():
             yield warn("pods", str(problem), "correct the pod's annotation; it counts as absent")
         yield from _groups(node)
@@ -304,11 +306,11 @@ def _gate(facts: StackFacts) -> Iterator[Finding]:
             "kyb logs plugin; the folder belongs to the user of plugin and manager, the plugin makes it at its start"
         )
         yield fail("start gate", f"{folder}: {why}", remedy)
-    stages = _stages(facts)
-    waiting = [seat for seat in facts.seats if seat.get("state") == "waiting" and not _rests(seat, stages)]
+    known = _known(facts)
+    waiting = [seat for seat in facts.seats if seat.get("state") == "waiting" and not _rests(seat, known)]
     late = [seat for seat in waiting if facts.now - float(seat.get("since") or facts.now) > MOST_GATE_SECONDS]
     for seat in late:
-        stage = stages.get(str(seat.get("seat")), {})
+        stage = known.get(str(seat.get("seat")), {}).get("stage") or {}
         why = stage.get("text") or stage.get("stage") or "its manager gives no reason"
         text = f"{seat.get('model')} waits since {facts.now - float(seat['since']):.0f} s: {why}"
         remedy = f"kyb why {seat.get('model')}"
@@ -319,19 +321,15 @@ def _gate(facts: StackFacts) -> Iterator[Finding]:
         yield ok("start gate", f"{len(waiting)} wait there, none for more than {MOST_GATE_SECONDS:.0f} s")
 
 
-def _stages(facts: StackFacts) -> dict[str, dict[str, Any]]:
-    """By seat: what it does or waits for, as its manager says."""
+def _known(facts: StackFacts) -> dict[str, dict[str, Any]]:
+    """By seat: what its manager knows of it."""
     groups = (group for node in facts.managers for group in node.get("groups") or ())
-    return {
-        seat["seat"]: seat.get("stage") or {} for one in groups for seat in one.get("seats") or () if "seat" in seat
-    }
+    return {seat["seat"]: seat for one in groups for seat in one.get("seats") or () if "seat" in seat}
 
 
-def _rests(seat: Mapping[str, Any], stages: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether it is active, parked, or at the start gate until a request comes, as one parked by restart is."""
-    stage = stages.get(str(seat.get("seat")), {})
-    at_gate = stage.get("stage") == "start-gate" and (stage.get("data") or {}).get("called") is not False
-    return seat.get("state") in ("active", "parked") or (seat.get("state") == "waiting" and at_gate)
+def _rests(seat: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether it waits for nothing: by the roster, or by its manager."""
+    return seat.get("state") in ("active", "parked") or bool(known.get(str(seat.get("seat")), {}).get("rests"))
 
 
 def _gpus(facts: StackFacts) -> Iterator[Finding]:
@@ -339,9 +337,6 @@ def _gpus(facts: StackFacts) -> Iterator[Finding]:
     for gpu in sick:
         text = f"GPU {gpu.get('index')} of {gpu.get('node')}: {gpu.get('reason')}; its seats are not offered"
         yield fail("gpu", text, "read dmesg for the XID, check its temperature, run kyb doctor gpu on the node")
-    for node, note in dict.fromkeys((gpu.get("node"), gpu.get("note")) for gpu in facts.gpus):
-        if note:
-            yield warn("kyb-run", f"{node}: {note}", _OF_RUN[f"{FOLDER}/{PROGRAM}"])
     if facts.gpus and not sick:
         yield ok("gpu", f"{len(facts.gpus)} healthy")
 
@@ -364,8 +359,8 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
         if state == "active" and "holds a lock of" in str(seat.get("reason")):
             remedy = "give each pod its own TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR, VLLM_CACHE_ROOT and TMPDIR"
             yield warn("cache", f"{name} was not parked: {seat['reason']}", remedy)
-    stages = _stages(facts)
-    settled = sum(_rests(seat, stages) for seat in owned)
+    known = _known(facts)
+    settled = sum(_rests(seat, known) for seat in owned)
     groups = [group for node in facts.managers for group in node.get("groups") or ()]
     late = {phase["seat"] for group in groups for phase in group.get("phases") or () if phase.get("late")}
     on_time = [seat for seat in owned if seat.get("state") in _SWITCHING and seat.get("seat") not in late]

@@ -1,7 +1,8 @@
 """What a node's GPU manager and its device plugin tell each other in files of the run folder, so that it needs no NATS.
 
 ``wishes.json``, by the manager: ``{"wishes": [{"id", "group", "resource", "until", "why"}]}``.
-``gpu-faults.json``, by the plugin: ``{"faults": {UUID: why}}``; the manager explains with it what waits for these GPUs.
+``gpu-faults.json``, by the plugin: ``{"faults": {UUID: why}, "note"}``; the manager explains with it what waits for
+these GPUs, and what an operator should know of the node.
 All functions block and raise OSError; those that read return nothing if the file is missing or invalid.
 """
 
@@ -40,6 +41,7 @@ class _Wishes(BaseModel):
 
 class _GpuFaults(BaseModel):
     faults: Mapping[str, str] = Field(default_factory=dict)
+    note: str = ""
 
 
 _Content = TypeVar("_Content", _Wishes, _GpuFaults)
@@ -64,14 +66,19 @@ def wishes_version(run_dir: Path) -> tuple[int, int]:
     return found.st_mtime_ns, found.st_ino
 
 
-def write_gpu_faults(run_dir: Path, faults: Mapping[str, str]) -> None:
-    """Replace the faulty GPUs, each with why."""
-    _write(run_dir / GPU_FAULTS_FILE, _GpuFaults(faults=faults))
+def write_gpu_faults(run_dir: Path, faults: Mapping[str, str], note: str = "") -> None:
+    """Replace the faulty GPUs, each with why, and the note about the node."""
+    _write(run_dir / GPU_FAULTS_FILE, _GpuFaults(faults=faults, note=note))
 
 
 def read_gpu_faults(run_dir: Path) -> Mapping[str, str]:
     """Return the faulty GPUs, each with why."""
     return _read(run_dir / GPU_FAULTS_FILE, _GpuFaults).faults
+
+
+def read_note(run_dir: Path) -> str:
+    """Return the note about the node."""
+    return _read(run_dir / GPU_FAULTS_FILE, _GpuFaults).note
 
 
 def _write(path: Path, content: BaseModel) -> None:

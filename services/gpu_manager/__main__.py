@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import aiohttp
 
@@ -167,7 +167,7 @@ class ChangedError(Exception):
     """Configuration or GPUs changed and can be used: restart with them in this process."""
 
 
-async def _until_reconfigured(settings: ManagerSettings, sources: GroupSources, kube: Kube | None) -> NoReturn:
+async def _until_reconfigured(settings: ManagerSettings, sources: GroupSources, kube: Kube | None) -> None:
     """Raises ChangedError. A configuration that cannot be used is logged, and the present one stays."""
     hangup = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
@@ -182,10 +182,9 @@ async def _until_reconfigured(settings: ManagerSettings, sources: GroupSources, 
             get_logger().info("config.applied", config=fresh.chosen)
             sources.config = fresh
             raise ChangedError
-    raise AssertionError("changes ended")
 
 
-async def _until_gpus_changed(settings: ManagerSettings, sources: GroupSources) -> NoReturn:
+async def _until_gpus_changed(settings: ManagerSettings, sources: GroupSources) -> None:
     """Raises ChangedError once the plugin has seen GPUs that make other groups here: both form the same."""
     async for _ in changes(settings.state_dir / known_gpus.FILE, asyncio.Event()):
         fresh = await asyncio.to_thread(known_gpus.load, settings.state_dir)
@@ -201,7 +200,6 @@ async def _until_gpus_changed(settings: ManagerSettings, sources: GroupSources) 
         if not same:
             get_logger().info("gpus.changed", gpus=[gpu.index for gpu in fresh.gpus])
             raise ChangedError
-    raise AssertionError("changes ended")
 
 
 def _planned(config: NodeConfig, known: KnownGpus) -> Topology:

@@ -6,6 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
+from kybernate.node import run_files
 from kybernate.node.host_memory import HostMemory
 from kybernate.seat import LEDGER_FORMAT, SeatState
 from kybernate.topology import Group
@@ -37,6 +38,7 @@ def routes(manager: Manager, policy: GuardedPolicy, memory: HostMemory) -> list[
     async def reasons(_: web.Request) -> web.Response:
         body = why_answer(manager.node, policy, manager.now())
         with contextlib.suppress(OSError):
+            body["note"] = run_files.read_note(manager.gate.run_dir)
             body["host_memory"]["available_bytes"] = await memory.free_bytes()
         return web.json_response(body)
 
@@ -129,6 +131,7 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "stage": obstacles.stage(node, seat, now).as_json(now),
         "also": [one.stage.as_json(now) for one in obstacles.also(node, seat, now)],
         "state": str(seen.state),
+        "rests": obstacles.rests(node, seat, now),
         "tier": seen.tier,
         "weight": seen.weight,
         "slo_seconds": seen.slo_seconds,

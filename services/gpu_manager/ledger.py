@@ -67,6 +67,8 @@ class Durable:
     """How often its pod's container had been started again when that one ran."""
     ticket: str = ""
     """The last start call that got a ticket."""
+    closed: tuple[str, ...] = ()
+    """Groups on which that start could not be: a GPU was gone, or the container was made without it."""
     backend: str = ""
     """The backend that it was demoted to; empty: its pod's."""
     demoted: str = ""

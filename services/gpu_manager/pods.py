@@ -57,7 +57,7 @@ class Pods(Protocol):
         """
         ...
 
-    async def run(self) -> NoReturn:
+    async def run(self) -> None:
         """Follow the pods until cancelled."""
         ...
 
@@ -197,13 +197,12 @@ class ApiServerPods:
         pods = tuple(pod for pod in owners.pods if pod.seat not in behind)
         return replace(owners, pods=pods, unproven=frozenset(pod.seat for pod in pods) - frozenset(prove))
 
-    async def run(self) -> NoReturn:
+    async def run(self) -> None:
         """Watch until cancelled. Losing the watch of pods without a node loses only wishes."""
         async with asyncio.TaskGroup() as group:
             for mirror in (self._own, self._unplaced):
                 if mirror is not None:
                     group.create_task(mirror.run(), name="watch pods")
-        raise AssertionError("a watch has ended")
 
     async def close(self) -> None:
         """Close the connections."""

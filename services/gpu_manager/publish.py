@@ -245,7 +245,7 @@ class GateFiles:
 
     def __init__(self, run_dir: Path) -> None:
         self.seats = run_dir / "seats"
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self._texts: dict[str, str] = {}
         self._read: dict[str, tuple[int, StartCall | None]] = {}
         """By seat: what its folder showed, and the folder's time of change."""
@@ -307,7 +307,7 @@ class GateFiles:
     def faulty_gpus(self, known: Mapping[str, str]) -> Mapping[str, str]:
         """The GPUs that the plugin takes for faulty: UUID → why; those ``known`` if its file cannot be read."""
         try:
-            return run_files.read_gpu_faults(self._run_dir)
+            return run_files.read_gpu_faults(self.run_dir)
         except OSError:
             return known
 
@@ -341,9 +341,9 @@ class GateFiles:
         if wanted == self._wishes:
             return
         try:
-            run_files.write_wishes(self._run_dir, wanted)
+            run_files.write_wishes(self.run_dir, wanted)
         except OSError as error:
-            log.warning("wishes.write_failed", folder=str(self._run_dir), reason=str(error))
+            log.warning("wishes.write_failed", folder=str(self.run_dir), reason=str(error))
             return
         self._wishes = wanted
 

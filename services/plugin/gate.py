@@ -51,7 +51,8 @@ class StartGate:
         """Wait until this start has its ticket, and return it. Raises NotGrantedError with the reason.
 
         ``limit_seconds`` is the time left to the caller; it shortens the wait. ``inside``: kyb-run calls, in the
-        container that runs, and starts on whatever group of its pool the ticket names, but not on those in ``closed``.
+        container that runs, and starts on whatever group of its pool the ticket names. ``closed``: groups on which the
+        container cannot be.
         """
         seconds = self.wait_seconds if limit_seconds is None else min(self.wait_seconds, limit_seconds)
         paths = (self.seats_dir / seat_id / name for name in ("call.json", "ticket.json", "status.json"))
@@ -131,8 +132,7 @@ def _announce(call: _StartCall, seconds: float) -> dict[str, Any]:
     call.ticket.unlink(missing_ok=True)
     now = time.time()
     announcement: dict[str, Any] = {"call": call.id, "since": now, "until": now + seconds}
-    if call.inside:
-        announcement |= {"inside": True, "closed": [*call.closed]}
+    announcement |= {"inside": call.inside, "closed": [*call.closed]}
     files.replace(call.announcement, json.dumps(announcement), durable=False)
     return announcement
 

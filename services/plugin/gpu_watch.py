@@ -179,14 +179,13 @@ class GpuWatch:
         if fresh != reading and reading is self.reading:
             await self._adopt(fresh)
 
-    async def watch_known(self) -> NoReturn:
+    async def watch_known(self) -> None:
         """Adopt GPUs that the manager saw first, so that both form the same groups."""
         folder = self._settings.state_dir
         async for _ in changes(folder / known_gpus.FILE, asyncio.Event()):
             known = await asyncio.to_thread(known_gpus.load, folder)
             if known.gpus and known != self.reading.known:
                 await self._adopt(await read_device_nodes(known, self._present & {gpu.uuid for gpu in known.gpus}))
-        raise AssertionError("changes ended")
 
     async def watch_events(self) -> NoReturn:
         """Apply XID events as they are reported."""

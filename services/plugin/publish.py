@@ -82,9 +82,8 @@ class Outbox:
 class InventoryWriter:
     """The inventory rows of one node: changes mark them, ``run`` writes their state at the time of writing."""
 
-    def __init__(self, bus: Bus, name: str, node: NodeSeats, note: str = "") -> None:
-        """``note``: see GpuRecord."""
-        self._bus, self._name, self._node, self._note = bus, name, node, note
+    def __init__(self, bus: Bus, name: str, node: NodeSeats) -> None:
+        self._bus, self._name, self._node = bus, name, node
         self._gpus: tuple[Gpu, ...] = ()
         self._incomplete: tuple[IncompleteGroup, ...] = ()
         self._since: dict[str, float] = {}
@@ -135,7 +134,6 @@ class InventoryWriter:
                 healthy=gpu.uuid not in reasons,
                 reason=reasons.get(gpu.uuid, ""),
                 since=self._since.setdefault(gpu.uuid, now),
-                note=self._note,
             )
         for missing in dict.fromkeys(name for group in self._incomplete for name in group.missing):
             groups = [group for group in self._incomplete if missing in group.missing]

@@ -72,6 +72,7 @@ class NodePlugin:
     _allocated: asyncio.Event = field(default_factory=asyncio.Event)
     _unsaved: asyncio.Event = field(default_factory=asyncio.Event)
     _inventory: InventoryWriter = field(init=False)
+    _note: str = field(init=False)
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a new offer is made: two at a time would undo each other."""
     _incomplete: tuple[IncompleteGroup, ...] = ()
@@ -117,7 +118,7 @@ class NodePlugin:
         with contextlib.suppress(PodResourcesError):
             known.add_listed(await self._listed())
         nvidia = await self._nvidia_devices(self.config)
-        no_run = await asyncio.to_thread(offers.install_run, settings)
+        self._note = await asyncio.to_thread(offers.install_run, settings)
         offer, topology = offers.draft_offer(settings, self.config, self.reading, known.seats.values(), nvidia=nvidia)
         gate = StartGate(offer.seats_dir, settings.gate_seconds)
         health = self.config.health
@@ -130,7 +131,7 @@ class NodePlugin:
         strategy = self.config.device_list_strategy
         offer = await offers.write_cdi_spec(settings, offer, strategy, any_allocated=bool(known.seats))
         self.node.replace_offer(offer)
-        self._inventory = InventoryWriter(self.bus, settings.node, self.node, no_run)
+        self._inventory = InventoryWriter(self.bus, settings.node, self.node)
         self.gpu_watch = GpuWatch(settings, self.gpus, self.node, self.reading, self._adopt, self._health_changed)
         watch = self.gpu_watch
         self.metrics = PluginMetrics(
@@ -141,7 +142,7 @@ class NodePlugin:
         self._write_faults()
         self.health.conditions["config"] = lambda: self.refused_config
         self.health.conditions["neighbours"] = self._conflict
-        self.health.notes["kyb-run"] = lambda: no_run or None
+        self.health.notes["kyb-run"] = lambda: self._note or None
         self.health.notes["gpus"] = lambda: "; ".join(group.why for group in self._incomplete) or None
 
     async def apply(self, config: NodeConfig | None = None, reading: GpuReading | None = None) -> None:
@@ -205,7 +206,7 @@ class NodePlugin:
         else:
             get_logger().info("gpus.changed", gpus=len(reading.known.gpus), seats=len(self.node.offer.seats))
 
-    async def watch_config(self) -> NoReturn:
+    async def watch_config(self) -> None:
         """Apply changes of the configuration; one that is invalid is logged, and the last valid one stays."""
         where, first = self.settings, True
         async for _ in changes(where.config, self.hangup):
@@ -221,7 +222,6 @@ class NodePlugin:
             else:
                 self.refused_config = None
                 get_logger().info("config.applied", config=self.config.chosen, seats=len(self.node.offer.seats))
-        raise AssertionError("changes ended")
 
     async def _nvidia_devices(self, config: NodeConfig) -> frozenset[str]:
         if self.settings.fakes or config.device_list_strategy == "envvar":
@@ -271,9 +271,9 @@ class NodePlugin:
             self._write_faults()
 
     def _write_faults(self) -> None:
-        """Tell the node's manager which GPUs are faulty."""
+        """Tell the node's manager which GPUs are faulty, and that no kyb-run can be executed here."""
         try:
-            run_files.write_gpu_faults(self.settings.run_dir, self.node.probation.reasons)
+            run_files.write_gpu_faults(self.settings.run_dir, self.node.probation.reasons, self._note)
         except OSError as error:
             get_logger().warning("faults.write_failed", folder=str(self.settings.run_dir), reason=str(error))
 

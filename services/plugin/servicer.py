@@ -176,11 +176,10 @@ class SeatPlugin(rpc.DevicePluginServicer):
         missing = self._node.missing(seat_id)
         if missing is not None:
             await _refuse(context, missing)
-        remaining = context.time_remaining()
+        remaining, closed = context.time_remaining(), self._node.closed(seat_id)
+        limit = None if remaining is None else max(0.0, remaining - DEADLINE_MARGIN_SECONDS)
         try:
-            await self._node.gate.wait(
-                seat_id, None if remaining is None else max(0.0, remaining - DEADLINE_MARGIN_SECONDS)
-            )
+            await self._node.gate.wait(seat_id, limit, closed=closed)
         except NotGrantedError as refusal:
             await _refuse(context, str(refusal))
         return pb.PreStartContainerResponse()

@@ -1,10 +1,18 @@
 """History of a seat's container: hangs and refusals over several jobs, reset by a new container."""
 
 import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 from kybernate.messages import JobStatus, SeatProgress, SeatTarget, SwitchJob
+from services.checkpointer.helper_pool import HelperCall
 from services.checkpointer.records import QUARANTINE_SECONDS, REMEMBERED_SECONDS, History, JobFile, Record
 from tests.checkpointer.world import Checkpointer, Engine, checkpointer, node
+from tests.until import until
 
 TARGET = SeatTarget(seat="s00", pod_uid="u", container_id="process://1", gpus=("GPU-a",))
 NEXT = TARGET.model_copy(update={"container_id": "process://2"})
@@ -78,6 +86,32 @@ async def test_the_second_hang_of_a_seat_is_quarantine_in_a_later_job_and_after_
             assert await it.outcome(engine) == "quarantined", "a restart forgets nothing"
             await engine.end()
             assert await it.outcome(engine) == "gone"
+
+
+@pytest.mark.parametrize("verb", ["lock", "checkpoint", "restore", "unlock"])
+async def test_a_driver_that_stalls_once_is_no_hang_of_a_seat_and_the_job_goes_on_when_it_answers(verb: str) -> None:
+    async with node("ctypes") as here, checkpointer(here, floor_wall_seconds=0.5, base_seconds=5.0) as it:
+        engine = await here.engine("s00", gib=1)
+        if parked := verb in ("restore", "unlock"):
+            await it.do(park=(engine.target,))
+        calls = it.pool.calls
+
+        async def stalled(key: str, asked: Sequence[HelperCall]) -> list[dict[str, Any]]:
+            if asked[0].verb == verb and not it.pool.hangs:
+                here.driver.send_signal(signal.SIGSTOP)
+            return await calls(key, asked)
+
+        it.pool.calls = stalled  # type: ignore[method-assign]
+        op = await it.begin(**({"activate": engine.target} if parked else {"park": (engine.target,)}))
+        try:
+            await until(lambda: it.pool.hangs >= 2, what="a call after the first one has hung, too")
+        finally:
+            here.driver.send_signal(signal.SIGCONT)
+        status = await it.done(op)
+        end = status.activate or status.park[0]
+        assert end.outcome == ("active" if parked else "parked"), end
+        assert "the driver stalls" in end.reason
+        assert it.journal.history.hangs("s00", engine.target.container_id, time.time()) == 0
 
 
 async def test_a_hung_call_of_any_verb_ends_at_its_deadline() -> None:

@@ -211,10 +211,10 @@ def budget_is_too_small(it: Stand) -> None:
 
 
 def state_folder_is_noexec(it: Stand) -> None:
-    """The plugin finds it, and its rows of GPUs say so."""
+    """The plugin finds it, and writes it for the manager."""
     with mock.patch.object(offers.os, "statvfs", return_value=SimpleNamespace(f_flag=os.ST_NOEXEC)):
         note = offers.install_run(PluginSettings(state_dir=it.folder / "state"))
-    it.facts = replace(it.facts, gpus=tuple(gpu | {"note": note} for gpu in it.facts.gpus))
+    it.facts = replace(it.facts, managers=tuple(node | {"note": note} for node in it.facts.managers))
 
 
 def gpu_fell_off_the_bus(it: Stand) -> None:

@@ -239,6 +239,8 @@ def test_a_broken_stack_is_named_with_its_remedy(broken: str) -> None:
 
 def test_a_seat_that_a_request_starts_is_at_rest() -> None:
     rests = node("start-gate", "a request starts it, or kyb activate")
+    assert [finding.check for finding in troubles(replace(waits(SOUND), managers=(rests,)))] == ["start gate", "seats"]
+    rests["groups"][0]["seats"][0]["rests"] = True
     assert troubles(replace(waits(SOUND), managers=(rests,))) == []
 
 

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from kybernate import files
 from kybernate.dev.fakes.kubelet.http import application
-from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options
+from kybernate.dev.fakes.kubelet.kubelet import KEPT_LOGS, Kubelet, Options
 from kybernate.dev.fakes.kubelet.pod import Pod
 from kybernate.dev.fakes.kubelet.process import BackOff
 from kybernate.dev.stack.layout import LONGEST_FOLDER
@@ -375,6 +375,26 @@ spec:
         await until_running(created)
         status = created.document()["status"]
         assert (status["podIP"], status["hostIP"]) == ("127.0.0.9", "127.0.0.9")
+
+
+async def test_of_former_pods_the_last_logs_are_kept() -> None:
+    async with running_kubelet() as kubelet:
+        logs = kubelet.options.run_dir / "pods"
+        stays = await started(kubelet, pod("stays", seats=0))
+        kept = []
+        for number in range(KEPT_LOGS + 2):  # of a kubelet before
+            kept.append(logs / f"default_old_{number}")
+            kept[-1].mkdir()
+            (kept[-1] / "engine.log").write_text("text")
+            os.utime(kept[-1], (number, number))
+        last = await started(kubelet, pod("last", seats=0))
+        kept.append(logs / f"default_last_{last.uid}")
+        kubelet.delete("default", "last")
+        await until(lambda: last not in kubelet.pods, what="the pod has gone")
+        assert kept[-1].is_dir(), "its log can be read until other pods have come and gone"
+        new = await started(kubelet, pod("new", seats=0))
+        there = [logs / f"default_{name}_{one.uid}" for name, one in (("stays", stays), ("new", new))]
+        assert {*logs.iterdir()} == {*there, *kept[-KEPT_LOGS:]}
 
 
 async def test_the_log_of_a_container_that_has_grown_too_long_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:

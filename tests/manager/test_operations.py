@@ -458,20 +458,55 @@ def test_its_own_group_does_not_bring_it_back_meanwhile(soft: World) -> None:
     assert soft.stage(b).stage in ("policy", "minimum-active-time")
 
 
-def test_a_move_that_fails_ends_the_operation_and_the_seat_may_go_home(soft: World) -> None:
-    b = soft.seat(0, 1)
-    soft.command(ParkSeat, soft.seat(1, 0))
-    soft.finish()
-    soft.order(MigrateSeat, seat=b, to="G1")
+def on_its_way(world: World) -> str:
+    """b is being restored on G1, which was free."""
+    b = world.seat(0, 1)
+    world.command(ParkSeat, world.seat(1, 0))
+    world.finish()
+    world.order(MigrateSeat, seat=b, to="G1")
     for _ in range(10):
-        if soft.state(b) is S.MIGRATING:
+        if world.state(b) is S.MIGRATING:
             break
-        soft.quiet(b) if soft.state(b) is S.DRAINING else soft.tick(1.0)
-        soft.beat()
-        if soft.state(b) is S.PARKING:
-            soft.progress(soft.job())
-    assert soft.state(b) is S.MIGRATING
+        world.quiet(b) if world.state(b) is S.DRAINING else world.tick(1.0)
+        world.beat()
+        if world.state(b) is S.PARKING:
+            world.progress(world.job())
+    assert world.state(b) is S.MIGRATING
+    return b
+
+
+def test_a_move_that_had_no_room_yet_or_was_undone_by_a_restart_of_the_checkpointer_goes_on(soft: World) -> None:
+    b = on_its_way(soft)
     soft.progress(soft.job(), activate="parked")
+    assert (soft.state(b), soft.node.orders["op"].outcome) == (S.PARKED, "")
+    for _ in range(5):
+        soft.tick(1.0)
+        soft.beat()
+        soft.finish()
+    assert (soft.state(b), soft.managed(b).group.name, soft.phases()[-1]) == (S.ACTIVE, "G1", "done")
+
+
+def test_a_move_waits_for_a_process_that_may_end_in_a_moment(soft: World) -> None:
+    b, c = soft.seat(0, 1), soft.seat(1, 0)
+    soft.traffic(c, in_flight=1)
+    soft.order(MigrateSeat, seat=b, to="G1")
+    soft.finish()
+    soft.receive(ForeignProcessesSeen((ForeignProcess("GPU-1", 7, "python3"),)))
+    soft.traffic(c)
+    soft.tick(30)
+    assert (soft.state(b), soft.node.orders["op"].outcome) == (S.PARKED, "")
+    assert "python3 (pid 7) on GPU 1 belongs to no seat" in soft.stage(b).text
+    soft.receive(ForeignProcessesSeen(()))
+    for _ in range(5):
+        soft.tick(1.0)
+        soft.beat()
+        soft.finish()
+    assert (soft.state(b), soft.managed(b).group.name, soft.phases()[-1]) == (S.ACTIVE, "G1", "done")
+
+
+def test_a_move_that_fails_ends_the_operation_and_the_seat_may_go_home(soft: World) -> None:
+    b = on_its_way(soft)
+    soft.progress(soft.job(), activate="parked", failed=True)
     assert soft.node.orders["op"].outcome == "failed"
     assert "could not be activated there: made parked" in soft.node.orders["op"].reason
     assert not soft.node.moves

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import cast
 
 import aiohttp
@@ -6,18 +7,23 @@ from aiohttp import web
 
 from kybernate.health import HttpServer
 from kybernate.messages import JobReply, ReleaseJob
+from kybernate.node import run_files
+from kybernate.node.host_memory import KernelMemory
+from kybernate.policy import KybBalanced
 from services.gpu_manager.core.inputs import EndingAnswered, Now
 from services.gpu_manager.core.state import NodeState
-from services.gpu_manager.http import pod_route, stop_route
+from services.gpu_manager.http import pod_route, routes, stop_route
+from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager
+from services.gpu_manager.publish import GateFiles
 from tests.manager.world import World
 
 
 class ReadOnlyManager:
     """As much of a manager as the route reads."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, gate: GateFiles | None = None) -> None:
+        self._world, self.gate = world, gate
 
     @property
     def node(self) -> NodeState:
@@ -47,6 +53,17 @@ async def test_what_the_seat_of_a_pod_does(world: World) -> None:
         assert (await ask("unknown"))[0] == 404
         world.node.recovered = False
         assert (await ask("uid-m"))[0] == 503
+
+
+async def test_what_the_plugin_found_about_the_node_is_beside_its_groups(world: World, tmp_path: Path) -> None:
+    run_files.write_gpu_faults(tmp_path, {}, "no container starts by kyb-run here")
+    app = web.Application()
+    manager = cast(Manager, ReadOnlyManager(world, GateFiles(tmp_path)))
+    app.add_routes(routes(manager, GuardedPolicy("kyb-balanced", KybBalanced()), KernelMemory()))
+    async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
+        answer = await http.get(f"{server.url}/v1/why")
+        found = await answer.json()
+    assert (found["node"], found["note"]) == ("n1", "no container starts by kyb-run here")
 
 
 @pytest.mark.parametrize("ends", [True, False])

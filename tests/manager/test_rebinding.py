@@ -31,6 +31,7 @@ from services.gpu_manager.core.inputs import (
     RetargetAnswered,
 )
 from services.gpu_manager.core.seat_pod import with_owned
+from services.gpu_manager.core.state import Lane
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.publish import record
 from tests.manager.pulling import Pulls
@@ -156,7 +157,11 @@ def test_a_free_group_takes_it_at_once(world: World, a: str, b: str, c: str) -> 
     assert world.job().park == ()
 
 
-def test_a_seat_that_is_asked_for_while_it_is_parked_comes_back_at_home(world: World, b: str, c: str) -> None:
+@pytest.mark.parametrize("lanes", [(), (Lane(frozenset({"GPU-1"}), 1),)], ids=["no lanes", "its switch has the lane"])
+def test_a_seat_that_is_asked_for_while_it_is_parked_comes_back_at_home(
+    world: World, b: str, c: str, lanes: tuple[Lane, ...]
+) -> None:
+    world.configure(lanes=lanes)
     world.command(ParkSeat, b)
     world.quiet(b)
     world.finish()
@@ -533,7 +538,7 @@ def test_a_move_that_fails_again_and_again_leaves_the_group_to_its_own_seats(
     world: World, a: str, b: str, c: str
 ) -> None:
     """The one that waits longest would be tried first each time, and pause the group with each failure."""
-    reported(world, move(world, a, b), a, "parked", reason="it took too long")
+    reported(world, move(world, a, b), a, "parked", reason="it took too long", failed=True)
     assert (world.state(a), world.managed(a).group.name, world.managed(a).durable.fixed) == (S.PARKED, "G0", "")
     world.tick(1.0)
     assert "G1" not in world.node.switches

@@ -9,7 +9,7 @@ from kybernate.messages.jobs import Outcome
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view, ways
 from services.gpu_manager.core.inputs import BusChanged, Recovered, SeatTicket, StartCall, StartCalls, StartTicket
-from services.gpu_manager.core.obstacles import obstacles
+from services.gpu_manager.core.obstacles import obstacles, rests
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import record
 from tests.manager.pulling import Pulls
@@ -103,6 +103,25 @@ def test_a_seat_at_the_gate_starts_on_another_group_while_its_own_is_busy(world:
     assert world.managed(a).heads_to == ""
 
 
+def test_a_seat_at_the_gate_rests_until_a_request_comes_and_not_before_a_call(world: World) -> None:
+    a, _ = busy_home(world, "restart")
+    found = [rests(world.node, world.managed(a), world.now)]
+    world.end_processes(a)
+    found.append(rests(world.node, world.managed(a), world.now))
+    call(world, a)
+    world.look()
+    world.look()
+    found.append(rests(world.node, world.managed(a), world.now))
+    world.calls.clear()
+    world.receive(StartCalls({}))
+    world.traffic(a, waiting=1)
+    found.append(rests(world.node, world.managed(a), world.now))
+    assert (world.state(a), found) == (S.WAITING, [True, False, True, False])
+    fresh = world.seat(1, 0)
+    world.pod(fresh, "c", backend="restart")
+    assert (world.state(fresh), rests(world.node, world.managed(fresh), world.now)) == (S.WAITING, False)
+
+
 @pytest.mark.parametrize("backend", ["restart", "cuda"])
 def test_kubelets_call_of_the_same_seat_starts_at_home_only(world: World, backend: str) -> None:
     a, _ = busy_home(world, backend)
@@ -170,6 +189,27 @@ def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) 
     assert started.reason == "from group G01, started here: its place is kept here"
     row = record(world.node, world.managed(a), world.now)
     assert (row.home_group, row.group, row.way) == ("G01", "G23", "restart")
+
+
+def test_a_parked_seat_keeps_its_copy_where_its_container_lacks_the_other_group(world: World) -> None:
+    a, b = world.seat(0, 0), world.seat(0, 1)
+    world.pod(a, "a", backend="unload")
+    world.traffic(a, waiting=1)
+    call(world, a, inside=False, closed="G23")
+    arrives(world, a)
+    keeps(world, a)
+    world.traffic(a)
+    comes_up(world, b, "b", "unload")
+    world.traffic(b, in_flight=3)
+    world.traffic(a, waiting=2)
+    assert (world.state(a), world.managed(a).heads_to, world.managed(a).durable.spilled) == (S.PARKED, "", "")
+    refused = world.order(MigrateSeat, seat=a, to="G23")
+    assert (refused.code, "a cannot use group G23: its container was made without" in refused.reason) == (
+        "cannot-use",
+        True,
+    )
+    leaves(world, b)
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G01")
 
 
 def test_at_home_it_comes_back_with_its_copy(world: World) -> None:

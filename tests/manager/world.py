@@ -367,8 +367,11 @@ class World:
                     self.progress(self.job_of(switch.op))
         raise AssertionError(f"switches that do not end: {self.node.switches}")
 
-    def progress(self, job: SwitchJob, park: str = "parked", activate: str = "active", *, done: bool = True) -> None:
-        self.receive(JobProgress(cause=job.cause, node="n1", status=status(job, park, activate, done=done)))
+    def progress(
+        self, job: SwitchJob, park: str = "parked", activate: str = "active", *, done: bool = True, failed: bool = False
+    ) -> None:
+        found = status(job, park, activate, done=done, failed=failed)
+        self.receive(JobProgress(cause=job.cause, node="n1", status=found))
 
     def finish(self) -> None:
         """Carry every switch under way to a good end, as well-behaved neighbours would."""
@@ -406,7 +409,11 @@ class World:
         self.receive(JobsReported(JobReply(accepted=True, seats=(seen,))))
 
 
-def status(job: SwitchJob, park: str = "parked", activate: str = "active", *, done: bool = True) -> JobStatus:
+def status(
+    job: SwitchJob, park: str = "parked", activate: str = "active", *, done: bool = True, failed: bool = False
+) -> JobStatus:
+    """``failed``: a step of the activation."""
+
     def progress(target: object, outcome: str, wanted: str) -> SeatProgress:
         return SeatProgress(
             seat=target.seat,  # type: ignore[attr-defined]
@@ -424,6 +431,8 @@ def status(job: SwitchJob, park: str = "parked", activate: str = "active", *, do
         epoch=job.epoch,
         group=job.group,
         park=tuple(progress(target, park, "parked") for target in job.park),
-        activate=progress(job.activate, activate, "active") if job.activate else None,
+        activate=progress(job.activate, activate, "active").model_copy(update={"failed": failed})
+        if job.activate
+        else None,
         done=done,
     )

@@ -2,18 +2,21 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 
+from kybernate.pb import deviceplugin_pb2 as pb
+from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from kybernate.topology import AllocatedSeat
 from services.plugin.core.faults import GONE, Probation
 from services.plugin.gate import StartGate
 from services.plugin.gate_sockets import SOCKET, GateSockets
-from services.plugin.servicer import NodeSeats
+from services.plugin.servicer import NodeSeats, SeatPlugin
 from tests.plugin.stand import GPUS, ONE, offer
 from tests.until import until
 
@@ -183,6 +186,25 @@ async def test_a_start_counts_the_gpus_that_kubelet_gave_its_container(tmp_path:
         await announced(node, seat)
         give(node, seat, group="G1")
         assert "set CUDA_VISIBLE_DEVICES=1\n" in await asyncio.wait_for(asked, 10)  # PCI order: 3, 1, 2, 0
+
+
+async def test_kubelets_call_names_the_groups_that_its_container_lacks_too(tmp_path: Path) -> None:
+    """The manager knows them before it moves the seat for the first time."""
+    async with listening(tmp_path) as node, AsyncExitStack() as stack:
+        seat = seat_on(node, "G0")
+        node.allocations.allocate(AllocatedSeat(seat, ONE, ("GPU-0",), ("GPU-0",)))
+        server = grpc.aio.server()
+        rpc.add_DevicePluginServicer_to_server(SeatPlugin(node, ONE), server)
+        server.add_insecure_port(f"unix:{tmp_path}/plugin.sock")
+        await server.start()
+        stack.push_async_callback(server.stop, None)
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(f"unix:{tmp_path}/plugin.sock"))
+        request = pb.PreStartContainerRequest(devices_ids=[seat])
+        asked = asyncio.ensure_future(rpc.DevicePluginStub(channel).PreStartContainer(request))
+        found = await announced(node, seat)
+        assert (found["inside"], found["closed"]) == (False, ["G1", "G23"])
+        give(node, seat)
+        await asyncio.wait_for(asked, 10)
 
 
 async def test_a_newer_caller_ends_the_one_before(tmp_path: Path) -> None:

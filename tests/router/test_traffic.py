@@ -464,6 +464,15 @@ def test_a_seat_that_vanished_from_the_roster_is_not_trusted_and_later_forgotten
     assert [r.status for r in kinds(traffic.handle(step.TimePassed(), 32.0), step.Reject)] == [404]
 
 
+def test_a_model_whose_pod_pulls_its_image_is_known_for_as_long_as_that_takes():
+    """Kubelet gives a pod its seat before it pulls images."""
+    traffic = router(record(state=S.WAITING), hold_seconds=300.0)
+    assert not kinds(arrive(traffic, 1, now=1.0), step.Reject)
+    assert not kinds(traffic.handle(step.TimePassed(), 300.0), step.Reject)
+    (reject,) = kinds(traffic.handle(step.TimePassed(), 302.0), step.Reject)
+    assert (reject.status, reject.code, reject.retry_after >= 1) == (503, "hold_timeout", True)
+
+
 def test_the_manager_decides_whether_a_row_that_is_older_than_what_is_known_is_all_that_is_true():
     """A manager may have lost its ledger and begun at lower epochs, and its predecessor's rows were never written."""
     traffic = router(record(state=S.ACTIVE, epoch=10))

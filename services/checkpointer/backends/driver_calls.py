@@ -26,7 +26,7 @@ _TROUBLES = {
 }
 
 _ABOUT_A_PROCESS = frozenset(str(verb) for verb in (Verb.STATE, Verb.LOCK, Verb.CHECKPOINT, Verb.RESTORE, Verb.UNLOCK))
-"""Calls that hang because of the process that they name; of these a seat's hangs are counted."""
+"""Calls that may hang because of the process that they name."""
 
 _HINTS = {
     ("state", CudaResult.OPERATING_SYSTEM): "may the checkpointer look into it? it needs hostPID: true and SYS_PTRACE",
@@ -270,11 +270,18 @@ class DriverCalls:
         try:
             return await self.pool.calls(key, calls)
         except HelperHungError as error:
-            about = (error.verb or calls[0].verb) in _ABOUT_A_PROCESS
-            trouble = StepTrouble.HUNG if about else StepTrouble.SLOW
-            raise StepFailedError(trouble, str(error)) from error
+            if error.verb in _ABOUT_A_PROCESS and await self._answers(key):
+                raise StepFailedError(StepTrouble.HUNG, str(error)) from error
+            raise StepFailedError(StepTrouble.SLOW, f"{error}; the driver stalls") from error
         except HelperDiedError as error:
             raise StepFailedError(StepTrouble.HELPER_DIED, str(error)) from error
+
+    async def _answers(self, key: str) -> bool:
+        """True if the driver answers another call now: then the one that did not end hangs because of its process."""
+        try:
+            return bool(await self.pool.calls(key, [self._reading("memory")]))
+        except (HelperHungError, HelperDiedError):
+            return False
 
     def _check(self, reply: dict[str, Any], verb: str, process: ProcessIdentity | None) -> None:
         code = reply["code"]

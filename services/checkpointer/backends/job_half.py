@@ -101,6 +101,8 @@ class JobHalf:
             self._failed.add(step.verb)
             if error.trouble is StepTrouble.HUNG:
                 await self.note(StepTrouble.HUNG, pid, str(step.verb))
+            elif error.trouble is StepTrouble.SLOW:
+                self._until = 0.0  # while the driver stalled, nothing was transferred
             elif step.verb is Verb.RESTORE and error.trouble in TERMINAL:
                 # At once: its state reads CHECKPOINTED on, and a replay must not believe it.
                 await self.note(SPENT, pid)

@@ -57,8 +57,8 @@ class StepTrouble(StrEnum):
     ILLEGAL = "illegal state"  # not in the state that the call requires; nothing changed
     OUT_OF_MEMORY = "out of memory"
     OPERATING_SYSTEM = "operating system"
-    HUNG = "hung"  # a call about a process overran its deadline and the helper was killed
-    SLOW = "slow"  # the same with a reading: NVML stalls for seconds when large processes end, which is no seat's fault
+    HUNG = "hung"  # a call about a process overran its deadline, and the driver answers others
+    SLOW = "slow"  # the driver stalls, or NVML alone, as for seconds when large processes end: no seat's fault
     HELPER_DIED = "helper died"  # or it could not call the driver
     GONE = "gone"  # the process ended; its pid may be reused
 

@@ -142,6 +142,7 @@ def give_ticket(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> N
     epoch = node.next_epoch(now)
     call, gate.call = gate.call, None
     seat.durable.ticket, gate.ticket_given, gate.ticket_call = call.call, now.wall, call.since
+    seat.durable.closed = tuple(sorted(call.closed))
     if call.inside:
         seat.durable.container_id = start_inside(pod.container_id or "", call.call)
     away = group.name if group.name != seat.home.name else ""

@@ -16,7 +16,7 @@ from kybernate.seat import SeatState
 from services.gpu_manager.core import switch
 from services.gpu_manager.core.inputs import Now, WallTime
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.obstacles import PINNED, QUARANTINED, REFUSED, first, leaving, no, refusal, seat_refused
+from services.gpu_manager.core.obstacles import PINNED, first, lasting, leaving, no, refusal, seat_refused
 from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.riders.operations import DRAINED
 from services.gpu_manager.core.state import NodeState
@@ -51,7 +51,7 @@ def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) ->
     router = command.actor == "router"
     if not router:
         _end_backoffs(node, seat)
-    if found := refusal(node, seat, now, (DRAINED, REFUSED, QUARANTINED, PINNED) if router else ()):
+    if found := (lasting if router else refusal)(node, seat, now):
         return found.refusal(seat, found.text if router else "")  # its answers name the model
     seat.cause = command.cause
     if router:

@@ -24,7 +24,7 @@ from kybernate.topology import Group
 from services.gpu_manager.core import phases, view, ways
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
-from services.gpu_manager.core.managed_seat import START_DEADLINE_SECONDS, ManagedSeat
+from services.gpu_manager.core.managed_seat import AT_HOME, START_DEADLINE_SECONDS, ManagedSeat
 from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.core.state import NodeState
 
@@ -214,7 +214,8 @@ def IMMOVABLE(ask: Ask) -> Stage | None:
         return None
     why = next((f"GPU {gpu.index} is faulty: {fault}" for gpu in group.gpus if (fault := gpu.fault(node.faulty))), "")
     if not why and any(peer.name == group.name for peer in node.groups[seat.group.name].peers):
-        why = ways.why_immovable(node, seat)
+        lacks = seat.state not in AT_HOME and group.name in seat.durable.closed
+        why = ways.why_immovable(node, seat) or "its container was made without a GPU of it; a new pod has it" * lacks
     elif not why and len(group.gpus) != len(seat.home.gpus):
         why = f"GPUs: it has {len(group.gpus)}, the seat needs {len(seat.home.gpus)}"
     elif not why:
@@ -553,6 +554,12 @@ def refusal(node: NodeState, seat: ManagedSeat, now: Now, rows: Collection[Row] 
     return found[0] if all(found) else None
 
 
+def lasting(node: NodeState, seat: ManagedSeat, now: Now) -> Obstacle | None:
+    """The refusal that patience does not help against: it refuses a request, and ends a move on its way. Other stops
+    (``blocked``) may be over in a moment."""
+    return refusal(node, seat, now, [one for one in ROWS if one.kind == "stop" and one.code != "blocked"])
+
+
 def no(code: str, reason: str, *, epoch: int = 0, retry: float | None = None) -> CommandReply:
     """A refusal."""
     return CommandReply(accepted=False, code=code, reason=reason, epoch=epoch, retry_after_seconds=retry)
@@ -597,6 +604,12 @@ def stage(node: NodeState, seat: ManagedSeat, now: Now) -> Stage:
     if seat.state in (S.PARKED, S.WAITING):
         return Stage("policy", node.groups[seat.group.name].why)
     return Stage("switch", "its switch is over in a moment")
+
+
+def rests(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
+    """True while it serves, is parked, or is at the start gate until a request comes, as one parked by restart is."""
+    first_row = next((one.row for one in waits(node, seat, now)), None) if seat.state is S.WAITING else None
+    return seat.state in (S.ACTIVE, S.PARKED) or (first_row is START_GATE and seat.gate.called is not None)
 
 
 def also(node: NodeState, seat: ManagedSeat, now: Now) -> list[Obstacle]:

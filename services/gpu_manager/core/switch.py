@@ -565,8 +565,9 @@ def _not_activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, prog
 
     (1) The driver refused the move for this node, (2) for this seat, or its engine did not survive it: it is not tried
     again with this pod, and a refusal is no fault of the group.
-    (3) The move failed: it is not moved again before its own group had time to bring it back. (4) Unless the move was
-    refused, group and seat back off.
+    (3) A step of the move failed: it is not moved again before its own group had time to bring it back. What had no
+    room yet, or was undone by a restart of the checkpointer, is tried again. (4) Unless the move was refused, group and
+    seat back off.
     """
     moving, refused = seat.state is S.MIGRATING, progress.move_refused
     if moving and refused == "node":  # (1)
@@ -574,7 +575,7 @@ def _not_activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, prog
     elif moving and (refused or progress.outcome == "lost"):  # (2)
         lost = "" if refused else "its engine did not survive a move, so it stays until its pod is replaced: "
         seat.durable.fixed = lost + progress.reason
-    elif moving:  # (3)
+    elif moving and progress.failed:  # (3)
         seat.stay(now)
     if not (moving and refused):  # (4)
         _back_off_group(node, switch.group, now)

@@ -52,6 +52,8 @@ class Options:
     seed: int | None = None
 
 
+KEPT_LOGS = 5
+"""Of so many former pods the logs are kept, also of those of a kubelet before."""
 SCHEDULE_SECONDS = 0.5
 SHUTDOWN_GRACE_SECONDS = 1.0
 REMEMBERED_CALLS = 1000
@@ -131,6 +133,7 @@ class Kubelet:
             raise PodExistsError(f'pods "{spec.key}" already exists; delete it first')
         pod = Pod(spec, self._around)
         self.pods.append(pod)
+        self._drop_logs()
         self._wake.set()
         return pod
 
@@ -324,6 +327,13 @@ class Kubelet:
         await asyncio.sleep(linger_seconds)
         await pod.stop(pod.spec.grace_seconds)
         self._lingering.remove(pod)
+
+    def _drop_logs(self) -> None:
+        """Keep the folders of logs of all pods that are there, and of the last ones that were."""
+        there = {pod.uid for pod in (*self.pods, *self._lingering)}
+        former = [one for one in self._around.logs.glob("*_*") if one.name.rpartition("_")[2] not in there]
+        for folder in sorted(former, key=lambda one: one.stat().st_mtime, reverse=True)[KEPT_LOGS:]:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _active(self) -> set[str]:
         return {pod.uid for pod in self.pods if pod.active}

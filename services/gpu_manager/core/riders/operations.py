@@ -22,7 +22,7 @@ from kybernate.topology import Group
 from services.gpu_manager.core import view
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
-from services.gpu_manager.core.obstacles import IMMOVABLE, Ask, first, no, obstacles, refusal, row, seat_refused, stage
+from services.gpu_manager.core.obstacles import IMMOVABLE, Ask, first, lasting, no, obstacles, row, seat_refused, stage
 from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.core.state import NodeState, Rider
 from services.gpu_manager.ledger import Ledger, OperatorOrder
@@ -326,7 +326,7 @@ def _result(node: NodeState, order: OperatorOrder, now: Now) -> tuple[OrderOutco
         return "", ""
     if seat.pinned and not seat.heads_to:
         return "failed", f"{seat.name} is pinned"
-    if (stops := refusal(node, seat, now)) is not None:
+    if (stops := lasting(node, seat, now)) is not None:
         return "failed", stops.text  # patience does not help, and at home it may serve
     if seat.state is not S.ACTIVE and seat.backoff.move.active(now):
         return "failed", f"{seat.name} could not be activated there: {seat.reason}"
