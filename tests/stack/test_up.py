@@ -165,7 +165,7 @@ def test_what_keeps_a_stack_from_starting_is_reported_in_one_line(
 
     monkeypatch.setattr("kybernate.dev.stack.stack.lay_out", full)
     with pytest.raises(SystemExit, match=r"^1$"):
-        main(["up", "--port", "8780"])
+        main(["up", "--port", str(free_port())])
     assert capsys.readouterr().err.endswith("\nkyb: No space left on device; check path, permissions and free space\n")
 
 
