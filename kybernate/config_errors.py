@@ -1,9 +1,11 @@
 """YAML that is read with its line numbers, so that an error names file, line, place, value and remedy."""
 
 import difflib
+import json
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -127,8 +129,11 @@ def read_documents(path: Path, *, empty: bool = False) -> list[Document]:
         line = f":{mark.line + 1}" if mark else ""
         what = " ".join(part for part in (error.context, error.problem) if part)
         raise ConfigError(f"{path}{line}: not valid YAML: {what}; check indentation and quotes there") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path}: not valid YAML: {error}; check its characters") from None
+    except RecursionError:
+        what = "an alias stands inside its own anchor, or it is nested too deep"
+        raise ConfigError(f"{path}: {what}; write it out") from None
     if not documents and not empty:
         raise ConfigError(f"{path}: is empty; it needs at least one YAML document")
     return documents
@@ -238,12 +243,14 @@ def _kind_of(value: object) -> str:
         return "a number"
     if isinstance(value, str):
         return "text"
+    if isinstance(value, date):
+        return "a date"
     return "a list" if isinstance(value, tuple) else "a mapping" if isinstance(value, Mapping) else "something else"
 
 
 def _shown(value: object) -> str:
-    text = str(list(value)) if isinstance(value, tuple) else repr(value)
-    text = {"True": "true", "False": "false"}.get(text, text)
+    """As a person wrote it; text alone has quotes."""
+    text = repr(value) if isinstance(value, (str, float)) else json.dumps(value, default=str).replace('"', "'")
     return text if len(text) <= 80 else text[:77] + "..."
 
 

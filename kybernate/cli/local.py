@@ -24,8 +24,11 @@ def log_of(stack: dict[str, Any], name: str) -> Path:
         return file
     plain = name.partition("/")[2] if name.startswith(("model/", "seat/")) else name
     seats = [seat for seat in Console(str(stack["console"])).seats()["seats"] if seat.get("pod")]
-    for seat in seats:
-        if plain in (seat["model"], seat["seat"]) and (found := engine_log(stack, seat["pod"], seat["pod_uid"])):
+    mine = [seat for seat in seats if plain in (seat["model"], seat["seat"])]
+    for seat in mine:
+        if found := engine_log(stack, seat["pod"], seat["pod_uid"]):
             return found
+    if mine:
+        raise CliError(f"{plain} has no log, for its engine never ran; see kyb why {plain}")
     known = ", ".join([*processes(stack), *sorted({seat["model"] for seat in seats})])
     raise CliError(f"nothing here is called {name!r}; known: {known}")

@@ -269,7 +269,9 @@ def select_why(body: dict[str, Any], name: str | None) -> list[dict[str, Any]]:
     if not found:
         more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
         names = ", ".join(sorted(known)[:MOST_NAMES]) or "none yet"
-        raise CliError(f"no group, seat or model is called {name!r}; known: {names}{more}")
+        silent = [f"; {node['node']}: {node['unanswered']}" for node in nodes if "unanswered" in node]
+        where = " on the nodes that answer" if silent else ""
+        raise CliError(f"no group, seat or model is called {name!r}{where}; known: {names}{more}{''.join(silent)}")
     return found
 
 

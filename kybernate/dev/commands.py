@@ -148,4 +148,4 @@ def demo(context: typer.Context) -> None:
     inner.command(epilog="Examples: kyb demo · kyb demo --chaos --seed 3 · kyb demo --trace FILE --speed 60 -o json")(
         command
     )
-    inner(args=context.args, prog_name="kyb demo")
+    sys.exit(inner(args=context.args, prog_name="kyb demo", standalone_mode=False) or 0)  # errors: kybernate.cli.main

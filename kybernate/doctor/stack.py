@@ -150,9 +150,7 @@ def _unreachable(facts: StackFacts) -> Finding:
     if code in ("invalid_api_key", "insufficient_permissions"):
         remedy = "set KYB_API_KEY_FILE to a key with the scope view: kyb router keys add"
         return fail("console", f"it refused this key: {facts.refusal}", remedy)
-    remedy = (
-        "kyb up, or name it with --url; in a cluster: kubectl -n kybernate port-forward svc/kybernate-console 8781:80"
-    )
+    remedy = "kyb up, or name it with --url; in a cluster: kubectl -n kybernate port-forward svc/kybernate-console 8781"
     return fail("console", facts.refusal, remedy)
 
 
@@ -167,7 +165,7 @@ def _routers(facts: StackFacts) -> Iterator[Finding]:
             )
         else:
             yield ok("router", f"{name} at {router.get('url')}")
-    if not facts.routers:
+    if not facts.routers and "bus" not in facts.unmet:  # by NATS alone the console knows them
         yield fail(
             "router", "no router reports itself: no call is answered", "start one, or see its log: kyb logs router"
         )

@@ -363,6 +363,13 @@ async def test_every_command_has_examples_and_json_as_output(kyb: "Kyb") -> None
     assert "Examples: kyb demo" in asked
 
 
+@pytest.mark.parametrize("argv", [("-o", "json", "demo"), ("demo", "-o", "json")])
+async def test_wrong_usage_of_the_demo_is_json_too(kyb: "Kyb", argv: tuple[str, ...]) -> None:
+    done = await kyb(*argv, "--scenario", "none")
+    assert (done.code, done.out) == (2, "")
+    assert "'hot-group'" in json.loads(done.err)["error"]["message"]
+
+
 async def test_small_answers_are_json_too(kyb: "Kyb", tmp_path: Path) -> None:
     async def answer(*argv: str) -> Any:
         done = await kyb(*argv, "-o", "json")

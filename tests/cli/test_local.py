@@ -41,6 +41,8 @@ async def test_the_log_of_a_service_or_of_a_models_engine_is_shown(kyb: "Kyb", s
     assert (await kyb("logs", "router", "-n", "0")).out == ""
     assert "the ledger is broken" in (await kyb("logs", "gpu-manager")).out
     assert (await kyb("logs", "model/gemma-3-27b")).out == "loading weights\n"
+    (stack / "run" / "pods" / "demo_gemma_uid-7" / "engine.log").unlink()
+    assert "gemma-3-27b has no log, for its engine never ran; see kyb why" in (await kyb("logs", "gemma-3-27b")).err
     unknown = await kyb("logs", "nothing")
     assert (unknown.code, "gpu_manager, router" in unknown.err) == (1, True), stack
 

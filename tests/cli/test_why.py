@@ -41,6 +41,12 @@ async def test_why_of_one_model_shows_its_group_only(kyb: "Kyb", router: "SmallR
     assert "known: G0, G1, gemma, phi, qwen" in result.err
 
 
+def test_a_name_is_not_called_unknown_where_its_manager_does_not_answer() -> None:
+    nodes = [{"node": "laptop", "unanswered": "its manager at http://x does not answer (nothing in time)"}]
+    with pytest.raises(CliError, match=r"called 'qwen' on the nodes that answer; known: none yet; laptop: its manager"):
+        select_why({"nodes": nodes}, "qwen")
+
+
 def test_an_unknown_name_is_refused_with_twenty_names_at_most() -> None:
     nodes = [{"groups": [{"group": f"G{number:02}", "seats": []} for number in range(30)]}]
     with pytest.raises(CliError, match=r"G18, G19 and 10 more$"):

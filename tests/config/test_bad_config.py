@@ -51,6 +51,16 @@ BAD = {
         ONE.replace("    groupSize: 1\n", ""),
         ":2: profiles[0].groupSize: is missing; add groupSize",
     ),
+    "alias inside its anchor": (
+        ONE + "tiers: &a {gold: *a}\n",
+        ": an alias stands inside its own anchor, or it is nested",
+    ),
+    "nested too deep": (ONE + f"tiers: {'[' * 2000}{']' * 2000}\n", "or it is nested too deep; write it out"),
+    "date in place of a number": (
+        ONE + "drainSeconds: 2026-01-01\n",
+        ":6: drainSeconds: '2026-01-01': is a date; it must",
+    ),
+    "date that is none": (ONE + "drainSeconds: 2026-13-01\n", ": not valid YAML: month must be in 1..12"),
     "key twice": (ONE + "    name: again\n", ":6: profiles[0].name: stands there twice; remove one of them"),
     "overlapping groups": (
         GROUPS.replace("[1, 2]", "[0, 1]"),

@@ -144,6 +144,12 @@ BAD = {
         "metadata.annotations.kyb.ai/backend: is missing (the default is cuda); write kyb.ai/backend: fake",
     ),
     "one name twice": (POD + "---\n" + POD, ":19: metadata.name: 'qwen': namespace default has this pod already; give"),
+    "environment as a mapping": (
+        COMMAND.replace("[serve]", "[serve]\n      env: {A: b}"),
+        ":13: spec.containers[0].env: is not a list; write a line with - for each",
+    ),
+    "command as text": (COMMAND.replace("[serve]", "serve"), ":12: spec.containers[0].command: is not a list;"),
+    "command as a number": (COMMAND.replace("[serve]", "5"), ":12: spec.containers[0].command: is not a list;"),
     "YAML syntax": ("a: [\n", ":2: not valid YAML:"),
 }
 
@@ -158,6 +164,13 @@ def test_all_mistakes_of_a_pod_are_named_at_once(tmp_path: Path) -> None:
         load_pods(path, CONFIG)
     places = [line.split(": ")[1].rpartition("kyb.ai/")[2] for line in str(caught.value).splitlines()]
     assert places == ["gpu-9x-seat", "port", "vram", "backend"]
+
+
+def test_a_deployment_without_a_name_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "deployment.yaml"
+    path.write_text("apiVersion: apps/v1\nkind: Deployment\nmetadata:\nspec: {template: {metadata: [], spec: {}}}\n")
+    with pytest.raises(ConfigError, match=r"spec\.template\.metadata\.name: is no name; give the pod a name"):
+        load_pods(path, CONFIG, "any")
 
 
 def test_the_command_line_chooses_the_backend_where_no_annotation_does(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -323,3 +324,17 @@ def test_a_switch_is_no_problem_until_it_takes_longer_than_usual(late: bool, lev
     assert [finding.check for finding in found if finding.level is Severity.WARN] == ["seat", "seats"] * late
     if not late:
         assert f"{SEAT['model']} activating" in line.finding
+
+
+def test_routers_are_not_missing_where_the_console_has_no_nats_to_see_them() -> None:
+    facts = replace(SOUND, routers=(), unmet={"bus": "not connected to NATS"})
+    failing = [finding.check for finding in check_stack(facts) if finding.level is Severity.FAIL]
+    assert failing == ["bus"]
+
+
+def test_the_port_forward_that_it_names_leads_to_the_port_of_the_charts_service() -> None:
+    (finding,) = [one for one in check_stack(StackFacts(refusal="no stack runs")) if one.check == "console"]
+    chart = Path(__file__).parents[2] / "helm" / "kybernate" / "templates" / "console.yaml"
+    port = re.search(r"- \{name: http, port: (\d+)", chart.read_text())
+    assert port is not None
+    assert finding.remedy.endswith(f"svc/kybernate-console {port[1]}")

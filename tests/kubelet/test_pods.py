@@ -185,21 +185,23 @@ async def test_a_missing_mount_source_fails_the_start_as_a_runtime_would() -> No
         source = kubelet.options.run_dir / "seat"
         plugin.mounts = [pb.Mount(container_path=str(source), host_path=str(source), read_only=True)]
         failing = kubelet.create(pod())
-        await until_waiting(failing, "RunContainerError")
-        assert f"{source}: no such file or directory" in state(failing)["state"]["waiting"]["message"]
+        await until_waiting(failing, "CrashLoopBackOff")
+        assert f"{source}: no such file or directory" in state(failing)["lastState"]["terminated"]["message"]
         source.mkdir(parents=True)
         await until_running(failing)
 
 
-async def test_a_command_that_does_not_exist_is_a_waiting_reason() -> None:
+async def test_a_command_that_does_not_exist_has_ended_with_the_reason_and_is_backed_off() -> None:
     async with running_kubelet() as kubelet:
         (spec,) = pods(
             "{apiVersion: v1, kind: Pod, metadata: {name: p},"
             " spec: {containers: [{name: engine, command: [no-such-program]}]}}"
         )
         failing = kubelet.create(spec)
-        await until_waiting(failing, "RunContainerError")
-        assert '"no-such-program": executable file not found' in state(failing)["state"]["waiting"]["message"]
+        await until_waiting(failing, "CrashLoopBackOff")
+        ended = state(failing)["lastState"]["terminated"]
+        assert (ended["exitCode"], ended["reason"]) == (128, "StartError")
+        assert '"no-such-program": executable file not found' in ended["message"]
 
 
 async def test_deleting_ends_also_a_process_that_was_stopped() -> None:

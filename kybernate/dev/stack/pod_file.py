@@ -103,7 +103,8 @@ def manifests(document: Document, *, deployments: bool = False) -> Iterator[tupl
         spec = data.get("spec")
         template = spec.get("template") if isinstance(spec, dict) else None
         if data.get("kind") == "Deployment" and isinstance(template, dict):
-            named = {**data.get("metadata", {}), **template.get("metadata", {})}
+            both = (part.get("metadata") for part in (data, template))
+            named = {key: value for part in both if isinstance(part, dict) for key, value in part.items()}
             yield ("spec", "template"), {**template, "apiVersion": "v1", "kind": "Pod", "metadata": named}
         return
     if isinstance(data, dict) and data.get("kind") == "List" and isinstance(data.get("items"), tuple):
@@ -179,6 +180,9 @@ def _seat(document: Document, manifest: Mapping[str, Any], place: Place, config:
     for index, container in enumerate(containers):
         if not isinstance(container, dict) or not isinstance(container.get("name"), str):
             raise document.source.error((*at, index), None, "is no container", "give it a name: (text)")
+        for key in ("command", "args", "env"):
+            if not isinstance(container.get(key) or (), tuple):
+                raise document.source.error((*at, index, key), None, "is not a list", "write a line with - for each")
         for where, key, quantity in _asked(container, (*at, index)):
             if key not in config.resources and not key.startswith(PREFIX):
                 continue

@@ -26,6 +26,8 @@ from kybernate.logs import get_logger
 
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "VLLM_CACHE_ROOT": "vllm"}
 """Caches of compiled code, whose files engines lock, and their folders in that of a pod."""
+START_ERROR = 128
+"""The exit code by which a runtime says that it could not start a container."""
 GATE_PAUSE_SECONDS = 0.05
 GATE_PAUSE_MAX_SECONDS = 1.0
 
@@ -118,8 +120,9 @@ class Pod:
             if container.process is None:
                 await self._start(container)
                 began = time.monotonic()
-            code = await self._process(container).wait()
-            self._ended(container, code)
+            code = START_ERROR if container.process is None else await container.process.wait()
+            if container.process is not None:
+                self._ended(container, code)
             if not self._restarts(container, code):
                 container.done = True
                 return
@@ -133,7 +136,8 @@ class Pod:
                 await asyncio.sleep(delay)
 
     async def _start(self, container: Container) -> None:
-        """Gate and create, again and again until the container runs; the reason stands in the status."""
+        """The gate, again and again until it lets the container through; the reason stands in the status. Then create
+        it; there is no process if that failed."""
         pause = GATE_PAUSE_SECONDS
         while True:
             await self.around.up.wait()
@@ -145,7 +149,8 @@ class Pod:
             except GateError as error:
                 container.waits("CreateContainerConfigError", str(error))
             except StartError as error:
-                self._refused(container, "RunContainerError", error)
+                self._ended(container, START_ERROR, reason="StartError", message=str(error))
+                return
             # A gate that refuses after its full wait is asked again at once; one that fails fast, ever more slowly.
             quick = time.monotonic() - began < GATE_PAUSE_MAX_SECONDS
             pause = min(GATE_PAUSE_MAX_SECONDS, pause * 2) if quick else GATE_PAUSE_SECONDS
@@ -222,14 +227,16 @@ class Pod:
         """A short path: engines bind sockets in it, whose paths have at most 107 characters."""
         return self.around.temporary / self.uid[:8]
 
-    def _ended(self, container: Container, code: int) -> None:
+    def _ended(self, container: Container, code: int, **why: str) -> None:
         container.process = None
-        ended: dict[str, Any] = {"exitCode": code, "reason": "Completed" if code == 0 else "Error"}
+        ended: dict[str, Any] = {"exitCode": code, "reason": "Completed" if code == 0 else "Error", **why}
         if code > 128:
             ended["signal"] = code - 128
         ended |= {"startedAt": container.started_at, "finishedAt": rfc3339(), "containerID": container.container_id}
         container.state = {"terminated": ended}
-        get_logger().info("kubelet.container_ended", pod=self.spec.key, container=container.spec.name, exit_code=code)
+        get_logger().info(
+            "kubelet.container_ended", pod=self.spec.key, container=container.spec.name, exit_code=code, **why
+        )
 
     def _restarts(self, container: Container, code: int) -> bool:
         if container.spec.sidecar:
