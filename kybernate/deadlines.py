@@ -2,6 +2,8 @@
 which keeps it, and all that read an age. Pure. Wall seconds, where nothing else is written.
 """
 
+import math
+
 BASE_SECONDS = 30.0
 """Model: of a transfer; the fixed cost is up to 15 s per process."""
 SECONDS_PER_GIB = 3.0
@@ -21,6 +23,8 @@ PROBE_MARGIN_SECONDS = 45.0
 """Kubelet ends what fails its startupProbe, with 30 s of grace; a manager waits for longer."""
 LATE_SECONDS = 5.0
 """Beyond what is usual, and twice what is usual where that is more, a phase is late."""
+UNKNOWN_LATE_SECONDS = 300.0
+"""A phase with an end, of which nothing is known, is late: an engine that listens on another port, or downloads."""
 
 
 def learned(longest: float, usual: float) -> float:
@@ -54,8 +58,11 @@ def start(probe: float, usual: float, *, served: bool) -> float:
 
 def is_late(age: float, usual: float, most: float | None) -> bool:
     """True past its end ``most``, or far beyond what is usual (0: not known)."""
-    beyond = usual > 0 and age > usual + max(LATE_SECONDS, 2 * usual)
-    return beyond or (most is not None and age > most)
+    if usual > 0:
+        beyond = usual + max(LATE_SECONDS, 2 * usual)
+    else:
+        beyond = UNKNOWN_LATE_SECONDS if most is not None else math.inf
+    return age > beyond or (most is not None and age > most)
 
 
 def age_text(age: float, usual: float, most: float | None, ends: str = "") -> str:

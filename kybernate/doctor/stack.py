@@ -255,7 +255,10 @@ def _groups(node: dict[str, Any]) -> Iterator[Finding]:
         for phase in group.get("phases") or ():
             if phase.get("late"):
                 how = fail if phase.get("waiting") else warn
-                yield how("seat", f"{phase['text']}", f"kyb why {group['group']}; if it starts: kyb logs of its model")
+                remedy = (
+                    f"kyb why {group['group']}; if it starts: kyb logs of its model; delete its pod if it never serves"
+                )
+                yield how("seat", f"{phase['text']}", remedy)
         stages = {str((seat.get("stage") or {}).get("stage")): seat for seat in group.get("seats") or ()}
         for seat in group.get("seats") or ():
             stage = seat.get("stage") or {}

@@ -122,6 +122,9 @@ def test_the_gate_text_has_no_seconds_that_pass(world: World) -> None:
         (91.0, 30.0, None, True, ", for 91 s (usually 30 s)"),
         (61.0, 0.0, 60.0, True, ", for 61 s (ends at 60 s)"),
         (60.0, 20.0, 60.0, False, ", for 60 s (usually 20 s; ends at 60 s)"),
+        (300.0, 0.0, 3600.0, False, ", for 5 min (ends at 60 min)"),
+        (301.0, 0.0, 3600.0, True, ", for 5 min 1 s (ends at 60 min)"),
+        (301.0, 0.0, None, False, ", for 5 min 1 s"),
     ],
 )
 def test_a_phase_is_late(world: World, taken: float, usual: float, most: float | None, late: bool, text: str) -> None:
