@@ -161,6 +161,13 @@ async def test_lines_that_are_no_calls_get_an_answer(node):
     await writer.wait_closed()
 
 
+def test_the_checkpointers_helper_says_that_the_driver_does_not_answer_and_logs_which(tmp_path, capsys):
+    """Callers of models read it: no path and no command of a developer."""
+    with pytest.raises(ConnectionError, match=r"^the GPU driver does not answer$"):
+        FakeHelperDriver(str(tmp_path / "driver.sock")).call("state", {"pid": 1})
+    assert f"no fake GPU driver at {tmp_path}/driver.sock" in capsys.readouterr().err
+
+
 async def test_the_checkpointers_helper_reads_the_memory_of_a_mig_instance(tmp_path):
     """As NVML does: else a park by a restart there has no proof, and the seat is quarantined."""
     socket, machine = tmp_path / "driver.sock", hardware("A100-mig-mixed")
