@@ -110,6 +110,7 @@ async def test_a_full_queue_returns_429_with_retry_after():
         await until(lambda: w.held("llama") == 1, what="requests for llama that the router holds: 1")
         second = await w.ask("llama")
         assert (second.status, second.code) == (429, "queue_full")
+        assert "model llama has 1 request waiting already" in second.json["error"]["message"]
         assert 3 <= int(second.headers["Retry-After"]) <= 6, "the learned 2.5 s, spread up to twice as much"
         await w.manager.activate("s0")
         assert (await first).status == 200

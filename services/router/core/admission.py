@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from kybernate.seat import SeatState
+from kybernate.sizes import count
 from services.router.core.managers import PendingCommands
 from services.router.core.step import CallArrived, CallEnded, CallReturned, Forward, LevelChanged, Reject, RouterStep
 from services.router.core.trust import Trust
@@ -56,12 +57,13 @@ class HoldQueue:
         """
         waiting = len(model.held) - (model.wake is not None)
         if self._queue_full(model):
-            return f"{waiting} requests wait for model {model.name} already (KYB_QUEUE_LIMIT)"  # (1)
+            return f"model {model.name} has {count(waiting, 'request')} waiting already (KYB_QUEUE_LIMIT)"  # (1)
         if found is None or found[0] is not Rank.FULL:
             return None
         upstream, now = found[1], self._step.now
         ahead = model.ahead(call.priority, call.tenant)
-        text = f"model {model.name} is overloaded: {len(upstream.in_flight)} requests in flight, {waiting} waiting"
+        busy = count(len(upstream.in_flight), "request")
+        text = f"model {model.name} is overloaded: {busy} in flight, {waiting} waiting"
         seconds = upstream.place_seconds(now, ahead + 1)
         served = upstream.place_seconds(now, ahead + 1 + upstream.limit)
         if seconds is None or served is None:  # nothing was answered yet
@@ -294,7 +296,7 @@ class Admission:
         waited = (self._step.now - call.arrived) * self._limits.speed
         text = f"model {call.model} could not be called within {waited:.0f} s (hold_seconds): {at}"
         if upstream is not None and self._rank(upstream) is Rank.FULL:
-            text = f"{text}, and its engine answers {len(upstream.in_flight)} other requests"
+            text = f"{text}, and its engine answers {count(len(upstream.in_flight), 'other request')}"
             self._reject(call, 429, "queue_full", text)
         else:
             self._reject(call, 503, "hold_timeout", text, _why(upstream) if upstream else "")
