@@ -16,6 +16,9 @@ from pydantic_core import ErrorDetails
 
 from kybernate.files import read
 
+MOST_ALIASED = 100_000
+"""Values of a file by its aliases: read in seconds, while aliases of aliases could stand for billions."""
+
 Place = tuple[str | int, ...]
 """Where in a file, from the top: ``("profiles", 1, "seatsPerGroup")``."""
 
@@ -123,6 +126,8 @@ def read_documents(path: Path, *, empty: bool = False) -> list[Document]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; check the path and its permissions") from None
     try:
         nodes = [node for node in yaml.compose_all(text, Loader=yaml.SafeLoader) if not _is_null(node)]
+        if sum(_size(node, {}) for node in nodes) > len(text) + MOST_ALIASED:
+            raise ConfigError(f"{path}: its aliases stand for more than {MOST_ALIASED} values; use fewer")
         documents = [_document(str(path), node) for node in nodes]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -154,6 +159,15 @@ def suggest(name: str, known: Iterable[str]) -> str:
         return "there is none; remove it"
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}"
+
+
+def _size(node: yaml.Node, known: dict[int, int]) -> int:
+    """Nodes of a tree with each alias written out. ``known``: by id, so that each is counted once."""
+    if id(node) not in known:
+        below = node.value if isinstance(node, yaml.CollectionNode) else ()
+        pairs = (one if isinstance(one, tuple) else (one,) for one in below)  # of a mapping: key and value
+        known[id(node)] = 1 + sum(_size(each, known) for pair in pairs for each in pair)
+    return known[id(node)]
 
 
 def _document(file: str, root: yaml.Node) -> Document:

@@ -1,4 +1,4 @@
-"""Sizes as people and Kubernetes write them (``40GiB``, ``40Gi``, ``512M``, ``1000``), durations (``20s``)."""
+"""Sizes as people and Kubernetes write them (``40GiB``, ``40Gi``, ``512M``, ``1000``), durations (``20s``), counts."""
 
 import math
 import re
@@ -52,3 +52,8 @@ def format_bytes(count: float) -> str:
         if count >= 2**power:
             return f"{count / 2**power:.1f} {unit}"
     return f"{count:.0f} B"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 day``, ``2 days``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

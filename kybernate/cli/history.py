@@ -10,6 +10,7 @@ from typing import Any
 from kybernate.cli.console import Console, follow_events
 from kybernate.cli.output import CliError, answer, as_json
 from kybernate.cli.show import event_line, open_console
+from kybernate.sizes import count
 from kybernate.tracing import trace_id_of
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -135,7 +136,8 @@ def show_slo(console: Console, since: str) -> None:
     for row in body["models"]:
         request = row["request"]
         phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in row["phases"].items())
-        print(f"{row['model']}: {row['missed']} requests waited longer than {row['slo_seconds']:g} s, or in vain")
+        missed = count(row["missed"], "request")
+        print(f"{row['model']}: {missed} waited longer than {row['slo_seconds']:g} s, or in vain")
         print(f"  the longest, {request['request']}: {phases or request['reason']}")
         for step in row["steps"]:
             if step["step"] == "decided":

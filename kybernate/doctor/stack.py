@@ -281,7 +281,7 @@ def _drift(facts: StackFacts) -> Iterator[Finding]:
     agreed = bool(facts.managers) and not facts.refused
     if facts.refused:
         text = f"services refuse the changed file and go on with the one before: {facts.refused}"
-        yield fail("configuration", text, "repair it; kyb config check FILE")
+        yield fail("configuration", text, "repair it, it is read again; kyb config check CONFIGURATION --pods PODS")
     for node in facts.managers:
         name = str(node.get("node"))
         used = {str(group["group"]) for group in node.get("groups") or ()}

@@ -32,6 +32,7 @@ from kybernate.policy.turns import (
 )
 from kybernate.policy.view import Decision, GroupView, Park, SeatView, Stay, Switch
 from kybernate.seat import SeatState
+from kybernate.sizes import count
 
 _UNUSED_SECONDS = 60.0
 """How long a seat stays that was activated by an operator or ahead of its request, and has not served since."""
@@ -139,7 +140,7 @@ class Kyb:
             first = min(late, key=lambda one: (-one.overdue, one.seat.seat))
             return first, f"{first}; it has waited beyond the cap of {self.cap_slos * first.seat.slo_seconds:g} s"
         ranked = sorted(bids, key=lambda one: (-one.index / self._ratio(one.seat), one.seat.seat))
-        second = [f"; then {one.seat.name} with {one.requests}" for one in ranked[1:2]]
+        second = [f"; then {one.seat.name} with {count(one.requests, 'request')}" for one in ranked[1:2]]
         return ranked[0], "".join([str(ranked[0]), *second])
 
     def _ratio(self, seat: SeatView) -> float:
@@ -340,9 +341,9 @@ def _saved_by_room(view: GroupView, park: float, own: float, coming: float) -> f
 def _at_least(mean: float, most: int) -> float:
     """Probability that a Poisson number with this mean is at least ``most``."""
     term, below = exp(-mean), 0.0
-    for count in range(most):
+    for number in range(1, most + 1):
         below += term
-        term *= mean / (count + 1)
+        term *= mean / number
     return max(0.0, 1.0 - below)
 
 

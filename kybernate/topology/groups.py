@@ -173,11 +173,6 @@ def _exchanges(group: Group, other: Group) -> bool:
 # --- GPUs in texts for users ----------------------------------------------------------------------------------------
 
 
-def counted(number: int) -> str:
-    """``1 GPU``, ``2 GPUs``."""
-    return "1 GPU" if number == 1 else f"{number} GPUs"
-
-
 def numbered(gpus: Sequence[Gpu]) -> str:
     """``GPU 0`` or ``GPUs 0, 2``, by index."""
     indices = ", ".join(str(index) for index in sorted({gpu.index for gpu in gpus}))

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from kybernate.config import NodeConfig, Profile
 from kybernate.config_errors import Place
 from kybernate.machine import Gpu
-from kybernate.topology.groups import IncompleteGroup, Members, counted, crossing
+from kybernate.sizes import count
+from kybernate.topology.groups import IncompleteGroup, Members, crossing
 from kybernate.topology.mig import mig_profile
 
 
@@ -31,7 +32,7 @@ def resolve(
     for number, lane in enumerate(config.lanes if not lenient else ()):
         for position, name in enumerate(lane.gpus):
             if name not in by_name:
-                what = f"this machine has no such GPU; it has {counted(len(gpus))}"
+                what = f"this machine has no such GPU; it has {count(len(gpus), 'GPU')}"
                 raise config.error(("lanes", number, "gpus", position), name, what, "name one of these or take it out")
     return tuple((_profile_of(config, number, group[1]), group) for number, group in groups.items()), tuple(incomplete)
 
@@ -62,7 +63,7 @@ def _members(
         place: Place = ("gpuTopology", "groups", number, "gpus", position)
         gpu = by_name.get(wanted)
         if gpu is None:
-            have = f"{counted(len(gpus))} ({', '.join(str(gpu.index) for gpu in gpus) or 'none'})"
+            have = f"{count(len(gpus), 'GPU')} ({', '.join(str(gpu.index) for gpu in gpus) or 'none'})"
             what = f"group {spec.name} names a GPU that this machine lacks; it has {have}"
             raise config.error(place, wanted, what, "name one of these or take it out")
         if gpu.mig_enabled:
@@ -113,8 +114,7 @@ def _profile_of(config: NodeConfig, number: int, gpus: tuple[Gpu, ...]) -> Profi
         if profile.group_size == len(gpus) and profile.mig_profile == kind:
             return profile
     name = config.gpu_topology.groups[number].name
-    what = (
-        f"group {name} is {'a MIG instance of ' + kind if kind else counted(len(gpus))} and no profile advertises that"
-    )
+    held = f"a MIG instance of {kind}" if kind else count(len(gpus), "GPU")
+    what = f"group {name} is {held} and no profile advertises that"
     remedy = f"add one with groupSize: {len(gpus)}{f' and migProfile: {kind}' if kind else ''}, or remove the group"
     raise config.error(("gpuTopology", "groups", number, "gpus"), None, what, remedy)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kybernate.config import NodeConfig, Profile
 from kybernate.machine import Gpu, Link
-from kybernate.sizes import format_bytes
+from kybernate.sizes import count, format_bytes
 from kybernate.topology.groups import (
     KEY_DIGITS,
     LONG_KEY_DIGITS,
@@ -16,7 +16,6 @@ from kybernate.topology.groups import (
     IncompleteGroup,
     Members,
     Topology,
-    counted,
     group_key,
     numbered_are,
     overlaps,
@@ -59,7 +58,7 @@ def plan(
             continue
         if profile.group_size > len(gpus) and not lenient:
             place = ("profiles", config.profiles.index(profile), "groupSize")
-            what = f"this machine has only {counted(len(gpus))}"
+            what = f"this machine has only {count(len(gpus), 'GPU')}"
             raise config.error(place, profile.group_size, what, "lower groupSize or remove the profile")
         draft.discover(profile)
     smallest = min((gpu.memory_bytes for gpu in gpus if gpu.memory_bytes), default=0)
@@ -193,17 +192,18 @@ def _no_seats(config: NodeConfig, profile: Profile, stock: GpuStock, gpus: int) 
             return head + "no GPU has a MIG instance; create some (nvidia-smi mig -lgip shows which are possible)"
         return head + "its GPUs are MIG instances, which cannot be joined into groups; turn MIG off on this node"
     if gpus < size:
-        return head + f"this machine shows only {counted(gpus)}; see nvidia-smi, or lower groupSize"
+        return head + f"this machine shows only {count(gpus, 'GPU')}; see nvidia-smi, or lower groupSize"
     if len(stock.whole) < size:
-        have = f"only {counted(len(stock.whole))} of this machine" if stock.whole else "no GPU of this machine"
+        have = f"only {count(len(stock.whole), 'GPU')} of this machine" if stock.whole else "no GPU of this machine"
         return head + f"{have} can be used as a whole, the others are in MIG mode; turn MIG off there"
     if config.gpu_topology.overlap == "none":
         return head + (
-            f"every group of {counted(size)} would overlap another group; "
+            f"every group of {count(size, 'GPU')} would overlap another group; "
             f"list groups of this size, or write overlap: timeshare, to change that"
         )
     return head + (
-        f"no {counted(size)} hold the other groups whole or lie inside one; list groups of this size to change that"
+        f"no {count(size, 'GPU')} hold the other groups whole or lie inside one; "
+        "list groups of this size to change that"
     )
 
 

@@ -104,13 +104,14 @@ _PATIENCE = (("x-kyb-timeout", 1.0), ("x-stainless-read-timeout", 1.0), ("x-envo
 """Headers with the time after which a caller gives up, and their unit in seconds: ours, OpenAI's clients', Envoy's."""
 
 
-def patience_of(headers: Mapping[str, str]) -> float | None:
-    """Return after how many wall seconds without an answer the caller gives up; None: it does not say."""
+def patience_of(headers: Mapping[str, str]) -> tuple[float | None, str]:
+    """Return after how many wall seconds without an answer the caller gives up (None: unknown), and its header."""
     least: float | None = None
+    by = ""
     for name, unit in _PATIENCE:
         if name in headers:
             with contextlib.suppress(ValueError):
                 seconds = float(headers[name]) * unit
                 if 0 < seconds < (math.inf if least is None else least):
-                    least = seconds
-    return least
+                    least, by = seconds, name.title()
+    return least, by

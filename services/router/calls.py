@@ -171,14 +171,14 @@ class Call:
             raise self._calls.intake.refused(error) from error
         name = self._record.model = model_of(fields.model)
         calls, caller = self._calls, self._caller
-        priority, patience = priority_of(given, caller.highest_priority), patience_of(given)
+        priority, (patience, by) = priority_of(given, caller.highest_priority), patience_of(given)
         model = self._record.model = calls.limits.begin(caller, name)
         if caller.tenant:
             self._tokens = AnswerTokens(media=self._head.target.partition(b"?")[0].endswith(NO_TEXT))
         if model != name:
             self._body = self.body.renamed(self._body, fields, model)
         self._wait()
-        calls.dispatcher.arrive(self, model, hold_seconds=patience, priority=priority, tenant=caller.tenant)
+        calls.dispatcher.arrive(self, model, hold_seconds=patience, by=by, priority=priority, tenant=caller.tenant)
 
     def _wait(self) -> None:
         """Send a comment to a caller that waits for a stream every ``keepalive_seconds``, if that is set."""

@@ -109,13 +109,14 @@ class Dispatcher:
         *,
         kind: step.Kind = "call",
         hold_seconds: float | None = None,
+        by: str = "",
         priority: int = 0,
         tenant: str = "",
     ) -> None:
         """Feed a new call, whose ticket receives the decisions. ``hold_seconds`` in wall seconds."""
         ticket.request = next(self._numbers)
         self._tickets[ticket.request] = ticket
-        self.feed(step.CallArrived(ticket.request, model, ticket.cause, kind, hold_seconds, priority, tenant))
+        self.feed(step.CallArrived(ticket.request, model, ticket.cause, kind, hold_seconds, by, priority, tenant))
         if self.stopping:
             self._reject_stopping(ticket)
 

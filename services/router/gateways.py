@@ -94,7 +94,7 @@ class GatewayApi:
         model = self._limits.begin(sender, model)
         priority = min(0, sender.highest_priority)
         self._dispatcher.arrive(
-            ticket, model, kind="permit", hold_seconds=timeout, priority=priority, tenant=sender.tenant
+            ticket, model, kind="permit", hold_seconds=timeout, by="timeout", priority=priority, tenant=sender.tenant
         )
         try:
             outcome = await ticket.outcome()

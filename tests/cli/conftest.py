@@ -207,7 +207,10 @@ class SmallRouter:
         return web.json_response({"since": 1.7e9, "usage": [row] if self.used else []})
 
     async def _slo(self, request: web.Request) -> web.Response:
-        late = [STORY | {"model": "gemma-3-27b", "missed": 2, "slo_seconds": 1.5}]
+        late = [
+            STORY | {"model": model, "missed": missed, "slo_seconds": 1.5}
+            for model, missed in (("gemma-3-27b", 2), ("llama", 1))
+        ]
         return web.json_response({"models": late if float(request.query["since"]) < time.time() - 600 else []})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:

@@ -122,6 +122,7 @@ async def test_models_that_missed_their_slo_are_shown_with_what_the_longest_wait
 ) -> None:
     lines = (await kyb("slo", "--url", router.url)).out.splitlines()
     assert lines[0] == "gemma-3-27b: 2 requests waited longer than 1.5 s, or in vain"
+    assert "llama: 1 request waited longer than 1.5 s, or in vain" in lines
     assert lines[1] == "  the longest, req/7: hold 2.5 s, drain 0.4 s"
     assert lines[2] == "  decided: switch gemma-3-27b in the place of qwen3-32b; 0.7 > 0.2"
     assert json.loads((await kyb("slo", "-o", "json", "--url", router.url)).out)["models"][0]["missed"] == 2

@@ -55,6 +55,18 @@ BAD = {
         ONE + "tiers: &a {gold: *a}\n",
         ": an alias stands inside its own anchor, or it is nested",
     ),
+    "aliases of aliases": (
+        ONE
+        + "tiers:\n  a0: &a0 [x]\n"
+        + "".join(f"  a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 99)),
+        ": its aliases stand for more than 100000 values; use fewer",
+    ),
+    "merges of merges": (
+        ONE
+        + "tiers:\n  a0: &a0 {x: 1}\n"
+        + "".join(f"  a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 99)),
+        ": its aliases stand for more than 100000 values; use fewer",
+    ),
     "nested too deep": (ONE + f"tiers: {'[' * 2000}{']' * 2000}\n", "or it is nested too deep; write it out"),
     "date in place of a number": (
         ONE + "drainSeconds: 2026-01-01\n",

@@ -95,7 +95,8 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
     ),
     "the changed configuration is wrong": (
         lambda facts: replace(facts, refused="config.yaml, line 3: groupSize 7"),
-        "configuration", "go on with the one before: config.yaml, line 3: groupSize 7", "kyb config check",
+        "configuration", "go on with the one before: config.yaml, line 3: groupSize 7",
+        "it is read again; kyb config check CONFIGURATION --pods PODS",
     ),
     "the configuration lists a group that is not used": (
         lambda facts: replace(facts, configured={"": frozenset({"G0", "G7"})}),

@@ -80,19 +80,23 @@ async def test_park_freeze_thaw_and_activate_with_the_blocking_client(node):
         await take(node, worker)
 
         def park_and_activate() -> None:
-            with SyncDriverClient(str(node.socket)) as verbs:
-                assert verbs.get_restore_tid(worker.pid) == (0, worker.pid)
-                assert verbs.lock(worker.pid, epoch=1, timeout_ms=100) == 0
-                assert verbs.checkpoint(worker.pid, epoch=1) == 0
-                assert verbs.get_state(worker.pid) == (0, "CHECKPOINTED")
+            with SyncDriverClient(str(node.socket)) as client:
+
+                def code(verb: str, pid: int = worker.pid, **more: int) -> int:
+                    return int(client.request(verb, pid=pid, **more)["code"])
+
+                assert client.request("get_restore_tid", pid=worker.pid)["tid"] == worker.pid
+                assert code("lock", epoch=1, timeout_ms=100) == 0
+                assert code("checkpoint", epoch=1) == 0
+                assert client.request("get_state", pid=worker.pid)["state"] == "CHECKPOINTED"
                 os.kill(worker.pid, signal.SIGSTOP)
-                assert verbs.checkpoint(1, epoch=1) == 3
+                assert code("checkpoint", pid=1, epoch=1) == 3
                 os.kill(worker.pid, signal.SIGCONT)
                 began = time.monotonic()
-                assert verbs.restore(worker.pid, epoch=2) == 0
+                assert code("restore", epoch=2) == 0
                 assert time.monotonic() - began > (0.2 + 40 * GIB / 48e9) / 100
-                assert verbs.unlock(worker.pid, epoch=1) == 401
-                assert verbs.unlock(worker.pid, epoch=2) == 0
+                assert code("unlock", epoch=1) == 401
+                assert code("unlock", epoch=2) == 0
 
         await asyncio.to_thread(park_and_activate)
         assert await used(node) == 40 * GIB
@@ -155,6 +159,13 @@ async def test_lines_that_are_no_calls_get_an_answer(node):
         assert json.loads(await reader.readline())["name"] == "INVALID_VALUE"
     writer.close()
     await writer.wait_closed()
+
+
+def test_the_checkpointers_helper_says_that_the_driver_does_not_answer_and_logs_which(tmp_path, capsys):
+    """Callers of models read it: no path and no command of a developer."""
+    with pytest.raises(ConnectionError, match=r"^the GPU driver does not answer$"):
+        FakeHelperDriver(str(tmp_path / "driver.sock")).call("state", {"pid": 1})
+    assert f"no fake GPU driver at {tmp_path}/driver.sock" in capsys.readouterr().err
 
 
 async def test_the_checkpointers_helper_reads_the_memory_of_a_mig_instance(tmp_path):

@@ -75,11 +75,12 @@ def test_where_only_the_oldest_age_is_known_the_others_are_half_as_old() -> None
 def test_the_larger_queue_goes_first_and_the_reason_says_why() -> None:
     decision = BALANCED.decide(view(queue("a", 1.0), queue("b", 1.0, 1.0, 1.0)))
     assert incoming(decision) == "b"
-    why = "3 requests wait, the longest for 5 % of its 20 s; the switch takes 4.0 s; then a with 1"
+    why = "3 requests wait, the longest for 5 % of its 20 s; the switch takes 4.0 s; then a with 1 request"
     assert decision.reason == f"slot free; b goes first: {why}"
     named = BALANCED.decide(view(active("s0", model="qwen3"), queue("s1", 1.4, model="gemma"), queue("s2", 0.1)))
     assert named.reason == (
-        "qwen3 is idle; gemma goes first: 1 request has waited 7 % of its 20 s; the switch takes 7.0 s; then s2 with 1"
+        "qwen3 is idle; gemma goes first: 1 request has waited 7 % of its 20 s; the switch takes 7.0 s; "
+        "then s2 with 1 request"
     )
 
 

@@ -110,6 +110,7 @@ async def test_a_full_queue_returns_429_with_retry_after():
         await until(lambda: w.held("llama") == 1, what="requests for llama that the router holds: 1")
         second = await w.ask("llama")
         assert (second.status, second.code) == (429, "queue_full")
+        assert "model llama has 1 request waiting already" in second.json["error"]["message"]
         assert 3 <= int(second.headers["Retry-After"]) <= 6, "the learned 2.5 s, spread up to twice as much"
         await w.manager.activate("s0")
         assert (await first).status == 200
@@ -131,7 +132,24 @@ async def test_the_hold_ends_at_its_deadline_with_a_503():
         answer = await w.ask("llama")
         assert (answer.status, answer.code) == (503, "hold_timeout")
         assert int(answer.headers["Retry-After"]) >= 1
-        assert f"it is parked (its seat on {NODE}/G0: parked)" in answer.json["error"]["message"]
+        text = "model llama could not be called within 5 s (KYB_HOLD_SECONDS)"
+        assert answer.json["error"]["message"].startswith(f"{text}: it is parked (its seat on {NODE}/G0: parked)")
+
+
+@pytest.mark.parametrize(
+    ("headers", "limit"),
+    [
+        ({"X-Kyb-Timeout": "0.01"}, "0.01 s (X-Kyb-Timeout)"),
+        ({"X-Kyb-Timeout": "20", "X-Envoy-Expected-Rq-Timeout-Ms": "50"}, "0.05 s (X-Envoy-Expected-Rq-Timeout-Ms)"),
+    ],
+)
+async def test_a_hold_that_its_caller_ends_names_the_callers_limit(headers: dict[str, str], limit: str):
+    async with world() as w:
+        await w.seat("s0", "llama")
+        w.manager.auto = False
+        answer = await w.ask("llama", **headers)
+        assert (answer.status, answer.code) == (503, "hold_timeout")
+        assert answer.json["error"]["message"].startswith(f"model llama could not be called within {limit}: it is")
 
 
 async def test_a_final_refusal_of_the_manager_rejects_waiting_calls_with_its_reason():

@@ -366,7 +366,7 @@ async def test_callers_that_see_no_seats_learn_the_state_of_their_model_only(tmp
             return str(answer.json["error"]["message"])
 
         w.manager.auto = False
-        assert re.fullmatch(r"model m could not be .* \(hold_seconds\): it is parked; try .*", await message("app"))
+        assert re.fullmatch(r"model m could not be .* \(KYB_HOLD_SECONDS\): it is parked; try .*", await message("app"))
         assert "it is parked (its seat on n1/G0: parked); try" in await message("ops")
         w.manager.reply = refusal
         await w.manager.put("opaque-1", SeatState.PARKED)  # the next call requests its activation anew

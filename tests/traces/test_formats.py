@@ -159,6 +159,11 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
         ),
         ('{"a": 1}\n', r"t\.csv:1: no known trace has the columns a;"),
         (MANY + "x,m,1,1\n", r"t\.csv:4: arrival_s is 'x', not a number; correct or remove the row"),
+        (MANY + ",m,1,1\n", r"t\.csv:4: arrival_s has no value; correct or remove the row"),
+        (
+            '{"time": null, "model": "m", "prompt_tokens": 1, "output_tokens": 1}\n',
+            r"t\.csv:1: time has no value; correct or remove the row",
+        ),
         (MANY + "-1,m,1,1\n", r"t\.csv:4: arrival_s is '-1', which is negative"),
         (MANY + "nan,m,1,1\n", r"t\.csv:4: arrival_s is 'nan'"),
         (MANY + "3,,1,1\n", r"t\.csv:4: model is empty"),

@@ -11,9 +11,10 @@ import typer
 
 from kybernate.cli.output import CliError, as_json
 from kybernate.lab.cli import simulate_options as given
-from kybernate.lab.cli.plan_report import PlanReport, count, plot_library, show, write_page
+from kybernate.lab.cli.plan_report import PlanReport, plot_library, show, write_page
 from kybernate.lab.cli.simulate_input import Inputs, arrivals_of, chosen_policies, complete_policies, read_scenario
 from kybernate.lab.cli.simulate_options import writable
+from kybernate.sizes import count
 
 if TYPE_CHECKING:
     from kybernate.lab.forecast import Forecast

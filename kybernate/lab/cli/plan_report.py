@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kybernate.cli.output import CliError
+from kybernate.sizes import count
 
 if TYPE_CHECKING:
     from kybernate.lab.forecast import Forecast
@@ -53,11 +54,6 @@ class PlanReport:
         return row | {
             "busiest_day": self.busiest_day, "headroom": self.headroom, "full_in_days": days, "left_out": self.left_out,
         }  # fmt: skip
-
-
-def count(number: int, noun: str) -> str:
-    """``1 day``, ``2 days``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def show(report: PlanReport) -> None:

@@ -147,7 +147,8 @@ def _number(row: Fields, name: str) -> float:
     try:
         value = float(row[name])
     except (TypeError, ValueError):
-        raise ValueError(f"{name} is {row[name]!r}, not a number") from None
+        what = "has no value" if row[name] in (None, "") else f"is {row[name]!r}, not a number"
+        raise ValueError(f"{name} {what}") from None
     if not 0 <= value < float("inf"):
         raise ValueError(f"{name} is {row[name]!r}, which is negative or no number")
     return value

@@ -22,7 +22,6 @@ _TROUBLES = {
     CudaResult.ILLEGAL_STATE: StepTrouble.ILLEGAL,
     CudaResult.OUT_OF_MEMORY: StepTrouble.OUT_OF_MEMORY,
     CudaResult.OPERATING_SYSTEM: StepTrouble.OPERATING_SYSTEM,
-    UNREACHABLE: StepTrouble.HELPER_DIED,
 }
 
 _ABOUT_A_PROCESS = frozenset(str(verb) for verb in (Verb.STATE, Verb.LOCK, Verb.CHECKPOINT, Verb.RESTORE, Verb.UNLOCK))
@@ -287,6 +286,8 @@ class DriverCalls:
         code = reply["code"]
         if code == CudaResult.SUCCESS:
             return
+        if code == UNREACHABLE:  # about the driver, whatever was asked
+            raise StepFailedError(StepTrouble.HELPER_DIED, str(reply["text"]))
         of = "" if process is None else f" of pid {process.pid}"
         hint = reply.get("text") or _HINTS.get((verb, code))
         detail = f": {hint}" if hint else ""

@@ -34,7 +34,7 @@ from services.checkpointer.core.failures import (
 
 RESTORED = {ProcessState.LOCKED, ProcessState.RUNNING}
 HUNG_TOO_OFTEN = "the second hang of this seat: no driver call for ten minutes; see the kernel log, then delete its pod"
-UNREACHABLE = "the driver cannot be called about this seat: see the checkpointer's log and nvidia-smi"
+GIVEN_UP = f"given up after {MAX_HELPER_DEATHS + 1} calls: see the checkpointer's log and nvidia-smi"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class Procedure:
 
     def failed(self, step: Step, trouble: StepTrouble, text: str = "") -> None:
         """The step failed: apply the rule of the table."""
-        what = f"{step.verb}: {text or trouble}"
+        what = text if text and trouble is StepTrouble.HELPER_DIED else f"{step.verb}: {text or trouble}"
         if self.goal is JobGoal.DEAD:
             self._failed_dying(step, trouble, what)
             return
@@ -159,7 +159,7 @@ class Procedure:
             self._apply(Remedy.QUARANTINE, f"{what}; {HUNG_TOO_OFTEN}")
             return
         if self._deaths > MAX_HELPER_DEATHS:
-            self._apply(Remedy.QUARANTINE, f"{what}; {UNREACHABLE}")
+            self._apply(Remedy.QUARANTINE, GIVEN_UP)
             return
         if step.verb is Verb.RESTORE and trouble in TERMINAL and step.member is not None:
             self._spent.add(step.member)  # it is lost; no further call about it
@@ -275,7 +275,8 @@ class Procedure:
             self._spent.add(step.member)
 
     def _apply(self, remedy: Remedy, what: str) -> None:
-        self.reason = f"{self.reason}; {what}" if self.reason else what
+        if what not in self.reason:
+            self.reason = f"{self.reason}; {what}" if self.reason else what
         match remedy:
             case Remedy.ROLL_BACK:
                 self.rolled_back, self.replaying = True, False

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from kybernate.seat import SeatState
+from kybernate.sizes import count
 from services.router.core.managers import PendingCommands
 from services.router.core.step import CallArrived, CallEnded, CallReturned, Forward, LevelChanged, Reject, RouterStep
 from services.router.core.trust import Trust
@@ -56,12 +57,13 @@ class HoldQueue:
         """
         waiting = len(model.held) - (model.wake is not None)
         if self._queue_full(model):
-            return f"{waiting} requests wait for model {model.name} already (KYB_QUEUE_LIMIT)"  # (1)
+            return f"model {model.name} has {count(waiting, 'request')} waiting already (KYB_QUEUE_LIMIT)"  # (1)
         if found is None or found[0] is not Rank.FULL:
             return None
         upstream, now = found[1], self._step.now
         ahead = model.ahead(call.priority, call.tenant)
-        text = f"model {model.name} is overloaded: {len(upstream.in_flight)} requests in flight, {waiting} waiting"
+        busy = count(len(upstream.in_flight), "request")
+        text = f"model {model.name} is overloaded: {busy} in flight, {waiting} waiting"
         seconds = upstream.place_seconds(now, ahead + 1)
         served = upstream.place_seconds(now, ahead + 1 + upstream.limit)
         if seconds is None or served is None:  # nothing was answered yet
@@ -71,7 +73,7 @@ class HoldQueue:
             return None
         if not soon:
             return f"{text}; a place is expected in {seconds:.1f} s"
-        return f"{text}; an answer is expected in {served:.1f} s, the caller waits {patience:.1f} s"  # (2)
+        return f"{text}; an answer is expected in {served:.1f} s, the caller waits {patience:g} s"  # (2)
 
     def displaced(self, call: RoutedCall, model: Model) -> RoutedCall | None:
         """Return the waiting call that must make place for this one.
@@ -153,8 +155,8 @@ class Admission:
         longest, patience = self._limits.hold_seconds, m.hold_seconds
         hold = longest if patience is None else min(longest, patience)
         now = self._step.now
-        gives_up = math.inf if patience is None else now + patience
-        call = RoutedCall(m.request, m.model, m.cause, m.kind, now, now + hold, gives_up, m.priority, m.tenant)
+        gives_up, limit = (math.inf, "") if patience is None else (now + patience, f"{patience:g} s ({m.by})")
+        call = RoutedCall(m.request, m.model, m.cause, m.kind, now, now + hold, gives_up, limit, m.priority, m.tenant)
         found = best(self._ranked(model), None)
         if m.kind == "wake":
             self._wake(call, model, found)
@@ -291,10 +293,11 @@ class Admission:
     def _time_out(self, call: RoutedCall) -> None:
         upstream = call.upstream
         at = f"it is {upstream.record.state}" if upstream else "it has no seat that could serve"
-        waited = (self._step.now - call.arrived) * self._limits.speed
-        text = f"model {call.model} could not be called within {waited:.0f} s (hold_seconds): {at}"
+        own = f"{self._limits.hold_seconds * self._limits.speed:g} s (KYB_HOLD_SECONDS)"
+        limit = call.patience if self._step.now >= call.gives_up else own
+        text = f"model {call.model} could not be called within {limit}: {at}"
         if upstream is not None and self._rank(upstream) is Rank.FULL:
-            text = f"{text}, and its engine answers {len(upstream.in_flight)} other requests"
+            text = f"{text}, and its engine answers {count(len(upstream.in_flight), 'other request')}"
             self._reject(call, 429, "queue_full", text)
         else:
             self._reject(call, 503, "hold_timeout", text, _why(upstream) if upstream else "")

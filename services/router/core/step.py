@@ -31,6 +31,8 @@ class CallArrived:
     kind: Kind = "call"
     hold_seconds: float | None = None
     """Longest wait; None: the router's own limit, which is also the upper bound."""
+    by: str = ""
+    """The caller's header or parameter that says so."""
     priority: int = 0
     """Of calls that wait, those with a higher one are forwarded first."""
     tenant: str = ""

@@ -80,6 +80,8 @@ class RoutedCall:
     deadline: float
     gives_up: float = inf
     """When its caller stops waiting for an answer, if it says."""
+    patience: str = ""
+    """How long that is, and what of the caller says so."""
     priority: int = 0
     tenant: str = ""
     turn: int = 0

@@ -3,6 +3,7 @@
 Standard library only, as the helper is started again after each hang.
 """
 
+import sys
 from typing import Any
 
 from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
@@ -23,13 +24,13 @@ class FakeHelperDriver:
         """One call; a connection that was lost since the last one is opened again."""
         if verb == "init":  # a driver that is not there yet must not keep the helper from starting
             return {"code": 0, "name": "SUCCESS"}
-        if self._client is None:
-            self._client = SyncDriverClient(self._socket)
         try:
+            self._client = self._client or SyncDriverClient(self._socket)
             return self._call(self._client, verb, arguments)
-        except OSError:
+        except OSError as error:
             self._client = None
-            raise
+            print(error, file=sys.stderr)  # for the log: the socket, and how to start it
+            raise ConnectionError("the GPU driver does not answer") from error
 
     def _call(self, client: SyncDriverClient, verb: str, arguments: dict[str, Any]) -> Reply:
         wanted = arguments.pop("gpus", None)

@@ -119,7 +119,7 @@ def read_driver_facts(socket: str) -> DriverFacts:
     with SyncDriverClient(socket) as client:
         gpus = client.request("devices")["gpus"]
         uses = client.request("processes")["processes"]
-        answers = {use["pid"]: client.get_restore_tid(use["pid"])[0] for use in uses}
+        answers = {use["pid"]: client.request("get_restore_tid", pid=use["pid"])["code"] for use in uses}
     return DriverFacts(
         fake=True,
         binding=f"the fake driver at {socket}",

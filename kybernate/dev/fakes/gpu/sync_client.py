@@ -23,7 +23,7 @@ def start_cuda_thread() -> None:
 
 
 class SyncDriverClient:
-    """The checkpoint API as the CUDA bindings offer it: each verb blocks and answers a CUresult number."""
+    """One connection; the fake driver takes the calling process from the kernel."""
 
     def __init__(self, path: str) -> None:
         """Connect. Raises ConnectionError naming the socket and the remedy."""
@@ -46,33 +46,6 @@ class SyncDriverClient:
             if reply.get("id") == self._last_id:
                 return reply
         raise ConnectionError(f"the fake GPU driver closed the connection during {name}")
-
-    def get_state(self, pid: int) -> tuple[int, str | None]:
-        """(code, state); state is None unless the code is 0. Blocks while a checkpoint or restore is under way."""
-        reply = self.request("get_state", pid=pid)
-        return reply["code"], reply.get("state")
-
-    def get_restore_tid(self, pid: int) -> tuple[int, int | None]:
-        """(code, thread id); how CUDA processes are distinguished from others."""
-        reply = self.request("get_restore_tid", pid=pid)
-        return reply["code"], reply.get("tid")
-
-    def lock(self, pid: int, epoch: int, timeout_ms: int = 0) -> int:
-        """RUNNING → LOCKED. ``timeout_ms`` (wall; 0 = none) bounds the wait for submitted work only."""
-        return int(self.request("lock", pid=pid, epoch=epoch, timeout_ms=timeout_ms)["code"])
-
-    def checkpoint(self, pid: int, epoch: int) -> int:
-        """LOCKED → CHECKPOINTED: memory moves to the host."""
-        return int(self.request("checkpoint", pid=pid, epoch=epoch)["code"])
-
-    def restore(self, pid: int, epoch: int, gpu_map: dict[str, str] | None = None) -> int:
-        """CHECKPOINTED → LOCKED. ``gpu_map`` old → new UUID must be a permutation of all GPUs."""
-        arguments = {} if gpu_map is None else {"gpu_map": gpu_map}
-        return int(self.request("restore", pid=pid, epoch=epoch, **arguments)["code"])
-
-    def unlock(self, pid: int, epoch: int) -> int:
-        """LOCKED → RUNNING."""
-        return int(self.request("unlock", pid=pid, epoch=epoch)["code"])
 
     def close(self) -> None:
         """Close the connection."""
