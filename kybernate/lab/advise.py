@@ -32,6 +32,8 @@ _TWO_REPLICAS = 99.99
 """Percent that one replica cannot promise: guide 4.3."""
 MEMORY_SHARE = 0.85
 """Of a shared GPU's memory that is planned for: the guide's alert threshold."""
+_PARKED = ("seats", "packed")
+"""Strategies whose models are parked in host memory."""
 _COMPARED = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -269,7 +271,7 @@ class Advice:
         return next((reason.text for reason in self.reasons if reason.decisive), "")
 
 
-def facts(workload: Workload, gpu: str, cost: Cost = HARDWARE["stock"]) -> dict[str, Any]:
+def facts(workload: Workload, gpu: str, cost: Cost = HARDWARE["stock"], *, parking_pays: bool = True) -> dict[str, Any]:
     """What rules may ask: the statements of a description and what follows from them and from what a switch costs;
     None: not known."""
     kind, vram = knowledge().gpus[gpu], workload.vram_gb
@@ -291,6 +293,7 @@ def facts(workload: Workload, gpu: str, cost: Cost = HARDWARE["stock"]) -> dict[
         "waitCoversActivation": covers,
         "p99CoversActivation": kept,
         "backInTime": workload.parkable and covers is not False and kept is not False,
+        "parkingPays": parking_pays,
         "cpuOnly": workload.gpus == 0,
         "hasBase": bool(workload.adapter_of),
         "spread": workload.spread,
@@ -324,9 +327,9 @@ def _comparison(wanted: Any) -> tuple[str, str] | None:
     return (sign, bound) if sign in _COMPARED else None
 
 
-def advise(workload: Workload, gpu: str, cost: Cost = HARDWARE["stock"]) -> Advice:
+def advise(workload: Workload, gpu: str, cost: Cost = HARDWARE["stock"], *, parking_pays: bool = True) -> Advice:
     """The strategy with most points of those that are possible; of equal ones that which needs fewer GPUs."""
-    rules, known = knowledge(), facts(workload, gpu, cost)
+    rules, known = knowledge(), facts(workload, gpu, cost, parking_pays=parking_pays)
     held = [rule for rule in rules.rules if holds(rule.when, known)]
     excluded = {name for rule in held for name in rule.exclude}
     points = {
@@ -423,7 +426,7 @@ def _gpus(name: str, own: Sequence[Workload], gpu: str) -> int:
     kind, strategy = knowledge().gpus[gpu], knowledge().strategies[name]
     if name in ("dedicated", "cpu"):
         return sum(one.gpus for one in own)
-    if name in ("seats", "packed"):
+    if name in _PARKED:
         sizes = sorted({one.gpus for one in own})
         return sum(size * _seat_groups([one for one in own if one.gpus == size], strategy) for size in sizes)
     if name == "adapters":
@@ -470,7 +473,7 @@ def first_fit(items: Iterable[T], fits: Callable[[Sequence[T]], bool]) -> list[l
 def fleet_cost(chosen: Sequence[tuple[Workload, str]], gpu: str, costs: Costs) -> FleetCost:
     """What these workloads with these strategies need and cost a year."""
     count = sum(fleet_gpus(chosen, gpu).values())
-    parked = sum((one.vram_gb or 0.0) * one.gpus * one.needed for one, name in chosen if name in ("seats", "packed"))
+    parked = sum((one.vram_gb or 0.0) * one.gpus * one.needed for one, name in chosen if name in _PARKED)
     rented = costs.cloud_price_per_hour > 0
     hardware = 0.0 if rented else count * costs.hardware_price / costs.years
     power = 0.0 if rented else count * knowledge().gpus[gpu].watts / 1000 * 8760 * costs.price_per_kwh
@@ -489,3 +492,22 @@ def fleet_cost(chosen: Sequence[tuple[Workload, str]], gpu: str, costs: Costs) -
         cloud=cloud,
         unused=None if used is None else (1 - used) * (hardware + operations + cloud),
     )
+
+
+def advise_fleet(workloads: Sequence[Workload], gpu: str, costs: Costs, cost: Cost = HARDWARE["stock"]) -> list[Advice]:
+    """Advice for each; those whose seats would together cost no less than whole GPUs are advised without parking."""
+    found = [advise(one, gpu, cost) for one in workloads]
+    sharers: dict[tuple[str, int], list[Workload]] = {}
+    for one, advice in zip(workloads, found, strict=True):
+        if advice.strategy in _PARKED:
+            sharers.setdefault((advice.strategy, one.gpus), []).append(one)
+
+    def pays(strategy: str, gpus: int) -> bool:
+        own = sharers.get((strategy, gpus), ())
+        parked, whole = (fleet_cost([(one, name) for one in own], gpu, costs) for name in (strategy, "dedicated"))
+        return not own or parked.total < whole.total
+
+    return [
+        advice if pays(advice.strategy, one.gpus) else advise(one, gpu, cost, parking_pays=False)
+        for one, advice in zip(workloads, found, strict=True)
+    ]

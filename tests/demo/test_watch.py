@@ -28,13 +28,16 @@ async def until_switches(watch: Watch, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_only_an_activation_of_a_parked_seat_is_a_switch() -> None:
+def test_a_switch_is_a_group_given_to_a_seat_by_an_activation_or_a_start() -> None:
     watch = Watch()
-    watch.take(event("s0", S.ACTIVE, S.STARTING))
     watch.take(event("s0", S.ACTIVE, S.DRAINING))
-    assert (watch.switches, watch.cold_starts) == ([], 1)
+    assert watch.switches == []
     watch.take(event("s1", S.ACTIVE, S.ACTIVATING, group="G0", model="m", seconds={"park": 0.1}))
     assert [(switch.group, switch.model, switch.seconds) for switch in watch.switches] == [("G0", "m", {"park": 0.1})]
+    watch.take(event("s1", S.ACTIVE, S.STARTING, group="G0"))
+    watch.take(event("s1", S.ACTIVE, S.STARTING, group="G1", way="restart"))
+    assert [(switch.group, switch.moved) for switch in watch.switches[1:]] == [("G0", False), ("G1", True)]
+    assert watch.cold_starts == 2
 
 
 def test_the_same_event_twice_and_events_from_before_count_once_and_not_at_all() -> None:

@@ -1,5 +1,6 @@
 """Advice for workloads whose answer the allocation guide and the design of seats give."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 from kybernate.cli import main
-from kybernate.lab.advise import Workload, advise, facts, fleet_cost, fleet_gpus, holds, knowledge
+from kybernate.lab.advise import Workload, advise, advise_fleet, facts, fleet_cost, fleet_gpus, holds, knowledge
 
 KNOWN: dict[str, tuple[str, str, dict[str, Any]]] = {
     "training": ("dedicated", "4.1", {"kind": "training", "vramGb": 70, "busy": 0.9}),
@@ -145,6 +146,30 @@ def test_the_answer_by_hand_is_given_with_its_gpus(name: str) -> None:
     assert fleet_cost([(one, strategy)], product, knowledge().costs).gpus == gpus
 
 
+@pytest.mark.parametrize("name", [*KNOWN, *NEW, *BY_NUMBERS])
+def test_a_fleet_as_advised_is_never_dearer_than_with_whole_gpus(name: str) -> None:
+    given = (KNOWN.get(name) or NEW.get(name) or BY_NUMBERS[name])[-1]
+    product = BY_NUMBERS[name][2] if name in BY_NUMBERS else "H100"
+    for count, price in itertools.product((1, 2, 9), (0.0, 5.0, 5_000.0)):
+        fleet = [workload(**given | {"name": f"m{number}"}) for number in range(count)]
+        costs = knowledge().costs.model_copy(update={"host_memory_price_per_gb": price})
+        advised = [(one, found.strategy) for one, found in zip(fleet, advise_fleet(fleet, product, costs), strict=True)]
+        before = fleet_cost([(one, "dedicated") for one in fleet], product, costs)
+        assert fleet_cost(advised, product, costs).total <= before.total, (count, price)
+
+
+def test_a_model_with_none_to_share_with_gets_no_seat_and_the_reason() -> None:
+    costs, idle = knowledge().costs, [workload(name=name, vramGb=60, busy=0.1, maxWaitSeconds=40) for name in "ab"]
+    busy = workload(name="c", vramGb=60, busy=0.9)
+    alone, other = advise_fleet([idle[0], busy], "H100", costs)
+    assert (alone.strategy, other.strategy) == ("dedicated", "dedicated")
+    assert "saves no money" in alone.because
+    assert alone.contradictions == ()
+    assert [one.strategy for one in advise_fleet([*idle, busy], "H100", costs)] == ["seats", "seats", "dedicated"]
+    pair = workload(name="d", vramGb=60, gpus=2, busy=0.1, maxWaitSeconds=40)
+    assert [one.strategy for one in advise_fleet([*idle, pair], "H100", costs)] == ["seats", "seats", "dedicated"]
+
+
 def test_a_slice_holds_the_memory_and_the_work() -> None:
     a100 = knowledge().gpus["A100-40GB"]
     assert [a100.slices(size) for size in (5, 9, 18, 30)] == [7, 4, 2, 0]
@@ -188,7 +213,8 @@ def test_costs_that_were_measured_decide_whether_a_seat_is_back_in_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, ledger = tmp_path / "fleet.yaml", tmp_path / "ledger.jsonl"
-    path.write_text("workloads:\n- {name: m, kind: inference, vramGb: 60, busy: 0.1, maxWaitSeconds: 5}\n")
+    models = (f"- {{name: {name}, kind: inference, vramGb: 60, busy: 0.1, maxWaitSeconds: 5}}\n" for name in "mn")
+    path.write_text("workloads:\n" + "".join(models))
     row = {"seat": "m", "vram_bytes": 60 * 10**9, "durable": {"costs": {"park_seconds": 1.0, "activate_seconds": 2.0}}}
     ledger.write_text(json.dumps({"seats": [row]}) + "\n")
     for cost, strategy in (("stock", "dedicated"), ("pinned", "seats"), ("2s/2s", "seats"), (ledger, "seats")):
@@ -290,7 +316,8 @@ def test_a_description_gets_a_table_reasons_risks_and_the_fleet(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "fleet.yaml"
-    entries = [{"name": name, "kind": "inference"} | given for name, (_, _, given) in KNOWN.items()]
+    strategies = {f"{name} {copy}": KNOWN[name][0] for name in KNOWN for copy in "ab"}  # two can share a group
+    entries = [{"name": name, "kind": "inference"} | KNOWN[name[:-2]][2] for name in strategies]
     path.write_text(yaml.safe_dump({"gpu": "H100", "costs": {"cloudPricePerHour": 2.5}, "workloads": entries}))
     code, out, _ = kyb(capsys, path, "--explain")
     assert code == 0
@@ -299,9 +326,7 @@ def test_a_description_gets_a_table_reasons_risks_and_the_fleet(
     assert "all dedicated" in out
     _, text, _ = kyb(capsys, path, "--output", "json")
     answer = json.loads(text)
-    assert {one["workload"]: one["strategy"] for one in answer["workloads"]} == {
-        name: strategy for name, (strategy, _, _) in KNOWN.items()
-    }
+    assert {one["workload"]: one["strategy"] for one in answer["workloads"]} == strategies
     assert answer["fleet"]["advised"]["cloud"] < answer["fleet"]["dedicated"]["cloud"]
 
 
@@ -323,7 +348,8 @@ def test_a_deployment_is_read_and_a_description_adds_to_it(tmp_path: Path, capsy
     manifest, more = tmp_path / "qwen.yaml", tmp_path / "more.yaml"
     service = "kind: Service\nmetadata: {name: qwen}\nspec: {ports: [{port: 80}]}\n"
     manifest.write_text(f"{DEPLOYMENT}---\n{service}")
-    more.write_text("workloads:\n- {name: qwen, busy: 0.1}\n")
+    other = "- {name: llama, kind: inference, vramGb: 40, busy: 0.1}\n"
+    more.write_text(f"workloads:\n- {{name: qwen, busy: 0.1}}\n{other}")
     _, alone, _ = kyb(capsys, manifest)
     assert "not known: busy" in alone
     _, text, _ = kyb(capsys, manifest, more, "--output", "json")

@@ -87,10 +87,9 @@ class Watch:
                 self._spans.append(span)
         elif seat in self._open:
             self._open.pop(seat)[1] = event.at
-        moved = event.previous is SeatState.MIGRATING or (event.previous is SeatState.STARTING and event.way)
-        if event.state is SeatState.ACTIVE and (moved or event.previous in COMING):
-            way, seconds = event.way if moved else "", dict(event.seconds)
-            self.switches.append(ObservedSwitch(event.group, event.seat, event.model, seconds, way))
+        if event.state is SeatState.ACTIVE and event.previous in (*COMING, SeatState.STARTING):
+            way = "" if event.previous is SeatState.ACTIVATING else event.way
+            self.switches.append(ObservedSwitch(event.group, event.seat, event.model, dict(event.seconds), way))
         self._news.set()
         self._news = asyncio.Event()
 

@@ -35,7 +35,7 @@ def advise(
     except ConfigError as error:
         raise CliError(str(error), 2) from None
     switch, _ = switch_costs(Inputs(cost=cost, measured=Path(cost) if Path(cost).is_file() else None))
-    found = [lab.advise(one, product, switch) for one in workloads]
+    found = lab.advise_fleet(workloads, product, costs, switch)
     chosen = [(one, advice.strategy) for one, advice in zip(workloads, found, strict=True) if advice.strategy]
     before = lab.fleet_cost([(one, "dedicated") for one, _ in chosen], product, costs)
     after = lab.fleet_cost(chosen, product, costs)
