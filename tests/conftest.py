@@ -13,9 +13,6 @@ from tests.until import TIME_FACTOR
 # busy. No test forks without exec. Read when grpc is imported, and this file comes before all tests.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-# No test trusts a public authority. Reading them takes 35 of the 160 ms in which a fake engine imports aiohttp.
-os.environ["SSL_CERT_FILE"] = os.devnull
-
 # HYPOTHESIS_PROFILE=nightly searches longer than a commit can wait for (make test-nightly).
 settings.register_profile("fast", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("nightly", settings.get_profile("fast"), max_examples=1000)
