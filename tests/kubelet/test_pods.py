@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from structlog.testing import capture_logs
 
-from kybernate import files
+from kybernate.dev import logs as bounded
 from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import KEPT_LOGS, Kubelet, Options
 from kybernate.dev.fakes.kubelet.pod import Pod
@@ -401,8 +401,8 @@ async def test_of_former_pods_the_last_logs_are_kept() -> None:
 
 async def test_the_log_of_a_container_that_has_grown_too_long_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where no ``kyb up`` looks after it, as in Compose."""
-    monkeypatch.setattr(files, "LOG_BYTES", 100)
-    monkeypatch.setattr(files, "LOG_SECONDS", 0.05)
+    monkeypatch.setattr(bounded, "LOG_BYTES", 100)
+    monkeypatch.setattr(bounded, "LOG_SECONDS", 0.05)
     async with running_kubelet() as kubelet:
         talks = kubelet.create(pod("talks", seats=0, command="printf %0150d; exec sleep 100"))
         log = kubelet.options.run_dir / "pods" / f"default_talks_{talks.uid}" / "engine.log"
