@@ -98,6 +98,7 @@ async def test_a_driver_that_stalls_once_is_no_hang_of_a_seat_and_the_job_goes_o
 
         async def stalled(key: str, asked: Sequence[HelperCall]) -> list[dict[str, Any]]:
             if asked[0].verb == verb and not it.pool.hangs:
+                await until(lambda: it.pool._spares, what="a helper is there for the call after this one")
                 here.driver.send_signal(signal.SIGSTOP)
             return await calls(key, asked)
 
