@@ -29,6 +29,22 @@ async def violations(here: Browsed) -> list[Any]:
 
 
 @pytest.mark.timeout(300)
+async def test_a_stream_of_which_nothing_comes_is_opened_again():
+    async with browsed() as here:
+        await fill(here.w)
+        hung: list[str] = []
+
+        async def hang_once(route: Any) -> None:
+            if hung:
+                await route.continue_()
+            hung.append(route.request.url)
+
+        await here.page.route("**/live", hang_once)
+        await here.page.goto(here.url)
+        await here.page.wait_for_selector("text=qwen3-32b active")
+        assert len(hung) > 1
+
+
 async def test_a_walk_sees_a_switch_live_reads_its_reason_pins_and_drains(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("services.console.plan_view.NICENESS", "0")
     async with browsed() as here:

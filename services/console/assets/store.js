@@ -117,7 +117,6 @@ function takeEvent(event) {
 // that answers it: what happened while there was none is in it.
 export function follow(changed) {
   const source = new EventSource("live");
-  let silence = 0;
   const again = () => {
     source.close();
     clearTimeout(silence);
@@ -125,6 +124,7 @@ export function follow(changed) {
     setTimeout(() => follow(changed), RETRY_MS);
     changed();
   };
+  let silence = setTimeout(again, SILENCE_MS);
   const hear = (take) => (message) => {
     take(JSON.parse(message.data));
     store.connected = true;
