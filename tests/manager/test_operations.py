@@ -475,15 +475,20 @@ def on_its_way(world: World) -> str:
     return b
 
 
-def test_a_move_that_had_no_room_yet_or_was_undone_by_a_restart_of_the_checkpointer_goes_on(soft: World) -> None:
-    b = on_its_way(soft)
-    soft.progress(soft.job(), activate="parked")
-    assert (soft.state(b), soft.node.orders["op"].outcome) == (S.PARKED, "")
+def arrives(soft: World, b: str) -> None:
+    """The move goes on to its end."""
     for _ in range(5):
         soft.tick(1.0)
         soft.beat()
         soft.finish()
     assert (soft.state(b), soft.managed(b).group.name, soft.phases()[-1]) == (S.ACTIVE, "G1", "done")
+
+
+def test_a_move_that_had_no_room_yet_or_was_undone_by_a_restart_of_the_checkpointer_goes_on(soft: World) -> None:
+    b = on_its_way(soft)
+    soft.progress(soft.job(), activate="parked")
+    assert (soft.state(b), soft.node.orders["op"].outcome) == (S.PARKED, "")
+    arrives(soft, b)
 
 
 def test_a_move_waits_for_a_process_that_may_end_in_a_moment(soft: World) -> None:
@@ -497,11 +502,7 @@ def test_a_move_waits_for_a_process_that_may_end_in_a_moment(soft: World) -> Non
     assert (soft.state(b), soft.node.orders["op"].outcome) == (S.PARKED, "")
     assert "python3 (pid 7) on GPU 1 belongs to no seat" in soft.stage(b).text
     soft.receive(ForeignProcessesSeen(()))
-    for _ in range(5):
-        soft.tick(1.0)
-        soft.beat()
-        soft.finish()
-    assert (soft.state(b), soft.managed(b).group.name, soft.phases()[-1]) == (S.ACTIVE, "G1", "done")
+    arrives(soft, b)
 
 
 def test_a_move_that_fails_ends_the_operation_and_the_seat_may_go_home(soft: World) -> None:
