@@ -8,7 +8,8 @@ FROM ${BASE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /src
 #secrets COPY build-secrets/ /run/secrets/
-COPY requirements-build.txt requirements-image.txt requirements-run.txt scripts/image_python.sh ./
+COPY requirements/build.txt requirements/image.txt requirements/run.txt requirements/
+COPY scripts/image_python.sh ./
 RUN --mount=type=secret,id=ca --mount=type=secret,id=pip sh image_python.sh dependencies
 ARG SOURCE_DATE_EPOCH=0
 COPY pyproject.toml README.md scripts/http_ok.sh ./

@@ -40,7 +40,6 @@ LONG = (
     "soak",
     "cold",
     "live",
-    "bounds",
     "regimes",
     "plan",
     "pooling",
@@ -53,6 +52,7 @@ LONG = (
     "lanes",
     "real_kubelet",
     "real_cluster",
+    "real_pods",
 )
 """Some minutes each: only when named."""
 RESULTS = Path(__file__).parent / "results"

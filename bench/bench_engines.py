@@ -23,9 +23,7 @@ import aiohttp
 from bench.gpu.harness import GROUP, NODE, TimedJournal
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.nats_server import free_port
-from kybernate.engines import VLLM_CUDA
 from kybernate.messages import SeatProgress, SeatTarget, SwitchJob
-from kybernate.self_tests import SelfTest, SelfTests
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import open_host
@@ -45,9 +43,7 @@ _VLLM = ("--api", "vllm", "--enable-sleep-mode")
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "vllm": _VLLM,
     "vllm-2": _VLLM,
-    VLLM_CUDA: _VLLM,
     "sglang": ("--api", "sglang", "--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-metrics"),
-    "trtllm": ("--api", "trtllm", "--enable_sleep_mode"),
     "unload": ("--api", "llamacpp", "--no-models-autoload", "--metrics"),
     "cuda": (),
     "restart": (),
@@ -90,7 +86,6 @@ class Stand:
             "KYB_FAKE_GPU": self.gpu,
             "KYB_GPU_SEAT": backend,
             "VLLM_SERVER_DEV_MODE": "1",
-            "TRTLLM_RUNTIME_CONTROL_API_KEY": KEY,
         }
         options = ("--model", "m", "--vram", "20GiB", "--port", str(port), "--speed", str(SPEED), *OPTIONS[backend])
         process = await asyncio.create_subprocess_exec(
@@ -108,7 +103,6 @@ class Stand:
                 vram_bytes=20 * 2**30,
                 backend="fake" if backend == "cuda" else backend,
                 endpoint=url,
-                engine_key=KEY if backend == "trtllm" else "",
             )
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -171,10 +165,7 @@ async def _stand() -> AsyncIterator[Stand]:
                 journal.load()
                 timeouts = Timeouts()
                 host = open_host(path, timeouts.settle(), fake_kubelet=True)
-                tests = SelfTests(folder / "state")
-                with tests.recording(passed := SelfTest(driver="fake", engine="0.32.0", cycles=1, at=0.0)) as record:
-                    record(passed)
-                backends = open_backends(pool, timeouts, host, fake=True, http=http, self_tests=tests)
+                backends = open_backends(pool, timeouts, host, fake=True, http=http)
                 try:
                     yield Stand(folder, gpu["uuid"], journal, backends, AnswerCheck(http), itertools.count(1))
                 finally:

@@ -179,8 +179,6 @@ class Family:
                 return
             world.take(world.job_of(job.op))
             world.receive(JobAnswered(job.op, JobReply(accepted=True)))
-            if switch.retarget.asking:
-                world.retarget(switch.op)
             step = SWITCH_SECONDS[len(world.node.groups[switch.group].group.gpus)]
             pending = any(one.outcome == "pending" for one in world.jobs[job.op].park)
             if took >= step * (1 if pending or not job.park else 2):

@@ -229,6 +229,12 @@ class Router:
     url: str
     asked: dict[str, Asked] = field(default_factory=dict)
 
+    @classmethod
+    def found(cls) -> "Router":
+        """Of the installed release."""
+        service = json.loads(kubectl("get", "service", "kybernate-router", "-n", SYSTEM, "--output=json"))["spec"]
+        return cls(f"http://{service['clusterIP']}:{service['ports'][0]['port']}")
+
     async def states(self) -> dict[str, str]:
         """Of the models, as routers see them."""
         async with aiohttp.ClientSession() as session, session.get(f"{self.url}/v1/models") as answer:
@@ -272,19 +278,16 @@ async def run(rounds: int = ROUNDS, deletions: int = DELETIONS) -> dict[str, flo
 
 async def measure(helm: str, rounds: int, deletions: int) -> dict[str, float]:
     """On the cluster of KUBECONFIG."""
-    figures = await _install(helm)
+    figures = await install(helm)
     before = await _deployed()
     figures |= await _onboarded()
-    service = json.loads(kubectl("get", "service", "kybernate-router", "-n", SYSTEM, "--output=json"))["spec"]
-    router = Router(f"http://{service['clusterIP']}:{service['ports'][0]['port']}")
+    router = Router.found()
     await until(lambda: _all_known(router), what="all models at the routers", timeout=READY_SECONDS, interval=0.5)
     figures |= await _answered(router, rounds)
     figures |= await _crashed(router)
     figures |= await _deleted(router, deletions)
     figures |= await _offboarded(before)
-    for pod in items("pods", "-n", SYSTEM, "--selector=app.kubernetes.io/component=fake-gpu"):
-        text = kubectl("exec", "-n", SYSTEM, pod["metadata"]["name"], "--", "python", "-c", _STATS)
-        figures["violations"] = json.loads(text)["count"]
+    figures["violations"] = violations()
     return figures
 
 
@@ -298,16 +301,28 @@ asyncio.run(main())
 """
 
 
+def violations() -> int:
+    """As the fake driver counts them."""
+    [pod] = items("pods", "-n", SYSTEM, "--selector=app.kubernetes.io/component=fake-gpu")
+    text = kubectl("exec", "-n", SYSTEM, pod["metadata"]["name"], "--", "python", "-c", _STATS)
+    return int(json.loads(text)["count"])
+
+
 async def _all_known(router: Router) -> bool:
     return len(await router.states()) == len(KINDS)
 
 
-async def _install(helm: str) -> dict[str, float]:
-    """The chart from this checkout, with fake GPUs and the webhook."""
-    begun = time.monotonic()
+def image_name() -> str:
+    """Of the development image."""
     with tarfile.open(IMAGE) as given:
         [manifest] = json.loads(_read(given, "manifest.json"))
-    repository, _, tag = manifest["RepoTags"][0].rpartition(":")
+    return str(manifest["RepoTags"][0])
+
+
+async def install(helm: str) -> dict[str, float]:
+    """The chart from this checkout, with two fake GPUs of five seats each and the webhook."""
+    begun = time.monotonic()
+    repository, _, tag = image_name().rpartition(":")
     values: Document = {
         "image": {"repository": repository, "tag": tag},
         "fakeGpu": {"enabled": True, "gpus": 2, "samples": {"models": []}},

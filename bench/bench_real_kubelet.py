@@ -46,6 +46,8 @@ SLOW_SECONDS = 20.0
 IMAGE = "kybernate.test/host:1"
 KUBELET_DIR = Path("/var/lib/kubelet")
 """Kubelet's folder of device plugins is always below it."""
+CGROUPS = ("kubepods", "k8s.io")
+"""In which kubelet's pods have theirs; the second with ``cgroupsPerQOS: false``."""
 RUN = [f"{FOLDER}/{PROGRAM}", "--"]
 Document = dict[str, Any]
 
@@ -193,7 +195,7 @@ class RealNode:
         [of] = [one for one in await self.pods() if pod_name(one) == name]
         container = of["status"]["containerStatuses"][0]["containerID"].partition("://")[2]
         groups = Cgroups()
-        group = groups.find(container, of["metadata"]["uid"])
+        group = groups.find(container)
         return sorted(groups.pids(group)) if group is not None else []
 
 
@@ -265,8 +267,9 @@ def clear(folder: Path, kept: dict[Path, str]) -> None:
     for mount in sorted(_mounts(folder, KUBELET_DIR), reverse=True):
         subprocess.run(["umount", mount], check=False)
     shutil.rmtree(KUBELET_DIR, ignore_errors=True)
-    for path, _, _ in (one for root in SYS_CGROUP.glob("*/kubepods") for one in os.walk(root, topdown=False)):
-        os.rmdir(path)
+    for root in (one for name in CGROUPS for one in SYS_CGROUP.glob(f"*/{name}")):
+        for path, _, _ in os.walk(root, topdown=False):
+            os.rmdir(path)
 
 
 def _mounts(*folders: Path) -> list[str]:

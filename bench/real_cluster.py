@@ -2,7 +2,7 @@
 
 The command runs beside etcd, API server, controller manager, scheduler, kube-proxy, kubelet and containerd in network,
 mount and process namespaces of their own, with KUBECONFIG set and kubectl on PATH; nothing is left of them. Names of
-Services are answered here.
+Services are answered here. What lies in the folder of ``KYB_STATIC_PODS``, which the command has, is a static pod.
 ``KYB_CLUSTER`` names the folder of the programs (``scripts/kube_apiserver.sh DIR cluster``). Needs root, containerd,
 runc, the CNI plugins, iptables and kubectl. An archive is an image as ``docker save`` writes it.
 """
@@ -17,13 +17,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 
-from bench.bench_real_kubelet import CONTAINERD, HERE, IMAGE, KUBELET_DIR, clear, cni_folder, kept_settings, pause_image
+from bench.bench_real_kubelet import (
+    CGROUPS,
+    CONTAINERD,
+    HERE,
+    IMAGE,
+    KUBELET_DIR,
+    clear,
+    cni_folder,
+    kept_settings,
+    pause_image,
+)
 from kybernate.cgroups import SYS_CGROUP
 from tests.until import until
 
@@ -54,8 +64,11 @@ _NETWORK = {
 }
 
 
-def run(command: Sequence[str], images: Sequence[Path] = (), log: Path | None = None) -> int:
-    """Run a command on a cluster; returns its exit code. ``log``: folder that gets the logs of all programs."""
+def run(
+    command: Sequence[str], images: Sequence[Path] = (), log: Path | None = None, kubelet: Mapping[str, Any] = {}
+) -> int:
+    """Run a command on a cluster; returns its exit code. ``log``: folder that gets the logs of all programs.
+    ``kubelet``: of its configuration."""
     if os.geteuid() != 0 or not (PROGRAMS / "kubelet").exists():
         raise RuntimeError("root and KYB_CLUSTER are needed: see bench/real_cluster.py")
     cni_folder()
@@ -66,7 +79,8 @@ def run(command: Sequence[str], images: Sequence[Path] = (), log: Path | None = 
             each.mkdir()
         spaces = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
         given = [word for one in images for word in ("--image", str(one))]
-        inside = (sys.executable, "-m", "bench.real_cluster", "--inside", str(folder), *given, "--", *command)
+        inside = (sys.executable, "-m", "bench.real_cluster", "--inside", str(folder), *given)
+        inside = (*inside, "--kubelet", json.dumps(kubelet), "--", *command)
         try:
             return subprocess.run([*spaces, *inside], check=False).returncode
         finally:
@@ -134,11 +148,12 @@ class Names(asyncio.DatagramProtocol):
 class Node:
     """The programs of the node, in this process's namespaces."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, kubelet: Mapping[str, Any]) -> None:
+        self.folder, self._of_kubelet = folder, kubelet
         self.kubeconfig = folder / "kubeconfig"
         self.environment = os.environ | {
             "KUBECONFIG": str(self.kubeconfig),
+            "KYB_STATIC_PODS": str(folder / "pods"),
             "PATH": os.pathsep.join([str(folder / "bin"), os.environ["PATH"]]),
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -169,7 +184,7 @@ class Node:
 
     def stop(self) -> None:
         """Thaw what is frozen, so that the end of the namespace can end it."""
-        for state in SYS_CGROUP.glob("freezer/kubepods/**/freezer.state"):
+        for state in (one for name in CGROUPS for one in SYS_CGROUP.glob(f"freezer/{name}/**/freezer.state")):
             with contextlib.suppress(OSError):
                 state.write_text("THAWED")
 
@@ -189,7 +204,7 @@ class Node:
         ):
             self._call("ip", *words.split())
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-        for part in ("cni", "logs", "bin"):
+        for part in ("cni", "logs", "bin", "pods"):
             (self.folder / part).mkdir()
         for program in PROGRAMS.iterdir():
             (self.folder / "bin" / program.name).symlink_to(program.absolute())
@@ -255,7 +270,10 @@ class Node:
             "clusterDNS": [ADDRESS],
             "clusterDomain": "cluster.local",
             "resolvConf": "",
+            "staticPodPath": str(self.folder / "pods"),
+            "fileCheckFrequency": "1s",
             **HERE,
+            **self._of_kubelet,
         }
         file = self.folder / "kubelet.yaml"
         file.write_text(yaml.safe_dump(config))
@@ -308,8 +326,8 @@ class Node:
                 raise RuntimeError(f"{name} has ended with {process.returncode}:\n{tail}")
 
 
-async def _serve(folder: Path, images: Sequence[Path], command: Sequence[str]) -> int:
-    node, begun = Node(folder), time.monotonic()
+async def _serve(folder: Path, images: Sequence[Path], command: Sequence[str], kubelet: Mapping[str, Any]) -> int:
+    node, begun = Node(folder, kubelet), time.monotonic()
     try:
         await node.start(images)
         print(f"real_cluster: ready after {time.monotonic() - begun:.0f} s: {ADDRESS}", flush=True)
@@ -323,12 +341,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.real_cluster", description=__doc__)
     parser.add_argument("--image", type=Path, action="append", default=[], metavar="ARCHIVE")
     parser.add_argument("--log", type=Path, help="folder that gets the logs of all programs")
+    parser.add_argument("--kubelet", type=json.loads, default={}, metavar="JSON", help="of kubelet's configuration")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
     if options.inside is not None:
-        sys.exit(asyncio.run(_serve(options.inside, options.image, options.command)))
-    sys.exit(run(options.command, options.image, options.log))
+        sys.exit(asyncio.run(_serve(options.inside, options.image, options.command, options.kubelet)))
+    sys.exit(run(options.command, options.image, options.log, options.kubelet))
 
 
 if __name__ == "__main__":

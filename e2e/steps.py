@@ -410,14 +410,10 @@ async def uninstall_refused(here: Run) -> str:
 
 
 async def uninstall(here: Run) -> str:
-    """Forced; nothing is left."""
-    log = await here.cluster.kubectl("logs", "job/kybernate-uninstall-check", check=False)
-    forced = re.search(r"kyb\.ai/uninstall=\S+", log)
-    if forced is None:
-        raise FailedError(f"the refusal does not say how to force the uninstall: {log.strip()[-300:]}")
-    await run("kubectl", "annotate", "--overwrite", "namespace", here.cluster.namespace, forced[0])
-    await here.cluster.helm("uninstall", RELEASE, "--timeout", "3m")
+    """Without engines; nothing is left."""
     await here.cluster.kubectl("delete", "deployments", f"--selector={ENGINES}")
+    await here.cluster.kubectl("wait", "pods", f"--selector={ENGINES}", "--for=delete", "--timeout=120s", check=False)
+    await here.cluster.helm("uninstall", RELEASE, "--timeout", "3m")
 
     async def empty() -> bool:
         kinds = "pods,services,deployments,daemonsets,statefulsets,jobs,secrets,networkpolicies,roles,rolebindings"

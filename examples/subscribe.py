@@ -1,4 +1,4 @@
-"""Print every event: of seats, decisions, operations, GPUs. Needs only nats-py; kyb status shows the address:
+"""Print every event: of seats, decisions, GPUs. Needs only nats-py; kyb status shows the address:
 python examples/subscribe.py nats://127.0.0.1:4222
 """
 
@@ -13,12 +13,11 @@ from nats.aio.msg import Msg
 
 async def show(msg: Msg) -> None:
     event = json.loads(msg.data)
-    order = event.get("order") or {}
     subject = next(event[key] for key in ("seat", "group", "op", "gpu") if event.get(key))
-    what = event.get("state") or order.get("phase") or msg.subject.split(".")[-1]
+    what = event.get("state") or msg.subject.split(".")[-1]
     seconds = ", ".join(f"{phase} {took:.2f} s" for phase, took in (event.get("seconds") or {}).items())
     way = f"from {event['came_from']} by {event['way']}:" if event.get("way") else ""
-    words = filter(None, (event.get("model"), way, event.get("reason"), order.get("verb"), order.get("text"), seconds))
+    words = filter(None, (event.get("model"), way, event.get("reason"), seconds))
     print(f"{event['node']}/{subject} {what:<12}", *words, flush=True)
 
 

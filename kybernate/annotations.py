@@ -11,9 +11,12 @@ from typing import Any
 from kybernate.config import STANDARD, NodeConfig
 from kybernate.config_errors import suggest
 from kybernate.engines import BACKENDS
-from kybernate.sizes import parse_seconds, parse_size
+from kybernate.envelope import LONGEST_NAME
+from kybernate.sizes import MOST_SECONDS, parse_seconds, parse_size
 
 PREFIX = "kyb.ai/"
+VENDOR = "nvidia.com/"
+"""Of the resources that a seat replaces: whole GPUs, shared ones and MIG instances."""
 BACKEND = "kyb.ai/backend"
 ENGINE_KEY = "kyb.ai/engine-key"
 MAX_REQUESTS = "kyb.ai/max-requests"
@@ -24,13 +27,13 @@ PREFER_GROUP = "kyb.ai/prefer-group"
 PROBE_PORT = "kyb.ai/probe-port"
 REBALANCE = "kyb.ai/rebalance"
 SLO = "kyb.ai/slo"
-STALL_BUDGET = "kyb.ai/stall-budget"
 TIER = "kyb.ai/tier"
 VERIFY = "kyb.ai/verify"
 VRAM = "kyb.ai/vram"
 
 UNSUPPORTED = {
     "kyb.ai/gang": "a model on several groups is one seat of a group that spans them (docs/dev/topology.md); remove it",
+    "kyb.ai/stall-budget": "remove it: requests in flight end before their seat is parked",
     "kyb.ai/priority": f"write {TIER}: the weight of its tier orders seats",
 }
 """Names that earlier versions accepted without effect: what to write instead."""
@@ -48,8 +51,9 @@ class AnnotationProblem:
 
     def text(self, pod: str = "") -> str:
         """The problem as one sentence; ``pod`` is ``namespace/name`` where the reader does not know it."""
-        value = "" if self.value is None else f": {self.value!r}"
-        return f"{self.name}{value}{f' of pod {pod}' if pod else ''} {self.what}; {self.remedy}"
+        value = "" if self.value is None else f": {self.value[:LONGEST_NAME]!r}"
+        name = self.name if self.name.isprintable() else repr(self.name)
+        return f"{name}{value}{f' of pod {pod}' if pod else ''} {self.what}; {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,6 @@ class SeatAnnotations:
     """May be activated on another group of its profile."""
     slo_seconds: float | None = None
     """Model seconds; None: its tier's."""
-    stall_budget_seconds: float | None = None
     """Model seconds; None: its tier's."""
     tier: str = STANDARD
     verify: bool = True
@@ -92,6 +95,10 @@ def parse(annotations: Mapping[str, str]) -> SeatAnnotations:
     problems = []
     for name, text in annotations.items():
         if not name.startswith(PREFIX):
+            domain, _, word = name.lower().rpartition("/")
+            if "kyb" in domain and PREFIX + word in _PARSERS:  # kybernate.ai/port: no other software reads that
+                remedy = f"did you mean {PREFIX}{word}?"
+                problems.append(AnnotationProblem(name, None, "is not a known annotation", remedy))
             continue
         if name not in _PARSERS:
             remedy = UNSUPPORTED.get(name) or suggest(name, _PARSERS)
@@ -143,7 +150,7 @@ def _number(least: int, most: int) -> Callable[[str], int]:
 
 
 def _word(text: str) -> str:
-    if not text.strip():
+    if not (text.strip() == text != "" and text.isprintable() and len(text) <= LONGEST_NAME):
         raise ValueError
     return text
 
@@ -173,7 +180,7 @@ def _file_name(text: str) -> str:
 
 
 def _slo(text: str) -> float:
-    if (seconds := _seconds(text)) <= 0:
+    if not 0 < (seconds := _seconds(text)) <= MOST_SECONDS:
         raise ValueError
     return seconds
 
@@ -191,7 +198,7 @@ def _vram(text: str) -> int:
 
 
 _FLAG = "is neither true nor false", 'write "true" or "false"'
-_IN_SECONDS = 'write seconds, such as "20s" or "500ms"'
+_IN_SECONDS = 'write seconds, such as "20s" or "500ms", at most a day'
 _PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
     BACKEND: ("backend", _backend, "is not a way of parking", f"write one of {', '.join(BACKENDS)}"),
     ENGINE_KEY: (
@@ -206,15 +213,20 @@ _PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
         "is not a number of requests",
         'write a number, such as "256"',
     ),
-    MODEL: ("model", _word, "is no name", "write the name that clients request; without it the pod's name counts"),
+    MODEL: (
+        "model",
+        _word,
+        "is no name",
+        f"write the name that clients request, printable and at most {LONGEST_NAME} characters; without it "
+        "the pod's name counts",
+    ),
     PIN: ("pin", _flag, *_FLAG),
     PORT: ("port", _number(1, 65535), "is not a port", "write a number from 1 to 65535"),
-    PREFER_GROUP: ("prefer_group", str, "", "write a group, or node/group"),
+    PREFER_GROUP: ("prefer_group", _word, "is no name", "write a group, or node/group"),
     PROBE_PORT: ("probe_port", _number(1024, 65000), "is not a port", "write a number from 1024 to 65000"),
     REBALANCE: ("rebalance", _flag, *_FLAG),
     SLO: ("slo_seconds", _slo, "is not a duration above 0 with a unit", _IN_SECONDS),
-    STALL_BUDGET: ("stall_budget_seconds", _seconds, "is not a duration with a unit", _IN_SECONDS),
-    TIER: ("tier", str, "", "write a tier of the configuration"),
+    TIER: ("tier", _word, "is no name", "write a tier of the configuration"),
     VERIFY: ("verify", _switch, "is neither on nor off", 'write "on" or "off"'),
     VRAM: ("vram_bytes", _vram, "is not a size with a unit", 'write bytes with a unit: "40GiB"'),
 }
@@ -227,7 +239,6 @@ _FORMS: Mapping[str, dict[str, Any]] = {
     **{name: {"enum": ["true", "false"]} for name in (PIN, REBALANCE)},
     **{name: {"type": "string", "pattern": "^[0-9]+$"} for name in (MAX_REQUESTS, PORT, PROBE_PORT)},
     SLO: _DURATION,
-    STALL_BUDGET: {"anyOf": [_DURATION, {"const": "0"}]},
     VRAM: {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGT]iB?|[kKMGT])\s*$"},
 }
 _REGISTERED = ", or a backend that a package of yours registers"
@@ -301,3 +312,14 @@ def chosen_devices(container: Mapping[str, Any]) -> Iterable[tuple[int, str]]:
     for index, one in enumerate(container.get("env") or ()):
         if isinstance(one, Mapping) and one.get("name") in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
             yield index, str(one["name"])
+
+
+def whole_gpus(container: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(limits or requests, resource) of each GPU that a container asks of NVIDIA's device plugin: not the seat's."""
+    parts = {part: (container.get("resources") or {}).get(part) or {} for part in ("requests", "limits")}
+    return [(part, name) for part, asked in parts.items() for name in asked if str(name).startswith(VENDOR)]
+
+
+def misplaced(annotations: Mapping[str, Any], elsewhere: object) -> list[str]:
+    """Annotations that have no effect, since they stand among labels or at what makes the pod, and not at the pod."""
+    return [name for name in NAMES if isinstance(elsewhere, Mapping) and name in elsewhere and name not in annotations]

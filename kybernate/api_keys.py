@@ -20,7 +20,7 @@ from kybernate.config_errors import ConfigError, Document, Source, Strict, read_
 
 Scope = Literal["infer", "gateway", "view", "signals", "admin"]
 """infer: inference calls, the list of models, /v1/wake; gateway: permits of /v1/hold; view: what the console shows,
-/v1/usage, the list of models; signals: POST /v1/signals; admin: activate, park, pin, unpin, and all of view."""
+the list of models; signals: POST /v1/signals; admin: activate, park, pin, unpin, and all of view."""
 
 Priority = Literal["low", "normal", "high"]
 
@@ -57,8 +57,6 @@ class Tenant(Strict):
     priority: Priority = "high"
     """Highest priority of its callers, whatever their keys allow."""
     requests_per_minute: Limit | None = None
-    tokens_per_minute: Limit | None = None
-    """Prompt and completion tokens; a request begins while any are left."""
     concurrency: Limit | None = None
     """Requests at a time, held or in flight."""
 
@@ -104,7 +102,13 @@ def load(path: Path) -> KeyFile:
                 raise document.source.error((kind, at, "name"), name, "is there twice", "give each its own name")
             if name in RESERVED:
                 raise document.source.error((kind, at, "name"), name, "is reserved", "use another name")
+    first: dict[str, str] = {}
     for at, key in enumerate(keys):
+        if (other := first.setdefault(key.sha256, key.name)) != key.name:
+            what = f"is the key of {other}, too: one of the two names is never used"
+            raise document.source.error(
+                ("keys", at, "sha256"), None, what, "make a key of its own: kyb router keys add"
+            )
         if key.tenant is not None and key.tenant not in tenants:
             known = f"it has {', '.join(sorted(tenants)) or 'none'}"
             raise document.source.error(("keys", at, "tenant"), key.tenant, "is no tenant of the file", known)

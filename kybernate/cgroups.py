@@ -1,5 +1,8 @@
 """Control groups, versions 1 and 2: the one of a container or process, its processes, its freezer, its memory limits.
 
+The container's id alone names its control group: a static pod has another UID on its node than in the API, and kubelet
+with ``cgroupsPerQOS: false`` makes no group of a pod.
+
 Version 2 has one hierarchy (``0::/path`` in /proc/<pid>/cgroup), version 1 one per controller, and many machines have
 both. Paths are those of the host: the checkpointer must see the host's processes and the host's /sys/fs/cgroup.
 """
@@ -23,8 +26,15 @@ MAX_FOUND = 1024
 """How many folders that had to be searched for are remembered."""
 
 
+CONTAINER = re.compile("[0-9a-f]{64}")
+"""An id of a container, as containerd, CRI-O and docker give it: no other name says which container is meant."""
+
+
 class HiddenProcessesError(Exception):
-    """A control group holds processes of another pid namespace, which have no pid in this one."""
+    """Processes cannot be seen here, so that none found proves nothing: of another pid namespace, or another user's."""
+
+
+HIDDEN = "{} hides the processes of other users (hidepid): run the checkpointer as root"
 
 
 class HiddenLimitsError(Exception):
@@ -54,7 +64,6 @@ class Cgroup:
     """As in /proc/<pid>/cgroup."""
     container: str
     """Id of the container; empty for the control group of a process."""
-    pod_uid: str
     folder: Path | None
     """The folder with its ``cgroup.procs``; None if /sys/fs/cgroup does not show it."""
     freezer: Path | None
@@ -91,28 +100,21 @@ def membership(text: str) -> Membership:
     return Membership(unified, controllers)
 
 
-def container_path(path: str, container: str, pod_uid: str) -> str | None:
-    """``path`` up to the part that names the container, if the pod is named there or above it; else None.
+def container_path(path: str, container: str) -> str | None:
+    """``path`` up to the part that names the container by its id; else None.
 
-    Known forms: ``/kubepods/burstable/pod<uid>/<id>``, ``…-pod<uid with underscores>.slice/cri-containerd-<id>.scope``
-    (``crio-<id>.scope``, ``docker-<id>.scope``), and ``…pod<uid>.slice:cri-containerd:<id>``, which containerd writes
-    when it and the kubelet disagree about systemd. ``crio-conmon-<id>.scope`` is the container's monitor, not its own.
+    Known forms: ``…/<id>``, ``…/cri-containerd-<id>.scope`` (``crio-<id>.scope``, ``docker-<id>.scope``), and
+    ``….slice:cri-containerd:<id>``, which containerd writes when it and the kubelet disagree about systemd.
+    ``crio-conmon-<id>.scope`` is the container's monitor, not its own.
     """
     parts = path.split("/")
-    for end, part in enumerate(parts, 1):
-        if _names_container(part, container) and any(_names_pod(one, pod_uid) for one in parts[:end]):
-            return "/".join(parts[:end])
-    return None
+    ends = (end for end, part in enumerate(parts, 1) if container in part and _names(part, container))
+    return next(("/".join(parts[:end]) for end in ends), None)
 
 
-def _names_container(part: str, container: str) -> bool:
+def _names(part: str, container: str) -> bool:
     found = re.fullmatch(rf"(?:(?P<runtime>[a-z0-9-]+)-)?{re.escape(container)}(?:\.scope)?", part.rpartition(":")[2])
-    return found is not None and "conmon" not in (found["runtime"] or "")
-
-
-def _names_pod(part: str, pod_uid: str) -> bool:
-    names = "|".join(re.escape(uid) for uid in {pod_uid, pod_uid.replace("-", "_")})
-    return any(re.fullmatch(rf"(?:.*-)?pod(?:{names})(?:\.slice)?", piece) for piece in part.split(":"))
+    return CONTAINER.fullmatch(container) is not None and found is not None and "conmon" not in (found["runtime"] or "")
 
 
 @dataclass(frozen=True)
@@ -132,11 +134,13 @@ class Cgroups:
         return "hybrid" if (self.root / "unified" / "cgroup.controllers").exists() else "v1"
 
     def of(self, pid: int | str) -> Membership | None:
-        """The control groups of a process, or of ``self``; None when it is gone."""
+        """The control groups of a process, or of ``self``; None when it is gone. Raises HiddenProcessesError."""
         try:
             return membership(read(f"{self.proc}/{pid}/cgroup"))
         except (FileNotFoundError, ProcessLookupError):
             return None
+        except PermissionError as error:
+            raise HiddenProcessesError(HIDDEN.format(self.proc)) from error
 
     def of_process(self, pid: int | str) -> Cgroup | None:
         """The control group of a process, or of ``self``; None when it is gone or in none."""
@@ -145,25 +149,37 @@ class Cgroups:
             return None
         return self.at({**({} if place.unified is None else {"": place.unified}), **place.controllers})
 
-    def find(self, container: str, pod_uid: str) -> Cgroup | None:
-        """The control group of a container of this pod; None when no process is in it.
+    def find(self, container: str) -> Cgroup | None:
+        """The control group of a container; None when no process is in it. Raises HiddenProcessesError.
 
         Of several that bear its name the topmost: a container may make control groups of any name below its own.
         """
         places: list[dict[str, str]] = []
+        hidden = not (self.proc / "1").exists()  # hidepid=2
         for pid in pids(self.proc):
-            place = self.of(pid)
+            try:
+                place = self.of(pid)
+            except HiddenProcessesError:  # hidepid=1
+                hidden = True
+                continue
             if place is None:
                 continue
             paths = {
                 name: found
                 for name, path in (("", place.unified or ""), *place.controllers.items())
-                if (found := container_path(path, container, pod_uid)) is not None
+                if (found := container_path(path, container)) is not None
             }
             if paths:
                 places.append(paths)
         topmost = min(places, key=lambda paths: min(path.count("/") for path in paths.values()), default=None)
-        return None if topmost is None else self.at(topmost, container, pod_uid)
+        if topmost is None and hidden:
+            raise HiddenProcessesError(HIDDEN.format(self.proc))
+        return None if topmost is None else self.at(topmost, container)
+
+    def names_containers(self) -> bool:
+        """True if some process is in a control group that a container's id names. Raises HiddenProcessesError."""
+        places = (self.of(pid) for pid in pids(self.proc))
+        return any(CONTAINER.search(path) for place in places if place is not None for path in place.paths)
 
     def pids(self, cgroup: Cgroup) -> list[int]:
         """The processes in it and below it. Raises HiddenProcessesError."""
@@ -219,9 +235,9 @@ class Cgroups:
 
     def _inside(self, pid: int, cgroup: Cgroup) -> bool:
         place = self.of(pid)
-        return place is not None and any(container_path(p, cgroup.container, cgroup.pod_uid) for p in place.paths)
+        return place is not None and any(container_path(path, cgroup.container) for path in place.paths)
 
-    def at(self, paths: Mapping[str, str], container: str = "", pod_uid: str = "") -> Cgroup:
+    def at(self, paths: Mapping[str, str], container: str = "") -> Cgroup:
         """The control group with these paths by controller of version 1; the empty name is version 2.
 
         Version 2 comes first, but a hybrid machine has its controllers in version 1.
@@ -236,7 +252,6 @@ class Cgroups:
         return Cgroup(
             path=next(iter(paths.values())),
             container=container,
-            pod_uid=pod_uid,
             folder=next((folders[name] for name in ("", "freezer", "memory", *folders) if name in folders), None),
             freezer=next((file for file in freezers if file.exists()), None),
             memory=folders.get("memory", folders.get("")),

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -59,6 +60,8 @@ class Source:
 
     file: str = ""
     lines: Mapping[Place, int] = field(default_factory=dict)
+    misread: Mapping[Place, str] = field(default_factory=dict)
+    """Numbers of which YAML 1.1 takes another value than a person reads, as they are written: ``010``, ``1:30``."""
 
     def line(self, place: Place) -> int | None:
         """The line of a place, else of the nearest one around it; None for no file."""
@@ -81,6 +84,11 @@ class Document:
 
     def validate(self, model: type[M], data: object, at: Place = ()) -> M:
         """Validate ``data``, found at ``at``, as a model. Raises ConfigError with all errors."""
+        refuse(
+            self.source.error(place, text, f"is {value} in YAML", "write the number without leading 0 and colon")
+            for place, text in self.source.misread.items()
+            if place[: len(at)] == at and (value := _value(data, place[len(at) :])) is not None
+        )
         try:
             return model.model_validate(data, by_alias=True, by_name=False)
         except ValidationError as error:
@@ -172,7 +180,22 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 def _document(file: str, root: yaml.Node) -> Document:
     reader = _Reader(file)
-    return Document(reader.read(root), Source(file, reader.lines))
+    return Document(reader.read(root), Source(file, reader.lines, reader.misread))
+
+
+def _value(data: Any, place: Place) -> Any:
+    """What stands at a place of data; None: there is no such place."""
+    for part in place:
+        inside = part in data if isinstance(data, Mapping) else isinstance(data, tuple) and isinstance(part, int)
+        if not inside:
+            return None
+        data = data[part]
+    return data
+
+
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MISREAD = re.compile(r"[-+]?(?:0[0-7_]|\d+:)")
+"""Octal, and to the base of sixty."""
 
 
 class _Reader:
@@ -181,6 +204,7 @@ class _Reader:
     def __init__(self, file: str) -> None:
         self.file = file
         self.lines: dict[Place, int] = {}
+        self.misread: dict[Place, str] = {}
         self._loader = yaml.SafeLoader("")
 
     def read(self, node: yaml.Node, place: Place = ()) -> Any:
@@ -188,6 +212,8 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             return tuple(self.read(child, (*place, index)) for index, child in enumerate(node.value))
         if not isinstance(node, yaml.MappingNode):
+            if node.tag in _NUMBERS and _MISREAD.match(node.value):
+                self.misread[place] = node.value
             return self._loader.construct_object(node, deep=True)
         self._refuse_repeated(node, place)
         self._loader.flatten_mapping(node)  # anchors merged by <<, in front of the mapping's own keys
@@ -236,7 +262,7 @@ def wrong_kind(error: ErrorDetails) -> tuple[str, str]:
         words = {"greater_than_equal": "at least", "greater_than": "above", "less_than_equal": "at most"}
         return "is out of range", f"it must be {words.get(kind, 'below')} {_number(bound)}"
     if kind == "finite_number":
-        return "is not a finite number", "write a number of seconds"
+        return "is not a finite number", "write a number"
     if kind == "literal_error":
         return "is not known", f"write {context['expected']}"
     if kind in ("too_short", "string_too_short"):

@@ -10,23 +10,19 @@ from kybernate.extras import names
 RESTART = "restart"
 """Ends the container, which starts cold: the floor."""
 DRIVER_BACKENDS = ("cuda", "fake")
-"""Park through the driver's checkpoint: requests in flight stay frozen with the processes, and seats may move."""
-VLLM_CUDA = "vllm+cuda"
-"""vLLM's sleep, then the driver's checkpoint of what it keeps; on where a self-test has passed."""
-OWN_ENGINE_BACKENDS = ("vllm", "vllm-2", VLLM_CUDA, "sglang", "trtllm", "unload")
+"""Park through the driver's checkpoint; seats may move."""
+OWN_ENGINE_BACKENDS = ("vllm", "vllm-2", "sglang", "unload")
 _OWN = (*DRIVER_BACKENDS, *OWN_ENGINE_BACKENDS, RESTART)
 ENGINE_BACKENDS = (*OWN_ENGINE_BACKENDS, *names("kybernate.backends", besides=_OWN))
 """Call the engine: it sleeps, or unloads its models. Those of other packages are entry points."""
 BACKENDS = (*DRIVER_BACKENDS, *ENGINE_BACKENDS, RESTART)
 """All names that a pod may choose."""
-REHEARSED = ("vllm", VLLM_CUDA)
+REHEARSED = ("vllm",)
 """Sleep and wake once before they serve: the pinned host memory of the first sleep is used again by later ones."""
 WITHOUT_COPY = ("vllm-2", "unload", RESTART)
 """Keep no copy of the weights in host memory; those of other packages may keep one."""
-PINNING = ("vllm", VLLM_CUDA, "sglang")
+PINNING = ("vllm", "sglang")
 """Copy weights to pinned host memory, and keep it while they are active."""
-SIGNED = "trtllm"
-"""Its key signs calls, and is therefore never sent, also not by a backend that the seat was demoted to."""
 METRICS_PATHS = ("/metrics", "/prometheus/metrics")
 """Where engines count their requests; the second is TensorRT-LLM's, whose first has none."""
 _RUNNING = (
@@ -34,8 +30,6 @@ _RUNNING = (
 )
 _WAITING = rb"vllm:num_requests_waiting|sglang:num_queue_reqs|trtllm_num_requests_waiting|llamacpp:requests_deferred"
 """In the names of vLLM, SGLang, TensorRT-LLM and llama.cpp."""
-_GENERATED = rb"vllm:generation_tokens_total|sglang:generation_tokens_total|llamacpp:tokens_predicted_total"
-"""In the names of vLLM, SGLang and llama.cpp."""
 
 
 def _samples(names: bytes) -> re.Pattern[bytes]:
@@ -43,7 +37,7 @@ def _samples(names: bytes) -> re.Pattern[bytes]:
     return re.compile(rb"^(?:%b)(?:\{[^}\n]*\})?[ \t]+([0-9.eE+]+)" % names, re.MULTILINE)
 
 
-RUNNING, WAITING, GENERATED = _samples(_RUNNING), _samples(_WAITING), _samples(_GENERATED)
+RUNNING, WAITING = _samples(_RUNNING), _samples(_WAITING)
 BUSY = _samples(_RUNNING + b"|" + _WAITING)
 
 
@@ -58,8 +52,6 @@ def next_backend(backend: str, *, mig: bool = False) -> str:
     """The backend that a seat is demoted to; empty below the floor. ``mig``: the driver cannot checkpoint its GPUs."""
     if backend == RESTART:
         return ""
-    if backend == VLLM_CUDA:
-        return "vllm"
     return "cuda" if backend in ENGINE_BACKENDS and not mig else RESTART
 
 
@@ -73,11 +65,6 @@ def load_in(metrics: bytes) -> EngineLoad | None:
     """The load; None when a metric of the two is missing, or is no number."""
     running, waiting = _sum(RUNNING, metrics), _sum(WAITING, metrics)
     return None if running is None or waiting is None else EngineLoad(int(running), int(waiting))
-
-
-def tokens_in(metrics: bytes) -> float | None:
-    """The tokens generated since the engine started; None when there is no such metric, or it is no number."""
-    return _sum(GENERATED, metrics)
 
 
 def _sum(name: re.Pattern[bytes], metrics: bytes) -> float | None:

@@ -12,10 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+LONGEST_NAME = 512
+"""Characters of a model's name, of a cause and of an address."""
+Address = Annotated[str, Field(max_length=LONGEST_NAME, pattern=r"^(https?://[!-~]+)?$")]
+"""Base URL of a service or an engine, as another one writes it; empty: it has none."""
 _SLUG = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 _TOKEN = re.compile(r"\{(\w+)\}")
 

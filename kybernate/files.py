@@ -9,13 +9,12 @@ import stat
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-
-from kybernate.path_watch import PathWatch
+from typing import BinaryIO
 
 NO_FILE = "it is a FIFO, a socket or a device, not a file"
+MOST_BYTES = 2 * 2**20
+"""Of a file that a person writes: YAML of this size takes half a minute."""
 LOOK_SECONDS = 1.0
-WATCHED = 10
-"""How many times longer the interval is where the kernel reports changes."""
 
 Fingerprint = tuple[tuple[str, int, int, int, int], ...]
 
@@ -31,12 +30,21 @@ def named(path: Path) -> Iterator[None]:
         raise
 
 
-def read(path: Path) -> bytes:
-    """The content of a file; a FIFO or device, which might never end, is refused. Blocking. Raises OSError."""
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """A file to read; a FIFO or device, which might never end, is refused. Blocking. Raises OSError."""
     with named(path), open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, NO_FILE)
-        return file.read()
+        yield file
+
+
+def read(path: Path) -> bytes:
+    """The content of a file that a person wrote, at most ``MOST_BYTES``. Blocking. Raises OSError."""
+    with opened(path) as file:
+        if len(data := file.read(MOST_BYTES + 1)) > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES >> 20} MiB")
+        return data
 
 
 def replace(path: Path, content: str | bytes, *, durable: bool, mode: int | None = None) -> None:
@@ -107,19 +115,19 @@ async def changes(path: Path, poke: asyncio.Event, *, seconds: float = LOOK_SECO
     """One item after each change, and after each ``poke`` (SIGHUP) whether anything changed or not.
 
     And one at the beginning: what was read before may have changed before anybody looked here. ``seconds``: interval of
-    the looks; far longer where the kernel reports changes.
+    the looks.
     """
-    with PathWatch(path) as watch:
-        known = await asyncio.to_thread(_fingerprint, path)
-        yield
-        while True:
-            await watch.wait(seconds * WATCHED, seconds, poke)
-            poked = poke.is_set()
-            poke.clear()
-            found = await asyncio.to_thread(_fingerprint, path)
-            if poked or (found and found != known):  # a file that is being replaced may not be there for a moment
-                known = found or known
-                yield
+    known = await asyncio.to_thread(_fingerprint, path)
+    yield
+    while True:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(poke.wait(), seconds)
+        poked = poke.is_set()
+        poke.clear()
+        found = await asyncio.to_thread(_fingerprint, path)
+        if poked or (found and found != known):  # a file that is being replaced may not be there for a moment
+            known = found or known
+            yield
 
 
 def _fingerprint(path: Path) -> Fingerprint:

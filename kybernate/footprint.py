@@ -19,6 +19,9 @@ QUESTION = (
 """The shell's line in the engine's container, whose GPUs are its alone."""
 COPY_SPEEDS = (2 * 2**30, 21 * 2**30)
 """Bytes per second, slowest and fastest, at which engines were seen to copy their weights (docs/dev/backends.md)."""
+RESIDUE_SHARE, RESIDUE_BYTES, RESIDUE_MOST = 0.1, 4 * 2**30, 0.5
+"""What a parked engine may keep on a GPU: a share of its footprint there or these bytes, whichever is more, and never
+more than the last share. Published: 1.2 to 4 GiB per GPU."""
 _PAGES = ("anon", "rss", "shmem")
 """In memory.stat of version 2 and 1: what is not page cache."""
 
@@ -88,3 +91,8 @@ def expected(found: Footprint, backend: str, memory_limit: str) -> list[str]:
 
 def _time(text: str) -> datetime:
     return datetime.fromisoformat(text)
+
+
+def most_residue(size: int) -> int:
+    """Bytes that a parked engine may keep on a GPU where it took ``size``."""
+    return round(min(max(RESIDUE_SHARE * size, RESIDUE_BYTES), RESIDUE_MOST * size))

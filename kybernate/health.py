@@ -6,9 +6,10 @@ A service is live while its event loop runs, and ready when every named conditio
 import asyncio
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import ClassVar, cast
 
 from aiohttp import web
 from prometheus_client import (
@@ -24,15 +25,21 @@ from prometheus_client.registry import Collector
 
 from kybernate import __version__
 from kybernate.bus.port import NodeBus
-from kybernate.http_api import errors, own_pages
+from kybernate.http_api import ApiError, Handler, errors, own_pages
 from kybernate.lifecycle import listening
 from kybernate.settings import Settings
-from kybernate.tls import TlsCaller
+from kybernate.tls import TlsCaller, address_of
 from kybernate.web_origin import WebOrigins
 
 MOST_CONNECTIONS = 512
-"""Of one server; further ones are closed."""
+"""Of one port: then the oldest without a request under way ends, and without such a one the new connection."""
+MOST_PER_ADDRESS = MOST_CONNECTIONS // 4
+"""Then the oldest of this address ends, one without a request under way if there is one."""
 IDLE_SECONDS = 20.0
+BODY_SECONDS = 10.0
+"""Time for the body of a request, else 408."""
+READ_SECONDS = 20.0
+"""Time for a reader to take what waits for it, some 64 KiB, before more is sent; else it is cut."""
 METRICS_SHARE = 0.1
 """Of a CPU core that readers of metrics take at most: the text is kept for as long as that needs, at most 1 s."""
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -114,28 +121,31 @@ class HttpServer:
     """If set, the server speaks HTTPS only."""
     idle_seconds: float = IDLE_SECONDS
     """Time for a request to arrive on a connection, and for the next one; then it is closed."""
+    most_per_address: int = MOST_PER_ADDRESS
     runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> "HttpServer":
         if not self.app.frozen:
             self.app.on_response_prepare.append(_without_name)
+            self.app.middlewares.append(_complete)
         self.runner = web.AppRunner(
             self.app,
             handler_cancellation=True,
             access_log=None,
             shutdown_timeout=1.0,
             keepalive_timeout=self.idle_seconds,
+            lingering_time=1.0,
         )
         await self.runner.setup()
         serving = self.runner.server
         assert serving is not None  # set up
 
-        limits, tls = _Limits(), self.tls
+        limits, tls = _Connections(self.most_per_address), self.tls
 
         def accepted() -> asyncio.Protocol:
-            if tls is not None:
-                return TlsCaller(limits, tls, self.idle_seconds, serving)
-            return serving() if len(serving.connections) < MOST_CONNECTIONS else _Refused()
+            if tls is None:
+                return _Connection(limits, serving())
+            return TlsCaller(limits, tls, self.idle_seconds, lambda: _Connection(limits, serving(), counted=True))
 
         with listening(self.host, self.port, self.prefix):
             self._server = await asyncio.get_running_loop().create_server(
@@ -156,33 +166,122 @@ class HttpServer:
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
 
 
-class _Limits:
-    """Of a port that speaks TLS."""
+class _Connections:
+    """Of one port, by address. At a limit the oldest makes room: none is kept out by connections that do nothing."""
 
-    def __init__(self) -> None:
-        self._open, self.shaking = 0, dict[TlsCaller, None]()
+    def __init__(self, most_per_address: int) -> None:
+        self._most_per_address = most_per_address
+        self._by_address: Counter[str] = Counter()
+        self.open: dict[_Connection, None] = {}
+        """The oldest first; over TLS, those whose handshake is complete."""
+        self.shaking: dict[TlsCaller, None] = {}
 
-    def enter(self, _: str) -> str | None:
+    def enter(self, address: str) -> str | None:
         """Count a new connection; return why it is refused, or None."""
-        if self._open >= MOST_CONNECTIONS:
+        full = self._by_address[address] >= self._most_per_address and not self._end_oldest(address)
+        if full or (self._by_address.total() >= MOST_CONNECTIONS and not self._end_oldest(None)):
             return "too many connections are open"
-        self._open += 1
+        self._by_address[address] += 1
         return None
 
-    def leave(self, _: str) -> None:
+    def leave(self, address: str) -> None:
         """Forget one."""
-        self._open -= 1
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
 
     def rejected(self, _: str) -> None:
         """Nothing counts it."""
 
+    def _end_oldest(self, address: str | None) -> bool:
+        """End the oldest connection without a request under way; without one the oldest of ``address``."""
+        mine = [one for one in self.open if address in (None, one.address)]
+        oldest = next((one for one in mine if not one.busy), mine[0] if mine and address is not None else None)
+        if oldest is not None:
+            oldest.abort()
+        return oldest is not None
 
-class _Refused(asyncio.Protocol):
-    """A connection that is one too many."""
+
+class _Connection(asyncio.Protocol):
+    """A connection of aiohttp's, with a place among the others of its port and a time for its reader."""
+
+    of: ClassVar[dict[asyncio.BaseProtocol, "_Connection"]] = {}
+    """By aiohttp's protocol, which a request names."""
+
+    def __init__(self, limits: _Connections, handler: web.RequestHandler, *, counted: bool = False) -> None:
+        self._limits, self._handler, self._counted = limits, handler, counted
+        self._transport: asyncio.Transport | None = None
+        self._late: asyncio.TimerHandle | None = None
+        self.address, self.busy = "", False
+        """``busy``: a request has arrived completely and is not answered."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Close it."""
-        cast(asyncio.Transport, transport).abort()
+        """Count it, or close it."""
+        self._transport, self.address = cast(asyncio.Transport, transport), address_of(transport)
+        if not self._counted and self._limits.enter(self.address) is not None:
+            self._counted = True
+            self._transport.abort()
+            return
+        self._limits.open[self] = None
+        self.of[self._handler] = self
+        self._handler.connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Forget it."""
+        self._stop()
+        self._limits.open.pop(self, None)
+        if self.of.pop(self._handler, None) is not None:
+            self._handler.connection_lost(exc)
+        if not self._counted:
+            self._limits.leave(self.address)
+
+    def data_received(self, data: bytes) -> None:
+        """As aiohttp takes it."""
+        self._handler.data_received(data)
+
+    def eof_received(self) -> None:
+        """As aiohttp takes it."""
+        self._handler.eof_received()
+
+    def pause_writing(self) -> None:
+        """Let the reader take what waits for it, for a limited time."""
+        self._handler.pause_writing()
+        self._late = asyncio.get_running_loop().call_later(READ_SECONDS, self.abort)
+
+    def resume_writing(self) -> None:
+        """It has."""
+        self._stop()
+        self._handler.resume_writing()
+
+    def _stop(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self._limits.open.pop(self, None)
+        if self._transport is not None:
+            self._transport.abort()
+
+
+@web.middleware
+async def _complete(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Take the body before the handler, in time. Only then the request is under way."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            await request.read()
+    except TimeoutError:
+        text = f"the body of the request did not arrive within {BODY_SECONDS:g} s"
+        raise ApiError(408, "request_timeout", text, closes=True) from None
+    connection = _Connection.of.get(request.protocol)
+    if connection is None:
+        return await handler(request)
+    connection.busy = True
+    try:
+        return await handler(request)
+    finally:
+        connection.busy = False
 
 
 async def _without_name(_: web.Request, response: web.StreamResponse) -> None:

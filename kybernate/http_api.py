@@ -12,12 +12,11 @@ import aiohttp
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from kybernate.envelope import LONGEST_NAME
 from kybernate.logs import get_logger
 from kybernate.web_origin import WebOrigins
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-LONGEST_NAME = 512
-"""Characters of a model's name, and of a caller's request id."""
 _TYPES = dict.fromkeys((*range(400, 500), 505), "invalid_request_error")
 _TYPES |= {401: "authentication_error", 403: "permission_error", 409: "conflict_error", 429: "rate_limit_error"}
 
@@ -31,7 +30,9 @@ def unanswered(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its certificate is refused: {getattr(error.certificate_error, 'verify_message', '')}"
     number = getattr(error, "errno", None) or 0
-    return os.strerror(number) if number > 0 else str(error) or type(error).__name__
+    if number > 0:
+        return os.strerror(number)
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__  # a resolver's are below 0
 
 
 class ApiError(Exception):

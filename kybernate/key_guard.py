@@ -28,7 +28,10 @@ class KeyGuard:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._file = load(path) if path is not None else KeyFile()
+        try:
+            self._file = load(path) if path is not None else KeyFile()
+        except ConfigError as error:
+            raise ConfigError(f"KYB_API_KEYS_FILE: {error}") from None
         self._keys = _by_digest(self._file)
         self._wrong = ""
         """What is wrong with the file, without what is in it; empty: its keys are in force."""

@@ -2,7 +2,7 @@
 
 ``Kube`` reads and writes objects, lists collections and watches them. ``Mirror`` keeps a local copy of a collection:
 one list, then a watch. Services read, and the manager writes Events and conditions of pods; Jobs write single objects
-(``kyb bus keys`` its Secrets, ``kyb uninstall-check --force`` deletes pods).
+(``kyb bus keys`` its Secrets).
 """
 
 import asyncio
@@ -153,11 +153,6 @@ class Kube:
         """Change fields of an object by a strategic merge. With ``metadata.uid`` in the body only the object with this
         UID is changed. Raises MissingError, ConflictError for another UID, KubeError."""
         return await self._request("PATCH", path, body=body)
-
-    async def delete(self, path: str, *, uid: str) -> None:
-        """Delete the object with this UID; no error if it is gone or another object has its name. Raises KubeError."""
-        with contextlib.suppress(MissingError, ConflictError):
-            await self._request("DELETE", path, body={"preconditions": {"uid": uid}})
 
     async def list(self, path: str, params: Mapping[str, str] | None = None, *, page: int = PAGE) -> Listing:
         """All objects of a collection, e.g. ``/api/v1/pods``, in pages. Raises KubeError.

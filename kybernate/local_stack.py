@@ -4,6 +4,7 @@ library only: commands start at once.
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
 import time
@@ -54,10 +55,16 @@ def _locked(folder: Path) -> bool:
 
 
 def processes(stack: dict[str, Any]) -> dict[str, str]:
-    """Every process of the stack that has a log: ``running``, ``stopped`` (by a signal) or ``dead``."""
-    logs = Path(stack["folder"]) / "logs"
-    pids = stack.get("pids") or {}
-    return {path.stem: _state(pids.get(path.stem)) for path in sorted(logs.glob("*.log"))}
+    """Every process of the stack: ``running``, ``stopped`` (by a signal) or ``dead``."""
+    pids = pids_of(stack)
+    names = {path.stem for path in Path(stack["folder"]).glob("logs/*.log")}
+    return {name: _state(pids.get(name)) for name in sorted(names | pids.keys())}
+
+
+def pids_of(stack: dict[str, Any]) -> dict[str, int]:
+    """Of the processes that run, and of ``kyb up`` itself, which starts them again and takes their logs."""
+    own = {"kyb up": stack["pid"]} if "pid" in stack else {}
+    return own | (stack.get("pids") or {})
 
 
 def keep_refusal(folder: Path, why: str) -> None:
@@ -78,7 +85,7 @@ def refusal(folder: Path) -> str:
 
 def container_logs(pod: str, uid: str) -> str:
     """The logs of a pod's containers, as a pattern below the folder that KYB_RUN_DIR names."""
-    return f"pods/{pod.replace('/', '_')}_{uid}/*.log"
+    return f"pods/{glob.escape(f'{pod}_{uid}'.replace('/', '_'))}/*.log"
 
 
 def engine_log(stack: dict[str, Any], pod: str, uid: str) -> Path | None:

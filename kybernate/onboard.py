@@ -13,15 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kybernate import run
-from kybernate.annotations import BACKEND, ENGINE_KEY, MODEL, PORT, PREFIX, chosen_devices
+from kybernate.annotations import BACKEND, ENGINE_KEY, MODEL, PORT, PREFIX, VENDOR, chosen_devices, whole_gpus
 from kybernate.engines import RESTART
 
 RUN = f"{run.FOLDER}/{run.PROGRAM}"
 KUBELET = "its crashLoopBackOff.maxContainerRestartPeriod: 2s bounds that"
 RECORD = "kyb.ai/onboarded"
 """Annotation of the Deployment: its changes as JSON, for the way back."""
-VENDOR = "nvidia.com/"
-"""Of the resources that a seat replaces: whole GPUs, shared ones and MIG instances."""
 GPU = f"{VENDOR}gpu"
 ENGINE_LABEL = "kyb.ai/engine"
 WORKLOADS = ("Deployment", "StatefulSet")
@@ -133,10 +131,7 @@ ENGINES = (
         "restart",
         model=("--served-model-name", "--model"),
         verb="trtllm-serve",
-        expect=(
-            "a park ends the engine, an activation starts it again",
-            "kyb.ai/backend: trtllm uses TensorRT-LLM's own sleep, a prototype that wants a key: docs/dev/backends.md",
-        ),
+        expect=("a park ends the engine, an activation starts it again",),
         entrypoints={r"nvidia/tensorrt-llm/release": "/opt/nvidia/nvidia_entrypoint.sh"},
     ),
     Engine(
@@ -207,10 +202,8 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
     draft.put(("spec", "template", "metadata", "labels", ENGINE_LABEL), "true")
     for key, value in ((MODEL, served), (PORT, port), (BACKEND, backend)):
         draft.put(("spec", "template", "metadata", "annotations", key), value)
-    for part in ("requests", "limits"):
-        for asked in (container.get("resources") or {}).get(part) or {}:
-            if asked.startswith(VENDOR):
-                draft.put((*where, "resources", part, asked), None)
+    for part, asked in whole_gpus(container):
+        draft.put((*where, "resources", part, asked), None)
     draft.put((*where, "resources", "limits", resource), "1")
     if chosen := dict(chosen_devices(container)):
         kept = [one for one in container["env"] if one.get("name") not in chosen.values()]

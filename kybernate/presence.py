@@ -47,13 +47,15 @@ class NodePresence:
         lock: str,
         url: str | None = None,
         routers: Callable[[], dict[str, float]] = dict,
+        rows: Callable[[], tuple[int, int] | None] = lambda: None,
     ) -> None:
-        """``routers``: those that it counts (``Presence.routers``)."""
+        """``routers``: those that it counts (``Presence.routers``); ``rows``: number and highest ``seq``."""
         self._bus, self._instance, self._node = bus, instance, node
         self._lock, self._url = lock, url
         self._incarnation = uuid.uuid4().hex
         self._serving = False
         self._published = asyncio.Event()
+        self._rows = rows
         self._routers, self.at_once = routers, asyncio.Event()
         """``at_once``: publish now, not only when it is due."""
 
@@ -90,6 +92,7 @@ class NodePresence:
                     await self.at_once.wait()
 
     async def _publish(self) -> None:
+        rows, seq = self._rows() or (None, 0)
         presence = Presence(
             cause="presence",
             component="gpu-manager",
@@ -100,6 +103,8 @@ class NodePresence:
             serving=self._serving,
             lock=self._lock,
             routers=self._routers(),
+            rows=rows,
+            seq=seq,
         )
         with contextlib.suppress(BusError):
             await self._bus.publish(presence)

@@ -6,9 +6,9 @@ missed events read them. Keys are ``<node>.<seat>`` and ``<node>.<gpu UUID>`` as
 
 from collections.abc import Iterable, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from kybernate.envelope import slug
+from kybernate.envelope import Address, slug
 from kybernate.messages import SeatEvent, SeatFreed, SeatPinned, SeatUnpinned
 from kybernate.seat import SeatState
 
@@ -28,7 +28,7 @@ class SeatRecord(BaseModel):
     seq: int = 0
     """As in SeatEvent: with the epoch, it orders the rows and events of this seat."""
     model: str = ""
-    endpoint: str | None = None
+    endpoint: Address | None = None
     """``http://host:port`` of the engine; None until its pod has an address."""
     group: str = ""
     """Group it runs on now."""
@@ -51,9 +51,15 @@ class SeatRecord(BaseModel):
     """Its footprint when active, over all its GPUs; 0 until seen."""
     host_bytes: int = 0
     """Host memory that its parked copy takes."""
+    riders: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    """What other features of its manager show, by their names."""
     reason: str = ""
     blocked: str = ""
     """Why it cannot be started or activated at present: a refused pod, a foreign process on its GPUs."""
+    failed: str = ""
+    """Its engine has ended at least twice in a row without having served: how often, how, and its last line of log."""
+    failed_until: float = 0.0
+    """Unix seconds of the end of its pause after that; 0: a request may start it."""
     drained: str = ""
     """Its group is drained by an operator: the actor, and how it ends. Such groups also have rows of free seats."""
     fixed: str = ""
@@ -70,12 +76,10 @@ class SeatRecord(BaseModel):
     """Requests that its engine serves at once, as its pod declares; 0: not declared."""
     activate_seconds: float = 0.0
     """Learned: seconds (model time) from the order to activate until it serves, eviction included."""
-    manager_url: str = ""
+    manager_url: Address = ""
     """Where the node's manager answers HTTP, for a router without NATS."""
     node_signals: bool = False
     """Its manager receives NodeTrafficSignal; False: one of an earlier version, which receives only TrafficSignal."""
-    stall_seconds: float = 0.0
-    """Above 0: its requests in flight are frozen with it, for at most so many wall seconds from this write."""
     reported_at: float = Field(default=0.0)
     """Unix seconds of this write."""
 
@@ -88,7 +92,7 @@ class SeatRecord(BaseModel):
 def after_event(record: SeatRecord, event: SeatEvent) -> SeatRecord:
     """Return the row of a seat with the changes of its event, which arrives before the roster's row."""
     changes: dict[str, object] = {"state": event.state, "epoch": event.epoch, "seq": event.seq}
-    changes |= {"since": event.at, "reason": event.reason, "stall_seconds": event.stall_seconds}
+    changes |= {"since": event.at, "reason": event.reason}
     changes |= {"usual_seconds": 0.0, "deadline_at": 0.0}  # those of its state before; the row brings the others
     for name in ("model", "group", "pod", "pod_uid", "endpoint", "vram_bytes"):
         if value := getattr(event, name):

@@ -50,8 +50,10 @@ COMING = frozenset({SeatState.ACTIVATING, SeatState.MIGRATING})
 # --- starts inside a container ----------------------------------------------------------------------------------------
 
 _START = "#"
+ENDED_HERE = "Kybernate ended its engine"
+"""Begins the reason of a seat in back-off that a restart parks: nothing has failed."""
 WITHOUT_RUN = "without kyb-run in front of its engine"
-"""In the reason of a seat whose container ended."""
+"""Ends that reason where kubelet, and its pause, starts the engine again."""
 
 
 def container_of(container_id: str) -> str:

@@ -5,6 +5,7 @@ A name that no service knows is fatal, with the name in the text, so that a typo
 
 import contextlib
 import difflib
+import json
 import os
 import socket
 import sys
@@ -15,9 +16,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
+from kybernate.addresses import is_address
 from kybernate.bus import NATS_SCHEMES
 from kybernate.bus.credentials import Credentials, CredentialsError
-from kybernate.field_docs import field_docs
 from kybernate.files import NO_FILE
 
 PREFIX = "KYB_"
@@ -33,11 +34,53 @@ def _readable(path: Path | None) -> Path | None:
     return path
 
 
+def _address(url: str) -> str:
+    if url and not is_address(url):
+        raise ValueError("is no address; write http://host:port")
+    return url
+
+
+Url = Annotated[str, AfterValidator(_address)]
+"""Of an HTTP server; empty: none."""
 OptionalFile = Annotated[Path | None, EMPTY_IS_NONE, AfterValidator(_readable)]
+
+
+def listening(host: str) -> str:
+    """An address at which this machine can listen; empty: all. Raises ValueError with the remedy for another one.
+
+    As asyncio does, it leaves out addresses of a family that the kernel lacks, if a name has another one.
+    """
+    bound, lacking = False, None
+    try:
+        for *of, _, address in socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+            try:
+                probe = socket.socket(*of)
+            except OSError as error:
+                lacking = error
+                continue
+            with probe:
+                probe.bind(address)
+            bound = True
+        if lacking and not bound:
+            raise lacking
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        text = f"this machine cannot listen there ({why}): give an address of it, 127.0.0.1 (callers on it alone), or "
+        raise ValueError(f"{text}0.0.0.0 (all)") from None
+    return host
+
+
+ListenHost = Annotated[str, AfterValidator(listening)]
 
 
 class SettingsError(Exception):
     """The environment has a wrong or unknown setting; the text names it and the remedy."""
+
+
+def known_options() -> list[dict[str, str]]:
+    """Every option of the product: its ``kind``, ``name``, ``default``, ``unit`` and ``text``."""
+    found: list[dict[str, str]] = json.loads((Path(__file__).parent / "config" / "options.json").read_text())
+    return found
 
 
 @contextlib.contextmanager
@@ -57,14 +100,14 @@ class Constants(BaseModel):
 class Settings(BaseModel):
     """Base of each service's settings; field ``nats_url`` is read from ``KYB_NATS_URL``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     elsewhere: ClassVar[frozenset[str]] = frozenset({"KYB_URL", "KYB_API_KEY_FILE"})
     """Names of the command line's settings, which a user's shell may have."""
 
-    node: str = Field(default_factory=socket.gethostname)
+    node: str = Field(default_factory=socket.gethostname, min_length=1)
     """Name of this machine, as Kubernetes knows it."""
-    instance: str = Field(default_factory=socket.gethostname)
+    instance: str = Field(default_factory=socket.gethostname, min_length=1)
     """Stable name of this instance of the service, e.g. router-0."""
     nats_url: str = "nats://127.0.0.1:4222"
     """The cluster bus."""
@@ -82,7 +125,7 @@ class Settings(BaseModel):
     """auto: pretty on a terminal, JSON elsewhere."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important level that is written."""
-    health_host: str = "127.0.0.1"
+    health_host: ListenHost = "127.0.0.1"
     """Address of /healthz, /readyz and /metrics."""
     health_port: int = Field(default=0, ge=0, le=65535)
     """Port of /healthz, /readyz and /metrics; 0 takes a free one."""
@@ -121,6 +164,8 @@ class Settings(BaseModel):
                 close = difflib.get_close_matches(variable, known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
                 raise SettingsError(f"unknown setting {variable}={value!r}; {hint}")
+            if not value and cls.options()[known[variable]].annotation is Path:
+                raise SettingsError(f"{variable}='': is no path; give one, or do not set it")  # Path("") is here
             given[known[variable]] = value
         try:
             return cls.model_validate(given)
@@ -151,11 +196,11 @@ class Settings(BaseModel):
     @classmethod
     def describe(cls) -> str:
         """One line per setting: variable, default, meaning."""
-        lines, texts = [], field_docs(cls)
+        lines, texts = [], {option["name"]: option["text"] for option in known_options()}
         for name, info in cls.options().items():
             value = info.get_default()
             default = "(host name)" if info.default_factory else str(value) if isinstance(value, Path) else repr(value)
-            lines.append(f"  {PREFIX + name.upper():32} {default:28} {texts.get(name, '')}\n")
+            lines.append(f"  {PREFIX + name.upper():32} {default:28} {texts.get(PREFIX + name.upper(), '')}\n")
         return "".join(lines)
 
 
@@ -167,7 +212,7 @@ class NodeSettings(Settings):
     services of the node; at most 89 bytes."""
     state_dir: Path = Path("/var/lib/kybernate")
     """Ledger, journal, known GPUs; survives a reboot. The same for all services of the node."""
-    fake_driver: Path | None = None
+    fake_driver: Annotated[Path | None, EMPTY_IS_NONE] = None
     """Socket of the fake GPU driver; set only with the fakes."""
     driver: Annotated[Literal["cuda", "fake"] | None, EMPTY_IS_NONE] = None
     """GPUs and driver: cuda (NVML and CUDA of this machine) or fake (at KYB_FAKE_DRIVER); empty: fake where

@@ -18,6 +18,10 @@ _BYTES = (
     }
 )
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 0.001, "m": 60.0, "h": 3600.0}
+MOST_SECONDS = 86_400.0
+"""Of a duration that a person wrote: a longer one has the wrong unit."""
+MOST_BYTES = 2**50
+"""Of what a person wrote: no machine has more memory."""
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
@@ -28,9 +32,12 @@ def parse_bytes(text: str) -> int:
 
 def parse_size(text: str) -> int:
     """Bytes of what a person wrote: with a unit, for 512 is meant as GiB. Raises ValueError as ``parse_bytes``."""
-    if text.strip().isdigit() and int(text):
+    match = _QUANTITY.fullmatch(text)
+    if match is not None and not match[2] and float(match[1]):
         raise ValueError(f"{text!r} is a size without a unit; write {text.strip()}GiB if that is meant")
-    return parse_bytes(text)
+    if (size := parse_bytes(text)) > MOST_BYTES:
+        raise ValueError(f"{text!r} is more than {format_bytes(MOST_BYTES)}; check its unit")
+    return size
 
 
 def parse_seconds(text: str) -> float:

@@ -27,6 +27,8 @@ class ServerCertificate:
     def __init__(self, cert: Path) -> None:
         self._cert, self._key = cert, key_of(cert)
         self._loading = asyncio.Lock()
+        self._wrong = ""
+        """What is wrong with the files; empty: the present certificate is theirs."""
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
             _load(self.context, *self._checked())
@@ -34,6 +36,13 @@ class ServerCertificate:
             from kybernate.config_errors import ConfigError  # needs PyYAML, which the GPU bench does without
 
             raise ConfigError(_unusable(cert, self._key, error)) from None
+
+    @property
+    def refused(self) -> str | None:
+        """Why the files' last change counts for nothing; None: the present certificate is theirs."""
+        gone = [f"KYB_TLS_CERT_FILE: {path}: no such file" for path in (self._cert, self._key) if not path.exists()]
+        why = gone[0] if gone else self._wrong
+        return f"{why}; the previous certificate stays in force until a restart, which fails" if why else None
 
     async def watch(self) -> None:
         """Load each change of the certificate or its key, until cancelled."""
@@ -46,9 +55,10 @@ class ServerCertificate:
             try:
                 async with self._loading:
                     _load(self.context, *await asyncio.to_thread(self._checked))
+                self._wrong = ""
             except (OSError, ssl.SSLError) as error:
-                reason = _unusable(self._cert, self._key, error)
-                get_logger().error("certificate.refused", reason=reason, meaning="the previous one stays in force")
+                self._wrong = _unusable(self._cert, self._key, error)
+                get_logger().error("certificate.refused", reason=self._wrong, meaning="the previous one stays in force")
 
     def _checked(self) -> tuple[bytes, bytes]:
         # In another context first: one that got a certificate with a wrong key can serve no connection any more. Both
@@ -76,10 +86,23 @@ def trusting(ca_file: Path | str | None) -> ssl.SSLContext:
     return context
 
 
-async def follow_authorities(context: ssl.SSLContext) -> None:
-    """Let a client's context also trust what comes into the file of the machine's authorities, until cancelled."""
+def trust(context: ssl.SSLContext, ca_file: Path, name: str) -> None:
+    """Let a client's context also trust the authorities in a file, the value of the setting ``name``. Raises
+    ConfigError."""
+    from kybernate.config_errors import ConfigError
+
+    try:
+        context.load_verify_locations(ca_file)
+    except OSError as error:  # ssl.SSLError is one
+        why = "no PEM file" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(f"{name}={ca_file}: {why}; it must hold PEM certificates") from None
+
+
+async def follow_authorities(context: ssl.SSLContext, ca_file: Path | None = None) -> None:
+    """Let a client's context also trust what comes into ``ca_file`` (None: the file of the machine's authorities),
+    until cancelled."""
     paths = ssl.get_default_verify_paths()  # its ``cafile`` is None while there is no such file
-    file = os.environ.get(paths.openssl_cafile_env, paths.openssl_cafile)
+    file = ca_file or os.environ.get(paths.openssl_cafile_env, paths.openssl_cafile)
     async for _ in changes(Path(file), asyncio.Event()):
         with contextlib.suppress(OSError):  # ssl.SSLError, too: half-written
             context.load_verify_locations(file)

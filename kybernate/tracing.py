@@ -1,4 +1,5 @@
-"""Traces, off unless the standard ``OTEL_*`` variables turn them on: then ``kybernate.otel`` makes and exports spans.
+"""Traces, off unless the standard ``OTEL_*`` variables turn them on: then the router has a span for each
+request (``kybernate.otel``).
 
 A trace never decides anything and never stops a service: what cannot be traced is logged once, and the service goes on.
 """
@@ -7,9 +8,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import BeforeValidator
+from typing import TYPE_CHECKING
 
 from kybernate.logs import get_logger
 
@@ -27,14 +26,6 @@ def trace_id_of(traceparent: str | None) -> str | None:
     """Return the trace id of a W3C ``traceparent``; None if there is no valid one."""
     found = _TRACEPARENT.match(traceparent) if traceparent else None
     return found[1] if found is not None else None
-
-
-def _valid(value: object) -> str | None:
-    return value if isinstance(value, str) and _TRACEPARENT.fullmatch(value) else None
-
-
-Traceparent = Annotated[str | None, BeforeValidator(_valid)]
-"""A field of a message: the span that what follows belongs to. What is no traceparent counts as absent."""
 
 
 class TracingError(Exception):

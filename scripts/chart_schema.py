@@ -143,12 +143,5 @@ def documents(root: Path) -> dict[str, str]:
     chart = root / "helm" / "kybernate"
     source = (chart / "values.yaml").read_text()
     top = schema(yaml.safe_load(source), "", comments(source))
-    gone = yaml.safe_load((chart / "gone.yaml").read_text())
-    for text, path in ((text, path) for text, paths in gone.items() for path in paths):
-        *way, last = path.split(".")
-        place = top
-        for part in way:
-            place = place["properties"].setdefault(part, {"type": "object", "properties": {}})
-        place["properties"][last] = {"description": f"Gone: {text}"}
     text = json.dumps({"$schema": "http://json-schema.org/draft-07/schema#", **top}, indent=2) + "\n"
     return {"helm/kybernate/values.schema.json": text}

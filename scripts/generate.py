@@ -1,18 +1,14 @@
 """Write what is generated from messages, seats, rights, routes, tests and the chart; with --check say what drifted."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a script's folder is on the path, the repository is not
 
-from scripts import chart_schema, dashboards, metrics_page, obstacles_page, options, rights_page, version  # noqa: E402
+from scripts import chart_schema, dashboards, metrics_page, nsc, obstacles_page, options, rights_page, version  # noqa: E402
 from scripts.schemas import documents  # noqa: E402
-from services.console import openapi as console_openapi  # noqa: E402
-from services.router import openapi  # noqa: E402
-from services.router.api import PATHS  # noqa: E402
 from tests.checkpointer import crash_cases, engine_cases, lie_cases  # noqa: E402
 from tests.conformance import table  # noqa: E402
 from tests.failures import page as failures  # noqa: E402
@@ -29,10 +25,9 @@ def main(root: Path = ROOT) -> int:
         | options.documents()
         | obstacles_page.documents()
         | metrics_page.documents()
+        | nsc.documents()
         | version.documents(ROOT)
     )
-    made["docs/openapi.json"] = json.dumps(openapi.document(PATHS), indent=2) + "\n"
-    made["docs/openapi-console.json"] = json.dumps(console_openapi.document(), indent=2) + "\n"
     for part in (rights_page, engine_cases, lie_cases, crash_cases):  # written by people around a table that is not
         page = arguments.root / part.PATH
         if page.exists():

@@ -28,5 +28,5 @@ if [ ! -d "$tools/schemas" ]; then
 fi
 
 "$tools/helm" lint --strict --kube-version 1.36.0 helm/kybernate
-sh scripts/pip_target.sh .venv-helm requirements-helm.txt
+sh scripts/pip_target.sh .venv-helm requirements/helm.txt
 HELM_TEST_TOOLS=$tools PYTHONPATH=.venv-helm exec .venv/bin/python -m pytest tests/helm "$@"

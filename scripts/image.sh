@@ -55,8 +55,9 @@ else
   export DOCKER_BUILDKIT=0
   sed -e 's/--mount=type=secret,id=[a-z]* *//g' -e 's/^#secrets //' Dockerfile >"$work/context/Dockerfile"
 fi
-cp -r pyproject.toml README.md requirements-build.txt requirements-image.txt requirements-run.txt kybernate services "$work/context/"
-mkdir "$work/context/scripts"
+cp -r pyproject.toml README.md kybernate services "$work/context/"
+mkdir "$work/context/requirements" "$work/context/scripts"
+cp requirements/build.txt requirements/image.txt requirements/run.txt "$work/context/requirements/"
 cp scripts/image_python.sh scripts/http_ok.sh "$work/context/scripts/"
 find "$work/context" -name __pycache__ -prune -exec rm -rf {} +
 find "$work/context" -type d -exec chmod 755 {} + -o -type f -exec chmod 644 {} +

@@ -11,11 +11,11 @@ into="$pip --python /opt/kybernate/bin/python install --quiet --no-deps --no-bui
 case "$1" in
 dependencies)
   python3 -m venv /build
-  $pip install --quiet --require-hashes -r requirements-build.txt -r requirements-run.txt
+  $pip install --quiet --require-hashes -r requirements/build.txt -r requirements/run.txt
   python3 -m venv --without-pip /opt/kybernate
   # What comes as source is built with the tools just installed, not with whatever is newest today.
   PATH=/build/bin:$PATH PYTHONPATH=$(/build/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
-    $into --require-hashes -r requirements-image.txt
+    $into --require-hashes -r requirements/image.txt
   ;;
 product | product-dev)
   # The production wheel contains neither kybernate/dev nor kybernate/lab; the development wheel replaces it.

@@ -1,6 +1,6 @@
 #!/bin/sh
-# kube_apiserver.sh DIR [kubelet|cluster]: builds the real kube-apiserver and etcd from their Go modules into DIR, or the
-# real kubelet, or both with all of a node's programs, which are one file. tests/kube uses the first two where
+# kube_apiserver.sh DIR [kubelet|cluster]: builds the real kube-apiserver, etcd and kubectl from their Go modules into DIR, or the
+# real kubelet, or both with all of a node's programs, which are one file. tests/kube uses the first three where
 # KYB_KUBE_APISERVER=DIR is set, `make bench ARGS=real_kubelet` the third (KYB_KUBELET=DIR/kubelet) and
 # bench/real_cluster.py all (KYB_CLUSTER=DIR). Needs Go (GO_VERSION of the module's go.mod) and a Go module proxy; about ten minutes on
 # two cores the first time.
@@ -8,7 +8,7 @@ set -eu
 kubernetes=1.36.3 etcd=3.6.8
 
 case $#${2:-} in
-  1) programs="etcd kube-apiserver" ;;
+  1) programs="etcd kube-apiserver kubectl" ;;
   2kubelet) programs=kubelet ;;
   2cluster) programs="etcd hyperkube" ;;
   *) sed -n 2,6p "$0" >&2; exit 2 ;;

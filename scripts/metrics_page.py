@@ -4,14 +4,12 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from opentelemetry.sdk.trace.export import SpanExporter
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from kybernate.clock import Clock
 from kybernate.health import BusMetrics, Health
 from kybernate.machine import GpuSensors
-from kybernate.otel import Tracer
 from kybernate.policy.rules import Quantum
 from services.checkpointer.metrics import CheckpointerMetrics
 from services.gpu_manager.live_policy import GuardedPolicy
@@ -86,8 +84,7 @@ def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
     yield "Webhook", webhook.registry
     bus: Any = SimpleNamespace(troubles={})
     every.registry.register(BusMetrics(cluster=bus))
-    every.registry.register(Tracer("", "", "", SpanExporter))
-    yield "Every service", every.registry  # the bus' and the traces' where a service has them
+    yield "Every service", every.registry  # the bus' where a service has one
 
 
 def _rows(registry: CollectorRegistry) -> Iterator[tuple[str, str, str, str]]:

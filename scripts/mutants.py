@@ -249,6 +249,7 @@ def main(arguments: list[str]) -> int:
     print(f"{len(mutations)} of {len(all_of_them)} mutations", flush=True)
     os.chdir(ROOT)
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # as in tests/conftest.py
+    os.environ.setdefault("HYPOTHESIS_PROFILE", "ci")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = f"{folder}/hypothesis"

@@ -17,10 +17,10 @@ sys.path.insert(0, str(ROOT))  # a script's folder is on the path, the repositor
 
 from kybernate import annotations  # noqa: E402
 from kybernate.cli.app import app  # noqa: E402
-from kybernate.config.schema import settings as config_keys  # noqa: E402
-from kybernate.field_docs import field_docs  # noqa: E402
 from kybernate.settings import Settings  # noqa: E402
 from scripts.chart_schema import comments  # noqa: E402
+from scripts.config_schema import settings as config_keys  # noqa: E402
+from scripts.field_docs import field_docs  # noqa: E402
 from services.checkpointer.settings import CheckpointerSettings  # noqa: E402
 from services.console.settings import ConsoleSettings  # noqa: E402
 from services.gpu_manager.settings import ManagerSettings  # noqa: E402
@@ -58,15 +58,19 @@ def options() -> list[Option]:
 
 
 def _environment() -> Iterator[Option]:
-    found: dict[str, tuple[list[str], str, str]] = {}
+    found: dict[str, tuple[str, dict[str, list[str]]]] = {}
     for service, kind in SERVICES.items():
         texts = field_docs(kind)
         for name, info in kind.options().items():
             default = "host name" if info.default_factory else _text(info.get_default())
-            found.setdefault(f"KYB_{name.upper()}", ([], default, texts.get(name, "")))[0].append(service)
-    for name, (services, default, text) in found.items():
-        of = "every service" if len(services) == len(SERVICES) else ", ".join(services)
-        yield Option("env", name, default, _unit(name, text), f"{text} ({of})")
+            services = found.setdefault(f"KYB_{name.upper()}", (default, {}))[1]
+            services.setdefault(texts.get(name, ""), []).append(service)
+    for name, (default, by_text) in found.items():
+        every = [
+            f"{text} ({'every service' if len(services) == len(SERVICES) else ', '.join(services)})"
+            for text, services in by_text.items()
+        ]
+        yield Option("env", name, default, _unit(name, next(iter(by_text))), " ".join(every))
 
 
 def _config() -> Iterator[Option]:

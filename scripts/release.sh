@@ -15,13 +15,20 @@ if [ -n "$(git status --porcelain)" ]; then
   git status --short >&2
   exit 1
 fi
+case ${REGISTRY:-} in
+"" | 127.0.0.1:* | localhost:*) ;;
+*) if grep -q kybernate.example pyproject.toml; then
+    echo "release: pyproject.toml names kybernate.example: write your addresses into [project.urls], run scripts/generate.py, commit" >&2
+    exit 1
+  fi ;;
+esac
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' kybernate/__init__.py)
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
 repository=${REGISTRY:+$REGISTRY/}kybernate
 case ${REGISTRY:-} in 127.0.0.1:* | localhost:*) insecure=--insecure plain=--plain-http ;; *) insecure="" plain="" ;; esac
 helm=$(sh scripts/helm.sh)
-sh scripts/pip_target.sh .venv-release requirements-release.txt
+sh scripts/pip_target.sh .venv-release requirements/release.txt
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 rm -rf dist

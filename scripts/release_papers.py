@@ -17,7 +17,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 URLS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
-LOCKED = ("requirements-image.txt", "requirements-build.txt", "requirements-run.txt")
+LOCKED = ("requirements/image.txt", "requirements/build.txt", "requirements/run.txt")
 PROGRAM = """#!/bin/sh
 # kubectl kyb: runs kyb from the wheel beside this file, by uv or pipx.
 wheel=$(dirname "$(readlink -f "$0")")/{wheel}

@@ -26,7 +26,7 @@ port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0));
 registry=$! address=127.0.0.1:$port
 curl --silent --fail --retry 40 --retry-connrefused --retry-delay 1 --max-time 60 "http://$address/v2/" >/dev/null
 git clone --quiet . "$work/clone"
-sh scripts/pip_target.sh .venv-release requirements-release.txt
+sh scripts/pip_target.sh .venv-release requirements/release.txt
 ln -s "$PWD/.venv-release" "$work/clone/.venv-release"
 mkdir -p "$work/clone/.venv/bin" # this checkout's tools
 printf '#!/bin/sh\nexec %s/.venv/bin/python "$@"\n' "$PWD" >"$work/clone/.venv/bin/python"

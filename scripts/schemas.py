@@ -15,13 +15,13 @@ from pydantic.json_schema import models_json_schema
 
 import kybernate.messages  # noqa: F401 - fills Message.registry
 from kybernate import annotations
-from kybernate.config.schema import config_schema
 from kybernate.envelope import Message
-from kybernate.field_docs import describe, field_docs, models_below
 from kybernate.messages import Command, CommandReply, Job, JobReply
 from kybernate.roster import SeatRecord
 from kybernate.seat import HOLDING, SeatState
-from services.gpu_manager.core.facts import TABLE, Facts, Process, Ticket, Trigger, after
+from scripts.config_schema import config_schema
+from scripts.field_docs import describe, field_docs, models_below
+from services.gpu_manager.core.facts import TABLE, Facts, Process, Residence, Ticket, Trigger, after
 
 REPLIES: dict[type[Message], type[BaseModel]] = {Command: CommandReply, Job: JobReply}
 """What answers each kind of request."""
@@ -97,7 +97,7 @@ def transitions() -> dict[tuple[SeatState, Trigger], set[SeatState]]:
     while waiting:
         facts = waiting.pop()
         starts = facts.state is SeatState.STARTING
-        nexts = [replace(facts, process=Process.LOADS, ticket=Ticket.NONE)] if starts else []
+        nexts = [replace(facts, process=Process.LOADS, residence=Residence.VRAM, ticket=Ticket.NONE)] if starts else []
         for trigger in Trigger:
             if facts.state in TABLE[trigger][0]:
                 nexts.append(after(facts, trigger))

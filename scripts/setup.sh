@@ -6,11 +6,11 @@ set -eu
 cd "$(dirname "$0")/.."
 what=${1:-all}
 case $what in
-  all) files="requirements.txt" ;;
-  run) files="requirements-image.txt requirements-build.txt" ;;
+  all) files="requirements/all.txt" ;;
+  run) files="requirements/image.txt requirements/build.txt" ;;
   *) echo "setup: $what is unknown; write: setup.sh [run]" >&2; exit 2 ;;
 esac
-want=$(cat requirements.txt requirements-image.txt requirements-build.txt requirements-llama.txt pyproject.toml scripts/setup.sh | cksum)
+want=$(cat requirements/all.txt requirements/image.txt requirements/build.txt requirements/llama.txt pyproject.toml scripts/setup.sh | cksum)
 done_already() {
   for had in all "$what"; do
     [ "$(cat ".venv/.stamp-$had" 2>/dev/null)" != "$want" ] || exit 0
@@ -79,7 +79,7 @@ if ! { command -v uv >/dev/null && uv pip install --quiet --python "$made/bin/py
   installing 3 --retries 2 --require-hashes $listed
 fi
 if [ "$what" = all ]; then
-  installing 1 --only-binary :all: --require-hashes -r requirements-llama.txt ||
+  installing 1 --only-binary :all: --require-hashes -r requirements/llama.txt ||
     echo "setup: llama.cpp's wheel cannot be installed here: kyb up --engine llama and its tests are left out" >&2
 fi
 installing 1 --no-deps --no-build-isolation -e .

@@ -1,22 +1,33 @@
 """Options, time-outs and Hypothesis profiles of the whole test run."""
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.skipped import refused_in_ci
 from tests.until import TIME_FACTOR
 
 # gRPC's handlers for fork crash children that have Python code to run before exec (NatsServer's) when its threads are
 # busy. No test forks without exec. Read when grpc is imported, and this file comes before all tests.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-# HYPOTHESIS_PROFILE=nightly searches longer than a commit can wait for (make test-nightly).
-settings.register_profile("fast", max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("nightly", settings.get_profile("fast"), max_examples=1000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+EXAMPLES = {"quick": 15, "ci": 60, "nightly": 1000}
+"""Of each property test, by HYPOTHESIS_PROFILE: `make test`; .ci/run and `make mutants`; `make test-nightly`."""
+for profile, examples in EXAMPLES.items():
+    settings.register_profile(
+        profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick"))
+
+# A shell ignores both for jobs in its background, and what a test starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 HERE = Path(__file__).parent
 LONG = {
@@ -44,6 +55,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return str(folder) if folder.name in ONE_STACK else file
 
     return Together(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[Any]:
+    """A module that CI may not skip fails."""
+    report: Any = yield
+    refused_in_ci(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[Any]:
+    """A test that CI may not skip fails."""
+    report: Any = yield
+    refused_in_ci(report)
+    return report
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

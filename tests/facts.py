@@ -1,15 +1,25 @@
 """Facts of a seat that cannot be true together, looked for after every message of the manager's tests and of the
 exploration."""
 
-from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Ticket
+from dataclasses import replace
+
+from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Residence, Ticket
 from services.gpu_manager.core.group_switch import SwitchPhase
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.state import NodeState
 
 WAITS = Facts(Owner.POD)
-RUNS = Facts(Owner.POD, Process.RUNS)
-UNLISTED = Facts(Owner.POD, Process.RUNS, unlisted=True)
-COPY = Facts(Owner.POD, Process.RUNS, parked=True)
+RUNS = Facts(Owner.POD, Process.RUNS, Residence.VRAM)
+UNLISTED = replace(RUNS, unlisted=True)
+COPY = replace(RUNS, residence=Residence.RAM)
+LEGAL = {
+    Residence.NOWHERE: (Process.NONE, Process.ENDED),
+    Residence.VRAM: (Process.LOADS, Process.RUNS),
+    Residence.RAM: (Process.RUNS,),
+    Residence.DISK: (Process.NONE,),
+    Residence.NOTHING: (Process.NONE, Process.RUNS),
+}
+"""By where its memory is: the processes that it may have."""
 
 
 def check(facts: Facts) -> str:
@@ -17,11 +27,12 @@ def check(facts: Facts) -> str:
     f = facts
     broken = {
         "a seat without an owner has facts": f.owner is Owner.NONE and f != Facts(),
-        "a seat without a process is parked": f.parked and not f.alive and f.owner is not Owner.LEAVING,
+        f"memory {f.residence} with process {f.process}": f.process not in LEGAL[f.residence],
         "a seat without a process has a promise": not f.alive
         and f.promise not in (Promise.NONE, *([Promise.HANDS_OFF] if f.waits else []), Promise.ENDS),
         "a seat that leaves has a promise": f.owner is Owner.LEAVING and f.promise is not Promise.NONE,
-        "a copy leaves or has come back": f.parked and f.promise not in (Promise.NONE, Promise.ENDS),
+        "a copy leaves": f.promise in (Promise.DRAINS, Promise.PARKS) and f.residence is not Residence.VRAM,
+        "what is on its GPUs comes back": f.comes and f.residence is Residence.VRAM,
         "a seat that does not run leaves": f.promise in (Promise.DRAINS, Promise.PARKS)
         and f.process is not Process.RUNS,
         "a seat of several places goes on": f.unlocated
@@ -53,7 +64,6 @@ def contradictions(node: NodeState) -> list[str]:
     for seat in node.seats.values() if node.recovered else ():
         facts, texts = seat.facts, [check(seat.facts), _against_switches(node, seat)]
         texts += ["has an owner by one record only"] if (seat.pod is None) is not (facts.owner is Owner.NONE) else []
-        texts += ["has a ticket feared beside a process"] if seat.id in node.unaccounted and facts.alive else []
         texts += ["moves from nowhere"] if facts.promise is Promise.MOVES and seat.parked_on is None else []
         texts += ["has a ticket of the owner before"] if facts.ticket is Ticket.FORMER and facts.alive else []
         found += [f"{seat.id} ({seat.state}): {text}" for text in texts if text]

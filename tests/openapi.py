@@ -1,13 +1,28 @@
 """Requests out of an OpenAPI document, against the service that it describes."""
 
+import json
 import re
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+ROOT = Path(__file__).parent.parent
 EXAMPLES = 4
 """Requests per operation, of valid ones and of invalid ones."""
+
+
+def document(service: str) -> dict[str, Any]:
+    """The OpenAPI document that this service returns."""
+    found: dict[str, Any] = json.loads((ROOT / "services" / service / "openapi.json").read_text())
+    return found
+
+
+def operations(service: str) -> set[tuple[str, str]]:
+    """Method and path of each operation that its document has."""
+    paths = document(service)["paths"]
+    return {(method.upper(), path) for path, item in paths.items() for method in item if method != "parameters"}
 
 
 def plain(path: str) -> str:

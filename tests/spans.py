@@ -8,14 +8,14 @@ import pytest
 class Spans:
     """``tracer`` for a service; ``of(name)`` its spans that have ended."""
 
-    def __init__(self, service: str = "router") -> None:
+    def __init__(self) -> None:
         pytest.importorskip("opentelemetry.sdk")  # test_tracing.py asserts that set-up installs it
         from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
         from kybernate.otel import Tracer
 
         self._memory = InMemorySpanExporter()
-        self.tracer = Tracer(service, f"{service}-0", "n1", lambda: self._memory)
+        self.tracer = Tracer("router", "router-0", "n1", lambda: self._memory)
 
     def __enter__(self) -> "Spans":
         return self
@@ -42,7 +42,3 @@ def traceparent(span: Any) -> str:
 def parent(span: Any) -> str:
     """The id of its parent span; empty: it is the first of its trace."""
     return "" if span.parent is None else f"{span.parent.span_id:016x}"
-
-
-def span_id(span: Any) -> str:
-    return f"{span.context.span_id:016x}"

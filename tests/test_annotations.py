@@ -22,7 +22,6 @@ def test_every_annotation_has_its_field() -> None:
         "kyb.ai/probe-port": "21000",
         "kyb.ai/rebalance": "false",
         "kyb.ai/slo": "500ms",
-        "kyb.ai/stall-budget": "0s",
         "kyb.ai/tier": "gold",
         "kyb.ai/verify": "off",
         "kyb.ai/vram": "40GiB",
@@ -38,7 +37,6 @@ def test_every_annotation_has_its_field() -> None:
         probe_port=21000,
         rebalance=False,
         slo_seconds=0.5,
-        stall_budget_seconds=0.0,
         tier="gold",
         verify=False,
         vram_bytes=40 * 2**30,
@@ -58,20 +56,23 @@ def test_every_annotation_has_its_field() -> None:
         ("probe-port", "80"),
         ("rebalance", ""),
         ("slo", "0s"),
-        ("stall-budget", "soon"),
         ("vram", "0GiB"),
         ("vram", "9" * 400 + "GiB"),
         ("vram", "9" * 300 + "TiB"),
         ("slo", "9" * 400),
-        ("stall-budget", "9" * 307 + "h"),
+        ("slo", "9" * 307 + "h"),
         ("port", "9" * 5000),
+        ("model", "safe\x1b[2J\x1b]0;title\x07"),
+        ("model", "two\nlines"),
+        ("model", "x" * 513),
+        ("prefer-group", "G0\x1b[2J"),
     ],
 )
 def test_a_value_that_cannot_be_used_counts_as_not_written(name: str, value: str) -> None:
     parsed = parse({f"kyb.ai/{name}": value, "kyb.ai/tier": "gold"})
     assert parsed == SeatAnnotations(tier="gold", problems=parsed.problems)
     (problem,) = parsed.problems
-    assert problem.text("demo/phi").startswith(f"kyb.ai/{name}: {value!r} of pod demo/phi is n")
+    assert problem.text("demo/phi").startswith(f"kyb.ai/{name}: {value[:512]!r} of pod demo/phi is n")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,8 @@ def test_a_value_that_cannot_be_used_counts_as_not_written(name: str, value: str
         ("kyb.ai/gang", "docs/dev/topology.md"),
         ("kyb.ai/priority", "kyb.ai/tier"),
         ("kyb.ai/vrm", "did you mean kyb.ai/vram?"),
+        ("kybernate.ai/port", "did you mean kyb.ai/port?"),
+        ("kyb-ai/port", "did you mean kyb.ai/port?"),
     ],
 )
 def test_an_unknown_name_is_a_problem_with_a_remedy(name: str, remedy: str) -> None:

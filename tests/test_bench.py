@@ -13,21 +13,9 @@ import pytest
 import bench
 from bench import proxies
 from bench.__main__ import BENCHES, LONG
-from kybernate.lab.studies import mdp, mdp_slo
 
 SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "board": ({"signals": 1, "switches": 1}, {}),
-    "bounds": (
-        {},
-        {
-            "CASES": {"0.12/s": (mdp.WaitCase(mdp.zipf(0.12, 2), limit=2), 1.0)},
-            "SLO_CASES": {"small": mdp_slo.SloCase(mdp.zipf(0.12, 2), step=5.0, slo_steps=2, in_flight=3)},
-            "SLO_HOURS": 1,
-            "SLO_SECONDS": 600,
-            "WINDOWS": ("poisson",),
-            **dict.fromkeys(("SLO_BUDGET", "HALF_HOUR_BUDGET", "HOUR_BUDGET"), 0.5),
-        },
-    ),
     "bus": ({"messages": 200, "round_trips": 1}, {}),
     "cold": ({"cold": 1}, {"WARM": 1}),
     "checkpoint": ({"cycles": 1, "calls": 1, "records": 1}, {"WARM": 0}),
@@ -52,13 +40,15 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plan": (
         {},
         {"MODELS": 3, "REQUESTS": 60, "DAYS": 5, "PLANNED": (0,), "HORIZONS": (1,)}
-        | {"LARGE": 3, "MONTH": 5, "LARGE_REQUESTS": 60},
+        | {"LARGE": 3, "MONTH": 5, "LARGE_REQUESTS": 60}
+        | {"DRAWS": 1, "CLIENTS": 3, "STARTS": ((4, 1),)},
     ),
     "plugin": ({"calls": 4}, {}),
     "policy": ({}, {"DECISIONS": 1}),
     "pooling": ({}, {"SCENARIOS": ("bursty",), "PAIRS": 1}),
     "real_cluster": ({"rounds": 1, "deletions": 2}, {}),
     "real_kubelet": ({"switches": 4, "slow": 8.0}, {}),
+    "real_pods": ({"requests": 120}, {}),
     "regimes": ({}, {"REGIMES": (("poisson", 0.15, 2.5),), "WINDOWS": 1}),
     "release": ({"held": 16}, {"SETTLE_SECONDS": 0.0}),
     "router": ({"requests": 1, "streams": 1}, {"SEQUENTIAL": 2}),
@@ -80,7 +70,7 @@ async def test_a_benchmark_gives_figures(name: str, monkeypatch: pytest.MonkeyPa
     module = importlib.import_module(f"bench.bench_{name}")
     if name == "real_kubelet" and not module.KUBELET:
         pytest.skip("no real kubelet: build it with scripts/kube_apiserver.sh DIR kubelet and set KYB_KUBELET")
-    if name == "real_cluster" and not module.IMAGE.exists():
+    if name in ("real_cluster", "real_pods") and not module.IMAGE.exists():
         pytest.skip("no real cluster: see bench/bench_real_cluster.py")
     for constant, value in constants.items():
         places = [place for place in (module, proxies) if hasattr(place, constant)]

@@ -5,75 +5,10 @@ import sys
 from pathlib import Path
 
 import grimp
-import pytest
 
-from scripts import check_imports, check_language
+from scripts import check_imports
 
 ROOT = Path(__file__).resolve().parent.parent
-
-
-def words(text: str) -> list[tuple[int, str]]:
-    return list(check_language.findings(text.splitlines()))
-
-
-@pytest.mark.parametrize("word", check_language.UNUSED)
-def test_each_listed_word_is_found_in_prose(word: str) -> None:
-    assert words(f"The seat is ready.\nIt was {word} here.") == [(2, word)]
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("def processes_" + "told() -> None:", [(1, "told")]),
-        ("class Jobs" + "Told:", [(1, "told")]),
-        ("NO" + "BODY = 1", [(1, "nobody")]),
-        ("it is put up\n    # with until now", [(1, "put up with")]),
-        ("an untold story, a comet, wholesome", []),
-        ("the incoming seat has demand", []),
-    ],
-)
-def test_identifiers_are_split_and_phrases_run_over_lines(text: str, found: list[tuple[int, str]]) -> None:
-    assert words(text) == found
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("as (resea" + "rch/checkpoint.md §3) has it", [(1, "resea" + "rch/checkpoint.md")]),
-        ("see ../../sha" + "red/design/house.md", [(1, "sha" + "red/design/house.md")]),
-        ("see https://example.org/resea" + "rch/paper; our resea" + "rch/design", []),
-        ("inferred (resea" + "rch §1.4)", [(1, "resea" + "rch §")]),
-        ("Of the\n# resea" + "rch, section 4.3; the resea" + "rchers", [(1, "the resea" + "rch")]),
-    ],
-)
-def test_pages_that_are_not_in_the_repository_are_found(text: str, found: list[tuple[int, str]]) -> None:
-    assert words(text) == found
-
-
-def test_a_planted_word_fails_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_language, "ROOT", tmp_path)
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    (tmp_path / "page.md").write_text("A seat that some" + "body has.\n")
-    subprocess.run(["git", "-C", str(tmp_path), "add", "page.md"], check=True)
-    assert check_language.main([]) == 1
-    (tmp_path / "page.md").write_text("An allocated seat.\n")
-    assert check_language.main([]) == 0
-
-
-def test_riddles_of_grammar_in_pages_are_counted_and_limited(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(check_language, "ROOT", tmp_path)
-    monkeypatch.setattr(check_language, "MOST_RIDDLES", 2)
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    (tmp_path / "page.md").write_text("A pool of which one seat moves. What is parked is those that wait.\n")
-    (tmp_path / "code.py").write_text("# What is counted are pages.\n")
-    subprocess.run(["git", "-C", str(tmp_path), "add", "."], check=True)
-
-    assert check_language.main([]) == 1
-    assert "3 times, limit 2: name it (page.md 3)" in capsys.readouterr().out
-    monkeypatch.setattr(check_language, "MOST_RIDDLES", 3)
-    assert check_language.main([]) == 0
 
 
 def graph(*imports: tuple[str, str]) -> grimp.ImportGraph:

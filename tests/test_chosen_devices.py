@@ -56,6 +56,18 @@ def test_the_webhook_refuses_it(name: str) -> None:
     mutate(pod("HF_HOME"), WebhookSettings())
 
 
+def test_the_webhook_refuses_a_gpu_beside_the_seat_and_an_annotation_among_the_labels() -> None:
+    second = pod("HF_HOME")
+    second["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "1"
+    second["metadata"]["labels"] = {"kyb.ai/tier": "gold", "kyb.ai/model": "m", "kyb.ai/state": "active"}
+    with pytest.raises(PodRefusedError) as refused:
+        mutate(second, WebhookSettings())
+    assert str(refused.value).splitlines() == [
+        "container engine asks for nvidia.com/gpu beside its seat, which has the GPUs: remove it",
+        "label kyb.ai/tier is an annotation: move it there",
+    ]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_check_of_pods_refuses_it(name: str, tmp_path: Path) -> None:
     file = tmp_path / "pods.yaml"

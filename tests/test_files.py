@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kybernate import files
+from kybernate.config_errors import ConfigError, read_documents
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -95,3 +96,11 @@ def test_threads_that_replace_one_file_do_not_disturb_each_other(tmp_path: Path)
         list(pool.map(write, range(4)))
     assert set(path.read_text()) in [{str(number)} for number in range(4)]
     assert [file.name for file in tmp_path.iterdir()] == ["call.json"]
+
+
+def test_a_file_that_no_person_wrote_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """A sparse file, or a log in the place of a configuration: YAML of it would take for ever."""
+    (path := tmp_path / "config.yaml").touch()
+    os.truncate(path, 2**40)
+    with pytest.raises(ConfigError, match=r"config\.yaml: cannot be read: it has more than 2 MiB; "):
+        read_documents(path)

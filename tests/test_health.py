@@ -4,16 +4,19 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from kybernate import health
-from kybernate.health import Health, HttpServer
+from kybernate.health import Health, HttpServer, _Connection
+from kybernate.http_api import errors
 from kybernate.lifecycle import CannotListenError
-from kybernate.settings import Settings
+from kybernate.settings import Settings, SettingsError
 from kybernate.tls import ServerCertificate
 from tests.bus.guarded import certificates
 from tests.until import until
@@ -24,8 +27,8 @@ def test_an_address_of_ipv6_stands_in_brackets(host: str, url: str) -> None:
     assert HttpServer(web.Application(), host, 9471).url == url
 
 
-async def serve(port: int, host: str = "127.0.0.1") -> None:
-    async with Health().server(Settings(health_host=host, health_port=port)):
+async def serve(port: int) -> None:
+    async with Health().server(Settings(health_port=port)):
         pass
 
 
@@ -43,9 +46,9 @@ async def test_the_error_of_a_program_without_settings_names_its_options() -> No
             pass
 
 
-async def test_an_address_of_another_machine_is_named_with_its_setting() -> None:
-    with pytest.raises(CannotListenError, match=r"192\.0\.2\.1 port 0: .*; correct KYB_HEALTH_HOST or KYB_HEALTH_PORT"):
-        await serve(0, "192.0.2.1")
+def test_an_address_of_another_machine_is_named_with_its_setting() -> None:
+    with pytest.raises(SettingsError, match=r"KYB_HEALTH_HOST='192\.0\.2\.1': .* give an address of it"):
+        Settings.from_env({"KYB_HEALTH_HOST": "192.0.2.1"})
 
 
 async def test_silent_connections_to_a_tls_port_are_counted_and_take_no_memory_for_tls(
@@ -55,7 +58,7 @@ async def test_silent_connections_to_a_tls_port_are_counted_and_take_no_memory_f
     certificates(tmp_path)
     app, context = web.Application(), ServerCertificate(tmp_path / "server.crt").context
     app.add_routes(Health().routes())
-    async with HttpServer(app, "127.0.0.1", 0, tls=context) as server:
+    async with HttpServer(app, "127.0.0.1", 0, tls=context, most_per_address=20) as server:
         opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(30)]
         ends = [asyncio.create_task(reader.read()) for reader, _ in opened]
 
@@ -71,6 +74,86 @@ async def test_silent_connections_to_a_tls_port_are_counted_and_take_no_memory_f
         url = f"https://localhost:{server.port}/healthz"
         async with aiohttp.ClientSession() as http, http.get(url, ssl=trusting) as answer:
             assert answer.status == 200
+
+
+HALF_BODY = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
+STREAM = b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+async def stream(request: web.Request) -> web.StreamResponse:
+    """More than sockets take, then nothing for ever."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for _ in range(200):
+        await response.write(b"x" * 65536)
+    await asyncio.Event().wait()
+    return response
+
+
+async def echo(request: web.Request) -> web.Response:
+    return web.Response(body=await request.read())
+
+
+@contextlib.asynccontextmanager
+async def port(**options: Any) -> AsyncIterator[HttpServer]:
+    app = web.Application(middlewares=[errors])
+    app.add_routes([*Health().routes(), web.get("/stream", stream), web.post("/echo", echo)])
+    async with HttpServer(app, "127.0.0.1", 0, **options) as server:
+        yield server
+
+
+async def probe(port: int, address: str) -> bytes:
+    """The status that a caller of this address gets, of one connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+    with contextlib.closing(writer):
+        return (await asyncio.wait_for(reader.read(), 20))[9:12]
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /hea", HALF_BODY, STREAM], ids=["silent", "head", "body", "unread"])
+@pytest.mark.parametrize("address", ["127.0.0.9", "127.0.0.1"], ids=["another", "the same"])
+async def test_no_connections_of_one_address_keep_a_caller_out(
+    monkeypatch: pytest.MonkeyPatch, begun: bytes, address: str
+) -> None:
+    """Kubelet's probes, and an operator beside the pages of others."""
+    monkeypatch.setattr(health, "MOST_CONNECTIONS", 20)
+    async with port(most_per_address=10) as server, contextlib.AsyncExitStack() as opened:
+        for _ in range(50):
+            caller = opened.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            with contextlib.suppress(ConnectionError):  # it made room already
+                caller.sendall(begun)
+            await asyncio.sleep(0)
+        for _ in range(3):
+            assert await probe(server.port, address) == b"200"
+
+
+async def test_at_the_limit_of_a_port_what_is_under_way_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "MOST_CONNECTIONS", 6)
+    async with port(most_per_address=2) as server, contextlib.AsyncExitStack() as opened:
+        callers = []
+        for n in range(2, 7):
+            caller = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 9, (f"127.0.0.{n}", 0)))
+            caller.sendall(STREAM if n > 2 else b"")
+            callers.append(caller)
+        first = [await asyncio.to_thread(caller.recv, 12) for caller in callers[1:]]
+        assert first == 4 * [b"HTTP/1.1 200"]
+        for _ in range(5):
+            assert await probe(server.port, "127.0.0.9") == b"200"
+        assert sum(one.busy for one in _Connection.of.values()) == 4
+
+
+async def test_a_body_that_does_not_come_and_a_reader_that_does_not_read_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(health, "READ_SECONDS", 0.2)
+    async with port() as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        with contextlib.closing(writer):
+            writer.write(HALF_BODY)
+            assert (await asyncio.wait_for(reader.read(), 20))[9:12] == b"408"
+        with socket.create_connection(("127.0.0.1", server.port)) as caller:
+            caller.sendall(STREAM)
+            await until(lambda: _Connection.of, what="the stream is open")
+            await until(lambda: not _Connection.of, what="the stream is cut", timeout=20)
 
 
 @pytest.mark.parametrize("path", ["/v1/seats", "/metrics"])

@@ -4,17 +4,15 @@ figure by its own options, in its own commit, which says who sets them."""
 import json
 from collections import Counter
 
-import pytest
-
 from scripts import options
 
-MOST = {"env": 46, "config": 40, "annotation": 14, "chart": 93, "cli": 160}
+MOST = 340
+"""Of all kinds together. The budget is 320: until it is reached, each cut lowers this figure by its options."""
 
 
-@pytest.mark.parametrize("kind", MOST)
-def test_no_kind_has_more_options_than_before(kind: str) -> None:
+def test_there_are_no_more_options_than_the_budget() -> None:
     found = Counter(option.kind for option in options.options())
-    assert found[kind] <= MOST[kind]
+    assert sum(found.values()) <= MOST, f"{dict(found)}: name one that goes"
 
 
 def test_every_option_says_what_it_is_for() -> None:

@@ -15,7 +15,7 @@ ASKED = {
     "in flight parked": ("router.md#when-a-model-is-parked", r"after `drainSeconds` \(60\).* cut.*sent again"),
     "NATS fails": ("operate.md#nats-is-away", r"nothing stops serving"),
     "one of three NATS servers": ("operate.md#three-nats-servers", r"loss of one loses nothing"),
-    "engines work": ("add-engine.md#which-way-fits", r"vllm.*sglang.*tensorrt-llm.*ollama"),
+    "engines work": ("add-engine.md#which-way-fits", r"vllm.*sglang.*ollama"),
     "power cut": ("operate.md#a-reboot-or-a-power-cut", r"starts cold.*pins, drains and learned costs.*stay"),
     "llama-swap": ("compare.md#llama-swap", r"better there.*better here.*measured"),
     "tenants": ("security.md#tenants", r"do not exist for them \(404\).*requestsperminute.*concurrency"),

@@ -1,8 +1,12 @@
+import errno
+import os
+import socket
 import sys
+from typing import Any
 
 import pytest
 
-from kybernate.settings import NodeSettings, SettingsError
+from kybernate.settings import NodeSettings, SettingsError, listening
 
 
 def test_help_shows_each_setting_as_a_person_writes_it(
@@ -39,3 +43,32 @@ def test_a_folder_too_long_for_the_socket_in_it_is_refused() -> None:
 def test_an_address_that_is_none_of_nats_is_refused(url: str) -> None:
     with pytest.raises(SettingsError, match=rf"KYB_NATS_URL='{url}': begins with none of nats://, tls://"):
         NodeSettings.from_env({"KYB_NATS_URL": url})
+
+
+def test_an_empty_address_is_all_interfaces() -> None:
+    assert NodeSettings.from_env({"KYB_HEALTH_HOST": ""}).health_host == ""
+
+
+def test_a_name_is_taken_that_has_an_address_beside_one_of_a_family_that_the_kernel_lacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+    ]
+
+    class OfIpv4(socket.socket):
+        def __init__(self, family: int, *rest: Any) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+            super().__init__(family, *rest)
+
+    monkeypatch.setattr(socket, "socket", OfIpv4)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both)
+    assert listening("localhost") == "localhost"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both[:1])
+    with pytest.raises(ValueError, match=r"cannot listen there .*not supported"):
+        listening("localhost")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [*both, (*both[1][:4], ("192.0.2.1", 0))])
+    with pytest.raises(ValueError, match=r"cannot listen there .*assign"):
+        listening("localhost")

@@ -2,7 +2,7 @@
 
 LiteLLM runs it for the calls of all models. ``KYB_ROUTER_MODELS`` names those that the router serves, as the proxy's
 ``model_name`` and the router know them, such as ``llama,qwen``; calls of others are left as they are.
-``KYB_ROUTER_URL`` is the router's address; ``KYB_ROUTER_KEY`` its key with the scope ``infer``, where it has keys.
+``KYB_ROUTER_URL`` is the router's address; ``KYB_ROUTER_KEY`` its key with the scope ``gateway``, where it has keys.
 """
 
 import os

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kybernate.bus.port import BusError
+from kybernate.files import read
 from kybernate.tls import key_of, trusting
 
 _JWT, _SEED = "NATS USER JWT", "USER NKEY SEED"
@@ -76,7 +77,7 @@ class Credentials:
     def grant(self) -> str:
         """How to give this role the rights of this version, for texts."""
         if self.has_jwt:
-            return "give its user the rights that kyb bus users prints"
+            return "give its user the rights that examples/nsc.sh lists"
         return "run kyb bus keys, reload NATS"
 
     def read(self, now: float = 0.0) -> Identity:
@@ -143,12 +144,12 @@ class Credentials:
 
     def _text(self, path: Path) -> str:
         try:
-            return path.read_text(encoding="ascii").strip()
+            return read(path).decode("ascii").strip()
         except OSError as error:
             whose = f"role {self.role}" if self.role else "this service's role"
             remedy = f"it must hold the seed of {whose}; make one with: kyb bus keys"
             if self.has_jwt:
-                remedy = f"it must hold the JWT and seed of {whose}; make one with the commands of: kyb bus users"
+                remedy = f"it must hold the JWT and seed of {whose}; make one with: examples/nsc.sh"
             raise self._wrong("creds_file", f"{_why(error)}; {remedy}") from None
         except UnicodeDecodeError:
             raise self._wrong("creds_file", "holds no seed of a user's nkey: it is not text") from None

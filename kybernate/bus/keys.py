@@ -1,13 +1,11 @@
 """The keys of the bus: made once, kept, and rotated role by role; files of a folder, or data of a Kubernetes Secret.
-For a server in operator mode, the commands that make its users.
 
-``<role>.nk`` is a seed (secret), ``<role>.pub`` its public key, ``auth.conf`` the server's list of keys with their
+``<role>.nk`` is a seed (secret), ``auth.conf`` the server's list of public keys with their
 rights. That list is rewritten whenever it differs from the rights of this version; the keys stay.
 """
 
 import base64
 import json
-import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,7 +42,6 @@ def complete(found: Mapping[str, str], rotate: Role | None = None) -> dict[str, 
                 f"{role}.nk is not the seed of a user's nkey: {error}; rotate it: --rotate {role}"
             ) from None
         wanted[f"{role}.nk"] = f"{seed}\n"
-        wanted[f"{role}.pub"] = f"{public[role]}\n"
     return wanted | {AUTH_FILE: authorization(public)}
 
 
@@ -55,13 +52,17 @@ def write(folder: Path, rotate: Role | None = None) -> tuple[str, ...]:
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = {file.name: file.read_text() for file in folder.iterdir() if file.suffix in (".nk", ".pub", ".conf")}
+        found = {
+            file.name: files.read(file).decode(errors="replace")
+            for file in folder.iterdir()
+            if file.suffix in (".nk", ".conf")
+        }
         wanted = complete(found, rotate)
         changed = tuple(name for name, text in wanted.items() if found.get(name) != text)
         for name in changed:
             files.replace(folder / name, wanted[name], durable=True, mode=0o600 if name.endswith(".nk") else 0o644)
     except OSError as error:
-        raise KeysError(f"{error.filename or folder}: {error.strerror}") from None
+        raise KeysError(f"{error.filename or folder}: {error.strerror}; name a folder that can be written") from None
     return changed
 
 
@@ -129,19 +130,3 @@ def authorization(public_keys: Mapping[Role, str]) -> str:
 
 def _allow(verb: str, subjects: Iterable[str]) -> list[str]:
     return [f"        {verb}: [", *(f"          {json.dumps(subject)}" for subject in subjects), "        ]"]
-
-
-def nsc(account: str, replicas: int) -> list[str]:
-    """Commands of nsc for a server in operator mode: limits of the account, and one user and .creds file per role.
-
-    ``replicas``: servers that keep each stream; the limits count every copy.
-    """
-    commands = [["edit", "account", "--name", account, "--js-disk-storage", f"{2 * replicas}g"]]
-    for role, may in rights().items():
-        user = ["--account", account, "--name", f"kyb-{role}"]
-        allow = ["--allow-pub", ",".join(may.publish), "--allow-sub", ",".join(may.subscribe)]
-        commands += [
-            ["add", "user", *user, *allow],
-            ["generate", "creds", *user, "--output-file", f"{role}.creds"],
-        ]
-    return [shlex.join(["nsc", *command]) for command in [*commands, ["push", "--account", account]]]

@@ -15,7 +15,7 @@ at once, and the server closes a connection on which 64 MiB wait (``max_pending`
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from contextlib import asynccontextmanager
 
 import nats.errors
@@ -183,6 +183,13 @@ class NatsBucket:
             except RunOverError as error:
                 raise self._unread(error) from error
         raise AssertionError("the last try returns or raises")
+
+    async def keys(self, prefix: str = "") -> Set[str]:
+        """By the subjects of the stream."""
+        async with self._bus.jetstream(f"bucket {self._name}: keys") as js:
+            info = await js.stream_info(self._stream, subjects_filter=self._filter(prefix))
+        subjects = {subject[len(self._root) :] for subject in info.state.subjects or ()}
+        return {key for key in subjects if key.startswith(prefix)}
 
     async def last_revision(self) -> int:
         """The revision of the last change."""

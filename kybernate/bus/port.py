@@ -11,7 +11,7 @@ Rules that all keep (one contract test holds them to it):
 * A message that cannot be decoded is logged and skipped; it never ends a subscription.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -33,7 +33,8 @@ BUCKETS = ("kyb_seats", "kyb_inventory")
 """Levels by key."""
 
 
-ALL_EVENTS: Pattern[Message] = Pattern("kyb.v1.evt.*.*.*", Message)
+ALL_EVENTS: Pattern[Message] = Pattern("kyb.v1.evt.*.*.*", Message, lambda last: ("evt", 6, last) in Message.registry)
+"""Of the kinds that this release knows: the stream also keeps what others wrote."""
 
 
 class BusError(Exception):
@@ -74,6 +75,10 @@ class Bucket(Protocol):
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         """All present entries whose key begins with ``prefix``."""
+        ...
+
+    async def keys(self, prefix: str = "") -> Set[str]:
+        """The keys that begin with ``prefix`` and were written or deleted; without those that were purged."""
         ...
 
     def watch(self, prefix: str = "") -> AbstractAsyncContextManager[AsyncIterator[Entry | None]]:

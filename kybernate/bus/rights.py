@@ -22,7 +22,6 @@ from kybernate.messages import (
     GpuHealthChanged,
     GroupDecided,
     NodeTrafficSignal,
-    OrderChanged,
     RequestEnded,
     SeatAllocated,
     SeatEvent,
@@ -74,7 +73,6 @@ PUBLISHERS: Kinds = {
     SeatAllocated: (Role.PLUGIN,),
     GpuHealthChanged: (Role.PLUGIN,),
     GroupDecided: (Role.MANAGER,),
-    OrderChanged: (Role.MANAGER,),
     RequestEnded: (Role.ROUTER,),
     AuditRecord: (Role.CONSOLE, Role.OPERATOR),
 }
@@ -90,7 +88,6 @@ SUBSCRIBERS: Kinds = {
     SeatAllocated: (Role.MANAGER,),
     GpuHealthChanged: (Role.CONSOLE, Role.VIEWER, Role.OPERATOR),
     GroupDecided: (Role.CONSOLE, Role.VIEWER, Role.OPERATOR),
-    OrderChanged: (Role.CONSOLE, Role.VIEWER, Role.OPERATOR),
     RequestEnded: (Role.CONSOLE, Role.VIEWER, Role.OPERATOR),
     AuditRecord: (Role.OPERATOR,),
 }

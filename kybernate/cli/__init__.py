@@ -2,12 +2,14 @@
 
 import io
 import itertools
+import signal
 import sys
 
 
 def main(argv: list[str] | None = None) -> None:
     """The console script. Exit codes: 0 done, 1 it could not be done, 2 wrong usage or configuration, 130 Ctrl-C."""
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # make blocks it while Python itself starts
         _run(argv)
     except KeyboardInterrupt:  # while modules are imported; later Typer or the command takes it
         sys.exit(130)

@@ -15,7 +15,7 @@ from kybernate.cli.completion import SeatArgument
 from kybernate.cli.config import config_app
 from kybernate.cli.doctor import doctor_app
 from kybernate.cli.onboard import adopt, offboard, onboard
-from kybernate.cli.output import CliError, Commands, OutputOption, UrlOption, answer, as_json
+from kybernate.cli.output import CliError, Commands, OutputOption, UrlOption, answer, as_json, shown
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.topology import topology
 from kybernate.cli.uninstall import rollback_check, uninstall_check
@@ -63,14 +63,13 @@ def status(
     services: Annotated[bool, typer.Option("--services", help="The processes of the stack that runs here.")] = False,
 ) -> None:
     """Show nodes, groups and seats: what is active, parked, waiting."""
-    from kybernate.cli.console import Console
-    from kybernate.local_stack import find_stack
+    from kybernate.cli.console import Console, own_stack
 
     if services:
         _print_services()
         return
-    api, stack = Console.found(), find_stack() or {}
-    nats = {"nats_url": stack["nats_url"]} if api.url == stack.get("console") and "nats_url" in stack else {}
+    api, stack = Console.found(), own_stack() or {}
+    nats = {"nats_url": stack["nats_url"]} if "nats_url" in stack else {}
     with contextlib.suppress(KeyboardInterrupt):  # the way to end --watch
         if as_json():
             for body in _seats(api, watch):
@@ -97,7 +96,7 @@ def status(
 def logs(
     name: Annotated[str, typer.Argument(metavar="SERVICE|MODEL|SEAT", autocompletion=completion.models)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many of the last lines.")] = 200,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, max=100_000, help="How many of the last lines.")] = 200,
 ) -> None:
     """Show the log of a service, or of a model's engine, of the stack that runs here."""
     from kybernate.cli.local import local_stack, log_of
@@ -106,7 +105,7 @@ def logs(
     with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
         stack = local_stack("kubectl -n kybernate logs POD -c CONTAINER")
         for line in log_lines(log_of(stack, name), last=lines, follow=follow):
-            print(json.dumps({"name": name, "line": line}) if as_json() else line, flush=True)
+            print(json.dumps({"name": name, "line": line}) if as_json() else shown(line.expandtabs()), flush=True)
 
 
 @app.command(epilog="Examples: kyb top · kyb top | cat · kyb top -o json")
@@ -136,7 +135,7 @@ def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C, over restarts of the console.")] = False,
     since: Annotated[str | None, typer.Option(metavar="AGE", help="Show what happened: 90s, 10m, 24h, 7d.")] = None,
     model: Annotated[str, typer.Option(help="Only of this model.", autocompletion=completion.models)] = "",
-    kind: Annotated[str, typer.Option(help="switch, park, stay, ... or activated, parked, operation, ...")] = "",
+    kind: Annotated[str, typer.Option(help="switch, park, stay, ... or activated, parked, ...")] = "",
 ) -> None:
     """Show events and decisions. With --since those that were stored; else, or with -f, as they happen."""
     from kybernate.cli.console import Console
@@ -157,13 +156,19 @@ def slo(
     show_slo(Console.found(), since)
 
 
-@report_app.command("usage", epilog="Example: kyb report usage -o json")
-def usage() -> None:
-    """Show requests and tokens (prompt + completion) of each tenant and model."""
-    from kybernate.cli.console import Console
+@report_app.command("usage", epilog="Example: kyb report usage http://10.0.3.7:9474 http://10.0.3.8:9474 -o json")
+def usage(
+    routers: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[METRICS]...", help="Operations ports of all routers. Default: of the stack here."),
+    ] = None,
+) -> None:
+    """Show requests and tokens (prompt + completion) of each tenant and model, as routers count them."""
     from kybernate.cli.history import show_usage
+    from kybernate.cli.local import local_stack
 
-    show_usage(Console.found())
+    cluster = "kyb report usage METRICS..., or Prometheus (docs/security.md#tenants)"
+    show_usage([one.rstrip("/") for one in routers or local_stack(cluster)["metrics"]])
 
 
 @app.command(epilog="Examples: kyb why G0 · kyb why qwen3-32b --last-switch · kyb why request ID")
@@ -237,9 +242,7 @@ app.command(
     "kyb adopt --undo service/vllm -n llm --apply"
 )(adopt)
 app.command(epilog="Example: kyb migrate qwen3-32b --to G1 --wait")(operations.migrate)
-app.command(epilog="Examples: kyb drain group G0 --dry-run · kyb drain node gpu-7 --for upgrade --wait")(
-    operations.drain
-)
+app.command(epilog="Examples: kyb drain group G0 --wait · kyb drain node gpu-7 --for upgrade --wait")(operations.drain)
 app.command(epilog="Example: kyb resume group G0")(operations.resume)
 
 
@@ -256,7 +259,7 @@ def wake(
 
 app.command(epilog="Examples: kyb topology --stack · kyb topology --preset 8xL40S -o json")(topology)
 app.command("rollback-check", epilog="Example: kyb rollback-check -o json")(rollback_check)
-app.command("uninstall-check", epilog="Example: kyb uninstall-check --force -o json")(uninstall_check)
+app.command("uninstall-check", epilog="Example: kyb uninstall-check -o json")(uninstall_check)
 
 
 EXTRAS = {"kybernate.dev": "kybernate.dev.commands", "kybernate.lab": "kybernate.lab.cli"}
@@ -282,10 +285,10 @@ add_extras(app)
 
 def _print_services() -> None:
     from kybernate.cli.local import local_stack
-    from kybernate.local_stack import processes
+    from kybernate.local_stack import pids_of, processes
 
     stack = local_stack("kubectl -n kybernate get pods")
-    found, pids = processes(stack), stack.get("pids") or {}
+    found, pids = processes(stack), pids_of(stack)
     if as_json():
         rows = [{"name": name, "running": state == "running", "pid": pids.get(name)} for name, state in found.items()]
         print(json.dumps({"url": stack["url"], "folder": stack["folder"], "services": rows}))

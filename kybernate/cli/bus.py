@@ -108,18 +108,6 @@ def keys(
         _run(_secret(secret, rotated))
 
 
-@bus.command("users", epilog="Example: kyb bus users --account KYB | sh")
-def users(
-    account: Annotated[str, typer.Option(help="A separate account, which exists: nsc add account --name KYB.")],
-    replicas: Annotated[int, typer.Option(min=1, max=5, help="Servers that keep each stream and bucket.")] = 1,
-) -> None:
-    """Print the commands of nsc that make the users of a NATS in operator mode: one per role, with its rights."""
-    from kybernate.bus.keys import nsc
-
-    commands = nsc(account, replicas)
-    answer({"commands": commands}, "\n".join(commands))
-
-
 async def _secret(name: str, rotate: "Role | None") -> None:
     from kybernate import kube as api
     from kybernate.bus.keys import ensure

@@ -46,11 +46,11 @@ def check(
 @config_app.command("init", epilog="Example: kyb config init > config.yaml")
 def init() -> None:
     """Print a configuration to begin with: seats of one GPU, and the default of every other key as a comment."""
-    from kybernate.config.schema import settings
+    from kybernate.settings import known_options
 
     profile = {"name": "gpu-1x-seat", "resource": "kyb.ai/gpu-1x-seat", "groupSize": 1, "seatsPerGroup": 3}
-    optional = [setting for setting in settings() if not setting.required and setting.default is not None]
-    defaults = {setting.path: setting.default for setting in optional if not isinstance(setting.default, dict)}
+    keys = [option for option in known_options() if option["kind"] == "config"]
+    defaults = {key["name"]: json.loads(key["default"]) for key in keys if key["default"] not in ("", "required")}
     first, *rest = (f"{key}: {value}" for key, value in profile.items())
     lines = ["profiles:", f"  - {first}", *(f"    {line}" for line in rest), ""]
     lines.append("# Every other key, with its default; kyb config explain KEY says more.")
@@ -65,11 +65,10 @@ def explain(
     key: Annotated[str, typer.Argument(metavar="[NAME]", help="Part of a name, such as policy or router.")] = "",
 ) -> None:
     """Explain every option: of a configuration, of services (KYB_*), pods, the chart, the command line."""
-    from importlib.resources import files
-
     from kybernate.config_errors import suggest
+    from kybernate.settings import known_options
 
-    every = json.loads((files("kybernate.config") / "options.json").read_text())
+    every = known_options()
     found = [option for option in every if key.lower() in option["name"].lower()]
     if not found:
         raise CliError(f"{key!r} is in no option's name; {suggest(key, {option['name'] for option in every})}", code=2)
@@ -155,17 +154,19 @@ def _one(file: Path, config: "NodeConfig", gpus: int | None, pods: Path | None) 
     from kybernate.topology import Topology, plan
 
     topology = plan(config, *plain_machine(gpus)) if gpus is not None else Topology((), ())
+    unchecked = ["the groups of a machine"]
     if pods is not None:
         try:
-            dev_part("check_pods", "--pods")(pods, config, None if gpus is None else topology.groups)
+            unchecked += dev_part("check_pods", "--pods")(pods, config, None if gpus is None else topology.groups)
         except ExtraMissingError as error:
             raise CliError(str(error), code=2) from None
+    unknown = [f"not checked without --gpus N: {', '.join(unchecked)}"] if gpus is None else []
     return {
         "file": str(file),
         "name": config.chosen,
         "profiles": [profile.name for profile in config.profiles],
         "groups": [group_row(group) for group in topology.groups],
-        "warnings": list(topology.warnings),
+        "warnings": [*topology.warnings, *unknown],
     }
 
 

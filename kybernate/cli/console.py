@@ -1,5 +1,6 @@
 """The client of the console's HTTP API, and how it finds the console. Standard library only: commands start at once."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -11,10 +12,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from kybernate.cli.output import CliError, given_url
+from kybernate.addresses import is_address
+from kybernate.cli.output import CliError, given_url, shown
 from kybernate.local_stack import find_stack, stack_file
 
 ANSWER_SECONDS = 10.0
+CLOCK_SECONDS = 10.0
+"""By so much an event may be stored earlier than it says: clocks of nodes differ."""
 RECONNECT_SECONDS = 0.5
 LOST_SECONDS = 30.0
 """Following events ends when the console has been unreachable for this long."""
@@ -25,7 +29,7 @@ def find_url() -> str:
     given = given_url()
     if given or os.environ.get("KYB_URL"):
         url = str(given or os.environ["KYB_URL"]).rstrip("/")
-        if not _is_address(url):
+        if not is_address(url):
             name = "--url" if given else "KYB_URL"
             raise CliError(f"{name} {url!r} is not an address; write http://host:port", 2)
         return url
@@ -38,12 +42,18 @@ def find_url() -> str:
     return str(stack["console"])
 
 
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, brackets that do not close
-        return False
+def own_stack() -> dict[str, Any] | None:
+    """The running stack of this machine, if it is the one that ``find_url`` names."""
+    stack = find_stack()
+    with contextlib.suppress(CliError):  # no address: of none
+        if stack is not None and _place(find_url()) == _place(str(stack["console"])):
+            return stack
+    return None
+
+
+def _place(url: str) -> tuple[str | None, int | None]:
+    parts = urlsplit(url)
+    return "127.0.0.1" if parts.hostname in ("localhost", "::1") else parts.hostname, parts.port
 
 
 _STATES = ("active", "activating", "parked", "lost")
@@ -89,9 +99,9 @@ class Console:
         """``GET /v1/routers``: those that are alive, each with what is ``unmet`` or ``unanswered``."""
         return list(self._call("GET", "/v1/routers").get("routers") or ())
 
-    def why(self) -> dict[str, Any]:
-        """``GET /v1/why``: ``{"nodes": [...]}``, the decisions of each node's manager and their reasons."""
-        return self._call("GET", "/v1/why")
+    def why(self, node: str = "") -> dict[str, Any]:
+        """``GET /v1/why``: ``{"nodes": [...]}``, the decisions of each manager, or of this node's, and why."""
+        return self._call("GET", f"/v1/why{f'?node={quote(node)}' if node else ''}")
 
     def readiness(self) -> dict[str, Any]:
         """``GET /readyz``: ``{"unmet": {...}, "notes": {...}}``, also of one that is not ready."""
@@ -124,7 +134,7 @@ class Console:
         return [self.command(f"seat/{seat['seat']}", verb) for seat in found] or [self.command(name, verb)]
 
     def order(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """``POST /v1/seats/…/migrate``, ``/v1/groups/…/drain`` and so on: begin an operation, or ask how far it is."""
+        """``POST /v1/seats/…/migrate``, ``/v1/groups/…/drain`` and so on: set or take away an order."""
         return self._call("POST", f"/v1/{quote(path)}", body)
 
     def wake(self, model: str) -> dict[str, Any]:
@@ -147,21 +157,18 @@ class Console:
         """``GET /v1/slo``: ``{"models": [...]}``, those that missed their SLO since then, unix seconds."""
         return self._call("GET", f"/v1/slo?since={since:.3f}")
 
-    def usage(self) -> dict[str, Any]:
-        """``GET /v1/usage``: ``{"since", "usage": [...]}``."""
-        return self._call("GET", "/v1/usage")
-
     def events(
         self, last_id: str | None = None, since: float | None = None
     ) -> Iterator[tuple[str, dict[str, Any] | None]]:
         """``GET /v1/events``: first ("", None) once it is open, then (id, event) until the console ends the stream.
 
-        It begins after the event ``last_id``, else with those since then, unix seconds, else with the next one.
+        It begins after the event ``last_id``, else with those since then, unix seconds, else with the next one; with
+        both, the id is looked for first among those since then.
         """
         connection = self._connection(timeout=None)
         headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {}) | _key()
         try:
-            path = "/v1/events" if last_id or since is None else f"/v1/events?since={since:.3f}"
+            path = "/v1/events" if since is None else f"/v1/events?since={since:.3f}"
             connection.request("GET", self._path(path), headers=headers)
             answer = connection.getresponse()
             if answer.status != 200:
@@ -171,7 +178,7 @@ class Console:
             for raw in answer:
                 line = raw.decode(errors="replace").rstrip("\r\n")
                 if not line and data:
-                    yield number, json.loads(data)
+                    yield number, shown(json.loads(data))
                     data = ""
                 elif line.startswith("id:"):
                     number = line[3:].strip()
@@ -197,7 +204,7 @@ class Console:
         if answer.status >= 400 and answer.status not in accept:
             raise self._refusal(answer.status, data)
         try:
-            found = json.loads(data) if data else {}
+            found = shown(json.loads(data)) if data else {}
             return found if isinstance(found, dict) else {}
         except ValueError:
             raise CliError(f"{self.url}{path} does not answer with JSON; is this the Kybernate console?") from None
@@ -217,11 +224,15 @@ class Console:
     def _refusal(self, status: int, data: bytes) -> CliError:
         """Its error text; without one, the beginning of its answer."""
         try:
-            error = json.loads(data)["error"]
-            code = str(error.get("code"))
-            return CliError(str(error["message"]), 2 if code in ("ambiguous_name", "invalid_field") else 1, reason=code)
+            error = shown(json.loads(data)["error"])
+            code, text = str(error.get("code")), str(error["message"])
+            if code in ("invalid_api_key", "insufficient_permissions"):
+                text = (
+                    f"{text.partition('; send ')[0]}; KYB_API_KEY_FILE names the file of your key (kyb router keys add)"
+                )
+            return CliError(text, 2 if code in ("ambiguous_name", "invalid_field") else 1, reason=code)
         except (ValueError, KeyError, TypeError):
-            reason = data[:200].decode(errors="replace").strip() or "without a reason"
+            reason = shown(data[:200].decode(errors="replace").strip()) or "without a reason"
             return CliError(f"the console at {self.url} refused (HTTP {status}): {reason}")
 
 
@@ -234,7 +245,7 @@ def follow_events(
     since: float | None = None,
 ) -> None:
     """Call ``show`` with each event, once. ``again``: after a break, reconnect and continue after the last one shown.
-    ``last_id``: begin after this one; ``since``: without it, with the stored ones since then, unix seconds.
+    ``last_id``: begin after this one; ``since``: with the stored ones since then, unix seconds.
 
     Raises CliError when the first connection fails, or when it is unreachable for ``LOST_SECONDS``.
     """
@@ -246,7 +257,7 @@ def follow_events(
             for number, event in console.events(last_id, since):
                 reached, lost_at = True, None
                 if event is not None:
-                    last_id = number or last_id
+                    last_id, since = number or last_id, float(event.get("at", began)) - CLOCK_SECONDS
                     show(event)
         except CliError:
             lost_at = lost_at or time.monotonic()
@@ -264,9 +275,11 @@ def _key() -> dict[str, str]:
     file = os.environ.get("KYB_API_KEY_FILE")
     if not file:
         return {}
+    from kybernate.files import read
+
     why = "is not one word"
     try:
-        words = Path(file).read_text(encoding="ascii", errors="replace").split()
+        words = read(Path(file)).decode("utf-8-sig", errors="replace").split()
     except OSError as error:
         words, why = [], f"{error.strerror}"
     if len(words) != 1 or not words[0].isascii():

@@ -44,22 +44,11 @@ def stack(
 @doctor_app.command("gpu", epilog="Example: kyb doctor gpu -o json")
 def gpu(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that the driver may take to answer.")] = 60.0,
-    self_test: Annotated[
-        str,
-        typer.Option(metavar="URL", help="Test vllm+cuda with the vLLM there, which no seat has; it may be killed."),
-    ] = "",
-    pid: Annotated[int, typer.Option(help="First process of that vLLM.")] = 0,
-    cycles: Annotated[int, typer.Option(min=1, help="Parks and activations of the self-test.")] = 10,
 ) -> None:
     """Check whether GPU processes can be parked here. Exit code 1: at least one check fails."""
     from kybernate.doctor import DoctorError, examine_gpu
-    from kybernate.doctor import self_test as test_engine
 
-    if bool(self_test) != bool(pid):
-        raise CliError("--self-test URL and --pid PID go together", code=2)
     try:
-        if self_test:
-            _report([test_engine(os.environ, self_test, pid, cycles)])
         findings = examine_gpu(os.environ, seconds=timeout)
     except DoctorError as error:
         raise CliError(str(error), code=2) from None

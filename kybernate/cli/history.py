@@ -4,15 +4,22 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
-from kybernate.cli.console import Console, follow_events
+from kybernate.cli.console import ANSWER_SECONDS, Console, follow_events
 from kybernate.cli.output import CliError, answer, as_json
 from kybernate.cli.show import event_line, open_console
 from kybernate.sizes import count
-from kybernate.tracing import trace_id_of
 
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_TENANT_REQUESTS = "kybernate_router_tenant_requests"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 KEPT_DAYS, REQUESTS_KEPT_DAYS = 7, 1
 """How long events, and records of requests, are kept."""
@@ -64,7 +71,7 @@ def matches(event: dict[str, Any], model: str, kind: str) -> bool:
     """Whether a live event is of this model and kind, as ``GET /v1/history`` selects stored ones."""
     word = str(event.get("type", "")).rpartition(".")[2]
     names = {word.removeprefix("seat-"), event.get("decision"), *(("decided",) if "decision" in event else ())}
-    names |= {"operation"} if "order" in event else {"gpu-health"} if "healthy" in event else set()
+    names |= {"gpu-health"} if "healthy" in event else set()
     return (not kind or kind in names) and (not model or model in (event.get("model"), event.get("victim_model")))
 
 
@@ -100,8 +107,6 @@ def show_last_switch(console: Console, name: str | None) -> None:
         print(f"  seen: {load['model']} ({load['state']}): {waits}; SLO {load['slo_seconds']:g} s")
     if seconds:
         print("  took: " + ", ".join(f"{phase} {float(value):.3f} s" for phase, value in seconds.items()))
-    if trace := trace_id_of(done.get("traceparent")):
-        print(f"  trace {trace}")
 
 
 def _of_start(decision: dict[str, Any], events: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -145,19 +150,51 @@ def show_slo(console: Console, since: str) -> None:
                 break
 
 
-def show_usage(console: Console) -> None:
-    """Print what tenants have used since the routers started. Raises CliError."""
-    body = console.usage()
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(body["since"]))
-    lines = [f"since {since}, at all routers (metric of each: kybernate_router_tenant_tokens_total)"]
-    if not body["usage"]:
+def show_usage(addresses: Sequence[str]) -> None:
+    """Print what tenants have used since the routers started, by the metrics at these addresses. Raises CliError: what
+    one router does not tell is no zero."""
+    sums: dict[tuple[str, str], Counter[str]] = {}
+    since = time.time()
+    for address in addresses:
+        families = {family.name: family.samples for family in _metrics(address)}
+        if _TENANT_REQUESTS not in families:
+            text = (
+                f"{address}/metrics has no {_TENANT_REQUESTS}_total: name a router's operations port (KYB_HEALTH_PORT)"
+            )
+            raise CliError(text)
+        since = min([since, *(sample.value for sample in families["process_start_time_seconds"])])
+        for sample in families[_TENANT_REQUESTS] + families["kybernate_router_tenant_tokens"]:
+            what = f"{sample.labels['kind']}_tokens" if "kind" in sample.labels else "requests"
+            of = sums.setdefault((sample.labels["tenant"], sample.labels["model"]), Counter())
+            of[what] += int(sample.value)
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since))
+    usage: list[dict[str, Any]] = [
+        {"tenant": tenant, "model": model, **counts} for (tenant, model), counts in sorted(sums.items())
+    ]
+    lines = [
+        f"since {began}, at {count(len(addresses), 'router')} (metric of each: kybernate_router_tenant_tokens_total)"
+    ]
+    if not usage:
         lines.append("nothing: only requests with an API key count (docs/security.md#tenants)")
     lines += [
-        f"{row['tenant']}  {row['model']}: {row['requests']} requests, "
+        f"{row['tenant']}  {row['model']}: {count(row['requests'], 'request')}, "
         f"{row['prompt_tokens']} + {row['completion_tokens']} tokens"
-        for row in body["usage"]
+        for row in usage
     ]
-    answer(body, "\n".join(lines))
+    answer({"since": since, "usage": usage}, "\n".join(lines))
+
+
+def _metrics(address: str) -> list["Metric"]:
+    """What a service counts. Raises CliError."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    try:
+        with urlopen(f"{address}/metrics", timeout=ANSWER_SECONDS) as reply:
+            return list(text_string_to_metric_families(reply.read().decode()))
+    except (OSError, ValueError, HTTPException) as error:
+        raise CliError(
+            f"{address}/metrics cannot be read: {error.reason if type(error) is URLError else error}"
+        ) from None
 
 
 def _decided(step: dict[str, Any]) -> str:

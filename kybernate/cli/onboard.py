@@ -146,6 +146,7 @@ def _read(target: str, namespace: str, name: str) -> Json:
     """The object. Raises CliError."""
     import yaml
 
+    from kybernate.files import read
     from kybernate.onboard import KINDS, WORKLOADS
 
     if target.startswith(LIVE):
@@ -154,7 +155,7 @@ def _read(target: str, namespace: str, name: str) -> Json:
         manifest["metadata"].pop("managedFields", None)
         return manifest
     try:
-        documents = [one for one in yaml.safe_load_all(Path(target).read_text()) if one]
+        documents = [one for one in yaml.safe_load_all(read(Path(target))) if one]
     except OSError as error:
         raise CliError(f"{target}: {error.strerror}; name a file, or deploy/NAME of the cluster", code=2) from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:

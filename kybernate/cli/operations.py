@@ -1,8 +1,7 @@
-"""``kyb migrate``, ``kyb drain`` and ``kyb resume``: operations that have a name and go on after the command."""
+"""``kyb migrate``, ``kyb drain`` and ``kyb resume``: what they order stays so after the command."""
 
 import json
 import time
-import uuid
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,22 +9,18 @@ import typer
 
 from kybernate.cli.completion import SeatArgument, groups, groups_and_nodes
 from kybernate.cli.output import CliError, answer, as_json
+from kybernate.seat import COMING, SeatState
 
 if TYPE_CHECKING:
     from kybernate.cli.console import Console
 
 POLL_SECONDS = 0.5
 WAIT_SECONDS = 900.0
-"""Of --wait; the operation goes on. The command timeout of coreutils ends it earlier."""
+"""Of --wait; what was ordered goes on. The command timeout of coreutils ends it earlier."""
 _PASSING = ("manager_unanswered", "bus_down", "not-ready", "unreachable")
 """Codes of refusals that end by themselves: a manager or router that is being restarted."""
 
-Op = Annotated[
-    str | None,
-    typer.Option("--op", metavar="ID", help="Name of the operation; the same again answers the same one."),
-]
-Wait = Annotated[bool, typer.Option("--wait", help="Until it is over; prints each phase as it begins.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen, or why not.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Until it is so; prints what it waits for.")]
 
 
 class Scope(StrEnum):
@@ -54,12 +49,10 @@ def migrate(
         str,
         typer.Option("--to", metavar="GROUP", help="The group on which it is to be active.", autocompletion=groups),
     ],
-    op: Op = None,
     wait: Wait = False,
-    dry_run: DryRun = False,
 ) -> None:
     """Park a seat and activate it on another group of its node."""
-    _run(f"seats/{seat}/migrate", {"to": to}, op, wait, dry_run)
+    _run(f"seats/{seat}/migrate", {"to": to}, wait)
 
 
 def drain(
@@ -68,23 +61,19 @@ def drain(
     purpose: Annotated[
         DrainPurpose, typer.Option("--for", help="upgrade parks pinned seats, too.")
     ] = DrainPurpose.MAINTENANCE,
-    op: Op = None,
     wait: Wait = False,
-    dry_run: DryRun = False,
 ) -> None:
     """Park all seats of a group's GPUs, or of a node, and start and activate none there until kyb resume."""
-    _run(f"{scope.value}s/{name}/drain", {"purpose": purpose.value}, op, wait, dry_run)
+    _run(f"{scope.value}s/{name}/drain", {"purpose": purpose.value}, wait)
 
 
 def resume(
     scope: ScopeArgument,
     name: NameArgument,
-    op: Op = None,
     wait: Wait = False,
-    dry_run: DryRun = False,
 ) -> None:
     """End a drain: seats are started and activated again as requests come."""
-    _run(f"{scope.value}s/{name}/resume", {}, op, wait, dry_run)
+    _run(f"{scope.value}s/{name}/resume", {}, wait)
 
 
 GOALS = {"activate": ("active",), "pin": ("active",), "park": ("parked", "waiting")}
@@ -136,47 +125,46 @@ def in_brackets(seat: dict[str, Any]) -> str:
     return f" ({seat['reason']})" if seat.get("reason") else ""
 
 
-def _run(
-    path: str,
-    fields: dict[str, Any],
-    op: str | None,
-    wait: bool,
-    dry_run: bool,
-) -> None:
+def _run(path: str, fields: dict[str, Any], wait: bool) -> None:
     from kybernate.cli.console import Console
 
-    console, name = Console.found(), op or uuid.uuid4().hex[:12]
-    reply = console.order(path, {**fields, "op": name, "dry_run": dry_run})
-    shown: tuple[str, str] | None = None
-    until = time.monotonic() + WAIT_SECONDS
+    console, until = Console.found(), time.monotonic() + WAIT_SECONDS
+    reply, shown = console.order(path, fields), ""
     while True:
-        shown = _show(reply, shown)
-        operation = reply.get("operation") or {}
-        if dry_run or not wait or operation.get("outcome"):
-            break
+        order = reply["operation"] or {}
+        if order.get("outcome") == "failed":
+            raise CliError(f"failed: {order['text']}")
+        if (text := str(order.get("text"))) != shown:
+            what = order.get("model") or reply.get("group") or reply["node"]
+            answer(reply, f"{order.get('verb')} {what}: {text}")
+            shown = text
+        if not wait or order.get("outcome"):
+            return
         if time.monotonic() >= until:
-            raise CliError(f"not over within {WAIT_SECONDS:g} s; it goes on: --op {name} asks again")
+            raise CliError(f"not so within {WAIT_SECONDS:g} s; it goes on: kyb why shows it")
         time.sleep(POLL_SECONDS)
-        try:
-            reply = console.order(path, {**fields, "op": name})
-        except CliError as error:
-            if error.reason not in _PASSING:
-                raise
-    if operation.get("outcome") in ("failed", "cancelled"):
-        raise CliError(f"{operation['outcome']}: {operation.get('text')}")
+        reply = _now(console, reply)
 
 
-def _show(reply: dict[str, Any], shown: tuple[str, str] | None) -> tuple[str, str]:
-    """Print a reply that says something new; return what it says."""
-    operation = reply.get("operation") or {}
-    now = (str(operation.get("phase", "")), str(operation.get("text", "")))
-    if now == shown or (shown is not None and as_json() and now[0] == shown[0]):
-        return shown or now
-    if as_json():
-        print(json.dumps(reply), flush=True)
-    elif reply.get("dry_run"):
-        print("\n".join(reply.get("plan") or ()), flush=True)
-    else:
-        text = f"  {now[1]}" if now[1] else ""
-        print(f"{operation.get('verb')} {reply.get('op')}  {now[0]}{text}", flush=True)
-    return now
+def _now(console: "Console", reply: dict[str, Any]) -> dict[str, Any]:
+    """The reply with what is true now. A move that is over is not listed any more: its seat is there. Raises CliError
+    when it was taken away."""
+    order = reply["operation"]
+    try:
+        nodes = console.why(reply["node"])["nodes"]
+    except CliError as error:
+        if error.reason not in _PASSING:
+            raise
+        return reply
+    if not nodes or any("unanswered" in node for node in nodes):
+        return reply  # a console that has just started knows no node yet
+    same = ("verb", "target", "to")
+    for one in (one for node in nodes for one in node["operations"]):
+        if all(one[name] == order[name] for name in same):
+            return {**reply, "operation": one}
+    for group in (group for node in nodes for group in node["groups"] if group["group"] == order["to"]):
+        for seat in (seat for seat in group["seats"] if seat["seat"] == order["target"]):
+            done = seat["state"] not in (*COMING, SeatState.STARTING)
+            text = f"{order['model']} is {seat['state']} on group {order['to']}"
+            return {**reply, "operation": {**order, "outcome": "done" if done else "", "text": text}}
+    raise CliError(f"{order['verb']} {order['model'] or order['target'] or reply['node']} was taken back; see kyb why")

@@ -96,6 +96,19 @@ def as_json() -> bool:
     return _output.get() is Output.JSON
 
 
+def shown(value: Any) -> Any:
+    """What others wrote, for a terminal: what is not printable is escaped, also within lists and objects. JSON escapes
+    it by itself."""
+    if as_json():
+        return value
+    if isinstance(value, str):
+        parts = (one if one.isprintable() else one.encode("unicode_escape").decode() for one in value)
+        return value if value.isprintable() else "".join(parts)
+    if isinstance(value, dict):
+        return {shown(name): shown(of) for name, of in value.items()}
+    return [shown(one) for one in value] if isinstance(value, list) else value
+
+
 def given_url() -> str:
     """``--url``; empty without it."""
     return _url.get()

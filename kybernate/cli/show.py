@@ -80,8 +80,6 @@ def event_line(event: dict[str, Any]) -> Text:
     """One event on one line: when, what, which model and group, why."""
     if "healthy" in event:
         return _health_line(event)
-    if "order" in event:
-        return _order_line(event)
     if "decision" in event:
         return _decision_line(event)
     state = str(event.get("state", ""))
@@ -120,16 +118,6 @@ def _decision_line(event: dict[str, Any]) -> Text:
         text.append(f" in the place of {event['victim_model']}")
     text.append(f"  {event.get('group')}", "dim")
     return text.append(f"  {event.get('reason') or ''}")
-
-
-def _order_line(event: dict[str, Any]) -> Text:
-    """A change of an operator's operation."""
-    order = event.get("order") or {}
-    text = _at(event)
-    text.append(f"{order.get('verb')!s:12}", "bold magenta")
-    text.append(f"{order.get('model') or order.get('target') or event.get('node')}", "bold")
-    text.append(f"{' → ' + order['to'] if order.get('to') else ''}  {order.get('phase')}")
-    return text.append(f"  op {event.get('op')}  {order.get('text') or ''}", "dim")
 
 
 def _columns(seat: dict[str, Any], now: float, replicas: Container[object]) -> tuple[str, str, str, str, str]:
@@ -172,11 +160,9 @@ def _seat_line(seat: dict[str, Any], columns: tuple[str, ...], widths: list[int]
         text.append(f"  home {seat['home_group']}{by}", "magenta")
     if seat.get("pinned"):
         text.append("  pinned", "magenta")
-    if seat.get("blocked") and seat["blocked"] != seat.get("drained"):
-        text.append(f"  {seat['blocked']}", "red")
-    if seat.get("fixed"):
-        text.append(f"  stays: {seat['fixed']}", "dim")
-    if seat.get("reason") and state.strip() not in ("active", "parked"):
+    if (why := seat.get("failed") or seat.get("blocked")) and why != seat.get("drained"):
+        text.append(f"  {why}", "red")
+    if seat.get("reason") and not seat.get("failed") and state.strip() not in ("active", "parked"):
         text.append(f"  {seat['reason']}", "dim")
     if seat.get("host_bytes"):
         text.append(f"  {format_bytes(seat['host_bytes'])} of host memory", "dim")
@@ -284,10 +270,10 @@ def why_lines(nodes: list[dict[str, Any]]) -> Iterator[str]:
         yield f"{node['node']}  policy {node['policy']}{_host_memory(node.get('host_memory') or {})}"
         if node.get("errors"):
             yield f"  the policy failed {node['errors']} times, a plain rule decided; last: {node['last_error']}"
-        yield from (f"  {problem}" for problem in node.get("problems") or ())
+        yield from (f"  {problem}" for name in ("silent_routers", "problems") for problem in node.get(name) or ())
         for one in node.get("operations") or ():
             target = f"{one.get('model') or one['target'] or 'the node'}{' to ' + one['to'] if one['to'] else ''}"
-            yield f"  {one['verb']} {target}, operation {one['op']} by {one['actor']}: {one['phase']}; {one['text']}"
+            yield f"  {one['verb']} {target} by {one['actor']}: {one['outcome'] or 'not yet'}: {one['text']}"
         yield from _groups(node)
 
 
@@ -316,8 +302,6 @@ def _groups(node: dict[str, Any]) -> Iterator[str]:
                 f" (verify {seat.get('verify_seconds', 0.0):.1f} s)"
             )
             parts.append(f"{seat['tier']}: SLO {seat['slo_seconds']:g} s, weight {seat['weight']:g}")
-            if seat["stall_budget_seconds"]:
-                parts.append(f"may be frozen for {seat['stall_budget_seconds']:g} s")
             if seat.get("demoted"):
                 parts.append(f"parked by {seat['backend']}, since {seat['demoted']}")
             if seat.get("unverified"):

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import tarfile
 import time
 from collections.abc import Collection, Mapping
@@ -12,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from kybernate.adopt import is_adopted
-from kybernate.cli.console import Console, find_url
+from kybernate.cli.console import Console, find_url, own_stack
 from kybernate.cli.kubectl import kubectl
-from kybernate.cli.output import CliError, given_url
+from kybernate.cli.output import CliError
 from kybernate.doctor import Finding
 from kybernate.doctor.cluster import ClusterFacts, configured_groups
-from kybernate.doctor.local import local_facts, silent_engines
+from kybernate.doctor.local import from_outside, local_facts, silent_engines
 from kybernate.doctor.stack import StackFacts
 from kybernate.files import replace
-from kybernate.local_stack import ENGINE_LOGS, find_stack, log_lines
+from kybernate.local_stack import ENGINE_LOGS, log_lines
 from kybernate.redaction import without_secrets
 
 LOG_LINES = 5_000
@@ -34,7 +35,7 @@ BUNDLE_SECONDS = 86_400.0
 
 def read_facts() -> StackFacts:
     """Read what can be read; nothing here raises for a broken stack."""
-    stack = find_stack() if not given_url() else None
+    stack = own_stack()
     local = local_facts(stack)
     try:
         url = find_url()
@@ -62,6 +63,8 @@ def read_facts() -> StackFacts:
             resources.setdefault(str(seat["node"]), set()).update(filter(None, [seat.get("resource")]))
         local["cluster"] = read_cluster(resources)
         local["configured"] = configured_groups(local["cluster"])
+        if router := os.environ.get("KYB_ROUTER_URL"):  # in the console's container
+            local["outside"] = from_outside(router, Path(ca) if (ca := os.environ.get("KYB_ROUTER_CA_FILE")) else None)
     return StackFacts(
         url=url,
         unmet={**ready.get("unmet", {}), **ready.get("notes", {})},
@@ -130,7 +133,7 @@ def write_bundle(file: Path, findings: list[Finding], cluster: ClusterFacts | No
         texts["why.json"] = json.dumps(console.why(), indent=2)
         past = console.history(time.time() - BUNDLE_SECONDS, limit=10_000)["events"]
         texts["events.jsonl"] = "".join(json.dumps(event) + "\n" for event in past)
-    stack = find_stack() if not given_url() else None
+    stack = own_stack()
     if stack is not None:
         folder = Path(stack["folder"])
         files = [*folder.glob("logs/*.log"), *folder.glob(f"{ENGINE_LOGS}/*/*.log"), *folder.glob("*.yaml")]

@@ -8,18 +8,14 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from kybernate.cli.output import CliError, answer
 from kybernate.cli.uninstall_view import (
-    FORCE,
     SKIP,
     SKIP_ROLLBACK,
-    Forcing,
     Look,
     Owner,
     owners,
@@ -33,8 +29,6 @@ LOOK_SECONDS = 1.0
 UNSURE_SECONDS = 20.0
 """How long to wait until the state of every pod's seat is known."""
 PAGE = 500
-DELETE_SECONDS = 300.0
-"""With --force: time limit of deletions."""
 
 
 @dataclass(slots=True)
@@ -57,20 +51,6 @@ class Cluster:
             if row is not None:
                 rows[owner.uid] = row
         return Look(pods, rows, failure)
-
-    async def pin(self, seats: Iterable[str], pinned: set[str]) -> None:
-        """Pin seats, so that neither a request nor a replaced pod parks them; new pods wait at the start gate."""
-        from kybernate.cli.console import Console
-
-        for seat in sorted(set(seats) - pinned) if self.console else ():
-            with contextlib.suppress(CliError):  # a console that just started knows no seats yet
-                await asyncio.to_thread(Console(self.console).command, f"seat/{seat}", "pin")
-                pinned.add(seat)
-
-    async def delete(self, owner: Owner) -> None:
-        """Delete a pod, unless it is gone already. Raises CliError."""
-        with _refused(f"pod {owner.pod} cannot be deleted"):
-            await self.kube.delete(f"/api/v1/namespaces/{owner.namespace}/pods/{owner.name}", uid=owner.uid)
 
     async def _by_console(self) -> tuple[dict[str, Mapping[str, Any]], str]:
         from kybernate.cli.console import Console
@@ -128,30 +108,6 @@ def _refused(what: str, skip: str = SKIP) -> Iterator[None]:
         raise CliError(f"{what}: {error}; {skip}") from None
 
 
-async def force(cluster: Cluster, delete_seconds: float) -> tuple[str, ...]:
-    """Delete the frozen pods; return what was done. Raises CliError with the pods that remain."""
-    look, done = await sure_look(cluster), []
-    pinned, deleted = set[str](), set[str]()
-    deadline = time.monotonic() + delete_seconds
-    while True:
-        await cluster.pin(look.holding, pinned)
-        for one in look.held:
-            if one.owner.uid not in deleted:
-                await cluster.delete(one.owner)
-                deleted.add(one.owner.uid)
-                done.append(f"deleted pod {one.text}")
-        if not look.held and not deleted & {owner.uid for owner in look.owners}:
-            return tuple(done)
-        if time.monotonic() > deadline:
-            left = sorted(owner.pod for owner in look.owners if owner.uid in deleted)
-            raise CliError(
-                f"these pods were deleted up to {delete_seconds:g} s ago and are still there: {', '.join(left)}; "
-                f"see kubectl describe pod; {SKIP}"
-            )
-        await asyncio.sleep(LOOK_SECONDS)
-        look = await cluster.look()
-
-
 async def sure_look(cluster: Cluster) -> Look:
     """Look until every state is known, for up to ``UNSURE_SECONDS``: a manager that just started does not answer."""
     deadline = time.monotonic() + UNSURE_SECONDS
@@ -162,18 +118,18 @@ async def sure_look(cluster: Cluster) -> Look:
         await asyncio.sleep(LOOK_SECONDS)
 
 
-def uninstall_check(
-    forced: Annotated[bool, typer.Option("--force", help="Delete the frozen pods, and allow it.")] = False,
-) -> None:
+def uninstall_check() -> None:
     """Refuse an uninstall that would leave engines frozen (exit code 1). Runs in a hook of the chart, which says by
-    KYB_URL, KYB_MANAGER_PORT, KYB_RESOURCE_PREFIXES, KYB_NAMESPACE and KYB_FORCE_VALUE what it needs to know."""
-    forcing = Forcing(os.environ.get("KYB_NAMESPACE", ""), os.environ.get("KYB_FORCE_VALUE", ""))
+    KYB_URL, KYB_MANAGER_PORT and KYB_RESOURCE_PREFIXES what it needs to know."""
 
-    async def work() -> None:
+    async def work() -> str:
         async with _this_cluster() as cluster:
-            await _check(cluster, forced or await annotated(cluster.kube, forcing), forcing)
+            return refusal(await sure_look(cluster))
 
-    asyncio.run(work())
+    if why := asyncio.run(work()):
+        raise CliError(why)
+    text = "no engine would be left frozen; the uninstall may go on"
+    answer({"ok": True, "text": text}, text)
 
 
 def rollback_check() -> None:
@@ -217,23 +173,3 @@ async def _this_cluster() -> AsyncIterator[Cluster]:
         yield Cluster(kube, env("KYB_URL", "").rstrip("/"), int(env("KYB_MANAGER_PORT", "9471")), prefixes)
     finally:
         await kube.close()
-
-
-async def annotated(kube: Any, forcing: Forcing) -> bool:
-    """True if the namespace's annotation forces the uninstall of this release. Raises CliError."""
-    if not forcing.namespace or not forcing.value:
-        return False
-    with _refused(f"cannot see whether namespace {forcing.namespace} has annotation {FORCE}"):
-        found = await kube.get(f"/api/v1/namespaces/{forcing.namespace}") or {}
-    return bool((found.get("metadata", {}).get("annotations") or {}).get(FORCE) == forcing.value)
-
-
-async def _check(cluster: Cluster, forced: bool, forcing: Forcing) -> None:
-    """Run the check. Raises CliError when the uninstall is refused."""
-    done: tuple[str, ...] = ()
-    if forced:
-        done = await force(cluster, DELETE_SECONDS)
-    elif why := refusal(await sure_look(cluster), forcing):
-        raise CliError(why)
-    text = "\n".join((*done, "no engine is left frozen; the uninstall may go on"))
-    answer({"ok": True, "done": list(done)}, text)

@@ -12,10 +12,6 @@ FROZEN = frozenset(
 )
 """States in which an engine is frozen, or may be if manager and checkpointer end now."""
 _OVER = ("Succeeded", "Failed")
-FORCE = "kyb.ai/uninstall"
-"""Annotation of the release's namespace that is --force, for one revision of one release: the namespace and its
-annotations survive it. A value of the chart cannot be set after a refusal: Helm does not upgrade a release
-that it began to uninstall."""
 SKIP = "to go on without this check:\n       helm uninstall --no-hooks"
 SKIP_ROLLBACK = "to go on without this check:\n       helm rollback --no-hooks"
 
@@ -75,12 +71,6 @@ class Look:
                 found.append(Held(owner, str((row or {}).get("seat", "")), state))
         return tuple(found)
 
-    @property
-    def holding(self) -> tuple[str, ...]:
-        """Seats that own their group's GPUs and are not being parked."""
-        states = (SeatState.STARTING, SeatState.ACTIVE, SeatState.DRAINING)
-        return tuple(str(row["seat"]) for row in self.rows.values() if row["state"] in states)
-
 
 def owners(pods: Iterable[Mapping[str, Any]], prefixes: Sequence[str], known: Iterable[str] = ()) -> tuple[Owner, ...]:
     """Return the pods that request a seat, or whose UID is known to have one, and that are not over."""
@@ -104,24 +94,7 @@ def owners(pods: Iterable[Mapping[str, Any]], prefixes: Sequence[str], known: It
     return tuple(sorted(found, key=lambda owner: owner.pod))
 
 
-@dataclass(frozen=True, slots=True)
-class Forcing:
-    """What the namespace's annotation must be to force the uninstall of this release."""
-
-    namespace: str = ""
-    value: str = ""
-    """Names release, revision and time of it; empty: no annotation forces it."""
-
-    @property
-    def remedy(self) -> str:
-        """The command, for an error."""
-        if not self.namespace or not self.value:
-            return "or --force: these pods are deleted"
-        command = f"kubectl annotate --overwrite namespace {self.namespace} {FORCE}={self.value}"
-        return f"or let the next uninstall delete these pods:\n       {command}"
-
-
-def refusal(look: Look, forcing: Forcing = Forcing()) -> str:
+def refusal(look: Look) -> str:
     """Return why the uninstall is refused, and the remedies; empty if it is not."""
     if not look.held:
         return ""
@@ -129,7 +102,6 @@ def refusal(look: Look, forcing: Forcing = Forcing()) -> str:
         f"{len(look.held)} pods would be left frozen, with no service to activate them: "
         f"{', '.join(one.text for one in look.held)}",
         "scale their Deployments to 0 (or delete these pods) and uninstall again",
-        forcing.remedy,
         "to keep the release, which helm upgrade refuses from now on:\n       helm rollback RELEASE",
     ]
     if any(one.state is None for one in look.held):

@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
 
-from kybernate.config.model import NodeConfig
-from kybernate.config_errors import ConfigError, Place, dotted
+from kybernate.config.model import NodeConfig, Profile
+from kybernate.config_errors import ConfigError, Place, dotted, suggest
 
 
 def check(config: NodeConfig) -> Iterator[ConfigError]:
@@ -17,6 +17,12 @@ def check(config: NodeConfig) -> Iterator[ConfigError]:
             what = f"more active slots than seats ({profile.seats_per_group})"
             remedy = "lower activeSlots or raise seatsPerGroup"
             yield config.error(("profiles", index, "activeSlots"), profile.active_slots, what, remedy)
+        if profile.memory_reserve != Profile.model_fields["memory_reserve"].default and not profile.packs:
+            remedy = "write packing: memory, or remove it"
+            yield config.error(("profiles", index, "memoryReserve"), None, "counts with packing: memory alone", remedy)
+    for claim in config.reserved:
+        if claim.startswith("tier/") and claim.removeprefix("tier/") not in config.all_tiers:
+            yield config.error(("reserved", claim), None, "is not a tier", suggest(claim[5:], config.all_tiers))
     yield from _check_groups(config)
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from kybernate.config_errors import suggest
-from kybernate.sizes import format_bytes, parse_size
+from kybernate.sizes import MOST_SECONDS, format_bytes, parse_size
 
 PLACEMENTS = ("first-fit", "best-fit", "worst-fit", "bin-pack", "spread", "topology-aware")
 MIG_STRATEGIES = ("none", "single", "mixed")
@@ -68,7 +68,7 @@ def _size(value: object) -> int:
     try:
         return parse_size(str(value))
     except ValueError:
-        raise _wrong("is not a size with a unit", 'write bytes with a unit: "1GiB"') from None
+        raise _wrong("is not a size with a unit", 'write bytes with a unit, up to 1024TiB: "1GiB"') from None
 
 
 def _host_memory(value: object) -> int | str:
@@ -121,4 +121,4 @@ Size = Annotated[int, _text(_size, str)]
 """Bytes; written with a unit, e.g. ``1GiB``."""
 HostMemory = Annotated[int | str, _text(_host_memory, bool | str)]
 """Bytes, ``auto`` or ``off``."""
-Seconds = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]

@@ -14,10 +14,11 @@ from kybernate.config.fields import Name
 from kybernate.config.model import NodeConfig, PolicyConfig
 from kybernate.config_errors import ConfigError, Document, Place, Strict, read_documents, refuse, suggest
 from kybernate.policy import POLICIES, UNUSABLE
+from kybernate.sizes import MOST_SECONDS
 
 DEFAULT = "default"
 """The configuration of nodes that name none."""
-MOST = {"seconds": 86_400.0, "slos": 1000.0, "ratio": 1000.0, "weight": 1000.0, "power": 10.0}
+MOST = {"seconds": MOST_SECONDS, "slos": 1000.0, "ratio": 1000.0, "weight": 1000.0, "power": 10.0}
 """By the last word of a policy's constant: the largest value; the least is 0. Others would make a rule never or always
 hold."""
 CONFIG_LABEL = "kyb.ai/config"

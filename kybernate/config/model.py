@@ -22,6 +22,7 @@ from kybernate.config.fields import (
 )
 from kybernate.config_errors import ConfigError, Place, Source, Strict
 from kybernate.policy import POLICIES, Policy
+from kybernate.sizes import MOST_SECONDS
 
 IGNORED_XIDS = (13, 31, 43, 45, 68, 109)
 """Faults of applications, not of GPUs; NVIDIA's own plugin ignores the same."""
@@ -86,7 +87,7 @@ class Lanes(Strict):
 
     gpus: tuple[GpuName, ...] = ()
     """The GPUs that share a PCIe switch or the host's memory, each by host index or UUID; none: all."""
-    transfers: Annotated[int, Field(ge=1)]
+    transfers: Annotated[int, Field(ge=1, le=1024)]
     """So many at a time; more begin in turn."""
 
 
@@ -95,7 +96,7 @@ class HealthConfig(Strict):
 
     ignored_xids: tuple[Annotated[int, Field(ge=1)], ...] = IGNORED_XIDS
     """XID events that change nothing."""
-    recovery_reads: Annotated[int, Field(ge=1)] = 2
+    recovery_reads: Annotated[int, Field(ge=1, le=1000)] = 2
     """Probation: so many good readings in a row before the seats of a faulty GPU are offered again."""
 
 
@@ -106,16 +107,13 @@ class Tier(Strict):
     """Of one waiting request."""
     slo_seconds: Annotated[float, Field(gt=0)] = 20.0
     """How long a request may wait."""
-    stall_budget_seconds: Seconds = 0.0
-    """How long requests in flight may stand still, frozen with their seat; 0: never, the seat is drained."""
 
 
 class TierChanges(Strict):
     """A tier as it is written: what is left out stays as it is in the tier of that name, else in ``standard``."""
 
-    weight: Annotated[float | None, Field(gt=0)] = None
-    slo_seconds: Annotated[float | None, Field(gt=0)] = None
-    stall_budget_seconds: Annotated[float | None, Field(ge=0)] = None
+    weight: Annotated[float | None, Field(gt=0, le=1000)] = None
+    slo_seconds: Annotated[float | None, Field(gt=0, le=MOST_SECONDS)] = None
 
 
 STANDARD = "standard"

@@ -71,13 +71,15 @@ def up(
     files. Ctrl-C ends it."""
     from kybernate.dev.stack import LAPTOP, StackOptions
     from kybernate.dev.stack.layout import USUAL_PORT
-    from kybernate.dev.up import run, settings_of, unit_of
+    from kybernate.dev.up import check_settings, run, settings_of, unit_of
 
     if driver is Driver.NVIDIA and (pods is None or nodes != 1 or speed != 1.0 or engine is EngineKind.LLAMA):
         raise CliError("--driver nvidia needs --pods FILE, one node, speed 1 and your own engines", 2)
-    if os.environ.get("KYB_TLS_CERT_FILE") and not os.environ.get("KYB_ROUTER_URL"):
+    if os.environ.get("KYB_TLS_CERT_FILE") and not os.environ.get("KYB_ROUTER_URL", "").startswith("https://"):
         text = "KYB_TLS_CERT_FILE needs KYB_ROUTER_URL, the router's address as its certificate has it"
         raise CliError(f"{text}: https://NAME:{port or USUAL_PORT}", 2)
+    for warning in check_settings(os.environ):
+        sys.stderr.write(f"kyb: warning: {warning}\n")
     if unit:
         arguments = [word for word in sys.argv[sys.argv.index("up") + 1 :] if word != "--unit"]
         print(unit_of(arguments, os.environ), end="")

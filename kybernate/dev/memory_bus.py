@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import datetime
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -329,6 +329,9 @@ class _MemoryBucket:
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         return self._level().present(prefix)
+
+    async def keys(self, prefix: str = "") -> Set[str]:
+        return {entry.key for entry in self._level().present(prefix)}
 
     def watch(self, prefix: str = "") -> contextlib.AbstractAsyncContextManager[AsyncIterator[Entry | None]]:
         return self._bus.watching(self._bus.server.buckets[self._name], prefix)

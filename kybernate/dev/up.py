@@ -1,6 +1,7 @@
 """``kyb up``: a stack in the foreground, its logs, what to paste, and its systemd unit."""
 
 import asyncio
+import difflib
 import errno
 import getpass
 import itertools
@@ -26,6 +27,7 @@ from kybernate.dev.stack.options import ChangingError, content
 from kybernate.dev.stack.process import LineSink
 from kybernate.dev.stack.stack_file import StackFileError
 from kybernate.local_stack import keep_refusal
+from kybernate.settings import PREFIX, Settings, known_options, listening
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
 _NAME_WIDTH = 12
@@ -33,12 +35,14 @@ SETTINGS = {
     "router": (
         *("HOST", "API_KEYS_FILE", "TLS_CERT_FILE", "ALIASES", "ACCESS_LOG", "BODY_BYTES", "CORS_ORIGINS"),
         *("ENGINE_METRICS_SECONDS", "ENGINE_PATHS", "HELD_BYTES", "HOLD_SECONDS", "KEEPALIVE_SECONDS"),
-        *("PROMETHEUS_QUERIES", "PROMETHEUS_URL", "QUEUE_LIMIT"),
+        "QUEUE_LIMIT",
     ),
     "console": ("ROUTER_URL",),
     "checkpointer": ("PARK_ALLOW",),
 }
 """What processes get of the environment, less ``KYB_``: all that the stack does not decide itself."""
+_OWN = ("KYB_NATS_URL", "KYB_ROUTER_CA_FILE", *sorted(Settings.elsewhere))
+"""What kyb itself reads."""
 READY_SECONDS = 60.0
 """Models that are not ready by then are a warning."""
 RELOAD_SECONDS = 1.0
@@ -68,6 +72,23 @@ def run(options: StackOptions, *, verbose: bool) -> None:
         raise CliError(text) from None
 
 
+def check_settings(environment: Mapping[str, str]) -> list[str]:
+    """Settings of an environment that the stack does not read, as warnings. Raises CliError for an unknown one that is
+    nearly a known one, and for an address at which no router can listen."""
+    known = {option["name"] for option in known_options() if option["kind"] == "env"}
+    read = {*_OWN, *(f"{PREFIX}{name}" for of in SETTINGS.values() for name in of)}
+    unread = sorted(name for name in environment if name.startswith(PREFIX) and name not in read)
+    for name in unread:
+        if name not in known and (close := difflib.get_close_matches(name, read | known, n=1, cutoff=0.85)):
+            raise CliError(f"unknown setting {name}: did you mean {close[0]}?", 2)
+    if host := environment.get("KYB_HOST"):
+        try:
+            listening(host)
+        except ValueError as error:
+            raise CliError(f"KYB_HOST={host}: {error}", 2) from None
+    return [f"{name} is set, and kyb up does not read it" for name in unread]
+
+
 def settings_of(environment: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """The settings that an environment has for the processes of a stack."""
     names = {process: [f"KYB_{name}" for name in known] for process, known in SETTINGS.items()}
@@ -83,7 +104,7 @@ def unit_of(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
     Its files are below /var/lib/kybernate: of /tmp, systemd removes what is old.
     """
     given = {name: value for of in settings_of(environment).values() for name, value in of.items()}
-    given |= {name: environment[name] for name in ("PATH", "SSL_CERT_FILE", "HF_HOME") if name in environment}
+    given |= {name: environment[name] for name in ("PATH", "HF_HOME") if name in environment}
     given["TMPDIR"] = "/var/lib/kybernate"
     command = [str(Path(sys.argv[0]).absolute()), "up", *arguments]
     quoted = " ".join(_of_systemd(word) for word in command).replace("$", "$$")  # there alone it has a meaning

@@ -1,6 +1,6 @@
 """``kyb doctor``: reads facts about this machine, checks them, and reports one finding with a remedy each."""
 
-from kybernate.doctor.gpu import DoctorError, examine_gpu, self_test
+from kybernate.doctor.gpu import DoctorError, examine_gpu
 from kybernate.doctor.model import Finding, Severity, exit_code
 
-__all__ = ["DoctorError", "Finding", "Severity", "examine_gpu", "exit_code", "self_test"]
+__all__ = ["DoctorError", "Finding", "Severity", "examine_gpu", "exit_code"]

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from kybernate.cuda import CudaResult, result_name, support, why_no_checkpoint
 from kybernate.cuda.codes import cuda_text
 from kybernate.doctor.model import DriverFacts, Finding, HostFacts, Severity, fail, ok, warn
-from kybernate.engines import ENGINE_BACKENDS, RESTART, VLLM_CUDA
-from kybernate.self_tests import HOW, SelfTest
+from kybernate.engines import ENGINE_BACKENDS, RESTART
 
 _INSTALL = "install the NVIDIA driver (580 recommended), runtimeClass nvidia in a container; without a GPU: kyb up"
 _REMEDIES: dict[int, str] = {
@@ -128,19 +127,16 @@ def _gib(count: int) -> str:
     return f"{count / 2**30:.0f} GiB"
 
 
-_ENGINES = ", ".join(name for name in ENGINE_BACKENDS if name != VLLM_CUDA)
+_ENGINES = ", ".join(ENGINE_BACKENDS)
 _OTHERS = f"annotate pods with kyb.ai/backend: one of an engine ({_ENGINES}), or {RESTART}"
 _DRIVER_NEEDS = ("driver", "libcuda", "version", "nvml", "machine", "ptrace", "pids", "access")
 _READING_NEEDS = ("driver", "nvml")
 
 
-def check_backends(
-    driver: DriverFacts, findings: Sequence[Finding], tests: Sequence[SelfTest] = ()
-) -> Iterator[Finding]:
+def check_backends(driver: DriverFacts, findings: Sequence[Finding]) -> Iterator[Finding]:
     """Which backends can park seats on this node, and why not the others, from all findings before.
 
-    One line for ``cuda``, one for those of engines, one for ``restart``, and one for each of the ``tests`` of
-    ``vllm+cuda`` with this driver. No line fails: the causes do already.
+    One line for ``cuda``, one for those of engines, one for ``restart``. No line fails: the causes do already.
     """
     failed = {one.check: one.finding for one in findings if one.level is Severity.FAIL}
     foreign = [one for one in findings if one.check == "machine" and one.level is Severity.WARN]
@@ -163,15 +159,3 @@ def check_backends(
             yield warn(name, f"nothing proves that memory is free ({unread})", "repair NVML: see nvidia-smi")
         else:
             yield ok(name, what)
-    ours = [test for test in tests if not driver.release or test.driver == driver.release]
-    yield from map(self_tested, ours)
-    if not ours:
-        yield ok(VLLM_CUDA, f"off: no self-test with this driver ({HOW})")
-
-
-def self_tested(test: SelfTest) -> Finding:
-    """What a self-test says."""
-    what = f"vLLM {test.engine} on driver {test.driver}"
-    if test.trouble:
-        return warn(VLLM_CUDA, f"off for {what}, whose self-test failed: {test.trouble}", "kyb.ai/backend: vllm")
-    return ok(VLLM_CUDA, f"parks {what}: {test.cycles} cycles of its self-test passed")

@@ -11,16 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from kybernate import programs
-from kybernate.doctor.driver_checks import check_backends, check_driver, self_tested
+from kybernate.doctor.driver_checks import check_backends, check_driver
 from kybernate.doctor.host import read_host
 from kybernate.doctor.host_checks import check_host
-from kybernate.doctor.model import DriverFacts, Finding, GpuFacts, Severity, warn
-from kybernate.engines import VLLM_CUDA
+from kybernate.doctor.model import DriverFacts, Finding, GpuFacts
 from kybernate.extras import ExtraMissingError, dev_part
 from kybernate.machine import GpuProcess
-from kybernate.self_tests import SelfTest, SelfTests, SelfTestsError
-from kybernate.settings import NodeSettings
 
 
 class DoctorError(Exception):
@@ -46,36 +42,9 @@ def examine_gpu(environment: Mapping[str, str], *, seconds: float = 60.0, root: 
             raise DoctorError(f"KYB_FAKE_DRIVER={socket}: {error}") from error
     host = read_host(sorted({use.pid for use in driver.uses}), root)
     findings = [*check_driver(driver, host), *check_host(driver, host)]
-    folder = Path(environment.get("KYB_STATE_DIR", NodeSettings.model_fields["state_dir"].default))
-    try:
-        tests = SelfTests(folder).read()
-    except SelfTestsError as error:
-        return [*findings, *check_backends(driver, findings), warn(VLLM_CUDA, f"off: {error}", "kyb.ai/backend: vllm")]
-    return [*findings, *check_backends(driver, findings, tests)]
+    return [*findings, *check_backends(driver, findings)]
 
 
-def self_test(environment: Mapping[str, str], url: str, pid: int, cycles: int) -> Finding:
-    """Test ``vllm+cuda`` with the engine ``pid`` at ``url``, in the checkpointer's environment, and keep the result
-    where that reads it. Signals are passed on: it ends after the cycle that runs. Raises DoctorError if the engine
-    cannot be tested."""
-    words = (*_SELF_TEST, "--url", url, "--pid", str(pid), "--cycles", str(cycles))
-    variables, pipe = programs.environment(environment), subprocess.PIPE
-    test = subprocess.Popen(words, env=variables, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-    before = {one: signal.signal(one, lambda *_: test.terminate()) for one in _STOPS}
-    try:
-        out, errors = test.communicate()
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
-    if test.returncode not in (0, 1) or not out:
-        lines = errors.strip().splitlines()
-        raise DoctorError(lines[-1].removeprefix("kyb: ") if lines else f"the self-test ended with {test.returncode}")
-    found = self_tested(SelfTest.model_validate_json(out.splitlines()[-1]))
-    return replace(found, level=Severity.FAIL) if test.returncode else found
-
-
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_SELF_TEST = (sys.executable, "-m", "services.checkpointer.self_test")
 _PROBE = (sys.executable, "-m", "kybernate.doctor.driver_probe")
 _KILL_SECONDS = 5.0
 

@@ -4,16 +4,20 @@ import contextlib
 import http.client
 import os
 import shutil
+import socket
+import ssl
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from kybernate.config import ConfigError, load
 from kybernate.local_stack import find_stack, processes, refusal, stack_file
+from kybernate.tls import key_of, trusting
 
 ENGINE_SECONDS = 2.0
+OUTSIDE_SECONDS = 3.0
 OLD_CALL_SECONDS = 60.0
 """Age of a call at the start gate that a working plugin has removed: it waits for 28 s at most."""
 
@@ -29,8 +33,11 @@ def local_facts(stack: dict[str, Any] | None) -> dict[str, Any]:
         facts["disk"] = (str(folder), shutil.disk_usage(folder).free)
     facts["restarts"] = {str(name): tuple(times) for name, times in (stack.get("restarts") or {}).items()}
     states = [seats.parents[1] / "state" for seats in _seat_folders(folder)]
-    facts["state_folders"] = {str(one): why for one in states if (why := _unwritable(one))}
+    facts["state_folders"] = {str(one): why for one in (folder / "logs", *states) if (why := _unwritable(one))}
     facts["gate_folders"] = {str(seats): why for seats in _seat_folders(folder) if (why := _unusable(seats))}
+    secrets = {str(name): Path(path) for name, path in (stack.get("secrets") or {}).items()}
+    facts["open_files"] = {text: remedy for name, path in secrets.items() for text, remedy in _open(name, path)}
+    facts["outside"] = from_outside(str(stack.get("url") or ""), secrets.get("KYB_TLS_CERT_FILE"))
     why = refusal(folder)
     try:
         listed = frozenset(group.name for group in load(folder / "config.yaml").gpu_topology.groups)
@@ -43,6 +50,49 @@ def local_facts(stack: dict[str, Any] | None) -> dict[str, Any]:
         line = next(line for line in lines if line.startswith("MemAvailable:"))
         facts["available_bytes"] = int(line.split()[1]) * 1024
     return facts
+
+
+def from_outside(url: str, ca_file: Path | None) -> tuple[str, float | None]:
+    """Call a router as its users do, by its name and its certificate: what is wrong (empty: it answers), and when the
+    certificate ends (unix seconds; None: it has none). ``ca_file`` is trusted beside the machine's authorities."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return "", None
+    try:
+        if parts.scheme == "http":
+            plain = http.client.HTTPConnection(parts.hostname, parts.port, timeout=OUTSIDE_SECONDS)
+            return _healthy(plain, url), None
+        context = trusting(None)
+        if ca_file is not None:
+            context.load_verify_locations(ca_file)
+        secure = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=OUTSIDE_SECONDS, context=context)
+        secure.connect()
+        ends = str((secure.sock.getpeercert() or {}).get("notAfter", ""))
+        return _healthy(secure, url), ssl.cert_time_to_seconds(ends) if ends else None
+    except socket.gaierror:
+        return f"{url}: this machine cannot resolve the name {parts.hostname}", None
+    except ssl.SSLCertVerificationError as error:
+        return f"{url}: its certificate is refused: {error.verify_message}", None
+    except (OSError, http.client.HTTPException) as error:
+        return f"{url} does not answer: {getattr(error, 'strerror', None) or error or 'no answer'}", None
+
+
+def _healthy(connection: http.client.HTTPConnection, url: str) -> str:
+    with contextlib.closing(connection):
+        connection.request("GET", "/healthz")
+        status = connection.getresponse().status
+    return "" if status == http.client.OK else f"{url} answers /healthz with {status}: is that a router?"
+
+
+def _open(name: str, path: Path) -> Iterator[tuple[str, str]]:
+    """What others may do with a file that a setting names, and with the key beside a certificate."""
+    with contextlib.suppress(OSError):
+        secret = key_of(path) if name == "KYB_TLS_CERT_FILE" else path
+        mode = secret.stat().st_mode
+        if mode & 0o022:
+            yield f"{secret} of {name} can be written by other users of this machine", f"chmod go-w {secret}"
+        if name == "KYB_TLS_CERT_FILE" and mode & 0o044:
+            yield f"the private key {secret} can be read by other users of this machine", f"chmod 600 {secret}"
 
 
 def _seat_folders(stack: Path) -> list[Path]:
@@ -62,6 +112,7 @@ def _unusable(seats: Path) -> str:
     try:
         folders = sorted(seats.iterdir())
         closed = [one.name for one in (seats, *folders) if not os.access(one, os.R_OK | os.W_OK | os.X_OK)]
+        deaf = [one.name for one in folders if not (one / "gate.sock").is_socket()]
         before = time.time() - OLD_CALL_SECONDS
         calls = [one / "call.json" for one in folders]
         old = [call.parent.name for call in calls if call.exists() and call.stat().st_mtime < before]
@@ -69,6 +120,8 @@ def _unusable(seats: Path) -> str:
         return f"{error.strerror}: calls and tickets do not pass"
     if closed:
         return f"no access to {', '.join(closed)}: calls and tickets do not pass"
+    if deaf:
+        return f"no gate.sock for {', '.join(deaf)}: /kyb/kyb-run does not pass"
     return f"the call of {', '.join(old)} is over and still there: the plugin does not run or hangs" if old else ""
 
 

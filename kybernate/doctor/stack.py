@@ -9,16 +9,19 @@ from kybernate.doctor.cluster import ClusterFacts, check_cluster
 from kybernate.doctor.model import Finding, fail, ok, warn
 from kybernate.roster import MOST_NAMES
 from kybernate.run import FOLDER, PROGRAM
-from kybernate.seat import WITHOUT_RUN
+from kybernate.seat import ENDED_HERE, WITHOUT_RUN
 from kybernate.sizes import format_bytes
 
 MOST_SKEW_SECONDS = 2.0
 LEAST_DISK_BYTES = 256 * 2**20
 LEAST_HOST_BYTES = 2**30
+EXPIRY_SECONDS = 14 * 86_400.0
 RECENT_SECONDS = 3600.0
 """Restarts of processes that are reported."""
 MOST_GATE_SECONDS = 60.0
 """Kubelet calls the start gate within seconds; who waits longer waits for a reason."""
+UNSEEN_SECONDS = 60.0
+"""A manager reads the processes of an active seat several times in them."""
 MOST_JOB_SECONDS = 5.0
 """A checkpointer that runs confirms a job within milliseconds after its victim has drained."""
 _OF_RUN = {
@@ -28,6 +31,19 @@ _OF_RUN = {
     "crashLoopBackOff.maxContainerRestartPeriod in its configuration (docs/dev/backends.md#kyb-run)",
 }
 """What to do about a container in back-off, by what its reason says."""
+_5XX = "a 5xx"
+_OF_ANSWERS = {
+    "401": "start it without a key of its own: the routers ask their callers for keys (docs/security.md)",
+    "404 (": "set kyb.ai/model to the name that it serves, or its --served-model-name to kyb.ai/model",
+}
+"""What to do about answers, by what a router says they were."""
+_OF_ADDRESS = {
+    "cannot resolve": "KYB_ROUTER_URL is the address that callers use: its name must lead here (/etc/hosts, DNS)",
+    "certificate": "KYB_TLS_CERT_FILE needs a certificate that is valid and has the name of KYB_ROUTER_URL",
+}
+"""What to do about the router's address, by what is wrong with it."""
+_ENGINES_END_WITH = ("kubelet", "driver")
+"""Processes of the local stack."""
 _TROUBLED = ("lost", "quarantined")
 _SWITCHING = ("starting", "draining", "parking", "activating", "migrating")
 
@@ -72,6 +88,10 @@ class StackFacts:
     """None: of a stack on this machine."""
     now: float = 0.0
     """Unix seconds of this reading."""
+    outside: tuple[str, float | None] = ("", None)
+    """What is wrong at the router's address (empty: nothing), and when its certificate ends, unix seconds."""
+    open_files: Mapping[str, str] = field(default_factory=dict)
+    """Files of keys that other users of this machine reach, each with its remedy."""
     engines: dict[str, str] = field(default_factory=dict)
     """Active models of the local stack whose engine does not answer, and why."""
     disk: tuple[str, int] | None = None
@@ -91,6 +111,7 @@ def check_stack(facts: StackFacts) -> Iterator[Finding]:
         return
     yield ok("console", facts.url)
     yield from _routers(facts)
+    yield from _outside(facts)
     yield from _bus(facts)
     yield _clock(facts)
     if facts.cluster is not None:
@@ -137,10 +158,14 @@ def _processes(facts: StackFacts) -> Iterator[Finding]:
     for name, times in sorted(facts.restarts.items()):
         if recent := [at for at in times if facts.now - at < RECENT_SECONDS]:
             text = f"{name} was started again {_times(len(recent))} in an hour, last {span(facts.now - recent[-1])} ago"
-            yield warn("processes", text, f"kyb logs {name} says how it ended; nothing is lost by a restart")
+            lost = (
+                "engines end with it and start cold" if name.startswith(_ENGINES_END_WITH) else "seats stay as they are"
+            )
+            yield warn("processes", text, f"kyb logs {name} says how it ended; {lost}")
     for folder, why in facts.state_folders.items():
-        text = f"{folder}: {why}: ledger and journal cannot be written, and a restart would forget what seats hold"
-        yield fail("state folder", text, "put the folder back as it was, or end the stack and start it anew")
+        text = f"{folder}: {why}: what services write there is lost, and a restart would forget what seats hold"
+        remedy = "put the folder back as it was, or start the stack anew, with TMPDIR where nothing is cleared away"
+        yield fail("state folder", text, remedy)
     if facts.processes and not troubled:
         yield ok("processes", ", ".join(sorted(facts.processes)))
 
@@ -157,18 +182,29 @@ def _unreachable(facts: StackFacts) -> Finding:
 def _routers(facts: StackFacts) -> Iterator[Finding]:
     for router in facts.routers:
         name, unmet = str(router.get("router")), router.get("unmet") or {}
-        if why := router.get("unanswered"):
-            yield fail("router", f"{name}: {why}", "kyb logs router, or kubectl logs of its pod")
-        elif troubles := {**unmet, **(router.get("notes") or {})}:
-            yield fail(
-                "router", f"{name}: {'; '.join(troubles.values())}", "kyb logs router, or kubectl logs of its pod"
-            )
+        if troubles := {**unmet, **(router.get("notes") or {})}:
+            yield fail("router", f"{name}: {'; '.join(troubles.values())}", _log(facts, "router", "its pod"))
         else:
             yield ok("router", f"{name} at {router.get('url')}")
     if not facts.routers and "bus" not in facts.unmet:  # by NATS alone the console knows them
         yield fail(
             "router", "no router reports itself: no call is answered", "start one, or see its log: kyb logs router"
         )
+
+
+def _outside(facts: StackFacts) -> Iterator[Finding]:
+    """As the router's callers see it."""
+    wrong, ends = facts.outside
+    if wrong:
+        other = (
+            f"{_log(facts, 'router', 'its pod')}; it listens at KYB_HOST, and KYB_ROUTER_URL is where callers reach it"
+        )
+        yield fail("address", wrong, next((do for why, do in _OF_ADDRESS.items() if why in wrong), other))
+    if ends is not None and (left := ends - facts.now) < EXPIRY_SECONDS:
+        text = f"the router's certificate ends in {span(left)}" if left > 0 else "the router's certificate has ended"
+        yield warn("certificate", text, "put a new one into KYB_TLS_CERT_FILE; it is used without a restart")
+    for text, remedy in facts.open_files.items():
+        yield warn("files", text, remedy)
 
 
 def _bus(facts: StackFacts) -> Iterator[Finding]:
@@ -199,9 +235,7 @@ def _managers(facts: StackFacts) -> Iterator[Finding]:
     for node in facts.managers:
         name = str(node.get("node"))
         if node.get("unanswered"):
-            remedy = (
-                f"kyb logs gpu_manager, or kubectl logs of the node pod on {name}: nothing switches there meanwhile"
-            )
+            remedy = _log(facts, "gpu_manager", f"the node pod on {name}") + ": nothing switches there meanwhile"
             yield fail("manager", f"{name}: {node['unanswered']}", remedy)
             continue
         yield ok("manager", f"{name}: policy {node.get('policy')}")
@@ -210,15 +244,29 @@ def _managers(facts: StackFacts) -> Iterator[Finding]:
             scarce = fail("host memory", f"{text}: parks are refused", "end other programs, or park fewer seats")
             yield scarce if free < LEAST_HOST_BYTES else ok("host memory", text)
         yield from _budget(node, facts.seats)
+        yield from _woken(node, facts)
         if node.get("errors"):
             text = f"{name}: the policy failed {node['errors']} times, a plain rule decided; last: {node['last_error']}"
             yield warn("policy", text, "repair the policy, or choose another one")
         if node.get("note"):
-            yield warn("kyb-run", f"{name}: {node['note']}", _OF_RUN[f"{FOLDER}/{PROGRAM}"])
+            wanted = any(f"{FOLDER}/{PROGRAM}" in str(seat.get("reason")) for seat in facts.seats)
+            text, _, cure = str(node["note"]).partition("; ")
+            text = f"{name}: {text}" if wanted else f"{name}: no container needs it; {text}"
+            yield warn("kyb-run", text, cure or _OF_RUN[f"{FOLDER}/{PROGRAM}"]) if wanted else ok("kyb-run", text)
+        for text in node.get("silent_routers") or ():
+            remedy = "restart it, and see its log; if it is none of yours, replace the bus's router key: kyb bus keys"
+            yield fail("router", f"{name}: {text}", remedy)
+        if node.get("unread"):
+            remedy = (
+                f"{_log(facts, 'gpu_manager', f'the node pod on {name}')}; new pods get no seat until it reads them"
+            )
+            yield fail("pods", f"{name}: its manager does not know its pods: {node['unread']}", remedy)
         for problem in node.get("problems") or ():
             yield warn("pods", str(problem), "correct the pod's annotation; it counts as absent")
-        yield from _groups(node)
-    if not facts.managers:
+        yield from _groups(node, facts)
+    if not facts.managers and facts.processes:
+        yield ok("manager", "no model is here yet; kyb add NAME -- COMMAND adds one")
+    elif not facts.managers:
         remedy = "does a GPU manager run on each node, and does a pod ask for a seat?"
         yield warn("manager", "the console knows no manager", remedy)
 
@@ -239,7 +287,28 @@ def _budget(node: dict[str, Any], seats: Iterable[dict[str, Any]]) -> Iterator[F
         yield warn("host memory", f"{text}: {_times(spills)} a copy was dropped since its manager started", remedy)
 
 
-def _groups(node: dict[str, Any]) -> Iterator[Finding]:
+def _woken(node: dict[str, Any], facts: StackFacts) -> Iterator[Finding]:
+    """Which of its resting seats had GPU memory lately; where none can be seen, that."""
+    seats = [seat for group in node.get("groups") or () for seat in group.get("seats") or ()]
+    remedy = "call it at the router's address, and run nothing else in its container"
+    if facts.cluster is not None:
+        remedy = "lead its Service to the routers (docs/install-cluster.md#clients-of-an-engines-service), keep the "
+        remedy += "chart's networkPolicy, and compute nothing by kubectl exec in its pod"
+    for seat in seats:
+        if (woke := seat.get("woke")) and facts.now - woke["at"] < RECENT_SECONDS:
+            text = f"{seat.get('model')} on {node.get('node')}: {woke['reason']}; {_times(woke['times'])}, the last "
+            yield warn("seat", f"{text}{span(facts.now - woke['at'])} ago", remedy)
+    unseen = {seat.get("seat") for seat in seats if seat.get("peak_bytes") == 0}
+    for seat in facts.seats:
+        since = facts.now - float(seat.get("since") or facts.now)
+        if seat.get("seat") in unseen and seat.get("state") == "active" and since > UNSEEN_SECONDS:
+            text = f"{node.get('node')}: the driver lists no GPU memory of {seat.get('model')}, which is active: "
+            text += "nothing sees what wakes a seat that rests (docs/security.md#resting-seats)"
+            yield ok("resting seats", text)
+            break
+
+
+def _groups(node: dict[str, Any], facts: StackFacts) -> Iterator[Finding]:
     for group in node.get("groups") or ():
         if group.get("drained"):
             yield warn("drain", f"group {group['group']}: {group['drained']}", f"kyb resume group {group['group']}")
@@ -255,9 +324,8 @@ def _groups(node: dict[str, Any]) -> Iterator[Finding]:
         for phase in group.get("phases") or ():
             if phase.get("late"):
                 how = fail if phase.get("waiting") else warn
-                remedy = (
-                    f"kyb why {group['group']}; if it starts: kyb logs of its model; delete its pod if it never serves"
-                )
+                ends = "kyb remove it" if facts.processes else "delete its pod"
+                remedy = f"kyb why {group['group']}; if it starts: kyb logs of its model; {ends} if it never serves"
                 yield how("seat", f"{phase['text']}", remedy)
         stages = {str((seat.get("stage") or {}).get("stage")): seat for seat in group.get("seats") or ()}
         for seat in group.get("seats") or ():
@@ -265,7 +333,7 @@ def _groups(node: dict[str, Any]) -> Iterator[Finding]:
             data = stage.get("data") or {}
             if data.get("journaled") is False and float(data.get("drained_seconds") or 0.0) > MOST_JOB_SECONDS:
                 text = f"group {group['group']}: {stage['text']}"
-                yield warn("checkpointer", text, "does it run? kyb logs checkpointer, or kubectl logs of the node pod")
+                yield warn("checkpointer", text, f"does it run? {_log(facts, 'checkpointer', 'the node pod')}")
                 break  # both seats of a switch name it
         for stage in ("foreign-process", "invariant-broken", "refused"):
             if stage in stages:
@@ -309,6 +377,7 @@ def _gate(facts: StackFacts) -> Iterator[Finding]:
         yield fail("start gate", f"{folder}: {why}", remedy)
     known = _known(facts)
     waiting = [seat for seat in facts.seats if seat.get("state") == "waiting" and not _rests(seat, known)]
+    waiting = [seat for seat in waiting if not seat.get("failed")]  # the seats tell
     late = [seat for seat in waiting if facts.now - float(seat.get("since") or facts.now) > MOST_GATE_SECONDS]
     for seat in late:
         stage = known.get(str(seat.get("seat")), {}).get("stage") or {}
@@ -316,7 +385,8 @@ def _gate(facts: StackFacts) -> Iterator[Finding]:
         text = f"{seat.get('model')} waits since {facts.now - float(seat['since']):.0f} s: {why}"
         remedy = f"kyb why {seat.get('model')}"
         if (stage.get("data") or {}).get("called") is False:
-            remedy = "it says why: kyb logs kubelet, kubectl describe pod; does the plugin run? kyb logs plugin"
+            log = "kyb logs kubelet" if facts.processes else "kubectl describe pod"
+            remedy = f"it says why: {log}; does the plugin run? kyb logs plugin"
         yield warn("start gate", text, remedy)
     if not facts.gate_folders and not late:
         yield ok("start gate", f"{len(waiting)} wait there, none for more than {MOST_GATE_SECONDS:.0f} s")
@@ -329,8 +399,11 @@ def _known(facts: StackFacts) -> dict[str, dict[str, Any]]:
 
 
 def _rests(seat: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether it waits for nothing: by the roster, or by its manager."""
-    return seat.get("state") in ("active", "parked") or bool(known.get(str(seat.get("seat")), {}).get("rests"))
+    """Whether it waits for nothing: by the roster, or by its manager. One that has served and is at the start gate
+    does, as far as is known while its manager gives no answer."""
+    told = known.get(str(seat.get("seat")))
+    at_gate = bool(seat.get("started")) and seat.get("state") == "waiting"
+    return seat.get("state") in ("active", "parked") or (at_gate if told is None else bool(told.get("rests")))
 
 
 def _gpus(facts: StackFacts) -> Iterator[Finding]:
@@ -346,25 +419,30 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
     owned = [seat for seat in facts.seats if seat.get("state") != "free"]
     for seat in owned:
         state, name = seat.get("state"), f"{seat.get('model') or seat.get('seat')} on {seat.get('node')}"
-        if state in _TROUBLED:
-            remedy = (
-                "docs/operate.md#a-quarantined-seat" if state == "quarantined" else "delete its pod: it starts cold"
-            )
+        if seat.get("failed"):
+            yield fail("seat", str(seat["failed"]), f"{_logs(facts, seat)}; then kyb activate {seat.get('model')}")
+        elif state in _TROUBLED:
+            remedy = "docs/operate.md#a-quarantined-seat" if state == "quarantined" else _anew(facts)
             yield fail("seat", f"{name} is {state}: {seat.get('reason') or 'no reason was given'}", remedy)
-        elif state == "backoff":
+        elif state == "backoff" and not _comes_to_gate(seat, facts):
             text = f"{name}: its container exited and is started again: {seat.get('reason') or 'see its log'}"
-            remedy = f"kyb logs {seat.get('model')}, or kubectl logs {seat.get('pod')} --previous"
-            yield warn("seat", text, next((do for why, do in _OF_RUN.items() if why in text), remedy))
+            more = next((f"; {do}" for why, do in _OF_RUN.items() if why in text), "")
+            yield warn("seat", text, _logs(facts, seat) + more)
         elif seat.get("blocked") and not seat.get("drained"):
             yield warn("seat", f"{name}: {seat['blocked']}", f"kyb why {seat.get('model')}")
         if state == "active" and "holds a lock of" in str(seat.get("reason")):
             remedy = "give each pod its own TORCHINDUCTOR_CACHE_DIR, TRITON_CACHE_DIR, VLLM_CACHE_ROOT and TMPDIR"
             yield warn("cache", f"{name} was not parked: {seat['reason']}", remedy)
     known = _known(facts)
+    owned = [seat for seat in owned if not seat.get("failed")]
     settled = sum(_rests(seat, known) for seat in owned)
     groups = [group for node in facts.managers for group in node.get("groups") or ()]
     late = {phase["seat"] for group in groups for phase in group.get("phases") or () if phase.get("late")}
-    on_time = [seat for seat in owned if seat.get("state") in _SWITCHING and seat.get("seat") not in late]
+    on_time = [
+        seat
+        for seat in owned
+        if (seat.get("state") in _SWITCHING or _comes_to_gate(seat, facts)) and seat.get("seat") not in late
+    ]
     if settled == len(owned):
         yield ok("seats", f"{len(owned)}, all active or parked")
     elif settled + len(on_time) == len(owned):
@@ -374,21 +452,45 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
         yield warn("seats", f"{settled} of {len(owned)} are active or parked", "kyb status shows what the others do")
 
 
+def _comes_to_gate(seat: Mapping[str, Any], facts: StackFacts) -> bool:
+    """Whether its engine ended a moment ago because a restart parks it."""
+    ours = seat.get("state") == "backoff" and str(seat.get("reason")).startswith(ENDED_HERE)
+    return ours and facts.now - float(seat.get("since") or facts.now) <= MOST_GATE_SECONDS
+
+
+def _log(facts: StackFacts, name: str, pod: str) -> str:
+    """Where the log of a process or an engine is read: a stack on this machine has no pods for kubectl."""
+    return f"kyb logs {name}" if facts.processes else f"kyb logs {name}, or kubectl logs of {pod}"
+
+
+def _anew(facts: StackFacts) -> str:
+    """How an engine is started cold by hand."""
+    return "kyb remove it and kyb add it: it starts cold" if facts.processes else "delete its pod: it starts cold"
+
+
+def _logs(facts: StackFacts, seat: Mapping[str, Any]) -> str:
+    """Where the log of an engine is read."""
+    cluster = "" if facts.cluster is None else f", or kubectl logs {seat.get('pod')} --previous"
+    return f"kyb logs {seat.get('model')}{cluster}"
+
+
 def _engines(facts: StackFacts) -> Iterator[Finding]:
     for model, why in facts.engines.items():
         text = f"the engine of {model} is active and does not answer: {why}"
         yield fail("engine", text, f"kyb logs {model}; its container is started again when it exits")
-    faults: dict[str, list[dict[str, Any]]] = {}
+    faults: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for one in (one for router in facts.routers for one in router.get("faults") or ()):
-        faults.setdefault(one["model"], []).append(one)
-    for model, at in sorted(faults.items()):
+        faults.setdefault((one["model"], one.get("were") or _5XX), []).append(one)
+    for (model, were), at in sorted(faults.items()):
         failed, of = sum(one["failed"] for one in at), sum(one["of"] for one in at)
         first, last = (
             span(facts.now - when) for when in (min(one["first"] for one in at), max(one["last"] for one in at))
         )
-        text = f"{failed} of the last {of} answers of {model} were a 5xx: the first {first} ago, the last {last} ago"
-        remedy = f"kyb logs {model}, or kubectl logs of its pod; if it goes on, delete its pod: it starts cold"
-        yield (fail if 2 * failed >= of else warn)("engine", text, remedy)
+        count = f"{failed} of the last {of}" if were == _5XX else f"the last {of}"
+        text = f"{count} answers of {model} were {were}: the first {first} ago, the last {last} ago"
+        remedy = f"{_log(facts, model, 'its pod')}; if it goes on, {_anew(facts)}"
+        remedy = next((do for begin, do in _OF_ANSWERS.items() if were.startswith(begin)), remedy)
+        yield (fail if were == _5XX and 2 * failed >= of else warn)("engine", text, remedy)
 
 
 def _times(count: int) -> str:

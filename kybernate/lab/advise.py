@@ -32,6 +32,8 @@ _TWO_REPLICAS = 99.99
 """Percent that one replica cannot promise: guide 4.3."""
 MEMORY_SHARE = 0.85
 """Of a shared GPU's memory that is planned for: the guide's alert threshold."""
+MOST_REPLICAS, MOST_GPUS = 1000, 1024
+"""Of one workload; each replica is placed by itself."""
 _PARKED = ("seats", "packed")
 """Strategies whose models are parked in host memory."""
 _COMPARED = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
@@ -47,9 +49,9 @@ class Workload(Strict):
     kind: Literal["inference", "training", "development", "simulation"]
     tier: Literal["realtime", "batch", "development"] | None = None
     """Service class."""
-    gpus: Annotated[int, Field(ge=0)] = 1
+    gpus: Annotated[int, Field(ge=0, le=MOST_GPUS)] = 1
     """That one replica uses at the same time; 0: it runs on CPUs."""
-    replicas: Annotated[int, Field(ge=1)] = 1
+    replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = 1
     vram_gb: Positive | None = None
     """On each of its GPUs."""
     busy: Share | None = None
@@ -417,8 +419,21 @@ def fleet_gpus(chosen: Sequence[tuple[Workload, str]], gpu: str) -> dict[str, in
     found: dict[str, int] = {}
     for name in knowledge().strategies:
         own = [one for one, strategy in chosen if strategy == name for _ in range(one.needed)]
-        if own:
+        if name == "adapters" and own:
+            found[name] = _adapter_gpus(own, [one for one, strategy in chosen if strategy != name])
+        elif own:
             found[name] = _gpus(name, own, gpu)
+    return found
+
+
+def _adapter_gpus(own: Sequence[Workload], others: Sequence[Workload]) -> int:
+    """GPUs of the engines of their bases; a base that is a workload of the fleet has separate engines, which serve
+    its adapters too and are counted there."""
+    strategy, found = knowledge().strategies["adapters"], 0
+    for base, gpus in sorted({(one.adapter_of, one.gpus) for one in own}):
+        engines = [one for one in others if one.name == base for _ in range(one.needed)]
+        served = [*engines, *(one for one in own if (one.adapter_of, one.gpus) == (base, gpus))]
+        found += gpus * max(0, _seat_groups(served, strategy) - len(engines))
     return found
 
 
@@ -429,10 +444,6 @@ def _gpus(name: str, own: Sequence[Workload], gpu: str) -> int:
     if name in _PARKED:
         sizes = sorted({one.gpus for one in own})
         return sum(size * _seat_groups([one for one in own if one.gpus == size], strategy) for size in sizes)
-    if name == "adapters":
-        bases = sorted({(one.adapter_of, one.gpus) for one in own})
-        engines = ([one for one in own if (one.adapter_of, one.gpus) == base] for base in bases)
-        return sum(size * _seat_groups(one, strategy) for (_, size), one in zip(bases, engines, strict=True))
     sized: list[tuple[float, float, Workload]]
     if name == "mig":
         sized = [(*(_slice(one, kind) or (SEVENTHS, EIGHTHS)), one) for one in own]
@@ -468,6 +479,11 @@ def first_fit(items: Iterable[T], fits: Callable[[Sequence[T]], bool]) -> list[l
         else:
             held.append(item)
     return bins
+
+
+def whole_gpus(chosen: Sequence[tuple[Workload, str]]) -> list[tuple[Workload, str]]:
+    """The same workloads on GPUs of their own. Adapters stay in the engine of their base: none needs a GPU."""
+    return [(one, name if name == "adapters" else "dedicated") for one, name in chosen]
 
 
 def fleet_cost(chosen: Sequence[tuple[Workload, str]], gpu: str, costs: Costs) -> FleetCost:

@@ -31,6 +31,10 @@ _PATHS = 200
 _TAIL = 0.1
 """Intervals leave out this share at both ends."""
 
+UNSEEN = "68 to 85 %"
+"""So many days that no fit had seen the band held that asks for 80 %, by the day that the forecasts began on: traces of
+7 to 10 days, from which three forecasts can be tested (docs/dev/plan.md)."""
+
 Band = tuple[float, float, float]
 """Low, median, high: 80 % of the futures that are drawn are between the first and the last."""
 

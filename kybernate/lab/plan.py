@@ -79,7 +79,7 @@ class PlannedLayout:
     slots: int
     gpus: int
     enough: bool
-    """It reaches the goal."""
+    """It reaches the goal, and promises it for another day where the trace has a whole one."""
     wait_mean_s: float
     wait_p99_s: float
     slo_attainment: float
@@ -307,7 +307,7 @@ class _Planner:
         groups = len(scenario.groups) + goal.spare
         gpus = groups * goal.gpus_per_group if gpus is None else gpus + goal.spare
         # A policy of another package may look at each parked seat.
-        merged = policy in (*TRIED, "exhaustive") and not getattr(rule, "prefetch", False)
+        merged = policy in (*TRIED, "exhaustive")
         missed = _Allowance(scenario, goal) if searched and not self.whole else None
         try:
             outcome = run(scenario, rule, replace(options or self.options, merged=merged, missed=missed))
@@ -322,6 +322,7 @@ class _Planner:
         ends = zip(outcome.finished, scenario.at, outcome.wait, strict=True)
         tier = min(measured.slo_by_tier.values(), default=1.0)
         low, high = attainment_interval(outcome, scenario)
+        promised = promised_share(outcome, scenario)
         host = 0.0 if resident else sum(seat.host_bytes or seat.vram_bytes for seat in scenario.seats) / GB
         hours = scenario.duration / 3600
         layout = PlannedLayout(
@@ -329,7 +330,7 @@ class _Planner:
             groups=groups,
             slots=scenario.groups[0].slots,
             gpus=gpus,
-            enough=min(measured.slo_attainment, tier) >= goal.share
+            enough=min(measured.slo_attainment, tier, 1.0 if promised is None else promised) >= goal.share
             and measured.worst_seat_attainment >= goal.model_share,
             wait_mean_s=measured.wait_mean_s,
             wait_p99_s=measured.wait_p99_s,
@@ -350,7 +351,7 @@ class _Planner:
             policy=policy,
             models=model_shares(outcome, scenario),
             busiest=busiest_day(scenario.at, 0.0, _end(scenario)),
-            promised=promised_share(outcome, scenario),
+            promised=promised,
         )
         self.played(layout)
         return layout
@@ -384,10 +385,10 @@ def promised_share(outcome: Outcome, scenario: Scenario) -> float | None:
 def model_shares(outcome: Outcome, scenario: Scenario) -> dict[str, ModelShare]:
     """By model, of those with requests."""
     found: dict[int, tuple[list[float], list[bool]]] = {}
-    for at, seat, wait, stall in zip(scenario.at, scenario.seat, outcome.wait, outcome.stall, strict=True):
+    for at, seat, wait in zip(scenario.at, scenario.seat, outcome.wait, strict=True):
         moments, met = found.setdefault(seat, ([], []))
         moments.append(at)
-        met.append(wait + stall <= scenario.seats[seat].slo_seconds)
+        met.append(wait <= scenario.seats[seat].slo_seconds)
     days = _end(scenario) / _DAY
     return {
         scenario.seats[seat].name: ModelShare(

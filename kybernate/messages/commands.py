@@ -5,12 +5,9 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict
 
 from kybernate.envelope import Message
-from kybernate.tracing import Traceparent
 
 Purpose = Literal["maintenance", "upgrade"]
 """Of a drain. Only ``upgrade`` also parks pinned seats."""
-OrderVerb = Literal["migrate", "drain", "resume"]
-OrderOutcome = Literal["", "done", "failed", "cancelled"]
 
 
 class Command(Message):
@@ -32,21 +29,16 @@ class SeatCommand(Command):
 
 
 class OrderCommand(Command):
-    """Base of commands that begin an operation. The manager remembers it, also over a restart."""
+    """Base of commands that set or take away what the manager is to bring about. A repeated one changes nothing."""
 
-    op: str = ""
-    """Names the operation: the same name again answers the same operation. Empty: the message's id."""
     dry_run: bool = False
-    """Only answer what would happen, or why it is refused."""
+    """From older releases only: it is refused."""
 
 
 class ActivateSeat(SeatCommand):
     """Bring this seat to VRAM. A router sends it beside its signal; an operator's is demand by itself."""
 
     subject_template: ClassVar[str] = "kyb.v1.cmd.{node}.{seat}.activate"
-
-    traceparent: Traceparent = None
-    """The span of the request that is its cause, where that is traced. It decides nothing."""
 
 
 class ParkSeat(SeatCommand):
@@ -97,12 +89,11 @@ class ResumeNode(OrderCommand):
 
 
 class OrderStatus(BaseModel):
-    """How far an operation is."""
+    """What an operator ordered, and how far it is."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    op: str
-    verb: OrderVerb
+    verb: Literal["migrate", "drain", "resume"]
     target: str = ""
     """A seat or a group; empty: the node."""
     model: str = ""
@@ -114,13 +105,10 @@ class OrderStatus(BaseModel):
     actor: str = ""
     begun_at: float = 0.0
     """Unix seconds."""
-    phase: str = ""
-    """``queued``, ``draining``, ``parking``, ``waiting``, ``activating``, ``starting``, ``held``, or how it ended:
-    ``done``, ``failed``, ``cancelled``."""
     text: str = ""
-    """What it waits for, or how it ended, for people."""
-    outcome: OrderOutcome = ""
-    """Empty while it is under way."""
+    """What it waits for, or what is true, for people."""
+    outcome: Literal["", "done", "failed"] = ""
+    """``done``: it is as ordered; empty: not yet. A drain stays in force until it is resumed."""
 
 
 class CommandReply(BaseModel):
@@ -140,8 +128,4 @@ class CommandReply(BaseModel):
     reason: str = ""
     retry_after_seconds: float | None = None
     order: OrderStatus | None = None
-    """Of commands that begin an operation."""
-    repeated: bool = False
-    """The operation was ordered before, by a command with the same name."""
-    plan: tuple[str, ...] = ()
-    """Of a dry run: what would happen, in this order."""
+    """Of ``migrate``, ``drain`` and ``resume``."""

@@ -4,10 +4,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kybernate.envelope import Message
-from kybernate.messages.commands import OrderStatus
+from kybernate.envelope import Address, Message
 from kybernate.seat import SeatState
-from kybernate.tracing import Traceparent
 
 
 class SeatEvent(Message):
@@ -30,7 +28,7 @@ class SeatEvent(Message):
     pod: str = ""
     """``namespace/name``."""
     pod_uid: str = ""
-    endpoint: str | None = None
+    endpoint: Address | None = None
     """``http://host:port`` of the engine, once known."""
     reason: str = ""
     vram_bytes: int = 0
@@ -39,9 +37,6 @@ class SeatEvent(Message):
     journaled), park, activate, verify, release; and total."""
     last_call_at: float | None = None
     """Unix seconds at which the last backend call of an activation ended."""
-    stall_seconds: float = 0.0
-    """Above 0: its requests in flight are frozen with it and go on when it is back. Routers keep them for so many wall
-    seconds from now; 0: they cut them, if it leaves."""
 
 
 class SeatAllocated(SeatEvent):
@@ -66,9 +61,6 @@ class SeatActivated(SeatEvent):
     """It holds VRAM and serves."""
 
     subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.activated"
-
-    traceparent: Traceparent = None
-    """The span of its switch, where that is traced."""
 
 
 class SeatClosed(SeatEvent):
@@ -230,16 +222,6 @@ class GpuHealthChanged(Message):
     """All seats of these groups."""
 
 
-class OrderChanged(Message):
-    """An operation of an operator has begun, come to another phase, or ended."""
-
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{op}.operation"
-
-    node: str
-    op: str
-    order: OrderStatus
-
-
 class AuditRecord(Message):
     """A caller requested a change of what runs."""
 
@@ -255,7 +237,7 @@ class AuditRecord(Message):
     """Address of the caller."""
 
 
-WAITED_IN_VAIN = ("hold_timeout", "queue_full", "activation_refused", "seat_quarantined")
+WAITED_IN_VAIN = ("hold_timeout", "queue_full", "activation_refused", "seat_quarantined", "engine_failed")
 """Codes of errors that end the wait of a request: it misses the SLO of its model."""
 
 

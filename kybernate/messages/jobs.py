@@ -5,7 +5,6 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from kybernate.envelope import Message
-from kybernate.tracing import Traceparent
 
 
 class SeatTarget(BaseModel):
@@ -51,17 +50,6 @@ class SwitchJob(Job):
     op: str
     group: str
     park: tuple[SeatTarget, ...] = ()
-    activate: SeatTarget | None = None
-    traceparent: Traceparent = None
-    """The span of the switch, where it is traced. It is not journaled, and decides nothing."""
-
-
-class RetargetJob(Job):
-    """Change the second half of a switch that has not begun it. ``activate=None`` drops that half."""
-
-    subject_template: ClassVar[str] = "kyb.v1.job.{node}.retarget"
-
-    op: str
     activate: SeatTarget | None = None
 
 
@@ -129,6 +117,9 @@ class SeatProgress(BaseModel):
     """Unix seconds at which the last backend call of this half ended."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that its memory is on, or was on when it was parked; empty where that is not known."""
+    keeper: bool = True
+    """For AskJobs: kyb-run lives in its container, or an older checkpointer does not say; with ``gone`` it has started
+    nothing that lives."""
     no_context: bool = False
     """No process of its container has a CUDA context: it holds no VRAM, and a new context goes to the GPUs of its home.
     """
@@ -179,7 +170,7 @@ class JobReply(BaseModel):
     highest_epoch: int = 0
     """The highest epoch the checkpointer has seen; a manager goes above it."""
     jobs: tuple[JobStatus, ...] = ()
-    """For AskJobs: the named operations, or all unfinished ones when none was named."""
+    """For AskJobs: the named operations, as far as they are known, and all unfinished switches."""
     seats: tuple[SeatProgress, ...] = ()
     """For AskJobs: the state of each target's processes (active, parked, gone, lost)."""
     ends: bool = False

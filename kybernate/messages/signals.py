@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from kybernate.envelope import Message, slug
+from kybernate.envelope import LONGEST_NAME, Address, Message, slug
 
 MOST_REQUESTS = 100_000
 """Requests of one level."""
@@ -12,7 +12,6 @@ MOST_SECONDS = 86_400.0
 """Of a wait, and of a window."""
 MOST_TTL_SECONDS = 300.0
 """A source that is alive repeats its level earlier."""
-LONGEST_NAME = 512
 
 
 def _at_most(most: float) -> AfterValidator:
@@ -76,17 +75,19 @@ class NodeTrafficSignal(TrafficSignal):
 
 
 class EngineFaults(BaseModel):
-    """A model of whose last answers at one router some were a 5xx."""
+    """A model of whose last answers at one router some were a 5xx, or all were none."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     model: str
     failed: int
     of: int
-    """At most 20; errors of the router itself are none."""
+    """At most 20 where some were a 5xx; errors of the router itself are none."""
     first: float
     """Unix seconds; since then no 20 answers in a row were good."""
     last: float
+    were: str = "a 5xx"
+    """What they were: ``a 5xx``, or what the engine sent in place of answers, in a row."""
 
 
 class Presence(Message):
@@ -104,14 +105,18 @@ class Presence(Message):
     incarnation: str
     """New at each start. A manager waits for each incarnation of a router until it leaves or its presence expires."""
     node: str | None = None
-    url: str | None = None
-    """Where it answers HTTP."""
+    url: Address | None = None
+    """Where it says that it answers HTTP: for people. Whatever may publish this message may write any address."""
     serving: bool = True
     """False: it has just started, and serves once no other process of its kind on its node objects."""
     lock: str = ""
     """Identity of the lock file that it holds; empty: it has none, or does not tell."""
     faults: tuple[EngineFaults, ...] = ()
     """A router's."""
+    unmet: dict[str, str] = Field(default_factory=dict)
+    """Of a router: why it is not ready, by condition."""
+    notes: dict[str, str] = Field(default_factory=dict)
+    """Of a router: what an operator should know although it is ready."""
     leaving: bool = False
     """The last one of this incarnation: it stops and forwards nothing any more, so no drain waits for it."""
     sent: float | None = None
@@ -119,6 +124,10 @@ class Presence(Message):
     routers: dict[str, float] | None = None
     """Of a manager: the routers for whose acknowledgement its drains wait, incarnation → ``sent`` of the last presence
     that it has received."""
+    rows: int | None = None
+    """Of a manager: how many rows of the roster it has written; None: it does not report that."""
+    seq: int = 0
+    """Of a manager: the highest ``seq`` of these rows."""
 
     @property
     def subject(self) -> str:
@@ -141,5 +150,3 @@ class DrainAck(Message):
     epoch: int
     in_flight: int = Field(ge=0)
     """Forwarded requests, plus permissions of ``/v1/hold`` that are still valid."""
-    permits: int | None = Field(default=None, ge=0)
-    """Those permissions alone; None: a router that cannot keep requests of a frozen seat."""

@@ -1,13 +1,11 @@
-"""Estimators of a seat's arrival rates, service times and costs, and of how often the next seat is predicted. Pure.
+"""Estimators of a seat's arrival rates, service times and costs. Pure.
 
 The GPU manager and the simulator feed the same classes with (time, count) or with measured values. Times are model
 seconds on any monotonic clock; a time before the last one counts as the last one.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import exp, expm1, log
-from typing import ClassVar
 
 FAST_HALF_LIFE = 60.0
 """Seconds, of ``SeatView.rate_fast``: follows a burst."""
@@ -102,28 +100,3 @@ class Ewma:
         """Add a measured value."""
         self.count += 1
         self.value += max(self.weight, 1.0 / self.count) * (value - self.value)
-
-
-@dataclass(slots=True)
-class Hits:
-    """Share of requests that were for the seat with the highest rate just before they arrived."""
-
-    weight: float = 0.02
-    rate: Ewma = field(init=False)
-
-    least: ClassVar[int] = 20
-    """Fewest predictions for a share: after one, it would be 0 or 1."""
-
-    def __post_init__(self) -> None:
-        self.rate = Ewma(self.weight)
-
-    def add(self, arrived: str, rates: Mapping[str, float]) -> None:
-        """Count a request for one seat; ``rates`` are those of all seats just before it. All 0: no prediction."""
-        guess = max(rates, key=lambda seat: (rates[seat], seat), default=None)
-        if guess is not None and rates[guess] > 0:
-            self.rate.add(float(guess == arrived))
-
-    @property
-    def share(self) -> float | None:
-        """The value for ``GroupView.hit_share``; None after too few predictions."""
-        return self.rate.value if self.rate.count >= self.least else None

@@ -11,14 +11,14 @@
 5. A seat that has waited for ``cap_slos`` times its SLO goes next, whatever the index says, and closes a busy holder.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, inf, isfinite
 
 from kybernate.policy.index import Bid, Urgency, bid, drain_seconds, rate, step_seconds, waiting_ages
 from kybernate.policy.turns import (
     FADE_SECONDS,
     GRACE_SECONDS,
-    LEAVING,
+    asks,
     blocked,
     cheapest_victims,
     contenders,
@@ -32,10 +32,9 @@ from kybernate.policy.turns import (
 )
 from kybernate.policy.view import Decision, GroupView, Park, SeatView, Stay, Switch
 from kybernate.seat import SeatState
-from kybernate.sizes import count
 
 _UNUSED_SECONDS = 60.0
-"""How long a seat stays that was activated by an operator or ahead of its request, and has not served since."""
+"""How long a seat stays that was activated by an operator, and has not served since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +55,6 @@ class Kyb:
     """Times the break-even share of requests below which an idle holder is parked; 0: it always stays."""
     guest_ratio: float = 2.0
     """A seat of another group goes before those of this one only if its index is this many times as high."""
-    freeze_ratio: float = 0.0
-    """Freeze requests in flight when the waiting saved exceeds this times their stall; 0: never. 2 is sensible."""
-    prefetch: bool = False
-    """Activate the likeliest seat ahead of its request, where the measured share of hits pays for it."""
 
     def urgency(self) -> Urgency:
         """Return what a waiting request counts in this mode."""
@@ -75,7 +70,7 @@ class Kyb:
             else waiting + [one for one in guests(view) if not _better_at_home(view, one, self.guest_ratio)]
         )
         if not candidates:  # (4)
-            return _without_demand(view, self.idle_seconds, self.keep_ratio, self.prefetch)
+            return _without_demand(view, self.idle_seconds, self.keep_ratio)
         urgency = self.urgency()
         if free_slots(view) <= 0:
             return self._make_room(view, candidates, urgency)
@@ -97,7 +92,8 @@ class Kyb:
             least = min(ready, key=lambda seat: (_loss(seat), seat.seat))
             first, why = self._first([self._bid(seat, urgency, least.park_seconds) for seat in candidates])
             if victims := cheapest_victims(view, first.seat, ready, _loss):
-                return Switch(first.seat.seat, victims[0].seat, f"{victims[0].name} is idle; {why}")
+                what = "starts, and gives way" if victims[0].yields else "is idle"
+                return Switch(first.seat.seat, victims[0].seat, f"{victims[0].name} {what}; {why}")
         fresh = [seat for seat in idle if seat not in ready]
         stays = [Stay(settles_in(seat), f"{seat.name} has just come", settles=True) for seat in fresh]
         busy = sorted((seat for seat in holders if own_load(seat)), key=lambda seat: (own_load(seat), seat.seat))
@@ -126,12 +122,7 @@ class Kyb:
         return Switch(second.seat.seat, None, f"{first.seat.name} does not fit yet; {why}")
 
     def _bid(self, seat: SeatView, urgency: Urgency, park_seconds: float) -> Bid:
-        """Return the seat's bid; a seat with frozen requests is beyond the cap once their stall budget is used up."""
-        made = bid(seat, urgency, park_seconds, self.length_power)
-        if seat.in_flight and seat.stall_budget_seconds > 0:
-            stalled = (seat.oldest_wait_seconds + made.setup_seconds) / seat.stall_budget_seconds
-            return replace(made, overdue=max(made.overdue, self.cap_slos * stalled))
-        return made
+        return bid(seat, urgency, park_seconds, self.length_power)
 
     def _first(self, bids: list[Bid]) -> tuple[Bid, str]:
         """Return the next bid and why: the most overdue one beyond the cap (5), else the highest index (1)."""
@@ -140,7 +131,7 @@ class Kyb:
             first = min(late, key=lambda one: (-one.overdue, one.seat.seat))
             return first, f"{first}; it has waited beyond the cap of {self.cap_slos * first.seat.slo_seconds:g} s"
         ranked = sorted(bids, key=lambda one: (-one.index / self._ratio(one.seat), one.seat.seat))
-        second = [f"; then {one.seat.name} with {count(one.requests, 'request')}" for one in ranked[1:2]]
+        second = [f"; then {one.seat.name} with {asks(one.seat)}" for one in ranked[1:2]]
         return ranked[0], "".join([str(ranked[0]), *second])
 
     def _ratio(self, seat: SeatView) -> float:
@@ -155,13 +146,8 @@ class Kyb:
             if settle > 0:
                 return Stay(settle, f"{holder.name} has just come; then {why}", settles=True)
             return Switch(first.seat.seat, holder.seat, f"{holder.name} closes; {why}")
-        overdue_in = min((self.cap_slos - one.overdue) * _cap_unit(one.seat, self.cap_slos) for one in bids)
+        overdue_in = min((self.cap_slos - one.overdue) * max(one.seat.slo_seconds, 0.001) for one in bids)
         dwell = max(self.min_visit_seconds - holder.active_seconds, settle)
-        if self._freezes(holder, first, bids):
-            if dwell <= 0:
-                return Switch(first.seat.seat, holder.seat, f"requests of {holder.name} are frozen; {why}", "freeze")
-            stays = f"requests of {holder.name} are frozen in {dwell:.1f} s; then {why}"
-            return Stay(_soon(dwell, overdue_in), stays, settles=True)
         saved, caused, numbers = self._closing(holder, first, bids)
         if not self.close_ratio or saved <= self.close_ratio * caused:
             fades = FADE_SECONDS if self.close_ratio and caused > 0 else inf
@@ -183,16 +169,6 @@ class Kyb:
         saved = step_seconds(holder, own) * sum(one.seat.weight * one.requests for one in bids)
         caused = holder.weight * rate(holder) * holder.service_seconds / own * away
         return saved, caused, f"closing saves {saved:.1f} s of waiting and causes {caused:.1f} s"
-
-    def _freezes(self, holder: SeatView, first: Bid, bids: list[Bid]) -> bool:
-        """Whether freezing the requests in flight saves more waiting than it stalls, within the seat's stall budget."""
-        if not self.freeze_ratio or not holder.in_flight or holder.waiting:
-            return False
-        away = sum(one.setup_seconds + one.visit_seconds for one in bids)
-        away += first.seat.park_seconds + holder.activate_seconds
-        waiting = sum(one.requests for one in bids)
-        saved = waiting * drain_seconds(holder, holder.in_flight)
-        return away <= holder.stall_budget_seconds and saved > self.freeze_ratio * holder.in_flight * away
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,26 +257,18 @@ def _lost(slack: float, seconds: float) -> float:
     return exp(-slack / max(seconds, 0.001))
 
 
-def _cap_unit(seat: SeatView, cap_slos: float) -> float:
-    """Seconds in which ``Bid.overdue`` of a waiting seat grows by 1."""
-    unit = max(seat.slo_seconds, 0.001)
-    if seat.in_flight and seat.stall_budget_seconds > 0:
-        return min(unit, seat.stall_budget_seconds / cap_slos)
-    return unit
-
-
 def _soon(*seconds: float) -> float | None:
     """The earliest of these delays, at least 0.01 s; None if all are infinite."""
     first = max(0.01, min(seconds))
     return first if isfinite(first) else None
 
 
-def _without_demand(view: GroupView, idle_seconds: float, keep_ratio: float, prefetch: bool) -> Decision:
+def _without_demand(view: GroupView, idle_seconds: float, keep_ratio: float) -> Decision:
     """Rule 4: park an idle holder whose share of the expected requests is below break-even, else stay."""
-    parked = [seat for seat in view.seats if seat.state is SeatState.PARKED]
+    parked = [seat for seat in view.seats if seat.state is SeatState.PARKED and seat.ready]
     ready = [seat for seat in parked if fits(view, seat)]
-    if (len(ready) == len(parked) and free_slots(view) > 0) or (ready and prefetch):
-        return _ahead(view, ready, keep_ratio) if ready and prefetch else Stay(None, "no demand; a slot is free")
+    if len(ready) == len(parked) and free_slots(view) > 0:
+        return Stay(None, "no demand; a slot is free")
     idle = [seat for seat in movable(view) if not own_load(seat)]
     outside = [seat for seat in parked if seat not in ready and fits(view, seat, idle)]
     own = sum(map(rate, outside))
@@ -352,14 +320,15 @@ def _better_at_home(view: GroupView, guest: SeatView, ratio: float) -> bool:
     begun in this time, it comes. A seat that loses its copy by the move stays: it takes a free slot, or the place of
     an idle holder, of a group that is asked ``ratio`` times less than the other seats at home, and has waited there,
     over all its visits, for as long as the move takes longer than a park and an activation at home: what it could have
-    waited for in vain is then no more than what it pays. An operator's wish does not wait.
+    waited for in vain is then no more than what it pays. Behind a start that hangs it comes like any other, after this
+    time. An operator's wish does not wait.
     """
     move, asked = guest.move_seconds or 0.0, guest.pinned or guest.wanted_seconds is not None
     longer = move - guest.park_seconds - guest.activate_seconds
     waited = guest.waited_seconds + (guest.wait_seconds or 0.0)
     room = free_slots(view) > 0 or any(not own_load(holder) for holder in movable(view))
     quieter = guest.prefers or ratio * sum(seat.rate_slow for seat in view.seats) <= guest.others_rate
-    if guest.loses_copy and not asked and (waited < longer or not room or not quieter):
+    if guest.loses_copy and not asked and (waited < longer or not (guest.home_late or (room and quieter))):
         return True
     home = next((peer for peer in view.peers if peer.group == guest.group), None)
     if (
@@ -373,30 +342,9 @@ def _better_at_home(view: GroupView, guest: SeatView, ratio: float) -> bool:
 
 
 def _unused(holder: SeatView) -> float:
-    """Seconds for which a holder activated by an operator or a guess is still kept for its first request."""
+    """Seconds for which a holder activated by an operator is still kept for its first request."""
     came_for_nothing = holder.idle_seconds >= holder.active_seconds and not holder.unclaimed
     return _UNUSED_SECONDS - holder.active_seconds if came_for_nothing else 0.0
-
-
-def _ahead(view: GroupView, ready: list[SeatView], keep_ratio: float) -> Decision:
-    """Activate the likeliest seat if guesses hit often enough to pay, and if it would not be parked again at once.
-
-    A seat that is leaving counts among the seats that may be wanted next, but is not itself activated.
-    """
-    guess = max(ready, key=lambda seat: (rate(seat), seat.seat))
-    if rate(guess) <= 0:
-        return Stay(None, "no demand")
-    parked = (SeatState.PARKED, *LEAVING)
-    others = [seat for seat in view.seats if seat is not guess and seat.state in parked]
-    their_rate = sum(map(rate, others))
-    activate = sum(rate(seat) * seat.activate_seconds for seat in others)
-    next_activate = activate / their_rate if their_rate > 0 else guess.activate_seconds
-    share, hits = rate(guess) / (rate(guess) + their_rate), view.hit_share or 0.0
-    even = max(1.0, keep_ratio) * _break_even(guess.park_seconds, min(guess.activate_seconds, next_activate))
-    numbers = f"{guess.name} comes next with {share:.0%}, guesses hit {hits:.0%}, break-even {even:.0%}"
-    if min(share, hits) <= even or even <= 0:
-        return Stay(FADE_SECONDS, f"no demand; {numbers}")
-    return Switch(guess.seat, None, f"ahead of its request: {numbers}")
 
 
 def _break_even(park: float, activate: float) -> float:

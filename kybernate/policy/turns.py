@@ -5,6 +5,7 @@ from itertools import combinations
 
 from kybernate.policy.view import Decision, GroupView, SeatView, Stay, Switch
 from kybernate.seat import HOLDING, SeatState
+from kybernate.sizes import count
 
 FADE_SECONDS = 15.0
 """A decision that follows from rates is renewed after this time: rates fade without any event."""
@@ -19,14 +20,15 @@ LEAVING = (SeatState.DRAINING, SeatState.PARKING)
 
 
 def contenders(view: GroupView) -> list[SeatView]:
-    """Return the seats of this group with demand; only the pinned ones while any of those has demand."""
-    waiting = [seat for seat in view.seats if seat.wait_seconds is not None]
+    """Return the seats of this group with demand that are ready; only the pinned ones while any of those is."""
+    waiting = [seat for seat in view.seats if seat.wait_seconds is not None and seat.ready]
     return [seat for seat in waiting if seat.pinned] or waiting
 
 
 def guests(view: GroupView) -> list[SeatView]:
-    """Return seats of other groups with demand whose own group has no slot for them, or that prefer this one."""
-    return [seat for seat in view.elsewhere if (seat.home_busy or seat.prefers) and seat.wait_seconds is not None]
+    """Return ready seats of other groups with demand whose own group has no slot for them, or that prefer this one."""
+    asking = [seat for seat in view.elsewhere if seat.wait_seconds is not None and seat.ready]
+    return [seat for seat in asking if seat.home_busy or seat.prefers]
 
 
 def free_slots(view: GroupView) -> int:
@@ -63,12 +65,12 @@ def cheapest_victims(
 
 def movable(view: GroupView) -> list[SeatView]:
     """Return the holders that a decision may name as victim."""
-    return [seat for seat in view.holders() if not seat.pinned]
+    return [seat for seat in view.seats if (seat.yields or seat.state is SeatState.ACTIVE) and not seat.pinned]
 
 
 def own_load(seat: SeatView) -> int:
-    """Unfinished requests of a holder."""
-    return seat.waiting + seat.in_flight
+    """Unfinished requests of a holder that it can finish."""
+    return 0 if seat.yields else seat.waiting + seat.in_flight
 
 
 def demand(seat: SeatView) -> int:
@@ -76,9 +78,16 @@ def demand(seat: SeatView) -> int:
     return seat.waiting + (seat.wanted_seconds is not None) + (seat.state is SeatState.WAITING)
 
 
+def asks(seat: SeatView) -> str:
+    """What waits for a seat, for people: a command or a container at the start gate is no request."""
+    if seat.waiting:
+        return count(seat.waiting, "request")
+    return "an operator's command" if seat.wanted_seconds is not None else "the start of its container"
+
+
 def settles_in(holder: SeatView) -> float:
     """Rest of a holder's grace period; 0: it has served its first request, or the period is over."""
-    if holder.unclaimed:
+    if holder.unclaimed or holder.yields:
         return 0.0
     unused = not own_load(holder) and holder.idle_seconds >= holder.active_seconds
     if holder.waiting or unused:
@@ -110,7 +119,7 @@ def take_turns(
     if not waiting:
         return Stay(None, "no demand")
     incoming = choose(waiting)
-    what = f"{incoming.name} has {demand(incoming)} waiting, {incoming.wait_seconds or 0.0:.1f} s the longest"
+    what = f"{incoming.name} has {asks(incoming)} waiting, {incoming.wait_seconds or 0.0:.1f} s the longest"
     if fits(view, incoming):
         return Switch(incoming.seat, None, f"slot free; {what}")
     holders = movable(view)

@@ -4,7 +4,7 @@ what has happened so far. ``checked`` refuses a decision that no node could carr
 
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Literal, Protocol
+from typing import Protocol
 
 from kybernate.seat import SeatState
 
@@ -54,8 +54,6 @@ class SeatView:
     """Learned arrivals per second, half-life 60 s."""
     rate_slow: float = 0.0
     """The same, half-life 900 s."""
-    stall_budget_seconds: float = 0.0
-    """How long its requests in flight may be frozen; 0: it is always drained."""
     vram_bytes: int = 0
     """Of each GPU's memory in ``GroupView.free_bytes``: what activating it takes, and parking it gives back."""
     model: str = ""
@@ -67,6 +65,14 @@ class SeatView:
     """The longest wait before each of its visits since it came to its group, summed."""
     others_rate: float = 0.0
     """With ``loses_copy``: ``rate_slow`` of the other seats of its group, summed."""
+    home_late: bool = False
+    """With ``loses_copy``: a start holds its group, for far longer than usual."""
+    ready: bool = True
+    """Nothing but its turn and room keeps a seat with demand from this view's group: a decision may activate it."""
+    why: str = ""
+    """Why it is not ready."""
+    yields: bool = False
+    """Its start is under way, and gives way like an idle holder: it has no requests, or should have served by now."""
 
     @property
     def name(self) -> str:
@@ -120,8 +126,6 @@ class GroupView:
     """Seats of other groups of the pool that could be activated here, or start here: see ``move_seconds``."""
     now: float = 0.0
     """Model time of this view; only differences mean anything."""
-    hit_share: float | None = None
-    """Share of requests that were for the seat with the highest rate at that time; None: not measured."""
     free_bytes: int | None = None
     """Memory for further holders on each GPU of the group, with the seats that are leaving gone; None: only slots
     count."""
@@ -145,22 +149,17 @@ class Stay:
     """Only time has to pass: a holder has not been active for long enough."""
 
 
-How = Literal["drain", "freeze"]
-
-
 @dataclass(frozen=True, slots=True)
 class Switch:
     """Activate ``activate`` in the group; the victim ``evict`` leaves first (None: a slot is free).
 
-    ``activate`` may be one of ``elsewhere``: it moves to this group. While the victim leaves, the policy decides again
-    with the slot free, and the newest decision counts (late binding).
+    ``activate`` may be one of ``elsewhere``: it moves to this group. Once the victim is drained, the policy decides
+    again with the slot free, and that decision counts (late binding).
     """
 
     activate: str
     evict: str | None
     reason: str
-    how: How = "drain"
-    """How the victim leaves: its requests in flight end first, or they are frozen with it until its next activation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +188,7 @@ class UnusableAnswerError(Exception):
 def checked(decision: Decision, view: GroupView) -> Decision:
     """Return the decision if it can be carried out in this view. Raises UnusableAnswerError."""
     own = {seat.seat for seat in view.seats}
+    unready = {seat.seat: seat for seat in (*view.seats, *view.elsewhere) if not seat.ready}
     pinned = {seat.seat for seat in view.seats if seat.pinned}
     match decision:
         case Stay(until=until):
@@ -197,13 +197,15 @@ def checked(decision: Decision, view: GroupView) -> Decision:
         case Switch(activate=activate, evict=evict):
             if activate not in own and activate not in {seat.seat for seat in view.elsewhere}:
                 raise UnusableAnswerError(f"it would activate {activate!r}, which is not in view")
+            if (seat := unready.get(activate)) is not None:
+                raise UnusableAnswerError(f"it would activate {seat.name}, which is not ready: {seat.why}")
             if evict is not None and (evict not in own or evict == activate):
                 raise UnusableAnswerError(f"it would evict {evict!r}, which is not in the group or comes itself")
             if evict in pinned:
                 raise UnusableAnswerError(f"it would evict {evict!r}, which is pinned")
-        case Park(seat=seat):
-            if seat not in own or seat in pinned:
-                raise UnusableAnswerError(f"it would park {seat!r}, which is pinned or not in the group")
+        case Park(seat=name):
+            if name not in own or name in pinned:
+                raise UnusableAnswerError(f"it would park {name!r}, which is pinned or not in the group")
         case _:
             raise UnusableAnswerError(f"{decision!r} is no decision")
     return decision

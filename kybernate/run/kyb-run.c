@@ -11,10 +11,12 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -23,10 +25,16 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef GRACE_MS
+#define GRACE_MS 60000 /* an engine that lives so long after a signal to end has not taken it for one */
+#endif
+
 enum {
 	MOST_ANSWER = 65536, /* bytes of an answer of the gate */
 	MOST_ENDS = 256,     /* bytes of the file "ends" that are compared */
 	RETRY_MS = 200,      /* pause before a gate that cannot be reached is asked again */
+	WITHIN_MS = 60000,   /* for so long an answer permits a start at most, and where it does not say */
+	LONG_MS = 2000,      /* what the engine has left behind is named then */
 	NOT_FOUND = 127,
 	NOT_EXECUTABLE = 126,
 	USAGE = 64,
@@ -36,10 +44,12 @@ extern char **environ;
 
 static const char *seat; /* the seat folder; NULL: this container has no seat */
 static int signals = -1; /* a signalfd: nothing interrupts a system call */
-static sigset_t before;  /* the signal mask that the engine gets */
 static pid_t engine;     /* 0 while it does not run */
 static int ended;        /* its status as waitpid has it, once it has ended */
-static int stops;        /* it got a signal to end, so its end is that of the container */
+static long stops;       /* it got a signal to end then, so its end soon after is that of the container */
+static int *late;        /* shared with the child: its permission was over, so it has not become the engine */
+static char known[MOST_ENDS]; /* what the node had announced when the engine was permitted */
+static long until;       /* the permission to start ends then, on CLOCK_MONOTONIC in ms */
 
 static void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -52,8 +62,18 @@ static void say(const char *format, ...)
 	vsnprintf(text + used, sizeof text - used - 1, format, args);
 	va_end(args);
 	strcat(text, "\n");
+	struct pollfd log = {.fd = STDERR_FILENO, .events = POLLOUT};
+	if (poll(&log, 1, 0) <= 0)
+		return; /* a log that takes nothing must not stop this process */
 	if (write(STDERR_FILENO, text, strlen(text)) < 0)
 		return; /* no reader is left */
+}
+
+static long now_ms(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
 static int exit_code(int status)
@@ -85,7 +105,8 @@ static void take_signal(void)
 	int number = (int)info.ssi_signo, ends = number == SIGTERM || number == SIGINT || number == SIGQUIT;
 	if (number == SIGCHLD || number == SIGPIPE) /* this process wrote to a log without a reader */
 		return;
-	stops |= ends;
+	if (ends)
+		stops = now_ms();
 	if (engine > 0)
 		kill(engine, number);
 	else if (ends)
@@ -103,13 +124,6 @@ static int wait_for(int file, int ms)
 	return both[1].revents != 0;
 }
 
-static long now_ms(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
-
 static void pause_until(long then)
 {
 	for (long left; (left = then - now_ms()) > 0; reap())
@@ -122,15 +136,23 @@ static int open_seat(void)
 	return seat ? open(seat, O_PATH | O_DIRECTORY | O_CLOEXEC) : -1;
 }
 
-/* What the node has written about the last engine that it ended in this seat. Empty: nothing. */
-static void read_ends(char text[MOST_ENDS])
+/* A file that the node has written into the seat folder. Empty: there is none. */
+static void read_file(const char *name, char text[MOST_ENDS])
 {
 	memset(text, 0, MOST_ENDS);
-	int folder = open_seat(), file = folder < 0 ? -1 : openat(folder, "ends", O_RDONLY | O_CLOEXEC);
+	int folder = open_seat(), file = folder < 0 ? -1 : openat(folder, name, O_RDONLY | O_CLOEXEC);
 	if (file >= 0 && read(file, text, MOST_ENDS - 1) < 0)
 		text[0] = 0;
 	close(file);
 	close(folder);
+}
+
+/* Until when kubelet's gate has permitted the start of this container. Without the file it does not say. */
+static long permit(void)
+{
+	char text[MOST_ENDS];
+	read_file("permit", text);
+	return text[0] ? strtol(text, NULL, 10) : LONG_MAX;
 }
 
 /* --- the start gate ----------------------------------------------------------------------------------------------- */
@@ -139,7 +161,7 @@ static int connect_gate(void)
 {
 	/* Through the open folder: its path may be longer than an address of a socket. */
 	struct sockaddr_un to = {.sun_family = AF_UNIX};
-	int folder = open_seat(), file = folder < 0 ? -1 : socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int folder = open_seat(), file = folder < 0 ? -1 : socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	snprintf(to.sun_path, sizeof to.sun_path, "/proc/self/fd/%d/gate.sock", folder);
 	int failed = file < 0 || connect(file, (struct sockaddr *)&to, sizeof to) < 0, why = errno;
 	close(folder);
@@ -166,7 +188,7 @@ static ssize_t ask(char answer[MOST_ANSWER])
 			continue;
 		}
 		ssize_t got = read(file, answer + length, (size_t)(MOST_ANSWER - 1 - length));
-		if (got < 0 && errno == EINTR)
+		if (got < 0 && (errno == EINTR || errno == EAGAIN))
 			continue;
 		if (got < 0)
 			length = -1;
@@ -213,11 +235,13 @@ static char **copied(char **variables, const char *pair)
 }
 
 /* The environment of the next start: that of the container, changed by the lines "set NAME=VALUE" of an answer whose
- * last line is "start". NULL: the answer is no permission; `why` is its text. */
-static char **permitted(char *answer, const char **why)
+ * last line is "start". NULL: the answer is no permission; `why` is its text. "within MS": it is one for so long from the
+ * question on, which was `asked` then: whatever has paused the node or this process, it ends where the node's ends. */
+static char **permitted(char *answer, long asked, const char **why)
 {
 	char **variables = copied(environ, NULL), *rest = answer, *line;
 	int starts = 0;
+	until = asked + WITHIN_MS;
 	*why = "its answer is not complete";
 	while ((line = strsep(&rest, "\n")) && rest) { /* a line without its end does not count */
 		starts = strcmp(line, "start") == 0;
@@ -225,6 +249,9 @@ static char **permitted(char *answer, const char **why)
 			char **changed = copied(variables, line + 4);
 			forget(variables);
 			variables = changed;
+		} else if (strncmp(line, "within ", 7) == 0) {
+			long ms = strtol(line + 7, NULL, 10);
+			until = asked + (ms < WITHIN_MS ? ms : WITHIN_MS);
 		} else if (strncmp(line, "wait ", 5) == 0) {
 			*why = line + 5;
 		}
@@ -241,10 +268,11 @@ static char **wait_at_gate(void)
 	static char answer[MOST_ANSWER];
 	char last[200] = "";
 	for (;;) {
-		long again = now_ms() + RETRY_MS; /* a gate that answers after its full wait is asked again at once */
+		long asked = now_ms(), again = asked + RETRY_MS; /* a gate that answers after its full wait is asked again at once */
 		const char *why;
+		read_file("ends", known); /* before the permission: what is announced after it is about its engine */
 		if (ask(answer) >= 0) {
-			char **variables = permitted(answer, &why);
+			char **variables = permitted(answer, asked, &why);
 			if (variables)
 				return variables;
 		} else {
@@ -260,9 +288,12 @@ static char **wait_at_gate(void)
 
 /* --- the engine --------------------------------------------------------------------------------------------------- */
 
+/* The child looks at the clock itself, as the last thing that it does: while this process is alone after the end of a
+ * permission, no engine comes of it any more. */
 static void start(char **command, char **variables)
 {
 	pid_t self = getpid();
+	*late = 0;
 	engine = fork();
 	if (engine < 0) {
 		say("cannot start %s: %s", command[0], strerror(errno));
@@ -273,12 +304,39 @@ static void start(char **command, char **variables)
 	prctl(PR_SET_PDEATHSIG, SIGKILL); /* where this is not process 1 of a namespace, nothing else ends it */
 	if (getppid() != self)
 		_exit(128 + SIGKILL);
-	sigprocmask(SIG_SETMASK, &before, NULL);
+	sigset_t none;
+	sigemptyset(&none);
+	sigprocmask(SIG_SETMASK, &none, NULL);
 	environ = variables;
+	*late = now_ms() >= until;
+	if (*late)
+		_exit(0);
 	execvp(command[0], command);
 	int why = errno;
 	say("cannot start %s: %s", command[0], strerror(why));
 	_exit(why == ENOENT ? NOT_FOUND : NOT_EXECUTABLE);
+}
+
+/* Wait until nothing lives that the engine has started; what keeps this process from the gate is named once. */
+static void wait_for_rest(const char *command)
+{
+	long then = now_ms() + LONG_MS;
+	int named = 0;
+	while (reap()) {
+		long left = then - now_ms();
+		if (named || left > 0) {
+			wait_for(-1, named ? -1 : (int)left);
+			continue;
+		}
+		char path[64], pids[200] = "";
+		snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
+		int file = open(path, O_RDONLY | O_CLOEXEC);
+		if (file >= 0 && read(file, pids, sizeof pids - 1) < 0)
+			pids[0] = 0;
+		close(file);
+		say("it waits for the end of pid %swhich %s has left behind", pids, command);
+		named = 1;
+	}
 }
 
 int main(int count, char **words)
@@ -291,29 +349,37 @@ int main(int count, char **words)
 		return USAGE;
 	}
 	seat = getenv("KYB_SEAT_DIR");
+	late = mmap(NULL, sizeof *late, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	must(late == MAP_FAILED ? NULL : late);
 
+	for (int number = 1; number < NSIG; number++)
+		signal(number, SIG_DFL); /* whatever started this process ignores: children are collected, the engine decides */
 	sigset_t all;
 	sigfillset(&all);
 	for (const int *one = (const int[]){SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, 0}; *one; one++)
 		sigdelset(&all, *one);
-	sigprocmask(SIG_BLOCK, &all, &before);
+	sigprocmask(SIG_BLOCK, &all, NULL);
 	signals = signalfd(-1, &all, SFD_CLOEXEC);
 	prctl(PR_SET_CHILD_SUBREAPER, 1);
 
-	char known[MOST_ENDS], found[MOST_ENDS];
-	char **variables = copied(environ, NULL); /* kubelet's gate has let this container through */
+	char found[MOST_ENDS];
+	char **variables = copied(environ, NULL);
+	read_file("ends", known);
+	until = permit();
 	for (;;) {
-		read_ends(known); /* what is there now is about an earlier engine */
 		start(command, variables);
 		forget(variables);
 		while (reap(), engine)
 			wait_for(-1, -1);
-		read_ends(found);
-		if (stops || !found[0] || strcmp(known, found) == 0)
+		read_file("ends", found);
+		int was_late = *late, stopped = stops && now_ms() - stops < GRACE_MS;
+		if (stopped || !(was_late || (found[0] && strcmp(known, found) != 0)))
 			return exit_code(ended);
-		say("the node has ended %s; it starts again when the node permits", command[0]);
-		while (reap())
-			wait_for(-1, -1);
+		if (was_late)
+			say("the permission to start %s is over; it asks for another one", command[0]);
+		else
+			say("the node has ended %s; it starts again when the node permits", command[0]);
+		wait_for_rest(command[0]);
 		variables = wait_at_gate();
 		say("starts %s", command[0]);
 	}

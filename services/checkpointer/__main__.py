@@ -3,16 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from kybernate import lifecycle, logs
 from kybernate.bus.node_socket import listening
 from kybernate.extras import ExtraMissingError
 from kybernate.health import BusMetrics, Health
 from kybernate.lifecycle import alone_in_both
-from kybernate.self_tests import SelfTests
 from kybernate.settings import refused
-from kybernate.tracing import open_tracer
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.host import Host, open_host
 from services.checkpointer.core.refusals import comma_list
@@ -23,9 +20,6 @@ from services.checkpointer.metrics import CheckpointerMetrics
 from services.checkpointer.settings import CheckpointerSettings, helper_command
 from services.checkpointer.worker import CheckpointWorker
 
-if TYPE_CHECKING:
-    from kybernate.otel import Tracer
-
 PROBE_SECONDS = 5.0
 ROOM_MARGIN_BYTES = 512 * 2**20
 """Free VRAM required beyond a seat's footprint before a restore beside others; not applied to fake GPUs."""
@@ -35,7 +29,6 @@ async def serve(
     settings: CheckpointerSettings,
     command: Sequence[str],
     host: Host,
-    tracer: "Tracer | None" = None,
 ) -> None:
     """Run until SIGTERM. ``command`` starts a helper."""
     own = settings.run_dir / "checkpointer"  # the plugin wakes at each change of a file of run_dir itself
@@ -48,19 +41,16 @@ async def serve(
         bus = await stack.enter_async_context(listening(settings.node_socket))
         margin_bytes = ROOM_MARGIN_BYTES if settings.fake_driver is None else 0
         http = await stack.enter_async_context(open_engines(settings.engine_keys_dir))
-        proven = SelfTests(settings.state_dir)
-        fake = settings.fakes
-        backends = open_backends(pool, settings.timeouts, host, margin_bytes, fake=fake, http=http, self_tests=proven)
+        backends = open_backends(pool, settings.timeouts, host, margin_bytes, fake=settings.fakes, http=http)
         check = AnswerCheck(http, speed=settings.speed)
-        worker = CheckpointWorker(settings.node, bus, journal, pool, backends, check, tracer)
+        worker = CheckpointWorker(settings.node, bus, journal, pool, backends, check)
         driver_problem: list[str] = ["not probed yet"]
         health = Health()
         health.registry.register(BusMetrics(node=bus))
-        if tracer is not None:
-            health.registry.register(tracer)
         metrics = CheckpointerMetrics(health.registry, settings.node, journal, pool, host.headroom)
         idle = f"no manager is connected at {settings.node_socket}: nothing is switched"
         health.notes["bus"] = lambda: None if bus.connected else idle
+        health.notes["containers"] = lambda: host.containers.blind() or None
         health.conditions["driver"] = lambda: driver_problem[0] or None
         health.conditions["journal"] = journal.stalled
         health.conditions["replay"] = lambda: (
@@ -70,6 +60,8 @@ async def serve(
         unfinished = [op for op, job in journal.jobs.items() if not job.done]
         facts = {"health": served.url, "bus": str(settings.node_socket), "unfinished": unfinished}
         logs.get_logger().info("checkpointer.serving", **facts)
+        if blind := host.containers.blind():
+            logs.get_logger().error("containers.not_seen", reason=blind, meaning="a seat that is parked is quarantined")
 
         async def probe() -> None:
             while True:
@@ -97,11 +89,8 @@ def main() -> None:
             fake_kubelet=settings.fake_kubelet,
             seats_dir=settings.run_dir / "seats",
         )
-    with (
-        alone_in_both(settings.run_dir, settings.state_dir, "checkpointer"),
-        open_tracer("checkpointer", settings.instance, settings.node) as tracer,
-    ):
-        lifecycle.main(lambda: serve(settings, command, host, tracer))
+    with alone_in_both(settings.run_dir, settings.state_dir, "checkpointer"):
+        lifecycle.main(lambda: serve(settings, command, host))
 
 
 if __name__ == "__main__":

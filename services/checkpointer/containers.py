@@ -1,26 +1,29 @@
-"""The processes of a seat: those in the control group of its container in its pod, and no others.
+"""The processes of a seat: those in the control group of its container, and no others.
 
-``containerd://``, ``cri-o://`` and ``docker://`` ids are looked for in /proc/<pid>/cgroup together with the pod's UID.
-``process://<pid>``, reported by the fake kubelet, means a process, its descendants and its process group. ``kyb-run``,
-the first process of a container that starts its engine again, is none of them: where it is alone, no process is left.
-It is known by its program's name, which any process may have: that it holds no memory, the driver has to show.
+``containerd://``, ``cri-o://`` and ``docker://`` ids are looked for in /proc/<pid>/cgroup. The fake kubelet's
+``process://<pid>`` means a process, its descendants and its process group. ``kyb-run``, the first process of a
+container that starts its engine again, is none of them, and its descendants are the engine: where it has none, no
+process is left, whatever ``kubectl exec`` runs beside it. It is known by its program's name, which any process may
+have. That a container without a process holds no memory, the driver has to show (``evidence``).
 """
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kybernate.cgroups import Cgroup, Cgroups
+from kybernate.cgroups import CONTAINER, Cgroup, Cgroups, HiddenProcessesError, read
+from kybernate.homes import Homes
 from kybernate.messages import SeatTarget
 from kybernate.run import PROGRAM
 from kybernate.seat import container_of
-from services.checkpointer.processes import ProcessIdentity, group, identify, tree
+from services.checkpointer.processes import ProcessIdentity, group, identify, parent, tree
 
 RUNTIMES = ("containerd", "cri-o", "docker")
 
 
 class UnknownContainerError(Exception):
-    """A container id of an unknown runtime, or without a pod UID."""
+    """A container id of an unknown runtime, or none that such a one gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,17 @@ class Containers:
     cgroups: Cgroups = field(default_factory=Cgroups)
     fake_kubelet: bool = False
     """Accept ``process://<pid>``. A real kubelet reports none: a pod's status that has one is forged."""
-    _known: dict[tuple[str, str], Cgroup] = field(default_factory=dict)
-    """By (container, pod); a container never moves."""
+    _known: dict[str, Cgroup] = field(default_factory=dict)
+    """By container, which never moves."""
+
+    def blind(self) -> str:
+        """Why no container of this machine can be found from here; empty if one can, or none has to be."""
+        try:
+            seen = self.fake_kubelet or self.cgroups.names_containers()
+        except HiddenProcessesError as error:
+            return str(error)
+        text = f"no control group in {self.cgroups.proc} is named by a container's id, so no seat's processes are found"
+        return "" if seen else f"{text}: set hostPID: true"
 
     def find(self, target: SeatTarget) -> SeatContainer | None:
         """The container of a seat; None if it has no process, or kyb-run only. Raises UnknownContainerError,
@@ -57,14 +69,24 @@ class Containers:
         return container.root if container is not None and self._is_keeper(container.root) else None
 
     def _alone(self, container: SeatContainer) -> bool:
-        """True if its first process is kyb-run and the only one."""
-        if not self._is_keeper(container.root):
-            return False
-        cgroup = container.cgroup
-        found = (
-            tree(container.root, self.cgroups.proc) if cgroup is None else self._identities(self.cgroups.pids(cgroup))
-        )
-        return not {*found} - {container.root}
+        """True if its first process is kyb-run and has started nothing that lives."""
+        return self._is_keeper(container.root) and not self._engine(container)
+
+    def _engine(self, container: SeatContainer) -> list[ProcessIdentity]:
+        """The processes of the container, parents first; where kyb-run leads it, what it has started."""
+        if container.cgroup is None:
+            return self._without_keeper(tree(container.root, self.cgroups.proc))
+        found = sorted(self._identities(self.cgroups.pids(container.cgroup)), key=lambda who: (who.start, who.pid))
+        if not (found and self._is_keeper(found[0])):
+            return found
+        inside = {one.pid for one in found[1:]}
+        return [one for one in found[1:] if self._descends(one.pid, found[0].pid, inside)]
+
+    def _descends(self, pid: int, keeper: int, inside: set[int]) -> bool:
+        """True unless a process that lives outside the container has started it or its ancestor."""
+        while pid in inside:
+            pid = parent(pid, self.cgroups.proc)
+        return pid == keeper or (pid > 0 and identify(pid, self.cgroups.proc) is None)
 
     def _is_keeper(self, root: ProcessIdentity) -> bool:
         try:
@@ -81,17 +103,15 @@ class Containers:
         if self.fake_kubelet and scheme == "process" and name.isdigit():
             root = identify(int(name), self.cgroups.proc)
             return None if root is None else SeatContainer(root, None)
-        if scheme not in RUNTIMES or not name or not target.pod_uid:
+        if scheme not in RUNTIMES or CONTAINER.fullmatch(name) is None:
             known = ", ".join(f"{one}://" for one in (*RUNTIMES, *(("process",) if self.fake_kubelet else ())))
-            raise UnknownContainerError(
-                f"container {target.container_id!r} of pod {target.pod_uid!r}; known are {known}"
-            )
-        cgroup = self._cgroup(name, target.pod_uid)
+            raise UnknownContainerError(f"container {target.container_id!r} has no known id; known are {known}")
+        cgroup = self._cgroup(name)
         if cgroup is None:
             return None
         found = self._identities(self.cgroups.pids(cgroup))
         if not found:
-            self._known.pop((name, target.pod_uid), None)
+            self._known.pop(name, None)
             return None
         return SeatContainer(min(found, key=lambda who: (who.start, who.pid)), cgroup)
 
@@ -104,11 +124,8 @@ class Containers:
         ``strays``: also search all of /proc for members of its process group whose parents are gone.
         """
         if not (self.fake_kubelet and target.container_id.startswith("process://")):
-            container = self.find(target)
-            if container is None or container.cgroup is None:
-                return []
-            found = sorted(self._identities(self.cgroups.pids(container.cgroup)), key=lambda who: (who.start, who.pid))
-            return self._without_keeper(found)
+            container = self._container(target)
+            return [] if container is None else self._engine(container)
         if root is None:
             return []
         found = tree(root, self.cgroups.proc)
@@ -121,20 +138,34 @@ class Containers:
         """The first process is left out if it is kyb-run."""
         return found[1:] if found and self._is_keeper(found[0]) else found
 
-    def own(self, container: SeatContainer, among: Iterable[int]) -> list[ProcessIdentity]:
-        """Those of the pids ``among`` that belong to the container."""
-        if container.cgroup is None:
-            return group(container.root.pid, among, self.cgroups.proc)
-        inside = set(self.cgroups.pids(container.cgroup))
-        return self._identities([pid for pid in among if pid in inside])
+    def own(self, target: SeatTarget, among: Iterable[int]) -> list[ProcessIdentity]:
+        """Those of the pids ``among`` that are in the seat's container, kyb-run too, by any parent."""
+        homes, found = Homes((target.container_id,), self.cgroups.proc), []
+        for pid in among:
+            with contextlib.suppress(OSError):
+                found += [pid] if homes.of(pid) is not None else []
+        return self._identities(found)
 
-    def _cgroup(self, name: str, pod_uid: str) -> Cgroup | None:
-        known = self._known.get((name, pod_uid))
+    def unclear(self, target: SeatTarget, among: Iterable[int]) -> str:
+        """Why one of the pids ``among`` may be in the seat's container although ``own`` leaves it out: nothing shows
+        where it is, or it is in another place of its pod, as a sandbox. Empty if none may."""
+        uids = {target.pod_uid, target.pod_uid.replace("-", "_")} - {""}
+        for pid in among:
+            try:
+                groups = read(self.cgroups.proc / str(pid) / "cgroup")
+            except OSError as error:
+                return f"/proc/{pid}/cgroup cannot be read ({error.strerror}): is hostPID: true set, or /proc hidden?"
+            if any(uid in groups for uid in uids):
+                return f"pid {pid} is in its pod, and not in its container: is this a sandbox (gVisor)?"
+        return ""
+
+    def _cgroup(self, name: str) -> Cgroup | None:
+        known = self._known.get(name)
         if known is not None and (known.folder is None or known.folder.is_dir()):
             return known
-        found = self.cgroups.find(name, pod_uid)
+        found = self.cgroups.find(name)
         if found is not None:
-            self._known[name, pod_uid] = found
+            self._known[name] = found
         return found
 
     def _identities(self, numbers: Iterable[int]) -> list[ProcessIdentity]:

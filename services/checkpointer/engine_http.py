@@ -18,12 +18,10 @@ from typing import Any
 import aiohttp
 
 from kybernate import deadlines
-from kybernate.engines import SIGNED
 from kybernate.files import read
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
 from kybernate.sizes import format_bytes
-from services.checkpointer.backends.engine import Sign
 from services.checkpointer.backends.port import EngineReply, EngineSilentError, SeatProcesses
 from services.checkpointer.core.answers import (
     MISSHAPEN,
@@ -64,7 +62,7 @@ class EngineHttp:
     keys: Path | None = None
 
     async def call(
-        self, seat: SeatProcesses, method: str, path: str, *, seconds: float, body: Any = None, sign: Sign | None = None
+        self, seat: SeatProcesses, method: str, path: str, *, seconds: float, body: Any = None
     ) -> EngineReply:
         """One call. Raises EngineSilentError if there is no answer from this container within ``seconds`` (wall)."""
         target = seat.target
@@ -73,9 +71,7 @@ class EngineHttp:
         timeout = aiohttp.ClientTimeout(total=seconds)
         data = b"" if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
-        if sign is not None:
-            headers |= sign(self._key(target), method, path, data)
-        elif target.engine_key and target.backend != SIGNED:
+        if target.engine_key:
             headers["Authorization"] = f"Bearer {self._key(target)}"
             if not headers["Authorization"].isprintable():
                 raise EngineSilentError(f"key {target.engine_key!r} cannot be sent: its file is not one line of text")

@@ -22,8 +22,8 @@ from services.checkpointer.backends.port import (
     SeatProcesses,
     Verification,
 )
+from services.checkpointer.core.answers import well
 from services.checkpointer.core.failures import SPENT, JobGoal
-from services.checkpointer.job_spans import JobSpans
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import HalfName, JobFile, Record
 
@@ -43,18 +43,14 @@ class JobRun:
         backends: Mapping[str, Backend],
         report: Callable[[JobStatus], None],
         verification: Verification | None = None,
-        spans: JobSpans | None = None,
     ) -> None:
         """``verification``: None where no engine serves, as in the GPU bench."""
-        self._spans = spans or JobSpans(None, file.op, None)
         self.file = file
         self._journal, self._backends, self._report, self._verification = journal, backends, report, verification
         self._recording: dict[str, float] = {}
         """Wall seconds that the recording of a seat's answers took."""
         self._first = {target.seat: _pending(target) for target in self.file.first_targets}
         self._activate: SeatProgress | None = _pending(file.activate) if file.activate else None
-        self._activate_begun = file.activate is not None and file.begun("activate", file.activate.seat) is not None
-        self._retarget_lock = asyncio.Lock()
 
     @property
     def gpus(self) -> frozenset[str]:
@@ -109,15 +105,6 @@ class JobRun:
         await self._journal.finish(self.file, Record(kind="done", status=status))
         return status
 
-    async def retarget(self, activate: SeatTarget | None, epoch: int) -> bool:
-        """Change the second half; False if it has begun. On disk when this returns True."""
-        async with self._retarget_lock:
-            if self._activate_begun or self.file.done:
-                return False
-            self._activate = _pending(activate) if activate is not None else None  # from now on in no other job
-            await self._journal.add(self.file, Record(kind="retarget", activate=activate, epoch=epoch))
-            return True
-
     async def _first_half(self, half: Literal["park", "kill"], target: SeatTarget, key: str) -> None:
         ended = self.file.ended(half, target.seat)
         if ended is not None:
@@ -133,16 +120,14 @@ class JobRun:
         self._report(self.status)
 
     async def _second_half(self) -> None:
-        async with self._retarget_lock:  # from here on it cannot be retargeted
-            self._activate_begun = True
-            target = self.file.activate
-            if target is None:
-                return
-            ended = self.file.ended("activate", target.seat)
-            if ended is not None:
-                self._activate = ended
-                return
-            found, begun = await self._begin("activate", target, self.file.group)
+        target = self.file.activate
+        if target is None:
+            return
+        ended = self.file.ended("activate", target.seat)
+        if ended is not None:
+            self._activate = ended
+            return
+        found, begun = await self._begin("activate", target, self.file.group)
         if isinstance(found, SeatProcesses):
             self._activate = _started(target)
         progress = self._activate = await self._act("activate", target, found, begun=begun)
@@ -172,7 +157,6 @@ class JobRun:
 
     async def _begin(self, half: HalfName, target: SeatTarget, key: str) -> tuple[SeatProcesses | Ending, bool]:
         """(the processes of a half, journaled; without any, the ending; True if a crash interrupted the half)."""
-        self._spans.begin(half, target)
         backend = self._backends[target.backend]
         begun = self._begun(half, target)
         if begun is not None:
@@ -182,9 +166,8 @@ class JobRun:
             if half == "park":
                 began = time.monotonic()
                 if self._verification is not None and backend.keeps_processes:
-                    with self._spans.within(half, target.seat, "record answers"):
-                        rehearses = self.file.activate is not None and self.file.activate.seat == target.seat
-                        found = await self._verification.recorded(found, patient=rehearses)
+                    rehearses = self.file.activate is not None and self.file.activate.seat == target.seat
+                    found = await self._verification.recorded(found, patient=rehearses)
                 self._recording[target.seat] = time.monotonic() - began
                 if found.unanswered:
                     return Ending("active", found.unanswered), False
@@ -199,8 +182,7 @@ class JobRun:
         if self._verification is None or ending.outcome != "active" or not self.file.touched(half, seat.target.seat):
             return ending
         began = time.monotonic()
-        with self._spans.within(half, seat.target.seat, "verify"):
-            wrong = await self._verification.wrong(seat)
+        wrong = await self._verification.wrong(seat)
         _add(ending, "verify", time.monotonic() - began)
         if not wrong:
             ending.last_call_at = time.time()
@@ -250,15 +232,27 @@ class JobRun:
         except NoMemberError as error:
             if half == "kill":
                 return backend.container(target, key, self.file.epoch)
-            return Ending("active" if half == "park" else "lost", str(error))
+            return await self._without_memory(backend.container(target, key, self.file.epoch), half, str(error))
         except DriverUnreadableError as error:
             if half == "kill":
                 return backend.container(target, key, self.file.epoch)
             return Ending("quarantined", str(error))
 
+    async def _without_memory(self, seat: SeatProcesses, half: HalfName, why: str) -> Ending:
+        """How a half ends for an engine that lives and has nothing on any GPU. One that serves all the same (it fell
+        back to the CPU) is parked with nothing kept, and comes back so; one that does not may still load."""
+        known = self._journal.parked.get(seat.target.seat)
+        if half == "activate":
+            nothing = known is not None and known.nothing and known.target.container_id == seat.target.container_id
+            return Ending("active" if nothing else "lost", why, no_context=nothing)
+        health = None if self._verification is None else (await self._verification.recorded(seat)).health
+        if health is None or not well(health):
+            return Ending("active", why)
+        self._journal.remember(seat.model_copy(update={"nothing": True}))
+        return Ending("parked", no_context=True)
+
     def _note(self, half: HalfName, seat: str) -> Note:
         async def note(step: str, pid: int | None, detail: str = "") -> None:
-            self._spans.step(half, seat, step)
             record = Record(kind="step", half=half, seat=seat, step=step, pid=pid, detail=detail or None)
             await self._journal.add_step(self.file, record)
 
@@ -268,7 +262,6 @@ class JobRun:
         self, half: HalfName, target: SeatTarget, progress: SeatProgress, found: SeatProcesses | Ending
     ) -> None:
         """Keep or forget the seat's processes, and journal how the half ended."""
-        self._spans.end(half, progress)
         keeps = self._backends[target.backend].keeps_processes
         if progress.outcome == "parked" and isinstance(found, SeatProcesses) and keeps:
             self._journal.remember(found.model_copy(update={"residue_bytes": progress.residue_bytes}))
@@ -293,7 +286,7 @@ async def find_processes(journal: Journal, backend: Backend, target: SeatTarget,
     Raises NoProcessError, NoMemberError or DriverUnreadableError.
     """
     known = journal.parked.get(target.seat)
-    if known is not None and known.target.container_id == target.container_id:
+    if known is not None and known.target.container_id == target.container_id and not known.nothing:
         now = {"target": target, "group": key, "epoch": epoch, "baseline": {}, "reading": None, "parked_on": known.at}
         return known.model_copy(update=now)
     return await backend.discover(target, key, epoch)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from kybernate.cgroups import PROC, pids, read
+from kybernate.cgroups import HIDDEN, PROC, HiddenProcessesError, pids, read
 
 _ESTABLISHED = "01"
 
@@ -75,6 +75,12 @@ def tree(root: ProcessIdentity, proc: Path = PROC) -> list[ProcessIdentity]:
     return found
 
 
+def parent(pid: int, proc: Path = PROC) -> int:
+    """The pid of its parent; 0 if that is in another pid namespace, or the process is gone."""
+    fields = _stat(pid, proc)
+    return 0 if fields is None else int(fields[1])
+
+
 def group(leader: int, among: Iterable[int] | None = None, proc: Path = PROC) -> list[ProcessIdentity]:
     """Members of the process group of ``leader``, parents alive or not; of all pids, or ``among`` these."""
     found = []
@@ -93,19 +99,6 @@ def thread_names(pid: int, proc: Path = PROC) -> frozenset[str]:
             with contextlib.suppress(OSError):
                 names.add(read(f"{proc}/{pid}/task/{thread}/comm").strip())
     return frozenset(names)
-
-
-def connected(processes: Iterable[ProcessIdentity], client: tuple[str, int], proc: Path = PROC) -> bool:
-    """True if one of them has a TCP connection from this address and port, in its own network namespace."""
-    for process in processes:
-        folder = proc / str(process.pid)
-        sockets = _sockets(folder / "net" / "tcp", client) | _sockets(folder / "net" / "tcp6", client)
-        with contextlib.suppress(OSError):
-            for handle in (folder / "fd").iterdir() if sockets else ():
-                with contextlib.suppress(OSError):
-                    if str(handle.readlink()) in sockets:
-                        return True
-    return False
 
 
 def _sockets(table: Path, client: tuple[str, int]) -> set[str]:
@@ -150,11 +143,14 @@ def _open(pid: int) -> int | None:
 
 
 def _stat(pid: int, proc: Path = PROC) -> list[str] | None:
-    """Fields of /proc/<pid>/stat from the state on; None if the process is gone or a zombie."""
+    """Fields of /proc/<pid>/stat from the state on; None if the process is gone or a zombie. Raises
+    HiddenProcessesError."""
     try:
         text = read(f"{proc}/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
+    except PermissionError as error:
+        raise HiddenProcessesError(HIDDEN.format(proc)) from error
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in ("Z", "X") else fields
 

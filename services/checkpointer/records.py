@@ -25,7 +25,7 @@ class Record(BaseModel):
     switch: SwitchJob | None = None
     kill: KillJob | None = None
     epoch: int | None = None
-    """retarget: the new epoch of the second half."""
+    """retarget, which the release before wrote: the new epoch of the second half."""
     activate: SeatTarget | None = None
     """retarget: the new second half; None drops it."""
     half: HalfName | None = None
@@ -55,8 +55,6 @@ class JobFile:
     path: Path = field(default_factory=Path)
     written_at: float | None = None
     """Unix seconds at which the first record was written; None when an earlier checkpointer wrote it."""
-    traceparent: str | None = None
-    """The span that the job belongs to; in no record."""
 
     @property
     def command(self) -> SwitchJob | KillJob:
@@ -92,7 +90,7 @@ class JobFile:
 
     @property
     def activate(self) -> SeatTarget | None:
-        """The target of the second half after all retargets."""
+        """The target of the second half, after all retargets of the release before."""
         for record in reversed(self.records):
             if record.kind == "retarget":
                 return record.activate

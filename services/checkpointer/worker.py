@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -20,7 +20,6 @@ from kybernate.messages import (
     JobStatus,
     KillJob,
     ReleaseJob,
-    RetargetJob,
     SeatTarget,
     SwitchJob,
 )
@@ -34,12 +33,8 @@ from services.checkpointer.backends.port import (
 )
 from services.checkpointer.helper_pool import HelperDiedError, HelperPool
 from services.checkpointer.job_run import JobRun, find_processes, progress_of
-from services.checkpointer.job_spans import JobSpans
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record, kill_op
-
-if TYPE_CHECKING:
-    from kybernate.otel import Tracer
 
 J = TypeVar("J", bound=Message)
 
@@ -96,9 +91,7 @@ class CheckpointWorker:
         pool: HelperPool,
         backends: Mapping[str, Backend],
         verification: Verification,
-        tracer: "Tracer | None" = None,
     ) -> None:
-        self._tracer = tracer
         self._node, self._bus, self._journal, self._pool, self._backends = node, bus, journal, pool, backends
         self._verification = verification
         self.reporter = Reporter(bus, node)
@@ -123,7 +116,6 @@ class CheckpointWorker:
         self._spawn(self._warm(), "warm")
         handlers: tuple[tuple[type[Job], Callable[[Message], Awaitable[BaseModel]]], ...] = (
             (SwitchJob, _typed(SwitchJob, self.switch)),
-            (RetargetJob, _typed(RetargetJob, self.retarget)),
             (ReleaseJob, _typed(ReleaseJob, self.release)),
             (KillJob, _typed(KillJob, self.kill)),
             (AskJobs, _typed(AskJobs, self.ask)),
@@ -141,25 +133,10 @@ class CheckpointWorker:
         known = self._journal.jobs.get(job.op)
         if known is not None:
             return self._taken(self._status(known))
-        order = job if job.traceparent is None else job.model_copy(update={"traceparent": None})
-        file = JobFile([Record(kind="switch", switch=order)], traceparent=job.traceparent)
+        file = JobFile([Record(kind="switch", switch=job)])
         if not file.targets:
             return self._refused("empty", "the job names no seat")
         return self._refusal(file.targets, file.gpus, job.epoch) or await self._take(file)
-
-    async def retarget(self, job: RetargetJob) -> JobReply:
-        """Change the second half of a switch while it has not begun."""
-        file, run = self._journal.jobs.get(job.op), self.running.get(job.op)
-        if file is None or file.switch is None:
-            return self._refused("unknown-op", f"no switch is named {job.op}")
-        targets = (job.activate,) if job.activate is not None else ()
-        gpus = tuple(gpu for target in targets for gpu in target.gpus)
-        refusal = self._refusal(targets, (*file.gpus, *gpus), job.epoch, besides=job.op)
-        if refusal is not None:
-            return refusal
-        if run is None or not await self._guarded(run.retarget(job.activate, job.epoch)):
-            return self._refused("too-late", f"the second half of {job.op} has begun")
-        return self._taken(run.status)
 
     async def release(self, job: ReleaseJob) -> JobReply:
         """End a parked seat whose pod is deleted and drop its record, after the job that has the seat, if any.
@@ -198,9 +175,9 @@ class CheckpointWorker:
             if job.epoch <= seen:
                 return self._refused("stale-epoch", f"epoch {job.epoch} fences nothing: these GPUs have seen {seen}")
             await self._guarded(self._journal.fence(gpus, job.epoch))
-        known = [self._journal.jobs[op] for op in job.ops if op in self._journal.jobs]
-        files = known if job.ops else [run.file for run in self.running.values() if run.file.switch is not None]
-        statuses = tuple(self._status(file) for file in files)
+        known = {op: self._journal.jobs[op] for op in job.ops if op in self._journal.jobs}
+        known |= {op: run.file for op, run in self.running.items() if run.file.switch is not None}
+        statuses = tuple(self._status(file) for file in known.values())
         seats = tuple([progress_of(target, await self._seat_state(target)) for target in job.targets])
         return self._taken(*statuses).model_copy(update={"seats": seats})
 
@@ -213,12 +190,11 @@ class CheckpointWorker:
         epoch: int,
         *,
         wait: bool = False,
-        besides: str = "",
     ) -> JobReply | None:
         """The refusal of a job; None if it can be taken.
 
         Epochs fence GPUs: a job older than the newest on one of its GPUs is refused. ``wait``: take it although other
-        jobs are under way; it waits for them. ``besides``: op of the job that it changes.
+        jobs are under way; it waits for them.
         """
         seen = self._journal.seen_epoch(gpus)
         if epoch < seen:
@@ -228,7 +204,7 @@ class CheckpointWorker:
                 known = ", ".join(sorted(self._backends))
                 return self._refused("unsupported", f"this node has no backend {target.backend!r}; it has {known}")
         seats = {target.seat for target in targets}
-        others = [(op, run) for op, run in self.running.items() if op != besides and run.under_way]
+        others = [(op, run) for op, run in self.running.items() if run.under_way]
         busy = [op for op, run in others if run.gpus & set(gpus) or run.unfinished & seats]
         if busy and not wait:
             text = f"{', '.join(busy)} is under way on these GPUs or with this seat; ask again when it is done"
@@ -254,7 +230,6 @@ class CheckpointWorker:
             self._backends,
             lambda status: self.reporter.report(status, cause),
             self._verification,
-            JobSpans(self._tracer, file.op, file.traceparent),
         )
 
     async def _run(self, run: JobRun) -> None:
@@ -287,7 +262,7 @@ class CheckpointWorker:
         """End the processes of a seat whose pod is deleted; None: kubelet's signal ends them."""
         backend = self._backends[target.backend]
         known = self._journal.parked.get(target.seat)
-        if known is None or known.target.container_id != target.container_id:
+        if known is None or known.nothing or known.target.container_id != target.container_id:
             seat = backend.container(target, "ask", 0)
             await backend.thaw(seat)  # stopped by something else: let it end
             if not backend.ends_released():
@@ -320,12 +295,20 @@ class CheckpointWorker:
     # --- answers ------------------------------------------------------------------------------------------------
 
     async def _seat_state(self, target: SeatTarget) -> Ending:
+        ending = await self._state_of(target)
+        ending.keeper = self._known(target.backend).keeps(target)
+        return ending
+
+    def _known(self, backend: str) -> Backend:
+        """The backend, or any other if this node lacks it."""
+        return self._backends[backend] if backend in self._backends else next(iter(self._backends.values()))
+
+    async def _state_of(self, target: SeatTarget) -> Ending:
         for op, run in self.running.items():
             if run.under_way and target.seat in run.seats:  # a driver call would block until the transfer ends
                 known = self._journal.parked.get(target.seat)
                 return Ending("started", f"{op} is under way", gpus=known.memory_on if known is not None else ())
-        lacking = target.backend not in self._backends
-        backend = next(iter(self._backends.values())) if lacking else self._backends[target.backend]
+        lacking, backend = target.backend not in self._backends, self._known(target.backend)
         alone = self._journal.history.left_alone(target.seat, target.container_id, time.time())
         if alone is not None and backend.container(target, "ask", 0).root is not None:
             return Ending("quarantined", alone)
@@ -334,7 +317,9 @@ class CheckpointWorker:
         except NoProcessError:
             return Ending("gone")
         except NoMemberError as error:
-            ending = Ending("active", str(error), no_context=True)
+            known = self._journal.parked.get(target.seat)
+            nothing = self._on_record(target) and known is not None and known.nothing
+            ending = Ending("parked" if nothing else "active", "" if nothing else str(error), no_context=True)
         except DriverUnreadableError as error:
             ending = Ending("quarantined", f"its state is not known: {error}")
         else:

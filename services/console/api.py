@@ -1,7 +1,6 @@
 """The operators' API: the state of the cluster, and commands to the managers.
 
-Every command is published as an audit record. A command that begins an operation has a name (``op``); the same name
-again answers how far that operation is.
+Every command is published as an audit record.
 """
 
 import asyncio
@@ -14,7 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from kybernate.bus.port import Bus, BusDownError, BusError, NoAnswerError
-from kybernate.http_api import ApiError, body_of, json_of, printable, unanswered
+from kybernate.http_api import ApiError, body_of, json_of, unanswered
 from kybernate.key_guard import caller_of, request_cause
 from kybernate.logs import get_logger
 from kybernate.messages import (
@@ -32,6 +31,7 @@ from kybernate.messages import (
     UnpinSeat,
 )
 from kybernate.roster import SeatRecord, some
+from kybernate.seat import SeatState
 from services.console.core.cluster import Cluster
 from services.console.core.overview import SeatNameError, SeatQuery, node_of, overview, resolve, resolve_group
 
@@ -63,6 +63,8 @@ class OperatorApi:
         limit = given.pop("limit", "1000")
         if not limit.isdecimal() or not 1 <= int(limit) <= 1000:
             raise ApiError(400, "invalid_query", f"limit={limit!r}: write a number from 1 to 1000")
+        if (state := given.get("state")) and state not in (states := [str(one) for one in SeatState]):
+            raise ApiError(400, "invalid_query", f"state={state[:100]!r} is none of {', '.join(states)}")
         return web.json_response(overview(self._cluster, time.monotonic(), SeatQuery(**given, limit=int(limit))))
 
     async def why(self, request: web.Request) -> web.StreamResponse:
@@ -82,7 +84,7 @@ class OperatorApi:
     async def _why(self, node: str, url: str) -> dict[str, Any]:
         try:
             timeout = aiohttp.ClientTimeout(total=WHY_TIMEOUT_SECONDS)
-            async with self._http.get(f"{url}/v1/why", timeout=timeout) as answer:
+            async with self._http.get(f"{url}/v1/why", timeout=timeout, allow_redirects=False) as answer:
                 answer.raise_for_status()
                 return {"node": node, **await answer.json()}
         except (aiohttp.ClientError, TimeoutError, ValueError, TypeError) as error:
@@ -98,7 +100,7 @@ class OperatorApi:
         return web.json_response(body, status=202)
 
     async def migrate(self, request: web.Request) -> web.StreamResponse:
-        """Begin to move a seat to another group, or answer how far the move of this name is."""
+        """Move a seat to another group; again: how far it is."""
         record, given = self._record(request), await self._order_of(request, "to")
         to = given.pop("to", "")
         if not to:
@@ -108,15 +110,15 @@ class OperatorApi:
         return await self._order(command, "migrate", record, request, {"seat": record.seat, "model": record.model})
 
     async def group(self, request: web.Request) -> web.StreamResponse:
-        """Begin to drain a group, or resume it, or answer how far the operation of this name is."""
+        """Drain a group, or resume it; again: how far it is."""
         try:
             node, group = resolve_group(request.match_info["group"], self._records())
         except SeatNameError as error:
-            raise _unresolved(error, "group_not_found") from error
+            raise self._unresolved(error, "group_not_found") from error
         return await self._scope(node, group, request)
 
     async def node(self, request: web.Request) -> web.StreamResponse:
-        """Begin to drain a node, or resume it, or answer how far the operation of this name is."""
+        """Drain a node, or resume it; again: how far it is."""
         return await self._scope(node_of(request.match_info["node"]), "", request)
 
     async def _scope(self, node: str, group: str, request: web.Request) -> web.StreamResponse:
@@ -131,8 +133,7 @@ class OperatorApi:
         self, command: OrderCommand, verb: str, about: SeatRecord | None, request: web.Request, facts: dict[str, str]
     ) -> web.StreamResponse:
         reply = await self._send(command, verb, about, request)
-        body: dict[str, Any] = {"accepted": True, "op": reply.op, "node": command.node, **facts, "cause": command.cause}
-        body |= {"repeated": reply.repeated, "dry_run": command.dry_run, "plan": list(reply.plan)}
+        body: dict[str, Any] = {"accepted": True, "node": command.node, **facts, "cause": command.cause}
         body["operation"] = reply.order.model_dump(mode="json") if reply.order is not None else None
         return web.json_response(body, status=202)
 
@@ -141,16 +142,16 @@ class OperatorApi:
         try:
             return resolve(request.match_info["seat"], self._records())
         except SeatNameError as error:
-            raise _unresolved(error, "seat_not_found") from error
+            raise self._unresolved(error, "seat_not_found") from error
 
     async def _send(self, command: Command, verb: str, about: SeatRecord | None, request: web.Request) -> CommandReply:
-        """Send a command with its audit record; what changes nothing has none. Raises ApiError."""
+        """Send a command with its audit record. Raises ApiError."""
         seat = about.seat if about is not None else ""
         try:
             reply = await self._bus.request(command, CommandReply, timeout=COMMAND_TIMEOUT_SECONDS)
         except BusError as error:
             nodes = self._cluster.seats.nodes.keys() | self._cluster.gpus.nodes.keys()
-            if isinstance(error, NoAnswerError) and command.node not in nodes:
+            if isinstance(error, NoAnswerError) and command.node not in nodes and self._cluster.complete:
                 text = f"no node is called {command.node!r}; known: {some(sorted(nodes), 'kyb status')}"
                 raise ApiError(404, "node_not_found", text) from error
             await self._audit(command, verb, seat, False, str(error), request)
@@ -159,8 +160,7 @@ class OperatorApi:
                 f"the manager of node {command.node} did not answer: {error}; it may have received the command or not"
             )
             raise ApiError(503, code, text, 2) from error
-        if not (reply.repeated or (isinstance(command, OrderCommand) and command.dry_run)):
-            await self._audit(command, verb, seat, reply.accepted, reply.reason, request)
+        await self._audit(command, verb, seat, reply.accepted, reply.reason, request)
         if not reply.accepted:
             code, retry = reply.code or "refused", reply.retry_after_seconds
             status = 503 if code == "not-ready" else 409
@@ -168,16 +168,23 @@ class OperatorApi:
         return reply
 
     async def _order_of(self, request: web.Request, *more: str) -> dict[str, Any]:
-        """The fields of a command that begins an operation. Raises ApiError 400 for any other one."""
+        """The fields of such a command. Raises ApiError 400 for any other one."""
         body = await body_of(request, COMMAND_BYTES)
         parsed = json_of(body) if body.strip() else {}
         if not isinstance(parsed, dict):
             raise ApiError(400, "invalid_json", f"the body must be a JSON object, not {type(parsed).__name__}")
-        known = {"op": str, "dry_run": bool, **dict.fromkeys(more, str)}
         for name, value in parsed.items():
-            if name not in known or not isinstance(value, known[name]) or (name == "op" and not printable(str(value))):
-                raise ApiError(400, "invalid_field", f"{name}: {value!r} cannot be used; known: {', '.join(known)}")
+            if name not in more or not isinstance(value, str):
+                text = f"{name}: {value!r} cannot be used; known: {', '.join(more) or 'none'}"
+                raise ApiError(400, "invalid_field", text)
         return parsed
+
+    def _unresolved(self, error: SeatNameError, missing: str) -> ApiError:
+        """A name that is not in the roster does not exist only once all of it was read."""
+        if not error.candidates and not self._cluster.complete:
+            return ApiError(503, "roster_incomplete", f"{error}; the console still reads the roster: ask again", 1)
+        status, code = (409, "ambiguous_name") if error.candidates else (404, missing)
+        return ApiError(status, code, str(error))
 
     def _records(self) -> list[SeatRecord]:
         return list(self._cluster.seats.rows.values())
@@ -204,8 +211,3 @@ class OperatorApi:
 
 def _caller(request: web.Request) -> dict[str, Any]:
     return {"cause": request_cause(request), "actor": caller_of(request) or "operator"}
-
-
-def _unresolved(error: SeatNameError, missing: str) -> ApiError:
-    status, code = (409, "ambiguous_name") if error.candidates else (404, missing)
-    return ApiError(status, code, str(error))

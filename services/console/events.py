@@ -2,12 +2,13 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 
 from aiohttp import web
 
-from kybernate.bus.port import Bus, BusError
-from kybernate.http_api import ApiError, number
+from kybernate.bus.port import Bus
+from kybernate.http_api import number
 from services.console.follow import EVENTS, Event
 
 RECENT_EVENTS = 1024
@@ -26,8 +27,9 @@ def as_sse(event: Event) -> bytes:
 class EventLog:
     """Its readers and the last events; resumable with ``Last-Event-ID``."""
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+    def __init__(self, bus: Bus, reading: Callable[[str, str], AbstractAsyncContextManager[None]]) -> None:
+        """``reading``: takes the turn among readers of the past; see ``History.reading``."""
+        self._bus, self._reading = bus, reading
         self._recent: deque[Event] = deque(maxlen=RECENT_EVENTS)
         self._readers: set[asyncio.Queue[Event | None]] = set()
 
@@ -46,8 +48,8 @@ class EventLog:
             self._disconnect(reader)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Stream events until the caller leaves. ``Last-Event-ID`` (or ``?after=``) continues after that event; without
-        one ``?since=`` begins with the stored events since then, unix seconds."""
+        """Stream events until the caller leaves. ``Last-Event-ID`` (or ``?after=``) continues after that event;
+        ``?since=`` begins with the stored events since then, unix seconds, and is where an id is looked for first."""
         after = request.headers.get("Last-Event-ID") or request.query.get("after")
         since = number(request.query, "since", 0.0)
         reader: asyncio.Queue[Event | None] = asyncio.Queue(BACKLOG)
@@ -81,11 +83,13 @@ class EventLog:
         ids = [event.id for event in recent]
         if after in ids:
             return recent[ids.index(after) + 1 :]
-        stored = self._bus.replay(after_id=after) if after else self._bus.replay(since=since)
-        try:
-            return [event async for event in stored if isinstance(event, EVENTS)]
-        except BusError as error:
-            raise ApiError(503, "events_unavailable", f"past events cannot be read: {error}", 2) from error
+        async with self._reading("events", "begin later"):
+            if since > 0:  # to find an id, the bus reads the headers of all events
+                past = [event async for event in self._bus.replay(since=since) if isinstance(event, EVENTS)]
+                ids = [event.id for event in past]
+                if not after or after in ids:
+                    return past[ids.index(after) + 1 :] if after else past
+            return [event async for event in self._bus.replay(after_id=after) if isinstance(event, EVENTS)]
 
     async def _live(self, reader: "asyncio.Queue[Event | None]", sent: set[str]) -> AsyncIterator[bytes]:
         while True:

@@ -14,7 +14,6 @@ from kybernate.messages import (
     GpuHealthChanged,
     GroupDecided,
     NodeTrafficSignal,
-    OrderChanged,
     Presence,
     RequestEnded,
     SeatEvent,
@@ -26,8 +25,8 @@ from services.console.core.cluster import Cluster
 RETRY_SECONDS = 0.5
 FORGET_SECONDS = 10.0
 """Interval at which expired levels are forgotten."""
-Event = SeatEvent | GpuHealthChanged | OrderChanged | GroupDecided
-EVENTS = (SeatEvent, GpuHealthChanged, OrderChanged, GroupDecided)
+Event = SeatEvent | GpuHealthChanged | GroupDecided
+EVENTS = (SeatEvent, GpuHealthChanged, GroupDecided)
 
 
 class Reader:

@@ -43,7 +43,7 @@ class History:
         """Return the newest events of ``since`` (unix seconds, ten minutes ago) to ``until`` (now), oldest first.
 
         ``kind``: a decision (``switch``, ``stay``) or the last word of a subject (``activated``, ``decided``,
-        ``operation``); ``model``, ``group``, ``op``; ``limit``. ``complete`` is false where older ones were left out.
+        ``pinned``); ``model``, ``group``, ``op``; ``limit``. ``complete`` is false where older ones were left out.
         """
         query = request.query
         since = _since(query, SINCE_SECONDS)
@@ -51,14 +51,14 @@ class History:
         if (kind := query.get("kind")) and kind not in KINDS:
             raise ApiError(400, "invalid_field", f"kind: {kind[:100]!r} is none of {', '.join(sorted(KINDS))}")
         wanted = {name: query[name] for name in ("kind", "model", "group", "op") if query.get(name)}
-        async with self._reading("events", "ask for less time or one kind"):
+        async with self.reading("events", "ask for less time or one kind"):
             events, found = await self._read(since, number(query, "until", time.time()), wanted, limit)
         return web.json_response({"since": since, "events": events, "complete": found <= limit})
 
     async def request(self, request: web.Request) -> web.StreamResponse:
         """Return the record of a request that was held or failed, the steps to its end, and the events behind them."""
         name = request.match_info["request"]
-        async with self._reading("events", "try again"):
+        async with self.reading("events", "try again"):
             record = await self._bus.ended(name)
             if record is None:
                 text = "it waits still, was served at once, or ended more than a day ago; see kyb why MODEL"
@@ -74,7 +74,7 @@ class History:
         slos, worst = self._slo_seconds(), dict[str, RequestEnded]()
         counts: Counter[str] = Counter()
         stories: dict[str, list[Message]] = {}
-        async with self._reading("requests", "ask for less time"):
+        async with self.reading("requests", "ask for less time"):
             async for record in self._bus.replay(since=since, pattern=RequestEnded.pattern()):
                 if isinstance(record, RequestEnded) and _missed(record, slos.get(record.model, 0.0)):
                     counts[record.model] += 1
@@ -101,7 +101,7 @@ class History:
         query = request.query
         since, limit, model = _since(query, 3600.0), _limit(query), query.get("model") or None
         kept: deque[RequestEnded] = deque(maxlen=limit + 1)
-        async with self._reading("requests", "ask for less time"):
+        async with self.reading("requests", "ask for less time"):
             async for record in self._bus.replay(since=since, pattern=RequestEnded.pattern()):
                 if isinstance(record, RequestEnded) and model in (None, record.model):
                     kept.append(record)
@@ -110,12 +110,18 @@ class History:
         return web.json_response({"since": since, "requests": rows, "complete": len(newest) <= limit})
 
     @asynccontextmanager
-    async def _reading(self, what: str, remedy: str) -> AsyncIterator[None]:
-        """One reader at a time, for ``LONGEST_READ_SECONDS``. Raises ApiError 503."""
+    async def reading(self, what: str, remedy: str) -> AsyncIterator[None]:
+        """One reader at a time, for ``LONGEST_READ_SECONDS``; so long it waits for its turn. Raises ApiError 503."""
+        reads = False
         try:
-            async with asyncio.timeout(LONGEST_READ_SECONDS), self._turn:
+            async with asyncio.timeout(LONGEST_READ_SECONDS) as limit, self._turn:
+                reads = True
+                limit.reschedule(asyncio.get_running_loop().time() + LONGEST_READ_SECONDS)
                 yield
         except TimeoutError:
+            if not reads:
+                text = "another reader of the past has the turn; try again"
+                raise ApiError(503, "history_busy", text, 2) from None
             text = f"too many {what} to be read in {LONGEST_READ_SECONDS:g} s; {remedy}"
             raise ApiError(503, "history_too_long", text, 2) from None
         except BusError as error:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-import aiohttp
 from aiohttp import web
 
 from kybernate.bus.port import Bus, BusError
@@ -23,24 +22,20 @@ from kybernate.logs import get_logger
 from kybernate.messages import GroupDecided, SeatEvent
 from kybernate.roster import GpuRecord, SeatRecord
 from services.console.core.cluster import Cluster
-from services.console.core.served import Served, ServedRequest, Waits
 from services.console.core.timeline import Timeline, WaitingLines
+from services.console.core.waits import Waits
 from services.console.follow import Event
-from services.console.plan_view import PlanView
-from services.console.token_rates import TokenRates
 
 ASSETS = Path(__file__).parent / "assets"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
 TICK_SECONDS = 1.0
 """How often pages get what has changed."""
-TOKENS_SECONDS = 5.0
-"""How often engines are asked for their tokens, while a page is open."""
 FIRST_SECONDS = 600.0
 """How much of the past the first answer has."""
 MOST_SECONDS = 86_400.0
@@ -54,9 +49,9 @@ CHAT_BYTES = 256 * 1024
 
 
 class Page:
-    """The routes of the page; ``run`` and ``read_tokens`` are jobs. Other parts call ``add`` and ``take``."""
+    """The routes of the page; ``run`` is a job. Other parts call ``add`` and methods of ``waits``."""
 
-    def __init__(self, bus: Bus, cluster: Cluster, http: aiohttp.ClientSession, clock: Clock, *, keys: bool) -> None:
+    def __init__(self, bus: Bus, cluster: Cluster, clock: Clock, *, keys: bool) -> None:
         """``keys``: commands need one."""
         self._bus, self._cluster, self._clock, self._keys = bus, cluster, clock, keys
         self.troubles: Callable[[], dict[str, str]] = dict
@@ -65,7 +60,7 @@ class Page:
         """What is wrong with the stack."""
         self._shown: dict[str, Any] | None = None
         """Problems that pages have."""
-        self._timeline, self._lines, self._waits = Timeline(time.time()), WaitingLines(), Waits()
+        self._timeline, self._lines, self.waits = Timeline(time.time()), WaitingLines(), Waits()
         self._events: deque[Event] = deque(maxlen=RECENT_EVENTS)
         self._new: list[Event] = []
         """Those that no page got yet."""
@@ -73,8 +68,6 @@ class Page:
         """How many events were added."""
         self._while_reading: list[SeatEvent | GroupDecided] | None = None
         self._readers: set[asyncio.Queue[bytes | None]] = set()
-        self._tokens = TokenRates(http)
-        self.served, self.plans = Served(clock.to_wall), PlanView(clock)
 
     def routes(self, admin: Callable[[Handler], Handler]) -> list[web.RouteDef]:
         """Return the routes of the page's own data; ``admin`` wraps handlers that need the scope."""
@@ -83,12 +76,8 @@ class Page:
             web.get("/ui", _to_page),
             web.get("/ui/", self._file),
             web.get("/ui/timeline", self._past),
-            web.get("/ui/rates", self._rates),
             web.get("/ui/live", self._live),
             web.get("/ui/allowed", admin(_allowed)),
-            web.get("/ui/plan", self.plans.state),
-            web.post("/ui/plan", admin(self.plans.start)),
-            web.get("/ui/plan/report", self.plans.report),
         ]
 
     def watched(self) -> bool:
@@ -109,18 +98,12 @@ class Page:
             if self._while_reading is not None:
                 self._while_reading.append(event)
 
-    def take(self, request: ServedRequest) -> None:
-        """Take a request that was served."""
-        self._waits.add(request.model, request.held_seconds)
-        self.plans.served(request)
-
     async def run(self) -> NoReturn:
         """Sample waiting requests, and send changes to the pages that are open, until cancelled."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now = time.time()
-            for request in self.served.settle(now):
-                self.take(request)
+            self.waits.settle()
             # No pause in a step: a page that opens later has what is new in its state.
             lanes = self._lines.sample(self._waiting(), now)
             if self._readers:
@@ -130,13 +113,6 @@ class Page:
             else:
                 self._new.clear()
                 self._cluster.seats.take(), self._cluster.gpus.take()
-
-    async def read_tokens(self) -> NoReturn:
-        """Ask the engines for their tokens while a page is open, until cancelled."""
-        while True:
-            await asyncio.sleep(TOKENS_SECONDS)
-            if self._readers:
-                await self._tokens.read(self._seats())
 
     def stop(self) -> None:
         """End every stream, because the console stops."""
@@ -176,11 +152,10 @@ class Page:
         head = {
             "at": now,
             "keys": self._keys,
-            "plans": self.plans.offered,
             "troubles": self.troubles(),
             "problems": self.problems(),
             "loads": self._load(),
-            "waits": self._waited(self._waits.waits),
+            "waits": self._waited(self.waits.waits),
             "revision": self._revision,
         }
         window, past = self._window(FIRST_SECONDS, now)
@@ -202,10 +177,6 @@ class Page:
             await response.write(piece)
         await response.write_eof()
         return response
-
-    async def _rates(self, request: web.Request) -> web.StreamResponse:
-        """Tokens per second of ``?model=``, else of all models together, at the last readings."""
-        return web.json_response({"rates": self._tokens.past(request.query.get("model", ""))})
 
     def _window(self, seconds: float, now: float) -> tuple[dict[str, object], dict[str, Iterator[object]]]:
         """Blocks, switches and waiting lines: what is short, and the rest as of the moment when this returns."""
@@ -240,7 +211,7 @@ class Page:
         seats, gpus = self._cluster.seats, self._cluster.gpus
         touched = seats.take()
         events, self._new = self._new, []
-        models, self._waits.changed = self._waits.changed, set()
+        models, self.waits.changed = self.waits.changed, set()
         body: dict[str, object] = {
             "at": now,
             "revision": self._revision,
@@ -252,7 +223,6 @@ class Page:
             "waits": self._waited(models),
             "lanes": lanes,
             "troubles": self.troubles(),
-            "tokens": self._tokens.of_model,
         }
         if (problems := self.problems()) is not self._shown:
             self._shown = body["problems"] = problems
@@ -270,7 +240,7 @@ class Page:
 
     def _waited(self, models: Iterable[str]) -> dict[str, dict[str, float]]:
         """How long the last requests of these models waited."""
-        return {model: waits for model in models if (waits := self._waits.of(model))}
+        return {model: waits for model in models if (waits := self.waits.of(model))}
 
     def _waiting(self) -> dict[str, int]:
         """Waiting requests by lane; those of no seat count for the lane of a seat of their model."""
@@ -299,8 +269,13 @@ class Page:
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         """A file of the page."""
-        path = (ASSETS / request.match_info.get("file", "index.html")).resolve()
-        if not path.is_relative_to(ASSETS) or not path.is_file():
+        name = request.match_info.get("file", "index.html")
+        try:
+            path = (ASSETS / name).resolve()
+            found = path.is_relative_to(ASSETS) and path.is_file() and not name.endswith("/")
+        except (ValueError, OSError):  # a NUL, or a name that is too long
+            found = False
+        if not found:
             raise web.HTTPNotFound
         return web.FileResponse(path, headers=HEADERS)
 
@@ -335,7 +310,7 @@ def _row(key: str, record: SeatRecord, clock: Clock) -> dict[str, Any]:
         "vram": record.vram_bytes,
         "host": record.host_bytes,
         "reason": record.reason,
-        "blocked": record.blocked,
+        "blocked": record.failed or record.blocked,
         "drained": record.drained,
         "since": record.since,
         "usual": record.usual_seconds,

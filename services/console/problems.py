@@ -52,10 +52,8 @@ class Problems:
                 await asyncio.sleep(1.0)
 
     async def _examine(self) -> dict[str, Any]:
-        managers, routers, history = await asyncio.gather(
-            self._api.explained(), self._routers.states(), self._stream_trouble()
-        )
-        return await asyncio.to_thread(self._check, tuple(managers), tuple(routers), history)
+        managers, history = await asyncio.gather(self._api.explained(), self._stream_trouble())
+        return await asyncio.to_thread(self._check, tuple(managers), tuple(self._routers.states()), history)
 
     def _check(
         self, managers: tuple[dict[str, Any], ...], routers: tuple[dict[str, Any], ...], history: str

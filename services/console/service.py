@@ -4,6 +4,7 @@ import ssl
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -15,9 +16,8 @@ from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.http_api import errors, own_pages
 from kybernate.key_guard import KeyGuard
 from kybernate.messages import RequestEnded
-from kybernate.tls import ServerCertificate, follow_authorities, trusting
+from kybernate.tls import ServerCertificate, follow_authorities, trust, trusting
 from kybernate.web_origin import WebOrigins
-from services.console import openapi
 from services.console.api import VERBS, OperatorApi
 from services.console.core.cluster import Cluster
 from services.console.engine_log import EngineLog
@@ -28,6 +28,8 @@ from services.console.page import CHAT_BYTES, Page
 from services.console.problems import Problems
 from services.console.routers import Routers
 from services.console.settings import ConsoleSettings
+
+DOCUMENT = (Path(__file__).parent / "openapi.json").read_bytes()
 
 
 class Console:
@@ -45,17 +47,17 @@ class Console:
         self.cluster = cluster = Cluster()
         self.reader = Reader(bus, cluster)
         self.health = self._health()
-        self.api, self.events = OperatorApi(bus, cluster, http), EventLog(bus)
-        self.history = History(bus, self._slo_seconds)
+        self.api, self.history = OperatorApi(bus, cluster, http), History(bus, self._slo_seconds)
+        self.events = EventLog(bus, self.history.reading)
         self.routers = Routers(cluster, http, settings.router_url)
-        self.page = Page(bus, cluster, http, self._clock, keys=self.guard.required)
+        self.page = Page(bus, cluster, self._clock, keys=self.guard.required)
         self.page.troubles = lambda: self.health.unmet() | self.health.remarks()
         self.problems = Problems(bus, cluster, self.api, self.routers)
         self.problems.troubles, self.problems.url = self.page.troubles, lambda: self.url
         self.page.problems = lambda: self.problems.found
         self.log = EngineLog(cluster, lambda: self.url)
         self.reader.on_event = self._on_event
-        self.reader.on_level = self.page.served.count
+        self.reader.on_level = self.page.waits.count
         self.reader.on_record = self._on_record
 
     def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
@@ -63,11 +65,9 @@ class Console:
         return {
             **self.reader.jobs(),
             "page": self.page.run(),
-            "tokens": self.page.read_tokens(),
-            "plans": self.page.plans.run(),
             "problems": self.problems.run(self.page.watched),
             "keys": self.guard.watch(),
-            "authorities": follow_authorities(self._trusted),
+            "authorities": follow_authorities(self._trusted, self._settings.router_ca_file),
             **({"certificate": self.certificate.watch()} if self.certificate is not None else {}),
         }
 
@@ -102,7 +102,6 @@ class Console:
             web.get("/v1/requests/{request:.+}", view(self.history.request)),
             web.get("/v1/slo", view(self.history.missed)),
             web.get("/v1/routers", view(self.routers.readiness)),
-            web.get("/v1/usage", view(self.routers.usage)),
             web.post("/v1/wake", partial(self.routers.relay, "/v1/wake")),  # the router checks the key
             *[web.post(f"/v1/{path}", admin(command)) for path, command in self._commands().items()],
         ]
@@ -118,7 +117,6 @@ class Console:
             web.get("/ui/requests/{request:.+}", view(self.history.request)),
             web.get("/ui/log", view(self.log.handle)),
             web.get("/ui/keys", view(self._keys)),
-            web.get("/ui/usage", view(self.routers.usage)),
             web.post("/ui/chat", chat),
             *[web.post(f"/ui/{path}", admin(command)) for path, command in self._commands().items()],
             self.page.files(),
@@ -145,6 +143,7 @@ class Console:
         health.conditions["bus"] = lambda: None if bus.connected or cluster.complete else away
         health.notes["bus"] = lambda: None if bus.connected else away
         health.notes["keys"] = lambda: self.guard.refused
+        health.notes["certificate"] = lambda: self.certificate.refused if self.certificate is not None else None
         health.conditions["roster"] = lambda: None if cluster.complete else "the roster was not read yet"
         health.registry.register(BusMetrics(cluster=bus))
         return health
@@ -154,8 +153,7 @@ class Console:
         self.page.add(event)
 
     def _on_record(self, record: RequestEnded) -> None:
-        if (request := self.page.served.record(record)) is not None:
-            self.page.take(request)
+        self.page.waits.record(record)
 
     async def _stop(self, _: web.Application) -> None:
         self.events.stop()
@@ -173,6 +171,8 @@ def open_auth(settings: ConsoleSettings) -> tuple[KeyGuard, ServerCertificate | 
 async def open_console(settings: ConsoleSettings, bus: Bus) -> AsyncIterator[Console]:
     """Listen on the settings' addresses; close everything at the end. Raises ConfigError, CannotListenError."""
     trusted = trusting(None)
+    if settings.router_ca_file is not None:
+        trust(trusted, settings.router_ca_file, "KYB_ROUTER_CA_FILE")
     connector = aiohttp.TCPConnector(ssl=trusted)
     async with aiohttp.ClientSession(connector=connector) as http, AsyncExitStack() as ports:
         console = Console(settings, bus, http, trusted)
@@ -187,4 +187,4 @@ async def open_console(settings: ConsoleSettings, bus: Bus) -> AsyncIterator[Con
 
 async def _openapi(_: web.Request) -> web.Response:
     """Return the OpenAPI document, which needs no key."""
-    return web.json_response(openapi.document())
+    return web.Response(body=DOCUMENT, content_type="application/json")

@@ -2,13 +2,13 @@
 
 from pydantic import Field
 
-from kybernate.settings import OptionalFile, Settings
+from kybernate.settings import ListenHost, OptionalFile, Settings, Url
 
 
 class ConsoleSettings(Settings):
     """Settings of the console."""
 
-    host: str = "127.0.0.1"
+    host: ListenHost = "127.0.0.1"
     """Address of the operators' API."""
     port: int = Field(8781, ge=0, le=65535)
     """Port of the operators' API; 0 takes a free one."""
@@ -23,5 +23,7 @@ class ConsoleSettings(Settings):
     cors_origins: str = ""
     """Pages that may read the console and command, and names under which browsers reach it, such as
     https://console.example, with commas between."""
-    router_url: str = ""
-    """Router that the page's playground and kyb wake reach; empty: one of those that report themselves."""
+    router_url: Url = ""
+    """Router that the page's playground and kyb wake reach, with the key of their caller; empty: they reach none."""
+    router_ca_file: OptionalFile = None
+    """Authority (PEM) of the routers' certificate, or that certificate; trusted beside those of the machine."""

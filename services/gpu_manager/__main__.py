@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import aiohttp
 
@@ -30,7 +29,6 @@ from kybernate.presence import NodePresence
 from kybernate.roster import BUCKET
 from kybernate.settings import refused
 from kybernate.topology import Group, Topology, plan
-from kybernate.tracing import open_tracer
 from services.gpu_manager.core.board import Board
 from services.gpu_manager.core.riders import host_memory, lanes
 from services.gpu_manager.core.seat_pod import with_owned
@@ -39,7 +37,7 @@ from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.gpu_processes import GpuProcesses
 from services.gpu_manager.http import routes
 from services.gpu_manager.ledger import LedgerFile
-from services.gpu_manager.live_policy import LearnedFile, open_policy
+from services.gpu_manager.live_policy import GuardedPolicy, LearnedFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.metrics import ManagerMetrics
 from services.gpu_manager.pod_conditions import PodConditions
@@ -47,10 +45,6 @@ from services.gpu_manager.pod_events import PodEvents
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods, wishes_matter
 from services.gpu_manager.publish import GateFiles
 from services.gpu_manager.settings import ManagerSettings
-from services.gpu_manager.switch_spans import SwitchSpans
-
-if TYPE_CHECKING:
-    from kybernate.otel import Tracer
 
 BUS_SECONDS = 1.0
 """Wall: how long a manager that starts waits for the cluster bus, on which another one of its node could object."""
@@ -66,7 +60,7 @@ class GroupSources:
     """The GPUs; None: read them."""
 
 
-async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tracer: "Tracer | None" = None) -> None:
+async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> None:
     """Run until cancelled. Raises ChangedError when it is to be called again. ``lock``: identity of the lock file."""
     clock = Clock(settings.speed)
     async with contextlib.AsyncExitStack() as stack:
@@ -80,7 +74,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tra
         topology = _planned(config, known)
         _log_groups(config, topology)
         ledger = LedgerFile(settings.ledger)
-        policy = stack.enter_context(open_policy(config, settings))
+        policy = GuardedPolicy(config.policy.name, config.policy.build())
         setup = NodeSetup(
             node=settings.node,
             groups=with_owned(topology.groups, ledger.read(), known),
@@ -116,10 +110,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tra
             clock=clock,
             engines=EngineProbes(session),
             gpu_processes=GpuProcesses(gpus, settings.helpers_dir),
-            spans=SwitchSpans(tracer) if tracer is not None else None,
         )
-        if tracer is not None:
-            health.registry.register(tracer)
         health.conditions["bus"] = lambda: (
             None if bus.connected else f"no connection to NATS at {settings.nats_url.rsplit('@')[-1]}"
         )
@@ -135,7 +126,13 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str, tra
         board.node.manager_url = http.url
         learned.read(board.node.learning, manager.now(), board.node.seats)
         presence = NodePresence(
-            bus, instance=settings.instance, node=settings.node, lock=lock, url=http.url, routers=manager.counted
+            bus,
+            instance=settings.instance,
+            node=settings.node,
+            lock=lock,
+            url=http.url,
+            routers=manager.counted,
+            rows=manager.roster.rows,
         )
         manager.on_router = presence.at_once.set
 
@@ -245,15 +242,12 @@ def main() -> None:
         while task is not None and not task.cancelling():  # a stop that arrived together with a change counts
             try:
                 # A separate task: a TaskGroup of Python 3.11 that failed leaves its task marked as cancelled.
-                await asyncio.create_task(serve(settings, sources, lock, tracer))
+                await asyncio.create_task(serve(settings, sources, lock))
             except* ChangedError as group:
                 get_logger().debug("manager.restarting", changes=len(group.exceptions))
         raise asyncio.CancelledError
 
-    with (
-        alone_in_both(settings.run_dir, settings.state_dir, "gpu-manager") as lock,
-        open_tracer("gpu-manager", settings.instance, settings.node) as tracer,
-    ):
+    with alone_in_both(settings.run_dir, settings.state_dir, "gpu-manager") as lock:
         # Signals are handled all the time, also between the end of one run and the beginning of the next.
         lifecycle.main(lambda: lifecycle.run(manager=run()), ConfigError, GpuError)
 

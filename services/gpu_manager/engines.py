@@ -8,6 +8,7 @@ from itertools import chain, repeat
 import aiohttp
 
 from kybernate.engines import METRICS_PATHS, requests_in
+from kybernate.http_api import unanswered
 from services.gpu_manager.core.inputs import EngineProbe, EngineSeen, WallTime
 
 Receive = Callable[[EngineSeen], Awaitable[None]]
@@ -38,37 +39,42 @@ class EngineProbes:
                 self._tasks[probe] = group.create_task(self._ask(probe, receive), name=f"probe {probe.seat}")
 
     async def _ask(self, probe: EngineProbe, receive: Receive) -> None:
-        pauses = chain(SOON_SECONDS if probe.idle else (), repeat(AGAIN_SECONDS))
+        pauses, before = chain(SOON_SECONDS if probe.idle else (), repeat(AGAIN_SECONDS)), ""
         while True:
             asked_at = WallTime(time.monotonic())
-            healthy, running = await self._answer(probe)
-            seen = EngineSeen(probe.seat, probe.container_id, healthy, running, asked_at)
-            if probe.idle or healthy or asked_at > probe.since:
+            healthy, running, said = await self._answer(probe)
+            seen = EngineSeen(probe.seat, probe.container_id, healthy, running, asked_at, said)
+            if probe.idle or healthy or asked_at > probe.since or said != before:
+                before = said
                 await receive(seen)
             await asyncio.sleep(next(pauses))
 
-    async def _answer(self, probe: EngineProbe) -> tuple[bool, int | None]:
-        """(whether it answers well, how many requests it works on). None: not known.
+    async def _answer(self, probe: EngineProbe) -> tuple[bool, int | None, str]:
+        """(whether it answers well, how many requests it works on, else what it answered). None: not known.
 
         Not known: its metrics do not say, or not in time, or at too great a length, or it cannot be reached. Only a
         refused connection proves that no process listens on its port; without a route, a name or a file descriptor to
         ask with it may compute.
         """
         deadline = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
+        path = ""
         try:
-            if not probe.idle:
-                async with self._session.get(probe.endpoint + "/health", timeout=deadline) as answer:
-                    return answer.status == 200, None
-            for path in METRICS_PATHS:
+            for path in METRICS_PATHS if probe.idle else ("/health",):
                 async with self._session.get(probe.endpoint + path, timeout=deadline) as answer:
+                    if not probe.idle:
+                        good = answer.status == 200
+                        return good, None, "" if good else f"{path} answered {answer.status}"
                     running = requests_in(await _content(answer)) if answer.status == 200 else None
                 if running is not None:
-                    return True, running
-            return True, None
+                    return True, running, ""
+            return True, None, ""
         except aiohttp.ClientConnectorError as error:
-            return False, 0 if isinstance(error.os_error, ConnectionRefusedError) else None
-        except (aiohttp.ClientError, TimeoutError, OSError, _TooLongError):
-            return False, None
+            refused = isinstance(error.os_error, ConnectionRefusedError)
+            return False, 0 if refused else None, f"{path}: {unanswered(error.os_error).lower()}"
+        except TimeoutError:
+            return False, None, f"{path}: no answer within {ANSWER_SECONDS:.0f} s"
+        except (aiohttp.ClientError, OSError, _TooLongError):
+            return False, None, f"{path}: the connection ended without an answer"
 
 
 class _TooLongError(Exception):

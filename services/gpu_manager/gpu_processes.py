@@ -9,22 +9,21 @@ sets CUDA_VISIBLE_DEVICES itself, for example. This module reads /proc; the deci
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from kybernate.cgroups import PROC
 from kybernate.gpus import GpuError, Gpus
+from kybernate.homes import Homes
 from kybernate.logs import OnceLogger
-from kybernate.seat import container_of
-from services.gpu_manager.core.inputs import ForeignProcess, ForeignProcessesSeen
+from services.gpu_manager.core.inputs import ForeignProcess, ForeignProcessesSeen, WallTime
 
-PROC = Path("/proc")
+NEVER = WallTime(0.0)
 READS = 2
 """A process counts once it was seen in so many reads in a row: containers start and end between two reads of pods."""
 STRAY_READS = 3
 """The same for a process on another group's GPU: a seat may move between the look at its place and the read."""
-_PROCESS = "process://"
 
 
 class GpuProcesses:
@@ -36,6 +35,9 @@ class GpuProcesses:
         self._seen: dict[tuple[int, str], int] = {}
         self._peaks: dict[str, int] = {}
         self._astray: dict[tuple[str, str], int] = {}
+        self._used: dict[str, dict[str, int]] = {}
+        """Bytes by container and GPU in the last read."""
+        self._began = NEVER
         self._unread = OnceLogger("gpu_processes.read_failed")
 
     async def read(
@@ -43,19 +45,23 @@ class GpuProcesses:
         containers: Collection[str],
         places: Mapping[str, frozenset[str]] = MappingProxyType({}),
         *,
+        resting: Collection[str] = (),
+        began: WallTime = NEVER,
         reads: int = READS,
     ) -> ForeignProcessesSeen | None:
         """Processes that are in none of these containers and were seen in so many ``reads`` in a row, by GPU, what each
-        container used at most, and which have processes elsewhere than in their ``places`` (UUIDs); None when the
-        driver does not answer."""
+        container used at most, and which have processes elsewhere than in their ``places`` (UUIDs); of those that
+        are ``resting`` what they hold. ``began``: now. None when the driver does not answer, which ends a row of reads.
+        """
         try:
             processes = await self._gpus.processes()
         except GpuError as error:
             self._unread.log(reason=str(error))
+            self._used = {}
             return None
         self._unread.clear()
         on = {(process.pid, process.gpu) for process in processes if process.bytes > 0}
-        names, homes = await asyncio.to_thread(self._names, {pid for pid, _ in on}, tuple(containers))
+        names, homes = await asyncio.to_thread(self._names, {pid for pid, _ in on}, containers)
         self._seen = {key: self._seen.get(key, 0) + 1 for key in on if key[0] in names}
         used: dict[str, dict[str, int]] = {}
         for process in processes:
@@ -66,65 +72,45 @@ class GpuProcesses:
         self._peaks = {one: max(now.get(one, 0), self._peaks.get(one, 0)) for one in containers}
         astray = {(one, gpu) for one, place in places.items() for gpu in used.get(one, {}).keys() - place}
         self._astray = {key: self._astray.get(key, 0) + 1 for key in astray}
+        before, since, self._used, self._began = self._used, self._began, used, began
+        held = {
+            one: {gpu: min(size, used[one][gpu]) for gpu, size in before[one].items() if gpu in used[one]}
+            for one in before.keys() & used.keys() & {*resting}
+        }
         return ForeignProcessesSeen(
             tuple(ForeignProcess(gpu, pid, names[pid]) for (pid, gpu), n in sorted(self._seen.items()) if n >= reads),
             self._peaks,
             frozenset(key for key, n in self._astray.items() if n >= STRAY_READS),
+            held,
+            since,
         )
 
-    def _names(self, pids: set[int], containers: tuple[str, ...]) -> tuple[dict[int, str], dict[int, str]]:
-        """By process: the name of one that belongs to no container, else its container. A process that cannot be read
-        here is left out."""
+    def _names(self, pids: set[int], containers: Collection[str]) -> tuple[dict[int, str], dict[int, str]]:
+        """By process: the name of one that belongs to no container, else its container. One that has ended is left
+        out; one that may not be read here is none that is known."""
         found: dict[int, str] = {}
         homes: dict[int, str] = {}
-        stat = functools.cache(self._stat)  # processes share ancestors: each is read once
-        for pid in pids - self._own(stat) if pids else ():
-            with contextlib.suppress(OSError):
-                home = self._home(pid, containers, stat)
+        homes_of = Homes(containers, self._proc)  # processes share ancestors: each is read once
+        for pid in pids - self._own(homes_of) if pids else ():
+            try:
+                home = homes_of.of(pid)
                 if home is None:
-                    found[pid] = self._read(pid, "comm").strip()
+                    found[pid] = homes_of.read(pid, "comm").strip()
                 else:
                     homes[pid] = home
+            except PermissionError:
+                found[pid] = "a process that cannot be read"
+            except OSError:
+                pass
         return found, homes
 
-    def _own(self, stat: Callable[[int], list[str]]) -> set[int]:
+    def _own(self, homes: Homes) -> set[int]:
         """Pids of the checkpointer's helpers, whose bytes a driver may not report; a reused pid does not count."""
         own = set()
         with contextlib.suppress(OSError):
             for note in self._helpers.iterdir():
                 pid, _, start = note.name.partition("-")
                 with contextlib.suppress(OSError, ValueError):
-                    if stat(int(pid))[19] == start:
+                    if homes.stat(int(pid))[19] == start:
                         own.add(int(pid))
         return own
-
-    def _home(self, pid: int, containers: tuple[str, ...], stat: Callable[[int], list[str]]) -> str | None:
-        """The container that the process is in; None: in none of these."""
-        ids = {container_of(one): one for one in containers}
-        processes = {int(number): one for key, one in ids.items() if (number := key.removeprefix(_PROCESS)).isdecimal()}
-        line = _ancestors(pid, stat) if processes else []
-        found = next((processes[one] for one in line if one in processes), None)
-        identities = {key.rpartition("/")[2]: one for key, one in ids.items() if one not in processes.values()}
-        groups = self._read(pid, "cgroup") if identities and found is None else ""
-        return found or next((one for identity, one in identities.items() if identity and identity in groups), None)
-
-    def _stat(self, pid: int) -> list[str]:
-        """The fields of a process from its state on."""
-        return self._read(pid, "stat").rpartition(")")[2].split()
-
-    def _read(self, pid: int, file: str) -> str:
-        """A file of a process, which may contain any bytes."""
-        with open(f"{self._proc}/{pid}/{file}", errors="replace") as opened:  # pathlib takes as long as the read
-            return opened.read()
-
-
-def _ancestors(pid: int, stat: Callable[[int], list[str]]) -> list[int]:
-    """The process, its parent, and so on. A parent that ended leaves its children to the reaper."""
-    line = [pid]
-    while line[-1] > 1:
-        fields = stat(line[-1])
-        parent, session = int(fields[1]), int(fields[3])
-        if session not in line and session > 1:
-            line.insert(0, session)  # a container's first process leads its session
-        line.append(parent)
-    return line

@@ -2,6 +2,7 @@
 is."""
 
 import contextlib
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
@@ -14,8 +15,7 @@ from services.gpu_manager.core import obstacles, view
 from services.gpu_manager.core.inputs import Now, RouterAskedOverHttp
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.phases import going_on
-from services.gpu_manager.core.riders import host_memory, operations
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.state import NodeState, Rider
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import record
@@ -36,10 +36,12 @@ def routes(manager: Manager, policy: GuardedPolicy, memory: HostMemory) -> list[
         return web.json_response({"seats": records, "why": texts})
 
     async def reasons(_: web.Request) -> web.Response:
-        body = why_answer(manager.node, policy, manager.now())
+        if not manager.node.recovered:
+            return _error("the manager has just started", 503)
+        body = why_answer(manager.node, policy, manager.now()) | {"unread": manager.unread}
         with contextlib.suppress(OSError):
             body["note"] = run_files.read_note(manager.gate.run_dir)
-            body["host_memory"]["available_bytes"] = await memory.free_bytes()
+            body.setdefault("host_memory", {})["available_bytes"] = await memory.free_bytes()
         return web.json_response(body)
 
     return [web.get("/v1/seats", seats), web.get("/v1/why", reasons), pod_route(manager), stop_route(manager)]
@@ -96,26 +98,27 @@ def why_answer(node: NodeState, policy: GuardedPolicy, now: Now) -> dict[str, An
         "policy": policy.name,
         "errors": policy.errors,
         "last_error": policy.last_error,
-        "host_memory": {
-            "budget_bytes": node.setup.host_bytes,
-            "taken_bytes": host_memory.taken_bytes(node),
-            "spills": node.spills,
-        },
         "groups": [_why_group(node, group, now) for group in node.setup.groups],
-        "operations": [
-            operations.status(node, order, now).model_dump(mode="json")
-            for order in node.orders.values()
-            if not order.outcome or order.op in {drain.op for drain in node.drains.values()}
+        **{rider.name: said for rider in node.riders[Rider.why] if (said := rider.why(node, None, now)) is not None},
+        "silent_routers": [
+            f"router {name} lives and acknowledges no drain, for {seconds:.0f} s: it has no lease of this node, and "
+            "switches do not wait for it"
+            for name, seconds in sorted(node.routers.silent(now).items())
         ],
         "problems": [text for seat in node.seats.values() for text in seat.terms.problems],
     }
+
+
+def _of_riders(node: NodeState, of: Group | ManagedSeat, now: Now) -> dict[str, Any]:
+    said = (rider.why(node, of, now) or {} for rider in node.riders[Rider.why])
+    return {name: value for one in said for name, value in one.items()}
 
 
 def _why_group(node: NodeState, group: Group, now: Now) -> dict[str, Any]:
     return {
         "group": group.name,
         "why": node.groups[group.name].why,
-        "drained": operations.drained(node, group),
+        **_of_riders(node, group, now),
         "phases": going_on(node, group, now),
         "peers": [peer.name for peer in node.groups[group.name].peers],
         "seats": [_why_seat(node, seat, now) for seat in node.seats_on(group) if seat.pod is not None],
@@ -135,7 +138,6 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "tier": seen.tier,
         "weight": seen.weight,
         "slo_seconds": seen.slo_seconds,
-        "stall_budget_seconds": seen.stall_budget_seconds,
         "pinned": seen.pinned,
         "waiting": seen.waiting,
         "in_flight": seen.in_flight,
@@ -149,6 +151,8 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "way": seat.durable.way,
         "demoted": seat.durable.demoted,
         "unverified": seat.durable.unverified,
-        "spilled": seat.durable.spilled,
+        "peak_bytes": seat.durable.peak_bytes,
+        "woke": asdict(woke) if (woke := node.woke.get(seat.id)) is not None and woke.model == seat.model else None,
+        **_of_riders(node, seat, now),
         "verify_seconds": round(seat.durable.costs.verify_seconds, 3),
     }

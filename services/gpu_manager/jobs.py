@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError, NodeBus
 from kybernate.logs import get_logger
-from kybernate.messages import AskJobs, Job, JobReply, KillJob, ReleaseJob, RetargetJob, SwitchJob
-from services.gpu_manager.core.inputs import EndingAnswered, JobAnswered, JobsReported, RetargetAnswered
+from kybernate.messages import AskJobs, Job, JobReply, KillJob, ReleaseJob, SwitchJob
+from services.gpu_manager.core.inputs import EndingAnswered, JobAnswered, JobsReported, WallTime
 
 log = get_logger()
 
@@ -34,7 +34,7 @@ class CheckpointerClient:
         self._unsent: set[str] = set()
         """What the bus did not take, and is logged."""
 
-    async def send(self, job: SwitchJob | RetargetJob | ReleaseJob | KillJob) -> None:
+    async def send(self, job: SwitchJob | ReleaseJob | KillJob) -> None:
         """Send a job once; its answer, or that there was none, is a message to the board.
 
         A job whose answer is still due is not sent a second time.
@@ -49,13 +49,11 @@ class CheckpointerClient:
                 await asyncio.sleep(ASK_SECONDS)  # the board sends it again at once
         finally:
             self._in_flight.discard(key)
-        if reply is not None and not reply.accepted and not isinstance(job, RetargetJob):
+        if reply is not None and not reply.accepted:
             log.warning("job.refused", op=_op(job), code=reply.code, reason=reply.reason)
         match job:
             case SwitchJob():
                 await self._receive(JobAnswered(job.op, reply))
-            case RetargetJob():
-                await self._receive(RetargetAnswered(job.op, reply))
             case ReleaseJob() | KillJob():
                 await self._receive(EndingAnswered(job, reply))
 
@@ -69,10 +67,11 @@ class CheckpointerClient:
         while True:
             await asyncio.sleep(ASK_SECONDS)
             for question in questions(ASK_SECONDS):
+                asked_at = WallTime(time.monotonic())
                 reply = await self._request(question, timeout)
                 timeout = min(timeout * 2, LONGEST_SECONDS) if reply is None else JOB_TIMEOUT_SECONDS
                 if reply is not None:
-                    await self._receive(JobsReported(reply, asked=question.ops))
+                    await self._receive(JobsReported(reply, asked=question.ops, asked_at=asked_at))
 
     async def _patiently(self, job: Job) -> JobReply | None:
         """Wait longer for each answer that did not come in time: a slow checkpointer is busy with the first one."""
@@ -99,17 +98,15 @@ class CheckpointerClient:
 def _op(job: Job) -> str:
     """As the log names it."""
     match job:
-        case SwitchJob() | RetargetJob():
+        case SwitchJob():
             return job.op
         case ReleaseJob() | KillJob():
             return f"end {job.target.seat}"
     return "status"
 
 
-def _identity(job: SwitchJob | RetargetJob | ReleaseJob | KillJob) -> tuple[object, ...]:
+def _identity(job: SwitchJob | ReleaseJob | KillJob) -> tuple[object, ...]:
     """Equal for repetitions of one job."""
     if isinstance(job, SwitchJob):
         return SwitchJob, job.op
-    if isinstance(job, RetargetJob):
-        return RetargetJob, job.op, job.activate and job.activate.seat
     return type(job), job.target.seat, job.target.pod_uid, job.target.container_id, job.epoch

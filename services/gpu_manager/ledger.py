@@ -11,7 +11,7 @@ import hashlib
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -25,8 +25,8 @@ from pydantic import (
 
 from kybernate import files
 from kybernate.logs import get_logger
-from kybernate.messages import OrderOutcome, OrderVerb
 from kybernate.seat import LEDGER_FORMAT, SeatState
+from services.gpu_manager.failures import Failures
 
 
 @dataclass(slots=True)
@@ -45,16 +45,6 @@ class Costs:
     """The same of a start, where a restart parked it for lack of host memory; 0: not measured."""
     verify_seconds: float = 0.0
     """Of that, the proofs and the comparison of its models' answers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Freeze:
-    """Requests in flight that are frozen with a parked seat."""
-
-    since: float = 0.0
-    """Unix seconds; 0: there are none."""
-    until: float = 0.0
-    """Unix seconds at which routers end them; 0 without any."""
 
 
 @dataclass(slots=True)
@@ -100,8 +90,6 @@ class Durable:
     """Why a restart parks it, or its copy is dropped: host memory is short. Until it is active again."""
     started: bool = False
     """It has been active at least once since its pod came."""
-    unhealthy_starts: int = 0
-    """Starts in a row in which its engine was not healthy in time."""
     pinned: bool = False
     """By an operator; a pod's own pin is an annotation."""
     way: str = ""
@@ -110,7 +98,7 @@ class Durable:
     waited: float = 0.0
     """Model seconds: the longest wait before each visit since it came to its group, summed."""
     costs: Costs = field(default_factory=Costs)
-    freeze: Freeze = field(default_factory=Freeze)
+    failed: Failures = field(default_factory=Failures)
 
     def copy(self) -> "Durable":
         """A copy that does not follow the original."""
@@ -119,11 +107,11 @@ class Durable:
 
 @dataclass(slots=True)
 class OperatorOrder:
-    """An operation that an operator began: a move, a drain, or its end. It answers for its name, also when it is
-    over."""
+    """What an operator ordered: a drain in force, a move that goes on or why it failed."""
 
     op: str
-    verb: OrderVerb
+    """Its name; older releases remembered each by one."""
+    verb: Literal["migrate", "drain", "resume"]
     target: str = ""
     """A seat or a group; empty: the node."""
     to: str = ""
@@ -136,10 +124,10 @@ class OperatorOrder:
     cause: str = ""
     begun: float = 0.0
     """Unix seconds."""
-    outcome: OrderOutcome = ""
-    """Empty while it is under way. A drain that is done stays in force until it is resumed."""
+    outcome: str = ""
+    """``failed``, of a move; older releases wrote others."""
     reason: str = ""
-    """How it ended."""
+    """Why it failed."""
 
     @property
     def scope(self) -> str:
@@ -178,6 +166,8 @@ class LedgerEntry(BaseModel):
     """As in ``Facts``."""
     conflict: bool = False
     """As in ``Facts``."""
+    riders: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """What riders remember of it, by their names. Those of a later release are kept."""
     durable: Durable = Field(default_factory=Durable)
     """On disk its fields stand beside the entry's own, as every release reads them; some wrote them as this record."""
 
@@ -190,15 +180,14 @@ class LedgerEntry(BaseModel):
             return {**{name: nested[name] for name in _FACTS if name in nested}, **data}
         if nested is not None:
             return data
-        freeze = {"since": data.get("frozen_since", 0.0), "until": data.get("frozen_until", 0.0)}
-        return {**data, "durable": {**data, "costs": data, "freeze": freeze}}
+        return {**data, "durable": {**data, "costs": data}}
 
     @model_serializer(mode="wrap")
     def _to_flat(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = dump(self)
         durable = data.pop("durable")
-        freeze, costs = durable.pop("freeze"), durable.pop("costs")
-        return {**data, **durable, **costs, "frozen_since": freeze["since"], "frozen_until": freeze["until"]}
+        costs = durable.pop("costs")
+        return {**data, **durable, **costs}
 
 
 class Ledger(BaseModel):
@@ -218,11 +207,9 @@ class Ledger(BaseModel):
     move_seconds: float = 3.0
     """Learned: what activating a seat on another group costs beyond activating it."""
     orders: tuple[OperatorOrder, ...] = ()
-    """Operations of operators, oldest first."""
+    """Of operators."""
     drains: tuple[str, ...] = ()
-    """Names of the drains in force."""
-    unaccounted: dict[str, float] = Field(default_factory=dict)
-    """``NodeState.unaccounted``, CLOCK_MONOTONIC."""
+    """Names of the drains among them."""
     format: int = LEDGER_FORMAT
     lost: bool = Field(default=False, exclude=True)
     """It could not be read, or not its last record, or a later release wrote it: it may lack a ticket or a move."""

@@ -27,10 +27,8 @@ from kybernate.messages import (
     JobProgress,
     KillJob,
     NodeTrafficSignal,
-    OrderChanged,
     Presence,
     ReleaseJob,
-    RetargetJob,
     SeatAllocated,
     SeatEvent,
     SeatPinned,
@@ -39,10 +37,9 @@ from kybernate.messages import (
     TrafficSignal,
 )
 from kybernate.node.run_files import Wish
-from kybernate.path_watch import PathWatch
 from kybernate.seat import SeatState
 from services.gpu_manager import publish
-from services.gpu_manager.core import recovery, view
+from services.gpu_manager.core import recovery, resting, view
 from services.gpu_manager.core.allocations import HAS_PROCESS
 from services.gpu_manager.core.board import Board
 from services.gpu_manager.core.inputs import (
@@ -74,15 +71,11 @@ from services.gpu_manager.jobs import CheckpointerClient
 from services.gpu_manager.ledger import Ledger, LedgerFile
 from services.gpu_manager.pods import POLL_SECONDS, POLL_SOON_SECONDS, Pace, Pods, PodsError
 from services.gpu_manager.publish import GateFiles, RosterWriter
-from services.gpu_manager.switch_spans import SwitchSpans
 
 log = get_logger()
 
-GATE_SECONDS, QUIET_GATE_SECONDS = 0.05, 0.25
-"""Wall: how often calls are looked for while one waits and while none does, where the kernel does not report changes of
-their folders."""
-TEXT_SECONDS, WATCHED_GATE_SECONDS = 0.5, 5.0
-"""Wall: how often it is written what calls wait for; how often none are looked for where the kernel reports changes."""
+GATE_SECONDS, TEXT_SECONDS = 0.25, 0.5
+"""Wall: how often calls are looked for, and how often it is written what they wait for."""
 FOREIGN_SECONDS = 2.0
 WISH_SECONDS = 10.0
 """Wall: how long a pending pod's wish for a group outlives the last read of the pod."""
@@ -94,7 +87,7 @@ PAUSE_SECONDS = 3.0
 """Wall: no two messages are further apart while the process runs: without one there is a tick every second."""
 BRIEF_SECONDS = 0.005
 """Wall: how long the loop itself waits for the ledger. Most records take 0.2 ms; to leave the loop costs as much."""
-DURABLE = (StartTicket, SeatPinned, SeatUnpinned, OrderChanged)
+DURABLE = (StartTicket, SeatPinned, SeatUnpinned)
 """Effects that must not be forgotten even if the machine crashes right after they were carried out."""
 
 
@@ -133,10 +126,10 @@ class Manager:
     """Called with every effect that was carried out."""
     observe_write: Callable[[float], None] = lambda _: None
     """Called with the wall seconds of every write of the ledger."""
-    spans: SwitchSpans | None = None
-    """None: traces are off."""
     on_router: Callable[[], None] = lambda: None
     """Called when another router counts: the next presence lists it."""
+    unread: str = ""
+    """Why the owners of the seats are not known at present; empty: they are."""
     problems: set[str] = field(default_factory=set)
     """Logged problems of pods' annotations."""
 
@@ -204,15 +197,16 @@ class Manager:
 
         ``one_of_many``: what such a message changes without an effect, the next one records.
         """
-        if self.spans is not None:
-            under_way = {switch.op for switch in self.node.switches.values()}
-            effects = self.spans.follow(effects, under_way, time.time())
         others = [effect for effect in effects if not isinstance(effect, CommandReply)]
+        ordered = [one.order for one in effects if isinstance(one, CommandReply) and one.order is not None]
         if others or not one_of_many:
-            await self._record(durable=any(isinstance(effect, DURABLE) for effect in others))
+            await self._record(durable=bool(ordered) or any(isinstance(effect, DURABLE) for effect in others))
         for effect in effects:
             if isinstance(effect, CommandReply) and reply is not None and not reply.done():
                 reply.set_result(effect)
+        for order in ordered:
+            self.roster.refresh()
+            log.info("operation.ordered", **order.model_dump(exclude_defaults=True))
         for effect in sorted(others, key=lambda effect: not isinstance(effect, SwitchJob)):  # what takes longest first
             await self._publish(effect, group)
         if others:
@@ -268,19 +262,13 @@ class Manager:
                 except BusDownError:
                     log.warning("event.publish_failed", seat=effect.seat, state=str(effect.state), epoch=effect.epoch)
                 self.roster.changed(effect.seat)
-            case OrderChanged():
-                self.roster.refresh()
-                try:
-                    await self.bus.publish(effect)
-                except BusDownError:
-                    log.warning("event.publish_failed", op=effect.op, phase=effect.order.phase)
             case GroupDecided():
                 with contextlib.suppress(BusDownError):  # the log has it
                     await self.bus.publish(effect)
             case StartTicket():
                 self.gate.write_ticket(effect)
                 self.look_now.set()
-            case SwitchJob() | RetargetJob() | ReleaseJob() | KillJob():
+            case SwitchJob() | ReleaseJob() | KillJob():
                 group.create_task(self.jobs.send(effect), name=f"send {type(effect).__name__}")
 
     # --- messages into the inbox --------------------------------------------------------------------------------------
@@ -325,8 +313,6 @@ class Manager:
         if not self.node.recovered:
             text = "the manager has just started"
             return CommandReply(accepted=False, code="not-ready", reason=text, retry_after_seconds=1.0)
-        if self.spans is not None:
-            self.spans.asked(message, time.time())
         key = self.inbox.put(message, future)
 
         def give_up() -> None:
@@ -365,13 +351,15 @@ class Manager:
                 continue
             try:
                 owners = await self.pods.seats(self._unconfirmed())
+                self.unread = ""
                 failed.clear()
                 self.gate.write_wishes(self._wishes(owners))
                 self._log_problems(owners)
                 await self.receive(PodsSeen(owners))
                 pending = bool(owners.pending)
             except PodsError as error:
-                failed.log(error=str(error))
+                self.unread = str(error)
+                failed.log(error=self.unread)
                 pending = True
 
     def _unconfirmed(self) -> frozenset[str]:
@@ -379,7 +367,7 @@ class Manager:
         return frozenset(
             seat.id
             for seat in self.node.seats.values()
-            if (seat.state in HAS_PROCESS or seat.id in self.node.unaccounted)
+            if (seat.state in HAS_PROCESS or seat.state is SeatState.LOST)
             and (call := self.calling.get(seat.id)) is not None
             and not (seat.gate.call == call and seat.gate.confirmed >= 2)
         )
@@ -409,21 +397,17 @@ class Manager:
     async def _watch_gate(self) -> None:
         known: StartCalls | None = None
         due = self.now().wall
-        with PathWatch(*self.gate.folders(self.node.seats)) as watch:
-            while True:
-                found = StartCalls(self.gate.calls(self.node.seats))
-                self.calling = found.calls
-                if found != known:
-                    known = found
-                    self.look_now.set()
-                    await self.receive(found)
-                if (now := self.now()).wall >= due:
-                    due = now.wall + TEXT_SECONDS
-                    self.gate.write_texts(publish.gate_texts(self.node, now))
-                if found.calls:
-                    await watch.wait(TEXT_SECONDS, GATE_SECONDS)
-                else:
-                    await watch.wait(WATCHED_GATE_SECONDS, QUIET_GATE_SECONDS)
+        while True:
+            found = StartCalls(self.gate.calls(self.node.seats))
+            self.calling = found.calls
+            if found != known:
+                known = found
+                self.look_now.set()
+                await self.receive(found)
+            if (now := self.now()).wall >= due:
+                due = now.wall + TEXT_SECONDS
+                self.gate.write_texts(publish.gate_texts(self.node, now))
+            await asyncio.sleep(GATE_SECONDS)
 
     async def _watch_gpu_processes(self) -> None:
         known: ForeignProcessesSeen | None = None
@@ -433,9 +417,12 @@ class Manager:
             if faults != self.node.faulty:
                 await self.receive(FaultyGpusSeen(faults))
             containers = {seat.durable.container_id for seat in self.node.seats.values() if seat.durable.container_id}
-            places = view.places(self.node)
-            found = await self.gpu_processes.read(containers, places) if self.gpu_processes is not None else None
-            if found is not None and (found != known or found.strays):
+            if self.gpu_processes is None:
+                continue
+            rest = resting.containers(self.node)
+            places, began = view.places(self.node), self.now().wall
+            found = await self.gpu_processes.read(containers, places, resting=rest, began=began)
+            if found is not None and (found != known or found.strays or resting.awake(self.node, found)):
                 known = found
                 await self.receive(found)
 
@@ -501,10 +488,6 @@ def _log(effect: Effect) -> None:
         facts = {"op": effect.op, "victim": effect.victim, "incoming": effect.incoming, "cause": effect.cause}
         what = {name: value for name, value in facts.items() if value}
         log.info("group.decided", group=effect.group, decision=effect.decision, why=effect.reason, **what)
-    elif isinstance(effect, OrderChanged):
-        seen = effect.order
-        facts = {"op": seen.op, "verb": seen.verb, "target": seen.target, "actor": seen.actor}
-        log.info("operation.changed", **facts, phase=seen.phase, why=seen.text)
     elif isinstance(effect, InvariantBroken):
         log.error("invariant.broken", gpu=effect.gpu, reason=effect.text, meaning="nothing new is granted on this GPU")
     elif isinstance(effect, InputRefused):

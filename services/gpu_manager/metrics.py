@@ -14,8 +14,7 @@ from services.gpu_manager.core import obstacles, view
 from services.gpu_manager.core.demand import PHASES
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.phases import clock
-from services.gpu_manager.core.riders import host_memory, operations
-from services.gpu_manager.core.state import Effect, NodeState
+from services.gpu_manager.core.state import Effect, NodeState, Rider
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager
 
@@ -75,16 +74,21 @@ class ManagerMetrics(Collector):
         broken = "Broken invariants; nothing is granted on their GPUs"
         refused = "Inputs that contradict the state and changed nothing"
         failed = "Decisions of the policy that could not be used; a plain rule decided"
-        spilled = "Parks without a copy, and copies dropped, for lack of host memory"
         for name, text, value in (
             ("kybernate_invariant_violations", broken, node.violations),
             ("kybernate_inputs_refused", refused, node.refused),
-            ("kybernate_host_spills", spilled, node.spills),
             ("kybernate_policy_errors", failed, self._policy.errors),
         ):
             counter = CounterMetricFamily(name, text, labels=["node"])
             counter.add_metric([node.name], value)
             yield counter
+        families = dict[str, CounterMetricFamily | GaugeMetricFamily]()
+        for one in (one for rider in node.riders[Rider.metrics] for one in rider.metrics(node, now)):
+            kind, labels = CounterMetricFamily if one.counter else GaugeMetricFamily, ["node", *one.labels]
+            family = families.setdefault(one.name, kind(one.name, one.text, labels=labels))
+            if one.value is not None:
+                family.add_metric([node.name, *one.labels.values()], one.value)
+        yield from families.values()
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
@@ -102,16 +106,26 @@ def _seats(node: NodeState) -> Iterable[Metric]:
     demoted = _gauge("kybernate_seat_demoted", text, "node", "seat", "model", "backend")
     text = "1 for a seat whose engine the checkpointer cannot reach: its answers are not compared after a park"
     unverified = _gauge("kybernate_seat_unverified", text, "node", "seat", "model")
+    text = "Ends in a row of a seat's engine that had not served"
+    failures = _gauge("kybernate_seat_failures", text, "node", "seat", "model")
     for seat in node.seats.values():
+        if seat.model:
+            failures.add_metric([node.name, seat.id, seat.model], seat.durable.failed.count)
         if seat.model and seat.durable.unverified:
             unverified.add_metric([node.name, seat.id, seat.model], 1)
         if seat.model:
             verify.add_metric([node.name, seat.id, seat.model], seat.durable.costs.verify_seconds)
         if seat.durable.demoted:
             demoted.add_metric([node.name, seat.id, seat.model, seat.backend], 1)
+    text = "Times that a seat had GPU memory while it rested: called past the router, or by a process in its container"
+    woke = CounterMetricFamily("kybernate_seat_woke", text, labels=["node", "seat", "model"])
+    for name, one in node.woke.items():
+        woke.add_metric([node.name, name, one.model], one.times)
+    yield woke
     yield verify
     yield demoted
     yield unverified
+    yield failures
 
 
 def _phases(node: NodeState, now: Now) -> Iterable[Metric]:
@@ -172,11 +186,10 @@ def _by_model(node: NodeState, name: str, text: str, values: dict[str, float] | 
 
 
 def _memory(node: NodeState) -> Iterable[Metric]:
-    vram, host = defaultdict[tuple[str, str], int](int), 0
+    vram = defaultdict[tuple[str, str], int](int)
     for seat in node.seats.values():
         if seat.lease:
             vram[seat.group.name, str(seat.state)] += seat.durable.vram_bytes
-        host += seat.durable.host_taken_bytes if seat.state is SeatState.PARKED else 0
     gauge = _gauge(
         "kybernate_vram_bytes", "VRAM of seats that hold their group, as last measured", "node", "group", "state"
     )
@@ -187,26 +200,13 @@ def _memory(node: NodeState) -> Iterable[Metric]:
     for one in node.setup.groups:
         total.add_metric([node.name, one.name], sum(gpu.memory_bytes for gpu in one.gpus))
     yield total
-    parked = _gauge("kybernate_parked_host_bytes", "Host memory that parked seats take", "node")
-    parked.add_metric([node.name], host)
-    yield parked
-    taken = _gauge("kybernate_host_bytes", "Host memory that seats take or have reserved, parked or active", "node")
-    taken.add_metric([node.name], host_memory.taken_bytes(node))
-    yield taken
-    budget = _gauge("kybernate_host_budget_bytes", "Host memory for all seats; no sample without a budget", "node")
-    if node.setup.host_bytes is not None:
-        budget.add_metric([node.name], node.setup.host_bytes)
-    yield budget
 
 
 def _groups(node: NodeState) -> Iterable[Metric]:
     switching = _gauge("kybernate_group_switching", "1 while a group switches", "node", "group")
-    drained = _gauge("kybernate_group_drained", "1 while a drain keeps seats off the group", "node", "group")
     for group in node.setup.groups:
         switching.add_metric([node.name, group.name], float(group.name in node.switches))
-        drained.add_metric([node.name, group.name], float(operations.drain_on(node, group) is not None))
     yield switching
-    yield drained
 
 
 def _gpus(node: NodeState) -> Iterable[Metric]:

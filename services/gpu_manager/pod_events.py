@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from kybernate.kube import Kube, KubeError
 from kybernate.logs import OnceLogger
 from kybernate.roster import SeatRecord
+from kybernate.seat import ENDED_HERE
 from kybernate.seat import SeatState as S
 
 ROUTINE_SECONDS = 60.0
@@ -31,7 +32,11 @@ _WARNINGS = {
 
 def describe(row: SeatRecord) -> tuple[str, str] | None:
     """Reason and message of what a seat does or waits for; None for states that last only for a moment. Pure."""
-    if found := _WARNINGS.get(row.state):
+    if row.failed and row.state is not S.ACTIVE:
+        reason, text, why = "EngineFailed", row.failed, ""
+    elif row.state is S.BACKOFF and row.reason.startswith(ENDED_HERE):
+        return None  # it was told as parked
+    elif found := _WARNINGS.get(row.state):
         (reason, text), why = found, row.reason
     elif row.blocked:
         reason, text, why = "SeatBlocked", "its seat cannot be started or activated", row.blocked
@@ -68,7 +73,7 @@ class PodEventFilter:
         if described is None or self._last.get(row.pod_uid) == described:
             return None
         reason, message = described
-        kind = "Normal" if row.state in _ROUTINE and not row.blocked else "Warning"
+        kind = "Normal" if row.state in _ROUTINE and not (row.blocked or row.failed) else "Warning"
         if kind == "Normal" and now - self._routine.get(row.pod_uid, -ROUTINE_SECONDS) < ROUTINE_SECONDS:
             return None
         self._last[row.pod_uid] = reason, message

@@ -20,6 +20,7 @@ from kybernate.annotations import PREFER_GROUP, with_options
 from kybernate.kube import ACCOUNT, Kube, KubeError, Mirror, in_cluster
 from kybernate.node.pod_resources import PodResources, PodResourcesError
 from kybernate.pb import podresources_pb2 as pb
+from kybernate.redaction import without_secrets
 from kybernate.run import PROGRAM
 from kybernate.topology import SEAT_ID, Group
 from services.gpu_manager.core.seat_pod import Owners, PendingPod, SeatPod
@@ -33,6 +34,8 @@ SETTLED_SECONDS = 10.0
 """Wall: between two observations otherwise. Of watched pods only PodResources, on this node, is read then."""
 EVENTS_SECONDS = 0.2
 """Wall: changes of pods cause an observation at most so often: kubelet limits PodResources for the whole node."""
+LONGEST_LINE = 200
+"""Characters of the last line of a container's log."""
 PODS, NAMESPACES = "/api/v1/pods", "/api/v1/namespaces"
 
 
@@ -319,6 +322,8 @@ def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any], 
         running="running" in (state.get("state") or {}),
         restarts=int(state.get("restartCount", 0)),
         ended=_how(ended),
+        code=None if ended is None else int(ended.get("exitCode", 0)),
+        line=_last_line(ended),
         exited=None if ended is None else _unix(ended.get("finishedAt")),
         ip=status.get("podIP") or None,
         probe_seconds=_probe_seconds(described.get("startupProbe")),
@@ -335,8 +340,24 @@ def _how(ended: Mapping[str, Any] | None) -> str:
     if ended is None:
         return "does not run"
     if ended.get("reason") == "StartError":
-        return f"could not be started: {ended.get('message')}"
+        return f"could not be started: {_plain(ended.get('message'))}"
+    if ended.get("reason") == "OOMKilled":
+        return "was killed: it had no memory left (OOMKilled)"
     return f"exited with code {ended.get('exitCode', 0)}"
+
+
+def _last_line(ended: Mapping[str, Any] | None) -> str:
+    """The last line that a container wrote, for people; of one that could not be started its end says it."""
+    if ended is None or ended.get("reason") == "StartError":
+        return ""
+    lines = str(ended.get("message") or "").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return _plain(last)
+
+
+def _plain(text: object) -> str:
+    """What a container or its runtime wrote, as one printable line without secrets."""
+    return without_secrets("".join(one if one.isprintable() else " " for one in str(text)))[:LONGEST_LINE]
 
 
 def _probe_seconds(probe: Mapping[str, Any] | None) -> float:

@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -36,12 +37,13 @@ from services.gpu_manager.core.inputs import (
     StartCall,
     StartTicket,
     UnixTime,
+    WallTime,
 )
 from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.moves import why_immovable
 from services.gpu_manager.core.phases import clock
-from services.gpu_manager.core.riders import operations
-from services.gpu_manager.core.state import NodeState
-from services.gpu_manager.core.ways import why_immovable
+from services.gpu_manager.core.state import NodeState, Rider
+from services.gpu_manager.failures import LONGEST_PAUSE_SECONDS
 
 log = get_logger()
 
@@ -49,7 +51,9 @@ CHANGE_NS = 100_000_000
 """Age from which the time of a folder's change is trusted: the file system's clock has steps of some milliseconds."""
 RETRY_SECONDS = 0.25
 COMPARE_SECONDS = 60.0
-_NONE = ("", "", 0)
+LOOK_SECONDS = 4.0
+"""How often it is asked whether rows have vanished."""
+_NONE: tuple[str, dict[str, Any], int, str, float, str] = ("", {}, 0, "", 0.0, "")
 
 
 # --- the roster -------------------------------------------------------------------------------------------------------
@@ -77,8 +81,7 @@ def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
         slo_seconds=seat.terms.tier.slo_seconds,
         pinned=seat.pinned,
         vram_bytes=seat.durable.vram_bytes or (pod.vram_bytes if pod else 0),
-        host_bytes=seat.durable.host_taken_bytes,
-        reason=seat.reason,
+        reason=seat.told,
         since=float(seat.entered),
         usual_seconds=time["usual_seconds"] or 0.0,
         deadline_at=time["deadline_at"] or 0.0,
@@ -88,11 +91,28 @@ def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
         manager_url=node.manager_url,
         node_signals=True,
         blocked=obstacles.blocked(node, seat, now),
-        drained=operations.drained(node, seat.group),
+        failed=seat.durable.failed.text(seat.name),
+        failed_until=_failed_until(seat, now),
         fixed=why_immovable(node, seat),
-        stall_seconds=max(0.0, seat.durable.freeze.until - float(now.unix)),
         reported_at=float(now.unix),
+        **_of_riders(node, seat, now),
     )
+
+
+def _of_riders(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
+    """What riders show: fields of the row, and others by the names of their riders."""
+    rows = {rider.name: rider.row(node, seat, now) for rider in node.riders[Rider.row]}
+    known = {name: value for row in rows.values() for name, value in row.items() if name in SeatRecord.model_fields}
+    others = {rider: {name: row[name] for name in row.keys() - known.keys()} for rider, row in rows.items()}
+    return {**known, "riders": {rider: row for rider, row in others.items() if row}}
+
+
+def _failed_until(seat: ManagedSeat, now: Now) -> float:
+    """Until when no request starts a seat that is failing, unix seconds; 0: one may. Kubelet may pause for longer."""
+    failed = seat.durable.failed
+    if not failed.failing or not (failed.pausing(float(now.unix)) or seat.state is SeatState.BACKOFF):
+        return 0.0
+    return failed.until if failed.pausing(float(now.unix)) else float(seat.entered) + LONGEST_PAUSE_SECONDS
 
 
 class RosterWriter:
@@ -114,9 +134,11 @@ class RosterWriter:
         """Seats whose rows are out of date, in the order of their first change."""
         self._written: dict[str, bytes | None] = {}
         """What each key of this node should hold, as far as it was written; None: nothing."""
-        self._blocked: dict[str, tuple[str, str, int]] = {}
-        """What was written and changes without an event: why a seat is blocked and its group drained, and the
-        deadline of its state, unix seconds."""
+        self._blocked: dict[str, tuple[str, dict[str, Any], int, str, float, str]] = {}
+        """What was written and changes without an event: why a seat is blocked, what riders show, the deadline of
+        its state, unix seconds, and what has failed."""
+        self._seq = 0
+        """The highest of the rows that were written."""
         self._wake = asyncio.Event()
         self.on_record: list[Callable[[SeatRecord], None]] = []
         """Called with each row that was written, for what its pod shows: without the names of other namespaces."""
@@ -138,10 +160,17 @@ class RosterWriter:
         for seat in self._node.seats.values():
             if (
                 obstacles.blocked(self._node, seat, now),
-                operations.drained(self._node, seat.group),
+                _of_riders(self._node, seat, now),
                 round(clock(self._node, seat, now).as_json(now)["deadline_at"] or 0),
+                seat.durable.failed.text(seat.name),
+                _failed_until(seat, now),
+                seat.told,
             ) != self._blocked.get(seat.id, _NONE):
                 self.changed(seat.id)
+
+    def rows(self) -> tuple[int, int] | None:
+        """Number and highest ``seq`` of the rows that routers should have; None: this process has written none yet."""
+        return (sum(value is not None for value in self._written.values()), self._seq) if self._written else None
 
     async def published(self) -> Published:
         """The highest epoch and seq of the rows, which routers have seen; zeros while the bus is away."""
@@ -161,6 +190,7 @@ class RosterWriter:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._write_changes(), name="write the roster")
             group.create_task(self._compare(), name="compare the roster")
+            group.create_task(self._look(), name="look for vanished rows")
 
     async def _write_changes(self) -> None:
         bucket: Bucket | None = None
@@ -188,7 +218,8 @@ class RosterWriter:
         del self._dirty[seat]
         of = self._node.seats[seat]
         state, row = of.state, record(self._node, of, self._now())
-        self._blocked[seat] = row.blocked, row.drained, round(row.deadline_at)
+        riders = _of_riders(self._node, of, self._now())
+        self._blocked[seat] = row.blocked, riders, round(row.deadline_at), row.failed, row.failed_until, row.reason
         try:
             if state is SeatState.FREE and not row.drained:  # a drained node without pods is still known by its rows
                 self._written[row.key] = None
@@ -196,7 +227,8 @@ class RosterWriter:
             else:
                 value = self._written[row.key] = row.model_dump_json().encode()
                 await bucket.put(row.key, value)
-            texts = {name: _for_owner(self._node, of, getattr(row, name)) for name in ("reason", "blocked")}
+                self._seq = max(self._seq, row.seq)
+            texts = {name: _for_owner(self._node, of, getattr(row, name)) for name in ("reason", "blocked", "failed")}
             for take in self.on_record:
                 take(row.model_copy(update=texts))
         except BusError:
@@ -208,6 +240,17 @@ class RosterWriter:
     def _bus_changed(self, connected: bool) -> None:
         if connected and self._node.recovered:  # before, it takes all seats for free; recovery publishes each
             self.all_changed()
+
+    async def _look(self) -> None:
+        """Write rows again that have vanished: a purge sends no message, and routers that start lack them."""
+        while True:
+            await asyncio.sleep(min(LOOK_SECONDS, self._compare_seconds))
+            with contextlib.suppress(BusError):
+                bucket = await self._bus.bucket(BUCKET)
+                expected = dict(self._written)
+                keys = await bucket.keys(f"{slug(self._node.name)}.")
+                there = {key: value for key, value in expected.items() if value is None or key in keys}
+                await self._repair(bucket, expected, there)
 
     async def _compare(self) -> None:
         """Read back what was written, and replace what another client wrote."""
@@ -252,10 +295,6 @@ class GateFiles:
         self._wishes: tuple[Wish, ...] = ()
         self._failed = OnceLogger("gate.write_failed")
 
-    def folders(self, seats: Iterable[str]) -> list[Path]:
-        """Where the calls of these seats are; the plugin makes the folders."""
-        return [self.seats / seat for seat in seats]
-
     def calls(self, seats: Iterable[str]) -> dict[str, StartCall]:
         """Calls that wait now. One whose ticket is already taken is over, also if its file was left behind."""
         found = {seat: self._call(seat) for seat in seats}
@@ -298,9 +337,11 @@ class GateFiles:
                     if "given" in data:  # the clock of the day may have been set since
                         age = time.monotonic() - float(str(data["given"]))
                     call, pod_uid, epoch = str(data["call"]), str(data["pod_uid"]), int(str(data["epoch"]))
+                    end = WallTime(float(str(data["expires"]))) if "expires" in data else None
                     vram_bytes = int(str(data.get("vram_bytes", 0)))
                     container, group = str(data.get("container", "")), str(data.get("group", ""))
-                    found.append(SeatTicket(seat, call, pod_uid, epoch, max(0.0, age), vram_bytes, container, group))
+                    ticket = SeatTicket(seat, call, pod_uid, epoch, max(0.0, age), vram_bytes, container, group, end)
+                    found.append(ticket)
                     break
         return tuple(found)
 
@@ -312,7 +353,11 @@ class GateFiles:
             return known
 
     def write_ticket(self, ticket: StartTicket) -> None:
-        """Open the gate for one call. Where it cannot be written, the next call of the seat gets one."""
+        """Open the gate for one call. Where it cannot be written, or is over by now, the next call of the seat gets
+        one."""
+        if time.monotonic() >= float(ticket.expires):
+            log.warning("gate.ticket_late", seat=ticket.seat, epoch=ticket.epoch)
+            return
         self._write(
             ticket.seat,
             "ticket.json",
@@ -324,6 +369,7 @@ class GateFiles:
                 "vram_bytes": ticket.vram_bytes,
                 "container": ticket.container,
                 "given": time.monotonic(),
+                "expires": float(ticket.expires),
                 "group": ticket.group,
             },
         )

@@ -89,11 +89,14 @@ class StartGate:
         ticket = await self._exclusively(call, _take)
         if not ticket:
             return {}
-        if ticket.get("call") == call.id and ticket.get("seat") == call.seat:
-            get_logger().info("gate.opened", seat=call.seat, epoch=ticket.get("epoch"), pod_uid=ticket.get("pod_uid"))
-            return ticket
-        get_logger().warning("gate.ticket_rejected", seat=call.seat, call=call.id, ticket=ticket)
-        return {}
+        if not call.fits(ticket):
+            get_logger().warning("gate.ticket_rejected", seat=call.seat, call=call.id, ticket=ticket)
+            return {}
+        end = expires(ticket)
+        if end is not None and time.monotonic() >= end:  # this process was stopped: its GPUs may be another seat's
+            raise NotGrantedError("its turn on the GPUs was over before it could start; it asks again")
+        get_logger().info("gate.opened", seat=call.seat, epoch=ticket.get("epoch"), pod_uid=ticket.get("pod_uid"))
+        return ticket
 
     async def _exclusively(
         self, call: "_StartCall", act: Callable[..., dict[str, Any]], *args: object
@@ -126,6 +129,16 @@ class _StartCall:
     ticket: Path
     status: Path
 
+    def fits(self, ticket: dict[str, Any]) -> bool:
+        """True for a ticket of this call."""
+        return bool(ticket.get("call") == self.id and ticket.get("seat") == self.seat)
+
+
+def expires(ticket: dict[str, Any]) -> float | None:
+    """When a ticket is over, on CLOCK_MONOTONIC; None: an older manager does not say."""
+    found = ticket.get("expires")
+    return float(found) if isinstance(found, int | float) else None
+
 
 def _announce(call: _StartCall, seconds: float) -> dict[str, Any]:
     """Write the announcement of a waiting start. A ticket for an earlier call is void and removed."""
@@ -138,13 +151,21 @@ def _announce(call: _StartCall, seconds: float) -> dict[str, Any]:
 
 
 def _take(call: _StartCall) -> dict[str, Any]:
-    """Take the ticket, once, and return its content; empty when it is gone or unreadable."""
+    """Take the ticket, once, and return its content; empty when it is gone or unreadable. That of kubelet's call is
+    written down as ``permit`` (its end, in ms of CLOCK_MONOTONIC) for kyb-run in the container that kubelet starts."""
     taken = call.ticket.with_name("ticket.taken.json")
     try:
         call.ticket.rename(taken)
     except FileNotFoundError:
         return {}
-    return _read(taken)
+    ticket = _read(taken)
+    if not call.inside and call.fits(ticket) and (end := expires(ticket)) is not None:
+        try:
+            permit = call.ticket.with_name("permit")
+            files.replace(permit, f"{int(end * 1000)}\n", durable=False, mode=0o644)
+        except OSError as error:  # with an older one kyb-run asks at the gate
+            get_logger().warning("gate.permit_not_written", seat=call.seat, reason=str(error))
+    return ticket
 
 
 def _refusal(call: _StartCall) -> str:

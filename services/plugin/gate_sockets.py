@@ -1,38 +1,40 @@
 """The start gate for kyb-run, which starts an engine again in a container that runs: a socket in each seat folder.
 
 Lines of text, since kyb-run reads no JSON. It sends ``start``; the answer is ``set NAME=VALUE`` for each variable that
-this start has in another way than its container, then ``start``; or ``wait`` and why there is no ticket yet. A
-process that can connect has the seat folder mounted: it is in the seat's container, and can start only what that may.
+this start has in another way than its container, ``within MS``, which is its end, counted from the question on, and
+``start``; or ``wait`` and why there is no ticket yet. A process that can connect has the seat folder mounted: it is in
+the seat's container, and can start only what that may.
 """
 
 import asyncio
 import contextlib
 import os
 import socket
-import sys
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kybernate.logs import get_logger
 from services.plugin.core.devices import AllocationRefusedError
-from services.plugin.gate import NotGrantedError
+from services.plugin.gate import NotGrantedError, expires
 from services.plugin.servicer import NodeSeats
 
 SOCKET = "gate.sock"
 QUESTION_SECONDS = 5.0
 """Wall: how long a caller may take to ask."""
-_LEFT: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-"""Else asyncio looks at the file by the socket's address, whose descriptor may be another file by then."""
+PACE_SECONDS = 0.05
+"""Wall: between two connections of one container. What calls without end waits in its own backlog."""
 
 
 @dataclass
 class GateSockets:
-    """One server per seat."""
+    """One listener per seat."""
 
     node: NodeSeats
-    _servers: dict[str, asyncio.Server] = field(default_factory=dict)
+    _listeners: dict[str, socket.socket] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _callers: dict[str, asyncio.StreamWriter] = field(default_factory=dict)
     """By seat: the last one. It ends the one before: an engine must not use up the descriptors of the plugin."""
 
@@ -40,35 +42,54 @@ class GateSockets:
         """Listen in the folders of these seats, where it does not yet. One that cannot be made is logged, and tried
         again with the next change of the node; kyb-run waits for it, and says so in the log of its container."""
         for seat_id in seat_ids:
-            if seat_id in self._servers:
+            if seat_id in self._listeners:
                 continue
             try:
                 listener = await asyncio.to_thread(_bound, self.node.gate.seats_dir / seat_id)
             except OSError as error:
                 get_logger().warning("gate.socket_failed", seat=seat_id, reason=str(error))
                 continue
-            self._servers[seat_id] = await asyncio.start_unix_server(self._handler(seat_id), sock=listener, **_LEFT)
+            self._listeners[seat_id] = listener
+            self._spawn(self._listen(seat_id, listener))
 
     async def close(self) -> None:
         """Stop listening; calls that wait are cut off, and asked again of the next plugin."""
-        for server in self._servers.values():
-            server.close()
-        self._servers.clear()
+        tasks = [*self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listener in self._listeners.values():
+            listener.close()
+        for writer in self._callers.values():
+            writer.close()
+        self._listeners.clear()
 
-    def _handler(self, seat_id: str) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if (before := self._callers.get(seat_id)) is not None:
-                before.close()
-            self._callers[seat_id] = writer
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _listen(self, seat_id: str, listener: socket.socket) -> None:
+        while True:
+            with contextlib.suppress(OSError):  # too many open files: asked again
+                caller, _ = await asyncio.get_running_loop().sock_accept(listener)
+                reader, writer = await asyncio.open_unix_connection(sock=caller)
+                if (before := self._callers.get(seat_id)) is not None:
+                    before.close()
+                self._callers[seat_id] = writer
+                self._spawn(self._serve(seat_id, reader, writer))
+            await asyncio.sleep(PACE_SECONDS)
+
+    async def _serve(self, seat_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
             with contextlib.suppress(OSError, ValueError, TimeoutError):
                 async with asyncio.timeout(QUESTION_SECONDS):
                     question = await reader.readline()
                 answer = await self._answered(seat_id, reader) if question == b"start\n" else "wait ask for start\n"
                 writer.write(answer.encode())
                 await writer.drain()
+        finally:
             writer.close()
-
-        return serve
 
     async def _answered(self, seat_id: str, reader: asyncio.StreamReader) -> str:
         """The answer. A caller that goes away gives up its call: kubelet's next one must not wait behind it."""
@@ -85,7 +106,7 @@ class GateSockets:
             await asyncio.gather(call, gone, return_exceptions=True)
 
     async def _answer(self, seat_id: str) -> str:
-        node = self.node
+        node, asked = self.node, time.monotonic()
         try:
             ticket = await node.gate.wait(seat_id, inside=True, closed=node.closed(seat_id))
             group = str(ticket.get("group", ""))
@@ -94,7 +115,9 @@ class GateSockets:
             return _waits(str(refusal))
         if (why := node.missing(seat_id, group)) is not None:
             return _waits(why)
-        return "".join(f"set {name}={value}\n" for name, value in variables.items()) + "start\n"
+        end = expires(ticket)
+        within = "" if end is None else f"within {int((end - asked) * 1000)}\n"
+        return "".join(f"set {name}={value}\n" for name, value in variables.items()) + f"{within}start\n"
 
 
 def _waits(why: str) -> str:
@@ -110,6 +133,7 @@ def _bound(folder: Path) -> socket.socket:
         listener.bind(f"/proc/self/fd/{opened}/{SOCKET}")
         (folder / SOCKET).chmod(0o666)
         listener.listen()
+        listener.setblocking(False)
     except OSError:
         listener.close()
         raise

@@ -26,15 +26,13 @@ from kybernate.backoff import Backoff
 from kybernate.envelope import slug
 from kybernate.health import Health
 from kybernate.logs import OnceLogger, get_logger
-from kybernate.path_watch import PathWatch
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from services.plugin.servicer import OPTIONS, NodeSeats, SeatPlugin
 
 PREFIX = "kyb-"
-WATCH_SECONDS, WATCHED_SECONDS = 0.25, 5.0
-"""Interval at which kubelet's socket and the plugin's socket are checked; the longer one where the kernel reports
-changes of their folder."""
+WATCH_SECONDS = 0.25
+"""Interval at which kubelet's socket and the plugin's socket are checked."""
 REGISTER_SECONDS = 15.0
 """Longer than kubelet's time-out of 10 s for its dial-back."""
 FIRST_LIST_SECONDS = 10.0
@@ -142,16 +140,14 @@ class Registration:
 
 async def _while_unchanged(step: Coroutine[Any, Any, object], kubelet: Path, identity: Identity, own: Path) -> None:
     """Await a step. Raises NotRegisteredError once kubelet's socket is replaced or the plugin's socket is gone."""
-    task, done = asyncio.create_task(step), asyncio.Event()
-    task.add_done_callback(lambda _: done.set())
+    task = asyncio.create_task(step)
     try:
-        with PathWatch(kubelet.parent) as watch:
-            while not task.done():
-                if _identity(kubelet) != identity:
-                    raise NotRegisteredError("kubelet restarted")
-                if _identity(own) is None:
-                    raise NotRegisteredError("the plugin's socket was removed")
-                await watch.wait(WATCHED_SECONDS, WATCH_SECONDS, done)
+        while not task.done():
+            if _identity(kubelet) != identity:
+                raise NotRegisteredError("kubelet restarted")
+            if _identity(own) is None:
+                raise NotRegisteredError("the plugin's socket was removed")
+            await asyncio.wait((task,), timeout=WATCH_SECONDS)
         await task
     finally:
         task.cancel()

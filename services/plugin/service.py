@@ -22,7 +22,6 @@ from kybernate.messages import GpuHealthChanged, SeatAllocated
 from kybernate.node import run_files
 from kybernate.node.config import load_now
 from kybernate.node.pod_resources import PodResources, PodResourcesError, devices
-from kybernate.path_watch import PathWatch
 from kybernate.seat import SeatState
 from kybernate.topology import SEAT_ID, IncompleteGroup, Topology
 from services.plugin import allocations, cdi, offers
@@ -40,9 +39,8 @@ from services.plugin.settings import PluginSettings
 POD_RESOURCES_SECONDS, SETTLED_SECONDS, AFTER_ALLOCATE_SECONDS = 2.0, 10.0, 0.5
 """Interval of PodResources lists, and while they show what is known; delay of the one after an Allocate, since an
 admitted pod is listed with a delay."""
-WISHES_SECONDS, WATCHED_WISHES_SECONDS = 0.5, 5.0
-"""Interval at which the file of wishes, or of a first ledger, is looked at; the longer one where the kernel reports
-changes."""
+WISHES_SECONDS = 0.5
+"""Interval at which the file of wishes, or of a first ledger, is looked at."""
 SAVE_BATCH_SECONDS, SAVE_RETRY_SECONDS = 0.25, 1.0
 
 
@@ -186,9 +184,8 @@ class NodePlugin:
         """Once the node's manager has written its first ledger."""
         why = f"no seat is offered before this node's GPU manager has a ledger ({self.settings.ledger})"
         self.health.conditions["manager"] = lambda: why
-        with PathWatch(self.settings.state_dir) as watch:
-            while not self.settings.ledger.exists():
-                await watch.wait(WATCHED_WISHES_SECONDS, WISHES_SECONDS)
+        while not self.settings.ledger.exists():  # noqa: ASYNC110  another process writes it
+            await asyncio.sleep(WISHES_SECONDS)
         del self.health.conditions["manager"]
         await self.registrations.run()
 
@@ -363,16 +360,14 @@ async def follow_wishes(run_dir: Path, wishes: OpenWishes) -> NoReturn:
     """Keep the wishes current; while their file cannot be read, those known stay."""
     known: object = None
     failed = OnceLogger("wishes.read_failed")
-    with PathWatch(run_dir) as watch:
-        while True:
-            try:
-                found = run_files.wishes_version(run_dir)
-                if found != known:
-                    wishes.update(await asyncio.to_thread(run_files.read_wishes, run_dir))
-                    known = found
-            except OSError as error:
-                failed.log(folder=str(run_dir), reason=str(error))
-                await asyncio.sleep(WISHES_SECONDS)
-            else:
-                failed.clear()
-                await watch.wait(WATCHED_WISHES_SECONDS, WISHES_SECONDS)
+    while True:
+        try:
+            found = run_files.wishes_version(run_dir)
+            if found != known:
+                wishes.update(await asyncio.to_thread(run_files.read_wishes, run_dir))
+                known = found
+        except OSError as error:
+            failed.log(folder=str(run_dir), reason=str(error))
+        else:
+            failed.clear()
+        await asyncio.sleep(WISHES_SECONDS)

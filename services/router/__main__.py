@@ -1,5 +1,8 @@
 """``python -m services.router``: settings, open, run."""
 
+import asyncio
+import signal
+
 from kybernate import lifecycle
 from kybernate.bus import open_bus
 from kybernate.config_errors import ConfigError
@@ -26,6 +29,7 @@ async def serve(settings: RouterSettings) -> None:
             ) as bus,
             open_router(settings, bus, tracer) as router,
         ):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, router.announce)  # kyb-router-draining
             exempt_all()
             health = router.server.url if router.server is not None else router.url
             get_logger().info("router.listening", url=router.url, health=health)

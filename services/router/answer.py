@@ -15,6 +15,7 @@ _UNBUFFERED = b"X-Accel-Buffering: no\r\n"
 _STREAM_LINES = b"Content-Type: text/event-stream\r\nCache-Control: no-cache\r\n" + _UNBUFFERED
 _EVENT_ENDS = b"\n\n", b"\r\n\r\n"
 _LAST_EVENTS = b"data: [DONE]\n\n", b"data: [DONE]\r\n\r\n"
+_OTHER_NAME = "404 (kyb.ai/model differs from the name that the engine serves)"
 _TAIL_BYTES = max(len(event) for event in _LAST_EVENTS)
 
 
@@ -57,6 +58,8 @@ class Answer:
     """A byte of the engine's answer is sent: the call cannot be repeated."""
     status: int = 0
     """The engine's."""
+    none: str = ""
+    """What the engine sent in place of an answer."""
     _unsent: bytes = b""
     """Status line and headers, which are sent with the first piece."""
     _sse: bool = False
@@ -87,7 +90,7 @@ class Answer:
 
     def whole(self, head: Head, lines: bytes, body: bytes) -> None:
         """Send an answer that has arrived completely; if comments have made it a stream, as one event."""
-        self.first_byte, self.status = True, head.status
+        self.first_byte, self.status, self.none = True, head.status, no_answer(head, body)
         if self.began:
             if event := body if _is_stream(head) else _event(head.status, body):  # an empty chunk would end the answer
                 self._send(event)
@@ -100,7 +103,8 @@ class Answer:
 
     def begin(self, head: Head, framing: Body, lines: bytes) -> None:
         """Begin a streamed answer: pieces follow."""
-        self.first_byte, self.status, self._framing = True, head.status, framing
+        self.first_byte, self.status, self.none = True, head.status, no_answer(head)
+        self._framing = framing
         if not self.began:
             self._sse = head.media == _STREAM
             endless = framing.chunked or isinstance(framing, EndlessBody)
@@ -170,6 +174,18 @@ class Answer:
 
 def _is_stream(head: Head) -> bool:
     return head.media == _STREAM and head.get(b"content-encoding").strip().lower() in (b"", b"identity")
+
+
+def no_answer(head: Head, body: bytes | None = None) -> str:
+    """Return what an engine sent in place of an answer; empty: it is one, or an error of status 5xx. ``body``: None of
+    one that is not read as a whole."""
+    if head.status in (401, 403):
+        return str(head.status)
+    if head.status == 404:
+        return _OTHER_NAME if body is not None and b"model" in body[:4096].lower() else "404"
+    if head.status != 200:
+        return ""
+    return "empty" if body == b"" else "text/html" if head.media == b"text/html" else ""
 
 
 def _event(status: int, body: bytes) -> bytes:

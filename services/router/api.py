@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 
 from kybernate.config_errors import ConfigError
-from kybernate.http_api import LONGEST_NAME, ApiError, printable
+from kybernate.envelope import LONGEST_NAME
+from kybernate.http_api import ApiError, printable
 
 RouterError = ApiError
 """Errors of the router's own; all services use one class."""

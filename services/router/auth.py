@@ -27,6 +27,8 @@ class Caller(NamedTuple):
     """The highest that its requests may ask for."""
     tenant: str = ""
     """Its tenant, or the name of the key; empty if the router needs no keys."""
+    lane: str = ""
+    """Its tenant in the queue of a model; empty if no other one could call."""
     views: bool = True
     """It may see seats, and so the reasons of their managers."""
 
@@ -43,7 +45,7 @@ class ApiKeyGuard(KeyGuard):
         self._most_requests = most_requests
         self._requests: Counter[str] = Counter()
         self.tenants = Tenants()
-        self.tenants.apply(self._file.tenants, time.monotonic())
+        self.applied(self._file)
 
     @contextlib.contextmanager
     def admitted(self, request: web.Request, scopes: tuple[Scope, ...]) -> Iterator[None]:
@@ -65,7 +67,8 @@ class ApiKeyGuard(KeyGuard):
         self._requests[key.name] += 1
         tenant = self.tenants.of(key.tenant or "")
         priority = min(PRIORITIES[key.priority], PRIORITIES[tenant.priority] if tenant else PRIORITIES["high"])
-        return Caller(key.name, priority, key.tenant or key.name, key.may("view"))
+        name = key.tenant or key.name
+        return Caller(key.name, priority, name, name if self._several else "", key.may("view"))
 
     def release(self, caller: Caller) -> None:
         """End a request."""
@@ -83,6 +86,8 @@ class ApiKeyGuard(KeyGuard):
         """Take the keys and tenants of a file that has changed."""
         super().applied(file)
         self.tenants.apply(file.tenants, time.monotonic())
+        calling = (key for key in file.keys if key.may("infer") or key.may("gateway"))
+        self._several = len({key.tenant or key.name for key in calling}) > 1
 
 
 def sender_of(request: web.Request) -> Caller:

@@ -25,7 +25,7 @@ from services.router.intake import Intake, RequestBody
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
 from services.router.request_log import CallRecord, RequestLog
-from services.router.request_spans import TRACE_HEADERS, begin_span, end_engine_span, end_span, trace_lines
+from services.router.request_spans import TRACE_HEADERS, begin_span, end_span, trace_lines
 from services.router.settings import RouterSettings
 
 if TYPE_CHECKING:
@@ -81,6 +81,10 @@ class Calls:
         self.log = get_logger().bind()
         self.tasks: set[asyncio.Task[None]] = set()
 
+    def under_way(self) -> list[CallRecord]:
+        """Return those of the calls under way."""
+        return [one._record for one in self.dispatcher.tickets if isinstance(one, Call)]
+
     def begin(self, connection: Connection, head: Head) -> "Call":
         """Begin a call, whose body follows. Raises RouterError."""
         fields = head.fields()
@@ -113,7 +117,7 @@ class Call:
     __slots__ = (
         "_answer", "_body", "_breaks", "_caller", "_calls", "_comments", "_connection", "_engine", "_evictions",
         "_fields", "_head", "_held_back", "_lines", "_over", "_record", "_retried", "_silent", "_span", "_task", "_to",
-        "_tokens", "accepted_at", "body", "cause", "request", "sent_at", "traceparent", "waiting",
+        "_tokens", "accepted_at", "body", "cause", "request", "sent_at", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -123,7 +127,6 @@ class Call:
         self.cause = cause_of(caller, "" if secret else fields.get("x-request-id", ""))
         self.request, self.waiting = 0, True
         self.accepted_at: float | None = None
-        self.traceparent: str | None = None
         self._calls, self._connection, self._head, self._caller = calls, connection, head, caller
         self._record = CallRecord(time.time(), self.cause, traceparent=fields.get("traceparent"))
         self._answer = Answer(connection, head.version == "1.0")
@@ -151,7 +154,7 @@ class Call:
         self._span: Span | None = None
         if calls.tracer is not None:
             self._span = begin_span(calls.tracer, self._record, head, calls.guard.withheld(head), caller.tenant)
-            self.traceparent = self._record.traceparent = self._span.traceparent
+            self._record.traceparent = self._span.traceparent
 
     # --- the request --------------------------------------------------------------------------------------------------
 
@@ -178,7 +181,7 @@ class Call:
         if model != name:
             self._body = self.body.renamed(self._body, fields, model)
         self._wait()
-        calls.dispatcher.arrive(self, model, hold_seconds=patience, by=by, priority=priority, tenant=caller.tenant)
+        calls.dispatcher.arrive(self, model, hold_seconds=patience, by=by, priority=priority, tenant=caller.lane)
 
     def _wait(self) -> None:
         """Send a comment to a caller that waits for a stream every ``keepalive_seconds``, if that is set."""
@@ -239,11 +242,9 @@ class Call:
         elif self._breaks == MOST_BREAKS:
             self._crashes("its seat was lost")
         else:
-            self._again(code, suspect=late, taken=taken)
+            self._again(suspect=late, taken=taken)
 
-    def _again(self, code: str, *, suspect: bool, taken: bool) -> None:
-        if self._span is not None:
-            end_engine_span(self._span, self._record, self.sent_at, code)
+    def _again(self, *, suspect: bool, taken: bool) -> None:
         self.sent_at = None
         record = self._record
         if taken and record.forwarded_at is not None:
@@ -299,9 +300,9 @@ class Call:
 
     @_alone
     def silent(self, connection: EngineConnection) -> None:
-        """Cut the call, unless it is frozen with its seat, or its caller does not read."""
-        to, settings = self._to, self._calls.settings
-        if self._connection.slow or (to is not None and self._calls.dispatcher.traffic.frozen(to.key)):
+        """Cut the call, unless its caller does not read."""
+        settings = self._calls.settings
+        if self._connection.slow:
             connection.clock.set(settings.silence_seconds if self._answer.first_byte else settings.first_byte_seconds)
         else:
             self.cut("engine_silent")
@@ -333,7 +334,7 @@ class Call:
         if self._breaks == MOST_BREAKS:
             self._crashes(str(error))
         else:
-            self._again("upstream_failed", suspect=not again, taken=taken)
+            self._again(suspect=not again, taken=taken)
 
     def _crashes(self, last: str) -> None:
         text = f"an engine dropped this request {MOST_BREAKS} times before responding: the request itself may crash it"
@@ -456,6 +457,7 @@ class Call:
         paid = self._answer.status < 400 if self._answer.first_byte else status == 499 and self._engine is not None
         self._leave_engine()
         calls, record = self._calls, self._record
+        record.none = self._answer.none
         calls.guard.release(self._caller)
         calls.dispatcher.end(self, answered=answered)
         if self._tokens is not None:
@@ -469,7 +471,7 @@ class Call:
         calls.metrics.ended(record, status, known=known, served=served, seat=of)
         calls.records.ended(record, status, known=known)
         if self._span is not None:
-            end_span(self._span, record, status, self.sent_at)
+            end_span(self._span, record, status)
 
     def _text_bytes(self) -> int:
         """Return the bytes of text in the request, for the estimate of its tokens."""

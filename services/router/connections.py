@@ -35,7 +35,8 @@ class ConnectionLimits:
 
     def __init__(self, asked: int, most_per_address: int, rejected: Callable[[str], None]) -> None:
         self._most, self.few = most_connections(asked)
-        self._most_per_address, self.rejected = most_per_address, rejected
+        share = most_per_address if self._most >= asked else min(most_per_address, max(1, self._most // 2))
+        self._most_per_address, self.rejected = share, rejected
         self.shaking: dict[TlsCaller, None] = {}
         """Those in their handshake, the oldest first."""
         self._by_address: Counter[str] = Counter()

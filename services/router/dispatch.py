@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Protocol
 
 import aiohttp
@@ -32,8 +32,6 @@ class Ticket(Protocol):
     """False once it was decided, until the call waits again."""
     accepted_at: float | None
     """Unix seconds at which the manager accepted the activation that this call requested."""
-    traceparent: str | None
-    """Of the call's span, if there is one."""
 
     def decide(self, outcome: step.Forward | step.Reject) -> None:
         """Take the decision."""
@@ -48,7 +46,6 @@ class WaitingTicket:
     def __init__(self, cause: str) -> None:
         self.request, self.cause, self.waiting = 0, cause, True
         self.accepted_at: float | None = None
-        self.traceparent: str | None = None
         self.decided: step.Forward | step.Reject | None = None
         self._future: asyncio.Future[None] | None = None
 
@@ -101,6 +98,11 @@ class Dispatcher:
         self._unanswered = _Unanswered()
         self.stopping = False
         """True once ``stop`` was called."""
+
+    @property
+    def tickets(self) -> Collection[Ticket]:
+        """Those of the calls that have not ended."""
+        return self._tickets.values()
 
     def arrive(
         self,
@@ -225,9 +227,7 @@ class Dispatcher:
 
     async def _request_activation(self, effect: step.RequestActivation) -> None:
         reply: CommandReply | None = None
-        command, ticket = effect.command, self._tickets.get(effect.request)
-        if ticket is not None and ticket.traceparent is not None:
-            command = command.model_copy(update={"traceparent": ticket.traceparent})
+        command = effect.command
         try:
             reply = await self._bus.request(command, CommandReply, timeout=ACTIVATE_TIMEOUT_SECONDS)
         except BusError as error:

@@ -1,12 +1,16 @@
 """``kyb-router-draining``: waits until a router has no calls left. For a preStop hook.
 
-Kubernetes removes a pod from its Services and runs the hook before it sends SIGTERM. Until then the router works as
-usual, so that streams can finish and drains are acknowledged. Standard library only.
+Kubernetes removes a pod from its Services and runs the hook before it sends SIGTERM. The hook announces that to the
+router: kept connections, which a Service does not move, end with their next answer. Until SIGTERM it takes requests, so
+that streams can finish and drains are acknowledged. Standard library only.
 """
 
 import argparse
+import contextlib
 import http.client
+import os
 import re
+import signal
 import ssl
 import sys
 import time
@@ -23,7 +27,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--url", default="http://127.0.0.1:8780", help="the router of this pod")
     parser.add_argument("--first", type=float, default=5, help="seconds until Services have removed this pod")
     parser.add_argument("--seconds", type=float, default=40, help="most seconds in total")
+    parser.add_argument("--pid", type=int, help="the router's process; without it nothing is announced")
     options = parser.parse_args(argv)
+    if options.pid is not None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.kill(options.pid, signal.SIGUSR1)
     until = time.monotonic() + options.seconds
     time.sleep(min(options.first, options.seconds))
     while (left := requests_left(options.url)) != 0 and time.monotonic() < until:

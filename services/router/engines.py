@@ -82,6 +82,8 @@ class EngineConnection(asyncio.Protocol):
         self._unbegun = b""
         """Of an answer, before its first payload: the size of its first chunk."""
         self._unsent = memoryview(b"")
+        self._early = False
+        """The answer began before the whole request was sent: what the engine reads later may be answered again."""
         self._paused = False
         self.clock = Deadline(asyncio.get_running_loop(), self._ring)
         """Time for the next piece of the answer."""
@@ -96,7 +98,7 @@ class EngineConnection(asyncio.Protocol):
     def send(self, exchange: Exchange, head: bytes, body: bytes) -> None:
         """Send a request; its answer goes to the exchange."""
         assert self._transport is not None
-        self._exchange, self._parser = exchange, self._heads
+        self._exchange, self._parser, self._early = exchange, self._heads, False
         if len(body) <= WRITE_BYTES:
             self._transport.write(head + body)
             exchange.sent_at = time.time()
@@ -167,6 +169,7 @@ class EngineConnection(asyncio.Protocol):
             return
         try:
             if self._body is None:
+                self._early = self._early or self._sending
                 self._receive_head(exchange, data)
             else:
                 self._receive(exchange, self._body, data)
@@ -243,9 +246,13 @@ class EngineConnection(asyncio.Protocol):
 
     def _done(self, *, again: bool) -> None:
         """End the exchange."""
-        again = again and not self._unsent and self.open
+        again = again and not self._early and self.open
         self._exchange = self._parser = self._head = self._body = self._pieces = None
         self.pool.done(self, again=again)
+
+    @property
+    def _sending(self) -> bool:
+        return bool(self._unsent) or (self._transport is not None and self._transport.get_write_buffer_size() > 0)
 
     def _break(self, text: str, *, stale: bool = False) -> None:
         exchange = self._exchange

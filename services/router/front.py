@@ -14,7 +14,8 @@ from typing import Self, cast
 
 from aiohttp import web
 
-from kybernate.http_api import LONGEST_NAME, ApiError
+from kybernate.envelope import LONGEST_NAME
+from kybernate.http_api import ApiError
 from kybernate.lifecycle import listening
 from kybernate.logs import get_logger
 from kybernate.tls import TlsCaller, address_of
@@ -251,7 +252,7 @@ class CallerConnection(asyncio.Protocol):
             self._hold(0)
         self._head, data = found
         head, calls = self._head, self._front.calls
-        self._last = not head.keep_alive or head.version != "1.1"
+        self._last = not head.keep_alive or head.version != "1.1" or self._front.leaves
         if head.version not in ("1.1", "1.0"):
             text = "only HTTP/1.1 and HTTP/1.0 are served here"
             raise RouterError(505, "http_version", text, closes=True)
@@ -537,6 +538,8 @@ class Front:
         self.own = Intake(memory, settings.body_seconds, limits.rejected)
         """Bodies of requests to the router itself."""
         self.connections: set[CallerConnection] = set()
+        self.leaves = False
+        """The router will stop: each answer to a request that comes now ends its connection, and says so."""
         self.url = ""
         self._tls = tls
         self._call_ended = asyncio.Event()
@@ -604,5 +607,5 @@ class Front:
         """Return a handler of one request to the router itself."""
         server = self._runner.server
         assert server is not None  # between setup and cleanup
-        options = {**server._kwargs, "keepalive_timeout": 0.0}
-        return AiohttpHandler(server, done=done, loop=asyncio.get_running_loop(), **options)
+        loop = asyncio.get_running_loop()
+        return AiohttpHandler(server, done=done, loop=loop, access_log=None, keepalive_timeout=0.0)

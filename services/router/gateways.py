@@ -87,6 +87,11 @@ class GatewayApi:
 
     async def hold(self, request: web.Request) -> web.StreamResponse:
         """Wait until the model is active: 200 with its endpoint, valid for ``valid_ms``; else 404, 429 or 503."""
+        if request.headers.get("User-Agent", "").startswith("Mozilla/") and not any(
+            name.lower().startswith("x-") for name in request.headers
+        ):  # an image of any page, of which a browser marks nothing where this port has no TLS
+            text = "a browser takes no permits; a gateway that passes its User-Agent on sends a header X-Model, too"
+            raise RouterError(403, "wrong_origin", text)
         model = model_of(request.query.get("model"), "name the model: GET /v1/hold?model=…&timeout=30s")
         timeout = _duration(request.query.get("timeout"))
         sender = sender_of(request)
@@ -94,7 +99,7 @@ class GatewayApi:
         model = self._limits.begin(sender, model)
         priority = min(0, sender.highest_priority)
         self._dispatcher.arrive(
-            ticket, model, kind="permit", hold_seconds=timeout, by="timeout", priority=priority, tenant=sender.tenant
+            ticket, model, kind="permit", hold_seconds=timeout, by="timeout", priority=priority, tenant=sender.lane
         )
         try:
             outcome = await ticket.outcome()

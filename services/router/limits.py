@@ -1,10 +1,9 @@
 """The limits of tenants as responses: which models a caller may use and see, and when it may try again."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-
-from aiohttp import web
 
 from services.router.api import RouterError
 from services.router.auth import Caller
@@ -22,7 +21,6 @@ class TenantLimits:
     rejected: Callable[[str], None]
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Models by their further names; limits are those of the models."""
-    since: float = field(default_factory=time.time)
 
     def sees(self, caller: Caller, model: str) -> bool:
         """Return whether the caller may use and see a model."""
@@ -35,7 +33,7 @@ class TenantLimits:
         tenant, model = self.tenants.of(caller.tenant), self.aliases.get(name, name)
         if tenant is None or tenant.models == ("*",):
             return model
-        if not tenant.may_use(model) or (self.traffic.trust.ever_synced and not self.traffic.serves(model)):
+        if not tenant.may_use(model) or self.traffic.absent(model, time.monotonic()):
             raise self.not_found(caller, name)
         return model
 
@@ -44,12 +42,13 @@ class TenantLimits:
         if reject.code == "model_not_found":
             return self.not_found(caller, model)
         text = f"{reject.message} ({reject.detail})" if caller.views and reject.detail else reject.message
-        return RouterError(
-            reject.status, reject.code, f"{text}; try again in {reject.retry_after} s", reject.retry_after
-        )
+        after = max(1, math.ceil(reject.until - time.time())) if reject.until else reject.retry_after
+        return RouterError(reject.status, reject.code, f"{text}; try again in {after} s", after)
 
     def not_found(self, caller: Caller, model: str) -> RouterError:
         """Return the error of an unknown model, which names only models that the caller may use."""
+        if why := self.traffic.incomplete(time.monotonic()):
+            return RouterError(503, "roster_incomplete", f"model {model!r} is not known, but may exist: {why}", 1)
         known = self.traffic.table.known_models(lambda name: self.sees(caller, name))
         text = f"model {model!r} does not exist{', or this key may not use it' if caller.tenant else ''}"
         return RouterError(404, "model_not_found", f"{text}; known models: {known}")
@@ -69,7 +68,3 @@ class TenantLimits:
         if not caller.tenant:
             return
         self.tenants.end(caller.tenant, model if self.traffic.serves(model) else "unknown", tokens)
-
-    async def usage(self, _: web.Request) -> web.StreamResponse:
-        """Return what each tenant has used of each model since this router started."""
-        return web.json_response({"since": self.since, "usage": self.tenants.report()})

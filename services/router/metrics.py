@@ -39,10 +39,10 @@ class Metrics(Collector):
         body_bytes: Callable[[], int] = lambda: 0,
         connections: Callable[[], int] = lambda: 0,
         records_dropped: Callable[[], int] = lambda: 0,
-        used: Callable[[], Iterable[tuple[tuple[str, str], Used]]] = lambda: (),
+        used: Callable[[], Iterable[tuple[tuple[str, str], Used]]] | None = lambda: (),
         models: Callable[[], Iterable[tuple[str, str]]] = tuple,
     ) -> None:
-        """``models``: name and tier of each model that the router knows."""
+        """``models``: name and tier of each model that the router knows; ``used``: None if not shown."""
         self._clock, self._models = clock, models
         self._held, self._in_flight, self._connected = held, in_flight, connected
         self._body_bytes, self._connections, self._records_dropped = body_bytes, connections, records_dropped
@@ -133,14 +133,20 @@ class Metrics(Collector):
         text = "Records of requests that were not published: too many, or the bus was away"
         dropped = CounterMetricFamily("kybernate_router_request_records_dropped", text, value=self._records_dropped())
         yield dropped
-        text = "Requests of a tenant that were admitted"
-        requests = CounterMetricFamily("kybernate_router_tenant_requests", text, labels=["tenant", "model"])
-        text = "Tokens of a tenant as engines counted them, else estimated"
-        tokens = CounterMetricFamily("kybernate_router_tenant_tokens", text, labels=["tenant", "model", "kind"])
-        for (tenant, model), used in self._used():
-            requests.add_metric([tenant, model], used.requests)
-            tokens.add_metric([tenant, model, "prompt"], used.prompt_tokens)
-            tokens.add_metric([tenant, model, "completion"], used.completion_tokens)
-        yield from (requests, tokens)
+        if self._used is not None:
+            yield from _tenants(self._used())
         text = "1 while connected to NATS"
         yield GaugeMetricFamily("kybernate_router_nats_connected", text, value=float(self._connected()))
+
+
+def _tenants(used: Iterable[tuple[tuple[str, str], Used]]) -> Iterable[Metric]:
+    """Of all tenants, also without any: a reader sees that nothing was used."""
+    text = "Requests of a tenant that were admitted"
+    requests = CounterMetricFamily("kybernate_router_tenant_requests", text, labels=["tenant", "model"])
+    text = "Tokens of a tenant as engines counted them, else estimated"
+    tokens = CounterMetricFamily("kybernate_router_tenant_tokens", text, labels=["tenant", "model", "kind"])
+    for (tenant, model), of in used:
+        requests.add_metric([tenant, model], of.requests)
+        tokens.add_metric([tenant, model, "prompt"], of.prompt_tokens)
+        tokens.add_metric([tenant, model, "completion"], of.completion_tokens)
+    return requests, tokens

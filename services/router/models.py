@@ -1,11 +1,14 @@
 """``GET /v1/models``: the models that a caller may use, in OpenAI's shape; and paths that a router refuses."""
 
+import json
+import time
 from typing import Any
 
 from aiohttp import web
 
 from kybernate.bus.follow import Slices
-from kybernate.http_api import LONGEST_NAME, ApiError
+from kybernate.envelope import LONGEST_NAME
+from kybernate.http_api import ApiError
 from kybernate.roster import SeatRecord, model_state
 from services.router.auth import sender_of
 from services.router.core.traffic import Traffic
@@ -17,10 +20,18 @@ class ModelsApi:
 
     def __init__(self, traffic: Traffic, limits: TenantLimits) -> None:
         self._traffic, self._limits = traffic, limits
+        self._last: tuple[object, bytes] = None, b""
+        """The last list, and what it was made of."""
 
     async def models(self, request: web.Request) -> web.StreamResponse:
-        """Return all models that the caller may use in OpenAI's list shape, each with its state."""
+        """Return all models that the caller may use in OpenAI's list shape, each with its state; ``incomplete``: why
+        more may exist."""
         table, sender, slices = self._traffic.table, sender_of(request), Slices()
+        tenant = self._limits.tenants.of(sender.tenant)
+        why = self._traffic.incomplete(time.monotonic())
+        made_of = table.version, why, tenant and tenant.models
+        if self._last[0] == made_of:
+            return web.Response(body=self._last[1], content_type="application/json")
         models = {name for name, of in table.models.items() if of.upstreams and self._limits.sees(sender, name)}
         aliases = {alias: model for alias, model in self._limits.aliases.items() if model in models}
         rows = []
@@ -28,7 +39,9 @@ class ModelsApi:
             if records := table.records_of(model):  # else its seats have gone meanwhile
                 rows.append(_row(name, records, model))
             await slices.pause()
-        return web.json_response({"object": "list", "data": rows})
+        listed = {"object": "list", "data": rows} | ({"incomplete": why} if why else {})
+        self._last = made_of, json.dumps(listed).encode()
+        return web.Response(body=self._last[1], content_type="application/json")
 
     async def model(self, request: web.Request) -> web.StreamResponse:
         """Return one model."""

@@ -1,28 +1,21 @@
-"""Load of callers that do not come through a router: what engines count beyond it, and what Prometheus knows.
+"""Load of callers that do not come through a router: what engines count beyond it.
 
 It is published as levels, like that of other gateways. All routers name the same sources, so that their levels replace
 each other instead of adding up.
 """
 
 import asyncio
-import json
-import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from fnmatch import fnmatchcase
-from functools import partial
+from collections.abc import Coroutine, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import aiohttp
-import yaml
 from prometheus_client import Counter
 
 from kybernate.bus.port import Bus, BusError
-from kybernate.config_errors import ConfigError
 from kybernate.engines import METRICS_PATHS, EngineLoad, load_in
 from kybernate.fetch import AT_ONCE, fetch
 from kybernate.levels import Loads
-from kybernate.logs import OnceLogger
 from kybernate.messages import NodeTrafficSignal, TrafficSignal
 from kybernate.messages.signals import MOST_REQUESTS
 from kybernate.seat import SeatState
@@ -36,7 +29,6 @@ FORGET_SECONDS = 10.0
 """Interval at which expired levels are forgotten."""
 VALID_INTERVALS = 3
 """A level expires if so many readings after it fail."""
-MODEL_LABELS = ("model", "model_name")
 
 
 class Place(NamedTuple):
@@ -44,8 +36,8 @@ class Place(NamedTuple):
 
     source: str
     model: str
-    seat: str | None = None
-    tier: str = "standard"
+    seat: str
+    tier: str
 
 
 Levels = Mapping[Place, int | None]
@@ -53,7 +45,7 @@ Levels = Mapping[Place, int | None]
 
 
 class OutsideLoad:
-    """``jobs`` read it, as the settings say. Raises ConfigError."""
+    """``jobs`` read it, as the settings say."""
 
     def __init__(
         self,
@@ -61,30 +53,22 @@ class OutsideLoad:
         bus: Bus,
         http: aiohttp.ClientSession,
         dispatcher: Dispatcher,
-        aliases: Mapping[str, str],
         readings: Counter,
     ) -> None:
         self._settings, self._bus, self._http, self._dispatcher = settings, bus, http, dispatcher
-        self._aliases, self._readings = aliases, readings
+        self._readings = readings
         self.loads = Loads()
         """Levels of all sources: an engine computes the requests of them all."""
-        self._queries = queries_of(settings)
         self._before: dict[str, int] = {}
         """By seat: requests of other callers in the last reading."""
         self._seq = 0
 
     def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the jobs that run until the router ends, by name."""
-        engines, prometheus = self._settings.engine_metrics_seconds, self._settings.prometheus_seconds
-        found: dict[str, Coroutine[Any, Any, None]] = {}
-        if engines:
-            found["engine-metrics"] = self._every(engines, self._engines)
-            found["other levels"] = self._listen()
-            found["forget levels"] = self._forget()
-        for pattern, query in self._queries.items():
-            read = partial(self._prometheus, pattern, query, OnceLogger("prometheus.unanswered"))
-            found[f"prometheus {pattern}"] = self._every(prometheus, read)
-        return found
+        seconds = self._settings.engine_metrics_seconds
+        if not seconds:
+            return {}
+        return {"engine-metrics": self._publish_each(seconds), "other levels": self._listen(), "forget": self._forget()}
 
     async def _listen(self) -> NoReturn:
         """Receive the levels of all sources."""
@@ -99,21 +83,18 @@ class OutsideLoad:
             await asyncio.sleep(FORGET_SECONDS)
             self.loads.forget(time.monotonic())
 
-    async def _every(self, seconds: float, read: Callable[[], Awaitable[Levels | None]]) -> NoReturn:
-        """Publish what ``read`` returns, and a last 0 of what it returns no more; None: nothing is known."""
+    async def _publish_each(self, seconds: float) -> NoReturn:
+        """Publish each reading, and a last 0 of places that it has no more."""
         published: Levels = {}
         while True:
             await asyncio.sleep(seconds)
-            found = await read()
-            if found is None:
-                continue
+            found = await self._engines()
             for place in {**published, **found}:
                 if (count := found.get(place, 0)) is not None:
                     await self._publish(place, count, seconds)
             published = found
 
     async def _publish(self, place: Place, count: int, seconds: float) -> None:
-        """Requests at a seat are in flight; without one they wait for their model."""
         self._seq = max(self._seq + 1, time.time_ns() // 1_000_000)
         signal = TrafficSignal(
             cause=place.source,
@@ -121,8 +102,7 @@ class OutsideLoad:
             model=place.model,
             seat=place.seat,
             tier=place.tier,
-            waiting=count if place.seat is None else 0,
-            in_flight=0 if place.seat is None else count,
+            in_flight=count,
             seq=self._seq,
             ttl_seconds=VALID_INTERVALS * seconds,
         )
@@ -131,8 +111,6 @@ class OutsideLoad:
                 await self._bus.publish(one)
         except BusError:
             pass  # the next reading is published again, and receivers drop this level
-
-    # --- engines ------------------------------------------------------------------------------------------------------
 
     async def _engines(self) -> Levels:
         """Ask the active engines; return the requests of other callers that they had in this reading and the last."""
@@ -181,58 +159,6 @@ class OutsideLoad:
         load = self.loads.of(seat.model, seat.record.seat, time.monotonic(), besides=besides)
         return len(seat.in_flight) + load.waiting + load.in_flight
 
-    # --- Prometheus ---------------------------------------------------------------------------------------------------
-
-    async def _prometheus(self, pattern: str, query: str, failed: OnceLogger) -> Levels | None:
-        """Return the requests that wait for each model."""
-        body = await fetch(self._http, self._settings.prometheus_url.rstrip("/") + "/api/v1/query", query=query)
-        samples = None if body is None else samples_of(body, pattern)
-        self._readings.labels("prometheus", "failed" if samples is None else "ok").inc()
-        if samples is None:
-            failed.log(pattern=pattern, url=self._settings.prometheus_url)
-            return None
-        failed.clear()
-        found: dict[Place, int] = {}
-        for name, count in samples:
-            model = self._aliases.get(name, name)
-            if self._dispatcher.traffic.serves(model):
-                place = Place(f"prometheus/{pattern}", model)
-                found[place] = min(MOST_REQUESTS, found.get(place, 0) + count)
-        return found
-
 
 def _source(seat: Upstream) -> str:
     return f"engines/{seat.record.node}"
-
-
-def queries_of(settings: RouterSettings) -> dict[str, str]:
-    """Return the queries by pattern of models. Raises ConfigError."""
-    text = settings.prometheus_queries
-    try:
-        found = yaml.safe_load(text) or {}
-    except yaml.YAMLError:
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(one, str) for pair in found.items() for one in pair):
-        raise ConfigError(f'KYB_PROMETHEUS_QUERIES={text!r}: write lines "PATTERN OF MODELS": QUERY')
-    if found and not settings.prometheus_url.startswith(("http://", "https://")):
-        raise ConfigError(f"KYB_PROMETHEUS_URL={settings.prometheus_url!r}: write http://HOST:PORT for the queries")
-    return found
-
-
-def samples_of(body: bytes, pattern: str) -> list[tuple[str, int]] | None:
-    """Return (model, count) of an answer to an instant query, for models that fit; None: it is no such answer.
-
-    A sample that is negative or no number counts 0. One without a label of a model is of the model ``pattern``.
-    """
-    try:
-        data = json.loads(body)["data"]
-        samples = [{"metric": {}, "value": data["result"]}] if data["resultType"] == "scalar" else data["result"]
-        found = []
-        for sample in samples:
-            labels, value = sample["metric"], float(sample["value"][1])
-            name = next((labels[label] for label in MODEL_LABELS if label in labels), pattern)
-            if fnmatchcase(name, pattern):
-                found.append((name, math.ceil(max(0.0, value)) if math.isfinite(value) else 0))
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return None
-    return found

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -27,6 +28,10 @@ FEWEST = 3
 """Errors among them that are reported."""
 FORGET_SECONDS = 3600.0
 """After the last error."""
+SILENT_SECONDS = 60.0
+"""Without a byte of an answer; ``SILENT_TIMES`` the usual time where that is longer."""
+SILENT_TIMES = 10
+SILENT = f"without a byte for more than {SILENT_SECONDS:g} s"
 
 
 @dataclass(slots=True)
@@ -49,6 +54,8 @@ class CallRecord:
     """Unix seconds."""
     reason: str = ""
     """Code of the error, if it failed."""
+    none: str = ""
+    """What its engine sent in place of an answer."""
     traceparent: str | None = None
     """Of the router's span, else of the caller's, which may be invalid."""
     tokens: Tokens | None = None
@@ -62,29 +69,58 @@ class CallRecord:
 
 
 class Faults:
-    """Answers of models: of each from its first 5xx until its last ones are all good. Times are unix seconds."""
+    """Answers of models: of each from its first 5xx until its last ones are all good, and those in a row that were
+    none. Times are unix seconds."""
 
     def __init__(self) -> None:
+        self._none: dict[str, EngineFaults] = {}
+        """By model whose last answer was none: how many in a row were the same."""
+        self._usual: dict[str, tuple[float, float]] = {}
+        """By model: usual seconds until the first byte of an answer, and when the last answer ended."""
         self._models: dict[str, tuple[float, deque[float]]] = {}
         """By model: when the first error was, and when each of the last answers was one; 0 for a good one."""
 
-    def answered(self, model: str, status: int, now: float) -> None:
-        """Take the status of an answer."""
+    def answered(self, model: str, status: int, now: float, none: str = "", took: float = 0.0) -> None:
+        """Take the status of an answer, what was in its place, and the seconds until its first byte."""
+        if none:
+            self._none[model] = _one_more(self._none.get(model), model, none, now)
+            return
+        if status < 500:
+            self._none.pop(model, None)
+            usual, _ = self._usual.get(model, (took, now))
+            self._usual[model] = usual + (took - usual) / 4, now
         if status >= 500 or model in self._models:
             _, answers = self._models.setdefault(model, (now, deque(maxlen=LAST)))
             answers.append(now if status >= 500 else 0.0)
             if not any(answers):
                 del self._models[model]
 
-    def report(self, now: float) -> tuple[EngineFaults, ...]:
-        """Return the models of which enough answers were errors."""
+    def silent(self, call: CallRecord, now: float) -> bool:
+        """Return whether an engine has the call, and has answered nothing for longer than usual."""
+        if call.waits or call.forwarded_at is None or call.first_byte_at is not None:
+            return False
+        usual, last = self._usual.get(call.model, (0.0, 0.0))
+        return now - max(call.forwarded_at, last) > max(SILENT_SECONDS, SILENT_TIMES * usual)
+
+    def report(self, now: float, calls: Collection[CallRecord] = ()) -> tuple[EngineFaults, ...]:
+        """Return the models of which enough answers were errors, or none. ``calls``: those under way."""
+        none, begun = dict(self._none), {call.model for call in calls if call.first_byte_at is not None}
+        for call in calls:
+            if call.forwarded_at is not None and call.model not in begun and self.silent(call, now):
+                none[call.model] = _one_more(none.get(call.model), call.model, SILENT, call.forwarded_at)
         rows = [
             EngineFaults(
                 model=model, failed=len(answers) - answers.count(0.0), of=len(answers), first=first, last=max(answers)
             )
             for model, (first, answers) in self._models.items()
         ]
-        return tuple(row for row in rows if row.failed >= FEWEST and now - row.last < FORGET_SECONDS)
+        return tuple(row for row in (*rows, *none.values()) if row.failed >= FEWEST and now - row.last < FORGET_SECONDS)
+
+
+def _one_more(before: EngineFaults | None, model: str, were: str, now: float) -> EngineFaults:
+    if before is None or before.were != were:
+        before = EngineFaults(model=model, failed=0, of=0, first=now, last=now, were=were)
+    return before.model_copy(update={"failed": before.failed + 1, "of": before.of + 1, "last": now})
 
 
 class RequestLog:
@@ -101,8 +137,10 @@ class RequestLog:
         """The call has ended. ``known``: its model exists. One that was served at once, or whose model is not known,
         leaves no record."""
         now = time.time()
-        if known and not call.waits and status != 499 and call.reason in OF_ENGINES:
-            self.faults.answered(call.model, status, now)
+        none = SILENT if status == 499 and self.faults.silent(call, now) else call.none
+        if known and not call.waits and (status != 499 or none) and call.reason in OF_ENGINES:
+            took = (call.first_byte_at or now) - (call.forwarded_at or now)
+            self.faults.answered(call.model, status, now, none, took)
         seconds = max(0.0, now - call.arrived_at)
         held = call.to is None or call.to.held_seconds > 0
         kept = known and (status >= 429 or held)

@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -16,9 +16,9 @@ from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.http_api import errors
+from kybernate.logs import get_logger
 from kybernate.messages import Presence
 from kybernate.web_origin import WebOrigins
-from services.router import openapi
 from services.router.api import aliases_of, engine_paths
 from services.router.auth import open_auth
 from services.router.calls import Calls
@@ -35,7 +35,7 @@ from services.router.level_publisher import LevelPublisher
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
 from services.router.models import AT_THE_CONSOLE, ModelsApi, at_the_console, no_websocket, not_forwarded, not_stored
-from services.router.outside_load import OutsideLoad, queries_of
+from services.router.outside_load import OutsideLoad
 from services.router.request_log import RequestLog
 from services.router.roster_sync import RosterSync
 from services.router.settings import RouterSettings
@@ -47,6 +47,7 @@ LEAVE_SECONDS = 0.5
 """Wall: how long a router that stops waits for the end of calls that it has cancelled."""
 STORED = "/v1/{api:files|uploads|batches|assistants|threads|vector_stores|fine_tuning|responses/.+}{rest:(/.*)?}"
 """Paths of OpenAI's API that store something."""
+DOCUMENT = (Path(__file__).parent / "openapi.json").read_bytes()
 
 
 class RunningRouter:
@@ -83,7 +84,7 @@ class RunningRouter:
             connections=lambda: self.connections.open,
             records_dropped=lambda: self.requests.dropped,
             # without an operations port anybody who reaches the API reads metrics, also without a key
-            used=self.guard.tenants.used.items if settings.health_port or not self.guard.required else lambda: (),
+            used=self.guard.tenants.used.items if settings.health_port or not self.guard.required else None,
             models=lambda: {(seat.model, seat.record.tier) for seat in traffic.table.upstreams.values() if seat.model},
         )
         self.sync = RosterSync(bus, self.dispatcher, self._presence)
@@ -98,8 +99,7 @@ class RunningRouter:
         )
         gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected, tenants)
         readings = self._metrics.readings
-        self.outside = OutsideLoad(settings, bus, http, self.dispatcher, tenants.aliases, readings)
-        self._document = json.dumps(openapi.document(path.decode() for path in paths)).encode()
+        self.outside = OutsideLoad(settings, bus, http, self.dispatcher, readings)
         self.app = self._application(gateways, tenants)
         tls = self.certificate.context if self.certificate is not None else None
         self.front = Front(self.app, self.calls, settings, self.connections, tls)
@@ -124,6 +124,11 @@ class RunningRouter:
 
     def _rejected(self, reason: str) -> None:
         self._metrics.rejections.labels(reason).inc()
+
+    def announce(self) -> None:
+        """The router will stop: callers with kept connections go to another one from now on."""
+        self.front.leaves = True
+        get_logger().info("router.leaves")
 
     async def leave(self) -> None:
         """Announce that this router forwards nothing any more, once it is closed: no drain then waits until its
@@ -151,7 +156,9 @@ class RunningRouter:
             incarnation=self._identity.incarnation,
             node=self._settings.node,
             url=self._settings.advertise_url or self.url,
-            faults=self.requests.faults.report(time.time()),
+            unmet=self.health.unmet(),
+            notes=self.health.remarks(),
+            faults=self.requests.faults.report(time.time(), self.calls.under_way()),
         )
 
     def _health(self) -> Health:
@@ -161,6 +168,7 @@ class RunningRouter:
         health.conditions["bus"] = lambda: None if bus.connected or trust.ever_synced else away
         health.notes["bus"] = lambda: None if bus.connected else away
         health.notes["keys"] = lambda: self.guard.refused
+        health.notes["certificate"] = lambda: self.certificate.refused if self.certificate is not None else None
         health.conditions["roster"] = lambda: None if trust.ever_synced else "the roster was not read yet"
         health.registry.register(BusMetrics(cluster=bus))
         return health
@@ -182,7 +190,6 @@ class RunningRouter:
                 web.get("/v1/hold", for_auth_request(needs("gateway")(gateways.hold))),
                 web.post("/v1/wake", needs("infer")(gateways.wake)),
                 web.post("/v1/signals", needs("signals")(gateways.signals)),
-                web.get("/v1/usage", needs("view")(tenants.usage)),
                 *[web.route(method, AT_THE_CONSOLE, at_the_console) for method in ("GET", "POST")],
                 *[web.route(method, STORED, needs("infer")(not_stored)) for method in ("GET", "POST", "DELETE")],
                 web.get("/v1/realtime", needs("infer")(no_websocket)),
@@ -193,13 +200,13 @@ class RunningRouter:
 
     async def _openapi(self, _: web.Request) -> web.Response:
         """Return the OpenAPI document, which needs no key."""
-        return web.Response(body=self._document, content_type="application/json")
+        return web.Response(body=DOCUMENT, content_type="application/json")
 
     async def _finish(self, request: web.Request, response: web.StreamResponse) -> None:
         """Tell callers to leave while the router stops, and not which software answers."""
         response.headers.popall("Server", None)
         response.headers.update(self.front.origins.answer_headers(request.headers))
-        if self.dispatcher.stopping:
+        if self.dispatcher.stopping or self.front.leaves:
             response.headers["Connection"] = "close"
             response.force_close()
 
@@ -210,7 +217,6 @@ def check(settings: RouterSettings) -> None:
     engine_paths(settings.engine_paths)
     aliases_of(settings.aliases)
     WebOrigins(settings.cors_origins)
-    queries_of(settings)
 
 
 @asynccontextmanager
@@ -224,7 +230,6 @@ async def open_router(
         router = RunningRouter(settings, bus, http)
         if tracer is not None:
             router.calls.tracer = tracer
-            router.health.registry.register(tracer)
         try:
             async with router.ports:
                 router.url = (await router.ports.enter_async_context(router.front)).url

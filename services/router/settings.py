@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from kybernate.settings import Constants, OptionalFile, Settings
+from kybernate.settings import Constants, ListenHost, OptionalFile, Settings, Url
 
 
 class RouterConstants(Constants):
@@ -32,8 +32,6 @@ class RouterConstants(Constants):
     queue_seconds: float = 3.0
     """Longest expected wait for a place at an active seat whose engine is full; further requests get a 429, except
     as many as the pod declares (at most 16)."""
-    prometheus_seconds: float = 15.0
-    """Interval of the queries of KYB_PROMETHEUS_QUERIES."""
     signals_per_second: float = 1000.0
     """Most signals of POST /v1/signals per second and caller, on average; further ones get a 429."""
     signal_sources: int = 500
@@ -43,7 +41,7 @@ class RouterConstants(Constants):
 class RouterSettings(RouterConstants, Settings):
     """Settings of a router. Durations are wall seconds unless model seconds are named."""
 
-    host: str = "127.0.0.1"
+    host: ListenHost = "127.0.0.1"
     """Address of the OpenAI API."""
     port: int = Field(8780, ge=0, le=65535)
     """Port of the OpenAI API; 0 takes a free one."""
@@ -54,7 +52,7 @@ class RouterSettings(RouterConstants, Settings):
     tls_cert_file: OptionalFile = None
     """Certificate (PEM) of the port, which then speaks TLS only; its key is in the same file, or beside it in one that
     ends in .key."""
-    advertise_url: str = ""
+    advertise_url: Url = ""
     """URL of this router in its presence; empty: http://host:port."""
     hold_seconds: float = Field(300.0, gt=0)
     """Model seconds that a request may wait for its model before it gets a 503."""
@@ -79,11 +77,6 @@ class RouterSettings(RouterConstants, Settings):
     engine_metrics_seconds: float = Field(0.0, ge=0, le=60)
     """Interval at which active engines are asked how many requests they compute and queue, so that callers beside the
     routers count, too; 0: never."""
-    prometheus_url: str = ""
-    """Prometheus, such as http://prometheus:9090, for KYB_PROMETHEUS_QUERIES."""
-    prometheus_queries: str = ""
-    """Requests that wait for models elsewhere, as YAML: a pattern of models and a query with a sample per model, such
-    as "*": sum by (model) (queue_size); of samples without the label model or model_name the pattern is the model."""
 
     @property
     def caller_bytes(self) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kybernate.settings import EMPTY_IS_NONE, Constants, OptionalFile, Settings
+from kybernate.settings import EMPTY_IS_NONE, Constants, ListenHost, OptionalFile, Settings
 
 
 class WebhookConstants(Constants):
@@ -18,7 +18,7 @@ class WebhookConstants(Constants):
 class WebhookSettings(WebhookConstants, Settings):
     """Settings of the webhook."""
 
-    host: str = "127.0.0.1"
+    host: ListenHost = "127.0.0.1"
     """Address of the webhook."""
     port: int = Field(9443, ge=0, le=65535)
     """Port of the webhook, HTTPS; 0 takes a free one."""

@@ -95,6 +95,11 @@ def test_signals_of_a_tenant_are_for_its_models(shares: tuple[Stack, RawEngine, 
     stack, engine, keys = shares
     seat(stack, "s9", "secret", engine.endpoint, SeatState.ACTIVE, keys["viewer"])
     found = {}
+    unknown = json.dumps({"source": "x", "id": "0", "data": {"model": "no-such-model", "waiting": 1}}).encode()
+    stack.wait(
+        lambda: stack.post("/v1/signals", unknown, keys["a-app"], b"Content-Type: application/json").status == 404,
+        "all rows of the roster have arrived",
+    )
     for model in ("secret", "no-such-model"):
         body = json.dumps({"source": "x", "id": "1", "data": {"model": model, "waiting": 1}}).encode()
         answer = stack.post("/v1/signals", body, keys["a-app"], b"Content-Type: application/json")

@@ -1,10 +1,9 @@
-"""A nats-server in operator mode, whose users are JWTs: made as the commands say that ``kyb bus users`` prints."""
+"""A nats-server in operator mode, whose users are JWTs: with the rights of ``examples/nsc.sh``."""
 
 import base64
 import json
 import os
 import secrets
-import shlex
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -16,12 +15,10 @@ from typing import Any
 import nkeys
 
 from kybernate.bus.credentials import Credentials, new_seed, public_key
-from kybernate.bus.keys import nsc
-from kybernate.bus.rights import Role
+from kybernate.bus.rights import Role, rights
 from kybernate.dev.nats_server import NatsServer
 from tests.bus.guarded import Guarded, ready
 
-ACCOUNT = "KYB"
 UNLIMITED = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
 
 
@@ -59,11 +56,6 @@ def _base64(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
-def _options(command: str) -> dict[str, str]:
-    words = shlex.split(command)
-    return dict(zip(words[3::2], words[4::2], strict=True))
-
-
 @dataclass
 class Operated(Guarded):
     """The server, its operator and one account, and the folder with the users' .creds files."""
@@ -83,21 +75,16 @@ class Operated(Guarded):
 
     def user(self, role: Role, *, issued: int = 0, expires: int = 0) -> str:
         """The text of a role's .creds file."""
-        (command,) = [line for line in nsc(ACCOUNT, 1) if line.startswith("nsc add user") and f"-{role} " in line]
-        given = _options(command)
-        allowed = {verb: {"allow": given[f"--allow-{verb}"].split(",")} for verb in ("pub", "sub")}
+        may = rights()[role]
+        allowed = {"pub": {"allow": [*may.publish]}, "sub": {"allow": [*may.subscribe]}}
         claims = {"type": "user", **allowed, "subs": -1, "data": -1, "payload": -1}
         seed = self.seeds[role]
         return creds(token(self.account, public_key(seed), claims, issued=issued, expires=expires), seed)
 
     def configure(self, revoked: dict[str, int] | None = None, limits: dict[str, Any] | None = None) -> None:
         """Write the server's configuration; ``revoked``: JWTs of a user that were issued until then; ``limits``: of
-        the account, in place of the printed ones. The server has no memory to spare for JetStream."""
-        edit = _options(next(command for command in nsc(ACCOUNT, 1) if command.startswith("nsc edit account")))
-        sizes = {
-            f"{kind}_storage": int(edit.get(f"--js-{kind}-storage", "0").replace("m", "0" * 6).replace("g", "0" * 9))
-            for kind in ("mem", "disk")
-        }
+        the account, in place of the script's. The server has no memory to spare for JetStream."""
+        sizes = {"mem_storage": 0, "disk_storage": 2_000_000_000}  # --js-disk-storage 2g
         limits = UNLIMITED | sizes | {"streams": -1, "consumer": -1} | (limits or {})
         claims = {"type": "account", "limits": limits, "revocations": revoked or {}}
         public, system = self.account.public_key.decode(), self.system.public_key.decode()
@@ -123,7 +110,7 @@ async def operated(folder: Path) -> AsyncIterator[Operated]:
 
 @asynccontextmanager
 async def limited(folder: Path, **limits: Any) -> AsyncIterator[Operated]:
-    """A server without streams; ``limits`` of the account in place of the printed ones."""
+    """A server without streams; ``limits`` of the account in place of the script's."""
     folder.mkdir(parents=True, exist_ok=True)
     world = Operated(folder, NatsServer(folder / "nats", arguments=("-c", str(folder / "nats.conf"))))
     world.configure(limits=limits)

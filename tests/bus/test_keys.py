@@ -45,11 +45,11 @@ async def test_a_folder_is_filled_once_and_left_alone(tmp_path: Path, kyb: Kyb) 
     assert code == 0
     assert "router.nk" in printed
     first = {file.name: file.read_text() for file in out.iterdir()}
-    assert set(first) == {f"{role}.{kind}" for role in Role for kind in ("nk", "pub")} | {"auth.conf"}
+    assert set(first) == {f"{role}.nk" for role in Role} | {"auth.conf"}
     assert oct(out.stat().st_mode & 0o777) == "0o700"
     for role in Role:
         assert oct((out / f"{role}.nk").stat().st_mode & 0o777) == "0o600"
-        assert public_key(first[f"{role}.nk"].strip()) == first[f"{role}.pub"].strip()
+        assert public_key(first[f"{role}.nk"].strip()) in first["auth.conf"]
         assert first[f"{role}.nk"].strip() not in printed
     assert (await kyb("bus", "keys", "--out", str(out)))[:2] == (0, f"{out}: nothing to do, all keys are there\n")
     assert {file.name: file.read_text() for file in out.iterdir()} == first
@@ -61,9 +61,9 @@ async def test_one_key_is_rotated_and_the_others_stay(tmp_path: Path, kyb: Kyb) 
     assert (await kyb("bus", "keys", "--out", str(tmp_path), "--rotate", "router"))[0] == 0
     after = {file.name: file.read_text() for file in tmp_path.iterdir() if file.is_file()}
     changed = {name for name in after if after[name] != before[name]}
-    assert changed == {"router.nk", "router.pub", "auth.conf"}
-    assert before["router.pub"].strip() not in after["auth.conf"]
-    assert after["router.pub"].strip() in after["auth.conf"]
+    assert changed == {"router.nk", "auth.conf"}
+    assert public_key(before["router.nk"].strip()) not in after["auth.conf"]
+    assert public_key(after["router.nk"].strip()) in after["auth.conf"]
 
 
 def test_rights_that_changed_are_written_with_the_same_keys(tmp_path: Path) -> None:
@@ -76,6 +76,14 @@ def test_what_is_no_seed_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(KeysError, match=r"router\.nk is not the seed.*--rotate router"):
         complete({"router.nk": "oops"})
     assert "router.nk" in complete({"router.nk": "oops"}, Role.ROUTER)
+
+
+def test_what_is_no_text_or_no_folder_is_named_with_a_remedy(tmp_path: Path) -> None:
+    (seed := tmp_path / "router.nk").write_bytes(b"\xff\xfe")
+    with pytest.raises(KeysError, match=r"router\.nk is not the seed.*--rotate router"):
+        write(tmp_path)
+    with pytest.raises(KeysError, match=r"router\.nk: File exists; name a folder that can be written"):
+        write(seed)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +144,7 @@ async def test_a_secret_is_made_once(api: ApiServer, kyb: Kyb) -> None:
     code, printed, why = await kyb(*keys())
     assert (code, why) == (0, "")
     made = text_of(api, "bus-keys")
-    assert set(made) == {f"{role}.{k}" for role in Role for k in ("nk", "pub")} | {"auth.conf"}
+    assert set(made) == {f"{role}.nk" for role in Role} | {"auth.conf"}
     assert not any(seed.strip() in printed for seed in made.values())
     api.asked.clear()
     code, printed, _ = await kyb(*keys())
@@ -151,7 +159,7 @@ async def test_a_secret_is_rotated_and_keeps_what_is_not_ours(api: ApiServer, ky
     before = text_of(api, "bus-keys")
     assert (await kyb(*keys("--rotate", "router")))[0] == 0
     after = text_of(api, "bus-keys")
-    assert {key for key in after if after[key] != before[key]} == {"router.nk", "router.pub", "auth.conf"}
+    assert {key for key in after if after[key] != before[key]} == {"router.nk", "auth.conf"}
     assert after["notes"] == "mine"
 
 

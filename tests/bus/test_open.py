@@ -10,8 +10,7 @@ from kybernate.bus import BusDownError, open_bus
 from kybernate.bus.nats import NatsBus
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.dev.nats_server import NatsServer
-from kybernate.messages import GpuHealthChanged, GroupDecided, OrderChanged, SeatActivated, SeatEvent
-from kybernate.messages.commands import OrderStatus
+from kybernate.messages import GpuHealthChanged, GroupDecided, SeatActivated, SeatEvent
 from kybernate.seat import SeatState
 from tests.bus.worlds import within
 
@@ -58,13 +57,11 @@ async def test_one_client_in_memory_can_be_cut_off() -> None:
 
 
 async def test_the_example_prints_every_kind_of_event(tmp_path: Path) -> None:
-    """Of a decision, an operation and a GPU it once printed a traceback: they have no seat."""
-    order = OrderStatus(op="o1", verb="drain", phase="parking", text="2 seats")
+    """Of a decision and a GPU it once printed a traceback: they have no seat."""
     events = [
         activated("org/model"),
         activated("moved").model_copy(update={"seat": "s2", "way": "restart", "came_from": "G0", "reason": "room"}),
         GroupDecided(cause="c", node="n1", group="G0", decision="stay", reason="it waits"),
-        OrderChanged(cause="c", node="n1", op="o1", order=order),
         GpuHealthChanged(cause="c", node="n1", gpu="GPU-1", healthy=False, reason="XID 79"),
     ]
     printed: list[list[str]] = []
@@ -96,6 +93,5 @@ async def test_the_example_prints_every_kind_of_event(tmp_path: Path) -> None:
     assert ["n1/s1", "active", "org/model"] in printed
     assert ["n1/s2", "active", "moved", "from", "G0", "by", "restart:", "room"] in printed
     assert ["n1/G0", "decided", "it", "waits"] in printed
-    assert ["n1/o1", "parking", "drain", "2", "seats"] in printed
     assert ["n1/GPU-1", "gpu-health", "XID", "79"] in printed
     assert "kybernate" not in EXAMPLE.read_text()

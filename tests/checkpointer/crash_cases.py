@@ -14,11 +14,9 @@ BEGIN, END = (
 BACKENDS = {
     "vllm": "vLLM",
     "vllm-2": "vLLM, level 2",
-    "vllm+cuda": "vLLM, then the driver",
     "sglang": "SGLang",
     "ollama": "Ollama",
     "llamacpp": "llama.cpp",
-    "trtllm": "TensorRT-LLM",
     "restart": "restart",
 }
 Half = Literal["park", "activate"]
@@ -29,14 +27,8 @@ MOMENTS = {
     "call": "before the call",
     "between": "between its calls",
     "called": "after the call",
-    "lock": "before the driver's lock",
-    "checkpoint": "before its checkpoint",
-    "freeze": "before the freeze",
-    "restore": "before its restore",
-    "unlock": "before its unlock",
     "end": "before the end is journaled",
 }
-OF_DRIVER = {"park": ("lock", "checkpoint", "freeze"), "activate": ("restore", "unlock")}
 DONE = {"park": "parked", "activate": "active"}
 UNDONE = {"park": "active", "activate": "parked"}
 COLD = "cold start"
@@ -55,10 +47,6 @@ class Crash(NamedTuple):
             return ""  # its container starts at the gate
         if self.moment == "between" and (backend != "vllm-2" or self.half == "park"):
             return ""  # the others make one call
-        if self.moment in sum(OF_DRIVER.values(), ()):
-            if backend != "vllm+cuda" or self.moment not in OF_DRIVER[self.half]:
-                return ""
-            return "parked" if self.victim == "checkpointer" else COLD  # what sleeps is parked, with a residue
         if backend == "restart" or self.victim != "checkpointer" or self.moment == "between":
             return COLD
         return (UNDONE if self.moment in ("step", "call") else DONE)[self.half]

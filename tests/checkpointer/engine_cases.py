@@ -12,11 +12,9 @@ BEGIN, END = (
 )
 ENGINES = {
     "vllm": "vLLM",
-    "vllm+cuda": "vLLM, then the driver",
     "sglang": "SGLang",
     "ollama": "Ollama",
     "llamacpp": "llama.cpp",
-    "trtllm": "TensorRT-LLM",
 }
 
 Ending = Literal["parked", "active", "cold start"]
@@ -54,7 +52,7 @@ CASES = (
     _case("activate", "it does what its API says", "", "active"),
     _case("activate", "it answers 200 and stays asleep", "stays", "parked", sglang="cold start"),
     _case("activate", "it answers 200 and says awake, without its memory", "stays claims", "cold start"),
-    _case("activate", "it answers 500: out of memory", "no-room", "parked", sglang="cold start", trtllm="cold start"),
+    _case("activate", "it answers 500: out of memory", "no-room", "parked", sglang="cold start"),
     _case("activate", "it dies during the call", "dies-awake", "cold start"),
     _case("activate", "it is awake and healthy, and answers other tokens", "gibberish", "cold start"),
     _case("activate", "it is awake and healthy, and fails each request", "broken", "cold start"),

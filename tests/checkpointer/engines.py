@@ -16,7 +16,6 @@ from aiohttp.test_utils import TestServer
 
 from kybernate.messages import SeatTarget
 from kybernate.node.host_memory import HostMemory
-from kybernate.self_tests import SelfTest, SelfTests
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import StepFailedError, Timeouts, Usage, Use
 from services.checkpointer.backends.engine import EngineBackend
@@ -64,7 +63,7 @@ WAITS, IN_VAIN = Waits(), Waits(effect_seconds=0.5)
 
 @dataclass
 class PlayedEngine:
-    """One engine of the family ``kind``, or as a backend names it (``vllm+cuda``). ``lies``: what it does wrong."""
+    """One engine of the family ``kind``. ``lies``: what it does wrong."""
 
     kind: str
     lies: frozenset[str] = frozenset()
@@ -183,23 +182,10 @@ class PlayedEngine:
                 return await self._wake()
         return web.Response(status=404)
 
-    async def _trtllm(self, request: web.Request, body: Any) -> web.StreamResponse:
-        match request.path if "x-trtllm-runtime-control-auth" in request.headers else "":
-            case "/memory_status":
-                return web.json_response({"state": self.failed or ("parked" if self.asleep else "running")})
-            case "/release_memory":
-                await self._sleep()
-                return web.Response()
-            case "/resume_memory":
-                answer = await self._wake()
-                self.failed = "failed" if answer.status != 200 else ""
-                return answer
-        return web.Response(status=404)
-
     async def _llamacpp(self, request: web.Request, body: Any) -> web.StreamResponse:
         match request.path:
             case "/models":
-                status = {"value": "unloaded" if self.asleep else "loaded"}
+                status = {"value": "sleeping" if "idle" in self.lies else "unloaded" if self.asleep else "loaded"}
                 return web.json_response(
                     {"data": [{"id": "m", "status": status}, {"id": "d", "status": {"value": "downloaded"}}]}
                 )
@@ -207,7 +193,7 @@ class PlayedEngine:
                 await self._sleep()
                 return web.Response()
             case "/models/load":
-                return await self._wake()
+                return web.Response(status=400, text="already running") if "idle" in self.lies else await self._wake()
         return web.Response(status=404)
 
 
@@ -270,13 +256,6 @@ class Readings:
         assert before is NEEDS[verb][0], f"{verb} of a process that is {before}"
 
 
-class Tested(SelfTests):
-    """The played driver and the played vLLM have passed."""
-
-    def read(self) -> tuple[SelfTest, ...]:
-        return (SelfTest(driver=DRIVER, engine=PlayedEngine("vllm").version, cycles=10, at=0.0),)
-
-
 class Plenty(HostMemory):
     """Host memory without end."""
 
@@ -315,7 +294,7 @@ async def played(engine: PlayedEngine, backend: str = "") -> AsyncIterator[Stand
         async with TestServer(engine.app()) as server, open_engines(KEYS.parent) as http:
             host = open_host(None, 1.0, fake_kubelet=True)
             host = replace(host, headroom=Headroom(Plenty(), None))
-            one = open_backends(None, WAITS, host, http=http, self_tests=Tested())[name]  # type: ignore[arg-type]
+            one = open_backends(None, WAITS, host, http=http)[name]  # type: ignore[arg-type]
             assert isinstance(one, EngineBackend | RestartBackend)
             readings = Readings(engine, process.pid, lambda: identify(process.pid) is not None)
             engine.runs = lambda: readings.at is ProcessState.RUNNING
@@ -327,7 +306,6 @@ async def played(engine: PlayedEngine, backend: str = "") -> AsyncIterator[Stand
                 gpus=(GPU,),
                 backend=name,
                 endpoint=str(server.make_url("")).rstrip("/"),
-                engine_key=KEYS.name if name == "trtllm" else "",
             )
             yield Stand(one, engine, readings, process, target, AnswerCheck(http, seconds=5.0))
     finally:

@@ -45,6 +45,7 @@ class Machine:
         self.root.mkdir()
         if self.version == 2:
             (self.root / "cgroup.controllers").write_text("memory pids\n")
+        self.process(1, "/init.scope", start=1, parent=0)
         return self
 
     def folders(self, path: str) -> list[Path]:

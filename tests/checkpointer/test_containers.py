@@ -1,23 +1,28 @@
-"""The processes of a seat are those in the control group of its container in its pod, on both cgroup versions."""
+"""The processes of a seat are those in the control group of its container, on both cgroup versions."""
 
 import asyncio
-import contextlib
 import os
+import shutil
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 
+from kybernate import cgroups as cgroups_module
 from kybernate.cgroups import Cgroups, HiddenProcessesError, container_path, membership
+from services.checkpointer import containers as containers_module
 from services.checkpointer import freezer as freezer_module
+from services.checkpointer import processes as processes_module
 from services.checkpointer.containers import Containers, UnknownContainerError
 from services.checkpointer.freezer import SIGSTOP, FreezeError, Freezer
-from services.checkpointer.processes import ProcessIdentity, connected, identify, stopped, thread_names
+from services.checkpointer.processes import ProcessIdentity, identify, stopped, thread_names
 from tests.checkpointer.machine import CONTAINER, POD, SLICE, machine, target
 
 SCOPE = f"{SLICE}/cri-containerd-{CONTAINER}.scope"
 VERSIONS = pytest.mark.parametrize("version", [1, 2])
+
+
+OTHER = "4e" * 32
 
 
 @pytest.mark.parametrize(
@@ -29,28 +34,44 @@ VERSIONS = pytest.mark.parametrize("version", [1, 2])
         f"{SLICE}/docker-{CONTAINER}.scope",
         f"/../../kubepods/pod{POD}/{CONTAINER}",
         f"/system.slice/containerd.service/kubepods-pod{POD.replace('-', '_')}.slice:cri-containerd:{CONTAINER}",
+        f"/k8s.io/{CONTAINER}",
+        f"/kubepods/burstable/pod{'ab' * 16}/{CONTAINER}",
+        f"/docker/{OTHER}/kubelet/kubepods/pod{POD}/{CONTAINER}",
+        f"/system.slice/docker-{OTHER}.scope/kubelet.slice/kubelet-kubepods.slice/cri-containerd-{CONTAINER}.scope",
+    ],
+    ids=[
+        "fs",
+        "systemd",
+        "cri-o",
+        "docker",
+        "namespace",
+        "disagree",
+        "no-qos",
+        "static-pod",
+        "nested",
+        "nested-systemd",
     ],
 )
-def test_a_container_path_contains_the_container_id_below_the_pod_uid(path: str) -> None:
-    assert container_path(path, CONTAINER, POD) == path
-    assert container_path(f"{path}/workers/1", CONTAINER, POD) == path, "control groups below it are part of it"
-    assert container_path(path, CONTAINER, POD.replace("0a1b", "0a1c")) is None, "another pod"
-    assert container_path(path, "4e" * 32, POD) is None, "another container of the pod"
+def test_the_id_alone_names_the_control_group_of_a_container(path: str) -> None:
+    """A static pod has another UID on its node than in the API; without cgroupsPerQOS no group names a pod."""
+    assert container_path(path, CONTAINER) == path
+    assert container_path(f"{path}/workers/1", CONTAINER) == path, "control groups below it are part of it"
+    assert container_path(path, "5f" * 32) is None, "another container of the pod"
 
 
 @pytest.mark.parametrize(
-    "path",
-    [
-        f"{SLICE}/crio-conmon-{CONTAINER}.scope",
-        SLICE,
-        f"/kubepods/burstable/podx{POD}/{CONTAINER}",
-        f"/docker/{CONTAINER}",
-        f"{SLICE}/cri-containerd-{CONTAINER}0.scope",
-        "/",
-    ],
+    "path", [f"{SLICE}/crio-conmon-{CONTAINER}.scope", SLICE, f"{SLICE}/cri-containerd-{CONTAINER}0.scope", "/"]
 )
-def test_monitors_other_pods_and_similar_names_are_not_the_container(path: str) -> None:
-    assert container_path(path, CONTAINER, POD) is None
+def test_monitors_and_similar_names_are_not_the_container(path: str) -> None:
+    assert container_path(path, CONTAINER) is None
+
+
+@pytest.mark.parametrize("name", ["kubepods", "kubepods.slice", "", "abc", CONTAINER.upper(), CONTAINER[:63]])
+def test_a_name_that_no_runtime_gives_names_no_container(name: str) -> None:
+    """A forged status could otherwise name every process of the node."""
+    assert container_path(f"/kubepods/{name}/{CONTAINER}", name) is None
+    with pytest.raises(UnknownContainerError, match="no known id"):
+        Containers().find(target(f"containerd://{name}"))
 
 
 def test_a_process_on_a_hybrid_machine_has_paths_of_both_versions() -> None:
@@ -76,8 +97,8 @@ def test_only_processes_of_the_container_are_found_the_oldest_first(tmp_path: Pa
         ProcessIdentity(pid=50, start=10),
         ProcessIdentity(pid=40, start=20),
     ]
-    assert containers.own(found, [40, 70, 72]) == [ProcessIdentity(pid=40, start=20)]
-    assert containers.find(target(pod_uid="f" * 32)) is None
+    assert containers.own(target(), [40, 70, 72, 99]) == [ProcessIdentity(pid=40, start=20)]
+    assert containers.find(target(pod_uid="f" * 32)) == found, "of a static pod: another UID on its node"
     assert containers.find(target(f"cri-o://{'aa' * 32}")) is None
 
 
@@ -125,7 +146,7 @@ def test_kyb_run_is_no_process_of_its_container_and_another_process_of_its_name_
     containers, keeper = m.containers, ProcessIdentity(pid=50, start=10)
     assert containers.find(target()) is None, "kyb-run alone is no engine"
     assert containers.keeper(target()) == keeper
-    m.process(60, SCOPE, start=20)
+    m.process(60, SCOPE, start=20, parent=50)
     (m.proc / "60" / "exe").symlink_to("/kyb/kyb-run")
     found = containers.find(target(f"containerd://{CONTAINER}#call-2"))
     assert found is not None, "a start inside a container is in that container"
@@ -136,6 +157,76 @@ def test_kyb_run_is_no_process_of_its_container_and_another_process_of_its_name_
     assert len(containers.processes(target(), None)) == 2
 
 
+@VERSIONS
+def test_only_what_kyb_run_started_is_the_engine_in_its_container(tmp_path: Path, version: int) -> None:
+    """``kubectl exec`` puts a process in beside it, whose parent lives outside."""
+    m = machine(tmp_path, version)
+    m.process(30, "/system.slice/containerd.service")
+    m.process(50, SCOPE, start=10)
+    (m.proc / "50" / "exe").symlink_to("/kyb/kyb-run")
+    containers = m.containers
+    for pid, parent in ((60, 30), (61, 60), (62, 0)):
+        m.process(pid, SCOPE, start=pid, parent=parent)
+    assert containers.find(target()) is None, "a shell and what it runs are no engine"
+    assert containers.keeper(target()) is not None
+    assert [one.pid for one in containers.own(target(), [60, 61, 62])] == [60, 61, 62], "but are in it"
+    for pid, parent in ((70, 50), (71, 70), (72, 99)):
+        m.process(pid, SCOPE, start=pid, parent=parent)
+    assert containers.find(target()) is not None
+    assert [one.pid for one in containers.processes(target(), None)] == [70, 71, 72], "the parent of one has just ended"
+
+
+@pytest.mark.parametrize("container_id", [f"containerd://{CONTAINER}", "process://60"])
+def test_a_process_that_nothing_shows_the_place_of_may_be_in_the_container(tmp_path: Path, container_id: str) -> None:
+    m, mine = machine(tmp_path, 2), target(container_id)
+    m.process(50, f"{SLICE}/cri-containerd-{OTHER}.scope")
+    m.process(55, f"/kubepods/pod{'5f' * 16}/{OTHER}")
+    containers = m.containers
+    assert containers.unclear(mine, [55]) == "", "it is in another pod"
+    assert "pid 50 is in its pod, and not in its container" in containers.unclear(mine, [55, 50])
+    assert "/proc/77/cgroup cannot be read (No such file or directory)" in containers.unclear(mine, [55, 77])
+
+
+@VERSIONS
+def test_a_proc_that_hides_processes_is_an_error_and_not_an_empty_container(tmp_path: Path, version: int) -> None:
+    """hidepid=2 leaves them out, process 1 among them."""
+    m = machine(tmp_path, version)
+    shutil.rmtree(m.proc / "1")
+    with pytest.raises(HiddenProcessesError, match="hidepid"):
+        m.containers.find(target())
+    m.process(50, SCOPE)
+    assert m.containers.find(target()) is not None
+
+
+def test_a_process_that_may_not_be_read_is_an_error_and_not_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """hidepid=1."""
+    m = machine(tmp_path, 2)
+    m.process(50, SCOPE)
+
+    def refused(file: str | Path) -> str:
+        raise PermissionError(1, "Operation not permitted")
+
+    for module in (cgroups_module, processes_module, containers_module):
+        monkeypatch.setattr(module, "read", refused)
+    with pytest.raises(HiddenProcessesError, match="hidepid"):
+        m.containers.find(target())
+    with pytest.raises(HiddenProcessesError, match="hidepid"):
+        identify(50, m.proc)
+    assert "Operation not permitted" in m.containers.unclear(target(), [50])
+
+
+@VERSIONS
+def test_a_machine_whose_containers_are_not_seen_says_so(tmp_path: Path, version: int) -> None:
+    m = machine(tmp_path, version)
+    m.process(40, "/system.slice/sshd.service")
+    assert "set hostPID: true" in m.containers.blind()
+    assert Containers(m.containers.cgroups, fake_kubelet=True).blind() == ""
+    m.process(50, f"/k8s.io/{CONTAINER}")
+    assert m.containers.blind() == ""
+
+
 def test_a_seat_whose_container_never_started_has_no_process(tmp_path: Path) -> None:
     assert machine(tmp_path, 2).containers.find(target("")) is None
 
@@ -144,6 +235,8 @@ def test_b6_a_process_container_is_an_error_unless_the_fake_kubelet_reports_cont
     """Who may patch a pod's status could have any process of the node killed."""
     with pytest.raises(UnknownContainerError, match=r"process://1' .* known are containerd://, cri-o://, docker://$"):
         Containers().find(target("process://1"))
+    with pytest.raises(UnknownContainerError):
+        Containers().processes(target("process://1"), identify(1))
     found = Containers(fake_kubelet=True).find(target(f"process://{os.getpid()}"))
     assert found is not None
     assert found.root == identify(os.getpid())
@@ -182,7 +275,7 @@ async def test_a_process_container_is_its_tree_and_its_group_and_no_reused_pid()
         everyone = containers.processes(mine, root, strays=True)
         assert len(everyone) == 3, "the orphan is in the group"
         orphan = next(one for one in everyone if one not in containers.processes(mine, root))
-        assert containers.own(found, [orphan.pid, 1]) == [orphan]
+        assert containers.own(mine, [orphan.pid, 1]) == [orphan]
         assert containers.processes(mine, ProcessIdentity(pid=root.pid, start=root.start - 1), strays=True) == []
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
@@ -312,22 +405,3 @@ async def test_a_refused_sigcont_does_not_end_the_checkpointer(monkeypatch: pyte
 
     monkeypatch.setattr(freezer_module, "send", refused)
     Freezer(Containers().cgroups, 1.0).release(None, lambda: [ProcessIdentity(pid=1, start=1)])
-
-
-@pytest.mark.parametrize(("bound", "asked"), [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1")])
-def test_a_connection_is_found_at_the_process_that_accepted_it(bound: str, asked: str) -> None:
-    own = identify(os.getpid())
-    assert own is not None
-    family = socket.AF_INET6 if ":" in bound else socket.AF_INET
-    with contextlib.ExitStack() as stack:
-        try:
-            server = stack.enter_context(socket.create_server((bound, 0), family=family, dualstack_ipv6=bound == "::"))
-        except OSError:
-            pytest.skip("no IPv6")
-        client = stack.enter_context(socket.create_connection((asked, server.getsockname()[1])))
-        accepted, _ = server.accept()
-        name = client.getsockname()[:2]
-        assert connected([own], name)
-        accepted.close()
-        assert not connected([own], name)
-        assert not connected([own.model_copy(update={"pid": 2**30})], name)

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from kybernate.messages import JobStatus, SeatProgress, SwitchJob
-from services.checkpointer.backends.trtllm import Trtllm
 from services.checkpointer.engine_http import AnswerCheck, EngineHttp
 from services.checkpointer.job_run import JobRun
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record
-from tests.checkpointer.crash_cases import BACKENDS, COLD, OF_DRIVER, Crash, Half, crashes
+from tests.checkpointer.crash_cases import BACKENDS, COLD, Crash, Half, crashes
 from tests.checkpointer.engines import FULL, IN_VAIN, RESIDUE, PlayedEngine, Stand, played
 
 CALLS = ("/sleep", "/wake_up", "/release_memory", "/resume_memory", "/api/generate", "/models/load", "/models/unload")
@@ -140,7 +139,7 @@ async def play(backend: str, crash: Crash, folder: Path, monkeypatch: pytest.Mon
             end = await machine.run(crash.half, crash.moment, end_engine)
         else:
             await machine.run(crash.half, crash.moment)
-            if crash.victim == "checkpointer" and crash.moment in ("step", "call", "between", *OF_DRIVER["activate"]):
+            if crash.victim == "checkpointer" and crash.moment in ("step", "call", "between"):
                 it.readings.timeouts = IN_VAIN  # an effect that never comes
             if crash.victim == "both":
                 await end_engine()
@@ -167,7 +166,6 @@ async def play(backend: str, crash: Crash, folder: Path, monkeypatch: pytest.Mon
 async def test_a_kill_at_any_step_ends_active_parked_or_in_a_cold_start(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Trtllm, "pace", 0.01)
     rows = [crash for crash in crashes() if crash.end(backend)]
     found = {}
     for number, crash in enumerate(rows):

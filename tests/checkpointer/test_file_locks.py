@@ -95,6 +95,16 @@ def test_a_file_of_the_container_alone_is_not_shared(tmp_path: Path, mount: str,
     assert (why == "") is free
 
 
+def test_the_list_of_all_locks_is_read_only_where_a_descriptor_has_one(tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text("1: FLOCK  ADVISORY  WRITE 7 08:01:7 0 EOF\n")
+    (tmp_path / "7" / "fdinfo").mkdir(parents=True)
+    descriptor = tmp_path / "7" / "fdinfo" / "3"
+    descriptor.write_text("pos:\t0\nflags:\t0100002\n")
+    assert held([7], tmp_path) == []
+    descriptor.write_text("pos:\t0\nlock:\t1: FLOCK  ADVISORY  WRITE 7 08:01:7 0 EOF\n")
+    assert [one.file for one in held([7], tmp_path)] == ["08:01:7"]
+
+
 def test_a_process_that_compiles_is_waited_for(tmp_path: Path) -> None:
     compiler = tmp_path / "cc1plus"
     shutil.copy(shutil.which("sleep") or "", compiler)

@@ -199,6 +199,7 @@ async def test_h7_and_h8_ranks_of_a_communicator_are_not_parked() -> None:
         engine = await here.engine("s00", processes=2, thread="pt_nccl_watchdg")
         end = await park(it, engine)
         assert (end.outcome, "NCCL" in end.reason, steps(it)) == ("active", True, []), end
+        assert (end.refused, end.failed) == (True, False), "what the seat is, is no failure of its way to park"
         await runs_on(here, it, engine)
         alone = await here.engine("t00", gpus=(1,), library=nccl(here.folder))
         assert (await park(it, alone)).outcome == "parked", "loaded alone it means nothing: PyTorch always loads it"
@@ -208,7 +209,7 @@ async def test_h8_a_lock_that_hangs_on_another_rank_ends_at_its_deadline_and_is_
     async with stand(lock_seconds=1.0, floor_wall_seconds=1.0) as (here, it):
         engine = await here.engine("s00", processes=2, marks={"communicator": "world"})
         end = await park(it, engine)
-        assert end.outcome == "active", end
+        assert (end.outcome, end.refused, end.failed) == ("active", False, True), end
         await runs_on(here, it, engine)
 
 

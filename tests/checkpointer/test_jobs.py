@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
-from kybernate.messages import AskJobs, JobStatus, KillJob, Outcome, ReleaseJob, RetargetJob, SeatTarget, SwitchJob
+from kybernate.messages import AskJobs, JobStatus, KillJob, Outcome, ReleaseJob, SeatTarget, SwitchJob
 from services.checkpointer.backends.port import DriverUnreadableError, Ending, NoMemberError, Note, SeatProcesses
 from services.checkpointer.core.answers import ModelAnswer
 from services.checkpointer.core.failures import SPENT, JobGoal
@@ -90,6 +90,9 @@ class MemoryBackend:
     def ends_released(self) -> bool:
         return False
 
+    def keeps(self, _: SeatTarget) -> bool:
+        return False
+
     async def thaw(self, seat: SeatProcesses) -> None:
         self.done.append(f"thaw {seat.target.seat}")
 
@@ -109,12 +112,14 @@ class MemoryCheck:
 
     wrong_because: str = ""
     unanswered: str = ""
+    health: int | None = None
     asked: list[str] = field(default_factory=list)
 
     async def recorded(self, seat: SeatProcesses, *, patient: bool = False) -> SeatProcesses:
         self.asked.append(f"record {seat.target.seat}")
         answers = (ModelAnswer(model="m", kind="text", tokens=("one",)),)
-        return seat.model_copy(update={"answers": answers, "unanswered": "" if patient else self.unanswered})
+        unanswered = "" if patient else self.unanswered
+        return seat.model_copy(update={"answers": answers, "unanswered": unanswered, "health": self.health})
 
     async def wrong(self, seat: SeatProcesses) -> str:
         self.asked.append(f"compare {seat.target.seat} with {len(seat.answers)}")
@@ -380,6 +385,34 @@ async def test_a_container_whose_gpu_processes_are_not_found_is_not_gone(tmp_pat
         assert "activate w" not in stand.backend.done
 
 
+@pytest.mark.parametrize(("health", "outcome"), [(200, "parked"), (503, "active"), (None, "active")])
+async def test_an_engine_that_serves_and_has_nothing_on_the_gpu_is_parked_with_nothing_kept(
+    tmp_path: Path, health: int | None, outcome: str
+) -> None:
+    """It fell back to the CPU: 31 parks were refused, and its neighbour was answered 503 for ever."""
+    question = AskJobs(cause="c", node="n1", epoch=0, targets=(target("v"),))
+    backend = MemoryBackend(unknown=NoMemberError("no process of container c uses a GPU"))
+    async with running(tmp_path, backend, MemoryCheck(health=health)) as stand:
+        await stand.worker.switch(switch(5, "v"))
+        (parked,) = (await stand.done("op-5")).park
+        assert (parked.outcome, parked.vram_bytes, parked.residue_bytes, parked.refused) == (outcome, 0, 0, False)
+        assert [seat.outcome for seat in (await stand.worker.ask(question)).seats] == [outcome]
+    if outcome != "parked":
+        return
+    async with running(tmp_path, backend, MemoryCheck(health=health)) as stand:
+        assert [seat.outcome for seat in (await stand.worker.ask(question)).seats] == ["parked"], (
+            "the next one knows it"
+        )
+        backend.unknown = None
+        assert [seat.outcome for seat in (await stand.worker.ask(question)).seats] == ["active"], "it has loaded since"
+        backend.unknown = NoMemberError("no process of container c uses a GPU")
+        await stand.worker.switch(switch(6, activate="v"))
+        comes = (await stand.done("op-6")).activate
+        assert comes is not None
+        assert comes.outcome == "active", "there is nothing to bring back"
+        assert stand.journal.parked == {}
+
+
 async def test_a_park_is_in_the_journal_before_it_is_reported(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.load()
@@ -397,28 +430,15 @@ async def test_a_park_is_in_the_journal_before_it_is_reported(tmp_path: Path) ->
     assert set(known) == {(True, True)}, "the manager may name the seat in another job at once"
 
 
-async def test_the_second_half_is_changed_until_it_begins_and_then_not_also_after_a_restart(tmp_path: Path) -> None:
-    def instead(epoch: int) -> RetargetJob:
-        return RetargetJob(cause="c", node="n1", epoch=epoch, op="op-5", activate=target("x"))
-
-    async with running(tmp_path) as stand:
-        stand.backend.hold("park v")
-        stand.backend.hold("activate x")
-        await stand.worker.switch(switch(5, "v", "w"))
-        await stand.begun("park v")
-        assert (await stand.worker.retarget(instead(6))).accepted
-        assert stand.journal.seen_epoch((A,)) == 6
-        stand.backend.held["park v"].set()
-        await stand.begun("activate x")
-        late = await stand.worker.retarget(instead(7).model_copy(update={"activate": target("w")}))
-        assert late.code == "too-late"
+async def test_the_epoch_of_a_job_is_seen_also_after_a_restart(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.load()
-    file = journal.jobs["op-5"]
-    assert (file.epoch, journal.seen_epoch((A,))) == (6, 6)
-    run = JobRun(file, journal, {"memory": MemoryBackend()}, lambda _: None)
+    await journal.begin(JobFile([Record(kind="switch", switch=switch(5, "v", "w"))]))
+    journal.close()
+    journal = Journal(tmp_path)
+    journal.load()
 
-    assert not await run.retarget(target("w"), 8), "it may have taken effect before the restart"
+    assert journal.seen_epoch((A,)) == 5
     journal.close()
 
 

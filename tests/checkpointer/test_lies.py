@@ -24,7 +24,6 @@ import pytest
 
 from kybernate.dev.fakes.engine.lies import Lie
 from kybernate.dev.fakes.engine.protocol import expected_text
-from kybernate.dev.nats_server import free_port
 from kybernate.messages import Outcome, SeatProgress, SeatTarget
 from services.checkpointer.backends.engine import EngineBackend
 from services.checkpointer.backends.port import Ending, EngineReply, EngineSilentError, SeatProcesses
@@ -38,11 +37,9 @@ from tests.until import until
 
 SWITCHES: Mapping[str, tuple[str, ...]] = {
     "vllm": ("--enable-sleep-mode",),
-    "vllm+cuda": ("--enable-sleep-mode",),
     "sglang": ("--enable-memory-saver", "--enable-weights-cpu-backup", "--enable-metrics"),
     "llamacpp": ("--no-models-autoload", "--metrics"),
     "ollama": (),
-    "trtllm": ("--enable_sleep_mode",),
 }
 BACKENDS = dict(zip(SWITCHES, SWITCHES, strict=True)) | {"llamacpp": "unload", "ollama": "unload"}
 VRAM, TOKENS, KEY = 20 * GIB, 8, "secret"
@@ -243,7 +240,7 @@ async def start(
 
 async def fork(here: Node, it: Checkpointer, api: str, lie: str, place: int, forks: asyncio.subprocess.Process) -> Seat:
     """An engine that starts."""
-    host, port = own_address(), free_port()
+    host, port = own_address(), 20_000 + place  # a port that is free may be so for two engines that begin
     name, gpu = f"s{place:02d}", here.gpus[place]
     lies = ("--lie", lie) if lie else ()
     log = here.folder / f"{name}.log"
@@ -254,11 +251,10 @@ async def fork(here: Node, it: Checkpointer, api: str, lie: str, place: int, for
         "KYB_GPU_SEAT": name,
         "KYB_SPEED": "50",
         "VLLM_SERVER_DEV_MODE": "1",
-        "TRTLLM_RUNTIME_CONTROL_API_KEY": KEY,
     }
     options = (
         "--api",
-        api.partition("+")[0],
+        api,
         *SWITCHES[api],
         *lies,
         "--model",
@@ -283,7 +279,6 @@ async def fork(here: Node, it: Checkpointer, api: str, lie: str, place: int, for
         vram_bytes=VRAM,
         backend=BACKENDS[api],
         endpoint=f"http://{host}:{port}",
-        engine_key=KEY if api == "trtllm" else "",
     )
     engine = ForkedEngine(Forked(pid), target, log)
     here.engines.append(engine)

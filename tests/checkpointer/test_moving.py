@@ -1,11 +1,12 @@
 """Restoring a seat on other GPUs than it was parked on: what is reported, refused and fenced."""
 
-import asyncio
 import os
 import signal
-import threading
 
-from kybernate.messages import AskJobs, RetargetJob
+import pytest
+
+from kybernate.messages import AskJobs
+from services.checkpointer.backends.host import Inspection, NoDeviceError
 from tests.checkpointer.world import GIB, NODE, checkpointer, node
 from tests.until import until
 
@@ -46,6 +47,25 @@ async def test_a_pair_with_two_processes_moves_to_another_pair_and_back() -> Non
         assert (await here.violations())["count"] == 0
 
 
+async def test_a_seat_whose_container_lacks_the_device_node_of_a_gpu_is_not_moved_there_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with node() as here, checkpointer(here) as it:
+        engine = await here.engine("s00")
+        there = engine.target.model_copy(update={"gpus": (here.gpus[1],)})
+        await it.do(park=(engine.target,))
+        monkeypatch.setattr(it.worker._backends["fake"].host, "device_nodes", True)  # type: ignore[attr-defined]
+
+        def lacks(*_: object) -> None:
+            raise NoDeviceError("/dev/nvidia1 is not in the container")
+
+        monkeypatch.setattr(Inspection, "check_device", lacks)
+        status = await it.do(activate=there, group="G1")
+        assert status.activate is not None
+        assert (status.activate.outcome, status.activate.move_refused) == ("parked", "seat"), status
+        assert "/dev/nvidia1 is not in the container" in status.activate.reason
+
+
 async def test_a_move_that_the_driver_refuses_is_reported_and_the_seat_returns_to_its_old_gpu() -> None:
     async with node() as here, checkpointer(here) as it:
         engine = await here.engine("s00")
@@ -80,32 +100,6 @@ async def test_ask_jobs_fences_the_gpus_that_it_names() -> None:
         await it.ask(AskJobs(cause="test", node=NODE, epoch=70, gpus=(here.gpus[1],)))
         assert (await it.ask(it.switch(activate=there, epoch=69))).code == "stale-epoch"
         assert (await it.do(park=(engine.target,), epoch=69)).done
-
-
-async def test_a_seat_of_a_second_half_is_in_no_other_job_while_the_retarget_is_being_written() -> None:
-    async with node() as here, checkpointer(here) as it:
-        comes = await here.engine("s01")
-        await it.do(park=(comes.target,))
-        leaves = await here.engine("s00")
-        await here.inject("slow", factor=20.0)
-        op = await it.begin(park=(leaves.target,))
-        records = it.journal.jobs[op].records
-        await until(lambda: "checkpoint" in [record.step for record in records], what="nothing else is written now")
-        disk = threading.Event()
-        it.journal._writer.submit(disk.wait)
-        named = asyncio.create_task(
-            it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op=op, activate=comes.target))
-        )
-        await until(lambda: "retarget" in [record.kind for record in records], what="on its way")
-        there = it.switch(activate=comes.target.model_copy(update={"gpus": (here.gpus[1],)}), group="G1")
-        other = asyncio.create_task(it.ask(there))
-        await until(lambda: other.done() or there.op in it.journal.jobs, what="answered, or taken")
-        disk.set()
-        assert (await named).accepted
-        assert (await other).code == "busy"
-        status = await it.done(op)
-        assert status.activate is not None
-        assert (status.activate.seat, status.activate.outcome) == ("s01", "active")
 
 
 async def test_a_seat_parked_under_wrong_gpus_is_restored_only_where_there_is_room() -> None:

@@ -1,6 +1,7 @@
 """A container whose first process is kyb-run: the engine is ended, kyb-run stays, and is never believed."""
 
 import asyncio
+import errno
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.run import install
+from services.checkpointer.backends import job_half
 from services.checkpointer.processes import identify, tree
 from tests.checkpointer.test_hazards import NOTHING, activate, kill, park, stand
 from tests.checkpointer.world import GIB, Engine, Kind, Node
@@ -76,6 +78,27 @@ async def test_an_end_that_cannot_be_announced_ends_the_container(program: str) 
         engine = await engine_by(here, program, backend="restart")
         seat_folder(here).rmdir()
         assert (await park(it, engine)).outcome == "parked"
+        assert await asyncio.wait_for(engine.process.wait(), 30) == 128 + signal.SIGKILL
+
+
+async def test_an_end_that_was_announced_and_failed_hides_no_crash(
+    program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine lives on: what it ends by later is its own, and its container's end."""
+    async with stand() as (here, it):
+        engine = await engine_by(here, program, backend="restart")
+        (child,) = {one.pid for one in tree(identify(engine.pid))} - {engine.pid}  # type: ignore[arg-type]
+
+        def refused(*_: object) -> bool:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(job_half, "send", refused)
+            end = await park(it, engine)
+        assert end.outcome != "parked", end
+        assert "SIGKILL refused" in end.reason
+        assert not (seat_folder(here) / "ends").exists()
+        os.kill(child, signal.SIGKILL)
         assert await asyncio.wait_for(engine.process.wait(), 30) == 128 + signal.SIGKILL
 
 

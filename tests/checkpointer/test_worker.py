@@ -19,7 +19,6 @@ from kybernate.messages import (
     JobStatus,
     KillJob,
     ReleaseJob,
-    RetargetJob,
     SeatProgress,
     SwitchJob,
 )
@@ -29,7 +28,6 @@ from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record
 from services.checkpointer.worker import Reporter
 from tests.checkpointer.world import GIB, NODE, SPEED, Checkpointer, Kind, checkpointer, node
-from tests.spans import Spans, parent, span_id, trace_id
 from tests.until import until
 
 
@@ -97,33 +95,6 @@ async def test_a_switch_parks_one_seat_and_activates_the_other() -> None:
         assert (await here.violations())["count"] == 0
         reported = [(s.park[0].outcome, s.activate and s.activate.outcome) for s in it.reports if s.op == status.op]
         assert reported == [("parked", "pending"), ("parked", "active"), ("parked", "active")]
-
-
-async def test_the_halves_of_a_traced_job_are_spans_of_its_switch_and_the_journal_has_nothing_of_it() -> None:
-    trace, switch = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    with Spans("checkpointer") as spans:
-        async with node() as here, checkpointer(here) as it:
-            it.worker._tracer = spans.tracer
-            first, second = await here.engine("s00"), await here.engine("s01", gib=30)
-            untraced = await it.do(park=(first.target,))
-            job = it.switch(park=(second.target,), activate=first.target)
-            traced = job.model_copy(update={"traceparent": f"00-{trace}-{switch}-01"})
-            assert (await it.ask(traced)).accepted
-            await until(lambda: it.journal.jobs[job.op].done, what="the job is done")
-            begun = it.journal.jobs[job.op].records[0].switch
-        (park,), (activate,), (verify,) = spans.of("park"), spans.of("activate"), spans.of("verify")
-    assert untraced.park[0].outcome == "parked"
-    assert begun == job
-    for span, seat, outcome in ((park, "s01", "parked"), (activate, "s00", "active")):
-        assert (trace_id(span), parent(span)) == (trace, switch)
-        facts = {name: span.attributes[f"kybernate.{name}"] for name in ("op", "seat", "outcome")}
-        assert facts == {"op": job.op, "seat": seat, "outcome": outcome}
-        assert span.status.is_ok
-    assert parent(verify) == span_id(activate)
-    assert park.end_time <= activate.start_time
-    assert {"lock", "checkpoint"} <= {event.name for event in park.events}
-    assert {"restore", "unlock"} <= {event.name for event in activate.events}
-    assert activate.attributes["kybernate.seconds.restore"] > 0
 
 
 async def test_a_seat_of_several_processes_and_gpus_is_parked_and_activated_as_one() -> None:
@@ -224,31 +195,6 @@ async def test_the_same_op_again_is_the_same_job_also_after_a_restart() -> None:
             assert [(one.op, one.done, one.park[0].outcome) for one in reply.jobs] == [(job.op, True, "parked")]
             assert (await it.ask(job)).jobs[0].done
             assert await it.outcome(engine) == "active"
-
-
-async def test_the_second_half_can_be_changed_until_it_begins() -> None:
-    async with node() as here, checkpointer(here) as it:
-        old, a = await here.engine("s00"), await here.engine("s01", gib=10)
-        await it.do(park=(old.target,))
-        await it.do(park=(a.target,))
-        b = await here.engine("s02")
-        await slowly(it)
-        op = await it.begin(park=(b.target,), activate=old.target)
-        reply = await it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op=op, activate=a.target))
-        assert reply.accepted, reply
-        status = await it.done(op)
-        assert status.activate is not None
-        assert (status.activate.seat, status.activate.outcome) == ("s01", "active")
-        assert await it.outcome(old) == "parked"
-        reply = await it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op=op, activate=old.target))
-        assert (reply.accepted, reply.code) == (False, "too-late")
-        reply = await it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op="unknown", activate=old.target))
-        assert reply.code == "unknown-op"
-        op = await it.begin(park=(a.target,), activate=old.target)
-        assert (await it.ask(RetargetJob(cause="test", node=NODE, epoch=it.epoch, op=op, activate=None))).accepted
-        status = await it.done(op)
-        assert status.activate is None
-        assert await it.outcome(old) == "parked"
 
 
 async def test_work_that_does_not_end_leaves_the_seat_active_and_the_other_parked() -> None:
@@ -614,6 +560,6 @@ async def test_a_replay_with_a_backend_that_the_node_lacks_now_leaves_the_seat_a
             (park,) = (await it.done("op-1")).park
             assert park.outcome == "active"
             refused = await it.ask(it.switch(park=(engine.target,)))
-            known = "cuda, fake, restart, sglang, trtllm, unload, vllm, vllm+cuda, vllm-2"
+            known = "cuda, fake, restart, sglang, unload, vllm, vllm-2"
             reason = f"this node has no backend 'acme'; it has {known}"
             assert (refused.accepted, refused.code, refused.reason) == (False, "unsupported", reason)

@@ -27,7 +27,6 @@ from kybernate.messages import (
     SeatTarget,
     SwitchJob,
 )
-from kybernate.self_tests import SelfTest, SelfTests
 from services.checkpointer.backends import open_backends
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import Host, open_host
@@ -379,9 +378,6 @@ async def checkpointer(
     journal = Journal(node.folder / "state")
     journal.load()
     patience = {"floor_wall_seconds": PATIENT_SECONDS, "settle_floor_wall_seconds": PATIENT_SECONDS}
-    tests = SelfTests(node.folder / "state")
-    with tests.recording(passed := SelfTest(driver="fake", engine="0.32.0", cycles=1, at=0.0)) as record:
-        record(passed)
     waits = Timeouts(**{"speed": SPEED, **patience, **timeouts})
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(journal.close)
@@ -391,7 +387,7 @@ async def checkpointer(
         host = open_host(node.socket, waits.settle(), fake_kubelet=True, seats_dir=node.folder / "seats")
         host.allowed = host.allowed if allowed is None else allowed
         http = await stack.enter_async_context(open_engines(node.keys))
-        backends = open_backends(pool, waits, host, margin_bytes, fake=node.kind == "fake", http=http, self_tests=tests)
+        backends = open_backends(pool, waits, host, margin_bytes, fake=node.kind == "fake", http=http)
         check = AnswerCheck(http, speed=SPEED)
         worker = CheckpointWorker(NODE, own, journal, pool, backends, check)
         here = Checkpointer(node, worker, managers, journal, pool, host)

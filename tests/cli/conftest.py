@@ -81,7 +81,7 @@ STORY = {
 
 def seen(name: str, model: str, **more: Any) -> dict[str, Any]:
     """A seat as the policy saw it."""
-    zero = ("waiting", "in_flight", "oldest_wait_seconds", "rate_fast", "rate_slow", "stall_budget_seconds")
+    zero = ("waiting", "in_flight", "oldest_wait_seconds", "rate_fast", "rate_slow")
     costs = {"service_seconds": 5.0, "park_seconds": 2.0, "activate_seconds": 3.0, "weight": 1.0, "slo_seconds": 20.0}
     plain = {"seat": name, "model": model, "state": "parked", "tier": "standard", "pinned": False}
     return {**plain, **costs, **dict.fromkeys(zero, 0), **more}
@@ -102,8 +102,7 @@ WHY = {
                     "why": "a idle; b 0.7 > c 0.2",
                     "seats": [
                         seen("s0", "qwen", state="draining", in_flight=1, pinned=True),
-                        seen("s1", "gemma", waiting=3, oldest_wait_seconds=8.25, stall_budget_seconds=5, rate_fast=0.1)
-                        | BLOCKED,
+                        seen("s1", "gemma", waiting=3, oldest_wait_seconds=8.25, rate_fast=0.1) | BLOCKED,
                     ],
                 },
                 {"group": "G1", "why": "no demand", "seats": [seen("s2", "phi")]},
@@ -121,14 +120,13 @@ class SmallRouter:
     url: str = ""
     asked: list[str] = field(default_factory=list)
     last_ids: list[str | None] = field(default_factory=list)
+    sinces: list[str | None] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     """What stood in Authorization."""
     refuse: str = ""
     """Reason with which commands are refused."""
     history_unavailable: bool = False
     past: list[Message] = field(default_factory=lambda: [*EVENTS, DECIDED])
-    used: bool = True
-    """Whether tenants have asked."""
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -145,7 +143,6 @@ class SmallRouter:
                 web.get("/v1/history", self._history),
                 web.get("/v1/requests/{request:.+}", self._request),
                 web.get("/v1/slo", self._slo),
-                web.get("/v1/usage", self._usage),
             ]
         )
         return app
@@ -202,10 +199,6 @@ class SmallRouter:
             return self._error(404, "no_record", "no record of request 'x'")
         return web.json_response(STORY)
 
-    async def _usage(self, _: web.Request) -> web.Response:
-        row = {"tenant": "red", "model": "llama", "requests": 3, "prompt_tokens": 20, "completion_tokens": 40}
-        return web.json_response({"since": 1.7e9, "usage": [row] if self.used else []})
-
     async def _slo(self, request: web.Request) -> web.Response:
         late = [
             STORY | {"model": model, "missed": missed, "slo_seconds": 1.5}
@@ -217,6 +210,7 @@ class SmallRouter:
         """One event per connection, as if the router were restarted after each."""
         last = request.headers.get("Last-Event-ID")
         self.last_ids.append(last)
+        self.sinces.append(request.query.get("since"))
         ids = [event.id for event in EVENTS]
         event = EVENTS[ids.index(last) + 1 if last in ids else 0]
         body = {"type": event.kind(), **json.loads(event.body())}

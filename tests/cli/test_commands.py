@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import typer
+from aiohttp import web
 
 from kybernate import __version__
 from kybernate.cli import completion
 from kybernate.cli.app import app
-from kybernate.cli.console import Console, follow_events
+from kybernate.cli.console import CLOCK_SECONDS, Console, follow_events
 from kybernate.cli.history import show_events
 from kybernate.dev.stack.stack_file import StackFile
+from kybernate.health import HttpServer
 from kybernate.lab.cli.simulate_input import complete_policies
+from kybernate.seat import SeatState
+from tests.cli.conftest import EVENTS, seat
 
 if TYPE_CHECKING:
     from conftest import Kyb, SmallRouter
@@ -150,6 +154,7 @@ async def test_following_goes_on_after_a_restart_of_the_router_with_each_event_o
         await asyncio.to_thread(follow_events, Console(router.url), show, again=True)
     assert seen == ["e0", "e1"]
     assert router.last_ids == [None, "e0"]
+    assert router.sinces == [None, f"{EVENTS[0].at - CLOCK_SECONDS:.3f}"]
 
 
 class QuietRouter(Console):
@@ -188,10 +193,8 @@ def test_what_happens_while_no_event_is_known_is_not_missed(monkeypatch: pytest.
 
 @pytest.mark.parametrize("command", [["events", "-f"], ["status", "--watch"], ["status", "--watch", "-o", "json"]])
 async def test_ctrl_c_ends_a_command_that_repeats(router: "SmallRouter", command: list[str]) -> None:
-    # A shell ignores Ctrl-C for background jobs, and children inherit that: the tests may run in the background.
-    handled = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", f"{handled}from kybernate.cli import main; main()", *command, "--url", router.url),
+        *(sys.executable, "-c", "from kybernate.cli import main; main()", *command, "--url", router.url),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -440,3 +443,47 @@ async def test_the_shell_completes_names_that_the_router_knows(
     for url in (router.url, "http://127.0.0.1:9"):  # nothing listens at the second
         monkeypatch.setenv("KYB_URL", url)
         assert (await kyb()).out.split() == (found if url == router.url else [])
+
+
+def test_every_count_of_the_command_line_has_an_upper_bound() -> None:
+    """A number that becomes a list, a loop or a process ends a command in seconds or not at all."""
+
+    def counts(command: Any, words: str) -> Iterator[tuple[str, object]]:
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from counts(inner, f"{words} {name}")
+        for one in command.params:
+            if (
+                one.name not in ("seed", "pid")
+                and getattr(one, "type_descriptor", None)
+                and one.type_descriptor.annotation is int
+            ):
+                yield f"{words} {one.opts[0]}", one.max
+
+    found = dict(counts(typer.main.get_command(app), "kyb"))
+    assert len(found) > ENOUGH
+    assert [name for name, most in found.items() if most is None] == []
+
+
+async def test_what_pods_and_rows_say_does_not_steer_the_terminal(kyb: "Kyb") -> None:
+    evil = "safe\x1b[2J\x1b]0;title\x07", "two\nlines", "\u202ekcab\u009b1m"
+    rows = [
+        seat(n, model, SeatState.ACTIVE, reason=f"r\x1b[31m{n}", pod=f"ns/p\x1b{n}") for n, model in enumerate(evil)
+    ]
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path == "/v1/seats":
+            return web.json_response(
+                {"seats": [row.model_dump(mode="json") for row in rows], "models": {}, "nodes": {}}
+            )
+        raise web.HTTPConflict(text=json.dumps({"error": {"message": evil[0], "code": "refused"}}))
+
+    console = web.Application()
+    console.router.add_route("*", "/{path:.*}", answer)
+    async with HttpServer(console, "127.0.0.1", 0) as server:
+        status, refused = await kyb("status", "--url", server.url), await kyb("park", "model/x", "--url", server.url)
+        whole = json.loads((await kyb("status", "-o", "json", "--url", server.url)).out)
+    for text in (status.out, refused.err):
+        assert all(one.isprintable() or one == "\n" for one in text), text
+        assert "safe\\x1b[2J" in text
+    assert "two\\nlines" in status.out
+    assert [row["model"] for row in whole["seats"]] == [*evil]

@@ -9,8 +9,8 @@ import pytest
 from kybernate.annotations import NAMES, schema
 from kybernate.cli import main
 from kybernate.config import load
-from kybernate.config.schema import config_schema, settings
 from kybernate.dev.stack import LAPTOP
+from scripts.config_schema import config_schema, settings
 
 
 def out(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -1,12 +1,20 @@
-"""``kyb events --since``, ``kyb why --last-switch`` and ``kyb why request``."""
+"""``kyb events --since``, ``kyb why --last-switch``, ``kyb why request`` and ``kyb report usage``."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from kybernate.clock import Clock
+from kybernate.health import HttpServer
 from kybernate.messages import GroupDecided, SeatActivated, SeatEvent, SeatParked, SeatStarted
 from kybernate.seat import SeatState
+from services.router.core.tenants import Used
+from services.router.metrics import Metrics
 from tests.cli.conftest import DECIDED
 
 if TYPE_CHECKING:
@@ -130,11 +138,52 @@ async def test_models_that_missed_their_slo_are_shown_with_what_the_longest_wait
     assert none.out == "no recorded request of the last 5m waited longer than its SLO\n"
 
 
-async def test_usage_is_shown_by_tenant_and_model(kyb: "Kyb", router: "SmallRouter") -> None:
-    shown = (await kyb("report", "usage", "--url", router.url)).out.splitlines()
-    assert shown[1:] == ["red  llama: 3 requests, 20 + 40 tokens"]
-    body = json.loads((await kyb("report", "usage", "-o", "json", "--url", router.url)).out)
-    assert body["usage"][0]["completion_tokens"] == 40
-    router.used = False
-    none = (await kyb("report", "usage", "--url", router.url)).out.splitlines()
-    assert none[1:] == ["nothing: only requests with an API key count (docs/security.md#tenants)"]
+@asynccontextmanager
+async def counting(used: dict[tuple[str, str], Used] | None, status: int = 200) -> AsyncIterator[str]:
+    """The operations port of a router on which tenants have used this; None: it does not show that."""
+    registry = CollectorRegistry()
+    shown = None if used is None else used.items
+    Metrics(registry, Clock(), lambda: (), lambda: 0, used=shown)
+    Gauge("process_start_time_seconds", "", registry=registry).set(1.7e9)
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(registry), status=status)
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", metrics)])
+    async with HttpServer(app, "127.0.0.1", 0) as server:
+        yield server.url
+
+
+async def test_usage_is_summed_over_routers_by_tenant_and_model(kyb: "Kyb") -> None:
+    red, blue = {("red", "llama"): Used(3, 20, 40)}, {("red", "llama"): Used(1, 5, 6), ("blue", "phi"): Used(1, 2, 3)}
+    async with counting(red) as one, counting(blue) as other:
+        shown = await kyb("report", "usage", one, other)
+        assert shown.out.splitlines()[1:] == [
+            "blue  phi: 1 request, 2 + 3 tokens", "red  llama: 4 requests, 25 + 46 tokens"
+        ]  # fmt: skip
+        body = json.loads((await kyb("report", "usage", one, "-o", "json")).out)
+        row = {"tenant": "red", "model": "llama", "requests": 3, "prompt_tokens": 20, "completion_tokens": 40}
+        assert body == {"since": 1.7e9, "usage": [row]}
+    async with counting({}) as none:
+        shown = await kyb("report", "usage", none)
+        assert shown.out.splitlines()[1:] == ["nothing: only requests with an API key count (docs/security.md#tenants)"]
+
+
+async def test_what_one_router_does_not_tell_is_no_zero(kyb: "Kyb") -> None:
+    async with (
+        counting({("red", "llama"): Used(3, 20, 40)}) as good,
+        counting(None) as hidden,
+        counting({}, 401) as shut,
+    ):
+        for other, why in (
+            (shut, "cannot be read: HTTP Error 401: Unauthorized"),
+            (hidden, "name a router's operations port (KYB_HEALTH_PORT)"),
+            ("http://127.0.0.1:1", "cannot be read: [Errno 111] Connection refused"),
+        ):
+            result = await kyb("report", "usage", good, other)
+            assert (result.code, result.out) == (1, ""), other
+            assert f"{other}/metrics" in result.err
+            assert why in result.err
+    nothing = await kyb("report", "usage")
+    assert (nothing.code, "no stack runs on this machine" in nothing.err) == (1, True)

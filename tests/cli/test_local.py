@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,6 +48,23 @@ async def test_the_log_of_a_service_or_of_a_models_engine_is_shown(kyb: "Kyb", s
     assert (unknown.code, "gpu_manager, router" in unknown.err) == (1, True), stack
 
 
+@pytest.mark.parametrize("command", ["add gemma -- vllm", "remove gemma-3-27b", "edit", "logs router", "report usage"])
+@pytest.mark.parametrize("how", ["--url", "KYB_URL"])
+async def test_a_command_about_this_machine_changes_no_other_stack_than_the_one_named(
+    kyb: "Kyb", stack: Path, router: "SmallRouter", monkeypatch: pytest.MonkeyPatch, command: str, how: str
+) -> None:
+    monkeypatch.setattr("kybernate.dev.stack.pod_changes.add_command", lambda *_: pytest.fail("it was changed"))
+    monkeypatch.setattr("kybernate.dev.stack.pod_changes.remove", lambda *_: pytest.fail("it was changed"))
+    monkeypatch.setattr("kybernate.dev.stack.pod_changes.edit", lambda *_: pytest.fail("it was changed"))
+    given = () if how == "KYB_URL" else ("--url", "http://127.0.0.1:19801")
+    monkeypatch.setenv("KYB_URL", "http://127.0.0.1:19801" if how == "KYB_URL" else "")
+    name, *more = command.split()
+    refused = await kyb(name, *(given if name != "report" else ()), *more, *(given if name == "report" else ()))
+    assert (refused.code, refused.out) == (2, ""), stack
+    assert "http://127.0.0.1:19801 is another stack's console" in refused.err
+    assert f"the one that runs here, whose console is {router.url}" in refused.err
+
+
 async def test_services_that_do_not_run_are_named(kyb: "Kyb", stack: Path) -> None:
     text = (await kyb("status", "--services")).out
     assert "gpu_manager    does not run: kyb logs gpu_manager" in text
@@ -77,6 +95,8 @@ async def test_the_doctor_names_what_keeps_the_start_gate_of_this_machine_shut(k
     assert (await gate())[0] == f"{folder}: No such file or directory: calls and tickets do not pass"
     call = Path(folder) / "s1" / "call.json"
     call.parent.mkdir(parents=True)
+    assert (await gate())[0] == f"{folder}: no gate.sock for s1: /kyb/kyb-run does not pass"
+    os.mknod(call.with_name("gate.sock"), stat.S_IFSOCK | 0o600)
     assert not any(folder in text for text in await gate())
     call.write_text("{}")
     os.utime(call, (1.0, 1.0))

@@ -1,4 +1,3 @@
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from aiohttp import web
 from kybernate.cli import uninstall
 from kybernate.cli.output import CliError
 from kybernate.cli.uninstall import Cluster, check_rollback, sure_look
-from kybernate.cli.uninstall_view import Forcing, Look, owners, refusal
+from kybernate.cli.uninstall_view import Look, owners, refusal
 from kybernate.health import HttpServer
 from kybernate.kube import Kube
 from kybernate.seat import LEDGER_FORMAT
@@ -57,24 +56,16 @@ def test_pods_that_are_over_or_request_no_seat_are_ignored() -> None:
 
 @dataclass
 class World:
-    """An API server, a router and a manager on one port; deleted pods go at once."""
+    """An API server, a router and a manager on one port."""
 
     pods: list[dict[str, Any]] = field(default_factory=list)
     seats: list[dict[str, Any]] = field(default_factory=list)
-    commands: list[str] = field(default_factory=list)
-    """Deletions, and commands to seats, in order."""
     router: bool = True
     manager: bool = True
     late: int = 0
     """The manager answers only after this many requests."""
-    unknown: int = 0
-    """The router, just started, refuses this many commands."""
-    remade: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
-    """Pods and seats that replace the first deleted one."""
     why: dict[str, Any] = field(default_factory=dict)
     """The manager's explanation."""
-    stubborn: bool = False
-    """Deleted pods remain."""
     forbidden: bool = False
 
     async def list(self, request: web.Request) -> web.Response:
@@ -84,40 +75,13 @@ class World:
         more = {"continue": str(at + 1)} if at + 1 < len(self.pods) else {}
         return web.json_response({"items": self.pods[at : at + 1], "metadata": more})
 
-    async def remove(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        assert (await request.json())["preconditions"] == {"uid": f"u-{name}"}
-        self.commands.append(f"delete {name}")
-        if not self.stubborn:
-            self.pods = [one for one in self.pods if one["metadata"]["name"] != name]
-            self.seats = [one for one in self.seats if one["pod_uid"] != f"u-{name}"]
-            self.pods, self.seats = self.pods + self.remade[0], self.seats + self.remade[1]
-            self.remade = [], []
-        return web.json_response({})
-
     async def reasons(self, _: web.Request) -> web.Response:
         return web.json_response(self.why if self.manager else {}, status=200 if self.manager else 503)
-
-    annotations: dict[str, str] = field(default_factory=dict)
-    """Of the namespace."""
-
-    async def namespace(self, request: web.Request) -> web.Response:
-        if self.forbidden:
-            return web.json_response({}, status=403)
-        return web.json_response({"metadata": {"name": "demo", "annotations": self.annotations}})
 
     async def roster(self, _: web.Request) -> web.Response:
         if not self.router:
             return web.json_response({"error": {"message": "no key"}}, status=401)
         return web.json_response({"seats": self.seats})
-
-    async def command(self, request: web.Request) -> web.Response:
-        seat, verb = request.match_info["seat"], request.match_info["verb"]
-        if self.unknown:
-            self.unknown -= 1
-            return web.json_response({"error": {"message": "no seat is called so"}}, status=404)
-        self.commands.append(f"{verb} {seat}")
-        return web.json_response({})
 
     async def pod(self, request: web.Request) -> web.Response:
         found = [one for one in self.seats if one["pod_uid"] == request.match_info["uid"]]
@@ -140,10 +104,7 @@ async def cluster(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     app.add_routes(
         [
             web.get("/api/v1/pods", world.list),
-            web.delete("/api/v1/namespaces/demo/pods/{name}", world.remove),
-            web.get("/api/v1/namespaces/demo", world.namespace),
             web.get("/v1/seats", world.roster),
-            web.post("/v1/seats/{seat:.+}/{verb}", world.command),
             web.get("/v1/pods/{uid}", world.pod),
             web.get("/v1/why", world.reasons),
         ]
@@ -155,22 +116,15 @@ async def cluster(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         yield Cluster(kube, server.url, server.port, ("kyb.ai/",))
 
 
-async def force(cluster: Cluster) -> tuple[str, ...]:
-    return await uninstall.force(cluster, 30)
-
-
 @pytest.mark.parametrize("router", [True, False])
 async def test_parked_seats_refuse_the_uninstall_known_from_router_or_manager(
     cluster: Cluster, world: World, router: bool
 ) -> None:
     world.router = router
-    why = refusal(await cluster.look(), Forcing("demo", "force-kyb-3-17"))
+    why = refusal(await cluster.look())
     assert "2 pods" in why
     assert "demo/b (its seat is parked), demo/c (its seat is parked)" in why
     assert "scale their Deployments to 0" in why
-    assert "kubectl annotate --overwrite namespace demo kyb.ai/uninstall=force-kyb-3-17\n" in why, (
-        "a command stands on a line by itself"
-    )
     assert "\n       helm rollback RELEASE" in why
     world.pods = world.pods[:1]
     assert refusal(await cluster.look()) == ""  # the pods of the parked seats are gone
@@ -189,57 +143,9 @@ async def test_without_any_answer_the_error_says_how_to_go_on(cluster: Cluster, 
     assert refusal(await cluster.look()) == ""
 
 
-async def test_forced_the_frozen_pods_are_deleted_and_the_holders_pinned(cluster: Cluster, world: World) -> None:
-    done = await force(cluster)
-    assert done == ("deleted pod demo/b (its seat is parked)", "deleted pod demo/c (its seat is parked)")
-    assert world.commands == ["pin seat/s-a", "delete b", "delete c"]
-    assert refusal(await cluster.look()) == ""
-
-
-async def test_forced_a_pin_is_repeated_until_the_router_knows_the_seat(cluster: Cluster, world: World) -> None:
-    world.unknown = 1
-    world.remade = [pod("new")], [row("new", "starting")]
-    await force(cluster)
-    assert {"pin seat/s-a", "pin seat/s-new"} <= set(world.commands)
-
-
-async def test_replaced_pods_park_no_seat(cluster: Cluster, world: World) -> None:
-    world.remade = [pod("new")], [row("new", "starting")]
-    await force(cluster)
-    assert "pin seat/s-new" in world.commands
-
-
 async def test_a_manager_that_has_just_started_is_queried_again(cluster: Cluster, world: World) -> None:
     world.router, world.late, uninstall.UNSURE_SECONDS = False, 5, 30.0
     assert "its seat is parked" in refusal(await sure_look(cluster))
-
-
-async def test_forced_without_any_answer_pods_that_may_be_frozen_are_deleted(cluster: Cluster, world: World) -> None:
-    world.router = world.manager = False
-    await force(cluster)
-    assert sorted(world.commands) == ["delete a", "delete b", "delete c"]
-
-
-async def test_forced_it_ends_after_its_time_limit(cluster: Cluster, world: World) -> None:
-    world.stubborn = True
-    with pytest.raises(CliError, match=r"demo/b, demo/c; see kubectl describe pod"):
-        async with asyncio.timeout(30):
-            await uninstall.force(cluster, 0)
-
-
-@pytest.mark.parametrize(
-    ("value", "forced"), [("force-kyb-3-17", True), ("force-kyb-2-17", False), ("force", False), (None, False)]
-)
-async def test_the_namespace_may_force_the_uninstall_of_one_revision(
-    cluster: Cluster, world: World, value: str | None, forced: bool
-) -> None:
-    """The namespace and its annotation outlive the release: the next one of this name must be asked again."""
-    world.annotations = {} if value is None else {"kyb.ai/uninstall": value}
-    assert await uninstall.annotated(cluster.kube, Forcing("demo", "force-kyb-3-17")) is forced
-    assert await uninstall.annotated(cluster.kube, Forcing()) is False
-    world.forbidden = True
-    with pytest.raises(CliError, match=r"namespace demo has annotation kyb\.ai/uninstall"):
-        await uninstall.annotated(cluster.kube, Forcing("demo", "force-kyb-3-17"))
 
 
 def explained(*stages: str, written: int = LEDGER_FORMAT, peers: tuple[str, ...] = ("G1",)) -> dict[str, Any]:

@@ -136,21 +136,21 @@ def test_gpus_may_be_named_by_uuid(tmp_path: Path) -> None:
 
 
 def test_the_policys_constants_reach_the_policy(tmp_path: Path) -> None:
-    text = "profiles:\n" + profile(1) + "policy: {name: kyb-slo, settings: {lateSlos: 7, prefetch: true}}\n"
+    text = "profiles:\n" + profile(1) + "policy: {name: kyb-slo, settings: {lateSlos: 7, idleSeconds: 2}}\n"
     config = read(tmp_path, text)
-    assert config.policy.build() == KybSlo(late_slos=7.0, prefetch=True)
+    assert config.policy.build() == KybSlo(late_slos=7.0, idle_seconds=2.0)
 
 
 def test_what_a_tier_leaves_out_comes_from_the_known_one_or_from_standard(tmp_path: Path) -> None:
     text = (
         "profiles:\n"
         + profile(1)
-        + ("tiers: {standard: {stallBudgetSeconds: 3}, gold: {weight: 4}, night: {sloSeconds: 600}}\n")
+        + ("tiers: {standard: {sloSeconds: 30}, gold: {weight: 4}, night: {sloSeconds: 600}}\n")
     )
     config = read(tmp_path, text)
     tiers = config.all_tiers
-    assert (tiers["gold"].weight, tiers["gold"].slo_seconds, tiers["gold"].stall_budget_seconds) == (4.0, 12.0, 0.0)
-    assert (tiers["night"].weight, tiers["night"].slo_seconds, tiers["night"].stall_budget_seconds) == (1.0, 600.0, 3.0)
+    assert (tiers["gold"].weight, tiers["gold"].slo_seconds) == (4.0, 12.0)
+    assert (tiers["night"].weight, tiers["night"].slo_seconds) == (1.0, 600.0)
 
 
 def test_several_slots_and_durations_are_read(tmp_path: Path) -> None:
@@ -178,13 +178,20 @@ def test_a_machine_has_1_to_64_gpus(count: int) -> None:
         fake_gpus(count, "80GiB")
 
 
-@pytest.mark.parametrize("size", ["512", '"512"', "1073741824"])
+@pytest.mark.parametrize("size", ["512", '"512"', "1073741824", "0.5", '"0.5"', "100000000000.0", "9999999999TiB"])
 def test_a_size_without_a_unit_is_refused(tmp_path: Path, size: str) -> None:
     """``hostMemory: 512`` was 512 bytes: no seat was ever parked, and nothing showed it."""
     (file := tmp_path / "config.yaml").write_text(f"hostMemory: {size}\n")
     with pytest.raises(
-        ConfigError, match=r":1: hostMemory: '?\d+'?: is not a size with a unit; write bytes with a unit"
+        ConfigError, match=r":1: hostMemory: '?[\d.TiBe+]+'?: is not a size with a unit; write bytes with a unit"
     ):
+        load(file)
+
+
+@pytest.mark.parametrize(("written", "read"), [("010", "8"), ("1:30", "90"), ("-1:30", "-90"), ("1:30.5", "90.5")])
+def test_a_number_that_yaml_reads_otherwise_is_refused(tmp_path: Path, written: str, read: str) -> None:
+    (file := tmp_path / "config.yaml").write_text(f"profiles: []\ndrainSeconds: {written}\n")
+    with pytest.raises(ConfigError, match=rf":2: drainSeconds: '{re.escape(written)}': is {re.escape(read)} in YAML; "):
         load(file)
 
 

@@ -10,10 +10,13 @@ import pytest
 
 from kybernate.api_keys import load as load_keys
 from kybernate.cli.config import report
+from kybernate.cli.console import find_url
+from kybernate.cli.output import CliError
 from kybernate.config import ConfigError
 from kybernate.settings import SettingsError
 from kybernate.tls import ServerCertificate
 from services.checkpointer.settings import CheckpointerSettings
+from services.console.settings import ConsoleSettings
 from services.gpu_manager.settings import ManagerSettings
 from services.router.settings import RouterSettings
 from tests.config.test_bad_config import BAD, ONE
@@ -45,6 +48,25 @@ FILES = BAD | {
         ONE + "policy: {name: exhaustive, settings: {capSlos: 3}}\n",
         "policy.settings.capSlos: unknown key; there is none; remove it",
     ),
+    "a duration in milliseconds": (ONE + "drainSeconds: 600000\n", "drainSeconds: 600000: is out of range; it must be"),
+    "a tier's SLO of years": (
+        ONE + "tiers: {gold: {sloSeconds: 1.0e+9}}\n",
+        "sloSeconds: 1000000000.0: is out of range;",
+    ),
+    "a weight that drowns all others": (
+        ONE + "tiers: {gold: {weight: 1.0e+300}}\n",
+        "weight: 1e+300: is out of range;",
+    ),
+    "lanes without number": (ONE + "lanes: [{transfers: 1000000}]\n", "lanes[0].transfers: 1000000: is out of range;"),
+    "a probation for ever": (ONE + "health: {recoveryReads: 1000000}\n", "recoveryReads: 1000000: is out of range;"),
+    "a reserve of slots": (
+        ONE + "    memoryReserve: 4GiB\n",
+        ":6: profiles[0].memoryReserve: counts with packing: memory alone; write packing: memory, or remove it",
+    ),
+    "a reserved tier that is none": (
+        ONE + "reserved: {tier/golden: [prod]}\n",
+        ":6: reserved.tier/golden: is not a tier; did you mean gold?",
+    ),
     "a policy without name:": (ONE + "policy: kyb-slo\n", "policy: 'kyb-slo': is not a mapping; write name: kyb-slo"),
 }
 ANNOTATIONS = {
@@ -60,7 +82,74 @@ ANNOTATIONS = {
     'kyb.ai/vram: "60"': "kyb.ai/vram: '60': is ",
     "kyb.ai/vrm: 60GiB": "kyb.ai/vrm: is not a known annotation; did you mean kyb.ai/vram?",
     "kyb.ai/gang: two": "kyb.ai/gang: is not a known annotation; a model on several groups is one seat",
+    'kyb.ai/model: "qwen "': "kyb.ai/model: 'qwen ': is no name; write the name that clients request",
+    "kyb.ai/slo: 999h": "kyb.ai/slo: '999h': is not a duration above 0 with a unit; write",
+    "KYB.AI/tier: gold": "KYB.AI/tier: is not a known annotation; did you mean kyb.ai/tier?",
     "kyb.ai/verify: sure": "kyb.ai/verify: 'sure': is neither on nor off; write",
+}
+APP = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: qwen
+spec:
+  replicas: 1
+  template:
+    metadata:
+      annotations: {kyb.ai/model: qwen}
+    spec:
+      containers:
+        - {name: engine, image: vllm, resources: {limits: {kyb.ai/gpu-1x-seat: 1}}}
+"""
+PINNED = APP.replace("model: qwen", "pin: 'true'")
+LIMITS = "limits: {kyb.ai/gpu-1x-seat: 1}"
+SEATS = "kyb.ai/gpu-1x-seat: 9 pods ask for it and this machine has 4 seats of it; remove pods"
+WORKLOADS = {
+    "more replicas than seats": (APP.replace("replicas: 1", "replicas: 9"), SEATS),
+    "a StatefulSet of more than there are": (
+        APP.replace("replicas: 1", "replicas: 9").replace("Deployment", "StatefulSet"),
+        SEATS,
+    ),
+    "a Deployment in a List": (
+        "apiVersion: v1\nkind: List\nitems:\n  - " + APP.replace("replicas: 1", "replicas: 9").replace("\n", "\n    "),
+        SEATS,
+    ),
+    "replicas in words": (
+        APP.replace("replicas: 1", "replicas: two"),
+        ":6: spec.replicas: 'two': is no number of pods;",
+    ),
+    "a kind with a typing error": (
+        APP.replace("Deployment", "Deploymnt"),
+        ":2: kind: 'Deploymnt': is not a Pod; write",
+    ),
+    "a Deployment without template": (
+        APP.replace("template", "tmplate"),
+        "spec.template: is missing or not a mapping;",
+    ),
+    "an annotation of the Deployment": (
+        APP.replace("  name: qwen\n", "  name: qwen\n  annotations: {kyb.ai/tier: gold}\n"),
+        ":5: metadata.annotations.kyb.ai/tier: has no effect there; move it to metadata.annotations of the Pod",
+    ),
+    "an annotation as a label": (
+        APP.replace("annotations:", "labels:"),
+        ":9: spec.template.metadata.labels.kyb.ai/model: has no effect there; move it",
+    ),
+    "a seat in requests alone": (
+        APP.replace("limits", "requests"),
+        "requests.kyb.ai/gpu-1x-seat: is asked for without a limit; write it below limits",
+    ),
+    "a seat of an init container": (
+        APP + "      initContainers: [{name: load, image: x, resources: {" + LIMITS + "}}]\n",
+        "spec.template.spec.initContainers[0].resources.limits.kyb.ai/gpu-1x-seat: is asked for by an init container;",
+    ),
+    "a GPU beside the seat": (
+        APP.replace("seat: 1", "seat: 1, nvidia.com/gpu: 1"),
+        "resources.limits.nvidia.com/gpu: is a GPU beside that of the seat; remove it",
+    ),
+    "more pins than places": (
+        PINNED.replace("replicas: 1", "replicas: 2"),
+        "2 of its pods are pinned and its groups run 1 at a time, so that others never serve; take kyb.ai/pin from",
+    ),
 }
 KEYS = {
     "keys: [\n": "not valid YAML: ",
@@ -76,6 +165,13 @@ ENVIRONMENT: dict[str, tuple[type, str]] = {
     "KYB_QUEUE_LIMIT=1.5": (RouterSettings, "KYB_QUEUE_LIMIT='1.5': is text; it must be a whole number"),
     "KYB_LOG_LEVEL=loud": (ManagerSettings, "KYB_LOG_LEVEL='loud': is not known; write 'debug', 'info'"),
     "KYB_NATS_URL=http://x": (ManagerSettings, "begins with none of nats://, tls://"),
+    "KYB_HOLD_SECONDS=inf": (RouterSettings, "KYB_HOLD_SECONDS='inf': is not a finite number; write a number"),
+    "KYB_SPEED=1e400": (ManagerSettings, "KYB_SPEED='1e400': is not a finite number; write a number"),
+    "KYB_STATE_DIR=": (ManagerSettings, "KYB_STATE_DIR='': is no path; give one, or do not set it"),
+    "KYB_NODE=": (ManagerSettings, "KYB_NODE='': is empty; give at least one"),
+    "KYB_ADVERTISE_URL=router": (RouterSettings, "KYB_ADVERTISE_URL='router': is no address; write http://host:port"),
+    "KYB_ROUTER_URL=box.lan:8780": (ConsoleSettings, "'box.lan:8780': is no address; write http://host:port"),
+    "KYB_KUBELET_URL=http://[::1": (ManagerSettings, "'http://[::1': is no address; write http://host:port"),
     "KYB_PARK_ALLOW=all": (CheckpointerSettings, "unknown: all; known are several-gpus"),
 }
 
@@ -104,6 +200,44 @@ def test_a_wrong_annotation_is_refused_with_cause_and_remedy(line: str, tmp_path
     assert ";" in found
 
 
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_what_makes_pods_is_checked_as_they_are(name: str, tmp_path: Path) -> None:
+    text, expected = WORKLOADS[name]
+    (config := tmp_path / "config.yaml").write_text(ONE)
+    (pods := tmp_path / "pods.yaml").write_text(text)
+    found = refused(lambda: report(config, 1, pods))
+    assert expected in found, found
+    pods.write_text(APP)
+    assert report(config, 1, pods)["default"]["warnings"] == []
+
+
+LISTED = ONE + "gpuTopology: {groups: [{name: G0, gpus: [0]}]}\n"
+
+
+def test_pods_are_counted_against_the_seats_that_the_file_lists(tmp_path: Path) -> None:
+    (config := tmp_path / "config.yaml").write_text(LISTED)
+    (pods := tmp_path / "pods.yaml").write_text(APP.replace("replicas: 1", "replicas: 9"))
+    assert SEATS in refused(lambda: report(config, None, pods))
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "pods", "said"),
+    [
+        (ONE, None, False, ["the groups of a machine"]),
+        (ONE, None, True, ["the groups of a machine, seats for 9 pods of kyb.ai/gpu-1x-seat (4 in a group)"]),
+        (LISTED.replace("seatsPerGroup: 4", "seatsPerGroup: 9"), None, True, ["the groups of a machine"]),
+        (ONE, 3, True, []),
+    ],
+)
+def test_what_was_not_checked_is_said(
+    text: str, gpus: int | None, pods: bool, said: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (config := tmp_path / "config.yaml").write_text(text)
+    (file := tmp_path / "pods.yaml").write_text(APP.replace("replicas: 1", "replicas: 9"))
+    found = report(config, gpus, file if pods else None)["default"]
+    assert found["warnings"] == [f"not checked without --gpus N: {one}" for one in said]
+
+
 @pytest.mark.parametrize("text", KEYS)
 def test_a_wrong_file_of_keys_is_refused_with_cause_and_remedy(text: str, tmp_path: Path) -> None:
     (path := tmp_path / "keys.yaml").write_text(text)
@@ -120,6 +254,32 @@ def test_a_wrong_certificate_is_refused_with_cause_and_remedy(there: bool, tmp_p
     found = refused(lambda: ServerCertificate(cert))
     key = tmp_path / "tls.key" if there else cert
     assert f"{cert}: {why}; it must hold a PEM certificate that fits the key in {key}" in found
+
+
+def test_an_empty_socket_of_the_fake_driver_is_none() -> None:
+    """As a compose file sets it: that the GPUs are fake would follow from it."""
+    assert not ManagerSettings.from_env({"KYB_FAKE_DRIVER": ""}).fakes
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("localhost:8781", "http://lo cal:1", "http://box/ü", f"http://{'a' * 64}.lan", "http://a..b", "http://[::1"),
+        *("http://box:99999", "http://box:0", "http://me:secret@box", "http://box?a=b", "http://box#a", "ftp://box"),
+    ],
+)
+def test_an_address_that_no_request_reaches_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KYB_URL", url)
+    with pytest.raises(CliError, match=r"is not an address; write http://host:port"):
+        find_url()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://box:8781", "https://box/kyb/", "http://[::1]:1", "http://bücher.lan", "http://_a"]
+)
+def test_an_address_may_have_a_path_and_any_name(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KYB_URL", url)
+    assert find_url() == url.rstrip("/")
 
 
 @pytest.mark.parametrize("line", ENVIRONMENT)

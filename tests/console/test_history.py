@@ -2,11 +2,15 @@
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import pytest
 from structlog.testing import capture_logs
 
+from kybernate.bus.port import Bus
+from kybernate.envelope import Message
+from kybernate.http_api import ApiError
 from kybernate.messages import (
     GroupDecided,
     RequestEnded,
@@ -19,7 +23,8 @@ from kybernate.messages import (
     SeatQuarantined,
 )
 from kybernate.seat import SeatState
-from services.console.history import story
+from services.console import history
+from services.console.history import History, story
 from services.router.core.step import Forward
 from tests.console.world import Shown, shown
 from tests.spans import Spans
@@ -58,6 +63,91 @@ async def test_the_stream_of_events_begins_with_the_stored_ones_since_a_time_if_
         assert (await w.call("GET", "/v1/events?since=soon")).code == "invalid_field"
 
 
+async def test_readers_of_the_past_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with shown() as w:
+        event = decided(decision="stay", at=time.time() - 30)
+        w.server.stored[event.id] = (event.subject, event.body(), event.at)
+        replay, reading, most = w.console.history._bus.replay, 0, 0
+
+        async def counted(**how: Any) -> AsyncIterator[Message]:
+            nonlocal reading, most
+            reading, most = reading + 1, max(most, reading + 1)
+            try:
+                for _ in range(10):
+                    await asyncio.sleep(0)
+                async for one in replay(**how):
+                    yield one
+            finally:
+                reading -= 1
+
+        monkeypatch.setattr(w.console.history._bus, "replay", counted)
+
+        async def first() -> bytes:
+            async with w.http.get(f"{w.url}/v1/events?since=1") as stream:
+                return b"".join([await stream.content.readline() for _ in range(3)])
+
+        async def listed() -> bytes:
+            return (await w.call("GET", "/v1/history")).body
+
+        answers = await asyncio.gather(*(ask() for _ in range(4) for ask in (first, listed)))
+        assert all(event.id.encode() in answer for answer in answers)
+        assert most == 1
+
+
+async def test_who_waits_for_another_reader_is_told_so_and_has_all_of_its_own_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    past = History(cast(Bus, None), dict)
+    async with past._turn:
+        monkeypatch.setattr(history, "LONGEST_READ_SECONDS", 0.01)
+        with pytest.raises(ApiError, match="another reader of the past has the turn; try again") as refused:
+            async with past.reading("events", "begin later"):
+                raise AssertionError("it has the turn")
+        assert (refused.value.status, refused.value.code) == (503, "history_busy")
+    with pytest.raises(ApiError, match=r"too many events to be read in 0\.01 s; begin later"):
+        async with past.reading("events", "begin later"):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(history, "LONGEST_READ_SECONDS", 1000.0)
+    loop, later = asyncio.get_running_loop(), 0.0
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + later)
+
+    async def read() -> str:
+        nonlocal later
+        async with past.reading("events", "begin later"):
+            later += 600.0
+            await asyncio.sleep(0.01)
+        return "read"
+
+    async with past._turn:
+        reading = asyncio.create_task(read())
+        await until(lambda: bool(past._turn._waiters), what="it waits for the turn")
+        later += 600.0
+    assert await reading == "read"
+
+
+async def test_an_id_is_looked_for_among_the_events_since_a_time_if_both_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with shown() as w:
+        begin, known = time.time() - 60, [decided(decision="stay", at=time.time() - age) for age in (90, 30, 20)]
+        for event in known:
+            w.server.stored[event.id] = (event.subject, event.body(), event.at)
+        replay, asked = w.console.history._bus.replay, list[dict[str, Any]]()
+
+        def noted(**how: Any) -> AsyncIterator[Message]:
+            asked.append(how)
+            return replay(**how)
+
+        monkeypatch.setattr(w.console.history._bus, "replay", noted)
+        headers = {"Last-Event-ID": known[1].id}
+        async with w.http.get(f"{w.url}/v1/events?since={begin}", headers=headers) as stream:
+            text = b"".join([await stream.content.readline() for _ in range(3)]).decode()
+        assert f"id: {known[2].id}" in text
+        assert asked == [{"since": begin}]
+
+
 def decided(**fields: Any) -> GroupDecided:
     facts = {"cause": "c", "node": "n1", "group": "G0", "decision": "switch", "op": "G0-7"}
     return GroupDecided.model_validate(facts | fields)
@@ -93,6 +183,21 @@ async def test_history_is_selected_by_kind_model_group_op_and_time():
         assert (unknown.status, "stay, switch" in unknown.json["error"]["message"]) == (400, True)
         w.bus.cut()
         assert (await w.call("GET", "/v1/history")).status == 503
+
+
+async def test_stored_events_of_another_release_are_skipped_and_not_logged():
+    """The stream keeps a week, over upgrades; a kind of this release that cannot be read is logged."""
+    async with shown() as w:
+        known = decided(decision="stay", at=time.time())
+        w.server.stored[known.id] = (known.subject, known.body(), known.at)
+        w.server.stored["old"] = ("kyb.v1.evt.n1.G0.operation", b'{"cause": "c"}', known.at)
+        w.server.stored["torn"] = ("kyb.v1.evt.n1.G0.decided", b"{", known.at)
+        with capture_logs() as logs:
+            found = (await w.call("GET", "/v1/history")).json
+        assert [one["id"] for one in found["events"]] == [known.id]
+        unreadable = [line["subject"] for line in logs if line["event"] == "message.unreadable"]
+        assert unreadable == ["kyb.v1.evt.n1.G0.decided"]
+        assert (await w.call("GET", "/v1/history?kind=operation")).status == 400
 
 
 async def test_an_event_of_a_node_whose_clock_is_ahead_is_found_by_its_own_time():

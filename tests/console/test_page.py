@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -270,86 +269,6 @@ async def test_a_page_of_another_site_cannot_command():
         assert (await post(w, url + "seats/s0/park", headers=own)).status == 202
 
 
-async def remembered(w: Shown, url: str, count: int) -> None:
-    """Return when the console has counted so many requests; it counts those that did not wait two seconds later."""
-
-    async def counted() -> bool:
-        return bool((await get(w, url + "plan")).json["requests"] == count)
-
-    await until(counted, what=f"{count} requests are counted")
-
-
-@pytest.mark.timeout(180)
-async def test_a_plan_is_made_of_the_requests_that_were_served(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.console.plan_view.NICENESS", "0")
-    on_loop, opened, loop = [], Path.open, threading.get_ident()
-
-    def recording(path: Path, *args: Any, **how: Any) -> Any:
-        if threading.get_ident() == loop and "kyb-plan-" in str(path):
-            on_loop.append(path.name)
-        return opened(path, *args, **how)
-
-    monkeypatch.setattr(Path, "open", recording)
-    async with page() as (w, url):
-        assert (await post(w, url + "plan", json={})).code == "no_requests"
-        await w.seat("s0", "llama", SeatState.ACTIVE)
-        for _ in range(3):
-            assert (await w.ask("llama")).status == 200
-        assert (await w.ask("unknown")).status == 404
-        assert (await get(w, url + "plan/report")).code == "no_plan"
-        deep = await post(w, url + "plan", data="[" * 100_000)
-        assert deep.code == "invalid_goal"
-        for wrong in ({"share": 2}, {"seconds": 10**400}, {"seconds": 0}, {"seconds": "x"}, []):
-            assert (await post(w, url + "plan", json=wrong)).code == "invalid_goal", wrong
-        assert (
-            await post(w, url + "plan", json={"seconds": 5}, headers={"Origin": "https://evil.example"})
-        ).status == 403
-        await remembered(w, url, 3)
-        asked = await post(w, url + "plan", json={"seconds": 5})
-        assert (asked.status, asked.json) == (202, {"requests": 3})
-        assert (await post(w, url + "plan", json={})).code == "plan_runs"
-
-        async def made() -> bool:
-            return not (await get(w, url + "plan")).json["running"]
-
-        await until(made, what="the plan is made", timeout=120)
-        state = (await get(w, url + "plan")).json
-        assert state["made_at"] is not None, state["progress"]
-        report = await get(w, url + "plan/report")
-        assert "sandbox" in report.headers["Content-Security-Policy"]
-        assert b"3 requests" in report.body
-        assert b"within 5 s" in report.body
-        assert b"<svg" in report.body
-        assert on_loop == [], "the event loop does not wait for files"
-
-
-async def test_a_plan_that_fails_is_reported_and_ends_no_console(monkeypatch: pytest.MonkeyPatch):
-    async def long_line(*_: Any) -> None:
-        raise ValueError("Separator is found, but chunk is longer than limit")
-
-    monkeypatch.setattr("services.console.plan_view.PlanView._plan", long_line)
-    async with page() as (w, url):
-        await w.seat("s0", "llama", SeatState.ACTIVE)
-        assert (await w.ask("llama")).status == 200
-        await remembered(w, url, 1)
-        for _ in range(2):  # the second one shows that the job goes on
-            assert (await post(w, url + "plan", json={})).status == 202
-
-            async def reported() -> bool:
-                state = (await get(w, url + "plan")).json
-                return not state["running"] and "chunk is longer" in state["progress"]
-
-            await until(reported, what="the failure is reported")
-
-
-async def test_without_the_simulator_no_plan_is_offered(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.console.plan_view.PACKAGES", ("kybernate.no_lab",))
-    async with page() as (w, url):
-        assert (await state_of(w, url))["plans"] is False
-        refused = await post(w, url + "plan", json={})
-        assert (refused.status, refused.code) == (404, "not_installed")
-
-
 async def test_the_playground_streams_an_answer():
     async with page() as (w, url):
         await w.seat("s0", "llama")
@@ -370,7 +289,7 @@ async def test_the_playground_sends_a_long_message_whole_and_refuses_one_that_is
 
 async def test_files_come_with_a_content_policy_and_nothing_else_is_served():
     async with page() as (w, url):
-        for path, kind in (("", "html"), ("app.js", "javascript"), ("style.css", "css"), ("icon.svg", "svg")):
+        for path, kind in (("", "html"), ("load.js", "javascript"), ("style.css", "css"), ("icon.svg", "svg")):
             answer = await get(w, url + path)
             assert answer.status == 200
             assert kind in answer.headers["Content-Type"]
@@ -378,7 +297,7 @@ async def test_files_come_with_a_content_policy_and_nothing_else_is_served():
             assert b"http://" not in answer.body.replace(b"http://www.w3.org", b"")
             assert b"https://" not in answer.body
         assert (await get(w, url.removesuffix("/"))).headers["Content-Type"].startswith("text/html")  # redirected
-        for path in ("..%2Fpage.py", "%2Fetc%2Fpasswd", "nothing.js", "vendor"):
+        for path in ("..%2Fpage.py", "%2Fetc%2Fpasswd", "nothing.js", "vendor", "%00", "a" * 5000, "index.html/"):
             assert (await get(w, url + path)).status == 404, path
         assert (await w.call("GET", "/ui/")).status == 404  # not on the public port
 

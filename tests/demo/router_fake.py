@@ -40,6 +40,8 @@ class FakeRouter:
     groups: list[dict[str, Any]] = field(default_factory=list)
     """Of the only node, as the manager explains them."""
     url: str = ""
+    held: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """While it is locked no request is answered."""
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator["FakeRouter"]:
@@ -92,12 +94,16 @@ class FakeRouter:
         self, request: web.Request, body: dict[str, Any], prompt: str, *, chat: bool
     ) -> web.StreamResponse:
         self.asked.append(body)
+        async with self.held:
+            pass
         queue = self.faults.get(body["model"], [])
         fault = queue.pop(0) if queue else ""
         if fault.startswith("status "):
             _, status, *retry = fault.split()
             headers = {"Retry-After": retry[0]} if retry else {}
             return web.json_response({"error": {"message": "busy"}}, status=int(status), headers=headers)
+        if fault == "hang":
+            await asyncio.Event().wait()
         if fault == "reset":
             assert request.transport is not None
             request.transport.abort()

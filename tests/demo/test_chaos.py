@@ -4,6 +4,8 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import cast
 
 import aiohttp
 import pytest
@@ -17,6 +19,7 @@ from kybernate.dev.demo.chaos import (
     NatsOutage,
     PlannedKill,
     Promise,
+    StackTarget,
     plan,
     seats_in_order,
 )
@@ -27,7 +30,7 @@ from kybernate.dev.stack.options import StackOptions
 from kybernate.dev.stack.stack import Stack
 from kybernate.health import HttpServer
 from kybernate.seat import SeatState as S
-from tests.demo.router_fake import event
+from tests.demo.router_fake import FakeRouter, event
 
 
 @dataclass
@@ -158,6 +161,27 @@ async def test_a_service_that_does_not_come_back_is_reported(monkeypatch: pytest
     target.comes_back = False
     await chaos.run([PlannedKill("router", None, 0.0)])
     assert "router did not come back" in chaos.report()["failures"]
+
+
+async def test_a_killed_service_is_back_once_it_serves_and_not_when_its_process_has_begun() -> None:
+    """A manager that was killed again while it began never served at load 33: 65 s without one, and lost requests."""
+    log = ['{"event": "manager.recovered"}']
+    async with FakeRouter().serving() as router, aiohttp.ClientSession() as session:
+        layout = SimpleNamespace(routers=[SimpleNamespace(url=router.url)])
+        stack = SimpleNamespace(
+            starts={"gpu_manager-2": 1},
+            pids={"gpu_manager-2": 7},
+            logs=lambda _: "\n".join(log),
+            kill=lambda _: 7,
+            layout=layout,
+        )
+        target = StackTarget(cast(Stack, stack), session)
+        await target.kill("gpu_manager-2")
+        assert not await target.back("gpu_manager-2")
+        stack.starts["gpu_manager-2"] = 2
+        assert not await target.back("gpu_manager-2"), "it begins"
+        log.append(log[0])
+        assert await target.back("gpu_manager-2")
 
 
 async def test_settle_waits_for_order_and_reports_its_absence() -> None:

@@ -11,7 +11,7 @@ from kybernate.dev.stack import SERVICES
 from kybernate.seat import SeatState
 from tests.demo.test_command import run
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from kybernate.dev.demo.session import WARM_UPS, Demo, DemoError, Live, _measure
 from kybernate.dev.stack import Stack
 from kybernate.lab.traces import Arrival
 from tests.demo.router_fake import FakeRouter, right_text
+from tests.until import until
 
 
 @pytest.fixture
@@ -149,6 +151,48 @@ async def test_a_repeat_that_never_succeeds_becomes_an_error(
     player = await replayed(router, rows(1), repeat=True)
     assert verdicts(player) == [Verdict.ERROR]
     assert "still retryable after" in player.tally.samples[0].reason
+
+
+async def test_an_answer_is_waited_for_as_long_as_services_are_down_and_no_longer(
+    router: FakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kybernate.dev.demo.replay.LEAST_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr("kybernate.dev.demo.replay.MODEL_TIMEOUT_SECONDS", 0.0)
+    async with client_session() as session:
+        player = Player([router.url], 100.0, right_text, session, repeat=True)
+        down = player.outages.begin(time.monotonic())
+        router.faults["a"], playing = ["hang"], asyncio.create_task(player.play(rows(1)))
+        await asyncio.sleep(2.0)
+        assert not playing.done()
+        player.outages.end(down, time.monotonic())
+        await playing
+    assert verdicts(player) == [Verdict.ERROR]
+    assert "no complete answer within" in player.tally.samples[0].reason
+
+
+async def test_under_chaos_the_workload_stands_still_while_too_many_requests_are_open(
+    router: FakeRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("kybernate.dev.demo.replay.time", clock)
+    monkeypatch.setattr("kybernate.dev.demo.replay.MOST_OPEN", 2)
+    opened: list[int] = []
+
+    def watched() -> Iterator[Arrival]:
+        for arrival in rows(6, gap=0.0):
+            opened.append(player.tally.sent - len(player.tally.samples))
+            yield arrival
+
+    async with client_session() as session:
+        player = Player([router.url], 100.0, right_text, session, repeat=True)
+        async with router.held:
+            playing = asyncio.create_task(player.play(watched()))
+            await until(lambda: len(router.asked) >= 2, what="two requests are open")
+            clock.now += 50.0
+        await playing
+    assert player.tally.count(Verdict.OK) == 6
+    assert max(opened) == 2
+    assert [sample.late_seconds for sample in player.tally.samples] == [0.0] * 6
 
 
 async def test_sending_ends_on_request_and_open_answers_are_awaited(router: FakeRouter) -> None:

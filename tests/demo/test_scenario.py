@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 
 from kybernate.dev.demo import scenario
-from kybernate.dev.demo.report import agreement, build, show
+from kybernate.dev.demo.report import agreement, build, show, unequal
 from kybernate.dev.demo.session import Demo
 from kybernate.dev.demo.simulated import Played, SwitchCosts, simulated, stretch
 from kybernate.dev.demo.watch import ObservedStep, ObservedSwitch
@@ -207,6 +208,16 @@ def test_the_simulated_costs_spread_as_those_that_were_seen() -> None:
     assert [one.wait for one in simulated(run, KybBalanced(), seeds=2)] == [first.wait, second.wait]
 
 
+def test_both_runs_of_a_comparison_are_simulated_with_the_same_costs() -> None:
+    slow = tuple(one._replace(seconds=2 * one.seconds) for one in STEPS)
+    first, second = (Played(ARRIVALS, groups(), groups(), steps, 10.0) for steps in (STEPS, slow))
+    found = scenario._expected(KybBalanced(), [first, second])
+    assert found["simulated_wait_fall"] == 0.0, "nothing but the costs of switches differs"
+    assert found["switch_costs_s"] == [10.0, 20.0]
+    assert "10.0 s in the first run and 20.0 s in the second" in unequal(found)
+    assert unequal({"switch_costs_s": [10.0, 11.0]}) == ""
+
+
 def test_packing_is_compared_with_one_slot() -> None:
     first, packed = played(10.0, moves=0), played(4.0, moves=0)
     result = scenario.compared(first, packed, scenario.DemoScenario.PACKED)
@@ -255,6 +266,20 @@ def test_the_groups_of_a_scenario_are_one_pool_of_two(which: str, groups: list[s
     found = check(scenario.build_options(scenario.DemoScenario(which), Demo(), tmp_path, 24.0)).topology.groups
     assert [group.name for group in found] == groups
     assert [len(one) for one in peers(found).values()] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("which", "backend", "moves"),
+    [("hot-group", None, False), ("hot-group", "sglang", True), ("hot-pair", None, True), ("packed", "vllm", False)],
+)
+def test_engines_that_the_driver_does_not_move_start_on_the_other_group(
+    which: str, backend: str | None, moves: bool, tmp_path: Path
+) -> None:
+    """With --backend no seat of hot-group could move, so that it never passed."""
+    options = scenario.build_options(scenario.DemoScenario(which), Demo(backend=backend), tmp_path, 24.0)
+    assert options.pods is not None
+    for pod in yaml.safe_load_all(options.pods.read_text()):
+        assert (pod["spec"]["containers"][0]["command"][0] == scenario.KYB_RUN[0]) is moves
 
 
 @pytest.mark.parametrize(("waking", "loses_copy", "move"), [(2.0, True, 10.0), (None, False, 0.0)])

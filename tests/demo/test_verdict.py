@@ -52,3 +52,14 @@ def test_outages_cover_what_overlaps_them_and_a_moment_after() -> None:
     assert outages.overlap(20.5, 21.5)
     assert not outages.overlap(21.5, 30)
     assert not outages.overlap(0, 9)
+
+
+def test_outages_that_overlap_count_once() -> None:
+    outages = Outages(grace_seconds=1.0)
+    assert outages.seconds(0, 100) == 0
+    first = outages.begin(10)
+    second = outages.begin(12)
+    outages.end(first, 14)
+    outages.end(second, 19)
+    outages.begin(50)
+    assert [outages.seconds(*span) for span in ((0, 5), (0, 11), (13, 16), (0, 30), (15, 53))] == [0, 1, 3, 10, 8]

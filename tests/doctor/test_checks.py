@@ -10,7 +10,6 @@ from kybernate.doctor.driver_checks import check_backends, check_driver
 from kybernate.doctor.host_checks import check_host
 from kybernate.doctor.model import DriverFacts, GpuFacts, HostFacts, TargetFacts
 from kybernate.machine import GpuProcess
-from kybernate.self_tests import SelfTest
 
 GIB = 2**30
 GPUS = tuple(
@@ -227,19 +226,8 @@ def backends(driver: DriverFacts = DRIVER, host: HostFacts = HOST) -> dict[str, 
 
 def test_on_a_good_node_every_backend_works() -> None:
     assert {name: one.level for name, one in backends().items()} == dict.fromkeys(
-        ("cuda", "engines", "restart", "vllm+cuda"), Severity.OK
+        ("cuda", "engines", "restart"), Severity.OK
     )
-
-
-def test_vllm_cuda_is_on_for_what_its_self_test_says_of_this_driver() -> None:
-    passed = SelfTest(driver=DRIVER.release, engine="0.32.0", cycles=10, at=0.0)
-    failed = passed.model_copy(update={"engine": "0.31.0", "trouble": "a restore hung"})
-    other = passed.model_copy(update={"driver": "570.1"})
-    found = [one for one in check_backends(DRIVER, (), (passed, failed, other)) if one.check == "vllm+cuda"]
-    assert [one.level for one in found] == [Severity.OK, Severity.WARN]
-    assert "a restore hung" in found[1].finding
-    (off,) = [one for one in check_backends(DRIVER, (), (other,)) if one.check == "vllm+cuda"]
-    assert off.finding.startswith("off: no self-test")
 
 
 @pytest.mark.parametrize(

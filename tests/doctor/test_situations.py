@@ -63,6 +63,7 @@ class Stand:
         for name in NAMES:
             (folder / "logs" / f"{name}.log").touch()
             self.pids[name] = self.child()
+        self.pids["kyb up"] = self.child()
         self.facts = replace(SOUND, configured={"": frozenset({"G0"})})
 
     def child(self) -> int:
@@ -71,7 +72,8 @@ class Stand:
 
     def read(self) -> list[Finding]:
         """As the command does: the stack's machine, and what the console answers."""
-        stack = {"folder": str(self.folder), "pids": self.pids, "restarts": self.restarts, "console": "http://c"}
+        pids = dict(self.pids)
+        stack = {"folder": str(self.folder), "pid": pids.pop("kyb up"), "pids": pids, "restarts": self.restarts}
         local = local_facts(stack)
         free = self.facts.disk[1] if self.facts.disk is not None else 0
         local |= {"disk": (str(self.folder), free), "available_bytes": 2**36}
@@ -198,6 +200,30 @@ def engine_is_never_healthy(it: Stand) -> None:
     it.manager()
 
 
+def logs_are_gone(it: Stand) -> None:
+    (it.folder / "logs").rename(it.folder / "elsewhere")
+
+
+def logs_are_gone_and_a_service_is_stopped(it: Stand) -> None:
+    logs_are_gone(it)
+    stopped("router")(it)
+
+
+def everything_is_gone(it: Stand) -> None:
+    """A cleaner of /tmp."""
+    it.folder.rename(it.folder.with_name("elsewhere"))
+
+
+def socket_of_the_gate_is_gone(it: Stand) -> None:
+    (it.folder / "run/seats/1x-ba35c1.s00").mkdir()
+
+
+def pods_cannot_be_read(it: Stand) -> None:
+    """What ``GET /v1/why`` of its manager has then: tests/manager/test_manager.py."""
+    unread = "PodResources at kubelet.sock: UNAVAILABLE; check that kubelet runs"
+    it.facts = replace(it.facts, managers=tuple(one | {"unread": unread} for one in it.facts.managers))
+
+
 def state_folder_is_gone(it: Stand) -> None:
     (it.folder / "state").rename(it.folder / "elsewhere")
 
@@ -211,10 +237,12 @@ def budget_is_too_small(it: Stand) -> None:
 
 
 def state_folder_is_noexec(it: Stand) -> None:
-    """The plugin finds it, and writes it for the manager."""
+    """The plugin finds it, and writes it for the manager; a container needs the program."""
     with mock.patch.object(offers.os, "statvfs", return_value=SimpleNamespace(f_flag=os.ST_NOEXEC)):
         note = offers.install_run(PluginSettings(state_dir=it.folder / "state"))
-    it.facts = replace(it.facts, managers=tuple(node | {"note": note} for node in it.facts.managers))
+    refused = {**it.facts.seats[0], "reason": 'could not be started: exec: "/kyb/kyb-run": permission denied'}
+    noted = tuple(node | {"note": note} for node in it.facts.managers)
+    it.facts = replace(it.facts, managers=noted, seats=(refused, *it.facts.seats[1:]))
 
 
 def gpu_fell_off_the_bus(it: Stand) -> None:
@@ -225,7 +253,7 @@ def gpu_fell_off_the_bus(it: Stand) -> None:
 SITUATIONS: dict[str, tuple[Callable[[Stand], None], str, str]] = {
     **{
         f"SIGSTOP of {name}": (stopped(name), f"{name} is stopped by a signal and does not answer", "kill -CONT PID")
-        for name in NAMES
+        for name in (*NAMES, "kyb up")
     },
     "router killed": (killed("router"), "router does not run", "kyb logs router"),
     "manager killed": (killed("gpu_manager"), "gpu_manager does not run", "kyb logs gpu_manager"),
@@ -256,8 +284,21 @@ SITUATIONS: dict[str, tuple[Callable[[Stand], None], str, str]] = {
     "kill -9 of an engine": (engine_is_killed, "its container exited and is started again", "kyb logs qwen"),
     "state folder gone": (
         state_folder_is_gone,
-        "state: it is gone: ledger and journal cannot be",
+        "state: it is gone: what services write there is lost, and a restart would forget what seats hold",
         "put the folder back",
+    ),
+    "logs gone": (logs_are_gone, "logs: it is gone: what services write there is lost", "TMPDIR where nothing is"),
+    "logs gone, the router stopped": (logs_are_gone_and_a_service_is_stopped, "router is stopped by a signal", "kill"),
+    "folder of the stack gone": (everything_is_gone, "kyb-1/logs: it is gone", "start the stack anew, with TMPDIR"),
+    "socket of the gate gone": (
+        socket_of_the_gate_is_gone,
+        "no gate.sock for 1x-ba35c1.s00: /kyb/kyb-run does not pass",
+        "the plugin makes it at its start",
+    ),
+    "pods out of reach": (
+        pods_cannot_be_read,
+        "n1: its manager does not know its pods: PodResources at",
+        "gpu_manager",
     ),
     "budget of 512 bytes": (budget_is_too_small, "hostMemory of n1 is 512 B: no copy of qwen (60.0 GiB)", "raise"),
     "state folder mounted noexec": (

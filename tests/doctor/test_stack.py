@@ -13,14 +13,17 @@ import pytest
 
 from kybernate.cli.stack_facts import skew, write_bundle
 from kybernate.doctor import Finding, Severity, exit_code
+from kybernate.doctor.cluster import ClusterFacts
 from kybernate.doctor.host_checks import check_host
 from kybernate.doctor.model import DriverFacts, HostFacts
 from kybernate.doctor.stack import StackFacts, check_stack
 from kybernate.messages import EngineFaults
 from kybernate.redaction import without_secrets
-from kybernate.seat import WITHOUT_RUN
+from kybernate.seat import ENDED_HERE, WITHOUT_RUN
 
 NO_RUN = 'could not be started: exec: "/kyb/kyb-run": stat /kyb/kyb-run: no such file or directory: unknown'
+FAILED = "has failed 14 times in a row since 09:12 UTC: exited with code 1: no such file"
+WOKE = "30.0 GiB of GPU memory are in use in its container while it rests: it was called past the router"
 SEAT = {"seat": "s0", "model": "qwen", "node": "n1", "pod": "demo/qwen", "vram_bytes": 40 * 2**30}
 SOUND = StackFacts(
     url="http://r:8780",
@@ -54,10 +57,21 @@ def fault(failed: int, of: int, first: float, last: float) -> dict[str, Any]:
     return EngineFaults(model="qwen", failed=failed, of=of, first=first, last=last).model_dump()
 
 
+def none(were: str) -> dict[str, Any]:
+    """What a router reports of answers in a row that were none."""
+    return {**fault(7, 7, 9_800.0, 9_990.0), "were": were}
+
+
 def test_some_errors_among_good_answers_are_a_warning() -> None:
     router = {"router": "r-0", "url": "http://r", "faults": [fault(3, 20, 9_800.0, 9_990.0)]}
     [finding] = troubles(replace(SOUND, routers=(router,)))
     assert (finding.check, finding.level) == ("engine", Severity.WARN)
+
+
+def test_answers_that_are_none_are_a_warning() -> None:
+    """A caller may have asked for what the engine does not have."""
+    router = {"router": "r-0", "url": "http://r", "faults": [none("404")]}
+    assert [one.level for one in troubles(replace(SOUND, routers=(router,)))] == [Severity.WARN]
 
 
 BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
@@ -82,8 +96,8 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         "start gate", "/run/seats: No such file", "kyb logs plugin",
     ),
     "kubelet does not call the start gate": (
-        lambda facts: replace(waits(facts), managers=(node("start-gate", "kubelet has not called", called=False),)),
-        "start gate", "qwen waits since 100 s: kubelet has not called", "kyb logs kubelet",
+        lambda facts: replace(waits(facts), managers=(node("start-gate", "its container has not come", called=False),)),
+        "start gate", "qwen waits since 100 s: its container has not come", "kyb logs kubelet",
     ),
     "a start waits for a pinned neighbour": (
         lambda facts: replace(waits(facts), managers=(node("pinned-neighbour", "G0 is kept by pinned s1"),)),
@@ -143,12 +157,30 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         "29 of the last 30 answers of qwen were a 5xx: the first 3 min 20 s ago, the last 2 s ago",
         "kyb logs qwen",
     ),
+    "an engine wants a key of its own": (
+        lambda facts: replace(facts, routers=({"router": "r-0", "url": "http://r", "faults": [none("401")]},)),
+        "engine", "the last 7 answers of qwen were 401: the first 3 min 20 s ago, the last 10 s ago",
+        "start it without a key of its own",
+    ),
+    "an engine serves another name": (
+        lambda facts: replace(facts, routers=({"router": "r-0", "url": "http://r", "faults": [none(
+            "404 (kyb.ai/model differs from the name that the engine serves)")]},)),
+        "engine", "the last 7 answers of qwen were 404 (kyb.ai/model differs from the name that the engine serves): ",
+        "set kyb.ai/model to the name",
+    ),
+    "an engine is silent at two routers": (
+        lambda facts: replace(facts, routers=(
+            {"router": "r-0", "url": "http://r", "faults": [none("without a byte for more than 60 s")]},
+            {"router": "r-1", "url": "http://r", "faults": [none("without a byte for more than 60 s")]},
+        )),
+        "engine", "the last 14 answers of qwen were without a byte for more than 60 s: ", "kyb logs qwen",
+    ),
+    "a router lives and acknowledges nothing": (
+        lambda facts: replace(facts, managers=({"node": "n1", "silent_routers": ["router evil lives and …"]},)),
+        "router", "n1: router evil lives and …", "kyb bus keys",
+    ),
     "no router is alive": (
         lambda facts: replace(facts, routers=()), "router", "no call is answered", "kyb logs router",
-    ),
-    "a router does not answer": (
-        lambda facts: replace(facts, routers=({"router": "r-1", "url": "http://r", "unanswered": "it is stopped"},)),
-        "router", "r-1: it is stopped", "kyb logs router",
     ),
     "a router has lost its bus": (
         lambda facts: replace(facts, routers=({"router": "r-1", "notes": {"bus": "not connected to NATS"}},)),
@@ -168,23 +200,52 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
     ),
     "a parked seat is lost": (
         lambda facts: replace(facts, seats=({**SEAT, "state": "lost", "reason": "its copy is gone"},)),
-        "seat", "qwen on n1 is lost: its copy is gone", "delete its pod",
+        "seat", "qwen on n1 is lost: its copy is gone", "kyb remove it and kyb add it",
     ),
     "a container exits again and again": (
         lambda facts: replace(facts, seats=({**SEAT, "state": "backoff", "reason": "exit code 1"},)),
         "seat", "exit code 1", "kyb logs qwen",
+    ),
+    "an engine has failed again and again": (
+        lambda facts: replace(facts, seats=({**SEAT, "state": "waiting", "failed": f"qwen {FAILED}"},)),
+        "seat", "qwen has failed 14 times in a row since 09:12 UTC: exited with code 1: no such file", "kyb logs qwen",
     ),
     "a node agent has no kyb-run": (
         lambda facts: replace(facts, seats=({**SEAT, "state": "backoff", "reason": NO_RUN},)),
         "seat", "no such file", "upgrade the node agent",
     ),
     "kubelet pauses before each start of an engine without kyb-run": (
-        lambda facts: replace(facts, seats=({**SEAT, "state": "backoff", "reason": f"code 137, {WITHOUT_RUN}"},)),
-        "seat", "code 137", "crashLoopBackOff.maxContainerRestartPeriod",
+        lambda facts: replace(facts, seats=(
+            {**SEAT, "state": "backoff", "since": facts.now - 61.0, "reason": f"{ENDED_HERE}: …, {WITHOUT_RUN}"},
+        )),
+        "seat", WITHOUT_RUN, "crashLoopBackOff.maxContainerRestartPeriod",
     ),
     "an engine holds the lock of a shared cache": (
         lambda facts: replace(facts, seats=({**SEAT, "state": "active", "reason": "pid 7 holds a lock of /x"},)),
         "cache", "qwen on n1 was not parked: pid 7 holds a lock of /x", "give each pod its own TORCHIND",
+    ),
+    "the router's name does not resolve": (
+        lambda facts: replace(facts, outside=("https://box.lan: this machine cannot resolve the name box.lan", None)),
+        "address", "cannot resolve the name box.lan", "KYB_ROUTER_URL is the address that callers use",
+    ),
+    "the router's certificate has another name": (
+        lambda facts: replace(facts, outside=("https://box: its certificate is refused: hostname mismatch", None)),
+        "address", "hostname mismatch", "KYB_TLS_CERT_FILE needs a certificate that is valid and has the name",
+    ),
+    "nothing listens at the router's address": (
+        lambda facts: replace(facts, outside=("http://10.0.0.7:8780 does not answer: Connection refused", None)),
+        "address", "Connection refused", "kyb logs router; it listens at KYB_HOST",
+    ),
+    "the router's certificate ends soon": (
+        lambda facts: replace(facts, outside=("", facts.now + 3 * 86_400)),
+        "certificate", "the router's certificate ends in 72 h", "KYB_TLS_CERT_FILE",
+    ),
+    "the router's certificate has ended": (
+        lambda facts: replace(facts, outside=("", facts.now - 1.0)), "certificate", "has ended", "KYB_TLS_CERT_FILE",
+    ),
+    "others read the router's key": (
+        lambda facts: replace(facts, open_files={"the private key tls.key can be read": "chmod 600 tls.key"}),
+        "files", "the private key tls.key can be read", "chmod 600",
     ),
     "a GPU is faulty": (
         lambda facts: replace(facts, gpus=({"node": "n1", "index": 3, "healthy": False, "reason": "XID 79"},)),
@@ -204,6 +265,14 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         )),
         "checkpointer", "group G0: the checkpointer has not confirmed", "kyb logs checkpointer",
     ),
+    "a seat that rests was called past the router, on a box": (
+        lambda facts: replace(facts, managers=(woken(),)),
+        "seat", f"qwen on n1: {WOKE}; it is ended; 3 times, the last 100 s ago", "call it at the router's address",
+    ),
+    "a seat that rests was called past the router, in a cluster": (
+        lambda facts: replace(facts, managers=(woken(),), processes={}, cluster=ClusterFacts()),
+        "seat", f"qwen on n1: {WOKE}; it is ended; 3 times", "docs/install-cluster.md#clients-of-an-engines-service",
+    ),
     "a group is drained": (
         lambda facts: replace(facts, managers=(node("drained", "x", drained="drained by alice"),)),
         "drain", "drained by alice", "kyb resume group G0",
@@ -214,6 +283,12 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
 def waits(facts: StackFacts) -> StackFacts:
     """A seat has waited at the start gate for 100 s."""
     return replace(facts, seats=({**SEAT, "state": "waiting", "since": facts.now - 100.0},))
+
+
+def woken(at: float = 9_900.0) -> dict[str, Any]:
+    """A node of whose seat something woke the engine, three times."""
+    seat = {**SEAT, "state": "waiting", "woke": {"times": 3, "at": at, "reason": f"{WOKE}; it is ended"}}
+    return {"node": "n1", "policy": "p", "groups": [{"group": "G0", "seats": [seat]}]}
 
 
 def node(stage: str, text: str, drained: str = "", **data: Any) -> dict[str, Any]:
@@ -237,6 +312,8 @@ def test_a_broken_stack_is_named_with_its_remedy(broken: str) -> None:
     assert found, troubles(breaks(SOUND))
     assert text in found[0].finding
     assert remedy in found[0].remedy
+    of_pods = [one.remedy for one in found if "kubectl" in one.remedy or "delete its pod" in one.remedy]
+    assert not of_pods or not breaks(SOUND).processes, "a stack of this machine has no pods for kubectl"
 
 
 def test_a_seat_that_a_request_starts_is_at_rest() -> None:
@@ -244,6 +321,47 @@ def test_a_seat_that_a_request_starts_is_at_rest() -> None:
     assert [finding.check for finding in troubles(replace(waits(SOUND), managers=(rests,)))] == ["start gate", "seats"]
     rests["groups"][0]["seats"][0]["rests"] = True
     assert troubles(replace(waits(SOUND), managers=(rests,))) == []
+
+
+def test_a_seat_that_rests_at_the_gate_is_no_trouble_while_its_manager_restarts() -> None:
+    silent = {"node": "n1", "unanswered": "its manager at http://m does not answer (refused)"}
+    facts = replace(waits(SOUND), managers=(silent,))
+    assert "start gate" in [finding.check for finding in troubles(facts)]
+    served = tuple({**seat, "started": True} for seat in facts.seats)
+    assert not {"start gate", "seats"} & {finding.check for finding in troubles(replace(facts, seats=served))}
+
+
+def test_a_seat_whose_engine_a_restart_ended_a_moment_ago_is_no_trouble() -> None:
+    ended = {**SEAT, "state": "backoff", "since": SOUND.now - 59.0, "reason": f"{ENDED_HERE}: it is parked by restart"}
+    assert troubles(replace(SOUND, seats=(ended,))) == []
+    found = troubles(replace(SOUND, seats=({**ended, "reason": "its container exited with code 137"},)))
+    assert [finding.check for finding in found] == ["seat", "seats"]
+
+
+def test_a_seat_that_woke_is_told_for_an_hour() -> None:
+    assert [finding.check for finding in troubles(replace(SOUND, managers=(woken(6_500.0),)))] == ["seat"]
+    assert troubles(replace(SOUND, managers=(woken(6_300.0),))) == []
+
+
+@pytest.mark.parametrize(
+    ("peak", "since", "told"),
+    [(0, 100.0, True), (0, 10.0, False), (2**30, 100.0, False), (None, 100.0, False)],
+    ids=["none", "new", "listed", "an earlier release"],
+)
+def test_where_the_driver_lists_no_processes_doctor_says_that_nothing_looks(
+    peak: int | None, since: float, *, told: bool
+) -> None:
+    """MIG, some virtual machines."""
+    known = SEAT if peak is None else {**SEAT, "peak_bytes": peak}
+    manager = {"node": "n1", "policy": "p", "groups": [{"group": "G0", "seats": [known]}]}
+    active = {**SEAT, "state": "active", "since": SOUND.now - since}
+    facts = replace(SOUND, managers=(manager,), seats=(active,))
+    found = [one.finding for one in check_stack(facts) if one.check == "resting seats"]
+    assert troubles(facts) == [], "it is how the machine is"
+    assert found == told * [
+        "n1: the driver lists no GPU memory of qwen, which is active: nothing sees what wakes a seat that rests "
+        "(docs/security.md#resting-seats)"
+    ]
 
 
 def test_a_control_group_without_a_freezer_is_named_by_the_check_of_the_node() -> None:
@@ -339,3 +457,30 @@ def test_the_port_forward_that_it_names_leads_to_the_port_of_the_charts_service(
     port = re.search(r"- \{name: http, port: (\d+)", chart.read_text())
     assert port is not None
     assert finding.remedy.endswith(f"svc/kybernate-console {port[1]}")
+
+
+def test_what_no_container_needs_is_no_warning() -> None:
+    note = "a container whose command begins with /kyb/kyb-run does not start here: no C compiler (cc); install gcc"
+    noted = replace(SOUND, managers=tuple(one | {"note": note} for one in SOUND.managers))
+    (found,) = (one for one in check_stack(noted) if one.check == "kyb-run")
+    assert (found.level, "no container needs it" in found.finding) == (Severity.OK, True)
+    needed = replace(noted, seats=({**SEAT, "state": "backoff", "reason": NO_RUN},))
+    (found,) = (one for one in check_stack(needed) if one.check == "kyb-run")
+    assert (found.level, found.remedy) == (Severity.WARN, "install gcc")
+
+
+def test_a_box_without_models_is_sound() -> None:
+    empty = replace(SOUND, managers=(), seats=(), gpus=(), processes={"gpu_manager": "running"})
+    (found,) = (one for one in check_stack(empty) if one.check == "manager")
+    assert (found.level, found.finding) == (Severity.OK, "no model is here yet; kyb add NAME -- COMMAND adds one")
+    (found,) = (one for one in check_stack(replace(empty, processes={})) if one.check == "manager")
+    assert found.level is Severity.WARN, "of a cluster nothing tells that it is empty"
+
+
+def test_a_restart_says_what_it_costs() -> None:
+    both = replace(SOUND, restarts={"kubelet": (SOUND.now,), "router": (SOUND.now,)})
+    remedies = {
+        one.finding.split()[0]: one.remedy for one in check_stack(both) if one.check == "processes" and one.remedy
+    }
+    assert remedies["kubelet"].endswith("engines end with it and start cold")
+    assert remedies["router"].endswith("seats stay as they are")

@@ -21,7 +21,6 @@ from tests.exploration.product import (
     Procedure,
     ProcessState,
     ReleaseJob,
-    RetargetJob,
     SeatProgress,
     SeatTarget,
     Step,
@@ -112,7 +111,6 @@ class Run:
     kept: bool = False
     """The processes of that half are remembered or forgotten already."""
     progress: dict[str, SeatProgress] = field(default_factory=dict)
-    activate_begun: bool = False
 
 
 class FenceTruth:
@@ -170,8 +168,6 @@ class Checkpointer:
             case KillJob():
                 op = f"kill-{job.target.seat}-{job.epoch}"
                 return self._take(DiskJob(op, job.epoch, job, None), sender, wait=True)
-            case RetargetJob():
-                return self._retarget(job)
             case ReleaseJob():
                 refusal = self._refusal((job.target,), set(job.target.gpus), job.epoch, wait=True)
                 if refusal is None:
@@ -195,23 +191,6 @@ class Checkpointer:
         self.runs[job.op] = self._run_of(job)
         return self._reply(self.status(job))
 
-    def _retarget(self, job: RetargetJob) -> JobReply:
-        run = self.runs.get(job.op)
-        known = self.disk.jobs.get(job.op)
-        if known is None:
-            return self._reply(code="unknown-op")
-        targets = (job.activate,) if job.activate is not None else ()
-        gpus = known.gpus | {gpu for target in targets for gpu in target.gpus}
-        refusal = self._refusal(targets, gpus, job.epoch, wait=False, besides=job.op)
-        if refusal is not None:
-            return refusal
-        if run is None or run.activate_begun or known.done is not None:
-            return self._reply(code="too-late")
-        known.activate, known.epoch = job.activate, max(known.epoch, job.epoch)
-        self._raise(known.gpus, job.epoch)
-        run.progress.pop("activate", None)
-        return self._reply(self.status(known))
-
     def _ask(self, job: AskJobs, sender: int) -> JobReply:
         gpus = {gpu for target in job.targets for gpu in target.gpus} | set(job.gpus)
         if gpus and job.epoch:
@@ -226,15 +205,13 @@ class Checkpointer:
         seats = tuple(self.seat_state(target) for target in job.targets)
         return self._reply(*(self.status(one) for one in jobs)).model_copy(update={"seats": seats})
 
-    def _refusal(
-        self, targets: tuple[SeatTarget, ...], gpus: set[str], epoch: int, *, wait: bool, besides: str = ""
-    ) -> JobReply | None:
+    def _refusal(self, targets: tuple[SeatTarget, ...], gpus: set[str], epoch: int, *, wait: bool) -> JobReply | None:
         seen = max((self.disk.epochs.get(gpu, 0) for gpu in gpus), default=0)
         if epoch < seen:
             return self._reply(code="stale-epoch")
         seats = {target.seat for target in targets}
-        for op, run in self.runs.items():
-            if op != besides and not wait and (run.job.gpus & gpus or self._unfinished(run) & seats):
+        for run in self.runs.values():
+            if not wait and (run.job.gpus & gpus or self._unfinished(run) & seats):
                 return self._reply(code="busy")
         return None
 
@@ -269,7 +246,8 @@ class Checkpointer:
                 return _progress(target, "started")
         engine = self.machine.engine(target.container_id)
         if engine is None:
-            return _progress(target, "gone")
+            keeper = container_of(target.container_id) in self.machine.keepers
+            return _progress(target, "gone").model_copy(update={"keeper": keeper})
         if self._left_alone(target.container_id):
             return _progress(target, "quarantined", reason="hung too often")
         if self.machine.wall < self.machine.silent_until.get(container_of(target.container_id), 0.0):
@@ -348,7 +326,6 @@ class Checkpointer:
         for half, target in job.first:
             run.progress[target.seat] = job.ended.get(f"{half} {target.seat}") or _progress(target, "pending")
         if job.activate is not None and f"activate {job.activate.seat}" in {*job.begun, *job.ended}:
-            run.activate_begun = True
             run.progress["activate"] = job.ended.get(f"activate {job.activate.seat}") or _progress(
                 job.activate, "started"
             )
@@ -367,7 +344,6 @@ class Checkpointer:
         for half, target in self._halves(run.job):
             if f"{half} {target.seat}" not in run.job.ended:
                 run.half, run.target = half, target
-                run.activate_begun = run.activate_begun or half == "activate"
                 return True
         return False
 

@@ -12,7 +12,7 @@ from unittest import mock
 
 from kybernate.messages import AskJobs
 from services.gpu_manager.core import allocations, demand, recovery, switch, view
-from services.gpu_manager.core.facts import Process, Ticket
+from services.gpu_manager.core.facts import Process, Residence, Ticket
 from services.gpu_manager.core.riders.rehearsal import Rehearsals
 from services.router.core.trust import TRUST_SECONDS
 from tests.exploration.router import Router
@@ -75,7 +75,8 @@ def _the_seat_folder_is_not_read() -> Any:
 
 
 def _a_lost_ticket_is_not_waited_for() -> Any:
-    return mock.patch.object(recovery, "_wait_for_lost_tickets")
+    recovers = recovery._recover_seat
+    return mock.patch.object(recovery, "_recover_seat", lambda *of, **how: recovers(*of, **how | {"forgotten": False}))
 
 
 def _a_seat_without_ledger_is_at_home() -> Any:
@@ -142,7 +143,7 @@ def _a_deleted_pod_holds_nothing() -> Any:
 
     def releases(node: Any, seat: Any, now: Any) -> None:
         delete(node, seat, now)
-        seat.know(replace(seat.facts, process=Process.NONE, ticket=Ticket.NONE))
+        seat.know(replace(seat.facts, process=Process.NONE, residence=Residence.NOWHERE, ticket=Ticket.NONE))
 
     return mock.patch.object(allocations, "_delete", releases)
 

@@ -310,10 +310,11 @@ class GateEngines(Engines):
 
     node: "GateShells"
 
-    async def _answer(self, probe: EngineProbe) -> tuple[bool, int | None]:  # type: ignore[override]
+    async def _answer(self, probe: EngineProbe) -> tuple[bool, int | None, str]:  # type: ignore[override]
         await asyncio.sleep(0.5)
         engine = self.node.machine.engine(probe.container_id)
-        return (engine is not None and engine.loaded and engine.running), 0
+        healthy = engine is not None and engine.loaded and engine.running
+        return healthy, 0, "" if healthy else "/health answered 503"
 
 
 # --- the node ---------------------------------------------------------------------------------------------------------
@@ -478,7 +479,7 @@ class GateShells:
             outcome = "gone" if engine is None else "parked" if parked else "active"
         return product.SeatProgress(
             seat=target.seat, pod_uid=target.pod_uid, container_id=target.container_id, outcome=cast(Any, outcome),
-            vram_bytes=60 * product.GIB, gpus=engine.gpus if engine is not None else (),
+            vram_bytes=60 * product.GIB, gpus=engine.gpus if engine is not None else (), keeper=False,
         )  # fmt: skip
 
     async def jobs(self, job: Message) -> BaseModel:

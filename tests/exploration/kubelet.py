@@ -8,6 +8,7 @@ objects that lies behind by the changes that its watch has not delivered yet.
 from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from tests.exploration.machine import Machine
 from tests.exploration.product import (
@@ -65,6 +66,8 @@ class Pod:
     ticket_at: float = 0.0
     group: str = ""
     """On which its ticket permits the start; empty: at home."""
+    expires: float = inf
+    """When that is over."""
     ends: bool = False
     """Kubelet is to end it."""
 
@@ -151,7 +154,8 @@ class Kubelet:
             return False
         self._hang_up(pod)
         self.machine.end(pod.cid)
-        pod.phase, pod.kept = "ended", False
+        pod.phase = "ended"
+        self._keeps(pod, alone=False)
         return True
 
     def forget(self, uid: str) -> bool:
@@ -291,7 +295,10 @@ class Kubelet:
             pod = self.pods[waiting[1]]
             del self.calls[seat]
             folder.call = None
-            pod.group = folder.taken.group
+            pod.group, pod.expires = folder.taken.group, float(folder.taken.expires)
+            if self.clock.wall >= pod.expires:
+                pod.phase, pod.ticket_at = "waiting", self.clock.wall  # the plugin refuses it
+                return True
             # Kubelet cancels the start of a pod that is to end; one under way at the runtime goes on.
             pod.phase, pod.ticket_at = "waiting" if pod.ends else "creating", self.clock.wall
         return True
@@ -341,7 +348,15 @@ class Kubelet:
                 age = self.clock.wall - folder.given
                 found.append(
                     SeatTicket(
-                        seat, last.call, last.pod_uid, last.epoch, age, last.vram_bytes, last.container, last.group
+                        seat,
+                        last.call,
+                        last.pod_uid,
+                        last.epoch,
+                        age,
+                        last.vram_bytes,
+                        last.container,
+                        last.group,
+                        last.expires,
                     )
                 )
         return tuple(found)
@@ -359,7 +374,12 @@ class Kubelet:
             return False
         self.number += 1
         pod.cid = pod.cid if pod.kept else f"process://{self.number}"
-        pod.phase, pod.kept = "running", False
+        if self.home[pod.seat].profile.rebalance and self.clock.wall >= pod.expires:
+            pod.phase = "waiting"  # its child has looked at the clock; it asks at the gate
+            self._keeps(pod, alone=True)
+            return True
+        pod.phase = "running"
+        self._keeps(pod, alone=False)
         group = next((one for one in self.groups if one.name == pod.group), self.home[pod.seat])
         self.machine.starts_elsewhere += group is not self.home[pod.seat]
         self.machine.start(pod.cid, pod.seat, uid, group.uuids, self.size_of(pod.seat), self.residue_of(pod.seat))
@@ -391,7 +411,13 @@ class Kubelet:
         """Containers that are gone wait for their next start. kyb-run outlives the engine that the node ends."""
         for pod in self.pods.values():
             if pod.phase == "running" and pod.cid not in self.machine.engines:
-                pod.phase, pod.kept = "waiting", self.home[pod.seat].profile.rebalance and not crashed
+                pod.phase = "waiting"
+                self._keeps(pod, alone=self.home[pod.seat].profile.rebalance and not crashed)
+
+    def _keeps(self, pod: Pod, *, alone: bool) -> None:
+        """Whether kyb-run is alone in the pod's container."""
+        pod.kept = alone
+        (self.machine.keepers.add if alone else self.machine.keepers.discard)(pod.cid)
 
     def runs(self, pod: Pod) -> bool:
         """Its container is there."""

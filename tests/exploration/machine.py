@@ -68,6 +68,8 @@ class Machine:
         self.slots = {group.name: group.slots for group in groups}
         self.engines: dict[str, Engine] = {}
         """Living containers by id."""
+        self.keepers: set[str] = set()
+        """Containers in which kyb-run is alone."""
         self.silent_until: dict[str, float] = {}
         """Containers about which the driver answers no question until then."""
         self.restores = self.starts = self.starts_elsewhere = 0

@@ -29,7 +29,6 @@ from tests.exploration.product import (
     PodsSeen,
     ProcessState,
     ReleaseJob,
-    RetargetJob,
     RouterAskedOverHttp,
     SeatEvent,
     SeatRecord,
@@ -48,7 +47,7 @@ PAUSE_SECONDS = 3.0
 """As ``services.gpu_manager.manager.PAUSE_SECONDS``."""
 OLDEST_NEWS_SECONDS = 30.0
 """A manager that starts publishes what the checkpointer answered then; the job may have gone on since."""
-_JOBS = (SwitchJob, RetargetJob, ReleaseJob, KillJob)
+_JOBS = (SwitchJob, ReleaseJob, KillJob)
 
 
 class CrashError(Exception):
@@ -263,7 +262,7 @@ class Manager:
 
     def _got(self, question: Question, reply: JobReply | None) -> None:
         if question.known is None:
-            message = product.answered(question.job, reply)
+            message = product.answered(question.job, reply, question.sent)
             if message is not None:
                 self.receive(message)
         elif reply is None or not reply.accepted:

@@ -26,7 +26,6 @@ from kybernate.messages import (
     Presence,
     ReleaseJob,
     ResumeNode,
-    RetargetJob,
     SeatEvent,
     SeatProgress,
     SeatTarget,
@@ -41,7 +40,7 @@ from kybernate.seat import SeatState, container_of
 from kybernate.topology import Group, group_key, seat_id
 from services.checkpointer.core.failures import READS, JobGoal, ProcessState, StepTrouble, Verb
 from services.checkpointer.core.procedure import End, Procedure, Step
-from services.gpu_manager.core import obstacles, recovery, view, ways
+from services.gpu_manager.core import obstacles, recovery, view
 from services.gpu_manager.core.allocations import HAS_PROCESS
 from services.gpu_manager.core.board import Board
 from services.gpu_manager.core.inputs import (
@@ -61,7 +60,6 @@ from services.gpu_manager.core.inputs import (
     Published,
     Recovered,
     RecoveryBegun,
-    RetargetAnswered,
     RouterAskedOverHttp,
     SeatTicket,
     StartCall,
@@ -70,6 +68,7 @@ from services.gpu_manager.core.inputs import (
     Tick,
     WallTime,
 )
+from services.gpu_manager.core.moves import way
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeSetup
 from services.gpu_manager.gpu_processes import READS as PROCESS_READS
@@ -121,7 +120,6 @@ __all__ = [
     "ProcessState",
     "ReleaseJob",
     "ResumeNode",
-    "RetargetJob",
     "RouterAskedOverHttp",
     "SeatEvent",
     "SeatPod",
@@ -247,7 +245,7 @@ def unconfirmed(board: Board, calling: dict[str, StartCall]) -> frozenset[str]:
     return frozenset(
         seat.id
         for seat in board.node.seats.values()
-        if (seat.state in HAS_PROCESS or seat.id in board.node.unaccounted)
+        if (seat.state in HAS_PROCESS or seat.state is SeatState.LOST)
         and (call := calling.get(seat.id)) is not None
         and not (seat.gate.call == call and seat.gate.confirmed >= 2)
     )
@@ -300,15 +298,13 @@ def recovered(known: RecoveryKnown, reply: JobReply) -> Recovered:
     return Recovered(known.owners, known.ledger, reply, known.tickets, known.published)
 
 
-def answered(job: object, reply: JobReply | None) -> object:
-    """The checkpointer's answer to a job (None: none in time), as a message to the board."""
+def answered(job: object, reply: JobReply | None, sent: float) -> object:
+    """The checkpointer's answer to a job of this wall time (None: none in time), as a message to the board."""
     match job:
         case SwitchJob():
             return JobAnswered(job.op, reply)
-        case RetargetJob():
-            return RetargetAnswered(job.op, reply)
         case AskJobs():
-            return None if reply is None else JobsReported(reply, asked=job.ops)
+            return None if reply is None else JobsReported(reply, asked=job.ops, asked_at=WallTime(sent))
         case _:
             return EndingAnswered(job, reply)  # type: ignore[arg-type]
 
@@ -329,7 +325,12 @@ def seat_states(board: Board) -> dict[str, SeatState]:
 def moves(board: Board) -> list[tuple[str, str]]:
     """For each group of a pool a parked seat, and another group to which it may move."""
     node, groups = board.node, board.node.groups.values()
-    parked = {one.group.name: [s for s in node.seats_on(one.group) if ways.may_move(node, s)] for one in groups}
+    parked = {
+        one.group.name: [
+            s for s in node.seats_on(one.group) if s.state in (SeatState.PARKED, SeatState.WAITING) and way(node, s)
+        ]
+        for one in groups
+    }
     return [(parked[one.group.name][0].id, one.peers[0].name) for one in groups if parked[one.group.name] and one.peers]
 
 

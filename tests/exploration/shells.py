@@ -229,9 +229,9 @@ class Pools:
 class Engines(EngineProbes):
     """They are healthy and compute nothing."""
 
-    async def _answer(self, _: object) -> tuple[bool, int | None]:
+    async def _answer(self, _: object) -> tuple[bool, int | None, str]:
         await asyncio.sleep(0.05)
-        return True, 0
+        return True, 0, ""
 
 
 class StayingPods:

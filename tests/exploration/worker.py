@@ -34,7 +34,6 @@ from kybernate.messages import (
     JobStatus,
     KillJob,
     ReleaseJob,
-    RetargetJob,
     SeatTarget,
     SwitchJob,
 )
@@ -204,6 +203,9 @@ class PlayedBackend:
 
     def ends_released(self) -> bool:
         return True
+
+    def keeps(self, _: SeatTarget) -> bool:
+        return False
 
     def _seat(self, target: SeatTarget) -> Seat:
         seat = self.node.seats[target.seat]
@@ -427,14 +429,11 @@ class CheckpointerShell:
         rng, journal = self.rng, self.journal
         assert journal is not None
         loop, seat = asyncio.get_running_loop(), rng.choice([*self.seats.values()])
-        match rng.choice(("switch",) * 8 + ("again", "retarget", "kill-seat", "release", "fence", "start") + FAULTS):
+        match rng.choice(("switch",) * 8 + ("again", "kill-seat", "release", "fence", "start") + FAULTS):
             case "switch":
                 loop.create_task(self._order(self._switch()))
             case "again" if self.taken:
                 loop.create_task(self._order(rng.choice([*self.taken.values()])))
-            case "retarget" if self.taken:
-                op = rng.choice([*self.taken])
-                loop.create_task(self._ask(RetargetJob(cause=op, node="n1", epoch=self._epoch(), op=op, activate=None)))
             case "kill-seat" if seat.name not in self.released:
                 loop.create_task(self._ask(KillJob(cause="k", node="n1", epoch=self._epoch(), target=seat.target())))
             case "release":

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -213,12 +212,12 @@ class Failures:
 
     async def move(self) -> None:
         """Order the incoming seat to the victim's group. A manager that was killed in the case before may not listen
-        yet: the operation has a name, by which an operator asks again."""
+        yet: the order is given again."""
         seat = next(row["seat"] for row in await self.seats() if row["model"] == self.incoming)
-        url, name, answered = f"{self.stack.console}/v1/seats/{seat}/migrate", uuid.uuid4().hex, [""]
+        url, answered = f"{self.stack.console}/v1/seats/{seat}/migrate", [""]
 
         async def accepted() -> bool:
-            async with self.session.post(url, json={"to": self.target, "op": name}) as answer:
+            async with self.session.post(url, json={"to": self.target}) as answer:
                 answered[:] = [await answer.text()]
                 assert answer.status in (202, 503, 504), answered
                 return answer.status == 202

@@ -2,8 +2,7 @@
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from kybernate.clock import Clock
-from kybernate.dev.fakes.engine.apis import ApiOptions, TrtllmApi
+from kybernate.dev.fakes.engine.apis import ApiOptions
 from kybernate.dev.fakes.engine.app import build_app
 from kybernate.dev.fakes.engine.engine import Engine, EngineOptions
 from kybernate.dev.fakes.engine.lies import Lie, Lies
@@ -20,7 +19,6 @@ from kybernate.dev.fakes.engine.memory import Vram
 from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.fakes.gpu.client import DriverError
 from kybernate.engines import load_in, requests_in
-from services.checkpointer.backends.trtllm import HEADER, signed
 from tests.until import until
 
 TOTAL, RESIDUE = 100, 10
@@ -267,7 +265,6 @@ async def test_sglangs_key_protects_all_but_probes_and_metrics_need_a_flag():
     [
         ("vllm", "/metrics"),
         ("sglang", "/metrics"),
-        ("trtllm", "/prometheus/metrics"),
         ("llamacpp", "/metrics?model=m&autoload=false"),
     ],
 )
@@ -366,65 +363,6 @@ async def test_ollama_finishes_what_runs_before_it_unloads():
         assert it.used == TOTAL
         assert (await request)[1]["choices"][0]["text"] == expected_text("m", "hello", 200)
         await until(lambda: it.used == 0, what="the memory is free")
-
-
-# TensorRT-LLM
-
-
-@asynccontextmanager
-async def trtllm(lies: str = "") -> AsyncIterator[tuple[Served, Callable[..., Awaitable[tuple[int, Any]]]]]:
-    """A server with runtime control, and a signed request to it."""
-    async with serving("trtllm", lies, key="secret") as it:
-
-        async def ask(method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, Any]:
-            given = {**signed("secret", method, path, body), **{HEADER + name: text for name, text in headers.items()}}
-            return await it(path, body, method=method, headers=given)
-
-        yield it, ask
-
-
-async def test_trtllm_releases_all_that_it_has_unless_tags_are_named():
-    async with trtllm() as (it, ask):
-        assert await ask("GET", "/memory_status") == (200, {"state": "running", "parked_tags": []})
-        assert await ask("POST", "/release_memory", b"{}") == (200, {"status": "success"})
-        assert await ask("GET", "/memory_status") == (
-            200,
-            {"state": "parked", "parked_tags": ["kv_cache", "model_weights"]},
-        )
-        assert (it.used, await it.text()) == (RESIDUE, "500"), "no request is admitted"
-        assert (await ask("POST", "/release_memory"))[0] == 200, "it may be repeated"
-        assert (await ask("POST", "/resume_memory", b'{"tags": ["kv_cache"]}'))[0] == 200
-        assert (await it.text(), (await ask("POST", "/release_memory"))[0]) == ("500", 409)
-        assert (await ask("POST", "/resume_memory"))[0] == 200
-        assert (await ask("POST", "/resume_memory"))[0] == 200, "it may be repeated"
-        assert (it.used, await it.text()) == (TOTAL, GOOD)
-        for body in (b'{"tags": []}', b'{"tags": ["weights"]}'):
-            assert (await ask("POST", "/release_memory", body))[0] == 400
-
-
-async def test_trtllm_believes_a_signature_once_and_for_five_minutes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(TrtllmApi, "_REMEMBERED", 64)
-    async with trtllm() as (it, ask):
-        path, old = "/memory_status", str(int(time.time()) - 302)
-        assert (await it.get(path))[0] == 401
-        assert (await ask("GET", path, timestamp=old))[0] == 401
-        assert (await it.get(path, headers=signed("secret", "POST", path, b"")))[0] == 401
-        once = signed("secret", "GET", path, b"")
-        assert [(await it.get(path, headers=once))[0] for _ in range(2)] == [200, 401]
-        assert [(await ask("GET", path))[0] for _ in range(64)][-2:] == [200, 401], "it remembers so many"
-
-
-async def test_trtllm_that_fails_while_its_memory_comes_back_is_lost():
-    async with trtllm("wake-fails") as (_, ask):
-        await ask("POST", "/release_memory")
-        assert (await ask("POST", "/resume_memory"))[0] == 500
-        assert (await ask("GET", "/memory_status"))[1]["state"] == "failed"
-        assert (await ask("POST", "/resume_memory"))[0] == 409
-
-
-async def test_trtllm_without_its_switch_has_no_runtime_control():
-    async with serving("trtllm", key="secret", sleeps=False) as it:
-        assert (await it("/release_memory", b""))[0] == 404
 
 
 # Lies

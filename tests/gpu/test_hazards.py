@@ -74,8 +74,3 @@ async def test_h14_a_partial_map_changes_nothing() -> None:
 
 async def test_h15_the_driver_answers_about_another_process() -> None:
     await meet("h15")
-
-
-@pytest.mark.parametrize("name", sorted(hazards.ELSEWHERE))
-def test_hazards_of_other_machines(name: str) -> None:
-    pytest.skip(f"{name}: {hazards.ELSEWHERE[name]}")

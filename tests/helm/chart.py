@@ -34,9 +34,9 @@ class Container:
 
     @property
     def env(self) -> dict[str, str]:
-        """Its variables as the pod ``p-0`` with address 10.0.0.7 on node ``n1`` has them."""
+        """Its variables as the pod ``p-0`` on node ``n1`` has them, with an address of this machine."""
         fields = {
-            "status.podIP": "10.0.0.7",
+            "status.podIP": "::1" if "[$(POD_IP)]" in str(self.spec.get("env")) else "127.0.0.7",
             "spec.nodeName": "n1",
             "metadata.name": "p-0",
             "metadata.namespace": NAMESPACE,

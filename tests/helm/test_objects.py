@@ -135,16 +135,11 @@ def test_what_jobs_made_goes_with_the_release_and_only_then() -> None:
 
 
 def test_an_uninstall_is_checked_before_anything_is_deleted() -> None:
-    found = render("forced-uninstall")
+    found = render("api-server")
     check = found.one("Job", "-uninstall-check")
     assert check["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
-    asked = render("default", "--set=uninstallCheck.enabled=true")
-    (container,) = asked.one("Job", "-uninstall-check")["spec"]["template"]["spec"]["containers"]
-    assert "args" not in container
-    environment = {one["name"]: one.get("value", "") for one in container["env"]}
-    assert re.fullmatch(r"force-[a-z-]+-1-\d{10}", environment["KYB_FORCE_VALUE"])
-    rules = asked.one("ClusterRole", "-uninstall-check")["rules"]
-    assert [len(rule["resourceNames"]) for rule in rules if "namespaces" in rule["resources"]] == [1]
+    rules = [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}]
+    assert found.one("ClusterRole", "-uninstall-check")["rules"] == rules
 
 
 def test_a_rollback_is_checked_by_the_release_to_which_it_leads() -> None:
@@ -170,9 +165,29 @@ def test_the_webhook_sees_pods_with_a_seat_only(values: str) -> None:
 
 
 def test_an_admission_policy_that_cannot_be_evaluated_refuses_no_pod() -> None:
-    policy = render("default").kind("ValidatingAdmissionPolicy")[0]["spec"]
-    assert policy["failurePolicy"] == "Ignore"
-    assert len(policy["validations"]) == 3
+    policies = {one["metadata"]["name"]: one["spec"] for one in render("default").kind("ValidatingAdmissionPolicy")}
+    actions = {
+        one["spec"]["policyName"]: one["spec"]["validationActions"]
+        for one in render("default").kind("ValidatingAdmissionPolicyBinding")
+    }
+    pods = min(policies, key=len)
+    workloads, node = f"{pods}-workloads", f"{pods}-node"
+    assert [actions[name] for name in (pods, workloads, node)] == [["Deny"], ["Warn"], ["Deny"]]
+    for name, spec in ((pods, "object.spec"), (workloads, "object.spec.template.spec")):
+        assert policies[name]["failurePolicy"] == "Ignore"
+        assert len(policies[name]["validations"]) == 3
+        assert all(spec in one["expression"] for one in policies[name]["variables"])
+
+
+def test_a_manager_writes_the_status_of_pods_of_its_node_alone() -> None:
+    """What RBAC cannot say: it has no word for a node."""
+    chart = render("default")
+    (policy,) = (one["spec"] for one in chart.kind("ValidatingAdmissionPolicy") if "matchConditions" in one["spec"])
+    assert policy["failurePolicy"] == "Fail"
+    account = chart.one("DaemonSet", "-node")["spec"]["template"]["spec"]["serviceAccountName"]
+    assert policy["matchConditions"][0]["expression"].endswith(f":{account}'")
+    assert policy["matchConstraints"]["resourceRules"][0]["resources"] == ["pods/status"]
+    assert "authentication.kubernetes.io/node-name" in policy["variables"][0]["expression"]
 
 
 def test_agents_and_routers_in_a_namespace_of_their_own_reach_the_bus_of_another_release() -> None:

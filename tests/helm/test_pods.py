@@ -178,7 +178,7 @@ def test_the_checkpointer_has_no_key_of_the_cluster_bus_and_no_token() -> None:
 def test_only_pods_that_use_the_api_server_have_a_token() -> None:
     with_token = {
         one.spec["name"]
-        for one in render("forced-uninstall").containers()
+        for one in render("api-server").containers()
         if any(mount["name"] == "api-token" for mount in one.spec.get("volumeMounts", ()))
     }
     assert with_token == {"plugin", "manager", "keys", "check"}
@@ -333,7 +333,7 @@ def test_the_console_goes_where_routers_go() -> None:
 
 def test_the_manager_tells_routers_an_address_that_they_can_reach() -> None:
     for one in containers_named("manager"):
-        assert one.env["KYB_HEALTH_HOST"] == "10.0.0.7"
+        assert one.env["KYB_HEALTH_HOST"] == "127.0.0.7"
 
 
 def test_a_new_version_alone_replaces_no_sample_engine() -> None:

@@ -1,9 +1,12 @@
 import os
+import signal
+from pathlib import Path
 
 import pytest
 
-from kybernate.dev.fakes.kubelet.process import base_environment
+from kybernate.dev.fakes.kubelet.process import ContainerProcess, base_environment
 from kybernate.programs import INSTALLED
+from tests.until import until
 
 
 def test_the_packages_of_an_installed_stack_do_not_reach_its_containers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -11,3 +14,14 @@ def test_the_packages_of_an_installed_stack_do_not_reach_its_containers(monkeypa
     assert base_environment()["PYTHONPATH"] == "/theirs"
     monkeypatch.setenv("PYTHONPATH", str(INSTALLED))
     assert "PYTHONPATH" not in base_environment()
+
+
+async def test_what_a_container_leaves_in_its_group_ends_with_it(tmp_path: Path) -> None:
+    """Its first process was killed: a runtime ends all of the container, an engine's children too."""
+    log = tmp_path / "log"
+    container = await ContainerProcess.start(("/bin/sh", "-c", "sleep 1000 & echo $!; wait"), base_environment(), log)
+    await until(lambda: log.exists() and log.read_text().strip(), what="the child runs")
+    child = log.read_text().strip()
+    os.kill(container.pid, signal.SIGKILL)
+    assert await container.wait() == 137
+    await until(lambda: not Path(f"/proc/{child}").exists(), what="its child has ended")

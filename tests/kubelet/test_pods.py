@@ -133,6 +133,13 @@ async def test_a_crash_asks_the_gate_again_but_not_for_an_allocation() -> None:
         assert set(map(tuple, plugin.called("pre_start"))) == {("a",)}
 
 
+async def test_the_end_of_a_run_has_its_last_output_as_with_fallback_to_logs_on_error() -> None:
+    async with running_kubelet() as kubelet:
+        crashing = kubelet.create(pod(seats=0, command="echo run; sleep 0.05; echo no such file >&2; exit 3"))
+        await until(lambda: state(crashing)["restartCount"] >= 2, what="two restarts", saw=lambda: state(crashing))
+        assert state(crashing)["lastState"]["terminated"]["message"] == "run\nno such file\n", "of that run alone"
+
+
 def test_crash_back_off_begins_at_once_and_doubles_up_to_its_maximum() -> None:
     assert [BackOff(0.5, 3.0).delay(crashes) for crashes in range(1, 7)] == [0.0, 0.5, 1.0, 2.0, 3.0, 3.0]
 

@@ -87,15 +87,6 @@ class PackedWorld(World):
             self.jobs[op] = known.model_copy(update=done)
         self.check()
 
-    def retarget(self, op: str) -> None:
-        """The checkpointer answers the question whether it brings another seat."""
-        known = self.jobs.get(op)
-        open_ = known is not None and not known.done and any(one.outcome == "pending" for one in known.park)
-        self.answer_retarget(op, accepted=open_)
-        if open_ and known is not None:
-            asked = status(self.job_of(op), "pending", "pending", done=False).activate
-            self.jobs[op] = known.model_copy(update={"activate": asked})
-
     def report(self, op: str) -> None:
         """The board hears how far a job is."""
         self.receive(JobAnswered(op, JobReply(accepted=True)))

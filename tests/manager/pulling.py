@@ -16,8 +16,8 @@ class Pulls:
     """A busy holder leaves after this, too; None: only idle ones do."""
 
     def decide(self, view: GroupView) -> Decision:
-        own = [seat for seat in view.seats if seat.wait_seconds is not None]
-        waiting = own or [seat for seat in view.elsewhere if seat.home_busy]
+        own = [seat for seat in view.seats if seat.wait_seconds is not None and seat.ready]
+        waiting = own or [seat for seat in view.elsewhere if seat.home_busy and seat.ready]
         if not waiting:
             return Stay(None, "no demand")
         incoming = min(waiting, key=lambda seat: seat.turn)

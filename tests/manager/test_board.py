@@ -318,17 +318,15 @@ def test_the_gate_may_be_asked_again_when_an_answer_was_lost(world: World) -> No
     assert ticket.epoch > first
 
 
-def test_a_ticket_without_a_process_is_taken_back_after_270_seconds(world: World) -> None:
+def test_a_ticket_without_a_process_is_taken_back_after_270_seconds_of_kubelet(world: World) -> None:
     seat = world.seat(0, 0)
     world.pod(seat, "a")
     world.call(seat)
     world.calls.clear()
 
-    world.tick(269)
-    world.look()
+    world.wait(269)
     assert world.state(seat) is S.STARTING
-    world.tick(2)
-    world.look()
+    world.wait(2)
 
     assert world.state(seat) is S.WAITING
 
@@ -408,6 +406,7 @@ class TestCommands:
         world.finish()
 
         assert world.state(a) is S.ACTIVE
+        assert world.managed(a).usage.wanted_since is None
 
     def test_a_wish_lapses_at_its_deadline(self, world: World) -> None:
         a, b = world.fill("a", "b")
@@ -557,6 +556,16 @@ class TestPastTheGate:
         assert world.state(a) is S.STARTING, "its engine loads, and no request may reach it"
         world.healthy(a)
         assert world.state(a) is S.ACTIVE
+
+    def test_one_that_has_a_ticket_starts_beside_one_that_has_none(self, world: World) -> None:
+        a, b = world.fill("a", "b")
+        world.exit(b)
+        world.traffic(b, waiting=1)
+        world.call(b)
+        self.restart(world, a)
+        assert (world.state(a), world.managed(b).facts.waits) == (S.QUARANTINED, True)
+        world.start(b)
+        assert world.state(b) is S.STARTING
 
     def test_the_pin_of_a_quarantined_seat_can_be_taken_away(self, world: World) -> None:
         """It would outlast the quarantine, and keep the group."""

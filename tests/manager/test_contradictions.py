@@ -43,6 +43,7 @@ def look_at(world: World, seat: str, outcome: str, *gpus: str) -> None:
         container_id=target.container_id,
         outcome=outcome,  # type: ignore[arg-type]
         gpus=gpus,
+        keeper=False,
     )
     world.receive(JobsReported(JobReply(accepted=True, seats=(found,))))
 

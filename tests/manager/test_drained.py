@@ -1,6 +1,6 @@
 """Drained: the roster says it, then all routers are quiet, then the engine computes nothing. In this order."""
 
-from kybernate.messages import DrainNode, Presence, SwitchJob
+from kybernate.messages import DrainAck, DrainNode, Presence, SwitchJob
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import demand, view
 from services.gpu_manager.core.inputs import BusChanged, DrainAnnounced, EngineSeen
@@ -110,6 +110,23 @@ def test_a_drain_stands_still_while_the_bus_is_away(world: World) -> None:
     assert world.state(b) is S.DRAINING
 
 
+def test_an_engine_that_was_idle_while_the_bus_was_away_is_asked_again_once_the_routers_are_known(world: World) -> None:
+    _, b = draining(world)
+    world.announce(b)
+    world.ack(b)
+    world.receive(BusChanged(False))
+    world.idle(b)
+    world.receive(BusChanged(True))
+    assert world.state(b) is S.DRAINING
+
+    world.tick(4)
+    world.beat()
+    world.ack(b)
+    assert world.state(b) is S.DRAINING
+    world.idle(b)
+    assert world.state(b) is S.PARKING
+
+
 def test_after_a_return_of_the_bus_a_deadline_waits_for_the_routers_too(world: World) -> None:
     _, b = draining(world)
     world.announce(b)
@@ -170,20 +187,68 @@ def test_a_manager_waits_for_a_silent_router_longer_than_the_router_trusts_itsel
     assert demand.SETTLE_SECONDS >= trust.AWAY_SECONDS
 
 
-def test_at_the_deadline_a_router_that_has_not_acknowledged_is_waited_for_until_it_counts_as_dead(world: World) -> None:
-    """It may not know of the drain: its nats-server is cut off, or the message is late."""
+def test_a_router_that_acknowledges_nothing_loses_its_lease_and_is_waited_for_once(world: World) -> None:
+    """It may not know of the drain: its nats-server is cut off, or the message is late. Its presence proves nothing."""
+    routers = world.node.routers
+    evil = Presence(cause="p", component="router", instance="evil", incarnation="e", sent=1.0)
+    a, b = draining(world)
+    world.receive(evil)
+    world.announce(b)
+    world.ack(b)
+
+    def pass_by(seconds: float) -> None:
+        for _ in range(int(seconds / 0.5)):
+            world.tick(0.5)
+            world.beat()
+            world.receive(evil.model_copy(update={"sent": world.wall}))
+
+    pass_by(9.5)
+    assert "e" in routers.counted()
+    pass_by(0.5)
+    assert "e" not in routers.counted()
+    assert "router-0" in [name for name, _ in routers.present]
+    text = world.stage(a).text
+    assert "router evil acknowledges nothing, so it is not listed; its lease ends" in text
+    pass_by(9.5)
+    world.idle(b)
+    assert world.state(b) is S.DRAINING, "a router trusts a list for 8 s"
+    pass_by(0.5)
+    world.idle(b)
+    assert world.state(b) is S.PARKING
+    assert "without evil, which acknowledges nothing and has no lease" in world.managed(b).reason
+    assert [*routers.silent(world.now)] == ["evil"]
+
+    assert "evil" not in routers.busy(a, 99, world.now), "the next drain does not wait for it"
+    world.ack(a, router="evil")
+    assert "e" not in routers.counted(), "of another incarnation"
+    world.receive(DrainAck(cause="d", node="n1", seat=a, instance="evil", incarnation="e", epoch=1, in_flight=0))
+    assert "e" in routers.counted(), "it answers again"
+
+
+def test_a_deadline_waits_for_a_router_that_has_not_acknowledged(world: World) -> None:
+    world.configure(drain_seconds=5.0)
     _, b = draining(world)
     world.announce(b)
-    deadline = world.node.switches["G0"].drain.deadline
-    while world.now.model < deadline + 1:
+    for _ in range(19):
         world.tick(1)
         world.beat()
     assert world.state(b) is S.DRAINING
-    world.tick(9.9)
-    assert world.state(b) is S.DRAINING, "a router trusts a list for 8 s"
-    world.tick(0.2)
+    world.tick(1)
+    assert world.state(b) is S.PARKING
+
+
+def test_routers_that_come_while_one_is_silent_are_no_reason_to_wait_without_end(world: World) -> None:
+    """Each with a new incarnation: no list has ever named it after the drain was announced."""
+    _, b = draining(world)
+    world.announce(b)
+    world.ack(b)
+    for n in range(41):
+        world.receive(Presence(cause="p", component="router", instance="evil", incarnation=f"e{n}", sent=world.wall))
+        world.tick(0.5)
+        world.beat()
+    assert not [one for one in world.node.routers.counted() if one.startswith("e")]
     world.idle(b)
-    assert world.state(b) is not S.DRAINING
+    assert world.state(b) is S.PARKING
 
 
 def test_a_manager_lists_the_routers_that_it_counts_with_their_last_presence(world: World) -> None:

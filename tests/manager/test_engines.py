@@ -4,13 +4,14 @@ import asyncio
 import errno
 import os
 import resource
+import socket
 from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from kybernate.engines import load_in, requests_in, tokens_in
+from kybernate.engines import load_in, requests_in
 from kybernate.seat import SeatState as S
 from services.gpu_manager import engines
 from services.gpu_manager.core.inputs import EngineProbe, EngineSeen
@@ -41,7 +42,13 @@ class Engine:
 async def engine() -> AsyncIterator[Engine]:
     engine = Engine()
     app = web.Application()
-    app.add_routes([web.get("/metrics", engine.answer), web.get("/prometheus/metrics", engine.answer_prometheus)])
+    app.add_routes(
+        [
+            web.get("/health", engine.answer),
+            web.get("/metrics", engine.answer),
+            web.get("/prometheus/metrics", engine.answer_prometheus),
+        ]
+    )
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -51,11 +58,12 @@ async def engine() -> AsyncIterator[Engine]:
     await runner.cleanup()
 
 
-async def first_answer(url: str) -> EngineSeen:
+async def first_answer(url: str, *, idle: bool = True) -> EngineSeen:
+    """Of an engine that is asked whether it computes, else whether it is healthy, long before its time is over."""
     answers: asyncio.Queue[EngineSeen] = asyncio.Queue()
     async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
         asking = EngineProbes(session)
-        asking.follow([EngineProbe("s", url, "c", idle=True, since=0.0)], group, answers.put)
+        asking.follow([EngineProbe("s", url, "c", idle=idle, since=0.0 if idle else 1e12)], group, answers.put)
         seen = await answers.get()
         asking.follow([], group, answers.put)
     return seen
@@ -95,7 +103,7 @@ async def test_metrics_that_would_fill_the_managers_memory_are_not_read_and_the_
 def test_metrics_that_are_none_are_read_in_one_pass(line: bytes) -> None:
     """Else the test times out: with a pass for each line this takes minutes, in which nothing else happens."""
     metrics = line * (engines.MOST_BYTES // len(line))
-    assert (requests_in(metrics), load_in(metrics), tokens_in(metrics)) == (None, None, None)
+    assert (requests_in(metrics), load_in(metrics)) == (None, None)
 
 
 async def test_tensorrt_llm_counts_its_requests_elsewhere(engine: Engine) -> None:
@@ -120,6 +128,36 @@ async def test_an_engine_that_refuses_connections_computes_nothing() -> None:
     seen = await first_answer("http://127.0.0.1:1")
 
     assert (seen.healthy, seen.running) == (False, 0)
+
+
+@pytest.mark.parametrize("status", [401, 404, 503])
+async def test_an_engine_that_is_not_healthy_is_quoted_at_once(engine: Engine, status: int) -> None:
+    engine.status = status
+
+    seen = await first_answer(engine.url, idle=False)
+
+    assert (seen.healthy, seen.said) == (False, f"/health answered {status}")
+
+
+async def test_an_engine_that_cannot_be_asked_is_told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "ANSWER_SECONDS", 0.05)
+    engine.metrics = None
+    assert (await first_answer(engine.url, idle=False)).said == "/health: no answer within 0 s"
+    assert (await first_answer("http://127.0.0.1:1", idle=False)).said == "/health: connection refused"
+
+
+async def test_an_error_names_the_path_that_was_asked_and_what_the_resolver_says(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    assert (await first_answer("http://127.0.0.1:1")).said == "/metrics: connection refused"
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", unknown)
+    assert (await first_answer("http://engine:8000", idle=False)).said == "/health: name or service not known"
+    monkeypatch.setattr(engines, "ANSWER_SECONDS", 0.05)
+    engine.metrics = None
+    assert (await first_answer(engine.url)).said == "/metrics: no answer within 0 s"
 
 
 UNREACHABLE = [

@@ -2,6 +2,7 @@
 true together."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -9,11 +10,13 @@ from kybernate.seat import HOLDING
 from kybernate.seat import SeatState as S
 from scripts.schemas import transitions
 from services.gpu_manager.core.facts import (
+    TABLE,
     Facts,
     IllegalTransitionError,
     Owner,
     Process,
     Promise,
+    Residence,
     Ticket,
     Trigger,
     after,
@@ -36,8 +39,8 @@ from tests.manager.world import World
         (replace(RUNS, promise=Promise.DRAINS), S.DRAINING, True),
         (replace(RUNS, promise=Promise.PARKS), S.PARKING, True),
         (COPY, S.PARKED, False),
-        (replace(RUNS, promise=Promise.ARRIVES), S.ACTIVATING, True),
-        (replace(RUNS, promise=Promise.MOVES), S.MIGRATING, True),
+        (replace(COPY, promise=Promise.ARRIVES), S.ACTIVATING, True),
+        (replace(COPY, promise=Promise.MOVES), S.MIGRATING, True),
         (replace(RUNS, promise=Promise.ENDS), S.LOST, True),
         (replace(COPY, unlocated=True, promise=Promise.ENDS), S.LOST, False),
         (replace(RUNS, promise=Promise.HANDS_OFF), S.QUARANTINED, True),
@@ -55,17 +58,46 @@ def test_what_a_seat_is_and_holds_by_its_facts(facts: Facts, state: S, held: boo
     ("facts", "says"),
     [
         (replace(RUNS, owner=Owner.NONE), "without an owner"),
-        (replace(WAITS, parked=True), "without a process is parked"),
+        (replace(WAITS, residence=Residence.RAM), "memory ram with process none"),
+        (replace(WAITS, residence=Residence.VRAM), "memory vram with process none"),
+        (replace(RUNS, residence=Residence.NOWHERE), "memory nowhere with process runs"),
+        (replace(RUNS, residence=Residence.DISK), "memory disk with process runs"),
+        (replace(COPY, process=Process.LOADS), "memory ram with process loads"),
         (replace(WAITS, promise=Promise.PARKS), "without a process has a promise"),
         (replace(COPY, promise=Promise.DRAINS), "a copy leaves"),
-        (replace(COPY, promise=Promise.ARRIVES), "has come back"),
+        (replace(RUNS, promise=Promise.ARRIVES), "comes back"),
         (replace(RUNS, process=Process.LOADS, promise=Promise.DRAINS), "does not run"),
         (replace(RUNS, unlocated=True), "several places"),
-        (replace(RUNS, ticket=Ticket.OPEN, promise=Promise.ARRIVES), "beside a switch"),
+        (replace(COPY, ticket=Ticket.OPEN, promise=Promise.ARRIVES), "beside a switch"),
     ],
 )
 def test_facts_that_cannot_be_true_together(facts: Facts, says: str) -> None:
     assert says in check(facts)
+
+
+LEGAL = [
+    facts
+    for values in product(Owner, Process, Residence, Ticket, Promise)
+    if not check(facts := Facts(*values)) and (facts.alive or facts.waits or facts.state is not S.LOST)
+]
+"""Without what was killed and is proven gone: it is ``gone`` with the same message."""
+
+
+@pytest.mark.parametrize("trigger", Trigger)
+def test_what_can_happen_leads_to_no_facts_that_exclude_each_other(trigger: Trigger) -> None:
+    listed = [facts for facts in LEGAL if facts.state in TABLE[trigger][0]]
+    assert listed
+    assert {check(after(facts, trigger)): facts for facts in listed if check(after(facts, trigger))} == {}
+
+
+@pytest.mark.parametrize("promise", [Promise.ARRIVES, Promise.MOVES])
+@pytest.mark.parametrize("trigger", [Trigger.VERIFIED, Trigger.QUARANTINE, Trigger.DELETED, Trigger.NOT_RESTORED])
+def test_what_was_coming_back_holds_its_gpus_unless_it_is_known_to_be_where_it_was(
+    trigger: Trigger, promise: Promise
+) -> None:
+    found = after(replace(COPY, promise=promise), trigger)
+    known = Residence.RAM if trigger is Trigger.NOT_RESTORED else Residence.VRAM
+    assert (found.residence, found.holds) == (known, known is Residence.VRAM)
 
 
 PAIRS = transitions()
@@ -114,9 +146,9 @@ def test_every_state_is_reached_and_leads_to_free_and_to_active(state: S) -> Non
     assert {S.FREE, S.ACTIVE} <= reached_from(state)
 
 
-def test_gpus_are_taken_only_by_a_ticket_a_lease_or_a_remap() -> None:
+def test_gpus_are_taken_only_by_a_grant_or_by_memory_that_is_found() -> None:
     taking = {t for (before, t), states in PAIRS.items() if before not in HOLDING and states & HOLDING}
-    assert taking == {Trigger.TICKET, Trigger.LEASE, Trigger.REMAP}
+    assert taking == {Trigger.TICKET, Trigger.LEASE, Trigger.REMAP, Trigger.WOKE, Trigger.FOUND}
 
 
 def test_only_what_is_listed_ends_a_hold_of_a_process() -> None:
@@ -135,7 +167,7 @@ def test_facts_that_no_switch_explains_are_noticed(world: World) -> None:
     _, b = world.fill("a", "b")
     assert contradictions(world.node) == []
 
-    world.managed(b).know(replace(RUNS, promise=Promise.ARRIVES))
+    world.managed(b).know(replace(COPY, promise=Promise.ARRIVES))
 
     assert contradictions(world.node) == [f"{b} (activating): comes back without a switch"]
 
@@ -143,7 +175,7 @@ def test_facts_that_no_switch_explains_are_noticed(world: World) -> None:
 def test_facts_of_another_state_are_not_learned_without_an_event(world: World) -> None:
     _, b = world.fill("a", "b")
     with pytest.raises(AssertionError, match="without an event"):
-        world.managed(b).learn(parked=True)
+        world.managed(b).learn(residence=Residence.RAM)
 
 
 @pytest.mark.parametrize("half", ["park", "activate"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.gpus import GpuError
+from kybernate.homes import Homes
 from kybernate.machine import GpuProcess, Mig
 from kybernate.messages import KillJob, SeatLost, TrafficSignal
 from kybernate.node.known_gpus import KnownGpus
@@ -23,6 +24,7 @@ from services.gpu_manager.publish import record
 from tests.facts import RUNS
 from tests.manager.world import World, make_gpu, make_group
 
+ID = "ab" * 32
 STRANGER = ForeignProcess("GPU-0", 4711, "python3")
 
 
@@ -101,13 +103,13 @@ async def foreign(watch: GpuProcesses, containers: Collection[str]) -> tuple[For
 
 async def test_what_a_container_used_at_most_is_kept_while_it_exists(tmp_path: Path) -> None:
     for pid in (10, 11):
-        proc(tmp_path, pid, cgroup="0::/kubepods/pod1/cri-containerd-abcdef.scope")
+        proc(tmp_path, pid, cgroup=f"0::/kubepods/pod1/cri-containerd-{ID}.scope")
     gpus = Processes(GpuProcess(10, "GPU-0", 30), GpuProcess(11, "GPU-0", 5), GpuProcess(11, "GPU-1", 20))
     watch = GpuProcesses(gpus, tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
     for _ in range(2):
-        seen = await watch.read(["containerd://abcdef"])
+        seen = await watch.read([f"containerd://{ID}"])
         assert seen is not None
-        assert seen.peaks == {"containerd://abcdef": 70}, "as if both GPUs were as full as the fuller one"
+        assert seen.peaks == {f"containerd://{ID}": 70}, "as if both GPUs were as full as the fuller one"
         gpus.found = (GpuProcess(10, "GPU-0", 3),)
     seen = await watch.read([])
     assert seen is not None
@@ -115,26 +117,26 @@ async def test_what_a_container_used_at_most_is_kept_while_it_exists(tmp_path: P
 
 
 async def test_gpus_that_a_process_only_opened_are_none_that_it_fills(tmp_path: Path) -> None:
-    proc(tmp_path, 10, cgroup="0::/kubepods/pod1/cri-containerd-abcdef.scope")
+    proc(tmp_path, 10, cgroup=f"0::/kubepods/pod1/cri-containerd-{ID}.scope")
     gpus = Processes(GpuProcess(10, "GPU-0", 30), *(GpuProcess(10, f"GPU-{index}", 0) for index in range(1, 8)))
-    seen = await GpuProcesses(gpus, tmp_path / "helpers", tmp_path).read(["containerd://abcdef"])  # type: ignore[arg-type]
+    seen = await GpuProcesses(gpus, tmp_path / "helpers", tmp_path).read([f"containerd://{ID}"])  # type: ignore[arg-type]
     assert seen is not None
-    assert seen.peaks == {"containerd://abcdef": 30}
+    assert seen.peaks == {f"containerd://{ID}": 30}
 
 
 async def test_a_process_belongs_to_a_seat_by_its_cgroup_or_by_its_ancestors(tmp_path: Path) -> None:
-    proc(tmp_path, 10, cgroup="0::/kubepods/pod1/cri-containerd-abcdef.scope")
+    proc(tmp_path, 10, cgroup=f"0::/kubepods/pod1/cri-containerd-{ID}.scope")
     proc(tmp_path, 20, parent=19, session=18)
     proc(tmp_path, 19, parent=1, session=18)
     proc(tmp_path, 18, parent=1, session=18)
     proc(tmp_path, 30, parent=29, session=28, name="train.py")  # its parents ended
     gpus = Processes(*(GpuProcess(pid, "GPU-0", 1) for pid in (10, 20, 30, 40)))
     watch = GpuProcesses(gpus, tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
-    containers = ["containerd://abcdef", "process://18"]
+    containers = [f"containerd://{ID}", "process://18"]
     for _ in range(READS - 1):
         assert await foreign(watch, containers) == ()
     # 30 belongs to no container; 40 cannot be read from here, so it is left out.
-    assert await foreign(watch, ["containerd://abcdef", "process://18"]) == ()
+    assert await foreign(watch, [f"containerd://{ID}", "process://18"]) == ()
     proc(tmp_path, 29)
     proc(tmp_path, 28)
     for _ in range(READS):
@@ -143,6 +145,41 @@ async def test_a_process_belongs_to_a_seat_by_its_cgroup_or_by_its_ancestors(tmp
     assert await foreign(watch, [*containers, "process://28"]) == ()
     gpus.found = None
     assert await foreign(watch, containers) is None
+
+
+@pytest.mark.parametrize("path", [f"/k8s.io/{ID}", f"/kubepods/pod1/crio-{ID}.scope", f"/docker/{'cd' * 32}/{ID}"])
+async def test_a_container_is_named_by_its_id_in_a_path_and_not_by_a_part_of_one(tmp_path: Path, path: str) -> None:
+    proc(tmp_path, 10, cgroup=f"7:memory:{path}/inner\n0::{path}/inner\n")
+    proc(tmp_path, 11, cgroup=f"0::/kubepods/pod1/crio-conmon-{ID}.scope", name="conmon")
+    watch = GpuProcesses(Processes(*(GpuProcess(pid, "GPU-0", 1) for pid in (10, 11))), tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+    for _ in range(READS):
+        found = await foreign(watch, [f"containerd://{ID}"])
+    assert found == (ForeignProcess("GPU-0", 11, "conmon"),)
+
+
+async def test_a_process_that_may_not_be_read_is_foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """hidepid: it is there, and nothing shows whose it is."""
+    proc(tmp_path, 10, name="train.py")
+
+    def refused(*_: object) -> str:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Homes, "read", refused)
+    watch = GpuProcesses(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+    for _ in range(READS):
+        found = await foreign(watch, [f"containerd://{ID}"])
+    assert found == (ForeignProcess("GPU-0", 10, "a process that cannot be read"),)
+
+
+async def test_a_process_is_foreign_in_the_second_of_two_reads_in_a_row(tmp_path: Path) -> None:
+    proc(tmp_path, 10, name="train.py")
+    gpus = Processes(GpuProcess(10, "GPU-0", 1))
+    watch = GpuProcesses(gpus, tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+    looks = []
+    for there in (True, False, True, True):
+        gpus.found = (GpuProcess(10, "GPU-0", 1),) if there else ()
+        looks.append(bool(await foreign(watch, [])))
+    assert looks == [False, False, False, True]
 
 
 async def test_of_a_manager_that_starts_the_first_look_counts(tmp_path: Path) -> None:
@@ -287,10 +324,10 @@ def test_a_foreign_process_on_a_gpu_or_its_instance_stops_the_instances_group(gp
 
 
 async def test_a_process_of_a_seat_on_another_groups_gpu_is_seen_after_three_reads_in_a_row(tmp_path: Path) -> None:
-    proc(tmp_path, 10, cgroup="0::/kubepods/pod1/cri-containerd-abcdef.scope")
+    proc(tmp_path, 10, cgroup=f"0::/kubepods/pod1/cri-containerd-{ID}.scope")
     gpus = Processes(GpuProcess(10, "GPU-0", 30), GpuProcess(10, "GPU-1", 30))
     watch = GpuProcesses(gpus, tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
-    one = "containerd://abcdef"
+    one = f"containerd://{ID}"
 
     async def strays(*place: str) -> object:
         seen = await watch.read([one], {one: frozenset(place)})

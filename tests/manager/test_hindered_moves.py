@@ -6,6 +6,7 @@ from kybernate.messages import DrainNode, MigrateSeat, PinSeat
 from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import BusChanged, FaultyGpusSeen
+from services.gpu_manager.core.moves import brought_elsewhere
 from tests.manager.pulling import Pulls
 from tests.manager.test_restarts import arrives, busy_home, call, comes_up, dropped, leaves, tickets
 from tests.manager.world import World, make_group
@@ -24,10 +25,42 @@ def world() -> World:
 def begins_to_move(world: World, seat: str, *, ordered: bool) -> None:
     """By a restart: an operator wants it on G23, or the policy."""
     if ordered:
-        assert world.order(MigrateSeat, "move", seat=seat, to="G23").accepted
+        assert world.order(MigrateSeat, seat=seat, to="G23").accepted
         world.tick()
     world.traffic(seat, waiting=2)
     assert world.managed(seat).heads_to == "G23"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_move_that_the_policy_has_begun_is_ordered_until_it_has_ended(world: World, *, fails: bool) -> None:
+    a, _ = busy_home(world, "cuda")
+    world.traffic(a, waiting=2)
+    world.tick()
+    assert (world.state(a), world.managed(a).group.name, world.node.moves) == (S.MIGRATING, "G23", {})
+
+    asked = world.order(MigrateSeat, seat=a, to="G23").order
+
+    assert asked is not None
+    assert (asked.outcome, [*world.node.moves]) == ("", [a])
+    if fails:
+        world.progress(world.job(), activate="parked", failed=True)
+        assert (world.managed(a).group.name, world.ordered(a).outcome) == ("G01", "failed")
+        assert "could not be activated there: made parked" in world.ordered(a).text
+    else:
+        world.finish()
+        assert (world.state(a), world.managed(a).group.name, world.node.moves) == (S.ACTIVE, "G23", {})
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_seat_that_is_ordered_home_while_it_drops_its_copy_gives_its_place_back(
+    world: World, *, ordered: bool
+) -> None:
+    a, _ = busy_home(world)
+    begins_to_move(world, a, ordered=ordered)
+    assert world.order(MigrateSeat, seat=a, to="G01").accepted
+    seat = world.managed(a)
+    assert (seat.group.name, seat.heads_to, world.node.moves) == ("G01", "", {})
+    assert brought_elsewhere(world.node, seat, seat.home) == "", "its home may start it"
 
 
 def comes_to_the_gate(world: World, seat: str) -> None:
@@ -47,11 +80,11 @@ def test_a_drain_of_the_group_to_which_a_seat_moves_sends_it_home_at_once(
     if ended:
         dropped(world, a)
 
-    assert world.order(DrainNode, "drain", group=scope).accepted
+    assert world.order(DrainNode, group=scope).accepted
 
     if ordered:
-        assert world.node.orders["move"].outcome == "failed"
-        assert "is drained for maintenance by alice" in world.node.orders["move"].reason
+        assert world.ordered(a).outcome == "failed"
+        assert "is drained for maintenance by alice" in world.ordered(a).text
     if not ended:
         dropped(world, a)
     comes_to_the_gate(world, a)
@@ -69,12 +102,12 @@ def test_a_seat_that_starts_on_a_group_that_is_drained_is_parked_there_once_it_s
     begins_to_move(world, a, ordered=ordered)
     dropped(world, a)
     comes_to_the_gate(world, a)
-    world.order(DrainNode, "drain", group="G23")
-    assert world.phases("drain") == ["starting"], "it waits for the seat"
+    world.order(DrainNode, group="G23")
+    assert world.ordered("G23").outcome == "", "it waits for the seat"
     arrives(world, a)
     world.finish()
     assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G23")
-    assert world.phases("drain")[-1] == "done"
+    assert world.ordered("G23").outcome == "done"
 
 
 @pytest.mark.parametrize("step", ["drops", "ended", "starts"])
@@ -85,7 +118,7 @@ def test_a_drain_of_its_home_does_not_keep_a_seat_from_leaving(world: World, ste
         dropped(world, a)
     if step == "starts":
         comes_to_the_gate(world, a)
-    world.order(DrainNode, "drain", group="G01")
+    world.order(DrainNode, group="G01")
     if step == "drops":
         dropped(world, a)
     if step != "starts":
@@ -94,7 +127,7 @@ def test_a_drain_of_its_home_does_not_keep_a_seat_from_leaving(world: World, ste
     world.traffic(b)
     world.finish()
     assert (world.state(a), world.managed(a).group.name, world.state(b)) == (S.ACTIVE, "G23", S.PARKED)
-    assert world.phases("drain")[-1] == "done"
+    assert world.ordered("G01").outcome == "done"
 
 
 def test_a_move_to_a_group_whose_holder_is_pinned_meanwhile_ends_and_the_seat_serves_at_home(world: World) -> None:
@@ -102,11 +135,11 @@ def test_a_move_to_a_group_whose_holder_is_pinned_meanwhile_ends_and_the_seat_se
     c = world.seat(1, 0)
     comes_up(world, c, "c", "unload")
     world.traffic(c, in_flight=1)
-    assert world.order(MigrateSeat, "move", seat=a, to="G23").accepted
+    assert world.order(MigrateSeat, seat=a, to="G23").accepted
     assert world.command(PinSeat, c).accepted
-    assert world.node.orders["move"].outcome == "failed"
-    assert "G23 is kept by pinned c;" in world.node.orders["move"].reason
-    assert world.order(MigrateSeat, "again", seat=a, to="G23").code == "pinned"
+    assert world.ordered(a).outcome == "failed"
+    assert "G23 is kept by pinned c;" in world.ordered(a).text
+    assert world.order(MigrateSeat, seat=a, to="G23").code == "pinned"
     world.traffic(a, waiting=2)
     world.traffic(b)
     world.tick(5)
@@ -123,7 +156,7 @@ def test_a_move_of_a_seat_that_is_pinned_meanwhile_ends_and_the_seat_serves_at_h
     comes_up(world, c, "c", "unload")
     for one in (b, c):
         world.traffic(one, in_flight=one != seat)
-    assert world.order(MigrateSeat, "move", seat=seat, to="G23").accepted
+    assert world.order(MigrateSeat, seat=seat, to="G23").accepted
     assert world.command(PinSeat, seat).accepted
     for one in (b, c):
         world.traffic(one)
@@ -132,8 +165,8 @@ def test_a_move_of_a_seat_that_is_pinned_meanwhile_ends_and_the_seat_serves_at_h
         world.tick(5)
         world.beat()
     assert (world.state(seat), world.managed(seat).group.name) == (S.ACTIVE, "G01")
-    order = world.node.orders["move"]
-    assert (order.outcome, order.reason) == ("failed", f"{world.managed(seat).name} is pinned")
+    order = world.ordered(seat)
+    assert (order.outcome, order.text) == ("failed", f"{world.managed(seat).name} is pinned")
 
 
 def test_a_seat_that_is_pinned_when_its_copy_is_dropped_already_comes_to_the_other_group(world: World) -> None:
@@ -144,24 +177,25 @@ def test_a_seat_that_is_pinned_when_its_copy_is_dropped_already_comes_to_the_oth
     comes_to_the_gate(world, a)
     arrives(world, a)
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
-    assert world.node.orders["move"].outcome == "done"
+    assert not world.node.moves
 
 
 def test_a_move_whose_target_is_closed_before_its_seat_could_leave_ends(world: World) -> None:
     _, b = busy_home(world, "fake")
     world.receive(BusChanged(False))
-    assert world.order(MigrateSeat, "move", seat=b, to="G23").accepted
+    assert world.order(MigrateSeat, seat=b, to="G23").accepted
     assert world.state(b) is S.ACTIVE
     world.receive(FaultyGpusSeen({"GPU-3": "XID 79"}))
-    assert (world.state(b), world.node.orders["move"].outcome) == (S.ACTIVE, "failed")
-    assert "GPU 3 is faulty: XID 79" in world.node.orders["move"].reason
+    assert (world.state(b), world.ordered(b).outcome) == (S.ACTIVE, "failed")
+    assert "GPU 3 is faulty: XID 79" in world.ordered(b).text
+    assert "not moved to group G23: " in world.managed(b).reason
 
 
 def test_two_seats_that_operators_move_to_one_group_come_one_after_the_other(world: World) -> None:
     a, b = busy_home(world)
     world.traffic(b)
-    for op, seat in (("one", a), ("two", b)):
-        assert world.order(MigrateSeat, op, seat=seat, to="G23").accepted
+    for seat in (a, b):
+        assert world.order(MigrateSeat, seat=seat, to="G23").accepted
     world.finish()
     world.tick()
     assert [world.managed(seat).heads_to for seat in (a, b)] == ["G23", ""], "the place is for one"
@@ -173,7 +207,7 @@ def test_two_seats_that_operators_move_to_one_group_come_one_after_the_other(wor
         world.tick(5)
         world.finish()
         world.tick()
-    assert [world.phases(op)[-1] for op in ("one", "two")] == ["done", "done"]
+    assert not world.node.moves
     assert [world.managed(seat).group.name for seat in (a, b)] == ["G23", "G23"]
     assert [world.state(seat) for seat in (a, b)] == [S.PARKED, S.ACTIVE]
 
@@ -190,7 +224,7 @@ def test_a_move_goes_on_once_the_gate_is_there_again(world: World, *, ordered: b
     comes_to_the_gate(world, a)
     arrives(world, a)
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
-    assert not ordered or world.node.orders["move"].outcome == "done"
+    assert not world.node.moves
 
 
 def test_a_seat_of_a_group_of_both_pairs_gets_its_turn_while_a_seat_moves_between_them() -> None:

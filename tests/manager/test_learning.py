@@ -8,7 +8,7 @@ import structlog
 from pydantic import ValidationError
 
 from kybernate.messages import TrafficSignal
-from kybernate.policy.estimators import SERVICE_WEIGHT
+from kybernate.policy.estimators import SERVICE_WEIGHT, Arrivals
 from services.gpu_manager.core import view
 from services.gpu_manager.core.demand import ASSUMED_SERVICE_SECONDS, MOST_SOURCES, Learning
 from services.gpu_manager.core.inputs import Now
@@ -134,29 +134,6 @@ def test_seats_that_are_no_more_are_forgotten() -> None:
     assert set(after.seats) == {"s"}
 
 
-def test_a_seat_whose_pod_went_is_no_guess(world: World) -> None:
-    a, b = world.fill("a", "b")
-    reported = {"source": "router-0", "incarnation": "i", "cause": "c", "ttl_seconds": 1e9}
-
-    def receive(seat: str, model: str, number: int) -> None:
-        world.tick(5.0)
-        world.receive(TrafficSignal(**reported, seat=seat, model=model, seq=number, arrivals=1, arrived=number))  # type: ignore[arg-type]
-
-    for number in range(1, 60):
-        receive(b, "b", number)
-    world.exit(b)
-    del world.pods[b]
-    for _ in range(3):
-        world.look()
-    assert world.managed(b).pod is None
-    share = world.node.learning.hits["G0"].rate
-    share.value = 0.0
-    for number in range(1, 4):
-        receive(a, "a", number)
-
-    assert share.value > 0.0, "only a is left to be guessed"
-
-
 def test_counters_do_not_grow_without_end() -> None:
     learning = Learning()
     for number in range(MOST_SOURCES + 10):
@@ -164,20 +141,6 @@ def test_counters_do_not_grow_without_end() -> None:
 
     assert len(learning.counters) <= MOST_SOURCES
     assert (f"r{MOST_SOURCES + 9}", "m", "s", "standard") in learning.counters
-
-
-def test_how_often_the_next_request_was_guessed_reaches_the_policy(world: World) -> None:
-    a, b = world.fill("a", "b")
-    reported = {"source": "router-0", "incarnation": "i", "cause": "c", "ttl_seconds": 1e9}
-    assert view.group_view(world.node, world.groups[0], world.now).hit_share is None
-    for number, seat in enumerate((a,) * 20 + (b,), start=1):
-        world.tick(5.0)
-        model = world.managed(seat).model
-        world.receive(TrafficSignal(**reported, seat=seat, model=model, seq=number, arrivals=1, arrived=number))  # type: ignore[arg-type]
-
-    share = view.group_view(world.node, world.groups[0], world.now).hit_share
-
-    assert share == pytest.approx(19 / 20), "the first has nothing to guess by, the last is another seat"
 
 
 def test_a_seat_is_idle_since_its_last_request_ended(world: World) -> None:
@@ -193,14 +156,14 @@ def test_a_seat_is_idle_since_its_last_request_ended(world: World) -> None:
 
 def test_annotations_that_cannot_be_used_count_as_not_written(world: World) -> None:
     seat = world.seat(0, 0)
-    world.pod(seat, "a", tier="god", slo="-3", **{"stall-budget": "2m"})
+    world.pod(seat, "a", tier="god", slo="-3")
 
     found = world.managed(seat).terms
 
-    assert (found.tier_name, found.tier.slo_seconds, found.tier.stall_budget_seconds) == ("god", 20.0, 120.0)
+    assert (found.tier_name, found.tier.slo_seconds) == ("god", 20.0)
     assert [text.partition(":")[0] for text in found.problems] == ["kyb.ai/tier", "kyb.ai/slo"]
     seen = view.seat_view(world.node, world.managed(seat), world.now)
-    assert (seen.slo_seconds, seen.weight, seen.stall_budget_seconds) == (20.0, 1.0, 120.0)
+    assert (seen.slo_seconds, seen.weight) == (20.0, 1.0)
 
 
 def test_ages_reach_the_policy_also_from_sources_that_tell_only_the_oldest(world: World) -> None:
@@ -254,8 +217,11 @@ def test_a_node_that_has_learned_nothing_yet_is_no_trouble(tmp_path: Path) -> No
 
 def test_a_source_that_names_no_seat_is_counted_once_wherever_its_requests_go() -> None:
     learning = Learning()
-    for number, (seat, reported) in enumerate([("s", 10), ("s", 20), ("t", 30), ("s", 31)]):
-        assert learning.update(signal(number, seat=None, arrived=reported), seat, at(1000.0 + number)) in (0, 1, 10)
+    counted = {"s": Arrivals(1000.0), "t": Arrivals(1002.0)}
+    for number, (seat, reported, new) in enumerate([("s", 10, 0), ("s", 20, 10), ("t", 30, 10), ("s", 31, 1)]):
+        learning.update(signal(number, seat=None, arrived=reported), seat, at(1000.0 + number))
+        counted[seat].add(1000.0 + number, new)
+    assert learning.rates(counted, at(1003.0)) == {seat: one.at(1003.0) for seat, one in counted.items()}
 
 
 @pytest.mark.parametrize("fields", [{"served_seconds": INFINITE}, {"age_histogram": ((NAN, 1),)}])

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from kybernate.messages import AskJobs, CommandReply, DrainNode, JobReply, PinSe
 from kybernate.seat import LEDGER_FORMAT
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery
-from services.gpu_manager.core.facts import Promise
+from services.gpu_manager.core.facts import Promise, Residence
 from services.gpu_manager.core.inputs import (
     ForeignProcessesSeen,
     Now,
@@ -30,11 +31,12 @@ from services.gpu_manager.core.inputs import (
     StartTicket,
     Tick,
     UnixTime,
+    WallTime,
 )
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.core.state import Effect
-from services.gpu_manager.ledger import Durable, Freeze, Ledger, LedgerEntry, LedgerFile
+from services.gpu_manager.ledger import Durable, Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import GateFiles
 from tests.manager.test_manager import look, running, taken
@@ -371,12 +373,12 @@ async def test_the_record_of_an_operation_is_on_disk_before_it_is_confirmed(
 ) -> None:
     async with with_a_pod(tmp_path) as (manager, _):
         order = follow(manager, monkeypatch)
-        drain = DrainNode(cause="c", node="n1", group="G0", purpose="maintenance", actor="me", op="op-1")
+        drain = DrainNode(cause="c", node="n1", group="G0", purpose="maintenance", actor="me")
 
         assert (await manager.bus.request(drain, CommandReply, timeout=30.0)).accepted
 
         assert order[:2] == ["record", "sync"]
-        assert [one.op for one in LedgerFile(tmp_path / "ledger").read().orders] == ["op-1"]
+        assert [one.target for one in LedgerFile(tmp_path / "ledger").read().orders] == ["G0"]
 
 
 async def test_a_router_that_appears_is_in_the_ledger(tmp_path: Path) -> None:
@@ -447,7 +449,8 @@ async def test_what_must_not_be_forgotten_is_synced_though_an_earlier_record_has
         await until(lambda: "record" in order, what="a record is in the file")
 
         def ticket(message: object, now: Now) -> list[Effect]:
-            return [StartTicket(seat, "call-1", "u", 1)] if message == "a ticket" else handle(message, now)
+            ticket = StartTicket(seat, "call-1", "u", 1, WallTime(time.monotonic() + 30))
+            return [ticket] if message == "a ticket" else handle(message, now)
 
         monkeypatch.setattr(manager.board, "handle", ticket)
         await manager.receive("a ticket")
@@ -459,12 +462,11 @@ async def test_what_must_not_be_forgotten_is_synced_though_an_earlier_record_has
 CHANGES: dict[str, Callable[[ManagedSeat], None]] = {
     "its state": lambda seat: seat.know(replace(seat.facts, promise=Promise.HANDS_OFF)),
     "its epoch": lambda seat: setattr(seat, "epoch", seat.epoch + 1),
-    "its lease": lambda seat: seat.know(replace(seat.facts, parked=not seat.facts.parked)),
+    "its lease": lambda seat: seat.know(replace(seat.facts, residence=Residence.NOWHERE)),
     "its pod": lambda seat: setattr(seat, "pod", replace(seat.pod, uid="another")),
     "annotations": lambda seat: setattr(seat, "pod", replace(seat.pod, annotations={"kyb.ai/pin": "true"})),
     "its peak": lambda seat: setattr(seat.durable, "peak_bytes", seat.durable.peak_bytes + 1),
     "its costs": lambda seat: setattr(seat.durable.costs, "parks", seat.durable.costs.parks + 1),
-    "its freeze": lambda seat: setattr(seat.durable, "freeze", Freeze(1.0, 2.0)),
 }
 
 
@@ -488,7 +490,7 @@ async def test_a_manager_without_its_ledger_reads_the_tickets_in_the_seat_folder
     world = World()
     seat = world.seat(0, 2)
     GateFiles(tmp_path).seats.joinpath(seat).mkdir(parents=True)
-    GateFiles(tmp_path).write_ticket(StartTicket(seat, "call-1", "uid-a", 7))
+    GateFiles(tmp_path).write_ticket(StartTicket(seat, "call-1", "uid-a", 7, WallTime(time.monotonic() + 30)))
 
     async def ask(job: Message) -> JobReply:
         assert isinstance(job, AskJobs)

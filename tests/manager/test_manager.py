@@ -24,6 +24,7 @@ from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.gpu_processes import GpuProcesses
 from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.manager import Manager
+from services.gpu_manager.pods import PodsError
 from services.gpu_manager.publish import GateFiles
 from tests.manager.test_foreign import Processes, proc
 from tests.manager.world import World
@@ -275,6 +276,26 @@ async def test_a_manager_decides_nothing_before_its_question_has_fenced(tmp_path
 
     assert asked.index(fenced) == 1, "it goes above what the refusal says"
     assert manager.node.epoch >= fenced
+
+
+class LostPods(NoPods):
+    """The rights to read pods were withdrawn, say."""
+
+    async def seats(self, prove: Collection[str] = ()) -> Owners:
+        raise PodsError("GET /api/v1/pods: HTTP 403")
+
+
+async def test_a_manager_says_that_it_cannot_read_its_pods_until_it_can(tmp_path: Path) -> None:
+    async def ask(job: Message) -> JobReply:
+        assert isinstance(job, AskJobs)
+        return look(job, "parked")
+
+    async with running(World(), tmp_path, ask, taken) as manager:
+        await until(lambda: manager.node.recovered, what="the board is recovered")
+        manager.pods = LostPods()
+        await until(lambda: manager.unread == "GET /api/v1/pods: HTTP 403", what="the failure is known")
+        manager.pods = NoPods()
+        await until(lambda: manager.unread == "", what="and its end")
 
 
 async def test_a_manager_receives_the_levels_of_its_node_and_of_its_models_only(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from services.gpu_manager.core.inputs import (
     StartTicket,
     Tick,
 )
-from services.gpu_manager.core.managed_seat import START_DEADLINE_SECONDS
+from services.gpu_manager.core.starts import KUBELET_SECONDS
 from services.gpu_manager.ledger import Ledger
 from tests.manager.packed import PackedWorld, Truth, make_packed
 from tests.manager.test_packing import active, serve
@@ -113,7 +113,7 @@ def test_a_restart_remembers_the_open_ticket_of_a_quarantined_heir(packed: Packe
     if ends == "started":
         assert packed.state(b) is S.QUARANTINED
         return
-    packed.tick(START_DEADLINE_SECONDS)
+    packed.wait(KUBELET_SECONDS)
     packed.look()
     if ends == "as it was":
         packed.end_processes(b)
@@ -166,7 +166,7 @@ def test_a_ticket_that_a_lost_ledger_leaves_open_is_not_given_again_beside_a_sea
     packed.board = packed.new_board()
     packed.receive(BusChanged(True))
     ticket = SeatTicket(b, given.call, given.pod_uid, given.epoch, 5.0, given.vram_bytes)
-    packed.receive(Recovered(packed.owners(), Ledger(lost=True), reply, (ticket,)))
+    packed.receive(Recovered(packed.owners(), Ledger(lost=True), reply, (*packed.used_tickets(), ticket)))
     assert (packed.state(a), packed.state(b)) == (S.ACTIVE, S.STARTING)
     before = len(packed.effects)
 
@@ -175,7 +175,7 @@ def test_a_ticket_that_a_lost_ledger_leaves_open_is_not_given_again_beside_a_sea
         packed.look()
     assert not [one for one in packed.effects[before:] if isinstance(one, StartTicket)], "a and b do not fit"
 
-    packed.tick(START_DEADLINE_SECONDS)
+    packed.wait(KUBELET_SECONDS)
     packed.look()
     assert packed.state(b) is S.WAITING
 

@@ -9,7 +9,7 @@ from kybernate.messages import KillJob, MigrateSeat
 from kybernate.seat import SeatState as S
 from kybernate.topology import Group
 from services.gpu_manager import metrics
-from services.gpu_manager.core import ways
+from services.gpu_manager.core import moves
 from services.gpu_manager.core.obstacles import obstacles
 from services.gpu_manager.publish import record
 from tests.manager.pulling import Pulls
@@ -42,7 +42,7 @@ def world() -> World:
 
 def test_a_parked_seat_moves_to_another_instance_of_its_gpu_by_a_restart(world: World) -> None:
     a, _ = busy_home(world, "sglang")
-    assert ways.way(world.node, world.managed(a)) is ways.RESTART
+    assert moves.way(world.node, world.managed(a)) is moves.RESTART
     world.traffic(a, waiting=2)
     dropped(world, a)
     call(world, a)
@@ -60,12 +60,12 @@ def test_no_backend_moves_a_seat_of_an_instance_by_the_drivers_map_and_the_note_
 ) -> None:
     a, _ = busy_home(world, backend)
     seat = world.managed(a)
-    assert ways.MAP.refused(world.node, seat) == "the driver cannot checkpoint MIG instances"
+    assert moves.MAP.refused(world.node, seat) == "the driver cannot checkpoint MIG instances"
     world.pods[a] = replace(world.pods[a], restarts_inside=False)
     world.look()
-    assert ways.way(world.node, seat) is None
+    assert moves.way(world.node, seat) is None
     note = (
-        "the driver cannot checkpoint MIG instances; kubelet has given its container its GPUs; "
+        "the driver cannot checkpoint MIG instances; its container has its GPUs; "
         "with kyb-run in front it could start on others"
     )
     assert record(world.node, seat, world.now).fixed == note

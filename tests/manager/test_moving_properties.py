@@ -25,7 +25,6 @@ from kybernate.messages import (
     ParkSeat,
     PinSeat,
     ResumeNode,
-    RetargetJob,
     SeatProgress,
     SeatTarget,
     SwitchJob,
@@ -33,7 +32,7 @@ from kybernate.messages import (
 )
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery
-from services.gpu_manager.core.inputs import JobAnswered, Recovered, RetargetAnswered, StartTicket
+from services.gpu_manager.core.inputs import JobAnswered, Recovered, StartTicket
 from tests.manager.pulling import Pulls
 from tests.manager.world import World, make_group
 
@@ -96,20 +95,6 @@ class Node:
     def fence(self, job: AskJobs) -> None:
         for gpu in {*job.gpus, *(gpu for target in job.targets for gpu in target.gpus)}:
             self.epochs[gpu] = max(self.epochs[gpu], job.epoch)
-
-    def retarget(self, job: RetargetJob, *, fenced: bool = True) -> JobReply:
-        work = self.works.get(job.op)
-        gpus = set(job.activate.gpus) if job.activate is not None else set()
-        if work is None or work.done or work.activate not in UNFINISHED:
-            return JobReply(accepted=False, code="too-late")
-        if fenced and job.epoch < max(self.epochs[gpu] for gpu in gpus | self._gpus(work)):
-            return JobReply(accepted=False, code="stale-epoch")
-        # Taken also when all are parked and reported: until the second half begins.
-        coming = {job.activate.seat} if job.activate is not None else set()
-        if any(other.unfinished & coming or self._gpus(other) & gpus for other in self.open if other is not work):
-            return JobReply(accepted=False, code="busy")
-        work.job = work.job.model_copy(update={"activate": job.activate})
-        return JobReply(accepted=True, jobs=(self.status(work),))
 
     def _gpus(self, work: Work) -> set[str]:
         return {g for t in (*work.job.park, work.job.activate) if t is not None for g in t.gpus}
@@ -196,21 +181,19 @@ class AnyMove(RuleBasedStateMachine):
         self.world.fill("a", "b", "c")
         self.world.fill("d", "e", group=1)
         self.seats = [seat for group in groups for seat in group.seat_ids]
-        self.node, self.orders = Node(), 0
+        self.node = Node()
         for seat in self.seats:
             gpu = self.world.managed(seat).home.gpus[0].uuid
             (self.node.memory if self.world.state(seat) is S.ACTIVE else self.node.parked)[seat] = gpu
         self.collected = len(self.world.effects)
-        self.letters: list[tuple[object, SwitchJob | RetargetJob]] = []
+        self.letters: list[tuple[object, SwitchJob]] = []
         """Jobs that are on their way, with the board that sent them."""
         self.world.tick(20)
 
     def collect(self) -> None:
         """The effects since the last time: jobs wait to be delivered, tickets are used by kubelet."""
         effects, self.collected = self.world.effects[self.collected :], len(self.world.effects)
-        self.letters += [
-            (self.world.board, effect) for effect in effects if isinstance(effect, SwitchJob | RetargetJob)
-        ]
+        self.letters += [(self.world.board, effect) for effect in effects if isinstance(effect, SwitchJob)]
 
     @rule(group=st.integers(0, 1), choice=st.integers(0, 2), how=st.sampled_from(["asked", "drained", "done"]))
     def hot(self, group: int, choice: int, how: str) -> None:
@@ -238,13 +221,11 @@ class AnyMove(RuleBasedStateMachine):
 
     @rule(number=SEATS, to=st.sampled_from(["G0", "G1"]))
     def an_operator_moves(self, number: int, to: str) -> None:
-        self.orders += 1
-        self.world.order(MigrateSeat, f"op-{self.orders}", seat=self.seats[number], to=to)
+        self.world.order(MigrateSeat, seat=self.seats[number], to=to)
 
     @rule(group=st.sampled_from(["G0", "G1"]), kind=st.sampled_from([DrainNode, ResumeNode]))
     def an_operator_drains_or_resumes(self, group: str, kind: type[OrderCommand]) -> None:
-        self.orders += 1
-        self.world.order(kind, f"op-{self.orders}", group=group)
+        self.world.order(kind, group=group)
 
     @rule(seconds=st.sampled_from([0.1, 1.5, 5.0]))
     def time_passes(self, seconds: float) -> None:
@@ -261,10 +242,8 @@ class AnyMove(RuleBasedStateMachine):
     @rule(last=st.booleans(), answered=st.booleans())
     def job_arrives(self, last: bool, answered: bool) -> None:
         board, job = self.letters.pop(-1 if last else 0)
-        reply = self.node.take(job) if isinstance(job, SwitchJob) else self.node.retarget(job)
-        if board is self.world.board and isinstance(job, RetargetJob):
-            self.world.receive(RetargetAnswered(job.op, reply if answered else None))
-        elif board is self.world.board:
+        reply = self.node.take(job)
+        if board is self.world.board:
             self.world.receive(JobAnswered(job.op, reply if answered else None))
 
     @precondition(lambda self: self.node.open)
@@ -312,10 +291,9 @@ class AnyMove(RuleBasedStateMachine):
             self.world.start(seat)
             self.world.healthy(seat)
 
-    @rule(late=st.booleans())
-    def manager_dies(self, late: bool) -> None:
-        """What it sent before its death may still arrive; the next one knows the ledger, and asks. ``late``: what was
-        on its way into the journal when it asked was not in the answer."""
+    @rule()
+    def manager_dies(self) -> None:
+        """What it sent before its death may still arrive; the next one knows the ledger, and asks."""
         ledger = recovery.ledger(self.world.node, "boot")
         self.world.board = board = self.world.new_board()
         board.node.epoch = ledger.epoch
@@ -325,18 +303,11 @@ class AnyMove(RuleBasedStateMachine):
         self.node.fence(AskJobs(cause="r", node="n1", epoch=epoch, targets=targets, gpus=gpus))
         jobs = tuple(self.node.status(work) for work in self.node.open)
         seats = tuple(self.node.look(target) for target in targets)
-        self.letters = self.journal_late_retargets() if late else self.letters
         reply = JobReply(accepted=True, highest_epoch=epoch, jobs=jobs, seats=seats)
         self.world.receive(Recovered(self.world.owners(), ledger, reply))
         self.world.beat()
         self.collect()
         self.letters = [(sender, job) for sender, job in self.letters if sender is board or job.epoch < epoch]
-
-    def journal_late_retargets(self) -> list[tuple[object, SwitchJob | RetargetJob]]:
-        for _, job in self.letters:
-            if isinstance(job, RetargetJob):
-                self.node.retarget(job, fenced=False)
-        return [(sender, job) for sender, job in self.letters if isinstance(job, SwitchJob)]
 
     def targets(self, board: object) -> Iterator[SeatTarget]:
         for pod in self.world.pods.values():
@@ -408,7 +379,7 @@ def test_a_victim_that_its_job_found_gone_is_not_quarantined_by_a_new_manager() 
     victim = state.node.open[0].job.park[0].seat
     assert state.node.status(state.node.open[0]).park[0].outcome == "gone"
 
-    state.manager_dies(late=False)
+    state.manager_dies()
 
     state.leases_follow_memory()
     assert state.world.managed(victim).state is S.BACKOFF

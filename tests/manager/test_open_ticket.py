@@ -14,23 +14,25 @@ from pathlib import Path
 import pytest
 
 from kybernate import files
-from kybernate.messages import AskJobs, JobProgress, JobReply, JobStatus, SeatActivated, SeatProgress
+from kybernate.messages import AskJobs, JobProgress, JobReply, JobStatus, KillJob, SeatActivated, SeatProgress
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view
-from services.gpu_manager.core.facts import Ticket
+from services.gpu_manager.core.facts import Residence, Ticket
 from services.gpu_manager.core.inputs import (
     BusChanged,
     ForeignProcessesSeen,
+    JobsReported,
     Recovered,
     RecoveryBegun,
     SeatTicket,
     StartCalls,
     StartTicket,
+    WallTime,
 )
 from services.gpu_manager.core.seat_pod import SeatPod
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import GateFiles
-from tests.manager.world import GIB, World
+from tests.manager.world import GIB, World, make_group
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def look(world: World, times: int = 4) -> None:
 def recovers(world: World, ledger: Ledger, found: tuple[SeatTicket, ...], seat: str, outcome: str) -> None:
     """A new manager reads this ledger and these tickets; the driver tells this about the container in the list."""
     pod = world.pods[seat]
-    seen = SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome=outcome)
+    seen = SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome=outcome, keeper=False)
     world.board = world.new_board()
     world.receive(BusChanged(True))
     begun = world.receive(RecoveryBegun(world.owners(), ledger, tickets=found))
@@ -123,11 +125,11 @@ def test_a_pod_that_vanishes_with_a_ticket_holds_its_group_for_as_long_as_a_star
 
     look(world)
     assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
-    world.tick(250)
+    world.wait(250)
     look(world)
     assert not tickets(world, other)
 
-    world.tick(20)
+    world.wait(20)
     look(world)
     assert world.state(seat) is S.FREE
     assert tickets(world, other)
@@ -169,7 +171,7 @@ def test_a_next_owner_that_calls_itself_waits_for_the_ticket_before(
     assert (world.state(seat), world.managed(seat).lease) == (S.STARTING if late else S.RELEASING, True)
     assert len(tickets(world, seat)) == before
 
-    world.tick(280)
+    world.wait(280)
     look(world)
     assert world.state(seat) is S.STARTING
     assert tickets(world, seat)[-1].pod_uid == "uid-b"
@@ -211,7 +213,7 @@ def test_a_manager_that_died_meanwhile_remembers_the_ticket(world: World) -> Non
     assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
     assert not tickets(world, other)
 
-    world.tick(280)
+    world.wait(280)
     look(world)
     assert tickets(world, other)
 
@@ -230,7 +232,7 @@ def test_an_heir_that_is_deleted_proves_nothing_about_the_pod_that_took_the_tick
     assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
     assert not tickets(world, other)
 
-    world.tick(270)
+    world.wait(270)
     look(world)
     assert world.state(seat) is S.FREE
     assert tickets(world, other)
@@ -246,7 +248,7 @@ def test_a_start_under_way_survives_the_loss_of_the_ledger(
     (ticket,) = tickets(world, seat)
     gate = GateFiles(tmp_path)
     (tmp_path / "seats" / seat).mkdir(parents=True)
-    gate.write_ticket(ticket)
+    gate.write_ticket(replace(ticket, expires=WallTime(time.monotonic() + 270)))
     written = tmp_path / "seats" / seat / "ticket.json"
     written.rename(written.with_name(name))
     written = written.with_name(name)
@@ -260,13 +262,11 @@ def test_a_start_under_way_survives_the_loss_of_the_ledger(
     world.receive(BusChanged(True))
     world.receive(Recovered(world.owners(), Ledger(), JobReply(accepted=True), found))
     world.receive(StartCalls(dict(world.calls)))
-    world.tick(160)
-    look(world)
+    world.wait(260)  # as this manager counts: for how long kubelet had answered before, nothing tells
     assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING if vanished else S.STARTING, True)
     assert len(tickets(world, other)) == 0
 
-    world.tick(10)
-    look(world)
+    world.wait(20)
     assert not world.managed(seat).lease
     assert tickets(world, other)
 
@@ -317,15 +317,17 @@ def test_the_ticket_of_a_seat_that_was_freed_is_not_open_again_after_a_restart(w
     assert recovery.open_tickets(recovery.ledger(world.node, ""), read) == ()
 
 
-def test_a_start_is_not_given_up_while_the_pods_cannot_be_read(world: World) -> None:
+def test_a_start_is_not_given_up_while_kubelet_does_not_answer(world: World) -> None:
+    """It is stopped, or cannot be read: the container that it was about to start may come when it goes on."""
     seat = starting(world)
     other = rival(world)
 
-    world.tick(600)  # no observation: a container may run unseen
+    world.tick(600)
+    world.look()
     assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
     assert not tickets(world, other)
 
-    world.look()
+    world.wait(260)
     assert world.state(seat) is S.WAITING
 
 
@@ -387,7 +389,7 @@ def test_a_ticket_that_another_pod_of_a_stale_list_did_not_take_is_open(world: W
 
     assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
     del world.pods[seat]
-    world.tick(271)
+    world.wait(271)
     look(world)
     assert not world.managed(seat).lease
 
@@ -459,7 +461,7 @@ def test_a_full_disk_at_the_start_gate_ends_no_manager(tmp_path: Path, monkeypat
 
     with monkeypatch.context() as disk:
         disk.setattr(files, "replace", full)
-        gate.write_ticket(StartTicket("s00", "call-1", "uid-a", 7))
+        gate.write_ticket(StartTicket("s00", "call-1", "uid-a", 7, WallTime(time.monotonic() + 30)))
         gate.write_texts({"s00": "seat s00 waits"})
     assert [*folder.iterdir()] == []
 
@@ -511,7 +513,7 @@ def test_a_job_of_the_container_before_a_ticket_takes_no_lease_of_the_start(worl
     world.receive(BusChanged(True))
     world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, seats=(seen,), jobs=(job,))))
     assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
-    assert not world.managed(seat).facts.parked, "the job tells of the container before"
+    assert world.managed(seat).facts.residence is Residence.VRAM, "the job tells of the container before"
     other = rival(world)
     world.receive(JobProgress(cause="j", node="n1", status=job.model_copy(update={"done": True})))
 
@@ -535,15 +537,54 @@ def all_lost(world: World, *reports: SeatProgress, tickets: tuple[SeatTicket, ..
     world.beat()
 
 
-def test_without_any_memory_of_tickets_a_container_on_its_way_is_waited_for(world: World) -> None:
+def kills(world: World, seat: str) -> list[str]:
+    return [job.target.container_id for job in world.effects if isinstance(job, KillJob) and job.target.seat == seat]
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_what_nothing_remembers_is_ended_and_starts_cold(*, pool: bool) -> None:
+    """Where the driver has it, and how, does not matter: in a pool it may be anywhere."""
+    world = World(groups=tuple(make_group(f"G{n}", [n], 3, rebalance=pool) for n in range(2)))
+    world.boot()
+    a, b = world.fill("a", "b")
+    other, idle = world.seat(0, 2), world.seat(1, 0)
+    world.pod(other, "c")
+    world.pod(idle, "d")
+    seen = [
+        SeatProgress(
+            seat=s, pod_uid=f"uid-{m}", container_id=world.pods[s].container_id or "", outcome=o, gpus=("GPU-0",)
+        )
+        for s, m, o in ((a, "a", "parked"), (b, "b", "active"))
+    ]
+
+    kept = tuple(SeatTicket(one, "over", "uid", 0, 4000.0) for one in (other, idle))
+    all_lost(world, *seen, tickets=kept)
+
+    assert (world.state(a), world.state(b), world.state(idle)) == (S.LOST, S.LOST, S.WAITING)
+    assert (len(kills(world, a)), len(kills(world, b))) == (1, 1)
+    assert "seat folder has no ticket" in world.events(b)[-1].reason
+    assert "seat folder has no ticket" in world.stage(b).text
+    for seat in (other, idle):
+        world.call(seat)
+    look(world)
+    assert not tickets(world, other), "their processes may be there"
+    assert bool(tickets(world, idle)) is not pool
+    for seat in (a, b):
+        world.end_processes(seat)
+    look(world)
+    assert tickets(world, other)
+    assert tickets(world, idle)
+
+
+def test_without_any_memory_of_tickets_a_container_on_its_way_is_waited_for_and_ended(world: World) -> None:
     seat = starting(world)
     all_lost(world)
     other = rival(world)
 
     look(world, 250)
     assert not tickets(world, other), "the container of the first may come"
-    assert "may be on its way" in world.node.groups["G0"].why
-    assert world.stage(other).stage == "lost-ticket"
+    assert not kills(world, seat)
+    assert "also one on its way" in world.stage(other).text
     again = recovery.ledger(world.node, "boot")
     world.board = world.new_board()
     world.receive(BusChanged(True))
@@ -554,23 +595,52 @@ def test_without_any_memory_of_tickets_a_container_on_its_way_is_waited_for(worl
 
     world.pods[seat] = replace(world.pods[seat], container_id="process://late", running=True)
     world.look()
-    assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
-    assert not world.node.unaccounted
+    assert (world.state(seat), world.managed(seat).lease) == (S.LOST, True)
+    assert kills(world, seat) == ["process://late"]
+    world.end_processes(seat)
+    world.look()
+    assert tickets(world, other)
 
 
-def test_a_container_that_came_is_not_waited_for_by_an_older_ledger(world: World) -> None:
+def test_a_container_that_came_while_no_manager_ran_is_ended(world: World) -> None:
     seat = starting(world)
     all_lost(world)
-    older = recovery.ledger(world.node, "boot").model_copy(update={"lost": True})
-    assert set(older.unaccounted) == {seat}
+    again = recovery.ledger(world.node, "boot")
     world.pods[seat] = replace(world.pods[seat], container_id="process://late", running=True)
     world.board = world.new_board()
     world.receive(BusChanged(True))
 
-    world.receive(Recovered(world.owners(), older, JobReply(accepted=True)))
+    world.receive(Recovered(world.owners(), again, JobReply(accepted=True)))
 
-    assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
-    assert not world.node.unaccounted
+    assert (world.state(seat), world.managed(seat).lease) == (S.LOST, True)
+    assert kills(world, seat) == ["process://late"]
+
+
+@pytest.mark.parametrize(("outcome", "state"), [("active", S.ACTIVE), ("parked", S.PARKED), ("gone", S.LOST)])
+def test_an_engine_that_the_record_before_the_last_one_knows_is_not_ended(world: World, outcome: str, state: S) -> None:
+    """Where it is gone, another one may be on its way by a ticket of the last record."""
+    (seat,) = world.fill("a")
+    ledger = recovery.ledger(world.node, "boot").model_copy(update={"lost": True})
+    recovers(world, ledger, (), seat, outcome)
+    assert world.state(seat) is state
+
+
+def test_an_engine_that_kyb_run_starts_by_a_ticket_that_nothing_remembers_is_ended(world: World) -> None:
+    (seat,) = world.fill("a")
+    pod = world.pods[seat]
+    gone = SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="gone", keeper=True)
+    all_lost(world, gone)
+    assert not kills(world, seat)
+    asked = [
+        one.seat
+        for question in view.checkpointer_questions(world.node, world.now, world.now.wall)
+        for one in question.targets
+    ]
+    assert asked == [seat]
+
+    world.receive(JobsReported(JobReply(accepted=True, seats=(gone.model_copy(update={"outcome": "started"}),))))
+
+    assert (world.state(seat), kills(world, seat)) == (S.LOST, [pod.container_id])
 
 
 def test_a_container_that_did_not_come_is_waited_for_as_long_as_a_start_may_take(world: World) -> None:
@@ -580,7 +650,7 @@ def test_a_container_that_did_not_come_is_waited_for_as_long_as_a_start_may_take
 
     world.tick(600)  # the pods cannot be read
     assert not tickets(world, other)
-    look(world, 1)
+    look(world, 271)
 
     assert tickets(world, other)
 
@@ -597,18 +667,17 @@ def test_a_seat_that_calls_at_the_gate_is_not_waited_for(world: World) -> None:
     assert len(tickets(world, seat)) == 2
 
 
-def test_a_seat_whose_folder_was_kept_or_that_runs_is_not_waited_for(world: World) -> None:
-    seat, idle = world.seat(0, 0), world.seat(1, 0)
-    world.serve(seat, "a")
-    world.pod(idle, "b")
-    pod = world.pods[seat]
-    seen = SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="parked")
+def test_a_pod_that_leaves_and_whose_folder_was_lost_holds_for_as_long_as_a_start_may_take(world: World) -> None:
+    seat = starting(world)
+    world.pods[seat] = replace(world.pods[seat], deleting=True)
+    all_lost(world)
+    other = rival(world)
 
-    all_lost(world, seen, tickets=(SeatTicket(idle, "call-0", "uid-b", 1, 4000.0),))
-
-    assert not world.node.unaccounted
-    all_lost(world, seen.model_copy(update={"outcome": "gone"}))
-    assert set(world.node.unaccounted) == {seat, idle}, "a stale list shows the container before"
+    look(world, 250)
+    assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
+    assert not tickets(world, other)
+    look(world, 30)
+    assert tickets(world, other)
 
 
 def test_a_container_that_came_and_exited_unseen_has_used_its_ticket(world: World) -> None:

@@ -182,7 +182,7 @@ def test_the_checkpointer_is_asked_about_a_conflict_and_its_answer_ends_it(node:
     a, b = both_singles_active(node)
     (pair,) = (node.seat(2, 0),)
     node.pods[pair] = replace(node.pods[a], seat=pair, name="p", uid="uid-p", container_id="process://99")
-    restart(node)
+    restart(node, ledger=Ledger(lost=True))
     assert {node.state(seat) for seat in (a, b, pair)} == {S.QUARANTINED}
 
     asked = {
@@ -200,6 +200,16 @@ def test_the_checkpointer_is_asked_about_a_conflict_and_its_answer_ends_it(node:
 
     assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)
     assert node.state(pair) is (S.BACKOFF if outcome == "gone" else S.PARKED)
+
+
+def test_an_engine_that_nothing_let_in_is_ended_beside_those_of_other_groups(node: World) -> None:
+    a, b = both_singles_active(node)
+    pair = node.seat(2, 0)
+    node.pods[pair] = replace(node.pods[a], seat=pair, name="p", uid="uid-p", container_id="process://99")
+
+    restart(node)
+
+    assert [node.state(seat) for seat in (a, b, pair)] == [S.ACTIVE, S.ACTIVE, S.LOST]
 
 
 def metrics_of(world: World) -> str:
@@ -546,8 +556,7 @@ def test_the_heir_of_a_ticket_that_the_ledger_forgot_is_quarantined_beside_anoth
     assert (node.state(a), node.state(pair)) == (S.QUARANTINED, S.ACTIVE)
     assert "no room beside p;" in node.managed(a).reason
     assert not node.node.broken
-    node.tick(300)
-    node.look()
+    node.wait(300)
     node.end_processes(a)
     assert (node.state(a), node.managed(a).lease) == (S.BACKOFF, False), "no container came by that ticket"
 

@@ -176,9 +176,27 @@ def test_an_heir_that_needs_more_than_the_ticket_reserved_is_quarantined_until_t
     if comes:
         packed.pods[b] = replace(packed.pods[b], container_id="process://heir", running=True)
     else:
-        packed.tick(280)
+        packed.wait(280)
     packed.look()
     if not comes:
         packed.end_processes(b)
 
     assert (packed.state(b), packed.managed(b).lease) == ((S.STARTING, True) if comes else (S.BACKOFF, False))
+
+
+def test_an_heir_reserves_the_larger_of_both_owners(packed: PackedWorld) -> None:
+    """The container that comes by the ticket may be the other pod's."""
+    b = packed.groups[0].seat_ids[1]
+    packed.inherit(b, 60, heir=20)
+    assert packed.state(b) is S.STARTING
+    assert packed.managed(b).durable.reserved_bytes == 60 * GIB
+
+
+def test_a_lease_of_all_memory_does_not_shrink_to_what_was_seen(packed: PackedWorld) -> None:
+    """Its engine may take what it was granted at any moment."""
+    a = packed.groups[0].seat_ids[0]
+    serve(packed, a, 40)
+    seat = packed.managed(a)
+    seat.durable.reserved_bytes, seat.durable.vram_bytes = 0, 40 * GIB
+    assert seat.needed_bytes(seat.group) == 40 * GIB
+    assert seat.reserved_bytes(80 * GIB) == 80 * GIB

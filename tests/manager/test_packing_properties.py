@@ -106,11 +106,6 @@ class AnyOrderPacked(RuleBasedStateMachine):
         if tells and self.world.node.switches[name].op == job.op:
             self.world.report(job.op)
 
-    @precondition(lambda self: any(o.retarget.asking for o in self.world.node.switches.values()))
-    @rule()
-    def checkpointer_is_asked_for_another(self) -> None:
-        self.world.retarget(next(o.op for o in self.world.node.switches.values() if o.retarget.asking))
-
     @rule(seconds=st.sampled_from([0.01, 1.0, 5.0, 70.0]))
     def time_passes(self, seconds: float) -> None:
         self.world.tick(seconds)

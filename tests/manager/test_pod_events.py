@@ -8,6 +8,7 @@ import pytest
 
 from kybernate.kube import Kube, KubeError
 from kybernate.roster import SeatRecord
+from kybernate.seat import ENDED_HERE
 from kybernate.seat import SeatState as S
 from services.gpu_manager.pod_events import PodEventFilter, PodEvents
 from tests.until import until
@@ -34,6 +35,7 @@ def test_an_event_names_the_seat_that_a_pod_waits_for_and_why() -> None:
 def test_a_seat_that_a_restart_parks_has_no_copy() -> None:
     found = taken(PodEventFilter(), 0.0, S.PARKED, reason="it is parked by restart")
     assert found == ("Normal", "SeatParked", "is parked on group G0: it is parked by restart")
+    assert taken(PodEventFilter(), 0.0, S.BACKOFF, reason=f"{ENDED_HERE}: it is parked by restart") is None
 
 
 def test_turns_of_a_busy_seat_come_to_one_event_a_minute() -> None:
@@ -56,6 +58,14 @@ def test_trouble_is_a_warning_at_once_and_once(state: S, reason: str) -> None:
     assert (found[0], found[1], "exit code 137" in found[2]) == ("Warning", reason, True)
     assert taken(events, 2.0, state, reason="exit code 137") is None
     assert taken(events, 3.0, state, reason="exit code 1") is not None
+
+
+@pytest.mark.parametrize("state", [S.WAITING, S.BACKOFF, S.STARTING])
+def test_an_engine_that_fails_again_and_again_is_a_warning_for_each_count(state: S) -> None:
+    events, text = PodEventFilter(), "m has failed 2 times in a row since 09:12 UTC: exited with code 1: no such file"
+    assert taken(events, 0.0, state, failed=text) == ("Warning", "EngineFailed", text)
+    assert taken(events, 1.0, S.BACKOFF, failed=text) is None
+    assert taken(events, 9.0, S.BACKOFF, failed=text.replace("2", "3", 1)) is not None
 
 
 def test_a_refused_pod_gets_a_warning_with_the_reason() -> None:

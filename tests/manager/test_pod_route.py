@@ -35,6 +35,8 @@ class ReadOnlyManager:
     async def until_recorded(self) -> None:
         pass
 
+    unread = "PodResources do not answer"
+
 
 async def test_what_the_seat_of_a_pod_does(world: World) -> None:
     seat = world.seat(0, 0)
@@ -63,7 +65,10 @@ async def test_what_the_plugin_found_about_the_node_is_beside_its_groups(world: 
     async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
         answer = await http.get(f"{server.url}/v1/why")
         found = await answer.json()
+        world.node.recovered = False
+        assert (await http.get(f"{server.url}/v1/why")).status == 503, "it knows neither seats nor orders yet"
     assert (found["node"], found["note"]) == ("n1", "no container starts by kyb-run here")
+    assert found["unread"] == "PodResources do not answer"
 
 
 @pytest.mark.parametrize("ends", [True, False])

@@ -34,7 +34,7 @@ class AnyOrder(RuleBasedStateMachine):
         super().__init__()
         self.world = World(groups=(make_group("G0", [0], 3), make_group("G23", [2, 3], 3, slots=2)))
         self.world.boot()
-        self.pods = self.orders = 0
+        self.pods = 0
 
     def seat(self, group: int, number: int) -> str:
         return self.world.seat(group % len(self.world.groups), number)
@@ -100,9 +100,8 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(group=GROUPS, kind=st.sampled_from([DrainNode, ResumeNode]), node=st.booleans())
     def drain_or_resume(self, group: int, kind: type[OrderCommand], node: bool) -> None:
         """The world checks that a drained group starts nothing."""
-        self.orders += 1
         name = "" if node else self.world.groups[group % len(self.world.groups)].name
-        self.world.order(kind, f"op-{self.orders}", group=name)
+        self.world.order(kind, group=name)
 
     @rule(group=GROUPS)
     def routers_are_quiet(self, group: int) -> None:
@@ -139,12 +138,6 @@ class AnyOrder(RuleBasedStateMachine):
         reply = JobReply(accepted=not code, code=code, reason=code, highest_epoch=self.world.board.epoch + 5)
         answer = None if code == "silence" else reply
         self.world.receive(JobAnswered(switch.op, answer))
-
-    @precondition(lambda self: any(o.retarget.asking for o in self.world.node.switches.values()))
-    @rule(accepted=st.sampled_from([True, True, False, None]))
-    def checkpointer_is_asked_for_another(self, accepted: bool | None) -> None:
-        switch = next(o for o in self.world.node.switches.values() if o.retarget.asking)
-        self.world.answer_retarget(switch.op, accepted=accepted)
 
     @rule(seconds=st.sampled_from([0.01, 1.0, 5.0, 70.0]))
     def time_passes(self, seconds: float) -> None:

@@ -11,7 +11,6 @@ from kybernate.messages import (
     MigrateSeat,
     ParkSeat,
     PinSeat,
-    RetargetJob,
     SeatActivated,
     SeatMoved,
     SeatProgress,
@@ -20,7 +19,7 @@ from kybernate.messages import (
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.policy import Decision, GroupView, KybBalanced, PeerView, Stay
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import obstacles, recovery, view
+from services.gpu_manager.core import moves, pool, recovery
 from services.gpu_manager.core.inputs import (
     FaultyGpusSeen,
     ForeignProcess,
@@ -28,7 +27,6 @@ from services.gpu_manager.core.inputs import (
     JobAnswered,
     JobsReported,
     Recovered,
-    RetargetAnswered,
 )
 from services.gpu_manager.core.seat_pod import with_owned
 from services.gpu_manager.core.state import Lane
@@ -101,7 +99,7 @@ def restarted(world: World, *jobs: JobStatus, **found: str) -> None:
 
 def test_a_group_sees_what_the_others_of_its_pool_hold(world: World, a: str, b: str, c: str) -> None:
     def seen(of: str) -> PeerView:
-        (peer,) = obstacles.full_view(world.node, world.node.groups[of].group, world.now).peers
+        (peer,) = pool.full_view(world.node, world.node.groups[of].group, world.now).peers
         return peer
 
     costs = world.managed(c).durable.costs
@@ -190,7 +188,7 @@ def test_a_faulty_gpu_draws_no_seats_from_elsewhere(world: World, a: str, b: str
 
 def test_what_a_move_costs_is_learned_apart_from_activating(world: World, a: str, b: str) -> None:
     before = world.managed(a).durable.costs.activate_seconds
-    assert view.seat_view(world.node, world.managed(a), world.now, on=world.groups[1]).move_seconds == 3.0
+    assert moves.as_guest(world.node, world.managed(a), world.groups[1], world.now).move_seconds == 3.0
     world.progress(move(world, a, b))
     assert world.managed(a).durable.costs.activate_seconds == before
     assert world.node.move_seconds < 3.0
@@ -223,6 +221,7 @@ def test_a_container_that_starts_anew_starts_at_home(world: World, a: str, b: st
     world.progress(move(world, a, b))
     world.exit(a)
     assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.BACKOFF, "G0", False)
+    assert not world.managed(a).durable.way
     world.traffic(a)
     world.call(a)
     assert world.state(a) is S.WAITING
@@ -269,11 +268,11 @@ def test_after_a_move_that_failed_it_is_known_how_the_seat_had_come_to_its_group
     world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(3)))
     world.boot()
     (seat,) = world.fill("a")
-    world.order(MigrateSeat, "one", seat=seat, to="G1")
+    world.order(MigrateSeat, seat=seat, to="G1")
     world.finish()
     moved = world.managed(seat)
     moved.durable.waited = 7.0
-    world.order(MigrateSeat, "two", seat=seat, to="G2")
+    world.order(MigrateSeat, seat=seat, to="G2")
     world.quiet(seat)
     world.progress(world.job())
     world.tick()
@@ -331,6 +330,28 @@ def test_its_own_group_is_free_first_and_the_drain_elsewhere_is_called_off(
     assert set(world.node.switches) == {"G0"}
 
 
+def test_an_engine_that_falls_idle_is_not_parked_for_a_seat_that_comes_at_home_meanwhile() -> None:
+    """The group that drains steps before the one that takes the seat; the next message is the engine's answer."""
+    groups = (make_group("G0", [0], 3, rebalance=True), make_group("G1", [1], 3, rebalance=True))
+    world = World(groups=groups, policy=Pulls())
+    world.boot()
+    (c,) = world.fill("c")
+    a, b = world.fill("a", "b", group=1)
+    world.tick(20)
+    demand(world, a, b)
+    world.announce(c)
+    world.ack(c)
+    assert world.state(c) is S.DRAINING
+    world.exit(b)
+    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVATING, "G1")
+
+    world.idle(c)
+
+    assert world.state(c) is S.ACTIVE
+    jobs = [effect for effect in world.effects if isinstance(effect, SwitchJob)]
+    assert c not in [target.seat for job in jobs for target in job.park]
+
+
 def test_two_groups_do_not_bring_back_the_same_seat(world: World, a: str, b: str, c: str) -> None:
     move(world, a, b)
     world.exit(b)
@@ -338,52 +359,6 @@ def test_two_groups_do_not_bring_back_the_same_seat(world: World, a: str, b: str
     assert set(world.node.switches) == {"G1"}
     world.progress(world.job())
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G1")
-
-
-def asked_for_another(world: World, a: str, b: str) -> tuple[str, SwitchJob, RetargetJob]:
-    """A job brings a to G1, and the checkpointer is asked to bring b instead. Returns who is active on G0, too."""
-    x = world.seat(0, 2)
-    world.pod(x, "x")
-    world.call(x)
-    world.finish()
-    world.start(x)
-    world.healthy(x)
-    world.tick(5)
-    assert (world.state(a), world.state(b), world.state(x)) == (S.PARKED, S.PARKED, S.ACTIVE)
-    job = move(world, a, x)
-    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
-    world.traffic(b, waiting=1, oldest=500.0)
-    asked = world.last(RetargetJob)
-    assert isinstance(asked, RetargetJob)
-    assert asked.activate is not None
-    assert (asked.op, asked.activate.seat, asked.activate.gpus) == (job.op, b, ("GPU-1",))
-    return x, job, asked
-
-
-def test_a_seat_that_was_offered_meanwhile_is_not_activated_by_another_group(world: World, a: str, b: str) -> None:
-    x, job, asked = asked_for_another(world, a, b)
-    world.exit(x)  # G0 is free, and both who wait may be on their way to G1
-    assert set(world.node.switches) == {"G1"}
-    assert (world.state(a), world.state(b)) == (S.PARKED, S.PARKED)
-    reported = status(job.model_copy(update={"activate": asked.activate}))
-    world.receive(JobProgress(cause="c", node="n1", status=reported))
-    assert (world.state(b), world.managed(b).group.name) == (S.ACTIVE, "G1")
-    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVATING, "G0")
-
-
-def test_who_had_the_gpus_already_gives_them_to_the_one_that_comes_instead(world: World, a: str, b: str) -> None:
-    """The park is reported with the first winner while the second one's name is on its way into the journal."""
-    _, job, asked = asked_for_another(world, a, b)
-    world.progress(job, "parked", "pending", done=False)
-    assert (world.state(a), world.managed(a).lease) == (S.MIGRATING, True)
-    instead = job.model_copy(update={"activate": asked.activate})
-    world.receive(
-        RetargetAnswered(job.op, JobReply(accepted=True, jobs=(status(instead, "parked", "pending", done=False),)))
-    )
-    assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.PARKED, "G0", False)
-    world.progress(instead)
-    assert (world.state(b), world.managed(b).group.name) == (S.ACTIVE, "G1")
-    assert "G1" not in world.node.switches
 
 
 def test_a_group_with_a_foreign_process_lets_its_seats_go_elsewhere(world: World, a: str, b: str, c: str) -> None:
@@ -572,41 +547,6 @@ def test_an_operators_wish_is_met_on_another_group_while_its_own_is_busy(
     assert (world.state(a), world.managed(a).group.name, world.state(b)) == (S.ACTIVE, "G1", S.ACTIVE)
 
 
-@pytest.mark.parametrize("lost_before", [False, True])
-def test_who_was_named_to_the_checkpointer_and_refused_is_free_for_others(
-    world: World, a: str, b: str, lost_before: bool
-) -> None:
-    """Unless it was offered before, and whether the offer was received is not known."""
-    x, job, asked = asked_for_another(world, a, b)
-    if lost_before:
-        world.receive(RetargetAnswered(job.op, None))
-        world.tick(1.0)
-        assert world.last(RetargetJob) is not asked
-    world.receive(RetargetAnswered(job.op, JobReply(accepted=False, code="too-late")))
-    world.exit(x)  # G0 is free
-    assert (world.state(b), "G0" in world.node.switches) == ((S.PARKED, False) if lost_before else (S.ACTIVATING, True))
-    world.progress(job)
-    world.tick(1.0)
-    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G1")
-    assert (world.state(b), world.managed(b).group.name) == (S.ACTIVATING, "G0")
-
-
-def test_who_was_offered_and_then_replaced_is_free_for_others(world: World, a: str, b: str) -> None:
-    x, job, asked = asked_for_another(world, a, b)
-    instead = job.model_copy(update={"activate": asked.activate})
-    world.receive(RetargetAnswered(job.op, JobReply(accepted=True, jobs=(status(instead, "started", done=False),))))
-    world.traffic(a, waiting=9, oldest=900.0)
-    asked_again = world.last(RetargetJob)
-    assert isinstance(asked_again, RetargetJob)
-    assert asked_again.activate is not None
-    assert asked_again.activate.seat == a
-    world.receive(RetargetAnswered(job.op, JobReply(accepted=True, jobs=(status(job, "started", done=False),))))
-    world.exit(x)  # G0 is free, and the checkpointer brings a
-    assert (world.state(b), world.managed(b).group.name) == (S.ACTIVATING, "G0")
-    world.progress(job)
-    assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G1")
-
-
 def spilled_guest_starts_at_home(world: World, a: str, b: str, c: str, *, journaled: bool = True) -> SwitchJob:
     """The guest a leaves G1 by a restart, for c, and starts at home as the next container. Returns the job of G1."""
     world.progress(move(world, a, b))
@@ -683,3 +623,37 @@ def test_a_copy_whose_move_failed_is_where_the_driver_names_it(
 
     assert (world.state(a), world.managed(a).group.name) == (S.PARKED, group)
     assert world.managed(a).target().parked_on == (gpu,)
+
+
+def test_each_group_of_a_pool_sees_what_is_said_of_itself() -> None:
+    world = World(groups=tuple(make_group(f"G{number}", [number], 2, rebalance=True) for number in range(3)))
+    world.boot()
+    a, _ = world.fill("a", "b")
+    world.tick(30)
+    seat = world.managed(a)
+    assert seat.pod is not None
+    seat.pod = replace(seat.pod, annotations={"kyb.ai/prefer-group": "G2"})
+    world.node.moved_views.clear()
+    seen = [pool.full_view(world.node, group, world.now).elsewhere for group in world.groups[1:]]
+    assert not any(seen), "nothing asks for it"
+    seat.usage.wanted_since = world.now.model
+    world.node.moved_views.clear()
+    (first,), (second,) = (pool.full_view(world.node, group, world.now).elsewhere for group in world.groups[1:])
+    assert (first.prefers, second.prefers) == (False, True)
+
+
+def test_a_call_that_is_closed_to_one_group_is_seen_by_the_others() -> None:
+    world = World(groups=tuple(make_group(f"G{number}", [number], 2, rebalance=True) for number in range(3)))
+    world.boot()
+    a, b = world.seat(0, 0), world.seat(0, 1)
+    world.pod(a, "a")
+    world.pod(b, "b")
+    world.call(a)
+    world.start(a)
+    world.call(b)
+    seat = world.managed(b)
+    assert seat.gate.call is not None
+    seat.gate.call = replace(seat.gate.call, inside=True, closed=frozenset({"G1"}))
+    world.node.moved_views.clear()
+    seen = [pool.full_view(world.node, group, world.now).elsewhere for group in world.groups[1:]]
+    assert [[one.seat for one in each] for each in seen] == [[], [b]]

@@ -19,7 +19,15 @@ from kybernate.messages import (
 )
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view
-from services.gpu_manager.core.inputs import BusChanged, JobsReported, Published, Recovered, RecoveryBegun, StartTicket
+from services.gpu_manager.core.inputs import (
+    BusChanged,
+    JobAnswered,
+    JobsReported,
+    Published,
+    Recovered,
+    RecoveryBegun,
+    StartTicket,
+)
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.publish import record
@@ -38,7 +46,7 @@ def restart(
     """The manager dies and comes back; ``outcomes`` is what the checkpointer sees, by model (default: as it is), and
     ``gpus`` where it sees it."""
     kept = recovery.ledger(world.node, "boot") if ledger is None else ledger
-    kept = Ledger.model_validate_json(kept.model_dump_json())
+    kept = Ledger.model_validate_json(kept.model_dump_json()).model_copy(update={"lost": kept.lost})
     old = world.node
     world.board = world.new_board()
     world.wall += 1
@@ -56,11 +64,12 @@ def restart(
                 container_id=target.container_id,
                 outcome=outcome,  # type: ignore[arg-type]
                 gpus=gpus.get(row.model, ()),
+                keeper=world.pods[target.seat].restarts_inside if target.seat in world.pods else False,
             )
         )
     reply = JobReply(accepted=True, highest_epoch=7, jobs=jobs, seats=tuple(seen))  # type: ignore[arg-type]
     world.receive(BusChanged(True))
-    world.receive(Recovered(world.owners(), kept, reply))
+    world.receive(Recovered(world.owners(), kept, reply, world.used_tickets() if kept.lost else ()))
 
 
 def test_seats_of_present_pods_stay_while_kubelet_that_starts_lists_no_devices(
@@ -618,6 +627,85 @@ def test_seats_of_overlapping_groups_that_the_driver_lists_on_their_gpus_are_bot
     restart(world, ledger=Ledger(), gpus={"big": both["big"]}, a="active", big="active")
 
     assert (world.state(a), world.state(big)) == (S.QUARANTINED, S.ACTIVE)
+
+
+def stale_start(world: World, *, driver_lists: bool) -> tuple[str, str]:
+    """kyb-run of a was paused with a permission until it was over, b got the group, and a went on; the manager starts
+    anew."""
+    a, b = world.fill("a", "b", backend="restart")
+    world.pods[a] = replace(world.pods[a], container_id="process://stale", running=True, restarts=1)
+    on = {"a": world.groups[0].uuids, "b": world.groups[0].uuids} if driver_lists else {}
+    restart(world, gpus=on, a="active", b="active")
+    return a, b
+
+
+@pytest.mark.parametrize("driver_lists", [True, False])
+def test_an_engine_that_nothing_let_in_is_ended_beside_the_one_that_the_ledger_has(
+    world: World, *, driver_lists: bool
+) -> None:
+    a, b = stale_start(world, driver_lists=driver_lists)
+
+    assert (world.state(a), world.state(b)) == (S.LOST, S.ACTIVE)
+    kill = world.last(KillJob)
+    assert isinstance(kill, KillJob)
+    assert kill.target.container_id == "process://stale"
+    assert "nothing let it in" in world.managed(a).reason
+    assert "no room beside b" in world.managed(a).reason
+    world.end_processes(a)
+    world.tick(1)
+    assert (world.state(a), world.managed(b).facts.conflict) == (S.WAITING, False)
+
+
+def test_an_engine_that_a_job_brought_was_let_in_and_is_not_ended_beside_its_victim(world: World) -> None:
+    """The job has ended while no manager ran, and the driver is silent about the victim."""
+    a, b = world.drained_switch()
+    done = status(world.job(), "parked", "active")
+
+    restart(world, jobs=(done,), gpus={"a": world.groups[0].uuids}, a="active", b="quarantined")
+
+    assert (world.state(a), world.state(b)) == (S.ACTIVE, S.QUARANTINED)
+
+
+def test_a_job_that_was_sent_again_under_a_higher_epoch_lets_in_what_it_brings(world: World) -> None:
+    """Its victim is asked about by its name of then: the job was not in the answer, and what it brought was ended."""
+    a, b = world.drained_switch()
+    first = world.job()
+    high = first.epoch + 1_000_000_000
+    world.receive(JobAnswered(first.op, JobReply(accepted=False, code="stale-epoch", highest_epoch=high)))
+    job, ledger = world.job(), recovery.ledger(world.node, "boot")
+    begun = world.new_board().handle(RecoveryBegun(world.owners(), ledger), world.now)
+    asked = next(effect for effect in begun if isinstance(effect, AskJobs)).ops
+    known = tuple(status(one) for one in (job,) if one.op in asked)
+
+    restart(world, ledger=ledger, jobs=known, gpus={"a": world.groups[0].uuids}, a="active", b="quarantined")
+
+    assert (job.op != first.op, world.state(a), world.state(b)) == (True, S.ACTIVE, S.QUARANTINED)
+
+
+def test_an_engine_that_was_found_beside_another_one_before_is_ended_by_the_next_manager(world: World) -> None:
+    a, b = world.fill("a", "b")
+    world.pods[a] = replace(world.pods[a], container_id="process://999", restarts=1)
+    world.look()
+    assert world.managed(a).facts.conflict
+    on = world.groups[0].uuids
+
+    restart(world, gpus={"a": on, "b": on}, a="active", b="active")
+
+    assert (world.state(a), world.state(b)) == (S.LOST, S.ACTIVE)
+
+
+@pytest.mark.parametrize("missing", ["ledger", "records"])
+def test_after_a_lost_ledger_no_engine_counts_as_let_in_by_nothing(world: World, missing: str) -> None:
+    a, b = world.fill("a", "b")
+    kept = recovery.ledger(world.node, "boot")
+    entries = tuple(entry for entry in kept.seats if entry.seat != b)
+    older = (
+        kept.model_copy(update={"lost": True}) if missing == "ledger" else kept.model_copy(update={"seats": entries})
+    )
+
+    restart(world, ledger=older, a="active", b="active")
+
+    assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.QUARANTINED)
 
 
 def test_a_group_fits_when_all_gpus_that_are_named_are_its_own() -> None:

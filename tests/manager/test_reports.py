@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
-from kybernate.messages import JobProgress, JobReply, JobStatus, SeatProgress
+import pytest
+
+from kybernate.messages import JobProgress, JobReply, JobStatus, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core.inputs import JobsReported
+from services.gpu_manager.core.inputs import EndingAnswered, JobsReported
 from tests.manager.test_mid_switch import delete, switch_under_way
 from tests.manager.test_recovery import restart
 from tests.manager.world import World, make_group, status
@@ -168,3 +170,16 @@ def test_a_seat_that_its_job_has_restored_serves_although_a_new_container_of_its
     world.progress(job, "gone", "active")
 
     assert (world.state(waits), world.managed(waits).lease) == (S.ACTIVE, True)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_answer_to_a_release_says_who_ends_the_processes(world: World, ends: bool) -> None:
+    """Kubelet's signal waits where the checkpointer does: it must not meet a restored process."""
+    a, _ = world.fill("a", "b")
+    world.pods[a] = replace(world.pods[a], deleting=True)
+    world.look()
+    job = world.last(ReleaseJob)
+    assert isinstance(job, ReleaseJob)
+    assert world.managed(a).ended_here is None
+    world.receive(EndingAnswered(job, JobReply(accepted=True, ends=ends)))
+    assert world.managed(a).ended_here is ends

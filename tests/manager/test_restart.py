@@ -5,7 +5,6 @@ import pytest
 from kybernate.messages import SwitchJob
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import StartTicket
-from services.gpu_manager.core.view import seat_view
 from tests.manager.world import World
 
 
@@ -66,11 +65,3 @@ def test_a_parked_container_that_is_still_ending_is_not_activated(world: World) 
         world.beat()
     assert world.state(b) is S.ACTIVE
     assert sum(isinstance(effect, SwitchJob) for effect in world.effects) == jobs
-
-
-def test_a_seat_that_a_restart_would_park_is_never_frozen_with_answers_in_flight(world: World) -> None:
-    """They would end with its processes."""
-    seat = world.fill("a", backend="restart", **{"stall-budget": "30s"})[0]
-    kept = world.fill("b", group=1, **{"stall-budget": "30s"})[0]
-    views = {one: seat_view(world.node, world.managed(one), world.now) for one in (seat, kept)}
-    assert [views[one].stall_budget_seconds for one in (seat, kept)] == [0.0, 30.0]

@@ -6,10 +6,13 @@ import pytest
 
 from kybernate.messages import JobProgress, JobReply, JobStatus, KillJob, MigrateSeat, SeatProgress
 from kybernate.messages.jobs import Outcome
+from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import recovery, view, ways
+from services.gpu_manager.core import moves, recovery
 from services.gpu_manager.core.inputs import BusChanged, Recovered, SeatTicket, StartCall, StartCalls, StartTicket
 from services.gpu_manager.core.obstacles import obstacles, rests
+from services.gpu_manager.core.starts import INSIDE_SECONDS
+from services.gpu_manager.failures import Failures
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import record
 from tests.manager.pulling import Pulls
@@ -94,7 +97,7 @@ def test_a_seat_at_the_gate_starts_on_another_group_while_its_own_is_busy(world:
     world.look()
     world.look()
     assert world.state(a) is S.WAITING
-    assert view.move_seconds(world.node, world.managed(a)) == 0.0, "it starts in any case"
+    assert moves.seconds(world.node, world.managed(a)) == 0.0, "it starts in any case"
     world.traffic(a, waiting=2)
     assert tickets(world, a) == ["", "G23"]
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
@@ -126,12 +129,12 @@ def test_a_seat_at_the_gate_rests_until_a_request_comes_and_not_before_a_call(wo
 def test_kubelets_call_of_the_same_seat_starts_at_home_only(world: World, backend: str) -> None:
     a, _ = busy_home(world, backend)
     world.exit(a)
-    assert ways.way(world.node, world.managed(a)) is None, "its container has to start first"
+    assert moves.way(world.node, world.managed(a)) is None, "its container has to start first"
     call(world, a, inside=False)
     world.look()
     world.look()
     world.traffic(a, waiting=2)
-    assert (world.state(a), ways.way(world.node, world.managed(a))) == (S.WAITING, None)
+    assert (world.state(a), moves.way(world.node, world.managed(a))) == (S.WAITING, None)
     assert tickets(world, a) == [""]
 
 
@@ -165,7 +168,10 @@ def test_a_start_whose_gpu_goes_before_it_has_begun_gets_no_second_ticket_for_th
     call(world, a, closed="G01")
     world.look()
     world.look()
-    assert (tickets(world, a), world.state(a)) == (["", ""], S.BACKOFF)
+    assert (tickets(world, a), world.state(a)) == (["", ""], S.STARTING), "kyb-run may fork by the one before"
+    world.tick(INSIDE_SECONDS + 1)
+    world.look_at(a, "gone")
+    assert (tickets(world, a)[:2], world.managed(a).group.name == "G01" and world.managed(a).lease) == (["", ""], False)
 
 
 def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) -> None:
@@ -212,6 +218,34 @@ def test_a_parked_seat_keeps_its_copy_where_its_container_lacks_the_other_group(
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G01")
 
 
+@pytest.mark.parametrize("backend", ["cuda", "unload"])
+def test_seats_behind_a_start_that_hangs_are_guests_of_a_busy_group(world: World, backend: str) -> None:
+    """Whichever way they have: one that would lose its copy was held to its own group for as long as that start."""
+    world.configure(policy=KybBalanced())
+    a, b, c = world.seat(0, 0), world.seat(0, 1), world.seat(1, 0)
+    for seat, model in ((a, "a"), (b, "b"), (c, "c")):
+        comes_up(world, seat, model, backend)
+        world.traffic(seat)
+        world.tick(5)
+    world.traffic(c, in_flight=1)
+    world.pods[b] = replace(world.pods[b], restarts_inside=False)
+    world.exit(b)
+    world.traffic(b, waiting=1)
+    world.call(b)
+    world.finish()
+    world.start(b)
+    assert (world.state(a), world.state(b), world.state(c)) == (S.PARKED, S.STARTING, S.ACTIVE)
+    world.node.learning.durations[f"b {backend} starting"] = [60.0]
+    world.wait(120.0)
+    world.traffic(a, waiting=5)
+    leaves_for = []
+    for _ in range(4):
+        world.wait(65.0)
+        world.beat()
+        leaves_for.append([one.incoming for one in world.node.switches.values()])
+    assert leaves_for[-1] == [a], leaves_for
+
+
 def test_at_home_it_comes_back_with_its_copy(world: World) -> None:
     c = world.seat(1, 0)
     comes_up(world, c, "c", "unload")
@@ -255,6 +289,8 @@ def test_its_place_is_kept_while_it_drops_its_copy_and_no_other_seat_drops_its_o
     world.traffic(b, waiting=2, oldest=1.0)
     world.tick()
     assert [world.managed(one).heads_to for one in (a, b)] == ["G23", ""]
+    at_home = moves.brought_elsewhere(world.node, world.managed(a), world.managed(a).home)
+    assert at_home.endswith("is to start on group G23"), "so its home evicts no seat for it"
     world.tick(31)
     assert world.managed(a).heads_to == "", "it did not come in time"
 
@@ -306,6 +342,7 @@ def test_a_start_there_that_fails_is_followed_by_one_at_home_and_the_seat_stays_
     world.tick(60)  # it fails late
     world.end_processes(a)
     assert (world.state(a), world.managed(a).group.name) == (S.BACKOFF, "G01")
+    world.managed(a).durable.failed = Failures()  # which keeps it at home for half a minute, too
     call(world, a)
     world.look()
     world.look()
@@ -337,17 +374,17 @@ def test_a_container_that_kubelet_starts_again_in_the_middle_gets_a_ticket_for_i
 def test_the_cheapest_way_is_taken_and_another_where_the_driver_refuses_it(world: World) -> None:
     a, _ = busy_home(world, "fake")
     seat = world.managed(a)
-    assert ways.way(world.node, seat) is ways.MAP
+    assert moves.way(world.node, seat) is moves.MAP
     seat.durable.costs.cold_seconds = seat.activate_seconds + 1.0
-    assert ways.way(world.node, seat) is ways.RESTART
+    assert moves.way(world.node, seat) is moves.RESTART
     seat.durable.costs.cold_seconds = 100.0
     seat.durable.fixed = "refused"
-    assert ways.way(world.node, seat) is ways.RESTART
-    assert ways.RESTART.seconds(world.node, seat) == 100.0 - seat.activate_seconds
+    assert moves.way(world.node, seat) is moves.RESTART
+    assert moves.RESTART.seconds(world.node, seat) == 100.0 - seat.activate_seconds
     world.pods[a] = replace(world.pods[a], restarts_inside=False)
     world.look()
-    assert ways.way(world.node, seat) is None
-    assert "kyb-run" in ways.why_immovable(world.node, seat)
+    assert moves.way(world.node, seat) is None
+    assert "kyb-run" in moves.why_immovable(world.node, seat)
 
 
 def test_an_operator_moves_a_seat_by_a_restart_and_the_operation_is_done_once_it_serves_there(world: World) -> None:
@@ -360,10 +397,10 @@ def test_an_operator_moves_a_seat_by_a_restart_and_the_operation_is_done_once_it
     world.look()
     world.look()
     assert tickets(world, a) == ["", "G23"]
-    assert "done" not in world.phases()
+    assert world.ordered(a).outcome == ""
     arrives(world, a)
     world.tick()
-    assert world.phases()[-1] == "done"
+    assert not world.node.moves
 
 
 def test_a_move_back_home_is_done_once_the_seat_serves_there(world: World) -> None:
@@ -376,19 +413,19 @@ def test_a_move_back_home_is_done_once_the_seat_serves_there(world: World) -> No
     world.look()
     arrives(world, a)
     leaves(world, b)
-    assert world.order(MigrateSeat, seat=a, to="G01", op="back").accepted
+    assert world.order(MigrateSeat, seat=a, to="G01").accepted
     world.tick()
     world.finish()
     world.tick()
     dropped(world, a)
     world.tick()
-    assert world.phases("back")[-1] != "done", world.managed(a)
+    assert world.ordered(a).outcome == "", world.managed(a)
     call(world, a)
     world.look()
     world.look()
     arrives(world, a)
     world.tick()
-    assert (world.state(a), world.managed(a).group.name, world.phases("back")[-1]) == (S.ACTIVE, "G01", "done")
+    assert (world.state(a), world.managed(a).group.name, world.node.moves) == (S.ACTIVE, "G01", {})
 
 
 def restart(world: World, ledger: Ledger, *tickets: SeatTicket, parked: tuple[str, ...] = ()) -> None:

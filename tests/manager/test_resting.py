@@ -119,7 +119,7 @@ def test_who_serves_again_begins_anew(world: World, a: str) -> None:
 def test_a_group_that_has_failed_all_day_is_still_tried(world: World) -> None:
     """The pause doubles; after a thousand times the number was too large to compute with."""
     for _ in range(1100):
-        switch._back_off_group(world.node, "G0", world.now)
+        switch._back_off_group(world.node, "G0", "it failed", world.now)
     assert world.node.groups["G0"].backoff.until == world.wall + 30.0
 
 

@@ -1,17 +1,29 @@
-"""Two riders that the product does not have, whole: what they forbid and delay, the list explains."""
+"""Three riders that the product does not have, whole: what they forbid and delay, the list explains."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
+from kybernate.policy import KybBalanced
+from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import obstacles
+from kybernate.topology import Group
+from services.gpu_manager.core import obstacles, recovery
 from services.gpu_manager.core.group_switch import GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import Now
+from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import ROWS, Ask, row
 from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.stage import Stage
-from services.gpu_manager.core.state import NodeState, Rider, by_hook
+from services.gpu_manager.core.state import NodeState, Rider, Sample, SeatChange, by_hook
+from services.gpu_manager.http import why_answer
+from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.live_policy import GuardedPolicy
+from services.gpu_manager.publish import record
+from tests.granted import BEGINS
+from tests.manager.test_recovery import restart
 from tests.manager.world import World, make_group
 
 
@@ -21,12 +33,10 @@ class Night(Rider):
     dark = False
 
     def __init__(self) -> None:
-        @row(275, "night", "group", "operator", "the morning")
+        @row(275, "night", "group", "operator", "the morning", turn=True)
         def night(ask: Ask) -> Stage | None:
             """It is dark."""
-            return (
-                Stage("night", "nothing is activated at night") if self.dark and ask.act in ("run", "ticket") else None
-            )
+            return Stage("night", "nothing is activated at night") if self.dark else None
 
 
 class Lanes(Rider):
@@ -42,13 +52,66 @@ class Lanes(Rider):
         return Stage("lane", text) if switch in jobs[self.most :] else None
 
 
+@dataclass
+class Used:
+    """What ``Hours`` remembers of a seat."""
+
+    seconds: float = 0.0
+    since: float | None = None
+
+
+class Hours(Rider):
+    """Each model has a number of hours a day: a rider with a memory, in one file and one line."""
+
+    name, record, most = "hours", Used, 3600.0
+
+    def __init__(self) -> None:
+        @row(276, "hours", "seat", "operator", "the next day")
+        def hours(ask: Ask) -> Stage | None:
+            """It has used up its hours."""
+            if ask.of is None or self.used(ask.of, ask.now) < self.most:
+                return None
+            return Stage("hours", f"{ask.of.name} has used up its hours")
+
+    def used(self, seat: ManagedSeat, now: Now) -> float:
+        mine = self.of(seat)
+        return float(mine.seconds) + (0.0 if mine.since is None else float(now.unix) - mine.since)
+
+    def after(self, node: NodeState, seat: ManagedSeat, change: SeatChange, now: Now) -> None:
+        mine, seconds = self.of(seat), self.used(seat, now)
+        mine.seconds, mine.since = seconds, float(now.unix) if seat.state is S.ACTIVE else None
+
+    def row(self, node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
+        return {"seconds": self.used(seat, now)}
+
+    def metrics(self, node: NodeState, now: Now) -> Iterator[Sample]:
+        for seat in node.seats.values():
+            yield Sample("kybernate_seat_hours", "Used", self.used(seat, now), {"seat": seat.id})
+
+    def why(self, node: NodeState, of: Group | ManagedSeat | None, now: Now) -> Any:
+        return {"used": self.used(of, now)} if isinstance(of, ManagedSeat) else None
+
+
+@pytest.fixture
+def hours(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hours]:
+    """With its row in the list, and among the riders."""
+    before, rider = list(ROWS), Hours()
+    obstacles.counted.cache_clear()
+    monkeypatch.setattr("services.gpu_manager.core.board.RIDERS", (*RIDERS, rider))
+    yield rider
+    ROWS[:] = before
+    obstacles.counted.cache_clear()
+
+
 @pytest.fixture
 def night() -> Iterator[Night]:
-    """With its row in the list."""
+    """With its row in the list: what was decided in the evening is carried out."""
     before = list(ROWS)
     rider = Night()
     obstacles.counted.cache_clear()
+    BEGINS.update(added := [one for one in ROWS if one not in before])
     yield rider
+    BEGINS.difference_update(added)
     ROWS[:] = before
     obstacles.counted.cache_clear()
 
@@ -102,3 +165,37 @@ def test_a_rider_delays_jobs_and_says_why() -> None:
     assert second.job.sent is not None
     world.finish()
     assert (world.state(a), world.state(c)) == (S.ACTIVE, S.ACTIVE)
+
+
+def test_a_rider_remembers_shows_and_measures_without_a_line_elsewhere(hours: Hours) -> None:
+    """It forbids by what it remembers, also after a restart; a manager that does not know it keeps that."""
+    world = World(groups=(make_group("G0", [0], 2),))
+    world.boot()
+    a, b = world.fill("a", "b")
+    world.tick(4000)
+    world.traffic(a, waiting=1, oldest=5.0)
+    world.finish()
+    assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
+
+    kept = recovery.ledger(world.node, "boot").model_dump_json()
+    restart(world, ledger=Ledger.model_validate_json(kept))
+
+    world.traffic(a)
+    world.traffic(b, waiting=1, oldest=5.0)
+    world.tick(30)
+    world.beat()
+    assert (world.state(a), world.state(b)) == (S.ACTIVE, S.PARKED)
+    assert world.stage(b).text == "b has used up its hours"
+    seen = record(world.node, world.managed(b), world.now)
+    assert seen.riders["hours"]["seconds"] == hours.used(world.managed(b), world.now) >= hours.most
+    assert "hours" not in [*SeatRecord.model_fields]
+    body = why_answer(world.node, GuardedPolicy("kyb-balanced", KybBalanced()), world.now)
+    (said,) = [seat for group in body["groups"] for seat in group["seats"] if seat["seat"] == b]
+    assert said["used"] >= hours.most
+
+    world.board.node.riders = by_hook(RIDERS)  # a manager without it
+    again = recovery.ledger(world.node, "boot")
+    restart(world, ledger=again)
+    assert {entry.seat: entry.riders for entry in recovery.ledger(world.node, "boot").seats} == {
+        entry.seat: entry.riders for entry in again.seats
+    }

@@ -9,7 +9,7 @@ from kybernate.policy import Decision, GroupView, KybBalanced, Policy, Stay, Swi
 from kybernate.seat import SeatState as S
 from kybernate.topology import Group
 from services.gpu_manager.core import obstacles
-from services.gpu_manager.core.inputs import EngineSeen, InvariantBroken, JobAnswered, PodsSeen, StartTicket, Tick
+from services.gpu_manager.core.inputs import InvariantBroken, JobAnswered, PodsSeen, StartTicket, Tick
 from services.gpu_manager.core.seat_pod import Owners
 from tests.facts import UNLISTED, WAITS
 from tests.manager.world import World, make_group
@@ -197,12 +197,17 @@ def test_a_switch_on_a_broken_gpu_parks_its_victim_and_brings_nothing(node: Worl
     node.tick(10)
     node.traffic(incoming, waiting=1)
     node.announce(victim)
-    node.ack(victim)
+    node.ack(victim, in_flight=1)
+    node.beat()
+    for _ in range(61):
+        node.tick(1)
+        node.beat()
+    assert node.node.switches["G01"].phase == "cutting"
     seem_to_hold(node, node.seat(1, 0))
     assert broken_on(node, node.groups[2])
 
-    answer = EngineSeen(victim, node.managed(victim).durable.container_id, True, 0, asked_at=node.now.wall)
-    (job,) = [effect for effect in node.board.handle(answer, node.now) if isinstance(effect, SwitchJob)]
+    node.wall += 2.5
+    (job,) = [effect for effect in node.board.handle(Tick(), node.now) if isinstance(effect, SwitchJob)]
 
     assert [target.seat for target in job.park] == [victim]
     assert job.activate is None

@@ -4,12 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+import nats
 import pytest
 import structlog
 
+from kybernate.bus.nats import NatsBus
 from kybernate.bus.port import Bucket, BusError, Entry
+from kybernate.bus.setup import init
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
+from kybernate.dev.nats_server import NatsServer
 from kybernate.messages import DrainNode, ResumeNode
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import SeatState
@@ -92,6 +97,39 @@ async def test_what_another_one_wrote_is_replaced_and_logged() -> None:
         logged = [line for line in logs if line["event"] == "roster.differs"]
         assert {found for line in logged for found in line["keys"]} == {key, unused, strange}
         assert await state_of(bucket, other) is SeatState.PARKED
+
+
+async def test_rows_that_a_purge_took_are_written_again_within_seconds(tmp_path: Path) -> None:
+    """A purge sends no message. Until then a router that starts knows by the count that rows are missing."""
+
+    async def receive(_: object) -> None:
+        return None
+
+    world = World()
+    world.boot()
+    seat = world.seat(0, 0)
+    world.serve(seat, "m")
+    key = seat_key(world.node.name, seat)
+    async with NatsServer(tmp_path) as server:
+        await init(server.url)
+        async with NatsBus(server.url, source="kyb/x", name="x").opened() as bus:
+            await bus.until_connected()
+            bucket = await bus.bucket(BUCKET)
+            writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
+            writer.all_changed()
+            task = asyncio.create_task(writer.run())
+            try:
+                await until_state(bucket, key, SeatState.ACTIVE)
+                assert writer.rows() == (1, world.node.seq)
+                client = await nats.connect(server.url)
+                await client.jetstream().purge_stream(f"KV_{BUCKET}")
+                await client.close()
+                assert key not in await bucket.keys()
+                await until_state(bucket, key, SeatState.ACTIVE)
+                assert key in await bucket.keys(f"{world.node.name}.")
+            finally:
+                task.cancel()
+                await asyncio.wait([task])
 
 
 async def test_a_change_under_way_is_no_difference() -> None:
@@ -218,7 +256,7 @@ async def test_a_drained_node_without_pods_is_still_known_by_its_rows_until_it_i
             entry = await entry_of(bucket, key)
             assert entry is not None
             assert "node n1 is drained for upgrade" in SeatRecord.model_validate_json(entry.value or b"").drained
-            world.order(ResumeNode, "op-2")
+            world.order(ResumeNode)
             writer.refresh()
             await until_state(bucket, key, None)
         finally:

@@ -1,11 +1,22 @@
 """Each row of the list: a case in which it arises, and what removes it."""
 
+import ast
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
-from kybernate.messages import CommandReply, DrainNode, MigrateSeat, ParkSeat, PinSeat, ResumeNode, UnpinSeat
+from kybernate.messages import (
+    ActivateSeat,
+    CommandReply,
+    DrainNode,
+    MigrateSeat,
+    ParkSeat,
+    PinSeat,
+    ResumeNode,
+    UnpinSeat,
+)
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import obstacles
@@ -59,7 +70,7 @@ def _drained() -> tuple[World, Case]:
     (a,) = world.fill("a")
     world.order(DrainNode, group="G0")
     world.finish()
-    return world, Case(a, lambda: world.order(ResumeNode, "op-2", group="G0"))
+    return world, Case(a, lambda: world.order(ResumeNode, group="G0"))
 
 
 def _foreign() -> tuple[World, Case]:
@@ -112,25 +123,21 @@ def _pinned() -> tuple[World, Case]:
     return world, Case(a, lambda: world.command(UnpinSeat, b))
 
 
-def _lost_ticket() -> tuple[World, Case]:
-    world = plain()
-    a, _ = world.fill("a", "b")
-    world.pod(world.seat(0, 2), "c")
-    world.node.unaccounted[world.seat(0, 2)] = WallTime(world.wall + 100.0)
-
-    def later() -> None:
-        world.tick(101)
-        world.look()
-        world.tick()
-
-    return world, Case(a, later)
-
-
 def _unlocated() -> tuple[World, Case]:
     world = pool()
     a, b = world.fill("a", "b")
     world.managed(b).learn(unlocated=True)
     return world, Case(a, lambda: world.managed(b).learn(unlocated=False))
+
+
+def _failed() -> tuple[World, Case]:
+    world = plain()
+    a = world.seat(0, 0)
+    world.serve(a, "a")
+    for _ in range(2):
+        world.managed(a).failed("exited with code 1", world.now)
+    world.exit(a)
+    return world, Case(a, lambda: world.command(ActivateSeat, a))
 
 
 def _container() -> tuple[World, Case]:
@@ -223,7 +230,7 @@ def _moving() -> tuple[World, Case]:
     world = pool()
     a, _ = world.fill("a", "b")
     world.fill("c", group=1)
-    world.order(MigrateSeat, "move", seat=a, to="G1")
+    world.order(MigrateSeat, seat=a, to="G1")
     return world, Case(a, world.finish)
 
 
@@ -315,8 +322,8 @@ CASES: dict[int, Callable[[], tuple[World, Case]]] = {
     140: _quarantined,
     150: _immovable,
     170: _pinned,
-    210: _lost_ticket,
     220: _unlocated,
+    225: _failed,
     230: _container,
     240: _start_gate,
     250: _idle,
@@ -365,3 +372,16 @@ def test_the_id_of_a_seat_in_a_text_is_found(world: World) -> None:
     world.node.broken = {"GPU-0": f"{a} holds too much"}
     assert with_ids(of_node(world))
     assert with_ids(of_effects([CommandReply(accepted=False, reason=f"{a} is pinned")]))
+
+
+def test_no_text_of_a_seat_names_what_a_box_has_not() -> None:
+    """A stack of one machine has no kubelet to look at, and no kubectl."""
+    named = []
+    for file in sorted(Path("services/gpu_manager/core").rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        columns = (one for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) for one in node.decorator_list)
+        beside = {id(one) for column in columns for one in ast.walk(column)}
+        beside |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        named += [n.value for n in texts if id(n) not in beside and ("kubelet" in n.value or "kubectl" in n.value)]
+    assert named == []

@@ -6,12 +6,12 @@ import pytest
 
 from kybernate.messages import JobReply, SeatProgress
 from kybernate.messages.jobs import Outcome
-from kybernate.seat import WITHOUT_RUN, container_of, start_inside
+from kybernate.seat import ENDED_HERE, WITHOUT_RUN, container_of, start_inside
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import view
 from services.gpu_manager.core.facts import Trigger
 from services.gpu_manager.core.inputs import JobsReported, StartCalls, StartTicket, WallTime
-from services.gpu_manager.core.managed_seat import START_DEADLINE_SECONDS
+from services.gpu_manager.core.starts import INSIDE_SECONDS, KUBELET_SECONDS
 from services.gpu_manager.ledger import Ledger
 from tests.manager.test_recovery import restart
 from tests.manager.world import World
@@ -23,7 +23,7 @@ def report(world: World, seat: str, outcome: Outcome, container: str = "") -> No
     progress = SeatProgress(
         seat=seat, pod_uid=target.pod_uid, container_id=container or target.container_id, outcome=outcome
     )
-    world.receive(JobsReported(JobReply(accepted=True, seats=(progress,))))
+    world.receive(JobsReported(JobReply(accepted=True, seats=(progress,)), asked_at=world.wall))
 
 
 def taken(world: World, seat: str) -> StartTicket:
@@ -135,7 +135,7 @@ def test_a_start_that_does_not_come_ends_its_quarantine(starts: World) -> None:
     """Without a process and a ticket nothing is left to be kept apart."""
     a = starts.seat(0, 0)
     starts.node.transition(starts.managed(a), Trigger.QUARANTINE, starts.now, reason="two seats seem to hold the group")
-    starts.tick(START_DEADLINE_SECONDS + 1)
+    starts.tick(INSIDE_SECONDS + 1)
     report(starts, a, "gone")
     assert (starts.state(a), starts.managed(a).lease) == (S.BACKOFF, False)
 
@@ -144,8 +144,7 @@ def test_a_start_that_does_not_come_ends_its_quarantine(starts: World) -> None:
 def test_a_start_that_does_not_come_ends_by_evidence_only(starts: World, answers: bool) -> None:
     """While the checkpointer is silent its engine may load unseen."""
     a = starts.seat(0, 0)
-    starts.tick(START_DEADLINE_SECONDS + 1)
-    starts.look()
+    starts.wait(KUBELET_SECONDS + 1)
     starts.tick(1.0)
     assert (starts.state(a), starts.managed(a).lease) == (S.STARTING, True)
     if answers:
@@ -182,17 +181,35 @@ def test_a_container_that_ends_with_a_ticket_of_kyb_run_frees_the_group(starts: 
     assert (starts.state(a), starts.managed(a).lease) == (S.BACKOFF, False)
 
 
-@pytest.mark.parametrize(
-    ("inside", "backend", "more"), [(True, "restart", ""), (False, "restart", f", {WITHOUT_RUN}"), (False, "cuda", "")]
-)
-def test_the_reason_of_a_container_that_ended_names_kyb_run_where_it_is_missing(
-    world: World, inside: bool, backend: str, more: str
+@pytest.mark.parametrize(("inside", "more"), [(True, ""), (False, f", {WITHOUT_RUN}")])
+@pytest.mark.parametrize("seen_by", ["pods", "checkpointer", "gate"])
+def test_an_end_that_a_restart_made_is_no_exit_and_names_kyb_run_where_it_is_missing(
+    world: World, inside: bool, more: str, seen_by: str
 ) -> None:
-    (a,) = world.fill("a", backend=backend)
-    world.pods[a] = replace(world.pods[a], running=False, ended="exited with code 137", restarts_inside=inside)
+    a, _ = world.fill("a", "b", backend="restart")
+    pod = world.pods[a]
+    world.pods[a] = replace(pod, restarts_inside=inside)
     world.look()
-    assert world.state(a) is S.BACKOFF
-    assert world.managed(a).reason.endswith(f"its container exited with code 137{more}")
+    assert world.state(a) is S.PARKED
+    if seen_by == "pods":
+        world.pods[a] = replace(pod, running=False, ended="exited with code 137", restarts_inside=inside)
+        world.look()
+    elif seen_by == "checkpointer":
+        report(world, a, "gone")
+    else:
+        world.call(a)
+        world.look()
+        world.look()
+    ended = next(event for event in reversed(world.events(a)) if event.state is S.BACKOFF)
+    assert ended.reason == f"{ENDED_HERE}: it is parked by restart{more}"
+
+
+@pytest.mark.parametrize("backend", ["restart", "cuda"])
+def test_an_exit_that_nobody_here_made_reads_as_what_it_is(world: World, backend: str) -> None:
+    (a,) = world.fill("a", backend=backend)
+    world.pods[a] = replace(world.pods[a], running=False, ended="exited with code 137")
+    world.look()
+    assert (world.state(a), world.managed(a).reason) == (S.BACKOFF, "its container exited with code 137")
 
 
 @pytest.mark.parametrize("seen", [False, True])
@@ -206,7 +223,7 @@ def test_a_pod_that_is_deleted_while_kyb_run_starts_holds_its_gpus_until_evidenc
     assert (starts.state(a), asked(starts, a)) == (S.RELEASING, True)
     if seen:
         report(starts, a, "active")
-    starts.tick(START_DEADLINE_SECONDS + 60)
+    starts.tick(INSIDE_SECONDS + 60)
     starts.look()
     starts.tick(1.0)
     assert starts.managed(a).lease

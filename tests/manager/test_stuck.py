@@ -9,10 +9,11 @@ from kybernate.engines import BACKENDS, RESTART
 from kybernate.messages import ActivateSeat, JobReply, KillJob, PinSeat, SeatTarget, TrafficSignal
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import EngineSeen, JobAnswered
-from services.gpu_manager.core.managed_seat import SET_ASIDE_AFTER
+from services.gpu_manager.core.obstacles import stage
 from services.gpu_manager.core.phases import clock, going_on
 from services.gpu_manager.core.view import engine_probes, start_deadline
 from services.gpu_manager.pods import _probe_seconds
+from services.gpu_manager.publish import record
 from tests.manager.world import World
 
 GIB = 2**30
@@ -31,9 +32,9 @@ def again(world: World, seat: str) -> None:
     assert world.state(seat) is S.STARTING
 
 
-def silent(world: World, seat: str) -> None:
+def silent(world: World, seat: str, said: str = "") -> None:
     """Its engine was asked now, and is not healthy."""
-    world.receive(EngineSeen(seat, world.managed(seat).durable.container_id, False, None, world.now.wall))
+    world.receive(EngineSeen(seat, world.managed(seat).durable.container_id, False, None, world.now.wall, said))
 
 
 def ended(world: World, seat: str) -> None:
@@ -48,14 +49,12 @@ def ended(world: World, seat: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_start_that_is_never_healthy_ends_rests_and_is_set_aside_and_another_seat_serves(
-    world: World, backend: str
-) -> None:
+def test_a_start_that_is_never_healthy_ends_and_rests_and_another_seat_serves(world: World, backend: str) -> None:
     a, b = world.seat(0, 0), world.seat(0, 1)
     begins(world, a, "never", probe=600.0, backend=backend)
     world.pod(b, "good")
     world.call(b)
-    for number in range(SET_ASIDE_AFTER):
+    for number in range(3):
         world.tick(640.0)
         silent(world, a)
         assert world.state(a) is S.STARTING, "kubelet ends it first, with its grace period"
@@ -70,9 +69,10 @@ def test_a_start_that_is_never_healthy_ends_rests_and_is_set_aside_and_another_s
             world.start(b)
             world.healthy(b)
             world.traffic(b, in_flight=1)
-            assert "did not start once; others go first for 10 min" in world.managed(a).backoff.activation.reason
-        if number + 1 < SET_ASIDE_AFTER:
-            world.tick(3601.0)
+            reason = world.managed(a).rest(world.now).reason
+            assert reason == "has failed once: its engine was not healthy within 10 min 46 s"
+        if number < 2:
+            world.tick(330.0)
             world.traffic(b)
             world.traffic(a, waiting=1)
             world.call(a)
@@ -82,18 +82,18 @@ def test_a_start_that_is_never_healthy_ends_rests_and_is_set_aside_and_another_s
             assert world.state(a) is S.STARTING
     world.call(a)
     world.traffic(a, waiting=1)
-    world.tick(4000.0)
+    world.tick(300.0)
     world.call(a)
     assert world.state(a) is S.WAITING
     found = world.stage(a)
-    assert found.stage == "refused"
-    assert "never is set aside: its engine was not healthy in time in 3 starts in a row" in found.text
-    assert "kyb activate never" in found.text
+    assert found.stage == "failed"
+    assert "never has failed 3 times in a row" in found.text
+    assert "not healthy within 10 min 46 s" in found.text
     assert world.node.seats[b].state in (S.ACTIVE, S.PARKED)
 
     world.command(ActivateSeat, a)
-    assert world.managed(a).durable.unhealthy_starts == 0
-    assert world.stage(a).stage != "refused"
+    assert world.managed(a).durable.failed.count == 0
+    assert world.stage(a).stage != "failed"
 
 
 def test_an_engine_that_comes_late_but_before_its_end_serves_and_counts_as_well(world: World) -> None:
@@ -103,7 +103,26 @@ def test_an_engine_that_comes_late_but_before_its_end_serves_and_counts_as_well(
     silent(world, a)
     world.healthy(a)
     assert world.state(a) is S.ACTIVE
-    assert world.managed(a).durable.unhealthy_starts == 0
+    assert world.managed(a).durable.failed.count == 0
+
+
+def test_what_an_engine_answers_while_it_is_not_healthy_is_told_everywhere(world: World) -> None:
+    a = world.seat(0, 0)
+    begins(world, a, "wrong")
+    before = world.managed(a).told
+    silent(world, a, "/health: connection refused")
+    silent(world, a, "/health answered 401")
+    assert stage(world.node, world.managed(a), world.now).text.endswith(": /health answered 401")
+    assert record(world.node, world.managed(a), world.now).reason == f"{before}; /health answered 401".lstrip("; ")
+    (line,) = going_on(world.node, world.groups[0], world.now)
+    assert "starting wrong (/health answered 401)" in line["text"]
+    world.tick(deadlines.FIRST_START_SECONDS + 1)
+    silent(world, a, "/health answered 401")
+    assert "was not healthy within 60 min 1 s: /health answered 401" in world.managed(a).reason
+    assert world.managed(a).durable.failed.why.endswith(": /health answered 401")
+    ended(world, a)
+    again(world, a)
+    assert world.managed(a).told == before
 
 
 def test_an_answer_to_a_question_from_before_the_end_ends_nothing(world: World) -> None:
@@ -151,16 +170,18 @@ def test_a_startup_probe_is_read_with_the_defaults_of_kubernetes(
     assert _probe_seconds(probe) == seconds
 
 
-def test_a_container_that_kubelet_ended_by_its_probe_counts_and_one_that_crashed_does_not(world: World) -> None:
+def test_of_a_container_that_kubelet_ended_by_its_probe_the_reason_says_so(world: World) -> None:
     a = world.seat(0, 0)
     begins(world, a, "never", probe=60.0)
     world.tick(30.0)
     world.exit(a)
-    assert world.managed(a).durable.unhealthy_starts == 0
+    assert world.managed(a).durable.failed.why == "exited with code 1"
+    world.tick(16.0)
     again(world, a)
     world.tick(61.0)
     world.exit(a)
-    assert world.managed(a).durable.unhealthy_starts == 1
+    assert world.managed(a).durable.failed.count == 2
+    assert world.managed(a).durable.failed.why == "its engine was not healthy within 61 s"
     assert "was not healthy within 61 s" in world.managed(a).reason
 
 
@@ -260,8 +281,8 @@ def test_manager_and_checkpointer_mean_the_same_end(learned: float, gib: int) ->
 
 
 ENDLESS = {
-    S.RELEASING: "kubelet ends its container",
-    S.BACKOFF: "kubelet starts its container again",
+    S.RELEASING: "its container ends",
+    S.BACKOFF: "its container starts again",
     S.QUARANTINED: "evidence or an operator ends it",
 }
 

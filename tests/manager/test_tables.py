@@ -21,7 +21,7 @@ from services.gpu_manager.core.group_switch import (
 from services.gpu_manager.core.inputs import ModelTime, WallTime
 from services.gpu_manager.core.recovery import Evidence
 from services.gpu_manager.core.seat_pod import SeatPod
-from services.gpu_manager.ledger import Costs, Durable, Freeze, LedgerEntry, LedgerFile
+from services.gpu_manager.ledger import Costs, Durable, LedgerEntry, LedgerFile
 from tests.facts import check
 
 DELETED = "its pod is being deleted"
@@ -188,7 +188,7 @@ BEFORE = {
         "inherited": True,
         "gpus": ["GPU-0"], "on": ["GPU-1"], "fixed": "the driver refused it", "vram_bytes": 40, "host_bytes": 41,
         "started": True, "pinned": True, "endpoint": "http://10.0.0.1:8000", "annotations": {"kyb.ai/model": "llama"},
-        "park_seconds": 1.25, "frozen_since": 18.5, "frozen_until": 28.5, "parks": 3, "activate_seconds": 2.25,
+        "park_seconds": 1.25, "parks": 3, "activate_seconds": 2.25,
         "activations": 4, "switch_seconds": 5.25,
     }],
 }  # fmt: skip
@@ -215,7 +215,6 @@ def test_an_upgrade_reads_the_ledger_of_the_manager_before_and_loses_nothing(tmp
         started=True,
         pinned=True,
         costs=Costs(park_seconds=1.25, parks=3, activate_seconds=2.25, activations=4, switch_seconds=5.25),
-        freeze=Freeze(since=18.5, until=28.5),
     )
 
 

@@ -210,7 +210,8 @@ def test_a_back_off_says_until_when(world: World) -> None:
     world.progress(world.job(), activate="parked")
     world.traffic(b, waiting=1)
     text, data = waits(world, a, "backoff")
-    assert "group G0 pauses after a failed switch; tried again in" in text
+    assert "group G0 pauses: a was not activated: " in text
+    assert "; tried again in" in text
     assert (data["of"], data["name"]) == ("group", "G0")
     world.tick(world.node.groups["G0"].backoff.until - world.wall + 0.01)
     world.finish()
@@ -266,14 +267,14 @@ def test_a_drained_group_or_node_says_who_drained_it_and_how_it_ends(world: Worl
     world.finish()
     text, data = waits(world, a, "drained")
     assert f"{'group' if group else 'node'} {scope} is drained for upgrade by alice; it ends with: kyb resume" in text
-    assert data == {"op": "op", "scope": scope, "for": "upgrade", "actor": "alice"}
+    assert data == {"scope": scope, "for": "upgrade", "actor": "alice"}
 
 
 def test_a_seat_on_a_drained_group_waits_for_that() -> None:
     world = World(groups=(make_group("G0", [0], 1), make_group("G1", [1], 1)))
     world.boot()
     (a,) = world.fill("a")
-    world.order(DrainNode, "drain", group="G0")
+    world.order(DrainNode, group="G0")
     world.finish()
     text, data = waits(world, a, "drained")
     assert "kyb resume group G0" in text
@@ -317,9 +318,9 @@ def test_what_serves_or_is_not_wanted_waits_for_nothing(world: World) -> None:
     assert waits(world, b, "active") == ("", {})
     c = world.seat(0, 2)
     world.pod(c, "c")
-    assert "kubelet has not called the start gate" in waits(world, c, "start-gate")[0]
+    assert "its container has not come to the start gate" in waits(world, c, "start-gate")[0]
     world.exit(b)
-    assert "kubelet starts its container again" in waits(world, b, "container")[0]
+    assert "its container starts again" in waits(world, b, "container")[0]
 
 
 def test_the_policy_says_why_it_waits(full: tuple[World, str, str]) -> None:
@@ -348,7 +349,8 @@ def test_http_gives_stage_and_operations(world: World) -> None:
     (group,) = [one for one in body["groups"] if one["group"] == "G0"]
     assert group["seats"][0]["stage"]["stage"] == "drained"
     assert "is drained for upgrade" in group["drained"]
-    assert [(one["op"], one["phase"], one["purpose"]) for one in body["operations"]] == [("op", "done", "upgrade")]
+    (ordered,) = body["operations"]
+    assert (ordered["target"], ordered["outcome"], ordered["purpose"]) == ("G0", "done", "upgrade")
     assert a in group["seats"][0]["seat"]
 
 

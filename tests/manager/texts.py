@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from kybernate.messages import CommandReply, GroupDecided, OrderChanged, SeatEvent
+from kybernate.messages import CommandReply, GroupDecided, SeatEvent
 from kybernate.topology import SEAT_ID
 from services.gpu_manager.core import obstacles
 from services.gpu_manager.http import why_answer
@@ -25,10 +25,8 @@ def of_effects(effects: Iterable[object]) -> Iterator[str]:
         match effect:
             case SeatEvent() | GroupDecided():
                 yield effect.reason
-            case OrderChanged():
-                yield effect.order.text
             case CommandReply():
-                yield from (effect.reason, *effect.plan, effect.order.text if effect.order else "")
+                yield from (effect.reason, effect.order.text if effect.order else "")
 
 
 def of_node(world: Any) -> Iterator[str]:

@@ -17,13 +17,11 @@ from kybernate.messages import (
     JobProgress,
     JobReply,
     JobStatus,
-    OrderChanged,
     OrderCommand,
+    OrderStatus,
     Presence,
-    RetargetJob,
     SeatEvent,
     SeatProgress,
-    SeatTarget,
     SwitchJob,
     TrafficSignal,
 )
@@ -41,14 +39,16 @@ from services.gpu_manager.core.inputs import (
     Now,
     PodsSeen,
     Recovered,
-    RetargetAnswered,
+    SeatTicket,
     StartCall,
     StartCalls,
     StartTicket,
     Tick,
+    WallTime,
 )
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.phases import Stage
+from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.riders.operations import drain_on
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeSetup, NodeState
@@ -93,7 +93,6 @@ class World:
     unix_offset: float = 0.0
     """By how much the clock of the machine was set, in seconds."""
     routers: dict[str, str] = field(default_factory=dict)
-    retargeted: dict[str, SeatTarget | None] = field(default_factory=dict)
     """By op: the seat that the checkpointer activates instead of the one that the job names."""
 
     def __post_init__(self) -> None:
@@ -203,6 +202,11 @@ class World:
     def owners(self) -> Owners:
         return Owners(tuple(self.pods.values()), frozenset(pod.uid for pod in self.pods.values()))
 
+    def used_tickets(self) -> tuple[SeatTicket, ...]:
+        """What seat folders keep of starts that are long over."""
+        over = WallTime(0.0)
+        return tuple(SeatTicket(seat, "over", pod.uid, 0, 4000.0, expires=over) for seat, pod in self.pods.items())
+
     def look(self) -> list[object]:
         return self.receive(PodsSeen(self.owners()))
 
@@ -281,14 +285,14 @@ class World:
         effects = self.receive(kind(cause="op-1", node="n1", seat=seat, **{"actor": "operator", **extra}))
         return next(effect for effect in effects if isinstance(effect, CommandReply))
 
-    def order(self, kind: type[OrderCommand], op: str = "op", **fields: object) -> CommandReply:
-        """Begin an operation, or ask about it."""
-        effects = self.receive(kind(cause="c", node="n1", actor="alice", op=op, **fields))  # type: ignore[arg-type]
+    def order(self, kind: type[OrderCommand], **fields: object) -> CommandReply:
+        """Order something, or take it away."""
+        effects = self.receive(kind(cause="c", node="n1", actor="alice", **fields))  # type: ignore[arg-type]
         return next(effect for effect in effects if isinstance(effect, CommandReply))
 
-    def phases(self, op: str = "op") -> list[str]:
-        """The phases of an operation that were reported."""
-        return [effect.order.phase for effect in self.effects if isinstance(effect, OrderChanged) and effect.op == op]
+    def ordered(self, target: str = "G0") -> OrderStatus:
+        """How far the drain of a group (empty: the node), or the move of a seat, is."""
+        return next(one for one in operations.statuses(self.node, self.now) if one.target == target)
 
     def stage(self, seat: str) -> Stage:
         """What a seat waits for."""
@@ -338,16 +342,7 @@ class World:
         return job
 
     def job_of(self, op: str) -> SwitchJob:
-        job = next(e for e in reversed(self.effects) if isinstance(e, SwitchJob) and e.op == op)
-        return job.model_copy(update={"activate": self.retargeted[op]}) if op in self.retargeted else job
-
-    def answer_retarget(self, op: str, *, accepted: bool | None) -> None:
-        """The checkpointer takes the last RetargetJob of a switch, or not; None: it takes it and the answer is lost."""
-        asked = next(e for e in reversed(self.effects) if isinstance(e, RetargetJob) and e.op == op)
-        if accepted is not False:
-            self.retargeted[op] = asked.activate
-        reply = JobReply(accepted=bool(accepted), code="" if accepted else "too-late")
-        self.receive(RetargetAnswered(op, None if accepted is None else reply))
+        return next(e for e in reversed(self.effects) if isinstance(e, SwitchJob) and e.op == op)
 
     def settle(self) -> None:
         """Only carry on what is under way; what the policy begins anew meanwhile may stay unfinished."""
@@ -395,18 +390,26 @@ class World:
 
     def end_processes(self, seat: str) -> None:
         """The checkpointer finds nothing of this seat any more."""
-        self.look_at(seat, "gone")
+        self.look_at(seat, "gone", keeper=False)
 
-    def look_at(self, seat: str, outcome: str) -> None:
-        """The checkpointer tells what the processes of a seat do."""
+    def wait(self, seconds: float) -> None:
+        """Time passes, and kubelet answers."""
+        end = self.wall + seconds
+        while self.wall < end:
+            self.tick(min(5.0, end - self.wall))
+            self.look()
+
+    def look_at(self, seat: str, outcome: str, *, keeper: bool = True, asked: float = 0.0) -> None:
+        """The checkpointer tells what the processes of a seat do, and whether kyb-run lives. ``asked``: so long ago."""
         target = self.managed(seat).target()
         seen = SeatProgress(
             seat=seat,
             pod_uid=target.pod_uid,
             container_id=target.container_id,
             outcome=outcome,  # type: ignore[arg-type]
+            keeper=keeper,
         )
-        self.receive(JobsReported(JobReply(accepted=True, seats=(seen,))))
+        self.receive(JobsReported(JobReply(accepted=True, seats=(seen,)), asked_at=self.wall - asked))
 
 
 def status(

@@ -73,7 +73,7 @@ def test_the_console_gets_the_routers_certificate_and_neither_its_key_nor_the_ke
     text = (ROOT / "compose.yaml").read_text()
     given = yaml.safe_load(interpolated(text, KYB_ACCESS_DIR="./access", KYB_TLS_NAME="box.lan"))["services"]
     assert given["router"]["volumes"] == ["./access:/etc/kybernate/access:ro"]
-    certificate = given["console"]["environment"]["SSL_CERT_FILE"]
+    certificate = given["console"]["environment"]["KYB_ROUTER_CA_FILE"]
     assert given["console"]["volumes"] == [f"./access/tls.crt:{certificate}:ro"]
     keys_alone = yaml.safe_load(interpolated(text, KYB_ACCESS_DIR="./access"))["services"]["console"]["volumes"]
     assert keys_alone == SERVICES["console"]["volumes"] == [f"tls.crt:{certificate}:ro"], "an empty volume"
@@ -104,6 +104,7 @@ def test_engines_driver_manager_and_checkpointer_see_the_same_process_ids() -> N
 def test_services_understand_their_settings(name: str) -> None:
     service = SERVICES[name]
     environment = {key: str(value) for key, value in service["environment"].items()}
+    environment["KYB_HEALTH_HOST"] = "127.0.0.1"  # there a name of the network, which nothing resolves here
     SETTINGS[service["command"][0]].from_env(environment)
 
 

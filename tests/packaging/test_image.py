@@ -21,7 +21,7 @@ def normal(name: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "name", ["requirements-image.txt", "requirements-build.txt", "requirements-llama.txt", "requirements-run.txt"]
+    "name", ["requirements/image.txt", "requirements/build.txt", "requirements/llama.txt", "requirements/run.txt"]
 )
 def test_every_requirement_has_a_version_and_hashes(name: str) -> None:
     text = (ROOT / name).read_text()
@@ -33,15 +33,15 @@ def test_every_requirement_has_a_version_and_hashes(name: str) -> None:
 
 
 def test_the_image_has_the_versions_that_are_tested() -> None:
-    everywhere = pins("requirements.txt")
-    for name in ("requirements-image.txt", "requirements-build.txt", "requirements-llama.txt"):
+    everywhere = pins("requirements/all.txt")
+    for name in ("requirements/image.txt", "requirements/build.txt", "requirements/llama.txt"):
         other = {one: (version, everywhere[one]) for one, version in pins(name).items() if one in everywhere}
         assert {one: pair for one, pair in other.items() if pair[0] != pair[1]} == {}, "run make lock"
 
 
 def test_the_image_has_what_the_product_needs_and_nothing_of_development() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    image = set(pins("requirements-image.txt"))
+    image = set(pins("requirements/image.txt"))
     needed = {normal(one) for one in project["dependencies"]}
     assert needed <= image
     assert not image & {

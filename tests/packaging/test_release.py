@@ -60,7 +60,7 @@ def test_the_provenance_names_commit_inputs_files_and_images(dist: Path) -> None
     assert inputs[0]["digest"] == {"gitCommit": "c0ffee"}
     locked = {one["uri"]: one["digest"]["sha256"] for one in inputs[1:]}
     assert (
-        locked["requirements-image.txt"] == hashlib.sha256((ROOT / "requirements-image.txt").read_bytes()).hexdigest()
+        locked["requirements/image.txt"] == hashlib.sha256((ROOT / "requirements/image.txt").read_bytes()).hexdigest()
     )
 
 

@@ -14,10 +14,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 INPUTS = (
-    "requirements.txt",
-    "requirements-image.txt",
-    "requirements-build.txt",
-    "requirements-llama.txt",
+    "requirements/all.txt",
+    "requirements/image.txt",
+    "requirements/build.txt",
+    "requirements/llama.txt",
     "pyproject.toml",
 )
 PYTHON = r"""#!/bin/sh
@@ -44,6 +44,7 @@ esac
 def checkout(tmp_path: Path) -> Path:
     folder = tmp_path / "a checkout"
     (folder / "scripts").mkdir(parents=True)
+    (folder / "requirements").mkdir()
     shutil.copy(ROOT / "scripts/setup.sh", folder / "scripts")
     for name in INPUTS:
         (folder / name).touch()
@@ -89,7 +90,7 @@ def test_an_environment_without_its_stamp_is_made_anew(checkout: Path) -> None:
 
 def test_without_a_network_one_sentence_and_the_environment_stays(checkout: Path) -> None:
     assert run(checkout) == (0, "")
-    (checkout / "requirements.txt").write_text("one==1\n")
+    (checkout / "requirements/all.txt").write_text("one==1\n")
     for _ in range(2):
         code, errors = run(checkout, "away")
         assert code == 1

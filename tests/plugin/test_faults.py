@@ -99,7 +99,7 @@ async def test_xid_79_makes_exactly_the_seats_of_its_groups_unhealthy_until_prob
                     (call.parent / "new").replace(call.parent / "ticket.json")
                     await until_running(running, timeout=PATIENCE)
                     # Until this is taken back nothing recovers, however long the test takes here.
-                    (folder / "config.yaml").write_text(json.dumps(config() | {"health": {"recoveryReads": 10**6}}))
+                    (folder / "config.yaml").write_text(json.dumps(config() | {"health": {"recoveryReads": 1000}}))
                     await until(
                         lambda: logged(log, "config.applied"), what="the log event config.applied", timeout=PATIENCE
                     )

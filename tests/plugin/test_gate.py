@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kybernate import files
+from services.plugin import gate as plugin
 from services.plugin.gate import NotGrantedError, StartGate
 from tests.until import until
 
@@ -38,8 +39,8 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def ticket(gate: StartGate, call: str, seat: str = SEAT) -> None:
-    write(gate.seats_dir / SEAT / "ticket.json", {"call": call, "seat": seat, "pod_uid": "u", "epoch": 1})
+def ticket(gate: StartGate, call: str, seat: str = SEAT, **facts: object) -> None:
+    write(gate.seats_dir / SEAT / "ticket.json", {"call": call, "seat": seat, "pod_uid": "u", "epoch": 1} | facts)
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
@@ -74,6 +75,50 @@ async def test_a_ticket_for_another_call_or_seat_is_removed_and_opens_nothing(ga
         ticket(gate, call["call"])
         await asyncio.wait_for(task, 5)
     assert not (gate.seats_dir / SEAT / "ticket.json").exists(), "this one opened it, none before"
+
+
+async def test_a_ticket_that_is_over_opens_nothing(gate: StartGate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process was stopped after it had taken the ticket: its GPUs may be another seat's by now."""
+    end = time.monotonic() + 0.5
+    read_file = plugin._read
+
+    def stopped(path: Path) -> dict[str, Any]:
+        while path.name == "ticket.taken.json" and time.monotonic() < end:
+            time.sleep(0.01)
+        return read_file(path)
+
+    monkeypatch.setattr(plugin, "_read", stopped)
+    async with waiting(gate) as (task, call):
+        ticket(gate, call["call"], expires=end)
+        with pytest.raises(NotGrantedError, match="its turn on the GPUs was over before it could start"):
+            await asyncio.wait_for(task, 5)
+
+
+async def test_kubelets_start_is_permitted_until_the_end_of_its_ticket(gate: StartGate) -> None:
+    """kyb-run reads it in the container that kubelet starts."""
+    end = time.monotonic() + 270
+    async with waiting(gate) as (task, call):
+        ticket(gate, call["call"], expires=end)
+        await asyncio.wait_for(task, 5)
+    permit = gate.seats_dir / SEAT / "permit"
+    assert permit.read_text() == f"{int(end * 1000)}\n"
+    assert permit.stat().st_mode & 0o777 == 0o644
+
+
+async def test_a_permit_that_cannot_be_written_keeps_no_container_from_its_start(
+    gate: StartGate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = files.replace
+
+    def full(path: Path, *args: Any, **kinds: Any) -> None:
+        if path.name == "permit":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(path, *args, **kinds)
+
+    monkeypatch.setattr(files, "replace", full)
+    async with waiting(gate) as (task, call):
+        ticket(gate, call["call"], expires=time.monotonic() + 270)
+        await asyncio.wait_for(task, 5)
 
 
 async def test_an_unreadable_ticket_opens_nothing(gate: StartGate) -> None:

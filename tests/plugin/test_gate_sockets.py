@@ -1,6 +1,7 @@
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from kybernate.topology import AllocatedSeat
 from services.plugin.core.faults import GONE, Probation
 from services.plugin.gate import StartGate
-from services.plugin.gate_sockets import SOCKET, GateSockets
+from services.plugin.gate_sockets import PACE_SECONDS, SOCKET, GateSockets
 from services.plugin.servicer import NodeSeats, SeatPlugin
 from tests.plugin.stand import GPUS, ONE, offer
 from tests.until import until
@@ -68,7 +69,7 @@ async def announced(node: NodeSeats, seat: str) -> dict[str, Any]:
     return found
 
 
-def give(node: NodeSeats, seat: str, **facts: str) -> None:
+def give(node: NodeSeats, seat: str, **facts: object) -> None:
     found = call(node, seat)
     assert found is not None
     new = node.gate.seats_dir / seat / "ticket.new"
@@ -85,6 +86,32 @@ async def test_a_start_at_home_is_permitted_and_changes_no_variable(tmp_path: Pa
         give(node, seat, group="G0")
         assert await asyncio.wait_for(asked, 10) == "start\n"
         assert call(node, seat) is None
+
+
+async def test_the_answer_says_for_how_long_it_permits(tmp_path: Path) -> None:
+    """From the question on, so that neither a pause of this process nor one of the caller makes it longer."""
+    async with listening(tmp_path) as node:
+        seat = seat_on(node, "G0")
+        began = time.monotonic()
+        asked = asyncio.create_task(ask(node, seat))
+        await announced(node, seat)
+        announced_at = time.monotonic()
+        give(node, seat, group="G0", expires=began + 30)
+        within, last = (await asyncio.wait_for(asked, 10)).splitlines()
+        assert last == "start"
+        assert 30_000 - 1000 * (announced_at - began) - 1 <= int(within.removeprefix("within ")) <= 30_000
+        assert not (node.gate.seats_dir / seat / "permit").exists()
+
+
+async def test_a_ticket_that_is_over_permits_nothing(tmp_path: Path) -> None:
+    """The plugin was stopped after it had taken it."""
+    async with listening(tmp_path) as node:
+        seat = seat_on(node, "G0")
+        asked = asyncio.create_task(ask(node, seat))
+        await announced(node, seat)
+        give(node, seat, group="G0", expires=time.monotonic())
+        answer = await asyncio.wait_for(asked, 10)
+        assert answer == "wait its turn on the GPUs was over before it could start; it asks again\n"
 
 
 async def test_a_start_on_another_group_gets_what_names_its_gpus(tmp_path: Path) -> None:
@@ -220,6 +247,22 @@ async def test_a_newer_caller_ends_the_one_before(tmp_path: Path) -> None:
         await announced(node, seat)
         give(node, seat, group="")
         assert await asyncio.wait_for(asked, 10) == "start\n"
+
+
+async def test_a_container_that_calls_without_end_is_answered_at_a_pace(tmp_path: Path) -> None:
+    """It took the plugin's CPU: calls of other seats waited for a second."""
+    async with listening(tmp_path, gate_seconds=0.01) as node:
+        seat, taken = seat_on(node, "G0"), 0
+        end = time.monotonic() + 1.0
+
+        async def flood() -> None:
+            nonlocal taken
+            while time.monotonic() < end:
+                await ask(node, seat)
+                taken += 1
+
+        await asyncio.gather(*(flood() for _ in range(4)))
+        assert taken <= 1.0 / PACE_SECONDS + 4
 
 
 async def test_an_engine_of_any_user_may_ask(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ def can_be_carried_out(policy: Policy, shown: GroupView, decision: Decision) -> 
             assert not here[victim].waiting
         case Switch(activate=incoming, evict=victim):
             far = {one.seat: one for one in shown.elsewhere if one.home_busy and one.wait_seconds is not None}
-            ahead = getattr(policy, "prefetch", False) and incoming in here and here[incoming].state is S.PARKED
-            assert incoming in far or here[incoming].wait_seconds is not None or ahead
+            assert (here | {one.seat: one for one in shown.elsewhere})[incoming].ready
+            assert incoming in far or here[incoming].wait_seconds is not None
             needs = (here | far)[incoming].vram_bytes
             room = holding < shown.slots and (shown.free_bytes is None or needs <= shown.free_bytes)
             if victim is None:
@@ -31,14 +31,11 @@ def can_be_carried_out(policy: Policy, shown: GroupView, decision: Decision) -> 
                 assert here[victim].state is S.ACTIVE
                 assert not here[victim].pinned
                 assert not room
-            if decision.how == "freeze":
-                assert victim is not None
-                assert here[victim].stall_budget_seconds > 0
 
 
 def is_looked_at_again(shown: GroupView, decision: Decision, *, bounded: bool) -> None:
     """With demand and a holder that may leave, only a rule that waits for idleness (not ``bounded``) may stay."""
-    waits = any(one.wait_seconds is not None for one in shown.seats)
+    waits = any(one.wait_seconds is not None and one.ready for one in shown.seats)
     movable = [one for one in shown.seats if one.state is S.ACTIVE and not one.pinned]
     if shown.free_bytes is not None and not movable_make_room(shown, movable):
         return
@@ -49,5 +46,5 @@ def is_looked_at_again(shown: GroupView, decision: Decision, *, bounded: bool) -
 
 def movable_make_room(shown: GroupView, movable: list[SeatView]) -> bool:
     """Whether every seat with demand would fit if all holders left that may."""
-    waiting = [one.vram_bytes for one in (*shown.seats, *shown.elsewhere) if one.wait_seconds is not None]
+    waiting = [one.vram_bytes for one in (*shown.seats, *shown.elsewhere) if one.wait_seconds is not None and one.ready]
     return max(waiting, default=0) <= (shown.free_bytes or 0) + sum(one.vram_bytes for one in movable)

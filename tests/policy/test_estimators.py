@@ -2,7 +2,7 @@
 
 import pytest
 
-from kybernate.policy.estimators import Arrivals, Ewma, Hits, Rate
+from kybernate.policy.estimators import Arrivals, Ewma, Rate
 
 
 def test_a_steady_stream_gives_its_rate_early_and_late() -> None:
@@ -66,22 +66,3 @@ def test_a_weight_outside_its_range_is_refused(weight: float) -> None:
 def test_a_half_life_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="must be positive"):
         Rate(0.0)
-
-
-def test_hits_count_requests_for_the_seat_with_the_highest_rate() -> None:
-    hits = Hits(weight=0.5)
-    hits.add("a", {})
-    assert hits.rate.count == 0
-    hits.add("a", {"a": 2.0, "b": 1.0})
-    hits.add("b", {"a": 2.0, "b": 1.0})
-    assert hits.rate.value == 0.5
-    hits.add("b", {"a": 0.0, "b": 0.0})
-    assert hits.rate.count == 2, "without rates there is no prediction"
-
-
-def test_too_few_predictions_give_no_share() -> None:
-    hits = Hits()
-    for _ in range(Hits.least):
-        assert hits.share is None
-        hits.add("a", {"a": 1.0})
-    assert hits.share == 1.0

@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from kybernate.policy import POLICIES, GroupView, KybBalanced, KybSlo, Policy, Stay, Switch
+from kybernate.policy import POLICIES, GroupView, KybSlo, Policy, Stay, Switch
 from kybernate.seat import SeatState as S
 from tests.policy.conformance import can_be_carried_out, is_looked_at_again
 from tests.policy.views import active, queue, seat, view, views
 
 VARIANTS: dict[str, Policy] = {name: kind() for name, kind in POLICIES.items()} | {
-    "kyb-balanced with all options": KybBalanced(freeze_ratio=2.0, prefetch=True, min_visit_seconds=0.0),
     "kyb-slo that never parks": KybSlo(keep_ratio=0.0, cap_slos=1.0),
 }
 every = pytest.mark.parametrize("name", VARIANTS)

@@ -8,6 +8,7 @@ import pytest
 from kybernate.lab.baselines import CmuSetup
 from kybernate.policy import Decision, KybBalanced, KybBounded, KybSlo, Park, PeerView, Stay, Switch
 from kybernate.policy.index import Urgency, bid, prolonged_seconds, step_seconds, visit_seconds, waiting_ages
+from kybernate.policy.rules import Quantum
 from kybernate.policy.turns import FADE_SECONDS
 from kybernate.seat import SeatState as S
 from tests.policy.views import active, queue, seat, view
@@ -82,6 +83,14 @@ def test_the_larger_queue_goes_first_and_the_reason_says_why() -> None:
         "qwen3 is idle; gemma goes first: 1 request has waited 7 % of its 20 s; the switch takes 7.0 s; "
         "then s2 with 1 request"
     )
+
+
+def test_a_start_and_a_command_are_named_as_what_they_are_and_not_as_requests() -> None:
+    start = seat("b", state=S.WAITING, start_wait_seconds=0.5)
+    wanted = seat("b", state=S.PARKED, wanted_seconds=0.5)
+    for one, text in ((start, "the start of its container"), (wanted, "an operator's command")):
+        assert BALANCED.decide(view(queue("a", 1.0, 1.0, 1.0), one)).reason.endswith(f"; then b with {text}")
+        assert f"b has {text} waiting" in Quantum().decide(view(one)).reason
 
 
 def test_of_equal_queues_the_colder_seat_goes_first() -> None:
@@ -189,41 +198,6 @@ def test_a_short_pause_is_no_idleness() -> None:
     assert decision == Stay(pytest.approx(0.6), decision.reason)
 
 
-def test_prefetch_takes_a_likely_seat_and_good_guesses() -> None:
-    policy = KybBalanced(prefetch=True)
-    shown = view(seat("a", rate_fast=0.5, rate_slow=0.5), seat("b"), hit_share=0.9)
-    assert incoming(policy.decide(shown)) == "a"
-    assert isinstance(policy.decide(replace(shown, hit_share=0.4)), Stay)
-    assert isinstance(policy.decide(replace(shown, hit_share=None)), Stay)
-    assert isinstance(BALANCED.decide(shown), Stay)
-
-
-def test_what_was_fetched_ahead_is_not_parked_again_at_once() -> None:
-    cheap, dear = seat("a", rate_fast=0.4, rate_slow=0.4, activate_seconds=9.0), seat("b", activate_seconds=1.0)
-    policy = KybBalanced(prefetch=True)
-    fetched = policy.decide(view(cheap, dear, hit_share=0.95))
-    if incoming(fetched) == "a":
-        after = replace(cheap, state=S.ACTIVE, active_seconds=30.0, idle_seconds=30.0)
-        assert not isinstance(policy.decide(view(after, dear, hit_share=0.95)), Park)
-
-
-def test_guesses_do_not_chase_each_other() -> None:
-    rates = {"a": 0.40, "b": 0.35, "c": 0.25}
-    policy = KybBalanced(prefetch=True)
-    for leaving in rates:
-        seats = [
-            seat(
-                name, S.PARKING if name == leaving else S.PARKED, rate_fast=one, rate_slow=one, park_seconds=2.0,
-                activate_seconds=3.0,
-            )
-            for name, one in rates.items()
-        ]  # fmt: skip
-        assert isinstance(policy.decide(view(*seats, hit_share=0.9)), Stay), "alone with one rival it would be likely"
-    free = view(seat("a", rate_fast=0.6, rate_slow=0.6), seat("b", rate_fast=0.4, rate_slow=0.4), hit_share=0.9)
-    assert incoming(policy.decide(free)) == "a"
-    assert isinstance(replace(policy, keep_ratio=2.0).decide(free), Stay), "it would be parked again"
-
-
 def test_what_an_operator_brought_waits_a_minute_for_its_first_request() -> None:
     wished = active("a", rate_fast=0.0, rate_slow=0.0, active_seconds=1.0, idle_seconds=1.0)
     decision = BALANCED.decide(view(wished, seat("b")))
@@ -260,18 +234,7 @@ def test_without_a_cap_nothing_is_looked_at_for_its_sake() -> None:
     assert decision.until is None
 
 
-# --- freezing, other groups, several slots ----------------------------------------------------------------------------
-
-
-def test_requests_in_flight_are_frozen_only_where_asked_for_and_within_the_budget() -> None:
-    slow = active("a", in_flight=1, service_seconds=60.0, stall_budget_seconds=90.0)
-    crowd = queue("b", 9.0, 8.0, 7.0, service_seconds=5.0)
-    freezing = KybBalanced(freeze_ratio=2.0)
-    decision = freezing.decide(view(slow, crowd))
-    assert isinstance(decision, Switch)
-    assert decision.how == "freeze"
-    assert getattr(BALANCED.decide(view(slow, crowd)), "how", "drain") == "drain"
-    assert getattr(freezing.decide(view(replace(slow, stall_budget_seconds=5.0), crowd)), "how", "drain") == "drain"
+# --- other groups, several slots --------------------------------------------------------------------------------------
 
 
 def test_a_guest_comes_only_while_its_own_group_is_taken() -> None:
@@ -359,6 +322,11 @@ def test_a_guest_that_would_start_cold_waits_at_home_for_as_long_as_that_costs_m
         assert incoming(BALANCED.decide(view(*here, elsewhere=(preferred,)))) == "far"
     busy = view(active("a", in_flight=1, rate_fast=0.0, rate_slow=0.0), elsewhere=(before,))
     assert incoming(BALANCED.decide(busy)) is None
+    for late in (False, True):
+        behind = replace(before, oldest_wait_seconds=300.0, home_late=late)
+        assert (incoming(BALANCED.decide(replace(busy, elsewhere=(behind,)))) == "far") is late, "a start hangs there"
+    soon = replace(far, ages=(), oldest_wait_seconds=1.0, home_late=True)
+    assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(soon,)))) is None
     assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(replace(far, wanted_seconds=0.0),)))) == "far"
     gate = replace(far, state=S.WAITING, start_wait_seconds=0.0, move_seconds=0.0, loses_copy=False)
     assert incoming(BALANCED.decide(view(seat("a"), elsewhere=(gate,)))) == "far", "it starts in any case"

@@ -71,10 +71,10 @@ def seats(draw: st.DrawFn, name: str, states: st.SearchStrategy[S] = _states) ->
         service_seconds=draw(st.floats(0.0, 60.0)),
         rate_fast=draw(_rates),
         rate_slow=draw(_rates),
-        stall_budget_seconds=draw(st.sampled_from([0.0, 30.0])),
         move_seconds=3.0 if name.startswith("far") else None,
         home_busy=draw(st.booleans()) if name.startswith("far") else False,
         vram_bytes=draw(st.integers(1, 8)),
+        ready=draw(st.sampled_from([True, True, True, False])),
     )
 
 
@@ -83,7 +83,6 @@ def views(draw: st.DrawFn) -> GroupView:
     """Any view that a caller could show, and some that it could not."""
     here = tuple(draw(seats(f"s{number}")) for number in range(draw(st.integers(0, 5))))
     far = tuple(draw(seats(f"far{n}", st.just(S.PARKED))) for n in range(draw(st.integers(0, 2))))
-    hits = draw(st.none() | st.floats(0.0, 1.0))
     slots, free = draw(st.integers(0, 3)), draw(st.none() | st.integers(-4, 8))
     peers = tuple(draw(_peers) for _ in range(draw(st.integers(0, 2))))
-    return GroupView("G0", slots, here, far, draw(_seconds), hits, free, peers, draw(st.floats(0.0, 9.0)))
+    return GroupView("G0", slots, here, far, draw(_seconds), free, peers, draw(st.floats(0.0, 9.0)))

@@ -17,6 +17,8 @@ class Engine:
         self.chunks = 3
         self.status = 200
         """Of plain responses."""
+        self.plain: tuple[str, bytes] | None = None
+        """Media type and body of plain responses; None: an answer of its model."""
         self.gate = asyncio.Event()
         self.gate.set()
         """Cleared: a stream stops after its first chunk, a plain response does not begin."""
@@ -83,6 +85,9 @@ class Engine:
 
     async def _whole(self, body: dict[str, Any]) -> web.StreamResponse:
         await self.gate.wait()
+        if self.plain is not None:
+            media, raw = self.plain
+            return web.Response(body=raw, status=self.status, content_type=media)
         message = {"role": "assistant", "content": "hello from " + body["model"]}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         return web.json_response(

@@ -50,7 +50,6 @@ def bearer(token: str) -> dict[str, str]:
 CALLS = [
     ("GET", "/v1/models", {"app", "board", "ops"}),
     ("GET", "/v1/models/m", {"app", "board", "ops"}),
-    ("GET", "/v1/usage", {"board", "ops"}),
     ("GET", "/v1/hold?model=m&timeout=0s", {"app"}),
     ("GET", "/v1/realtime", {"app"}),
     ("POST", "/v1/wake", {"app"}),
@@ -140,7 +139,7 @@ async def test_changed_keys_are_applied_and_invalid_files_are_not(
     row, token = row_and_token
 
     async def status(key: str) -> int:
-        async with guarded.http.get(f"{guarded.url}/v1/usage", headers=bearer(key)) as answer:
+        async with guarded.http.get(f"{guarded.url}/v1/models", headers=bearer(key)) as answer:
             return answer.status
 
     async def until_status(key: str, wanted: int) -> None:
@@ -201,6 +200,10 @@ def test_a_key_is_found_by_its_token_only() -> None:
         ("tenants: [{name: t, concurrency: 0}]\nkeys: [R]\n", r"tenants\[0\]\.concurrency"),
         ("keys: [{name: a, sha256: HASH, scopes: [infer], tenant: t}]\n", r"keys\[0\]\.tenant: 't': is no tenant"),
         ("tenants: [{name: a}]\nkeys: [R]\n", r"keys\[0\]\.name: 'a': is the name of a tenant; .* add tenant: a"),
+        (
+            "keys: [{name: a, sha256: HASH, scopes: [infer]}, {name: b, sha256: HASH, scopes: [infer]}]\n",
+            r"keys\[1\]\.sha256: is the key of a, too",
+        ),
         ("keys: [R, R]\n", r"keys\[0\]\.name: 'a': is there twice"),
     ],
 )
@@ -226,7 +229,7 @@ def test_a_key_without_a_tenant_is_not_made_with_the_name_of_one(
 
 def test_settings_that_cannot_work_are_errors_at_the_start(tmp_path: Path) -> None:
     for env, why in (
-        ({"KYB_API_KEYS_FILE": str(tmp_path / "none")}, "none: no such file"),
+        ({"KYB_API_KEYS_FILE": str(tmp_path / "none")}, "KYB_API_KEYS_FILE: .*none: no such file"),
         ({"KYB_TLS_CERT_FILE": str(tmp_path / "none")}, "KYB_TLS_CERT_FILE=.*No such file.*PEM certificate"),
     ):
         with pytest.raises(ConfigError, match=why):
@@ -267,6 +270,12 @@ async def test_the_port_uses_tls_and_applies_a_renewed_certificate(tmp_path: Pat
         (mounted / "server.key").write_bytes((second / "server.key").read_bytes())
         await until(lambda: trusts(second, running.url), what="the router serves the new certificate", interval=0.1)
         assert not await trusts(first, running.url)
+        certificate = running.router.health.notes["certificate"]
+        await until(lambda: certificate() is None, what="both files are those of the certificate")
+        for name in ("server.key", "server.crt"):
+            (mounted / name).rename(mounted / "elsewhere")
+            assert f"{name}: no such file; the previous certificate stays in force" in (certificate() or "")
+            (mounted / "elsewhere").rename(mounted / name)
 
 
 def test_a_certificate_without_its_key_is_an_error(tmp_path: Path) -> None:

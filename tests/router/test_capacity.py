@@ -14,7 +14,7 @@ from services.router.core.capacity import LEAST_LIMIT, MOST_LIMIT, Capacity, sha
 from services.router.core.managers import RouterIdentity
 from services.router.core.reports import level_of
 from services.router.core.traffic import Traffic
-from tests.router.test_traffic import K0, K1, arrive, kinds, listed, record, router, synced
+from tests.router.test_traffic import K0, K1, arrive, event, kinds, listed, record, router, synced
 
 S = SeatState
 
@@ -180,6 +180,10 @@ def test_a_call_waits_for_a_place_and_gets_the_next_one() -> None:
     assert (level.waiting, level.in_flight) == (0, 2), "for the manager it is computed"
     (forward,) = kinds(traffic.handle(step.CallEnded(1, answered=True), 2.0), step.Forward)
     assert (forward.request, forward.held_seconds, forward.opened) == (2, 1.0, None)
+    traffic.handle(event(state=S.DRAINING, epoch=11, at=3.0), 3.0)
+    arrive(traffic, 3, now=3.0)
+    level = level_of(traffic.table, "m", K0, 3.0)
+    assert (level.waiting, level.in_flight) == (1, 1), "it waits for the seat, which may turn back for it"
 
 
 def test_of_waiting_calls_the_highest_priority_goes_first() -> None:

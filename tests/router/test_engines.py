@@ -3,7 +3,8 @@
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from typing import ClassVar
 
 import pytest
 
@@ -110,6 +111,43 @@ async def test_a_connection_is_used_again_only_after_exactly_one_answer(answer: 
         received = await ask(pools, endpoint)
         assert (b"".join(received.answers), received.errors) == (b"hi", [])
         assert len(pools.pool("n1.s0", endpoint).idle) == kept
+
+
+async def test_an_answer_that_came_before_the_request_was_sent_ends_the_connection() -> None:
+    """What the engine reads later may be answered again: the next caller would get that."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(OK.replace(b"hi", b"h"))
+        await until(lambda: len(received.connections) > 0 and received.began_early, what="the head has arrived")
+        await reader.readexactly(32 * 2**20)
+        writer.write(b"i")
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+        ended.set()
+
+    class Early(Received):
+        connections: ClassVar[list[EngineConnection]] = []
+
+        @property
+        def began_early(self) -> bool:
+            return self.connections[0]._early
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    pools, received, ended = EnginePools(), Early(), asyncio.Event()
+    pool = pools.pool("n1.s0", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    try:
+        pools.connect(pool, received)
+        received.connections.append(await received.connection)
+        received.connections[0].send(received, b"POST / HTTP/1.1\r\n\r\n", b"x" * (32 * 2**20))
+        await received.done.wait()
+        assert (b"".join(received.answers), pool.idle) == (b"hi", [])
+    finally:
+        await pools.close()
+        await ended.wait()
+        server.close()
 
 
 class Failing(Received):

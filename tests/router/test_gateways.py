@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -62,6 +63,18 @@ async def test_parking_waits_for_a_permit():
             what="the last acknowledgement has no request in flight",
             saw=lambda: w.manager.acks("s0"),
         )
+
+
+async def test_a_page_of_a_browser_takes_no_permit():
+    """Of an image of a page elsewhere a browser marks nothing where this port has no TLS."""
+    async with world() as w:
+        await w.seat("s0", "llama")
+        for query in ("model=llama&timeout=1s", "model=llama&auth=1"):
+            refused = await w.call("GET", f"/v1/hold?{query}", headers={"User-Agent": "Mozilla/5.0"})
+            assert refused.status == 403
+        assert not w.manager.of(ActivateSeat)
+        gateway = {"User-Agent": "Mozilla/5.0", "X-Model": "llama"}  # nginx passes on what its caller sent
+        assert (await w.call("GET", "/v1/hold?model=llama&auth=1", headers=gateway)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -188,6 +201,10 @@ async def test_a_model_has_the_state_of_its_best_seat():
         one = await w.call("GET", "/v1/models/qwen")
         assert (one.json["id"], one.json["state"]) == ("qwen", "parked")
         assert (await w.call("GET", "/v1/models/unknown")).status == 404
+        assert "incomplete" not in (await w.call("GET", "/v1/models")).json
+        w.router.dispatcher.traffic.trust.written("n9", 7, 1, time.monotonic())
+        assert (await w.call("GET", "/v1/models")).json["incomplete"] == "not all rows of node n9 have arrived"
+        assert (await w.call("GET", "/v1/models/unknown")).status == 503
 
 
 async def test_metrics_have_the_published_names():

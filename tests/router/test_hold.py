@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import time
 
 import aiohttp
 import openai
@@ -184,6 +185,42 @@ async def test_a_quarantined_model_is_refused_with_the_reason():
         assert "foreign process 4711" in answer.json["error"]["message"]
 
 
+FAILED = "llama has failed 3 times in a row since 08:16 UTC: exited with code 1: no such file"
+
+
+async def test_a_request_for_a_model_that_fails_again_and_again_is_answered_at_once_with_the_reason():
+    async with world() as w:
+        pauses = {"failed": FAILED, "failed_until": time.time() + 100.0}
+        await w.seat("s0", "llama", SeatState.WAITING, **pauses)
+        answer = await w.ask("llama")
+        assert (answer.status, answer.code) == (503, "engine_failed")
+        assert answer.json["error"]["message"].startswith(f"{FAILED}; try again in ")
+        assert 90 <= int(answer.headers["Retry-After"]) <= 100
+        assert not w.manager.of(ActivateSeat)
+
+
+async def test_after_its_pause_a_request_is_held_for_one_attempt_and_answered_when_that_fails():
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.WAITING, failed=FAILED)
+        call = w.ask("llama")
+        await until(lambda: w.manager.of(ActivateSeat), what="one attempt")
+        await w.manager.put("s0", SeatState.STARTING)
+        await w.manager.put("s0", SeatState.BACKOFF)
+        assert w.held("llama") == 1
+        again = FAILED.replace("3", "4")
+        await w.manager.put("s0", SeatState.BACKOFF, failed=again, failed_until=time.time() + 20.0)
+        answer = await call
+        assert (answer.status, answer.code) == (503, "engine_failed")
+        assert answer.json["error"]["message"].startswith(f"{again}; try again in ")
+
+
+async def test_a_model_with_another_seat_is_served_there():
+    async with world() as w:
+        await w.seat("s0", "llama", SeatState.WAITING, failed=FAILED, failed_until=time.time() + 100.0)
+        await w.seat("s1", "llama")
+        assert (await w.ask("llama")).status == 200
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
@@ -192,6 +229,7 @@ async def test_a_quarantined_model_is_refused_with_the_reason():
         (b'{"messages": []}', 400, "model_missing"),
         (b'{"model": "' + b"x" * 513 + b'"}', 400, "model_missing"),
         (b'{"model": "\\ud800"}', 400, "invalid_json"),
+        (b'{"model": "m", "prompt": "\\ud83d"}', 400, "invalid_json"),
         (b"[" * 1000, 400, "invalid_json"),
         (b'{"model": "unknown"}', 404, "model_not_found"),
         (b'{"model": "' + b"x" * 2000 + b'"}', 413, "body_too_large"),

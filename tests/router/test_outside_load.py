@@ -1,22 +1,17 @@
-"""Load of callers that do not come through a router: engines' metrics and Prometheus, over real HTTP."""
+"""Load of callers that do not come through a router: engines' metrics, over real HTTP."""
 
 import asyncio
-import json
-import math
+import runpy
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
-from kybernate.config_errors import ConfigError
 from kybernate.health import HttpServer
-from kybernate.messages import ActivateSeat, TrafficSignal
+from kybernate.messages import TrafficSignal
 from kybernate.seat import SeatState
-from services.router.outside_load import queries_of, samples_of
 from services.router.settings import RouterSettings
 from tests.router.world import World, world
 from tests.until import until
@@ -107,7 +102,9 @@ async def test_requests_that_another_source_tells_are_not_reported_twice():
         )
         engine.metrics = metrics(5, 1)
         published = partial(levels, w, "engines/n1")
-        await until(lambda: published() != [], what="the two that no other source reports", saw=published)
+        await until(
+            lambda: published() != [], what="the two that no other source reports", saw=lambda: w.manager.received
+        )
         assert {level[-1] for level in published()} == {2}
 
 
@@ -134,92 +131,19 @@ async def test_without_the_setting_no_engine_is_asked():
         assert w.router.outside.jobs() == {}
 
 
-# --- Prometheus ---------------------------------------------------------------------------------------------------
+async def test_the_example_reports_what_prometheus_knows_to_wait_for_a_model():
+    async def query(request: web.Request) -> web.Response:
+        assert request.query["query"] == "sum by (model) (queue)"
+        samples = [
+            {"metric": {"model": model}, "value": [1.5, count]} for model, count in (("llama", "3"), ("no", "7"))
+        ]
+        return web.json_response({"status": "success", "data": {"resultType": "vector", "result": samples}})
 
-
-class Prometheus:
-    """Answers instant queries by their text; anything else is an error, as Prometheus answers it."""
-
-    def __init__(self) -> None:
-        self.results: dict[str, Any] = {}
-
-    async def query(self, request: web.Request) -> web.Response:
-        result = self.results.get(request.query["query"])
-        if result is None:
-            return web.json_response({"status": "error", "errorType": "bad_data", "error": "parse error"}, status=400)
-        return web.json_response({"status": "success", "data": result})
-
-
-def vector(*samples: tuple[dict[str, str], str]) -> dict[str, Any]:
-    return {"resultType": "vector", "result": [{"metric": labels, "value": [1.5, count]} for labels, count in samples]}
-
-
-@asynccontextmanager
-async def prometheus() -> AsyncIterator[tuple[Prometheus, str]]:
-    here, app = Prometheus(), web.Application()
-    app.router.add_get("/base/api/v1/query", here.query)
-    async with HttpServer(app, "127.0.0.1", 0) as server:
-        yield here, f"{server.url}/base/"
-
-
-async def test_what_prometheus_knows_to_wait_for_a_model_waits_for_it():
-    queries = '"ll*": queue\n"qwen": broken\n'
-    async with prometheus() as (server, url):
-        server.results["queue"] = vector(({"model": "llama"}, "3"), ({"model": "llm"}, "7"), ({"model": "qwen"}, "8"))
-        settings = {"prometheus_url": url, "prometheus_queries": queries, "prometheus_seconds": 0.05}
-        async with world(**settings, aliases="lla=llama") as w:
-            await w.seat("s0", "llama")
-            await w.seat("s1", "qwen")
-            published = partial(levels, w, "prometheus/ll*")
-            await until(lambda: published() != [], what="the level of llama")
-            assert set(published()) == {("llama", None, "standard", 3, 0)}, "llm has no seat, and qwen does not fit"
-            server.results["queue"] = vector(({"model_name": "lla"}, "4.1"), ({"model": "llama"}, "-1"))
-            await until(lambda: published()[-1] == ("llama", None, "standard", 5, 0), what="the alias")
-            del server.results["queue"]
-            failed = readings(w, "prometheus", "failed")
-            await until(lambda: readings(w, "prometheus", "failed") > failed + 4, what="both queries fail")
-            assert published()[-1][3] == 5, "its level expires, and is not withdrawn"
-            server.results["queue"] = vector()
-            await until(
-                lambda: published()[-1] == ("llama", None, "standard", 0, 0), what="a last level of zero", saw=published
-            )
-            assert levels(w, "prometheus/qwen") == []
-            assert w.manager.of(ActivateSeat) == [], "the manager decides"
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (vector(({"model": "m"}, "3"), ({"model": "n"}, "1")), [("m", 3)]),
-        (vector(({}, "3")), [("m", 3)]),
-        (vector(({"model_name": "m"}, "0.2"), ({"model": "m"}, "NaN")), [("m", 1), ("m", 0)]),
-        (vector(({"model": "m"}, "+Inf"), ({"model": "m"}, "1e300")), [("m", 0), ("m", math.ceil(1e300))]),
-        ({"resultType": "scalar", "result": [1.5, "4"]}, [("m", 4)]),
-        ({"resultType": "string", "result": [1.5, "x"]}, None),
-        ({"resultType": "matrix", "result": [{"metric": {}, "values": [[1.5, "4"]]}]}, None),
-        (vector(({"model": 5}, "3")), None),  # type: ignore[dict-item]
-        ([], None),
-    ],
-)  # fmt: skip
-def test_samples_of_an_answer(data: Any, expected: Any):
-    assert samples_of(json.dumps({"status": "success", "data": data}).encode(), "m") == expected
-
-
-def test_what_is_no_answer_to_a_query_has_no_samples():
-    for body in (b"", b"<html>", b"[]", b"null", b"[" * 100_000, b'{"status": "error"}'):
-        assert samples_of(body, "m") is None
-
-
-@pytest.mark.parametrize(
-    ("url", "queries", "text"),
-    [
-        ("http://p:9090", "llama", "write lines"),
-        ("http://p:9090", "llama: 5", "write lines"),
-        ("http://p:9090", "*: a: b: c", "write lines"),
-        ("", "llama: queue", "KYB_PROMETHEUS_URL=''"),
-        ("p:9090", "llama: queue", "KYB_PROMETHEUS_URL='p:9090'"),
-    ],
-)
-def test_queries_that_cannot_be_made_are_refused(url: str, queries: str, text: str):
-    with pytest.raises(ConfigError, match=text):
-        queries_of(RouterSettings(prometheus_url=url, prometheus_queries=queries))
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples/prometheus_load.py"))
+    app = web.Application()
+    app.router.add_get("/api/v1/query", query)
+    async with HttpServer(app, "127.0.0.1", 0) as prometheus, world() as w:
+        await w.seat("s0", "llama")
+        await asyncio.to_thread(example["report"], prometheus.url, w.url, "sum by (model) (queue)")
+        published = partial(levels, w, "prometheus")
+        await until(lambda: published() == [("llama", "s0", "standard", 3, 0)], what="the level", saw=published)

@@ -126,6 +126,84 @@ async def test_the_router_starts_before_nats_and_two_sigterms_end_it_cleanly(tmp
     assert "Traceback" not in log.read_text()
 
 
+async def test_an_engine_that_wants_a_key_of_its_own_is_named_in_what_the_router_reports(tmp_path: Path) -> None:
+    log, engine = tmp_path / "router.log", Engine()
+    await engine.start()
+    engine.status, engine.plain = 401, ("application/json", b'{"error": "Unauthorized"}')
+    async with (
+        NatsServer(tmp_path / "nats") as server,
+        NatsBus(server.url, source="kyb/test", name="test").opened() as bus,
+        counting_routers(bus, "n"),
+        router(server.url, log),
+        aiohttp.ClientSession() as http,
+    ):
+        await init(server.url)
+        url = await url_of(log)
+        row = SeatRecord(
+            node="n", seat="s0", state=SeatState.ACTIVE, epoch=1, model="m", endpoint=engine.endpoint, reported_at=1.0
+        )
+        await bus.until_connected()
+        await (await bus.bucket(BUCKET)).put(row.key, row.model_dump_json().encode())
+        await until_status(http, f"{url}/v1/models/m", 200)
+        for _ in range(3):
+            async with http.post(f"{url}/v1/completions", json={"model": "m"}) as answer:
+                assert answer.status == 401
+        async with bus.subscribe(Presence.pattern(component="router")) as messages, asyncio.timeout(30):
+            async for message in messages:
+                if isinstance(message, Presence) and message.faults:
+                    assert [(one.model, one.failed, one.were) for one in message.faults] == [("m", 3, "401")]
+                    break
+    await engine.stop()
+
+
+async def test_a_rollout_refuses_no_request_of_kept_connections(tmp_path: Path) -> None:
+    """Steady traffic of eight clients: a Service moves new connections only."""
+    logs, engine = [tmp_path / f"router-{n}.log" for n in (1, 2)], Engine()
+    await engine.start()
+    async with (
+        NatsServer(tmp_path / "nats") as server,
+        NatsBus(server.url, source="kyb/test", name="test").opened() as bus,
+        counting_routers(bus, "n"),
+        router(server.url, logs[0], KYB_INSTANCE="r1") as old,
+        router(server.url, logs[1], KYB_INSTANCE="r2"),
+        aiohttp.ClientSession() as http,
+    ):
+        await init(server.url)
+        await bus.until_connected()
+        row = SeatRecord(
+            node="n", seat="s0", state=SeatState.ACTIVE, epoch=1, model="m", endpoint=engine.endpoint, reported_at=1.0
+        )
+        await (await bus.bucket(BUCKET)).put(row.key, row.model_dump_json().encode())
+        urls = [await url_of(log) for log in logs]
+        for url in urls:
+            await until_status(http, f"{url}/v1/models/m", 200)
+            async with http.post(f"{url}/v1/completions", json={"model": "m"}) as answer:
+                assert answer.status == 200
+        service, ended, statuses = [urls[0]], asyncio.Event(), list[int]()
+
+        async def client() -> None:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as kept:
+                url = service[0]
+                while not ended.is_set() or len(statuses) < 300:
+                    async with kept.post(f"{url}/v1/completions", json={"model": "m"}) as answer:
+                        statuses.append(answer.status)
+                        url = service[0] if answer.headers.get("Connection") == "close" else url
+                    await asyncio.sleep(0.005)
+
+        clients = [asyncio.create_task(client()) for _ in range(8)]
+        await until(lambda: len(statuses) > 80, what="the clients keep connections to the first router")
+        service[0] = urls[1]  # its pod is being deleted
+        hook = [sys.executable, "-m", "services.router.draining", "--url", urls[0], "--first", "1", "--seconds", "30"]
+        draining = await asyncio.create_subprocess_exec(*hook, "--pid", str(old.pid))
+        assert await draining.wait() == 0
+        old.send_signal(signal.SIGTERM)
+        assert await old.wait() == 0
+        ended.set()
+        await asyncio.gather(*clients)
+        assert set(statuses) == {200}, statuses
+    await engine.stop()
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 async def test_a_router_that_is_stopped_leaves_after_its_last_call_and_one_that_is_killed_does_not(
     tmp_path: Path, how: signal.Signals

@@ -1,4 +1,4 @@
-"""Traces of requests: whose trace they continue, what managers and engines get of it, and what is never passed on."""
+"""Traces of requests: whose trace they continue, what engines get of it, and what is never passed on."""
 
 from pathlib import Path
 
@@ -9,15 +9,14 @@ from kybernate.api_keys import dump, make
 from kybernate.messages import ActivateSeat
 from kybernate.seat import SeatState
 from tests.router.world import world
-from tests.spans import Spans, parent, span_id, trace_id, traceparent
+from tests.spans import Spans, parent, trace_id, traceparent
 from tests.until import until
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 GIVEN = f"00-{TRACE}-{SPAN}-01"
-OTHER = f"00-{'4' * 32}-{'5' * 16}-01"
 
 
-async def test_a_held_request_continues_its_callers_trace_to_manager_and_engine():
+async def test_a_held_request_continues_its_callers_trace_to_the_engine():
     with Spans() as spans:
         async with world(tracer=spans.tracer, access_log=True) as w:
             engine = await w.seat("s0", "llama")
@@ -27,12 +26,11 @@ async def test_a_held_request_continues_its_callers_trace_to_manager_and_engine(
                 await until(lambda: w.manager.of(ActivateSeat), what="the activation is requested")
                 second = w.ask("llama", x_request_id="req-2")
                 await until(lambda: w.held("llama") == 2, what="both are held")
-                await w.manager.move("s0", SeatState.ACTIVE, cause="req-1", traceparent=OTHER)
+                await w.manager.move("s0", SeatState.ACTIVE, cause="req-1", op="op-1")
                 assert [(await each).status for each in (first, second)] == [200, 200]
-            command, record = w.manager.of(ActivateSeat)[0], await w.bus.ended("req-1")
+            record = await w.bus.ended("req-1")
         by_cause = {span.attributes["kybernate.cause"]: span for span in spans.of("POST /v1/chat/completions")}
         request, later = by_cause["req-1"], by_cause["req-2"]
-        inner = {(parent(span), span.name): span for name in ("hold", "first byte") for span in spans.of(name)}
 
     assert (trace_id(request), parent(request), request.kind.name) == (TRACE, SPAN, "SERVER")
     assert dict(request.attributes) | {
@@ -42,21 +40,14 @@ async def test_a_held_request_continues_its_callers_trace_to_manager_and_engine(
         "gen_ai.operation.name": "chat",
         "kybernate.seat": "s0",
         "kybernate.node": "n1",
+        "kybernate.op": "op-1",
     } == dict(request.attributes)
     assert request.attributes["kybernate.held_seconds"] < request.attributes["kybernate.first_byte_seconds"]
-    assert command.traceparent == traceparent(request)
     heads = {head["X-Request-Id"]: head for head in engine.headers}
     assert heads["req-1"].getall("traceparent") == [traceparent(request)]
     assert heads["req-1"].getall("tracestate") == ["rojo=00f067aa0ba902b7"]
     assert (parent(later), heads["req-2"]["traceparent"]) == ("", traceparent(later))
     assert "tracestate" not in heads["req-2"]
-
-    hold, first_byte = inner[span_id(request), "hold"], inner[span_id(request), "first byte"]
-    assert request.start_time == hold.start_time < hold.end_time <= first_byte.end_time <= request.end_time
-    assert first_byte.kind.name == "CLIENT"
-    assert hold.links == ()  # the switch is within its trace
-    [link] = inner[span_id(later), "hold"].links
-    assert f"{link.context.trace_id:032x}" == "4" * 32
 
     assert record is not None
     assert record.trace_id == TRACE
@@ -89,7 +80,7 @@ async def test_without_tracing_the_callers_headers_pass_untouched_and_the_log_ha
     assert [line.get("trace_id") for line in logs if line["event"] == "request.ended"] == [TRACE, None, None]
 
 
-async def test_requests_that_fail_say_why_and_have_a_hold_only_if_they_waited():
+async def test_requests_that_fail_say_why_and_are_held_only_if_they_waited():
     with Spans() as spans:
         async with world(tracer=spans.tracer, hold_seconds=0.2) as w:
             await w.seat("s0", "llama")
@@ -97,47 +88,11 @@ async def test_requests_that_fail_say_why_and_have_a_hold_only_if_they_waited():
             assert (await w.ask("llama")).status == 503
             assert (await w.ask("unknown")).status == 404
         waited, unknown = spans.of("POST /v1/chat/completions")
-        [hold] = spans.of("hold")
-    assert parent(hold) == span_id(waited)
+    assert waited.attributes["kybernate.held_seconds"] > 0
+    assert "kybernate.held_seconds" not in unknown.attributes
     assert (waited.status.is_ok, waited.attributes["error.type"]) == (False, "hold_timeout")
     assert (unknown.status.status_code.name, unknown.attributes["kybernate.reason"]) == ("UNSET", "model_not_found")
     assert "error.type" not in unknown.attributes
-
-
-async def test_a_call_that_was_cut_and_waits_in_vain_has_a_span_of_its_engine_and_one_of_its_wait():
-    with Spans() as spans:
-        async with world(tracer=spans.tracer, hold_seconds=0.2) as w:
-            engine = await w.seat("s0", "llama", SeatState.ACTIVE)
-            w.manager.auto = False
-            engine.silent.clear()
-            call = w.ask("llama")
-            await until(lambda: engine.running == 1, what="the engine has the request")
-            await w.manager.move("s0", SeatState.DRAINING)
-            await w.manager.move("s0", SeatState.PARKING)
-            assert (await call).status == 503
-        [request], [first_byte], [hold] = (
-            spans.of(name) for name in ("POST /v1/chat/completions", "first byte", "hold")
-        )
-    assert request.attributes["error.type"] == "hold_timeout"
-    assert (first_byte.status.description, first_byte.attributes["kybernate.seat"]) == ("seat_evicted", "s0")
-    assert first_byte.end_time < hold.end_time <= request.end_time
-    assert hold.start_time == request.start_time
-
-
-async def test_a_call_that_was_cut_and_sent_again_has_a_span_of_each_engine():
-    with Spans() as spans:
-        async with world(tracer=spans.tracer) as w:
-            engine = await w.seat("s0", "llama", SeatState.ACTIVE)
-            engine.silent.clear()
-            call = w.ask("llama")
-            await until(lambda: engine.running == 1, what="the engine has the request")
-            await w.seat("s1", "llama", SeatState.ACTIVE)
-            await w.manager.move("s0", SeatState.DRAINING)
-            await w.manager.move("s0", SeatState.PARKING)
-            assert (await call).status == 200
-        cut, answered = spans.of("first byte")
-    assert (cut.status.description, cut.attributes["kybernate.seat"]) == ("seat_evicted", "s0")
-    assert (answered.status.is_ok, answered.attributes["kybernate.seat"]) == (True, "s1")
 
 
 async def test_a_key_in_tracestate_reaches_neither_engine_nor_collector(tmp_path: Path):

@@ -4,6 +4,7 @@ import asyncio
 import math
 import re
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from kybernate.api_keys import KeyFile, Tenant, dump, load, make
 from kybernate.config_errors import ConfigError
 from kybernate.dev.nats_server import free_port
 from kybernate.messages import CommandReply
+from kybernate.roster import model_state
 from kybernate.seat import SeatState
+from services.router import models
 from services.router.api import PRIORITIES, aliases_of
+from services.router.auth import ApiKeyGuard
 from services.router.core import step
 from services.router.core.admission import Limits
 from services.router.core.managers import RouterIdentity
@@ -51,6 +55,10 @@ def drain(traffic: Traffic, running: int = 1000) -> list[int]:
         order.append(running)
 
 
+def rows_of(tenants: Tenants) -> list[dict[str, Any]]:
+    return [{"tenant": name, "model": model, **asdict(used)} for (name, model), used in sorted(tenants.used.items())]
+
+
 def test_tenants_take_turns_however_many_calls_one_has():
     traffic = busy()
     for number in range(1, 13):
@@ -58,6 +66,76 @@ def test_tenants_take_turns_however_many_calls_one_has():
     for number in (20, 21):
         arrive(traffic, number, tenant="few", now=0.2)
     assert drain(traffic) == [1, 20, 2, 21, *range(3, 13)]
+
+
+def test_the_first_call_of_a_tenant_waits_behind_the_long_answers_of_another_one():
+    traffic = busy()
+    for number in range(1, 17):
+        arrive(traffic, number, tenant="a", now=0.1)
+    assert [one.status for one in kinds(arrive(traffic, 17, tenant="a", now=0.1), step.Reject)] == [429]
+    for number in range(100, 130):
+        arrive(traffic, number, tenant=f"t{number}", now=0.1)
+    assert not kinds(arrive(traffic, 200, tenant="b", now=0.1), step.Reject)
+    assert [one.status for one in kinds(arrive(traffic, 201, tenant="b", now=0.1), step.Reject)] == [429]
+
+
+def test_the_last_place_is_for_tenants_without_a_request_there():
+    traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
+    traffic.handle(listed(0.0), 0.0)
+    traffic.handle(synced(record(state=SeatState.ACTIVE, max_requests=4)), 0.0)
+
+    def sent(effects: list[step.Effect]) -> list[int]:
+        return [forward.request for forward in kinds(effects, step.Forward)]
+
+    began = [arrive(traffic, number, tenant="a", now=0.1) for number in range(1, 6)]
+    assert [sent(effects) for effects in began] == [[1], [2], [3], [], []]
+    assert sent(arrive(traffic, 10, tenant="b", now=0.2)) == [10]
+    assert not sent(arrive(traffic, 11, tenant="b", now=0.3))
+    assert not sent(arrive(traffic, 12, tenant="c", now=0.3))
+    assert sent(traffic.handle(step.CallEnded(1, True), 0.4)) == [12], "the next to end makes place for c"
+    assert sent(traffic.handle(step.CallEnded(2, True), 0.5)) == []
+    assert sent(traffic.handle(step.CallEnded(12, True), 0.6)) == [4], "its turn came first"
+    assert sent(traffic.handle(step.CallEnded(10, True), 0.7)) == [11]
+
+
+def test_the_kept_place_of_either_replica_is_found():
+    traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
+    traffic.handle(listed(0.0), 0.0)
+    rows = (record(seat, state=SeatState.ACTIVE, max_requests=4) for seat in ("s1", "s2"))
+    traffic.handle(synced(*rows), 0.0)
+    for number in range(6):
+        assert kinds(arrive(traffic, number, tenant="a", now=0.1), step.Forward)
+    assert not kinds(arrive(traffic, 6, tenant="a", now=0.1), step.Forward)
+    (first,) = kinds(arrive(traffic, 10, tenant="b", now=0.2), step.Forward)
+    (second,) = kinds(arrive(traffic, 11, tenant="b", now=0.3), step.Forward)
+    assert {first.seat, second.seat} == {"s1", "s2"}
+    assert not kinds(arrive(traffic, 12, tenant="b", now=0.4), step.Forward)
+
+
+def test_without_a_second_tenant_and_of_few_places_none_is_kept():
+    for places, tenant in ((4, ""), (3, "a")):
+        traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
+        traffic.handle(listed(0.0), 0.0)
+        traffic.handle(synced(record(state=SeatState.ACTIVE, max_requests=places)), 0.0)
+        for number in range(places):
+            assert kinds(arrive(traffic, number, tenant=tenant, now=0.1), step.Forward)
+        assert not kinds(arrive(traffic, 10, tenant="b", now=0.2), step.Forward)
+
+
+def test_a_place_is_kept_only_where_several_tenants_may_call(tmp_path: Path) -> None:
+    (one, token), (view, _), (other, _) = (
+        make(name, [of]) for name, of in zip("avb", ("infer", "view", "gateway"), strict=True)
+    )
+    path = tmp_path / "keys.yaml"
+    path.write_text(dump([one, view]))
+    guard = ApiKeyGuard(path)
+
+    def lane() -> str:
+        return guard.admit({"x-kyb-key": token}, ("infer",), "POST", "/v1/completions").lane
+
+    assert lane() == ""
+    guard.applied(KeyFile(keys=(one, view, other)))
+    assert lane() == "a"
 
 
 def test_a_tenant_that_was_silent_saves_no_turns():
@@ -98,18 +176,17 @@ def test_a_full_queue_takes_the_last_call_of_the_tenant_with_the_most():
 # --- limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_requests_and_tokens_come_back_with_time():
+def test_requests_come_back_with_time():
     tenants = Tenants()
-    tenants.apply([Tenant(name="a", requests_per_minute=2, tokens_per_minute=600)], 0.0)
+    tenants.apply([Tenant(name="a", requests_per_minute=2)], 0.0)
     for _ in range(2):
         assert tenants.begin("a", 0.0) is None
         tenants.end("a", "m", Tokens(10, 20))
     assert tenants.begin("a", 0.0) == ("2 requests in a minute (requestsPerMinute)", 30)
     assert tenants.begin("a", 30.0) is None
     tenants.end("a", "m", Tokens(500, 1000))
-    assert tenants.begin("a", 60.0) == ("600 tokens in a minute (tokensPerMinute)", 61)
-    assert tenants.begin("a", 60.0 + 61) is None
-    (used,) = tenants.report()
+    assert tenants.begin("a", 30.0) == ("2 requests in a minute (requestsPerMinute)", 30)
+    (used,) = rows_of(tenants)
     assert used == {"tenant": "a", "model": "m", "requests": 3, "prompt_tokens": 520, "completion_tokens": 1040}
 
 
@@ -175,7 +252,7 @@ async def shared(tmp_path: Path) -> AsyncIterator[tuple[World, dict[str, dict[st
     """A router with models of two tenants, and the headers of their callers."""
     limits = [
         Tenant(name="blue", models=("blue-*",), priority="normal", requests_per_minute=3, concurrency=2),
-        Tenant(name="red", models=("red-*", "both"), tokens_per_minute=60),
+        Tenant(name="red", models=("red-*", "both")),
     ]
     made = {name: make(name, ["infer", "gateway"]) for name in ("blue", "red", "free")}
     rows = [row.model_copy(update={"tenant": name if name != "free" else None}) for name, (row, _) in made.items()]
@@ -189,9 +266,9 @@ async def shared(tmp_path: Path) -> AsyncIterator[tuple[World, dict[str, dict[st
 
 async def test_a_tenant_sees_and_uses_only_its_models(shared: Any) -> None:
     w, keys = shared
-    for name, models in (("blue", ["blue-1"]), ("red", ["both", "red-1"]), ("free", ["blue-1", "both", "red-1"])):
+    for name, of in (("blue", ["blue-1"]), ("red", ["both", "red-1"]), ("free", ["blue-1", "both", "red-1"])):
         listed = await w.call("GET", "/v1/models", headers=keys[name])
-        assert [model["id"] for model in listed.json["data"] if model["id"] == model["root"]] == models
+        assert [model["id"] for model in listed.json["data"] if model["id"] == model["root"]] == of
     calls = [
         ("POST", "/v1/completions", {"json": {"model": "red-1"}}),
         ("POST", "/v1/completions", {"json": {"model": "blue-none"}}),
@@ -225,14 +302,57 @@ async def test_limits_of_one_tenant_are_not_those_of_another(shared: Any) -> Non
     refused = await call("blue", "blue-1")
     assert "(requestsPerMinute)" in refused.json["error"]["message"]
     assert 1 <= int(refused.headers["Retry-After"]) <= 20
-    assert (await call("red", "red-1")).status == 200, "it has used more tokens than it has in a minute"
-    refused = await call("red", "red-1")
-    assert (refused.status, refused.code) == (429, "tenant_limit")
-    assert "(tokensPerMinute)" in refused.json["error"]["message"]
+    assert (await call("red", "red-1")).status == 200
     assert (await call("free", "red-1")).status == 200
     shown = generate_latest(w.router.health.registry).decode()
     assert 'kybernate_router_tenant_requests_total{model="blue-1",tenant="blue"} 3.0' in shown
-    assert 'kybernate_router_rejections_total{reason="tenant"} 3.0' in shown
+    assert 'kybernate_router_rejections_total{reason="tenant"} 2.0' in shown
+
+
+async def test_the_list_of_models_is_made_anew_only_when_seats_have_changed(
+    shared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w, keys = shared
+    made: list[Any] = []
+
+    def counted(records: Any) -> str:
+        made.append(records)
+        return model_state(records)
+
+    monkeypatch.setattr(models, "model_state", counted)
+
+    async def states(name: str) -> dict[str, str]:
+        rows = (await w.call("GET", "/v1/models", headers=keys[name])).json["data"]
+        return {row["id"]: row["state"] for row in rows}
+
+    first = await states("red")
+    assert (first, len(made)) == ({"both": "active", "red-1": "active"}, 2)
+    assert await states("red") == first
+    assert len(made) == 2
+    assert set(await states("blue")) == {"blue-1", "small"}
+    await w.manager.move("both", SeatState.PARKED)
+    await until(lambda: w.upstream("both").record.state is SeatState.PARKED, what="the router knows of the park")
+    assert await states("red") == {"both": "parked", "red-1": "active"}
+
+
+async def test_a_tenant_gets_a_place_beside_long_streams_of_another_one(tmp_path: Path) -> None:
+    made = {name: make(name, ["infer"]) for name in ("long", "short", "third")}
+    path, places = tmp_path / "keys.yaml", 8
+    path.write_text(dump([row for row, _ in made.values()]))
+    async with world(api_keys_file=path, health_port=free_port()) as w:
+        engine = await w.seat("s0", "m", SeatState.ACTIVE, max_requests=places)
+        keys = {name: {"Authorization": f"Bearer {token}"} for name, (_, token) in made.items()}
+        engine.gate.clear()
+        streams = [w.ask("m", stream=True, **keys["long"]) for _ in range(places + 6)]
+        await until(lambda: engine.running >= places - 1 and w.held("m") >= 6, what="streams take the places")
+        for name in 2 * ("short", "short", "third"):
+            task = w.ask("m", stream=True, **keys[name])
+            await until(lambda: engine.running == places, what=f"a stream of {name} runs beside them")
+            task.cancel()
+            await until(lambda: engine.running == places - 1, what=f"{name} has left")
+        assert not any(stream.done() for stream in streams), "none was cut, and none began"
+        engine.gate.set()
+        assert {(await stream).status for stream in streams} == {200}
 
 
 async def test_a_wake_counts_as_a_request_of_its_tenant(shared: Any) -> None:
@@ -253,7 +373,7 @@ async def test_an_alias_is_its_model_under_another_name(shared: Any) -> None:
     w, keys = shared
     answer = await w.call("POST", "/v1/completions", headers=keys["blue"], json={"model": "small", "prompt": "hi"})
     assert (answer.status, w.engines[0].requests) == (200, [{"model": "blue-1", "prompt": "hi"}])
-    assert {(row["model"], row["requests"]) for row in w.router.guard.tenants.report()} == {("blue-1", 1)}
+    assert {(row["model"], row["requests"]) for row in rows_of(w.router.guard.tenants)} == {("blue-1", 1)}
     listed = await w.call("GET", "/v1/models", headers=keys["blue"])
     assert [(row["id"], row["root"]) for row in listed.json["data"]] == [("blue-1", "blue-1"), ("small", "blue-1")]
     assert (await w.call("GET", "/v1/models/small", headers=keys["blue"])).json["root"] == "blue-1"
@@ -270,7 +390,7 @@ async def test_an_alias_is_its_model_under_another_name(shared: Any) -> None:
 
 
 def used(w: World, tenant: str) -> tuple[int, int, int]:
-    rows = [row for row in w.router.guard.tenants.report() if row["tenant"] == tenant]
+    rows = [row for row in rows_of(w.router.guard.tenants) if row["tenant"] == tenant]
     return tuple(sum(row[of] for row in rows) for of in ("requests", "prompt_tokens", "completion_tokens"))  # type: ignore[return-value]
 
 
@@ -281,7 +401,6 @@ async def test_a_caller_that_leaves_early_pays_for_its_request_and_for_what_has_
     async def leaves(asked: "asyncio.Task[Any]", requests: int) -> tuple[int, int]:
         asked.cancel()
         await until(lambda: used(w, "red")[0] == requests, what="the call has ended")
-        w.router.guard.tenants._accounts["red"].tokens.left = 60
         return used(w, "red")[1:]
 
     w.manager.auto = False

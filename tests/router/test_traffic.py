@@ -51,6 +51,7 @@ def router(*records: SeatRecord, **limits: Any) -> Traffic:
     traffic = Traffic(Limits(**limits), RouterIdentity("r", "i1"))
     traffic.handle(listed(0.0), 0.0)
     traffic.handle(synced(*records), 0.0)
+    traffic.trust.settles = 0.0  # it runs for a while
     return traffic
 
 
@@ -141,7 +142,35 @@ def test_nothing_is_forwarded_before_the_first_reading_of_the_roster():
     traffic.handle(listed(1.4), 1.4)
     out = traffic.handle(synced(record(state=S.ACTIVE), at=1.5), 2.0)
     assert [f.request for f in kinds(out, step.Forward)] == [1]
-    assert [(r.request, r.status) for r in kinds(out, step.Reject)] == [(2, 404)]
+    assert not kinds(out, step.Reject), "a manager may not have reported yet how many rows it has written"
+    assert not kinds(traffic.handle(step.TimePassed(), 4.9), step.Reject)
+    rejected = kinds(traffic.handle(step.TimePassed(), 5.0), step.Reject)
+    assert [(r.request, r.status) for r in rejected] == [(2, 404)]
+
+
+def written(rows: int, seq: int = 0, node: str = "n") -> Presence:
+    """The presence of a manager that has written so many rows."""
+    return listed(0.0, node).model_copy(update={"rows": rows, "seq": seq})
+
+
+def test_a_model_is_not_unknown_while_rows_have_not_arrived():
+    """The roster was purged, and the router restarted: only the managers know that there are more rows."""
+    traffic = router(record())
+    traffic.handle(written(2, 5), 1.0)
+    arrive(traffic, 1, model="other", now=1.1)
+    assert not traffic.absent("other", 1.1)
+    (reject,) = kinds(arrive(traffic, 2, model="other", now=1.1), step.Reject)
+    assert (reject.status, reject.code, reject.retry_after) == (503, "roster_incomplete", 1)
+    traffic.handle(record("s1", seq=4, model="others"), 1.2)
+    assert kinds(arrive(traffic, 3, model="other", now=1.3), step.Reject)[0].status == 503, "a later row is missing"
+    traffic.handle(record("s1", seq=5, model="third"), 1.4)
+    assert [r.status for r in kinds(arrive(traffic, 4, model="other", now=1.5), step.Reject)] == [404]
+    assert traffic.absent("other", 1.5)
+    traffic.handle(event("s1", S.FREE, epoch=11, model=""), 1.6)
+    assert [r.status for r in kinds(arrive(traffic, 5, model="other", now=1.7), step.Reject)] == [503]
+    assert [r.status for r in kinds(arrive(traffic, 6, model="other", now=11.1), step.Reject)] == [404], (
+        "no manager lives"
+    )
 
 
 def test_a_lower_epoch_changes_nothing():
@@ -363,6 +392,8 @@ def test_a_final_refusal_rejects_calls_until_it_expires():
     assert kinds(arrive(traffic, 2, now=1.2), step.Reject)
     traffic.handle(step.TimePassed(), 6.2)
     assert kinds(arrive(traffic, 3, now=6.3), step.RequestActivation)
+    traffic.handle(event(state=S.ACTIVATING, epoch=11, at=6.4), 6.4)
+    assert not kinds(traffic.handle(step.ActivationAnswered(K0, refused), 6.5), step.Reject), "it comes"
 
 
 def test_calls_of_a_refused_seat_move_to_another_seat():

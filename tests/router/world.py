@@ -230,6 +230,7 @@ async def world(*, connected: bool = True, tracer: Any = None, **settings: Any) 
         try:
             if connected:
                 await here.ready()
+                router.traffic.trust.settles = 0.0  # it runs for a while
             yield here
             failed = [task.exception() for task in tasks if task.done()]
             assert not failed, failed

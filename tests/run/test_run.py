@@ -5,8 +5,10 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,13 +23,16 @@ SH = ("/bin/sh", "-c")
 SLEEPS = (*SH, "echo up; exec sleep 1000")
 
 
-@pytest.fixture(scope="session")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("run") / "kyb-run"
+def built(target: Path, *changes: str, source: Path = SOURCE) -> Path:
     checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"]
     flags = [flag for flag in FLAGS if flag not in ("-static", "-s")]
-    subprocess.run(["cc", *flags, *checks, "-o", str(target), str(SOURCE)], check=True, timeout=120)
+    subprocess.run(["cc", *flags, *checks, *changes, "-o", str(target), str(source)], check=True, timeout=120)
     return target
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("run") / "kyb-run")
 
 
 @dataclass
@@ -104,14 +109,23 @@ class Run:
 
 @asynccontextmanager
 async def running(
-    program: Path, gate: Gate | None, *command: str, env: dict[str, str] | None = None
+    program: Path, gate: Gate | None, *command: str, env: dict[str, str] | None = None, ignored: tuple[int, ...] = ()
 ) -> AsyncIterator[Run]:
+    """``ignored``: signals that the process that starts it ignores."""
+
     own = {"PATH": os.environ["PATH"], "ASAN_OPTIONS": "detect_leaks=0"}
     own |= {} if gate is None else {"KYB_SEAT_DIR": str(gate.folder)}
     out = (gate.folder.parent if gate is not None else program.parent) / f"out-{os.urandom(4).hex()}"
     with out.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            str(program), "--", *command, env=own | (env or {}), stdout=output, stderr=output, start_new_session=True
+            str(program),
+            "--",
+            *command,
+            env=own | (env or {}),
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=lambda: [signal.signal(number, signal.SIG_IGN) for number in ignored],
         )
     try:
         yield Run(process, out)
@@ -366,6 +380,207 @@ async def test_it_waits_for_a_gate_that_is_away(program: Path, gate: Gate) -> No
         gate.answer("start\n")
         await gate.open()
         await run.engine(2)
+
+
+# --- what it meets in the wild ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", ENDS)
+async def test_a_signal_that_the_engine_outlives_does_not_end_its_container_at_the_next_park(
+    tmp_path_factory: pytest.TempPathFactory, gate: Gate, number: signal.Signals
+) -> None:
+    """SIGQUIT may ask for the stacks of its threads."""
+    brief = built(tmp_path_factory.mktemp("brief") / "kyb-run", "-DGRACE_MS=200")
+    await gate.open()
+    script = f"trap 'echo dump' {number.name[3:]}; echo up; while :; do sleep 0.05; done"
+    async with running(brief, gate, *SH, script) as run:
+        await until(lambda: "up" in run.text, what="the trap is set")
+        run.process.send_signal(number)
+        await until(lambda: "dump" in run.text, what="the engine has taken the signal")
+        await over(ms_now() + 200)
+        gate.ends("1\n")
+        os.kill(run.children()[0], signal.SIGKILL)
+        await until(lambda: gate.asked == 1, what="kyb-run asks at the gate", saw=lambda: run.text)
+
+
+async def test_children_are_collected_where_the_parent_ignores_theirs(program: Path, gate: Gate) -> None:
+    async with running(program, gate, *SH, "exit 7", ignored=(signal.SIGCHLD,)) as run:
+        assert await run.code() == 7
+
+
+@pytest.mark.parametrize("number", ENDS)
+async def test_signals_that_a_background_shell_ignores_end_the_engine(
+    program: Path, gate: Gate, number: signal.Signals
+) -> None:
+    async with running(program, gate, *SLEEPS, ignored=tuple(ENDS)) as run:
+        await run.engine()
+        run.process.send_signal(number)
+        assert await run.code() == 128 + number
+
+
+async def test_a_plugin_that_takes_no_connection_keeps_no_signal_from_it(program: Path, gate: Gate) -> None:
+    """The plugin is stopped, and its backlog is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(gate.folder / "gate.sock"))
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                caller = stack.enter_context(socket.socket(socket.AF_UNIX))
+                caller.setblocking(False)
+                caller.connect(listener.getsockname())
+        async with running(program, gate, *SLEEPS) as run:
+            engine = await run.engine()
+            gate.ends("1\n")
+            os.kill(engine, signal.SIGKILL)
+            await until(lambda: "starts again when" in run.text, what="it is about to ask", saw=lambda: run.text)
+            run.process.terminate()
+            assert await run.code() == 143
+
+
+async def test_a_log_that_takes_nothing_keeps_it_from_nothing(program: Path, gate: Gate) -> None:
+    await gate.open()
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(write, b"x" * 4096)
+    os.set_blocking(write, True)
+    own = {"PATH": os.environ["PATH"], "ASAN_OPTIONS": "detect_leaks=0", "KYB_SEAT_DIR": str(gate.folder)}
+    process = await asyncio.create_subprocess_exec(
+        str(program), "--", "sleep", "1000", env=own, stderr=write, start_new_session=True
+    )
+    run = Run(process, program)
+    try:
+        await until(lambda: len(run.children()) == 1, what="the engine")
+        gate.ends("1\n")
+        os.kill(run.children()[0], signal.SIGKILL)
+        await until(lambda: gate.asked == 1, what="kyb-run asks at the gate")
+        process.terminate()
+        assert await run.code() == 143
+    finally:
+        os.close(read)
+        os.close(write)
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+async def test_an_end_that_is_announced_with_the_permission_is_about_the_new_engine(program: Path, gate: Gate) -> None:
+    await gate.open()
+    async with running(program, gate, *SLEEPS) as run:
+        await parked(gate, run)
+        gate.ends("2\n")
+        gate.answer("start\n")
+        os.kill(await run.engine(2), signal.SIGKILL)
+        await until(lambda: gate.asked == 2, what="it asks again", saw=lambda: run.text)
+
+
+async def test_what_keeps_it_from_the_gate_is_named_once(program: Path, gate: Gate) -> None:
+    await gate.open()
+    async with running(program, gate, *SH, "setsid sleep 1000 & echo up; wait") as run:
+        await until(lambda: "up" in run.text, what="the engine is up")
+        (engine,) = run.children()
+        gate.ends("1\n")
+        os.kill(engine, signal.SIGKILL)
+        await until(lambda: "it waits for the end of pid" in run.text, what="it says for what", saw=lambda: run.text)
+        (left,) = run.children()
+        assert f"pid {left} which /bin/sh has left behind\n" in run.text
+        os.kill(left, signal.SIGKILL)
+        await until(lambda: gate.asked == 1, what="kyb-run asks at the gate")
+        assert run.text.count("it waits for") == 1
+
+
+# --- permissions that are over ----------------------------------------------------------------------------------------
+
+
+def ms_now() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+async def over(ms: int) -> None:
+    """Until this instant of CLOCK_MONOTONIC is past."""
+    await until(lambda: ms_now() > ms, what="the permission is over")
+
+
+@pytest.fixture(scope="session")
+def pauses(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program whose children stop themselves before they look at the clock."""
+    folder = tmp_path_factory.mktemp("pauses")
+    (folder / "pauses.c").write_text(
+        "#define _GNU_SOURCE\n#include <signal.h>\n#include <unistd.h>\n"
+        "static pid_t stopped(void) { raise(SIGSTOP); return getppid(); }\n"
+        f'#define getppid stopped\n#include "{SOURCE}"\n'
+    )
+    return built(folder / "kyb-run", source=folder / "pauses.c")
+
+
+@pytest.mark.parametrize("child", [False, True])
+async def test_a_permission_that_is_used_too_late_starts_nothing(
+    program: Path, pauses: Path, gate: Gate, child: bool
+) -> None:
+    """kyb-run, or its child before it looks at the clock, was stopped: by now its GPUs may be another seat's."""
+    await gate.open()
+    async with running(pauses if child else program, gate, *SLEEPS) as run:
+        if child:
+            await go_on(run)
+        await parked(gate, run)
+        asked = ms_now()
+        if not child:
+            run.process.send_signal(signal.SIGSTOP)
+        gate.answer("within 2000\nstart\n")
+        if child:
+            await until(lambda: len(run.children()) == 1, what="the child of the second start")
+        await over(asked + 2000)
+        if child:
+            await go_on(run)
+        else:
+            run.process.send_signal(signal.SIGCONT)
+        await until(lambda: gate.asked == 2, what="it asks again", saw=lambda: run.text)
+        assert run.text.count("up\n") == 1
+        assert "the permission to start /bin/sh is over; it asks for another one\n" in run.text
+        gate.answer("within 30000\nstart\n")
+        if child:
+            await go_on(run)
+        await run.engine(2)
+
+
+async def go_on(run: Run) -> None:
+    """The child that has stopped itself before it became the engine goes on."""
+    await until(lambda: [*map(state_of, run.children())] == ["T"], what="the child stops", saw=run.children)
+    os.kill(run.children()[0], signal.SIGCONT)
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("answer", ["start\n", "within 9223372036854775807\nstart\n"])
+async def test_a_permission_without_a_usable_end_is_one(program: Path, gate: Gate, answer: str) -> None:
+    await gate.open()
+    async with running(program, gate, *SLEEPS) as run:
+        await parked(gate, run)
+        gate.answer(answer)
+        await run.engine(2)
+
+
+@pytest.mark.parametrize("text", ["1\n", "x\n"])
+async def test_the_first_start_needs_kubelets_permit(program: Path, gate: Gate, text: str) -> None:
+    """kyb-run was stopped before its first fork, or kubelet, which had just restarted, has skipped the gate."""
+    (gate.folder / "permit").write_text(text)
+    await gate.open()
+    async with running(program, gate, *SLEEPS) as run:
+        await until(lambda: gate.asked == 1, what="it asks at the gate", saw=lambda: run.text)
+        assert run.text.count("up\n") == 0
+        gate.answer("start\n")
+        await run.engine()
+
+
+async def test_a_permit_of_the_present_start_is_one(program: Path, gate: Gate) -> None:
+    (gate.folder / "permit").write_text(f"{ms_now() + 100_000}\n")
+    async with running(program, gate, *SLEEPS) as run:
+        await run.engine()
+    assert gate.asked == 0
 
 
 @pytest.mark.parametrize(

@@ -49,15 +49,13 @@ class Exhaustive:
 class Impatient:
     """Evicts for any demand, at once."""
 
-    how: str = "drain"
-
     def decide(self, view: GroupView) -> Decision:
         wanted = sorted((s for s in view.seats if s.wait_seconds is not None), key=lambda s: (s.in_flight, s.turn))
         if not wanted:
             return Stay(None, "no demand")
         if len(view.holders()) < view.slots:
             return Switch(wanted[0].seat, None, "free")
-        return Switch(wanted[0].seat, view.holders()[0].seat, "now", self.how)  # type: ignore[arg-type]
+        return Switch(wanted[0].seat, view.holders()[0].seat, "now")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,17 @@ import pytest
 import yaml
 
 from kybernate.cli import main
-from kybernate.lab.advise import Workload, advise, advise_fleet, facts, fleet_cost, fleet_gpus, holds, knowledge
+from kybernate.lab.advise import (
+    Workload,
+    advise,
+    advise_fleet,
+    facts,
+    fleet_cost,
+    fleet_gpus,
+    holds,
+    knowledge,
+    whole_gpus,
+)
 
 KNOWN: dict[str, tuple[str, str, dict[str, Any]]] = {
     "training": ("dedicated", "4.1", {"kind": "training", "vramGb": 70, "busy": 0.9}),
@@ -198,6 +208,17 @@ def test_a_fleet_of_adapters_needs_one_engine_for_its_base() -> None:
     assert fleet_gpus([(one, "adapters") for one in (*fleet, other)], "H100") == {"adapters": 2}
 
 
+def test_an_adapter_costs_no_gpu_where_its_base_is_served_and_none_in_the_fleet_it_is_compared_with() -> None:
+    base = workload(name="qwen-7b", vramGb=20, busy=0.3)
+    adapters = [workload(name=f"a{number}", vramGb=0.3, busy=0.001, adapterOf="qwen-7b") for number in range(30)]
+    chosen = [(base, "dedicated"), *((one, "adapters") for one in adapters)]
+    assert fleet_gpus(chosen, "H100") == {"dedicated": 1, "adapters": 0}
+    assert fleet_gpus(whole_gpus(chosen), "H100") == {"dedicated": 1, "adapters": 0}, "no GPU is saved by adapters"
+    busy = [workload(name=f"b{number}", vramGb=0.3, busy=0.1, adapterOf="qwen-7b") for number in range(8)]
+    asked = [(base, "dedicated"), *((one, "adapters") for one in busy)]
+    assert fleet_gpus(asked, "H100")["adapters"] == 1, "1.1 GPUs of work, at most 0.8 in one engine"
+
+
 def test_what_a_strategy_asks_of_the_cluster_is_reported() -> None:
     def needs(name: str) -> str:
         return " ".join(advise(workload(**NEW[name][2]), "H100").needs)
@@ -367,6 +388,10 @@ def test_a_deployment_is_read_and_a_description_adds_to_it(tmp_path: Path, capsy
         (f"{DEPLOYMENT}---{DEPLOYMENT}", "two workloads are called qwen"),
         ("hello: 1\n", "no workloads"),
         (DEPLOYMENT.replace("replicas: 1", "replicas: many"), "replicas"),
+        (DEPLOYMENT.replace("replicas: 1", "replicas: 1000000000"), "at most 1000"),
+        ("workloads:\n- {name: a, kind: inference, gpus: 1000000000}\n", "at most 1024"),
+        ("workloads:\n- {name: a, kind: inference, adapterOf: a}\n", "a: adapterOf a is an adapter itself"),
+        ("workloads:\n- {name: a, kind: inference, vramGb: .nan}\n", "write a number\n"),
     ],
 )
 def test_a_wrong_description_is_refused(

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from kybernate.cli import main
-from kybernate.lab.cli.simulate_report import _finite
 from kybernate.seat import SeatState
 from services.gpu_manager.ledger import Costs, Durable, Ledger, LedgerEntry, LedgerFile
 
@@ -104,6 +103,9 @@ def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.Capture
         (("--scenario", "gentd26"), "lora_request_trace.csv"),
         (("TRACE", "--policy", "kyb-balance"), "did you mean"),
         (("TRACE", "--policy", ","), "--policy names none"),
+        (("TRACE", "TRACE"), "is named twice; name it once: --speed-up 2 doubles its load"),
+        *((("TRACE", option, "inf"), option) for option in ("--speed-up", "--sharing", "--cold-start", "--slo")),
+        *((("TRACE", option, "1e30"), option) for option in ("--kv", "--memory", "--host-memory", "--move-seconds")),
         (("TRACE", "--cost", "quick"), "neither a name"),
         (("TRACE", "--tier", "chat=golden"), "no tier 'golden'"),
         (("TRACE", "--tier", "chta=gold"), "no seat serves model 'chta'"),
@@ -117,9 +119,6 @@ def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.Capture
         (("missing.csv",), "no such file"),
         (("--scenario", "poisson", "--duration", "60"), "--duration cut a trace"),
         (("--scenario", "servegen", "TRACE", "TRACE"), "made from one trace"),
-        (("TRACE", "--bound", "--jitter", "0.1"), "leave it out"),
-        (("TRACE", "--bound", "--slowdown", "1:0.5"), "below 1"),
-        (("TRACE", "--bound", "--cold-start", "0", "--host-memory", "30"), "--cold-start is below"),
     ],
 )
 def test_a_mistake_exits_with_2_and_a_remedy(
@@ -157,16 +156,3 @@ def test_one_request_needs_one_slot(trace: Path, capsys: pytest.CaptureFixture[s
     code, out, _ = kyb(capsys, trace, "--policy", "exhaustive")
     assert code == 0
     assert "1 at most" in out
-
-
-def test_a_trace_too_large_to_bound_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    pytest.importorskip("numba")
-    path = tmp_path / "long.csv"
-    path.write_text("arrival_s,model,prompt_tokens,output_tokens\n0,a,10,10\n150000000,a,10,10\n")
-    code, _, err = kyb(capsys, path, "--bound", "--policy", "exhaustive")
-    assert code == 2
-    assert "cut out a window" in err
-
-
-def test_json_has_no_infinity():
-    assert (_finite(float("inf")), _finite(1.5), _finite("wait")) == (None, 1.5, "wait")

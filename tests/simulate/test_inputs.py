@@ -136,14 +136,14 @@ ROWS = [
 def test_a_trace_on_a_node():
     node = Node(
         groups=2, cost=parse_cost("10/10"), vram_bytes={"big": 60 * GB, "": 20 * GB}, pinned=frozenset({"small"}),
-        measured={"mid": (0.5, 0.7)}, tiers={"": ("standard", 1.0, 20.0, 0.0), "big": ("gold", 2.0, 12.0, 5.0)},
+        measured={"mid": (0.5, 0.7)}, tiers={"": ("standard", 1.0, 20.0), "big": ("gold", 2.0, 12.0)},
     )  # fmt: skip
     made = from_arrivals(ROWS, node, speed_up=2.0, duration=40.0)
     assert [(seat.name, seat.group) for seat in made.seats] == [("big", "G0"), ("mid", "G1"), ("small", "G1")]
     assert (made.at, made.seat, made.duration) == ((0.0, 5.0, 10.0, 15.0), (2, 0, 0, 1), 20.0)
     assert made.service == pytest.approx((1.1, 11.0, 11.0, 3.5))
     big, mid, small = made.seats
-    assert (big.tier, big.weight, big.slo_seconds, big.stall_budget_seconds) == ("gold", 2.0, 12.0, 5.0)
+    assert (big.tier, big.weight, big.slo_seconds) == ("gold", 2.0, 12.0)
     assert (big.park_seconds, mid.park_seconds, mid.activate_seconds) == (7.0, 0.5, 0.7)
     assert (small.pinned, small.slo_seconds) == (True, 20.0)
 

@@ -20,15 +20,17 @@ import yaml
 
 from kybernate import local_stack
 from kybernate.cli import main
+from kybernate.cli.output import CliError
 from kybernate.dev import logs as logs_of
 from kybernate.dev import up
 from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.stubs import StubError, build_stubs
 from kybernate.dev.stack import StackOptions
-from kybernate.dev.stack.layout import Ports, lay_out
+from kybernate.dev.stack.layout import Ports, commands, lay_out
 from kybernate.dev.stack.options import check
 from kybernate.http_api import unanswered
 from kybernate.local_stack import log_lines
+from kybernate.settings import known_options
 from services.router.settings import RouterSettings
 from tests.test_tls import make
 from tests.until import TIME_FACTOR, until
@@ -109,6 +111,7 @@ async def test_on_real_gpus_nothing_of_ours_stands_before_nvidias_libraries(tmp_
     [
         (("--driver", "nvidia"), {}, "--driver nvidia needs --pods FILE"),
         ((), {"KYB_TLS_CERT_FILE": "tls.crt"}, "KYB_TLS_CERT_FILE needs KYB_ROUTER_URL.*https://NAME:8780"),
+        ((), {"KYB_TLS_CERT_FILE": "tls.crt", "KYB_ROUTER_URL": "http://box.lan:8780"}, "KYB_ROUTER_URL.*https://NAME"),
     ],
 )
 def test_what_a_box_needs_is_named(
@@ -135,6 +138,32 @@ def test_a_stack_gets_every_setting_of_the_router_that_it_does_not_decide() -> N
 
 
 @pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"KYB_HOST": "nonsense.invalid"}, "KYB_HOST=nonsense.invalid: this machine cannot listen there"),
+        ({"KYB_HOST": "192.0.2.1"}, "KYB_HOST=192.0.2.1: this machine cannot listen there"),
+        ({"KYB_API_KEYS_FLIE": "keys.yaml"}, "unknown setting KYB_API_KEYS_FLIE: did you mean KYB_API_KEYS_FILE?"),
+        ({"KYB_NATS_CERT_FLIE": "x"}, "unknown setting KYB_NATS_CERT_FLIE: did you mean KYB_NATS_CERT_FILE?"),
+        ({"KYB_HOTS": "0.0.0.0"}, "unknown setting KYB_HOTS: did you mean KYB_HOST?"),
+    ],
+)
+def test_a_wrong_setting_ends_kyb_up_before_anything_starts(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(CliError, match=re.escape(said)):
+        up.check_settings(environment)
+
+
+def test_kyb_up_names_the_settings_that_it_does_not_read() -> None:
+    environment = {"KYB_PORT": "9000", "KYB_HOST": "127.0.0.1", "KYB_URL": "x", "KYB_NATS_URL": "y", "HOME": "z"}
+    assert up.check_settings(environment) == ["KYB_PORT is set, and kyb up does not read it"]
+
+
+@pytest.mark.parametrize("name", [option["name"] for option in known_options() if option["kind"] == "env"])
+def test_no_setting_of_the_project_is_taken_for_a_typo(name: str) -> None:
+    value = "127.0.0.1" if name == "KYB_HOST" else "x"
+    assert up.check_settings({name: value}) in ([], [f"{name} is set, and kyb up does not read it"])
+
+
+@pytest.mark.parametrize(
     ("settings", "url"),
     [
         ({}, "http://127.0.0.1:"),
@@ -150,6 +179,8 @@ def test_this_machine_reaches_the_router_where_it_listens(settings: dict[str, di
         layout = lay_out(check(options), options, ports)
         shutil.rmtree(layout.folder)
         assert layout.url.startswith(url)
+        trusted = commands(layout, options)["console"].env.get("KYB_ROUTER_CA_FILE")
+        assert trusted == settings.get("router", {}).get("KYB_TLS_CERT_FILE"), "it is the router's authority"
     finally:
         ports.release()
 
@@ -159,7 +190,7 @@ def test_the_unit_is_one_that_systemd_reads(tmp_path: Path, monkeypatch: pytest.
     (program := tmp_path / "kyb").symlink_to("/bin/true")
     monkeypatch.setattr(sys, "argv", [str(program), "up", "--unit"])
     monkeypatch.chdir(tmp_path)
-    given = {"KYB_HOST": "0.0.0.0", "KYB_ALIASES": "a$=b", "PATH": "/a:/50%", "KYB_NODE": "x"}
+    given = {"KYB_HOST": "0.0.0.0", "KYB_ALIASES": "a$=b", "PATH": "/a:/50%", "KYB_NODE": "x", "SSL_CERT_FILE": "x"}
     text = up.unit_of(["--pods", "my models$.yaml"], given)
     assert f'ExecStart={program} up --pods "my models$$.yaml"\n' in text
     assert f"WorkingDirectory={tmp_path}\n" in text
@@ -167,6 +198,7 @@ def test_the_unit_is_one_that_systemd_reads(tmp_path: Path, monkeypatch: pytest.
         "Environment=KYB_HOST=0.0.0.0\nEnvironment=KYB_ALIASES=a$=b\nEnvironment=PATH=/a:/50%%\nEnvironment=TMPDIR=/var/lib/kybernate\n"
         in text
     )
+    assert "SSL_CERT_FILE" not in text, "each engine would inherit it, and verify no public server any more"
     (unit := tmp_path / "kybernate.service").write_text(text)
     checked = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False)
     assert [line for line in checked.stderr.splitlines() if "kybernate.service" in line] == []
@@ -200,7 +232,9 @@ def test_a_wrong_change_of_models_says_what_to_type(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if code == 2:
-        monkeypatch.setattr("kybernate.cli.local.find_stack", lambda: {"folder": str(tmp_path)})
+        stack = {"folder": str(tmp_path), "console": "http://127.0.0.1:1"}
+        for module in ("local", "console"):
+            monkeypatch.setattr(f"kybernate.cli.{module}.find_stack", lambda: stack)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with pytest.raises(SystemExit, match=f"^{code}$"):
         main(arguments)

@@ -20,6 +20,7 @@ from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.dev.stack import LAPTOP, Stack, StackOptions, options
 from kybernate.dev.stack import pod_changes as adding
+from kybernate.dev.stack.layout import Ports
 from kybernate.dev.stack.options import ChangingError
 from kybernate.doctor.local import local_facts
 from kybernate.health import HttpServer
@@ -324,12 +325,20 @@ async def test_a_model_is_a_command_line_and_is_removed_by_its_name(tmp_path: Pa
         [made] = yaml.safe_load_all(own.read_text())
         assert made["spec"]["containers"][0]["command"] == list(command)
         assert made["metadata"]["annotations"]["kyb.ai/backend"] == "restart"
-        with pytest.raises(CliError, match=r"names no port, and each engine needs its own; write: .*--port 9001"):
+        with pytest.raises(CliError, match=r"names no port, and each engine needs its own; write: .*--port \d+"):
             await asyncio.to_thread(adding.add_command, stack, "b", ("llama-server", "-m", "q.gguf"))
         with pytest.raises(
             ConfigError, match=r"models\.yaml:\d+: .*port 9001 of this machine is that of pod qwen3-8b; give"
         ):
             await asyncio.to_thread(adding.add_command, stack, "b", command)
+        ports = Ports()
+        own_port = ports.free()
+        with pytest.raises(
+            ConfigError,
+            match=rf"models\.yaml: port {own_port} of this machine is one of the stack's own: give pod b ano",
+        ):
+            await asyncio.to_thread(adding.add_command, stack, "b", ("server", "--port", str(own_port)))
+        ports.release()
         (nothing := tmp_path / "nothing.yaml").write_text("# later\n")
         with pytest.raises(ConfigError, match=r"nothing\.yaml: has no pods; write at least one"):
             await asyncio.to_thread(adding.add, stack, nothing)
@@ -368,7 +377,8 @@ async def test_what_is_edited_is_checked_and_a_wrong_draft_is_kept(
             monkeypatch.setenv("EDITOR", editor)
             with pytest.raises(CliError, match=text) as refused:
                 await asyncio.to_thread(adding.edit, stack)
-            Path(str(refused.value).split()[-1]).unlink()
+            (draft := Path(str(refused.value).split()[-1])).unlink()
+            assert draft.parent == Path(stack["folder"]), "where a killed kyb edit leaves it, it goes with the stack"
 
         def full(*_: Any, **__: Any) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -384,3 +394,8 @@ async def test_what_is_edited_is_checked_and_a_wrong_draft_is_kept(
         with pytest.raises(CliError, match="no-such-editor: No such file or directory; set EDITOR"):
             await asyncio.to_thread(adding.edit, stack)
         assert file.read_text() == before
+        file.unlink()
+        os.mkfifo(file)
+        with pytest.raises(OSError, match="it is a FIFO, a socket or a device, not a file"):
+            await asyncio.to_thread(adding.edit, stack)
+        file.unlink()

@@ -18,6 +18,11 @@ ROUTER, MANAGER = ((sys.executable, "-m", f"services.{name}") for name in ("rout
         ((*KYB, "up", "--pods", "FILE"), ""),
         ((*KYB, "up", "--config", "FILE"), ""),
         ((*KYB, "config", "check", "FILE"), ""),
+        ((*KYB, "onboard", "FILE"), ""),
+        ((*KYB, "simulate", "FILE"), ""),
+        ((*KYB, "simulate", "TRACE", "--measured", "FILE"), ""),
+        ((*KYB, "bus", "keys", "--out", "KEYS"), ""),
+        ((*KYB, "status", "--url", "http://127.0.0.1:9"), "KYB_API_KEY_FILE"),
         ((*KUBELET, "--pods", "FILE"), ""),
         (MANAGER, "KYB_CONFIG"),
         *((ROUTER, f"KYB_{name}_FILE") for name in ("API_KEYS", "TLS_CERT", "NATS_CREDS", "NATS_CA", "NATS_CERT")),
@@ -27,11 +32,16 @@ ROUTER, MANAGER = ((sys.executable, "-m", f"services.{name}") for name in ("rout
 def test_what_is_named_as_a_file_and_is_none_is_refused_at_once(
     tmp_path: Path, command: tuple[str, ...], setting: str
 ) -> None:
-    file = tmp_path / "file"
+    (keys := tmp_path / "keys").mkdir()
+    file = keys / "router.nk"
     os.mkfifo(file)
+    (trace := tmp_path / "trace.csv").write_text("arrival_s,model,prompt_tokens,output_tokens\n0,a,1,1\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith("KYB_")}
     env |= {setting: str(file)} if setting else {}
-    words = [{"FILE": str(file), "DIR": str(tmp_path)}.get(word, word) for word in command]
+    words = [
+        {"FILE": str(file), "DIR": str(tmp_path), "KEYS": str(keys), "TRACE": str(trace)}.get(word, word)
+        for word in command
+    ]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode in (1, 2)
     assert "it is a FIFO, a socket or a device, not a file" in done.stderr

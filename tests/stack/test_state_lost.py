@@ -24,9 +24,10 @@ MODELS = "abcd"
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("lost", ["everything", "parked"])
+@pytest.mark.parametrize("lost", ["everything", "state", "parked"])
 async def test_all_models_answer_after_the_state_folder_was_lost(tmp_path: Path, lost: str) -> None:
-    """``parked``: the checkpointer's records of parked seats alone."""
+    """``parked``: the checkpointer's records of parked seats alone. ``everything``: the seat folders, too; then all
+    engines are ended."""
     options = small_node(tmp_path, CONFIG, (pod(model) for model in MODELS), gpus=2)
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
         seats = await stack.ready(90)
@@ -38,6 +39,8 @@ async def test_all_models_answer_after_the_state_folder_was_lost(tmp_path: Path,
         for name in names:
             stack.kill(name)
         shutil.rmtree(folder)
+        if lost == "everything":
+            shutil.rmtree(stack.folder / "run" / "seats")
         await until(lambda: all(stack.starts[name] > before[name] for name in names), what="the services are back")
         seats = await stack.ready(60)
         assert "quarantined" not in {str(seat["state"]) for seat in seats}, seats
@@ -46,7 +49,11 @@ async def test_all_models_answer_after_the_state_folder_was_lost(tmp_path: Path,
             body = {"model": model, "prompt": "hi", "max_tokens": 3}
             async with session.post(f"{stack.url}/v1/completions", json=body) as answer:
                 assert answer.status == 200, await answer.text()
-        assert "seat.learned" in stack.logs("checkpointer")
+        ended = [
+            line for line in stack.logs("gpu_manager").splitlines() if '"seat.lost"' in line and " no ticket" in line
+        ]
+        assert {json.loads(line)["model"] for line in ended} == ({*MODELS} if lost == "everything" else set())
+        assert lost == "everything" or "seat.learned" in stack.logs("checkpointer")
         assert "seat.quarantined" not in stack.logs("gpu_manager")
         async with await FakeDriverClient.connect(stack.layout.driver_socket) as driver:
             stats = await driver.call("stats")
@@ -68,9 +75,8 @@ async def test_a_first_start_has_lost_no_ledger_however_late_the_manager_is(tmp_
                 await asyncio.sleep(0.05)
         stack.kill("gpu_manager", signal.SIGCONT)
         await stack.ready(90)
-        records = [json.loads(line) for line in (stack.folder / "state" / "ledger").read_text().splitlines()]
-        assert records
-        assert not [record for record in records if record["unaccounted"]]
+        assert (stack.folder / "state" / "ledger").read_text()
+        assert "seat.lost" not in stack.logs("gpu_manager")
 
 
 def _serving(log: str) -> str:

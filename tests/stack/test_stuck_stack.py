@@ -56,7 +56,9 @@ async def test_an_engine_that_is_never_healthy_gives_its_gpu_back(tmp_path: Path
 
         await until(starts, what="it has the GPU", timeout=90)
         assert "ended at 46 s" in (await why(session, stack))["never"]["stage"]["text"]
+        waits = asyncio.create_task(ask(session, stack, "never"))  # else its start gives way at once
         assert await ask(session, stack, "good") == 200, "its engine is ended, and the other one starts"
+        waits.cancel()
         seat = (await why(session, stack))["never"]
         assert seat["state"] in ("waiting", "backoff"), seat
 

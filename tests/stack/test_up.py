@@ -126,6 +126,22 @@ def test_up_serves_a_parked_model_and_ends_without_a_trace() -> None:
         assert [line for line in printed if not line.startswith("kyb: ")] == []
 
 
+def test_an_interruption_while_python_starts_prints_nothing():
+    """``make up`` blocks the signal until ``kyb`` can take it."""
+    makefile = (ROOT / "Makefile").read_text()
+    (kyb,) = re.findall("^KYB := (.*)$", makefile, re.MULTILINE)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        words = [*kyb.split(), "--version"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT) as process:
+            process.send_signal(signal.SIGINT)
+            printed = process.communicate(timeout=60)[0]
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    assert (process.returncode, printed) == (130, b"")
+    assert "--block-signal=INT" in kyb
+
+
 GAMMA = """
 apiVersion: v1
 kind: Pod

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.control_groups import control_group
 from tests.stubs.stand import (
     CHECKPOINTED,
     FAILED,
@@ -123,7 +124,7 @@ def sigstop(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cgroup_v2(pid: int) -> Iterator[None]:
-    with _cgroup(next((root for root in ("/sys/fs/cgroup/unified", "/sys/fs/cgroup") if _has_v2(root)), None)) as made:
+    with control_group(2) as made:
         (made / "cgroup.procs").write_text(str(pid))
         (made / "cgroup.freeze").write_text("1")
         _until_frozen(made / "cgroup.events", "frozen 1")
@@ -135,7 +136,7 @@ def cgroup_v2(pid: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def cgroup_v1(pid: int) -> Iterator[None]:
-    with _cgroup("/sys/fs/cgroup/freezer" if Path("/sys/fs/cgroup/freezer/tasks").exists() else None) as made:
+    with control_group(1) as made:
         (made / "cgroup.procs").write_text(str(pid))
         (made / "freezer.state").write_text("FROZEN")
         _until_frozen(made / "freezer.state", "FROZEN")
@@ -148,29 +149,6 @@ def cgroup_v1(pid: int) -> Iterator[None]:
 def _until_frozen(log: Path, what: str) -> None:
     """The kernel freezes when the process next leaves or enters it: on a busy machine after the write has returned."""
     until_blocking(lambda: what in log.read_text().splitlines(), what=what, saw=log.read_text, interval=0.001)
-
-
-@contextlib.contextmanager
-def _cgroup(root: str | None) -> Iterator[Path]:
-    """A new one; what is in it goes back to the root at the end."""
-    if root is None:
-        pytest.skip("no such cgroup hierarchy here")
-    made = Path(root) / f"kyb-test-{uuid.uuid4()}"
-    try:
-        made.mkdir()
-    except OSError as error:
-        pytest.skip(f"cannot make a cgroup in {root}: {error}")
-    try:
-        yield made
-    finally:
-        for pid in (made / "cgroup.procs").read_text().split():
-            with contextlib.suppress(OSError):
-                (Path(root) / "cgroup.procs").write_text(pid)
-        made.rmdir()
-
-
-def _has_v2(root: str) -> bool:
-    return Path(root, "cgroup.controllers").exists()
 
 
 @pytest.mark.parametrize("freeze", [sigstop, cgroup_v2, cgroup_v1])

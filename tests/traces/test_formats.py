@@ -167,6 +167,13 @@ def test_reading_is_lazy(tmp_path: Path) -> None:
         (MANY + "-1,m,1,1\n", r"t\.csv:4: arrival_s is '-1', which is negative"),
         (MANY + "nan,m,1,1\n", r"t\.csv:4: arrival_s is 'nan'"),
         (MANY + "3,,1,1\n", r"t\.csv:4: model is empty"),
+        (MANY + "3,a\0b,1,1\n", r"t\.csv:4: model is 'a\\x00b', which cannot be printed; correct"),
+        (MANY + "3,m,1,1e300\n", r"t\.csv:4: output_tokens is '1e300', more than any model reads or writes; correct"),
+        (MANY + "1700000000,m,1,1\n", r"t\.csv:4: 1700000000 s are later than any request; write seconds since the"),
+        (
+            '{"time": 1700000000000, "model": "m", "prompt_tokens": 1, "output_tokens": 1}\n',
+            r"t\.csv:1: 1700000000000 s are later than any request; write seconds",
+        ),
         (MANY + "3,m,1\n", r"t\.csv:4: 3 fields under 4 columns; is the file cut off"),
         (AZURE_2023 + "yesterday,1,1\n", r"t\.csv:4: 'yesterday' is not a time"),
         (MOONCAKE_JSONL + '{"timestamp": 1\n', r"t\.csv:3: the line is not a JSON object"),

@@ -5,10 +5,11 @@
 
 import itertools
 import os
+import re
 import shutil
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from kybernate.seat import SeatState as S
 from tests.console.world import Shown, shown
 from tests.router.world import NODE
+from tests.until import until
 
 CHROMIUM = "chromium"
 MODELS = (
@@ -56,6 +58,16 @@ class Browsed:
         await self.page.click(f"nav >> text={view}")
         await self.page.wait_for_selector(f"h1:text('{view}')")
 
+    async def close_dialog(self) -> None:
+        """Waits until the address has none, too: the page leaves it by Back, which may come after the next address."""
+        await self.page.keyboard.press("Escape")
+        await self.has(0, "dialog[open]")
+
+        async def left() -> bool:
+            return not re.search("[?&](event|block|request)=", await self.page.evaluate("location.hash"))
+
+        await until(left, what="the address has no dialog")
+
     async def has(self, count: int, selector: str) -> None:
         """Waits until ``count`` elements match: a click changes the address, and the page follows it an event later."""
         from playwright.async_api import expect
@@ -76,6 +88,11 @@ async def browsed(**settings: Any) -> AsyncIterator[Browsed]:
         page.on("console", lambda line: here.errors.append(line.text) if line.type == "error" else None)
         try:
             yield here
+        except BaseException as error:
+            error.add_note(f"errors of the page: {here.errors}")
+            with suppress(Exception):
+                error.add_note(f"the page shows: {await page.inner_text('body', timeout=5000)}")
+            raise
         finally:
             await browser.close()
 

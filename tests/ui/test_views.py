@@ -69,9 +69,7 @@ async def test_an_address_opens_model_filter_window_and_dialog_and_back_closes_i
         await page.goto("about:blank")
         await page.goto(here.url + link)  # it opens the same part of the timeline
         await page.wait_for_selector("dialog[open] h2:is(:has-text('llama-3.1-8b'), :has-text('phi-4-14b'))")
-        await page.keyboard.press("Escape")
-        await until(lambda: _lacks(here, "block="), what="the address has no dialog")
-        await here.has(0, "dialog[open]")
+        await here.close_dialog()
         await page.wait_for_selector("h1:text('Timeline')")
         assert here.errors == []
 
@@ -125,7 +123,7 @@ async def test_the_page_of_a_model_shows_seats_times_switches_requests_settings_
         await w.manager.put("s1", pod="default/gemma-0", pod_uid="u1", resource="kyb.ai/gpu-1x-seat")
         assert (await w.ask("gemma-3-27b")).status == 200
         await w.manager.put(
-            "s0", SeatState.PARKING, since=time.time() - 92, usual_seconds=1.7, deadline_at=time.time() + 30
+            "s0", SeatState.PARKING, since=time.time() - 92, usual_seconds=1.7, deadline_at=time.time() + 3000
         )
         await page.goto(f"{here.url}#models/gemma-3-27b")
         await page.wait_for_selector("h1:has-text('gemma-3-27b')")
@@ -145,7 +143,7 @@ async def test_the_page_of_a_model_shows_seats_times_switches_requests_settings_
         await page.wait_for_selector("pre.log:has-text('the engine is ready')")
         await page.click("[aria-label^='Story of the request']")
         await page.wait_for_selector("dialog[open]:has-text('Steps since it arrived')")
-        await page.keyboard.press("Escape")
+        await here.close_dialog()
         await page.goto(f"{here.url}#models/qwen3-32b")
         await page.wait_for_selector("td:has-text('usually 1.7 s, ends by')")
         await page.goto(f"{here.url}#models/none")
@@ -155,7 +153,9 @@ async def test_the_page_of_a_model_shows_seats_times_switches_requests_settings_
 
 async def test_tenants_and_requests_need_a_key_and_show_tokens_and_no_value(tmp_path: Path):
     (ops, key), path = make("ops", ("admin", "infer")), tmp_path / "keys.yaml"
-    path.write_text(dump((ops.model_copy(update={"tenant": "team"}),), (Tenant(name="team", tokens_per_minute=7000),)))
+    path.write_text(
+        dump((ops.model_copy(update={"tenant": "team"}),), (Tenant(name="team", requests_per_minute=7000),))
+    )
     async with browsed(api_keys_file=path) as here:
         page = here.page
         await here.w.seat("s0", "llama")
@@ -178,10 +178,10 @@ async def test_the_playground_sends_the_conversation():
         page = here.page
         await here.w.seat("s0", "llama", SeatState.ACTIVE)
         await page.goto(f"{here.url}#playground?model=llama")
-        for text in ("One", "Two"):
+        for text, send in (("One", page.click("button:text('Send')")), ("Two", page.press("textarea", "Enter"))):
             await page.fill("textarea", text)
             async with page.expect_request("**/chat") as sent:
-                await page.click("button:text('Send')")
+                await send
             await page.wait_for_selector("li:has-text('answered')")
             await page.wait_for_selector("button:text('New conversation')")
         messages = (await sent.value).post_data_json["messages"]
@@ -190,6 +190,20 @@ async def test_the_playground_sends_the_conversation():
         await page.click("button:text('New conversation')")
         await page.wait_for_selector(".turns li", state="detached")
         assert here.errors == []
+
+
+async def test_the_playground_says_what_a_held_message_waits_for():
+    async with browsed() as here:
+        here.w.manager.auto = False
+        await here.w.seat("s0", "llama", SeatState.PARKED, reason="idle for 40 s")
+        await here.page.goto(f"{here.url}#playground?model=llama")
+        await here.page.fill("textarea", "One")
+        await here.page.press("textarea", "Shift+Enter")
+        assert await here.page.input_value("textarea") == "One\n"
+        await here.page.press("textarea", "Enter")
+        await here.page.wait_for_selector("#waits:has-text('llama is parked: idle for 40 s')")
+        await here.page.click("button:text('Stop')")
+        await here.page.wait_for_selector("#waits", state="detached")
 
 
 async def test_two_hundred_models_on_twenty_nodes_stay_readable():
@@ -231,6 +245,15 @@ async def test_two_hundred_models_on_twenty_nodes_stay_readable():
         await page.wait_for_selector("h1:has-text('Nodes / gpu-3')")
         await page.wait_for_selector("button:text('Show all 200 seats')")
 
+        await page.goto(f"{here.url}#timeline")
+        await here.has(160, ".lane")
+        assert "gpu-3" in str(await page.get_attribute(".lane", "aria-label")), "what switches is above, of so many"
+        tallest = await page.evaluate(
+            "Math.max(...[...document.querySelectorAll('.plot canvas')].map((one) => one.clientHeight))"
+        )
+        drawn = await page.evaluate("document.querySelector('.plot canvas').clientHeight")
+        assert tallest <= drawn + 10, "lanes that were never on the screen have the height of a drawn one"
+
         await page.goto(f"{here.url}#models?state=switching")
         await page.wait_for_selector("tbody tr:has-text('model-5'):has-text('20 seats on 20 nodes')")
         await here.has(1, "tbody tr")
@@ -250,7 +273,3 @@ async def test_two_hundred_models_on_twenty_nodes_stay_readable():
 
 async def _is(here: Browsed, link: str) -> bool:
     return await address(here) == link
-
-
-async def _lacks(here: Browsed, text: str) -> bool:
-    return text not in await address(here)

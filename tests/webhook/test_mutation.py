@@ -238,3 +238,12 @@ def test_b8_a_short_grace_period_and_a_hook_of_the_pods_own_are_warned_about() -
     assert "preStop hook already" in change.warnings[0]
     parked_otherwise = pod({"livenessProbe": http()}, annotations={"kyb.ai/backend": "fake"})
     assert "lifecycle" not in done(parked_otherwise, HOOKED)[1]
+
+
+@pytest.mark.parametrize("policy", ["File", "FallbackToLogsOnError"])
+def test_the_status_of_an_engine_that_failed_has_its_last_lines_of_log(policy: str) -> None:
+    """The API server fills ``File`` in before it asks; with the other policy a file of messages still counts first."""
+    after, engine, change = done(pod({"terminationMessagePolicy": policy}))
+    assert engine["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    assert bool(change.patch) is (policy == "File")
+    assert after["spec"]["containers"][0] == pod()["spec"]["containers"][0]

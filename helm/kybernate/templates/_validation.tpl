@@ -3,19 +3,6 @@
 {{- $v := .Values -}}
 {{- $wrong := list -}}
 
-{{- range $instead, $paths := .Files.Get "gone.yaml" | fromYaml -}}
-{{- range $path := $paths -}}
-{{- $parts := splitList "." $path -}}
-{{- $here := $v -}}
-{{- range $part := $parts -}}
-{{- $here = ternary (get (default (dict) $here) $part) "" (and (kindIs "map" $here) (hasKey (default (dict) $here) $part)) -}}
-{{- end -}}
-{{- if not (or (kindIs "invalid" $here) (and (kindIs "string" $here) (eq $here ""))) -}}
-{{- $now := $instead | replace "PARENT" (join "." (initial $parts)) | replace "NAME" (last $parts) -}}
-{{- $wrong = append $wrong (printf "%s is no value of this chart any more: %s" $path $now) -}}
-{{- end -}}
-{{- end -}}
-{{- end -}}
 {{- range $name := list $v.fullnameOverride -}}
 {{- if or (eq $name "kyb") (hasPrefix "kyb-" $name) -}}
 {{- $wrong = append $wrong (printf "fullnameOverride %q: names must not be kyb or begin with kyb-, since Kubernetes makes KYB_… variables of such Services, which look like settings; take another name" $name) -}}

@@ -21,6 +21,7 @@ import aiohttp
 from kybernate.dev.demo.client import Outages
 from kybernate.dev.demo.watch import Watch
 from kybernate.dev.stack import Stack
+from kybernate.dev.stack.layout import kind
 from kybernate.dev.stack.stack import SERVICES
 from kybernate.seat import SeatState
 
@@ -28,8 +29,15 @@ NATS_OUTAGE_SECONDS = 5.0
 
 SWITCH_WAIT_SECONDS = 15.0
 """How long to wait for a switch before killing anyway."""
-RECOVERY_SECONDS = 30.0
-"""A service that is not back after this was not restarted."""
+RECOVERY_SECONDS = 180.0
+"""A service that is not back after this does not come back: programs begin slowly on a machine with much to do."""
+SERVES = {
+    "plugin": "plugin.serving",
+    "gpu_manager": "manager.recovered",
+    "checkpointer": "checkpointer.serving",
+    "router": "router.listening",
+}
+"""The event by which a service says that it serves."""
 _MOST_EXTRA = 20
 _PHASES = (SeatState.DRAINING, SeatState.PARKING, SeatState.ACTIVATING)
 
@@ -247,21 +255,26 @@ class StackTarget:
         self._stack = stack
         self._session = session
         self._starts: dict[str, int] = {}
+        self._served: dict[str, int] = {}
 
     async def kill(self, service: str) -> None:
         """SIGKILL; a service that is just being restarted is killed as soon as it is there."""
         while True:
-            starts = self._stack.starts[service]
+            starts, served = self._stack.starts[service], self._times_served(service)
             if self._stack.kill(service) is not None:
-                self._starts[service] = starts
+                self._starts[service], self._served[service] = starts, served
                 return
             await asyncio.sleep(0.02)
 
     async def back(self, service: str) -> bool:
-        """Started again since the kill, and every router answers."""
+        """Started again since the kill and serving, and every router answers."""
         stack = self._stack
         again = stack.starts[service] > self._starts.get(service, 0) and service in stack.pids
+        again = again and (kind(service) not in SERVES or self._times_served(service) > self._served.get(service, 0))
         return again and all([await answers(self._session, router.url) for router in stack.layout.routers])
+
+    def _times_served(self, service: str) -> int:
+        return self._stack.logs(service).count(f'"{SERVES[kind(service)]}"') if kind(service) in SERVES else 0
 
     async def pause_nats(self) -> None:
         """End the nats-servers of all."""

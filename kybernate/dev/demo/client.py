@@ -93,6 +93,14 @@ class Outages:
         """Whether a service was down at some time between."""
         return any(begin <= until and end >= since for begin, end in self._spans)
 
+    def seconds(self, since: float, until: float) -> float:
+        """For how long a service was down between."""
+        found, counted = 0.0, since
+        for begin, end in sorted(self._spans):
+            found += max(0.0, min(end, until) - max(begin, counted))
+            counted = max(counted, end)
+        return found
+
 
 Expect = Callable[[str, str, int], str]
 """(model, prompt, tokens) → the only right answer."""
@@ -139,20 +147,24 @@ def question(number: int, arrival: Arrival) -> Question:
 
 
 async def ask(
-    session: aiohttp.ClientSession, url: str, q: Question, expect: Expect, outages: Outages, timeout: float
+    session: aiohttp.ClientSession, url: str, q: Question, expect: Expect, outages: Outages, left: Callable[[], float]
 ) -> Attempt:
-    """Send the question once and read the answer to its end; ``timeout`` in wall seconds."""
+    """Send the question once and read the answer to its end; ``left``: for how many more wall seconds now."""
     began = time.monotonic()
+    asking = asyncio.ensure_future(_ask(session, url, q, expect))
     try:
-        async with asyncio.timeout(timeout):
-            return await _ask(session, url, q, expect)
+        while not asking.done() and (seconds := left()) > 0:
+            await asyncio.wait((asking,), timeout=seconds)
+        if not asking.done():
+            return Attempt(Ruling(Verdict.ERROR, f"no complete answer within {time.monotonic() - began:.0f} s"))
+        return asking.result()
     except (aiohttp.ClientError, ConnectionError) as error:
         broken = _how_broken(error)
         return Attempt(of_broken(broken, outages.overlap(began, time.monotonic())))
     except (ValueError, KeyError, IndexError, TypeError) as error:
         return Attempt(Ruling(Verdict.ERROR, f"the answer cannot be read ({type(error).__name__}: {error})"))
-    except TimeoutError:
-        return Attempt(Ruling(Verdict.ERROR, f"no complete answer within {timeout:.0f} s"))
+    finally:
+        asking.cancel()
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, q: Question, expect: Expect) -> Attempt:

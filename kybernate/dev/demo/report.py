@@ -17,6 +17,8 @@ PHASES = ("drain", "park", "activate", "verify", "release")
 NEAR = 0.1
 """Of the simulated gain: a live one that differs by no more agrees with it."""
 WRONG = ("errors", "retryable", "violations")
+MOST_APART = 0.15
+"""By which the switch costs of two runs may differ unsaid."""
 _FALLS = ("wait_fall", "simulated_wait_fall", "simulated_wait_fall_range")
 Report = dict[str, Any]
 
@@ -164,6 +166,8 @@ def _show_comparison(report: Report, console: Console) -> None:
         table.add_row(key, _text(first[key]), _text(report[key]), "")
     console.print(table)
     console.print(agreement(report), highlight=False)
+    if text := unequal(report):
+        console.print(text, highlight=False)
 
 
 def _show_runs(report: Report, console: Console) -> None:
@@ -194,6 +198,17 @@ def agreement(report: Report) -> str:
     return (
         f"The live gain is {fall / expected:.2f} times the simulated one: {near} {NEAR:.0%} of it, "
         f"and {inside} the range of single simulations."
+    )
+
+
+def unequal(report: Report) -> str:
+    """That switches of the two runs took different times, in a sentence; empty where they did not."""
+    costs = report.get("switch_costs_s")
+    if not costs or max(costs) <= (1 + MOST_APART) * min(costs):
+        return ""
+    return (
+        f"A switch took {costs[0]:.1f} s in the first run and {costs[1]:.1f} s in the second: part of the live "
+        "change is the machine's. Both were simulated with the costs of all."
     )
 
 

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,14 +34,16 @@ class Ports:
     it belongs to the same network namespace as the port.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, avoid: Collection[int] = ()) -> None:
+        """``avoid``: ports of engines."""
+        self.avoid = avoid
         self._marks: list[socket.socket] = []
 
     def usual(self, port: int, asked: int | None = None) -> int:
         """The asked port, or the usual one, or a free one (also for 0). Raises OSError when the asked one is taken."""
         if asked:
             return self._take(asked)
-        if asked is None:
+        if asked is None and port not in self.avoid:
             with contextlib.suppress(OSError):
                 return self._take(port)
         return self.free()
@@ -50,10 +52,21 @@ class Ports:
         """A free one. Raises NoServerError when there is none."""
         while True:
             try:
-                return self._take(free_port())
+                if (port := free_port()) not in self.avoid:
+                    return self._take(port)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
+
+    @staticmethod
+    def reserved(port: int) -> bool:
+        """A stack that runs has it for one of its processes, other than engines."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mark:
+            try:
+                mark.bind(f"\0kybernate-port-{port}")
+            except OSError:
+                return True
+        return False
 
     def release(self) -> None:
         """The stack has ended."""
@@ -125,9 +138,14 @@ class RouterLayout:
         return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}"
 
     @property
+    def metrics(self) -> str:
+        """Of the operations port."""
+        return f"http://{HOST}:{self.health_port}"
+
+    @property
     def readiness(self) -> str:
         """Where it says whether it is ready."""
-        return f"http://{HOST}:{self.health_port}/readyz"
+        return f"{self.metrics}/readyz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +225,7 @@ def pods_of(plan: Plan, options: StackOptions) -> str:
 def lay_out(plan: Plan, options: StackOptions, ports: Ports, stubs: Path | None = None) -> Layout:
     """Make the folder with its files, as they were checked, and take the ports. Raises OSError when the asked port is
     taken."""
+    ports.avoid = plan.engine_ports
     port = ports.usual(USUAL_PORT, options.port)
     folder = _short_folder()
     (folder / "config.yaml").write_bytes(plan.config_file)
@@ -251,6 +270,8 @@ def commands(layout: Layout, options: StackOptions, *, slots: int = 1) -> dict[s
         env |= {"KYB_HEALTH_HOST": HOST, "KYB_HEALTH_PORT": str(router.health_port), "KYB_ADVERTISE_URL": router.url}
         found[numbered("router", index)] = _python("services.router", plain | env)
     console = {"KYB_HOST": HOST, "KYB_PORT": str(layout.console_port), "KYB_ROUTER_URL": layout.url}
+    if cert := options.settings.get("router", {}).get("KYB_TLS_CERT_FILE"):  # on one box it may be its own authority
+        console["KYB_ROUTER_CA_FILE"] = cert
     found["console"] = _python("services.console", plain | _settings(layout, options, NODE) | console)
     for name in (*options.replace, *options.settings, *options.arguments):
         if name not in found:

@@ -14,11 +14,20 @@ from kybernate.config_errors import ConfigError, read_documents
 from kybernate.dev.fakes.engine.llama import missing
 from kybernate.dev.fakes.gpu.spec import Hardware, build, changed
 from kybernate.dev.fakes.kubelet.manifest import ManifestError, parse_pod
-from kybernate.dev.stack.pod_file import StackPod, check_groups, check_seats, check_vram, load_pods, manifests
+from kybernate.dev.stack.pod_file import (
+    StackPod,
+    check_groups,
+    check_seats,
+    check_vram,
+    engine_ports,
+    listed_groups,
+    load_pods,
+    manifests,
+)
 from kybernate.files import read
 from kybernate.gpus import GpuError, open_gpus
 from kybernate.machine import Gpu
-from kybernate.sizes import parse_size
+from kybernate.sizes import count, parse_size
 from kybernate.topology import Group, Topology, plan
 
 LAPTOP = Path(__file__).with_name("laptop")
@@ -109,6 +118,11 @@ class Plan:
     hardware: Hardware
 
     @property
+    def engine_ports(self) -> dict[int, str]:
+        """Ports of this machine that engines have, each with its pod."""
+        return engine_ports(self.pods)
+
+    @property
     def sources(self) -> tuple[bytes, ...]:
         """What was in those of ``StackOptions.sources``."""
         return self.config_file, self.pod_file
@@ -132,9 +146,12 @@ def check(options: StackOptions, hardware: Hardware | None = None) -> Plan:
     check_seats(options.pod_file, pods, topology.groups)
     check_vram(options.pod_file, pods, topology.groups)
     check_groups(options.pod_file, pods, topology.groups)
+    found = Plan(config, topology, pods, *before, hardware)
+    if options.port and options.port in found.engine_ports:
+        raise ConfigError(f"--port {options.port}: is that of pod {found.engine_ports[options.port]}; choose another")
     for path, text in zip((options.config, options.pod_file), before, strict=True):
         check_unchanged(path, text)
-    return Plan(config, topology, pods, *before, hardware)
+    return found
 
 
 def _hardware(options: StackOptions) -> Hardware:
@@ -173,14 +190,25 @@ def check_unchanged(path: Path, known: bytes) -> None:
         raise ChangingError(f"{path}: was written while it was read; save it and try again")
 
 
-def check_pods(path: Path, config: NodeConfig, groups: Sequence[Group] | None) -> None:
-    """Check a file of Pods or Deployments; with ``groups``, also the number of seats. Raises ConfigError."""
+def check_pods(path: Path, config: NodeConfig, groups: Sequence[Group] | None) -> list[str]:
+    """Check a file of Pods or Deployments, and whether ``groups`` have seats for them; None: those that are listed.
+    Returns the seats that are not counted then. Raises ConfigError."""
     pods = load_pods(path, config, "any")
     if not pods:
         raise ConfigError(f"{path}: has no pods; write at least one")
     if groups is not None:
         check_seats(path, pods, groups)
         check_groups(path, pods, groups)
+        return []
+    listed = listed_groups(config)
+    known = {group.profile.resource for group in listed}
+    check_seats(path, [pod for pod in pods if pod.resource in known], listed)
+    return [
+        f"seats for {count(asked, 'pod')} of {profile.resource} ({profile.seats_per_group} in a group)"
+        for profile in config.profiles
+        if profile.resource not in known
+        and (asked := sum(pod.replicas for pod in pods if pod.resource == profile.resource))
+    ]
 
 
 def check_manifests(path: Path) -> None:

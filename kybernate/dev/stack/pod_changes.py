@@ -22,6 +22,8 @@ from kybernate.annotations import BACKEND, MODEL, PORT, backend_option
 from kybernate.cli.output import CliError
 from kybernate.config import load
 from kybernate.config_errors import ConfigError
+from kybernate.dev.nats_server import free_port
+from kybernate.dev.stack.layout import Ports
 from kybernate.dev.stack.options import (
     BACKENDS,
     ChangingError,
@@ -31,7 +33,7 @@ from kybernate.dev.stack.options import (
     check_unchanged,
     content,
 )
-from kybernate.dev.stack.pod_file import StackPod, load_pods
+from kybernate.dev.stack.pod_file import StackPod, engine_ports, load_pods
 from kybernate.engines import RESTART
 
 _EMPTY = "# Pods of kyb up, one seat each: kyb add\n"
@@ -75,7 +77,7 @@ def pod_of(model: str, command: Sequence[str], resource: str, *, fakes: bool) ->
     """
     ports = re.findall(r"(?:^|\s)(?:--port|-p)[=\s](\d+)", " ".join(command))
     if not ports:
-        remedy = f"kyb add {model} -- {shlex.join(command)} --port 9001"
+        remedy = f"kyb add {model} -- {shlex.join(command)} --port {free_port()}"
         raise CliError(f"{model}: the command names no port, and each engine needs its own; write: {remedy}", 2)
     container: dict[str, Any] = {"name": "engine", "image": Path(command[0]).name, "command": list(command)}
     container["resources"] = {"limits": {resource: 1}}
@@ -107,10 +109,11 @@ def remove(stack: Mapping[str, Any], model: str) -> list[str]:
 
 def edit(stack: Mapping[str, Any]) -> bool:
     """Open the file of Pods in ``$VISUAL``, ``$EDITOR`` or vi, check what was written, and use it; False: it is as
-    before. Raises CliError, which names the draft, for what cannot be used."""
+    before. Raises CliError, which names the draft, for what cannot be used. The draft ends with the stack at the
+    latest."""
     file = _file(stack)
-    before = file.read_text()
-    handle, name = tempfile.mkstemp(prefix="kyb-pods-", suffix=".yaml", text=True)
+    before = files.read(file).decode()
+    handle, name = tempfile.mkstemp(prefix="kyb-pods-", suffix=".yaml", dir=stack["folder"], text=True)
     draft = Path(name)
     with os.fdopen(handle, "w") as opened:
         opened.write(before)
@@ -170,14 +173,18 @@ def _append(stack: Mapping[str, Any], origin: str, pods: Sequence[StackPod], tex
 
 
 def _check(stack: Mapping[str, Any], text: str) -> None:
-    """Raise ConfigError if the stack would refuse this file of Pods."""
+    """Raise ConfigError if the stack would refuse this file of Pods, or a new engine would have one of its ports."""
     file, folder = _file(stack), Path(stack["folder"])
     hardware = {name: stack[name] for name in ("driver", "preset", "gpus", "memory") if name in stack}
     with tempfile.TemporaryDirectory(prefix="kyb-") as drafts:
         draft = Path(drafts) / "pods.yaml"
         draft.write_text(text)
         try:
-            check(StackOptions(config=folder / "config.yaml", pods=draft, **hardware))
+            plan = check(StackOptions(config=folder / "config.yaml", pods=draft, **hardware))
+            new = plan.engine_ports.keys() - engine_ports(load_pods(file, plan.config, "any")).keys()
+            for port in sorted(one for one in new if Ports.reserved(one)):
+                what = f"port {port} of this machine is one of the stack's own: give pod {plan.engine_ports[port]} "
+                raise ConfigError(f"{draft}: {what}another, such as {free_port()}")
         except ConfigError as error:
             raise ConfigError(str(error).replace(str(draft), str(file))) from None
 

@@ -10,19 +10,25 @@ from typing import Any, Literal
 
 from kybernate.annotations import (
     BACKEND,
+    PIN,
     PREFER_GROUP,
     PREFIX,
     VRAM,
     chosen_devices,
     group_problem,
+    misplaced,
     parse,
     tier_problem,
+    whole_gpus,
     with_options,
 )
 from kybernate.config import NodeConfig
 from kybernate.config_errors import ConfigError, Document, Place, read_documents, refuse, suggest
 from kybernate.engines import ENGINE_BACKENDS, RESTART
 from kybernate.topology import Group
+
+_WORKLOADS = ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet")
+"""What makes pods, a DaemonSet one on each node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,8 @@ class StackPod:
     container: str
     """The container that has the seat."""
     port: int
+    replicas: int
+    """How many pods of it there will be."""
     vram_bytes: int | None
     """As declared, over all GPUs of the group; None when it is not."""
     annotations: Mapping[str, str]
@@ -47,10 +55,11 @@ def load_pods(
     path: Path | str, config: NodeConfig, backend: Literal["fake", "cuda", "any"] = "fake"
 ) -> tuple[StackPod, ...]:
     """Read and check a file of Pods (several documents, or a List), all parked by ``backend`` or by restart. Raises
-    ConfigError. ``any``: for a cluster, where Deployments count as the Pods that they make. An empty file has none."""
+    ConfigError. ``any``: for a cluster, where Deployments and their like count as the Pods that they make. An empty
+    file has none."""
     pods, errors = dict[tuple[str, str], StackPod](), list[ConfigError]()
     for document in read_documents(Path(path), empty=True):
-        for place, manifest in manifests(document, deployments=backend == "any"):
+        for place, manifest in manifests(document):
             try:
                 pod = _pod(document, place, manifest, config, backend)
             except ConfigError as error:
@@ -63,14 +72,34 @@ def load_pods(
     return tuple(pods.values())
 
 
+def engine_ports(pods: Sequence[StackPod]) -> dict[int, str]:
+    """Ports of the machine that engines have, each with its pod."""
+    return {pod.port: pod.name for pod in pods if (pod.manifest.get("spec") or {}).get("hostNetwork")}
+
+
 def check_seats(path: Path | str, pods: Sequence[StackPod], groups: Sequence[Group]) -> None:
-    """Raise ConfigError when more pods ask for a resource than there are seats of it."""
+    """Raise ConfigError when more pods ask for a resource than there are seats of it, or are pinned than are active."""
     for resource in dict.fromkeys(pod.resource for pod in pods):
-        asking = [pod.name for pod in pods if pod.resource == resource]
-        seats = sum(len(group.seat_ids) for group in groups if group.profile.resource == resource)
-        if len(asking) > seats:
-            what = f"{len(asking)} pods ask for it and this machine has {seats} seats of it"
+        asking = [pod for pod in pods if pod.resource == resource]
+        there = [group for group in groups if group.profile.resource == resource]
+        asked, seats = sum(pod.replicas for pod in asking), sum(len(group.seat_ids) for group in there)
+        if asked > seats:
+            what = f"{asked} pods ask for it and this machine has {seats} seats of it"
             raise ConfigError(f"{path}: {resource}: {what}; remove pods or raise seatsPerGroup of its profile")
+        pinned = sum(pod.replicas for pod in asking if parse(dict(pod.annotations)).pin)
+        if pinned > (slots := sum(group.slots for group in there)):
+            what = f"{pinned} of its pods are pinned and its groups run {slots} at a time, so that others never serve"
+            raise ConfigError(f"{path}: {resource}: {what}; take {PIN} from some")
+
+
+def listed_groups(config: NodeConfig) -> list[Group]:
+    """The groups that a configuration lists, without their GPUs: these are of a machine."""
+    return [
+        Group(spec.name, "", profile, (), ("",) * profile.seats_per_group, profile.slots)
+        for profile in config.profiles
+        for spec in config.gpu_topology.groups
+        if len(spec.gpus) == profile.group_size and config.mig_strategy == "none"
+    ]
 
 
 def check_groups(path: Path | str, pods: Sequence[StackPod], groups: Sequence[Group]) -> None:
@@ -95,18 +124,9 @@ def check_vram(path: Path | str, pods: Sequence[StackPod], groups: Sequence[Grou
             )
 
 
-def manifests(document: Document, *, deployments: bool = False) -> Iterator[tuple[Place, Any]]:
-    """Every Pod of a document, and its place there: the document itself, or the items of a List. ``deployments``: also
-    the Pod of a Deployment; what is neither is left out."""
+def manifests(document: Document) -> Iterator[tuple[Place, Any]]:
+    """Every object of a document, and its place there: the document itself, or the items of a List."""
     data = document.data
-    if deployments and isinstance(data, dict) and data.get("apiVersion") == "apps/v1":
-        spec = data.get("spec")
-        template = spec.get("template") if isinstance(spec, dict) else None
-        if data.get("kind") == "Deployment" and isinstance(template, dict):
-            both = (part.get("metadata") for part in (data, template))
-            named = {key: value for part in both if isinstance(part, dict) for key, value in part.items()}
-            yield ("spec", "template"), {**template, "apiVersion": "v1", "kind": "Pod", "metadata": named}
-        return
     if isinstance(data, dict) and data.get("kind") == "List" and isinstance(data.get("items"), tuple):
         for index, item in enumerate(data["items"]):
             yield ("items", index), item
@@ -114,12 +134,38 @@ def manifests(document: Document, *, deployments: bool = False) -> Iterator[tupl
         yield (), data
 
 
+def _template(document: Document, place: Place, manifest: dict[str, Any]) -> tuple[Place, dict[str, Any], int]:
+    """The Pod that a Deployment or its like makes, its place, and how often."""
+    of, spec = (_mapping(document, manifest, place, key) for key in ("metadata", "spec"))
+    replicas = spec.get("replicas", 1)
+    if not isinstance(replicas, int) or replicas < 0:
+        raise document.source.error((*place, "spec", "replicas"), replicas, "is no number of pods", "write one")
+    template = _mapping(document, spec, (*place, "spec"), "template")
+    place = (*place, "spec", "template")
+    own = _mapping(document, template, place, "metadata")
+    _refuse_misplaced(document, (*place[:-2], "metadata", "annotations"), own, of.get("annotations"))
+    named = {**own, "name": of.get("name"), "namespace": of.get("namespace", "default")}
+    return place, {**template, "apiVersion": "v1", "kind": "Pod", "metadata": named}, replicas
+
+
+def _refuse_misplaced(document: Document, at: Place, metadata: Mapping[str, Any], elsewhere: object) -> None:
+    """Raise ConfigError for an annotation that stands elsewhere than among those of the Pod."""
+    own = metadata.get("annotations")
+    for name in misplaced(own if isinstance(own, dict) else {}, elsewhere):
+        what, remedy = "has no effect there", "move it to metadata.annotations of the Pod or of its template"
+        raise document.source.error((*at, name), None, what, remedy)
+
+
 def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, backend: str) -> StackPod:
-    source = document.source
+    source, replicas = document.source, 1
     kind = manifest.get("kind") if isinstance(manifest, dict) else None
+    if backend == "any" and kind in _WORKLOADS and manifest.get("apiVersion") == "apps/v1":
+        place, manifest, replicas = _template(document, place, manifest)
+        kind = "Pod"
     if kind != "Pod" or manifest.get("apiVersion") != "v1":
         at = (*place, "kind") if kind is not None and kind != "Pod" else place
-        raise source.error(at, kind, "is not a Pod", "write v1 Pods (apiVersion: v1, kind: Pod)")
+        or_more = f", or {' or '.join(_WORKLOADS)} of apps/v1" if backend == "any" else ""
+        raise source.error(at, kind, "is not a Pod", f"write v1 Pods (apiVersion: v1, kind: Pod){or_more}")
     metadata = _mapping(document, manifest, place, "metadata")
     name = metadata.get("name")
     if not isinstance(name, str) or not name:
@@ -130,6 +176,7 @@ def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, ba
         container, resource = _seat(document, manifest, place, config)
     except ConfigError as error:
         errors.append(error)
+    _refuse_misplaced(document, (*place, "metadata", "labels"), metadata, metadata.get("labels"))
     notes = (*place, "metadata", "annotations")
     annotations = metadata.get("annotations") or {}
     if not isinstance(annotations, dict):
@@ -163,6 +210,7 @@ def _pod(document: Document, place: Place, manifest: Any, config: NodeConfig, ba
         resource=resource,
         container=container,
         port=parsed.port,
+        replicas=replicas,
         vram_bytes=parsed.vram_bytes,
         annotations=annotations,
         manifest=manifest,
@@ -186,6 +234,11 @@ def _seat(document: Document, manifest: Mapping[str, Any], place: Place, config:
         for where, key, quantity in _asked(container, (*at, index)):
             if key not in config.resources and not key.startswith(PREFIX):
                 continue
+            if key not in (container["resources"].get("limits") or {}):
+                raise document.source.error(where, None, "is asked for without a limit", "write it below limits")
+            for part, other in whole_gpus(container):
+                of = (*at, index, "resources", part, other)
+                raise document.source.error(of, None, "is a GPU beside that of the seat", "remove it")
             if key not in config.resources:
                 remedy = suggest(key, config.resources)
                 raise document.source.error(where, None, "no profile advertises this resource", remedy)
@@ -197,6 +250,10 @@ def _seat(document: Document, manifest: Mapping[str, Any], place: Place, config:
                 )
             if (container["name"], key) not in [(owner, resource) for _, owner, resource in found]:
                 found.append((where, container["name"], key))
+    for index, one in enumerate(spec.get("initContainers") or ()):
+        for where, key, _ in _asked(one, (*place, "spec", "initContainers", index)):
+            if key in config.resources or key.startswith(PREFIX):
+                raise document.source.error(where, None, "is asked for by an init container", "ask in the engine's own")
     if not found:
         known = " or ".join(config.resources)
         raise document.source.error(at, None, "no container asks for a seat", f"add resources.limits {known}: 1")

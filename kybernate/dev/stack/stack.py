@@ -332,8 +332,10 @@ class Stack:
         self._file.write(
             {
                 "url": layout.url,
+                "secrets": {name: str(Path(file).absolute()) for name, file in self._secrets() if file},
                 "console": layout.console,
                 "page": layout.page,
+                "metrics": [router.metrics for router in layout.routers],
                 "pid": os.getpid(),
                 "folder": str(layout.folder),
                 "pods": str(self.options.pods.absolute()) if self.options.pods is not None else None,
@@ -349,6 +351,11 @@ class Stack:
                 "restarts": {name: [*process.restarts] for name, process in self._processes.items()},
             }
         )
+
+    def _secrets(self) -> list[tuple[str, str]]:
+        """Settings of the router that name files."""
+        given = self.options.settings.get("router", {})
+        return [(name, given.get(name, "")) for name in ("KYB_TLS_CERT_FILE", "KYB_API_KEYS_FILE")]
 
     async def _seats(self, session: aiohttp.ClientSession) -> list[dict[str, Any]] | None:
         try:

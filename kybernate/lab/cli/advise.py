@@ -37,7 +37,7 @@ def advise(
     switch, _ = switch_costs(Inputs(cost=cost, measured=Path(cost) if Path(cost).is_file() else None))
     found = lab.advise_fleet(workloads, product, costs, switch)
     chosen = [(one, advice.strategy) for one, advice in zip(workloads, found, strict=True) if advice.strategy]
-    before = lab.fleet_cost([(one, "dedicated") for one, _ in chosen], product, costs)
+    before = lab.fleet_cost(lab.whole_gpus(chosen), product, costs)
     after = lab.fleet_cost(chosen, product, costs)
     gpus = lab.fleet_gpus(chosen, product)
     if as_json():
@@ -86,6 +86,10 @@ def _read(files: Sequence[Path]) -> "tuple[list[Workload], str, Costs]":
                 f"{name}: no known engine, and no Job; describe it in a file: workloads: [{{name: {name}, kind: …}}]"
             )
         workloads.append(sources[name].validate(Workload, found))
+    adapters = {one.name for one in workloads if one.adapter_of}
+    for one in workloads:
+        if one.adapter_of in adapters:
+            raise ConfigError(f"{one.name}: adapterOf {one.adapter_of} is an adapter itself; name the model it adapts")
     if not workloads:
         raise ConfigError(f"{files[0]}: no workloads; write them as in docs/dev/advise.md, or give a Deployment")
     return workloads, gpu, Costs.model_validate(costs)

@@ -14,7 +14,7 @@ from kybernate.lab.cli import simulate_options as given
 from kybernate.lab.cli.plan_report import PlanReport, plot_library, show, write_page
 from kybernate.lab.cli.simulate_input import Inputs, arrivals_of, chosen_policies, complete_policies, read_scenario
 from kybernate.lab.cli.simulate_options import writable
-from kybernate.sizes import count
+from kybernate.sizes import MOST_SECONDS, count
 
 if TYPE_CHECKING:
     from kybernate.lab.forecast import Forecast
@@ -36,7 +36,7 @@ def plan(
     tier: given.Tier = None,
     pin: given.Pin = None,
     groups_max: Annotated[int, typer.Option(min=1, max=512, help="Try no more groups than this.")] = 16,
-    spare: Annotated[int, typer.Option(min=0, help="So many groups may fail (N+1: those of one node).")] = 0,
+    spare: Annotated[int, typer.Option(min=0, max=512, help="So many groups may fail (N+1: those of one node).")] = 0,
     slots: Annotated[
         str, typer.Option(metavar="N,…", help="Seats that a group runs side by side; all are tried.")
     ] = "1",
@@ -182,7 +182,7 @@ def wanted(text: str) -> tuple[float, float]:
         seconds, share = float(first), float(second) if colon else 0.95
     except ValueError:
         seconds = share = -1.0
-    if not (0 < seconds < float("inf") and 0 < share <= 1):
+    if not (0 < seconds <= MOST_SECONDS and 0 < share <= 1):
         raise CliError(f"--slo {text!r}: write seconds and a share up to 1, e.g. 20:0.95", 2)
     return seconds, share
 

@@ -101,6 +101,7 @@ _COLUMNS: "tuple[tuple[str, Callable[[PlannedLayout], str]], ...]" = (
     ("slots", lambda one: "by memory" if one.name == "packed" else str(one.slots)),
     ("GPUs", lambda one: str(one.gpus)),
     ("in SLO %", lambda one: _share(one) + ("" if one.enough else " (too few)")),
+    ("promised %", lambda one: "" if one.promised is None else f"{100 * one.promised:.1f}"),
     ("95 %", lambda one: f"{100 * one.slo_low:.1f}-{100 * one.slo_high:.1f}"),
     ("worst model %", lambda one: f"{100 * one.worst_attainment:.1f}"),
     ("mean s", lambda one: f"{one.wait_mean_s:.2f}"),
@@ -213,11 +214,12 @@ def _traffic(expected: "Forecast") -> str:
 
 
 def _of_days(expected: "Forecast") -> str:
+    from kybernate.lab.forecast import UNSEEN
+
     errors = ", ".join(f"{one.method} {one.days_wape:.0%}" for one in expected.backtest)
     held = [one.coverage for one in expected.backtest if one.method == expected.method and one.coverage is not None]
-    return (
-        f"of whole days: {errors}; the band of 80 % held {held[0]:.0%} of them" if held else f"of whole days: {errors}"
-    )
+    here = f"{held[0]:.0%} of them, " if held else ""
+    return f"of whole days: {errors}; the band that asks for 80 % held {here}{UNSEEN} of unseen days of other fleets"
 
 
 def _saturation(report: PlanReport, expected: "Forecast") -> list[str]:

@@ -12,14 +12,12 @@ from kybernate.cli.output import CliError, as_json
 from kybernate.lab.cli import simulate_options as given
 from kybernate.lab.cli.simulate_input import Inputs, chosen_policies, complete_policies, read_scenario, slowdown_points
 from kybernate.lab.cli.simulate_options import writable
-from kybernate.lab.cli.simulate_report import certified, incomparable, rows, show
+from kybernate.lab.cli.simulate_report import rows, show
+from kybernate.sizes import MOST_SECONDS
 
 if TYPE_CHECKING:
     from kybernate.lab.simulate.engine import RunOptions
     from kybernate.lab.simulate.model import Outcome, Scenario
-
-BOUND_SECONDS = 300.0
-"""Wall seconds that --bound may take."""
 
 
 def simulate(
@@ -27,7 +25,7 @@ def simulate(
     scenario: Annotated[
         str | None, typer.Option(help="Instead of traces: poisson, bursty, servegen or gentd26 (the last with TRACE).")
     ] = None,
-    window: Annotated[int, typer.Option(min=0, help="Which hour of the scenario.")] = 0,
+    window: Annotated[int, typer.Option(min=0, max=8760, help="Which hour of the scenario.")] = 0,
     policy: Annotated[
         str, typer.Option(help="Comma-separated policy names, or `all`.", autocompletion=complete_policies)
     ] = "kyb-balanced,exhaustive",
@@ -43,7 +41,6 @@ def simulate(
     tier: given.Tier = None,
     pin: given.Pin = None,
     slo: given.Slo = None,
-    stall_budget: Annotated[float, typer.Option(min=0, help="Seconds that requests in flight may be frozen.")] = 0.0,
     move_seconds: given.MoveSeconds = None,
     host_memory: given.HostMemory = 0.0,
     lanes: given.Lanes = 0,
@@ -55,13 +52,12 @@ def simulate(
     jitter: given.Jitter = 0.0,
     park_failure: Annotated[float, typer.Option(min=0, max=0.9, help="Share of parks that are rolled back.")] = 0.0,
     restore_failure: Annotated[float, typer.Option(min=0, max=1, help="Share that ends in a cold start.")] = 0.0,
-    cold_start: Annotated[float, typer.Option(min=0, help="Seconds to start an engine from disk.")] = 90.0,
+    cold_start: Annotated[
+        float, typer.Option(min=0, max=MOST_SECONDS, help="Seconds to start an engine from disk.")
+    ] = 90.0,
     slowdown: Annotated[
         str, typer.Option(metavar="N:X,…", help="With N in flight each takes X times longer, e.g. 1:1,32:1.8.")
     ] = "",
-    bound: Annotated[
-        bool, typer.Option("--bound", help="Bounds on what any scheduler could have reached (takes minutes).")
-    ] = False,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture: .png, .svg or .pdf.")] = None,
 ) -> None:
     """Play a trace against policies: what would users have waited? Nothing real is touched."""
@@ -71,21 +67,20 @@ def simulate(
         traces=tuple(traces or ()), scenario=scenario, window=window, only=tuple(only or ()), groups=groups,
         slots=slots, memory=memory, cost=cost, measured=measured, vram=tuple(vram or ()), kv=kv,
         tiers=tuple(tier or ()), pinned=frozenset(pin or ()), slo=slo,
-        stall_budget=stall_budget, move_seconds=move_seconds, host_memory=host_memory, lanes=lanes, cap=cap,
+        move_seconds=move_seconds, host_memory=host_memory, lanes=lanes, cap=cap,
         start=start, duration=duration, speed_up=speed_up, seed=seed,
     )  # fmt: skip
     options = RunOptions(
         seed=seed, jitter=jitter, park_failure=park_failure, restore_failure=restore_failure,
         cold_start_seconds=cold_start, slowdown=slowdown_points(slowdown), sharing=sharing,
     )  # fmt: skip
-    _report(inputs, chosen_policies(policy), options, bound, plot)
+    _report(inputs, chosen_policies(policy), options, plot)
 
 
 def _report(
     inputs: Inputs,
     names: list[str],
     options: "RunOptions",
-    bound: bool,
     plot: Path | None,
 ) -> None:
     """Run, print, write. Raises CliError."""
@@ -94,8 +89,6 @@ def _report(
     from kybernate.lab.simulate.measures import measures, needed
 
     played = read_scenario(inputs)
-    if bound and (why := incomparable(played, options)):
-        raise CliError(f"--bound: {why}", 2)
     _drawable(plot)
     writable(plot)
     try:
@@ -105,11 +98,10 @@ def _report(
     except ValueError as error:
         raise CliError(str(error), 2) from None
     found = [measures(outcome, played) for outcome in outcomes]
-    certificate = certified(played, BOUND_SECONDS) if bound else None
     if as_json():
-        print(json.dumps(rows(played, needed(played), found, certificate)))
+        print(json.dumps(rows(played, needed(played), found)))
     else:
-        show(played, needed(played), found, certificate)
+        show(played, needed(played), found)
     if plot is not None:
         _draw(played, outcomes, plot)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kybernate.annotations import MODEL
 from kybernate.cli.output import CliError
 from kybernate.config_errors import suggest
+from kybernate.files import opened
 from kybernate.lab.cli.simulate_options import parse_gigabytes
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ class Inputs:
     tiers: tuple[str, ...] = ()
     pinned: frozenset[str] = frozenset()
     slo: float | None = None
-    stall_budget: float = 0.0
     move_seconds: float | None = None
     host_memory: float = 0.0
     lanes: int = 0
@@ -100,6 +100,9 @@ def arrivals_of(inputs: Inputs) -> "list[Arrival]":
 def _traces(inputs: Inputs) -> "list[Trace]":
     from kybernate.lab.traces import load
 
+    for path in inputs.traces:
+        if inputs.traces.count(path) > 1:
+            raise CliError(f"{path} is named twice; name it once: --speed-up 2 doubles its load", 2)
     return [load(path, inputs.start, inputs.duration, seed=inputs.seed) for path in inputs.traces]
 
 
@@ -172,7 +175,8 @@ def switch_costs(inputs: Inputs) -> "tuple[Cost, dict[str, tuple[float, float]]]
 def _ledger(path: Path) -> list[dict[str, Any]]:
     """The seats of the last whole line of a manager's ledger, each with its learned costs beside its own fields."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with opened(path) as file:
+            lines = file.read().decode().splitlines()
     except (OSError, ValueError) as error:
         raise CliError(f"{path}: no ledger of a GPU manager ({error})", 2) from None
     for line in reversed(lines):
@@ -184,17 +188,15 @@ def _ledger(path: Path) -> list[dict[str, Any]]:
     raise CliError(f"{path}: no ledger of a GPU manager (no line has seats)", 2)
 
 
-def _tiers(inputs: Inputs) -> dict[str, tuple[str, float, float, float]]:
+def _tiers(inputs: Inputs) -> dict[str, tuple[str, float, float]]:
     from kybernate.config.model import TIERS
 
-    found: dict[str, tuple[str, float, float, float]] = {}
+    found: dict[str, tuple[str, float, float]] = {}
     for model, name in [("", "standard"), *map(_split, inputs.tiers)]:
         if name not in TIERS:
             raise CliError(f"no tier {name!r}; {suggest(name, TIERS)}", 2)
         tier = TIERS[name]
-        slo = tier.slo_seconds if inputs.slo is None else inputs.slo
-        budget = max(tier.stall_budget_seconds, inputs.stall_budget)
-        found[model] = (name, tier.weight, slo, budget)
+        found[model] = (name, tier.weight, tier.slo_seconds if inputs.slo is None else inputs.slo)
     return found
 
 
@@ -203,7 +205,8 @@ def chosen_policies(text: str) -> list[str]:
     from kybernate.lab.baselines import POLICIES
     from kybernate.policy import UNUSABLE
 
-    names = list(POLICIES) if text == "all" else [name.strip() for name in text.split(",") if name.strip()]
+    words = POLICIES if text == "all" else filter(None, (name.strip() for name in text.split(",")))
+    names = list(dict.fromkeys(words))
     for name in names:
         if name in UNUSABLE and name not in POLICIES:
             raise CliError(f"policy {name!r}: {UNUSABLE[name]}", 2)

@@ -1,22 +1,21 @@
 """Options that ``kyb simulate``, ``kyb plan`` and ``kyb tune`` have in common: the same names, the same help."""
 
 import contextlib
-import math
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kybernate.cli.output import CliError
-from kybernate.sizes import parse_bytes
+from kybernate.sizes import MOST_BYTES, MOST_SECONDS, parse_size
 
 
 def parse_gigabytes(text: object) -> float:
     """GB of ``text``: ``1TiB``, or a number of GB. Raises ValueError as ``parse_bytes``."""
     with contextlib.suppress(ValueError):
-        if 0 <= (number := float(str(text))) < math.inf:
+        if 0 <= (number := float(str(text))) <= MOST_BYTES / 10**9:
             return number
-    return parse_bytes(str(text)) / 10**9
+    return parse_size(str(text)) / 10**9
 
 
 def _size(text: object) -> float:
@@ -34,10 +33,10 @@ Only = Annotated[
 ]
 Start = Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")]
 Duration = Annotated[float | None, typer.Option(min=1, help="Play this many seconds of the trace.")]
-SpeedUp = Annotated[float, typer.Option(min=0.001, help="2: gaps half as long, twice the load.")]
+SpeedUp = Annotated[float, typer.Option(min=0.001, max=1000, help="2: gaps half as long, twice the load.")]
 
 Groups = Annotated[int, typer.Option(min=1, max=512, help="Groups of GPUs on the node.")]
-Slots = Annotated[int, typer.Option(min=1, help="Seats that a group runs at the same time.")]
+Slots = Annotated[int, typer.Option(min=1, max=100, help="Seats that a group runs at the same time.")]
 Memory = Annotated[
     float,
     typer.Option(
@@ -45,9 +44,12 @@ Memory = Annotated[
     ),
 ]
 Sharing = Annotated[
-    float, typer.Option(min=0, help="Each other busy seat of a group slows a seat's requests by this share, e.g. 0.3.")
+    float,
+    typer.Option(
+        min=0, max=1000, help="Each other busy seat of a group slows a seat's requests by this share, e.g. 0.3."
+    ),
 ]
-Cap = Annotated[int, typer.Option(min=1, help="Requests that a seat serves side by side.")]
+Cap = Annotated[int, typer.Option(min=1, max=65536, help="Requests that a seat serves side by side.")]
 Cost = Annotated[
     str, typer.Option(help="stock-slow, stock, fast, pinned; GB/s out/in like 4/7; seconds to park/activate, 2.5s/3s.")
 ]
@@ -70,18 +72,24 @@ HostMemory = Annotated[
 ]
 Lanes = Annotated[
     int,
-    typer.Option(min=0, help="Parks and activations that the node carries at full speed; more run in turn. 0: any."),
+    typer.Option(
+        min=0, max=1024, help="Parks and activations that the node carries at full speed; more run in turn. 0: any."
+    ),
 ]
-MoveSeconds = Annotated[float | None, typer.Option(min=0, help="Seats may move between groups, at this extra cost.")]
+MoveSeconds = Annotated[
+    float | None, typer.Option(min=0, max=MOST_SECONDS, help="Seats may move between groups, at this extra cost.")
+]
 
 Tier = Annotated[
     list[str] | None, typer.Option(metavar="[MODEL=]TIER", help="gold, silver, standard, bronze; again for more.")
 ]
 Pin = Annotated[list[str] | None, typer.Option(metavar="MODEL", help="Never parked; may be given again.")]
-Slo = Annotated[float | None, typer.Option(min=0.001, help="Seconds a request may wait, for every tier.")]
+Slo = Annotated[
+    float | None, typer.Option(min=0.001, max=MOST_SECONDS, help="Seconds a request may wait, for every tier.")
+]
 Jitter = Annotated[float, typer.Option(min=0, max=3, help="Coefficient of variation of switch times.")]
 
-Jobs = Annotated[int, typer.Option(min=1, help="Processes.")]
+Jobs = Annotated[int, typer.Option(min=1, max=256, help="Processes.")]
 
 
 def writable(*paths: Path | None) -> None:

@@ -21,7 +21,7 @@ _SHOWN = 5
 
 def tune(
     traces: given.Traces,
-    days: Annotated[int, typer.Option(min=2, help="Use the last so many days.")] = 6,
+    days: Annotated[int, typer.Option(min=2, max=366, help="Use the last so many days.")] = 6,
     day_hours: Annotated[float, typer.Option(min=0.05, help="Length of a day, for short traces.")] = 24.0,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the policy: section (YAML), if it is recommended.")

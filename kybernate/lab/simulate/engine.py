@@ -54,7 +54,6 @@ class _Run:
         self.asked_at = -1.0
         self.asked = 0
         self.switched = 0
-        self.measures_hits = world.options.measure_hits or bool(getattr(policy, "prefetch", False))
 
     def play(self) -> None:
         """Until everything has ended."""
@@ -83,12 +82,11 @@ class _Run:
         world = self.world
         self.switched = 0
         seat = world.seats[world.scenario.seat[request]]
-        if self.measures_hits:
-            seat.group.hits.add(seat.spec.name, {one.spec.name: one.rates.at(world.now) for one in seat.group.seats})
         if seat.arrives(world.now):
             return
         for group in world.asked_for(seat):
-            self._ask((group,) if group.operation is None else self.switching.offer(group, self.policy))
+            if group.operation is None:
+                self._ask((group,))
 
     def _event(self) -> None:
         world = self.world
@@ -105,7 +103,7 @@ class _Run:
             self.switched += 1
             if self.switched > _SWITCHED_FOR_NOTHING:
                 raise SimulationError(self._restless())
-            asked = self.switching.due(world.groups[who], self.policy)
+            asked = self.switching.due(world.groups[who])
             self._ask(self.switching.lanes.in_turn(asked))
         elif token == world.groups[who].wake:
             world.now = time
@@ -119,7 +117,7 @@ class _Run:
             if seat.in_flight == 0 or self.world.wanted(group):
                 self._ask((group,))
         elif operation.victim is seat and operation.phase == "draining":
-            self.switching.drained(group)
+            self._ask(self.switching.drained(group, self.policy))
 
     def _ask(self, groups: Sequence[SimulatedGroup]) -> None:
         """Decide about these groups, one after the other, and begin what is decided."""

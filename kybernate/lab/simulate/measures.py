@@ -14,7 +14,7 @@ from math import ceil, sqrt
 from random import Random
 from typing import Any
 
-from kybernate.lab.simulate.model import Outcome, Scenario, Visit
+from kybernate.lab.simulate.model import Outcome, Scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,10 @@ class Measures:
     wait_p95_s: float
     wait_p99_s: float
     wait_max_s: float
-    wait_stall_mean_s: float
-    """Wait plus the time frozen in flight."""
-    stall_p99_s: float
     immediate: float
     """Share of requests that did not wait at all."""
     slo_attainment: float
-    """Share of requests that waited (and stood still) no longer than their seat's SLO."""
+    """Share of requests that waited no longer than their seat's SLO."""
     slo_by_tier: dict[str, float]
     wait_by_tier: dict[str, float]
     worst_seat: str
@@ -57,9 +54,8 @@ class Measures:
 def measures(outcome: Outcome, scenario: Scenario) -> Measures:
     """Measure a run of this scenario."""
     count = len(outcome.wait)
-    delay = [wait + stall for wait, stall in zip(outcome.wait, outcome.stall, strict=True)]
-    waits, stalls = sorted(outcome.wait), sorted(outcome.stall)
-    met = [d <= scenario.seats[seat].slo_seconds for d, seat in zip(delay, scenario.seat, strict=True)]
+    waits = sorted(outcome.wait)
+    met = [wait <= scenario.seats[seat].slo_seconds for wait, seat in zip(outcome.wait, scenario.seat, strict=True)]
     by_tier = _by([scenario.seats[seat].tier for seat in scenario.seat], met)
     by_seat = _by([scenario.seats[seat].name for seat in scenario.seat], met)
     worst = min(by_seat, key=lambda name: (by_seat[name], name), default="")
@@ -75,8 +71,6 @@ def measures(outcome: Outcome, scenario: Scenario) -> Measures:
         wait_p95_s=percentile(waits, 0.95),
         wait_p99_s=percentile(waits, 0.99),
         wait_max_s=waits[-1] if waits else 0.0,
-        wait_stall_mean_s=_mean(delay),
-        stall_p99_s=percentile(stalls, 0.99),
         immediate=_mean([wait <= AT_ONCE for wait in waits]),
         slo_attainment=_mean(met, empty=1.0),
         slo_by_tier=by_tier,
@@ -173,7 +167,6 @@ def _enough(lasting: Sequence[float], share: float) -> int:
     return len(lasting) - 1
 
 
-METRICS = ("wait_mean_s", "wait_p99_s", "wait_max_s", "immediate", "slo_attainment", "switches_per_hour")
 REPEATS = 2000
 """Draws of a bootstrap."""
 LEVEL = 0.95
@@ -214,19 +207,9 @@ class Figures:
 def sampled(outcome: Outcome, scenario: Scenario) -> WindowSample:
     """The sample of a run."""
     slos = [seat.slo_seconds for seat in scenario.seats]
-    met = sum(
-        wait + stall <= slos[seat] for wait, stall, seat in zip(outcome.wait, outcome.stall, scenario.seat, strict=True)
-    )
+    met = sum(wait <= slos[seat] for wait, seat in zip(outcome.wait, scenario.seat, strict=True))
     hours = max(outcome.ended, scenario.duration) / 3600
     return WindowSample(outcome.wait, met, outcome.counters.get("switches", len(outcome.visits)), hours)
-
-
-def planned(waits: Sequence[float], visits: Sequence[Visit], scenario: Scenario) -> WindowSample:
-    """The sample of a schedule found by search."""
-    slos = [seat.slo_seconds + 1e-6 for seat in scenario.seats]
-    met = sum(wait <= slos[seat] for wait, seat in zip(waits, scenario.seat, strict=True))
-    ended = max((visit.gone for visit in visits), default=0.0)
-    return WindowSample(tuple(waits), met, len(visits), max(ended, scenario.duration) / 3600)
 
 
 def blocks(outcome: Outcome, scenario: Scenario, seconds: float) -> list[WindowSample]:
@@ -235,10 +218,10 @@ def blocks(outcome: Outcome, scenario: Scenario, seconds: float) -> list[WindowS
     waits: list[list[float]] = [[] for _ in range(count)]
     met = [0] * count
     slos = [seat.slo_seconds for seat in scenario.seats]
-    for at, seat, wait, stall in zip(scenario.at, scenario.seat, outcome.wait, outcome.stall, strict=True):
+    for at, seat, wait in zip(scenario.at, scenario.seat, outcome.wait, strict=True):
         place = min(count - 1, int(at / seconds))
         waits[place].append(wait)
-        met[place] += wait + stall <= slos[seat]
+        met[place] += wait <= slos[seat]
     hours = scenario.duration / count / 3600
     switches = outcome.counters.get("switches", len(outcome.visits)) / count
     return [WindowSample(tuple(own), good, round(switches), hours) for own, good in zip(waits, met, strict=True)]
@@ -323,8 +306,3 @@ def interval(values: Sequence[float], level: float = LEVEL) -> Interval:
     cut = (1.0 - level) / 2
     last = len(ordered) - 1
     return ordered[round(cut * last)], ordered[round((1.0 - cut) * last)]
-
-
-def intervals(resampled: Sequence[Figures]) -> dict[str, Interval]:
-    """Of every metric."""
-    return {name: interval([getattr(one, name) for one in resampled]) for name in METRICS}

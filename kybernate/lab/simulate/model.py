@@ -43,7 +43,6 @@ class SimSeat:
     weight: float = 1.0
     slo_seconds: float = 20.0
     pinned: bool = False
-    stall_budget_seconds: float = 0.0
     active: bool = False
     """It holds its home when the run begins, idle for long; else it is parked."""
     learned: Learned | None = None
@@ -120,8 +119,6 @@ class Outcome:
     policy: str
     wait: tuple[float, ...]
     """Arrival to admission by the engine."""
-    stall: tuple[float, ...]
-    """Seconds in which the request was frozen in flight."""
     finished: tuple[float, ...]
     visits: tuple[Visit, ...]
     ended: float

@@ -138,8 +138,8 @@ class Node:
     moves whether they are used or not."""
     measured: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """(park, activate) seconds of a model, known from the machine: they go before ``cost``."""
-    tiers: Mapping[str, tuple[str, float, float, float]] = field(default_factory=dict)
-    """(tier, weight, SLO seconds, stall budget seconds) of a model, or under ``""`` of all others."""
+    tiers: Mapping[str, tuple[str, float, float]] = field(default_factory=dict)
+    """(tier, weight, SLO seconds) of a model, or under ``""`` of all others."""
     pinned: frozenset[str] = frozenset()
     cap: int = 64
     move_seconds: float | None = None
@@ -225,7 +225,7 @@ def node_seats(models: Sequence[str], work: Mapping[str, float], node: Node) -> 
             seat = replace(seat, park_seconds=park, activate_seconds=activate)
         tier = node.tiers.get(seat.model, node.tiers.get(""))
         if tier is not None:
-            seat = replace(seat, tier=tier[0], weight=tier[1], slo_seconds=tier[2], stall_budget_seconds=tier[3])
+            seat = replace(seat, tier=tier[0], weight=tier[1], slo_seconds=tier[2])
         made.append(replace(seat, group=f"G{group_of[seat.model]}", pinned=seat.model in node.pinned))
     return tuple(made)
 

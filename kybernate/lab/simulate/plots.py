@@ -105,7 +105,7 @@ def _timeline(axis: Any, scenario: Scenario, outcome: Outcome, window: tuple[flo
 def _waits(axis: Any, scenario: Scenario, outcomes: Sequence[Outcome]) -> None:
     """Share of requests that waited at most so long; logarithmic from 0.1 s, so that tails are seen."""
     for outcome in outcomes:
-        delay = sorted(wait + stall for wait, stall in zip(outcome.wait, outcome.stall, strict=True))
+        delay = sorted(outcome.wait)
         shares = [100.0 * (place + 1) / len(delay) for place in range(len(delay))]
         axis.step([max(0.1, value) for value in delay], shares, where="post", label=outcome.policy, linewidth=1.2)
     for slo in sorted({seat.slo_seconds for seat in scenario.seats}):

@@ -44,10 +44,10 @@ class Switching:
                     self.world.schedule(max(until, 0.001), WAKE, group.index, group.wake)
             case Switch(activate=name, evict=None):
                 return self._grant(group, self.named(name))
-            case Switch(activate=name, evict=str(evicted), how=how):
-                self.evict(group, self.named(evicted), self.named(name), freeze=how == "freeze")
+            case Switch(activate=name, evict=str(evicted)):
+                return self.evict(group, self.named(evicted), self.named(name), policy)
             case Park(seat=name):
-                self.evict(group, self.named(name), None)
+                return self.evict(group, self.named(name), None, policy)
         return ()
 
     def named(self, name: str) -> SimulatedSeat:
@@ -85,59 +85,57 @@ class Switching:
         return (other,)
 
     def evict(
-        self, group: SimulatedGroup, victim: SimulatedSeat, incoming: SimulatedSeat | None, *, freeze: bool = False
-    ) -> None:
-        """Close the admission of a holder; park it when nothing is in flight, or at once if frozen."""
+        self, group: SimulatedGroup, victim: SimulatedSeat, incoming: SimulatedSeat | None, policy: Policy
+    ) -> tuple[SimulatedGroup, ...]:
+        """Close the admission of a holder; park it when nothing is in flight."""
         unfit = incoming is not None and not (incoming.group is group or self.world.moves(incoming, group))
         if victim.state is not S.ACTIVE or victim.group is not group or unfit or group.operation is not None:
             self.world.counters["refused"] += 1
-            return
+            return ()
         if incoming is not None and (incoming.state is not S.PARKED or not group.has_room(incoming, victim)):
             incoming = None  # one more has to yield before it fits
         if incoming is not None:
             incoming.claim = group
-        frozen = freeze and victim.in_flight > 0 and victim.spec.stall_budget_seconds > 0
         victim.state, victim.closed_at = S.DRAINING, self.world.now
-        group.operation = SimulatedSwitch(victim, incoming, "draining", frozen)
-        if frozen:
-            victim.freeze(self.world.now)
-        self.world.counters["freezes"] += frozen
-        self.drained(group)
+        group.operation = SimulatedSwitch(victim, incoming, "draining")
+        return self.drained(group, policy)
 
-    def drained(self, group: SimulatedGroup) -> None:
-        """Park the victim once nothing of it is in flight."""
+    def drained(self, group: SimulatedGroup, policy: Policy) -> tuple[SimulatedGroup, ...]:
+        """Park the victim once nothing of it is in flight, for the seat that the policy activates now. Returns the
+        groups that may want the one before it."""
         operation = group.operation
         assert operation is not None
         assert operation.victim is not None
         victim = operation.victim
-        if not operation.frozen and victim.in_flight:
-            return
+        if victim.in_flight:
+            return ()
+        asked = self._bind(group, operation, victim, policy)
         victim.state = S.PARKING
         operation.phase = "parking"
         victim.parks += 1
         mean, failure = victim.spec.park_seconds, self.world.options.park_failure
         victim.took, victim.failing = self.world.drawn(victim, "park", victim.parks, mean, failure)
         self._takes(group, victim)
+        return asked
 
-    def due(self, group: SimulatedGroup, policy: Policy) -> tuple[SimulatedGroup, ...]:
+    def due(self, group: SimulatedGroup) -> tuple[SimulatedGroup, ...]:
         """End a park or an activation of this group."""
         operation = group.operation
         assert operation is not None
         if operation.phase == "parking":
             assert operation.victim is not None
-            return self._parked(group, operation, operation.victim, policy)
+            return self._parked(group, operation, operation.victim)
         assert operation.incoming is not None
         return (self._serves(group, operation.incoming),)
 
     def _parked(
-        self, group: SimulatedGroup, operation: SimulatedSwitch, victim: SimulatedSeat, policy: Policy
+        self, group: SimulatedGroup, operation: SimulatedSwitch, victim: SimulatedSeat
     ) -> tuple[SimulatedGroup, ...]:
-        world, planned = self.world, operation.incoming
+        world, incoming = self.world, operation.incoming
         if victim.failing:
             self._free(group, operation)
             self._rolled_back(group, victim)
-            return self._others(group, planned)
-        incoming = self._newest(group, operation, victim, policy)
+            return self._others(group, incoming)
         self._free(group, operation)
         group.failures = 0
         world.counters["parks"] += 1
@@ -155,43 +153,26 @@ class Switching:
             world.demand(victim)
         else:
             world.rests(victim, rests=True)
-        asked = self._others(group, victim, None if planned is incoming else planned)
+        asked = self._others(group, victim)
         if incoming is None or incoming.state is not S.PARKED:
             return (group, *asked)
         asked = (*self._forestall(group, incoming), *asked)
         self.activate(group, incoming)
         return asked
 
-    def _newest(
+    def _bind(
         self, group: SimulatedGroup, operation: SimulatedSwitch, victim: SimulatedSeat, policy: Policy
-    ) -> SimulatedSeat | None:
-        """Return the incoming seat, decided at the end of the park, as in the GPU manager's late binding.
-
-        The newest decision counts if it can be carried out, else the planned seat. The victim is not parked yet.
+    ) -> tuple[SimulatedGroup, ...]:
+        """Choose the incoming seat again, as the GPU manager does (``late_binding.bind``), if the newest decision can
+        be carried out. Return the groups that may want the one before it.
         """
-        planned = operation.incoming
-        if not self.world.options.late_binding:
-            return planned
         self.world.counters["decisions"] += 1
-        decision = policy.decide(look(self.world, group))
+        before, decision = operation.incoming, policy.decide(look(self.world, group))
         if not isinstance(decision, Switch) or decision.evict is not None:
-            return planned
-        incoming = self.named(decision.activate)
-        fits = incoming.state is S.PARKED and group.has_room(incoming, victim)
-        return incoming if fits and (incoming.group is group or self.world.moves(incoming, group)) else planned
-
-    def offer(self, group: SimulatedGroup, policy: Policy) -> tuple[SimulatedGroup, ...]:
-        """While the victim is being parked, make the seat that the policy would activate now the incoming one, which no
-        other group takes; as in the GPU manager (``late_binding.offer``). Return the groups that may want the one
-        before it.
-        """
-        operation = group.operation
-        if not (self.world.soft and self.world.options.late_binding) or operation is None:
             return ()
-        if operation.phase != "parking" or operation.victim is None:
-            return ()
-        before, seat = operation.incoming, self._newest(group, operation, operation.victim, policy)
-        if seat is before or seat is None:
+        seat = self.named(decision.activate)
+        fits = seat.state is S.PARKED and group.has_room(seat, victim)
+        if seat is before or not fits or not (seat.group is group or self.world.moves(seat, group)):
             return ()
         if before is not None and before.claim is group:
             before.claim = None
@@ -207,7 +188,6 @@ class Switching:
         """The victim of a failed park is active again; the group pauses, longer after each failure."""
         world = self.world
         victim.state = S.ACTIVE
-        victim.thaw(world.now)
         victim.admit(world.now)
         world.counters["park_failures"] += 1
         group.failures += 1
@@ -265,7 +245,6 @@ class Switching:
             incoming.activate_cost.add(incoming.took)
         incoming.state = S.ACTIVE
         incoming.active_since = incoming.busy_at = world.now
-        incoming.thaw(world.now)
         incoming.admit(world.now)
         return group
 
@@ -274,7 +253,7 @@ class Switching:
         world, limit = self.world, self.world.scenario.host_bytes
         need = victim.spec.host_bytes
         if limit:
-            kept = [s for s in world.seats if s.host_used and s is not incoming and s.frozen_at is None]
+            kept = [s for s in world.seats if s.host_used and s is not incoming]
             for other in sorted((s for s in kept if s.state is S.PARKED), key=lambda s: (s.touched_at, s.index)):
                 if world.host_used + need <= limit:
                     break
@@ -283,7 +262,7 @@ class Switching:
                 world.rests(other, rests=False)
                 other.host_used, other.cold, other.seen = 0, True, None
                 world.rests(other, rests=resting)
-            if world.host_used + need > limit and victim.frozen_at is None:
+            if world.host_used + need > limit:
                 victim.cold = True
                 return
         victim.host_used = need

@@ -37,7 +37,7 @@ def look(world: RunState, group: SimulatedGroup) -> GroupView:
             ]
         )
     return GroupView(
-        group.name, group.spec.slots, seats, elsewhere, world.now, group.hits.share, group.free_bytes, peers,
+        group.name, group.spec.slots, seats, elsewhere, world.now, group.free_bytes, peers,
         world.scenario.move_seconds or 0.0,
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ def _resting(world: RunState, seat: SimulatedSeat) -> SeatView | None:
 
 
 def seat_view(world: RunState, seat: SimulatedSeat, *, moving: bool = False) -> SeatView:
-    """The view of one seat. Frozen requests of a parked seat count as waiting since they were frozen."""
+    """The view of one seat."""
     now, spec, options = world.now, seat.spec, world.options
     loses_copy = moving and world.scenario.loses_copy
     waiting = seat.tail - seat.head
@@ -110,11 +110,6 @@ def seat_view(world: RunState, seat: SimulatedSeat, *, moving: bool = False) -> 
     if waiting:
         ages = _ages(seat, now, options.age_buckets)
         oldest = now - seat.at[seat.head]
-    if seat.frozen_at is not None and seat.state is SeatState.PARKED:
-        frozen = now - seat.frozen_at
-        waiting += seat.in_flight
-        oldest = max(oldest, frozen)
-        ages = tuple(sorted((*ages, (frozen, seat.in_flight)), reverse=True))
     # By position: this is the innermost line of the simulator, and names cost a third more.
     return SeatView(
         spec.name,
@@ -140,7 +135,6 @@ def seat_view(world: RunState, seat: SimulatedSeat, *, moving: bool = False) -> 
         seat.service.value,
         seat.rates.fast.at(now),
         seat.rates.slow.at(now),
-        spec.stall_budget_seconds,
         spec.vram_bytes,
         "",  # model
         False,  # prefers

@@ -21,7 +21,6 @@ from kybernate.policy.estimators import (
     SLOW_HALF_LIFE,
     Arrivals,
     Ewma,
-    Hits,
 )
 from kybernate.policy.turns import LEAVING
 from kybernate.seat import SeatState
@@ -39,12 +38,12 @@ class SimulatedSeat:
     """Requests wait in order of arrival, are admitted up to the cap, and are served side by side.
 
     Served work is counted in seconds of a request that is alone (``done``); with ``n`` in flight it grows
-    1/slowdown(n) per second, while frozen not at all.
+    1/slowdown(n) per second.
     """
 
     __slots__ = (
         "_computes", "_done", "_done_at", "_ends", "_slowdown", "activate_cost", "active_since", "at", "begun",
-        "busy_at", "claim", "closed_at", "cold", "failed", "failing", "frozen_at", "group", "head", "host_used",
+        "busy_at", "claim", "closed_at", "cold", "failed", "failing", "group", "head", "host_used",
         "in_flight", "index", "moved", "park_cost", "parks", "rates", "requests", "restores", "rests", "seen",
         "seen_at", "served", "service", "spec", "state", "sums", "tail", "token", "took", "touched_at", "waited",
         "world",
@@ -65,7 +64,6 @@ class SimulatedSeat:
         self.in_flight = 0
         self.token = 0
         self.active_since = self.busy_at = self.begun = self.closed_at = self.touched_at = 0.0
-        self.frozen_at: float | None = None
         self.cold = False
         """Its copy in host memory was dropped; its next activation is a cold start."""
         self.host_used = 0
@@ -169,21 +167,6 @@ class SimulatedSeat:
         else:
             self._time_next(now)
 
-    def freeze(self, now: float) -> None:
-        """Freeze the requests in flight until ``thaw``."""
-        self._advance(now)
-        self.frozen_at = now
-        self.token += 1
-
-    def thaw(self, now: float) -> None:
-        """Continue frozen requests; the time in between was a stall."""
-        if self.frozen_at is None:
-            return
-        for _, request in self._ends:
-            self.world.stall[request] += now - self.frozen_at
-        self.frozen_at = None
-        self._done_at = now
-
     def _advance(self, now: float) -> None:
         self._done += (now - self._done_at) / self._slowdown
         self._done_at = now
@@ -207,7 +190,7 @@ class SimulatedSeat:
     def _beside(self) -> list["SimulatedSeat"]:
         """The other seats of its group that compute."""
         holders = self.group.holders
-        return [one for one in holders if one is not self and one._computes and one.frozen_at is None]
+        return [one for one in holders if one is not self and one._computes]
 
 
 __all__ = [
@@ -234,8 +217,6 @@ class RunOptions:
     """For jitter and failures. The k-th park of a seat is the same under every policy."""
     name: str = ""
     """Of the policy, in the outcome; empty: its class."""
-    late_binding: bool = True
-    """Ask again after the park and take that answer; else the incoming of the decision to evict comes."""
     jitter: float = 0.0
     """Coefficient of variation of park and activate seconds (lognormal, mean as given)."""
     park_failure: float = 0.0
@@ -255,15 +236,13 @@ class RunOptions:
     newer either); 0: always as of now, slower."""
     merged: bool = False
     """Show the parked seats without demand of a group as one seat with their summed rates: a view then takes as long
-    with 200 models as with 20. For policies that read no more of such seats: those of this package, but not with
-    ``prefetch``. Groups whose seats share memory are shown whole."""
+    with 200 models as with 20. For policies that read no more of such seats: those of this package.
+    Groups whose seats share memory are shown whole."""
     missed: Callable[[int], None] | None = None
     """Called with the index of the seat when a request was not admitted within its SLO. It may raise, which ends the
     run."""
     side_by_side: bool = False
     """With lanes, more transfers than there are share them, instead of beginning in turn."""
-    measure_hits: bool = False
-    """Show ``GroupView.hit_share`` also to a policy without a true ``prefetch`` setting; costs a little time."""
     age_buckets: int = 64
     """Most ages of waiting requests in a view; if more wait, neighbours are given by their mean."""
 
@@ -325,7 +304,6 @@ class SimulatedSwitch:
     incoming: SimulatedSeat | None
     phase: str
     """draining, parking or activating."""
-    frozen: bool = False
     until: float = 0.0
     """When the park or activation under way ends."""
     begun: float = 0.0
@@ -357,7 +335,6 @@ class SimulatedGroup:
     wake: int = 0
     failures: int = 0
     paused_until: float = 0.0
-    hits: Hits = field(default_factory=Hits)
     """How often the seat of the next request is predicted; only if the run measures it."""
 
     @property
@@ -395,13 +372,13 @@ class RunState:
         self.events: list[tuple[float, int, int, int]] = []
         """(time, kind, index of seat or group, token): a heap."""
         count = len(scenario.at)
-        self.wait, self.stall, self.finished = [0.0] * count, [0.0] * count, [0.0] * count
+        self.wait, self.finished = [0.0] * count, [0.0] * count
         self.unfinished = count
         self.visits: list[Visit] = []
         self.switching_seconds = 0.0
         self.host_used = 0
         self.counters = dict.fromkeys(
-            ("decisions", "switches", "moves", "parks", "park_failures", "restore_failures", "cold_starts", "freezes",
+            ("decisions", "switches", "moves", "parks", "park_failures", "restore_failures", "cold_starts",
              "called_off", "refused", "no_room"), 0,
         )  # fmt: skip
         self.slowdown = _curve(options.slowdown) if options.slowdown else None
@@ -504,7 +481,6 @@ class RunState:
             scenario=self.scenario.name,
             policy=policy,
             wait=tuple(self.wait),
-            stall=tuple(self.stall),
             finished=tuple(self.finished),
             visits=tuple(self.visits),
             ended=ended,

@@ -65,6 +65,9 @@ class Trace:
 DECODE_SECONDS_PER_TOKEN = 0.025
 """Of one stream of a mid-size model. A trace without tokens gets so many that its request takes as long in flight."""
 
+_MOST_TOKENS = 10**9
+LATEST = {True: 1e11, False: 3e8}
+"""Seconds, by ``Format.clock``: before the year 5138, within ten years of the start. Later ones have another unit."""
 Fields = Mapping[str, Any]
 
 
@@ -155,12 +158,16 @@ def _number(row: Fields, name: str) -> float:
 
 
 def _count(row: Fields, name: str) -> int:
-    return int(_number(row, name))
+    if (value := _number(row, name)) > _MOST_TOKENS:
+        raise ValueError(f"{name} is {row[name]!r}, more than any model reads or writes")
+    return int(value)
 
 
 def _name(row: Fields, column: str) -> str:
     if not row[column]:
         raise ValueError(f"{column} is empty")
+    if not str(row[column]).isprintable():
+        raise ValueError(f"{column} is {row[column]!r}, which cannot be printed")
     return str(row[column])
 
 

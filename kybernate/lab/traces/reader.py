@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from kybernate.files import opened
 from kybernate.lab.traces import windows
-from kybernate.lab.traces.formats import FORMATS, Arrival, Format, Trace, TraceError, recognise
+from kybernate.lab.traces.formats import FORMATS, LATEST, Arrival, Format, Trace, TraceError, recognise
 
 _REORDER = 512
 """Rows may come this many places late (logs are written at the end of a request)."""
@@ -86,6 +87,9 @@ def _parsed(path: Path, known: Format, name: str) -> Iterator[tuple[int, Arrival
             raise TraceError(str(path), line, f"{error.args[0]} is missing", "complete or remove the row") from None
         except ValueError as error:
             raise TraceError(str(path), line, str(error), "correct or remove the row") from None
+        if arrival is not None and arrival.at_seconds > LATEST[known.clock]:
+            remedy = "write seconds" if known.clock else "write seconds since the start of the trace"
+            raise TraceError(str(path), line, f"{arrival.at_seconds:.0f} s are later than any request", remedy)
         if arrival is not None:
             yield line, arrival
 
@@ -181,7 +185,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _opened(path: Path) -> TextIO:
-    with path.open("rb") as probe:
+    with opened(path) as probe:
         packed = probe.read(2) == b"\x1f\x8b"
     if packed:
         return gzip.open(path, "rt", encoding="utf-8", newline="")

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from kybernate.engines import DRIVER_BACKENDS, RESTART, VLLM_CUDA
+from kybernate.engines import DRIVER_BACKENDS, RESTART
 from kybernate.extras import registered
 from kybernate.logs import get_logger
-from kybernate.self_tests import SelfTests
 from services.checkpointer.backends.driver import DriverBackend
 from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts
 from services.checkpointer.backends.engine import EngineBackend, EngineCalls, EngineRefusedError, SleepingEngine
@@ -15,10 +14,8 @@ from services.checkpointer.backends.host import Host
 from services.checkpointer.backends.port import Backend, SeatProcesses
 from services.checkpointer.backends.restart import RestartBackend
 from services.checkpointer.backends.sglang import Sglang
-from services.checkpointer.backends.trtllm import Trtllm
 from services.checkpointer.backends.unload import Unload
 from services.checkpointer.backends.vllm import Vllm
-from services.checkpointer.backends.vllm_cuda import VllmCuda
 from services.checkpointer.core.refusals import Allowance
 from services.checkpointer.helper_pool import HelperPool
 
@@ -31,13 +28,12 @@ def open_backends(
     *,
     fake: bool = False,
     http: EngineCalls | None = None,
-    self_tests: SelfTests = SelfTests(),  # noqa: B008 -- frozen
 ) -> Mapping[str, Backend]:
     """Backends by name. ``cuda`` uses the checkpoint API of the driver that the helpers call. ``fake`` does the same
     with every allowance granted, so it exists only where that driver is the fake one. ``restart`` ends containers,
     which start again at their gate. The others call engines through ``http``; without it they are not offered. Packages
     add APIs of engines as entry points of the group ``kybernate.backends``: each is a callable that gets ``http``.
-    ``self_tests``: what ``vllm+cuda`` may park; nothing by default. All share ``host`` and thereby the reservations."""
+    All share ``host`` and thereby the reservations."""
     calls = DriverCalls(pool, timeouts)
     evidence = Evidence(calls, host.freezer, margin_bytes)
     backends: dict[str, Backend] = {
@@ -49,13 +45,11 @@ def open_backends(
             "vllm": Vllm(http),
             "vllm-2": Vllm(http, level=2),
             "sglang": Sglang(http),
-            "trtllm": Trtllm(http),
             "unload": Unload(http),
         }
-        reserved = (*DRIVER_BACKENDS, VLLM_CUDA, RESTART)
+        reserved = (*DRIVER_BACKENDS, RESTART)
         engines = {name: api for name, api in _of_packages(http).items() if name not in reserved} | engines
         backends |= {name: EngineBackend(calls, host, evidence, http, one) for name, one in engines.items()}
-        backends[VLLM_CUDA] = VllmCuda(calls, host, evidence, http, Vllm(http), self_tests)
     if fake:
         backends["fake"] = DriverBackend(calls, replace(host, allowed=frozenset(Allowance)), evidence)
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 from kybernate.cgroups import HiddenProcessesError
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError
-from services.checkpointer.backends.evidence import Discovery, Evidence
+from services.checkpointer.backends.evidence import Discovery, Evidence, unseen
 from services.checkpointer.backends.host import Host
 from services.checkpointer.backends.job_half import JobHalf
 from services.checkpointer.backends.port import (
@@ -116,12 +116,15 @@ class DriverBackend:
         return ending
 
     async def living(self, seat: SeatProcesses) -> bool:
-        """True while a process of its container lives, or one that is named kyb-run holds memory. Raises
-        StepFailedError."""
-        if self.host.living(seat):
+        """True while a process of its container lives that is no kyb-run without memory. Raises StepFailedError."""
+        return bool(self.host.living(seat)) or await unseen(self.calls, self.host, seat.target, "ask") is not None
+
+    def keeps(self, target: SeatTarget) -> bool:
+        """By the program of its first process; True where that cannot be seen."""
+        try:
+            return self.host.containers.keeper(target) is not None
+        except (UnknownContainerError, HiddenProcessesError):
             return True
-        keeper = self.host.keeper(seat)
-        return keeper is not None and any(u.holds and u.pid == keeper.pid for u in await self.calls.processes("ask"))
 
     def host_bytes(self, seat: SeatProcesses) -> int | None:
         """By the control group of its container."""

@@ -9,13 +9,14 @@ ends in any other state kills the engine: its seat starts cold.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 from urllib.parse import quote
 
 from kybernate.engines import METRICS_PATHS, requests_in
+from kybernate.footprint import RESIDUE_MOST, most_residue
 from kybernate.messages import Outcome, SeatTarget
 from services.checkpointer.backends.driver import ReadingsBackend
 from services.checkpointer.backends.driver_calls import StepFailedError, unaccounted
@@ -34,23 +35,16 @@ SILENT_SECONDS = 300.0
 """Model seconds for which an engine may be silent before that counts as a refusal: it compiles for its first request,
 for minutes where its cache is cold."""
 STUCK_SECONDS = 10.0
-"""Model seconds in which some memory must move while an engine says that it sleeps and holds it."""
-RESIDUE_SHARE, RESIDUE_BYTES, RESIDUE_MOST = 0.1, 4 * 2**30, 0.5
-"""What a parked engine may keep on a GPU: a share of its footprint there or these bytes, whichever is more, and never
-more than the last share. Published: 1.2 to 4 GiB per GPU."""
-
-
-Sign = Callable[[str, str, str, bytes], Mapping[str, str]]
-"""From key, method, path and body to the headers that sign a request."""
+"""Model seconds in which some of an engine's memory must move after a call, whatever the engine says or cannot say."""
 
 
 class EngineCalls(Protocol):
     """HTTP calls to engines (``services.checkpointer.engine_http``)."""
 
     async def call(
-        self, seat: SeatProcesses, method: str, path: str, *, seconds: float, body: Any = None, sign: Sign | None = None
+        self, seat: SeatProcesses, method: str, path: str, *, seconds: float, body: Any = None
     ) -> EngineReply:
-        """One call; ``sign``: the key is not sent, but signs it. Raises EngineSilentError."""
+        """One call. Raises EngineSilentError."""
         ...
 
 
@@ -154,7 +148,7 @@ class EngineBackend(ReadingsBackend):
         if why or busy:  # (1)
             ending.reason, ending.refused = f"checks: {why or busy}", bool(why)
             with contextlib.suppress(StepFailedError):
-                return ending if self.host.living(seat) else Ending("gone", ending.reason)
+                return ending if await self.living(seat) else Ending("gone", ending.reason)
             return ending
         deadline, began = self.calls.timeouts.half(seat), time.monotonic()
         if await self._asleep(seat) is not True:  # (2)
@@ -180,7 +174,7 @@ class EngineBackend(ReadingsBackend):
             async with self._timed(ending, "room"):
                 await self._reserve(seat)  # (1)
             deadline, began = self.calls.timeouts.half(seat), time.monotonic()
-            if await self._found(seat) != "active":  # (2)
+            if (await self._look(seat))[0] != "active":  # (2)
                 await note("wake", None)
                 ending.reason = await self._call(ending, "wake", self.engine.wake(seat, deadline))
             if self.engine.loads and not seat.models and not ending.reason:
@@ -224,7 +218,7 @@ class EngineBackend(ReadingsBackend):
         try:
             if not await self.living(seat):
                 return ending
-            holds, asleep = await self._holds(seat), await self._asleep(seat)
+            (holds, _), asleep = await self._held(seat), await self._asleep(seat)
             found = verdict(asleep, holds) if seat.parked_on or asleep else "active"
             if found == "parked":
                 ending.gpus = seat.memory_on  # by its record
@@ -251,47 +245,48 @@ class EngineBackend(ReadingsBackend):
         size = seat.footprint
         return {gpu: max(0, now.get(gpu, 0) - max(0, seat.baseline.get(gpu, 0) - size.get(gpu, 0))) for gpu in seat.at}
 
-    async def _holds(self, seat: SeatProcesses) -> bool:
-        """True if it holds more than a residue on any of its GPUs. Raises StepFailedError."""
+    async def _held(self, seat: SeatProcesses) -> tuple[bool, int]:
+        """(whether it holds more than a residue on any of its GPUs, bytes over all). Raises StepFailedError."""
         left, size = await self._left(seat), seat.footprint
-        return any(left[gpu] > most_residue(size.get(gpu, 0)) for gpu in seat.at)
+        return any(left[gpu] > most_residue(size.get(gpu, 0)) for gpu in seat.at), sum(left.values())
 
-    async def _found(self, seat: SeatProcesses) -> Outcome | None:
-        """``verdict`` now; None also if an engine that could tell does not. Raises StepFailedError."""
-        holds = await self._holds(seat)
+    async def _look(self, seat: SeatProcesses) -> tuple[Outcome | None, int]:
+        """(``verdict`` now, None also if an engine that could tell does not; bytes). Raises StepFailedError."""
+        holds, left = await self._held(seat)
         try:
-            return verdict(await self.engine.asleep(seat, self._ask()), holds)
+            return verdict(await self.engine.asleep(seat, self._ask()), holds), left
         except (EngineSilentError, EngineRefusedError):
-            return None
+            return None, left
 
     async def _settled(self, seat: SeatProcesses, ending: Ending, wanted: Outcome, seconds: float) -> Outcome | None:
         """The verdict once it is ``wanted`` and stays so for STABLE_SECONDS, else the last one within ``seconds``; None
         also if its container has ended or the driver does not answer. An engine that sleeps, and says itself that it
-        did not change, is waited for no longer than memory takes to show; one that says that
-        it sleeps and holds its memory no longer than STUCK_SECONDS after the last byte moved."""
+        did not change, is waited for no longer than memory takes to show; any other no longer than STUCK_SECONDS after
+        the last byte moved, unless it reads its models from a disk."""
         deadline = time.monotonic() + seconds
         early = time.monotonic() + self.calls.timeouts.settle()
         since: float | None = None
         held, moved = -1, time.monotonic()
+        reads = self.engine.loads and wanted == "active"
         async with self._timed(ending, "verify"):
             while True:
-                found = None
+                found, left = None, -1
                 with contextlib.suppress(StepFailedError):
                     if not self.host.living(seat):
                         return None
-                    found = await self._found(seat)
-                since = (since or time.monotonic()) if found == wanted else None
-                if since is None and time.monotonic() >= deadline:
+                    found, left = await self._look(seat)
+                now = time.monotonic()
+                if left != held or left < 0:  # a driver that is silent shows no standstill
+                    held, moved = left, now
+                since = (since or now) if found == wanted else None
+                if since is None and now >= deadline:
                     return found
-                if found is None and wanted == "parked" and await self._asleep(seat):
-                    left = await self._held_bytes(seat)
-                    held, moved = left, time.monotonic() if left != held else moved
-                    if time.monotonic() - moved >= self.calls.timeouts.wall(STUCK_SECONDS):
-                        return found
-                stays = found not in (None, wanted) and time.monotonic() >= early and not self.engine.loads
+                if since is None and not reads and now - moved >= self.calls.timeouts.wall(STUCK_SECONDS):
+                    return found
+                stays = found not in (None, wanted) and now >= early and not self.engine.loads
                 if stays and await self._asleep(seat) is not None:
                     return found
-                if since is not None and time.monotonic() - since >= STABLE_SECONDS / self.calls.timeouts.speed:
+                if since is not None and now - since >= STABLE_SECONDS / self.calls.timeouts.speed:
                     return found
                 await asyncio.sleep(self.engine.pace)
 
@@ -306,12 +301,6 @@ class EngineBackend(ReadingsBackend):
             return await self.engine.asleep(seat, self._ask())
         except (EngineSilentError, EngineRefusedError):
             return None
-
-    async def _held_bytes(self, seat: SeatProcesses) -> int:
-        """Over its GPUs; -1: the driver does not answer."""
-        with contextlib.suppress(StepFailedError):
-            return sum((await self._left(seat)).values())
-        return -1
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -401,8 +390,3 @@ class EngineBackend(ReadingsBackend):
 
     def _ask(self) -> float:
         return self.calls.timeouts.wall(ASK_SECONDS)
-
-
-def most_residue(size: int) -> int:
-    """Bytes that a parked engine may keep on a GPU where it took ``size``."""
-    return round(min(max(RESIDUE_SHARE * size, RESIDUE_BYTES), RESIDUE_MOST * size))

@@ -2,14 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kybernate.cgroups import HiddenProcessesError
 from kybernate.cuda import FREED_SHARE
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
-from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Usage, Use, unaccounted
+from services.checkpointer.backends.driver_calls import (
+    DriverCalls,
+    StepFailedError,
+    Timeouts,
+    Usage,
+    Use,
+    unaccounted,
+)
 from services.checkpointer.backends.host import Host
 from services.checkpointer.backends.port import (
     DriverUnreadableError,
@@ -30,6 +37,49 @@ UNKNOWN_FOOTPRINT_IDLE_SHARE = 0.05
 one without record is parked only if no process accounts for at most this share on its GPUs."""
 
 
+async def unseen(calls: DriverCalls, host: Host, target: SeatTarget, group: str) -> SeatContainer | None:
+    """The container of a seat in which no engine was found, if the driver lists a process of it all the same; None is
+    the proof that nothing of it holds memory: what finds nothing proves nothing.
+
+    A process that has just ended may be listed for a while. Raises StepFailedError: one cannot be looked at, or kyb-run
+    holds memory, which only an engine of that name does.
+    """
+    inside: list[ProcessIdentity] = []
+
+    async def unclear() -> str:
+        inside[:], why = listed(host, target, await calls.processes(group))
+        return "" if inside else why
+
+    await until_none(calls.timeouts, unclear)
+    if not inside:
+        return None
+    keeper = host.containers.keeper(target)
+    if keeper in inside:
+        raise StepFailedError(
+            StepTrouble.REFUSED, f"pid {keeper.pid} is named kyb-run and holds GPU memory; delete its pod"
+        )
+    return SeatContainer(inside[0], None)
+
+
+def listed(host: Host, target: SeatTarget, uses: Sequence[Use]) -> tuple[list[ProcessIdentity], str]:
+    """(the processes with memory in a seat's container by the driver's list, why there may be more on its GPUs)."""
+    near = target.parked_on or target.gpus
+    inside = host.containers.own(target, dict.fromkeys(use.pid for use in uses if use.holds))
+    return inside, host.containers.unclear(target, {use.pid for use in uses if use.holds and use.gpu in near})
+
+
+async def until_none(timeouts: Timeouts, missing: Callable[[], Awaitable[str]]) -> None:
+    """Wait until nothing is ``missing`` any more; what a reading says counts that began after ``settle``. Raises
+    StepFailedError."""
+    began = time.monotonic()
+    deadline = began + timeouts.settle()
+    while text := await missing():
+        if began > deadline:
+            raise StepFailedError(StepTrouble.REFUSED, text)
+        await asyncio.sleep(POLL_SECONDS)
+        began = time.monotonic()
+
+
 @dataclass(frozen=True)
 class Discovery:
     """Finds the GPU processes of a seat and their states."""
@@ -44,8 +94,11 @@ class Discovery:
             container = self.host.containers.find(target)
         except (UnknownContainerError, HiddenProcessesError) as error:
             raise DriverUnreadableError(str(error)) from error
+        try:
+            container = container or await unseen(self.calls, self.host, target, group)
+        except StepFailedError as error:
+            raise DriverUnreadableError(error.text) from error
         if container is None:
-            await self._holds_nothing(target, group)
             raise NoProcessError(f"container {target.container_id} has no process")
         try:
             return await self._find(target, group, epoch, container)
@@ -55,17 +108,6 @@ class Discovery:
             return await self._find(target, group, epoch, container)
         except StepFailedError as error:
             raise DriverUnreadableError(error.text) from error
-
-    async def _holds_nothing(self, target: SeatTarget, group: str) -> None:
-        """At most kyb-run lives in the container. Raises DriverUnreadableError unless the driver shows that it is no
-        engine of that name."""
-        keeper = self.host.containers.keeper(target)
-        try:
-            uses = [] if keeper is None else await self.calls.processes(group)
-        except StepFailedError as error:
-            raise DriverUnreadableError(error.text) from error
-        if keeper is not None and any(use.pid == keeper.pid and use.holds for use in uses):
-            raise DriverUnreadableError(f"pid {keeper.pid} is named kyb-run and holds GPU memory; delete its pod")
 
     async def observe(self, seat: SeatProcesses, key: str) -> tuple[list[ProcessState], bool]:
         """(state of each member, True if any process of the seat is stopped).
@@ -92,7 +134,7 @@ class Discovery:
         strangers = {use.pid for use in uses if use.seat not in ("", target.seat, f"process/{use.pid}")}
         own = {process.pid for process in found}
         listed = [pid for pid in dict.fromkeys(use.pid for use in uses) if pid not in own]
-        found += self.host.containers.own(container, listed) if listed else []
+        found += self.host.containers.own(target, listed)
         members = _classified(
             [one for one in found if one.pid not in strangers and await self._uses_gpu(one, group, uses, known)], uses
         )
@@ -216,18 +258,8 @@ class Evidence:
             return _missing_evidence(seat, await self.calls.usage(seat.group, seat.reach), left)
 
         if _missing_evidence(seat, first, left):
-            await self._wait_until_none(missing)
+            await until_none(self.calls.timeouts, missing)
         return sum(left.values()) if seat.baseline else seat.residue_bytes
-
-    async def _wait_until_none(self, missing: Callable[[], Awaitable[str]]) -> None:
-        """Wait until nothing is ``missing`` any more; what a reading says counts that began after ``settle``."""
-        began = time.monotonic()
-        deadline = began + self.calls.timeouts.settle()
-        while text := await missing():
-            if began > deadline:
-                raise StepFailedError(StepTrouble.REFUSED, text)
-            await asyncio.sleep(POLL_SECONDS)
-            began = time.monotonic()
 
     async def wait_for_room(self, seat: SeatProcesses, states: list[ProcessState]) -> None:
         """Wait until each GPU has room for all that is checkpointed: a restore without room destroys the process."""
@@ -235,7 +267,7 @@ class Evidence:
 
     async def wait_for_bytes(self, seat: SeatProcesses, need: dict[str, int]) -> None:
         """Wait until each GPU has these bytes free."""
-        await self._wait_until_none(lambda: self._missing_room(seat, need))
+        await until_none(self.calls.timeouts, lambda: self._missing_room(seat, need))
 
     async def _missing_room(self, seat: SeatProcesses, need: dict[str, int]) -> str:
         """The GPU that lacks room; empty if none does. The margin covers what other processes on the GPU may allocate

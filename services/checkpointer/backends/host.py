@@ -172,8 +172,14 @@ class Host:
             text = f"{seat.epoch} {time.time_ns()}\n"
             files.replace(self.seats_dir / seat.target.seat / "ends", text, durable=False, mode=0o644)
         except OSError as error:
-            meaning = "its container ends too, and kubelet starts it again"
+            meaning = "its container ends too, and starts again"
             get_logger().warning("seat.end_not_announced", seat=seat.target.seat, reason=str(error), meaning=meaning)
+
+    def withdraw_end(self, seat: SeatProcesses) -> None:
+        """Its end was announced and has failed: the next one of its engine is that of its container."""
+        if self.seats_dir is not None:
+            with contextlib.suppress(OSError):
+                (self.seats_dir / seat.target.seat / "ends").unlink(missing_ok=True)
 
 
 def open_host(

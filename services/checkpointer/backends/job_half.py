@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, unaccounted
-from services.checkpointer.backends.evidence import Discovery, Evidence, room_needed
+from services.checkpointer.backends.evidence import Discovery, Evidence, listed, room_needed
 from services.checkpointer.backends.host import Host, NoDeviceError
 from services.checkpointer.backends.port import Ending, Note, SeatProcesses
 from services.checkpointer.backends.reservations import NoHeadroomError, ReservedError, UnreadableMemoryError
@@ -243,9 +243,20 @@ class JobHalf:
         return self.seat.memory_on if ending.outcome == "parked" else ()
 
     async def _kill(self) -> int:
-        """SIGKILL all, children first, until none exists or is listed and their memory is free. Returns the number.
+        """End all, and announce that to ``kyb-run``. Returns the number of processes."""
+        if (keeper := self.host.keeper(self.seat)) is not None:
+            self.host.announce_end(self.seat)
+        try:
+            return await self._end_all(keeper)
+        except StepFailedError:
+            self.host.withdraw_end(self.seat)
+            raise
 
-        ``kyb-run`` reads of it before, and lives on, unless memory is held that only it may hold.
+    async def _end_all(self, keeper: ProcessIdentity | None) -> int:
+        """SIGKILL all, children first, until none exists or is listed and their memory is free; also what the driver
+        lists in the container and was not found there. Returns the number.
+
+        ``kyb-run``, the ``keeper``, lives on, unless memory is held that only it may hold.
 
         Their time counts from the first signal on, and only a look that began after it ends the wait: each reading may
         take as long itself, where the driver hangs or this process gets no CPU.
@@ -256,8 +267,6 @@ class JobHalf:
         with contextlib.suppress(StepFailedError):  # kill anyway
             before = await self._unaccounted()
         killed: set[ProcessIdentity] = set()
-        if (keeper := self.host.keeper(self.seat)) is not None:
-            self.host.announce_end(self.seat)
         began = time.monotonic()
         while living := {*self.host.living(self.seat, strays=True), *(one for one in killed if alive(one))}:
             try:
@@ -279,12 +288,16 @@ class JobHalf:
         deadline = min(deadline, began + seconds)
         ours = {process.pid for process in killed} | {member.who.pid for member in self.seat.members}
         ours |= set() if keeper is None else {keeper.pid}
-        while held := await self._still_held(ours, before):
-            if keeper is not None and (began > deadline or keeper.pid in await self._holding()):
+        while (found := await self._still_held(ours, before))[1]:
+            inside = {*found[0]} - killed
+            if inside and keeper not in inside:
+                killed |= {one for one in inside if send(one, signal.SIGKILL)}
+                ours |= {one.pid for one in inside}
+            elif keeper is not None and (began > deadline or keeper in inside):
                 killed |= {keeper} if send(keeper, signal.SIGKILL) else set()
                 keeper, deadline = None, time.monotonic() + seconds
             elif began > deadline:
-                raise StepFailedError(StepTrouble.REFUSED, held)
+                raise StepFailedError(StepTrouble.REFUSED, found[1])
             await asyncio.sleep(POLL_SECONDS)
             began = time.monotonic()
         return len(killed)
@@ -294,21 +307,23 @@ class JobHalf:
         seat = self.seat
         return unaccounted(*await self.calls.usage(seat.group, seat.reach))
 
-    async def _holding(self) -> set[int]:
-        """The processes that the driver lists with memory."""
-        return {use.pid for use in await self.calls.processes(self.seat.group) if use.holds}
-
-    async def _still_held(self, ours: set[int], before: dict[str, int]) -> str:
-        """The reason why GPU memory of the killed processes is not free yet; empty if it is."""
-        if still := ours & await self._holding():
-            return f"pids {sorted(still)} ended but still hold GPU memory; see the kernel log, restart the machine"
+    async def _still_held(self, ours: set[int], before: dict[str, int]) -> tuple[list[ProcessIdentity], str]:
+        """(processes with memory in its container, why its GPU memory is not free yet; empty if it is)."""
+        uses = await self.calls.processes(self.seat.group)
+        inside, why = listed(self.host, self.seat.target, uses)
+        if still := ours & {use.pid for use in uses if use.holds}:
+            return (
+                inside,
+                f"pids {sorted(still)} ended but still hold GPU memory; see the kernel log, restart the machine",
+            )
+        if inside or why:
+            return inside, why or f"pids {[one.pid for one in inside]} of its container hold GPU memory"
         allowed = _UNACCOUNTED_BYTES + int(_UNACCOUNTED_SHARE * self.seat.vram_bytes)
         for gpu, size in (await self._unaccounted()).items():
             if size - before.get(gpu, 0) > allowed:
-                return (
-                    f"{gpu} has {size} bytes in use that no process accounts for; see nvidia-smi, restart the machine"
-                )
-        return ""
+                why = f"{gpu} has {size} bytes in use that no process accounts for; see nvidia-smi, restart the machine"
+                return [], why
+        return [], ""
 
 
 def _allowed(seat: SeatProcesses, host: Host) -> frozenset[str]:

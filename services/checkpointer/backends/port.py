@@ -58,6 +58,8 @@ class SeatProcesses(BaseModel):
     """GPUs that held its memory when it was parked; empty: those of the target."""
     residue_bytes: int = 0
     """What the processes keep while parked, as proven at their park, over all GPUs."""
+    nothing: bool = False
+    """It had nothing on any GPU when it was parked: whether it has now, only the driver knows."""
     hangs: int = 0
     """Number of driver calls about this container that hung before."""
     refusals: int = 0
@@ -159,6 +161,8 @@ class Ending:
     last_call_at: float | None = None
     gpus: tuple[str, ...] = ()
     """GPUs that hold its memory, or held it when it was parked; empty if unknown."""
+    keeper: bool = True
+    """kyb-run lives in the container, whatever else does, or nothing tells; of a state only."""
     no_context: bool = False
     """No process of the container has a CUDA context."""
     move_refused: Literal["", "seat", "node"] = ""
@@ -240,6 +244,10 @@ class Backend(Protocol):
 
     async def replay(self, seat: SeatProcesses, intent: JobGoal, note: Note) -> Ending:
         """Finish or undo a half that a crash interrupted."""
+        ...
+
+    def keeps(self, target: SeatTarget) -> bool:
+        """True unless no kyb-run lives in the target's container."""
         ...
 
     async def state(self, seat: SeatProcesses) -> Ending:

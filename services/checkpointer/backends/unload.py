@@ -51,7 +51,7 @@ class Unload(SleepingEngine):
         for name in seat.models:
             if ollama:
                 await self._keep(seat, name, FOR_EVER, seconds)
-            elif models.get(name) not in ("loaded", "loading"):
+            elif models.get(name) not in IN_MEMORY:  # llama.cpp refuses to load those
                 await self._post(seat, "/models/load", {"model": name}, seconds)
 
     async def _models(self, seat: SeatProcesses, seconds: float) -> tuple[bool, dict[str, str]]:

@@ -183,9 +183,7 @@ class MoveRefusal:
 
 def moves(parked_on: Sequence[str], target: Sequence[str]) -> dict[str, str]:
     """Old → new GPU UUID, in the groups' order; empty if the seat stays on its GPUs."""
-    if set(parked_on) == set(target):
-        return {}
-    return {old: new for old, new in zip(parked_on, target, strict=False) if old != new}
+    return {} if set(parked_on) == set(target) else dict(zip(parked_on, target, strict=False))
 
 
 def permutation(everyone: Iterable[str], wanted: Mapping[str, str]) -> dict[str, str] | None:

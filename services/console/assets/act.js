@@ -9,7 +9,7 @@ async function send(kind, name, verb, label) {
   say(`${verb} ${label} …`);
   try {
     const reply = await command(kind, name, verb);
-    say(reply.operation ? `${verb} ${label}: ${reply.operation.text || reply.operation.phase}` : `${verb} ${label}: accepted`);
+    say(reply.operation ? `${verb} ${label}: ${reply.operation.text}` : `${verb} ${label}: accepted`);
   } catch (error) {
     say(`${verb} ${label}: ${error.message}`);
   }

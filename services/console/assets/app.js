@@ -8,7 +8,6 @@ import { say } from "./feedback.js";
 import { modelPage } from "./model.js";
 import { modelsView } from "./models.js";
 import { nodesView } from "./nodes.js";
-import { planView } from "./plan.js";
 import { playgroundView } from "./playground.js";
 import { problemsLine } from "./problems.js";
 import { requestsView } from "./requests.js";
@@ -26,14 +25,12 @@ const VIEWS = {
   charts: ["Charts", chartsView],
   tenants: ["Tenants", tenantsView],
   playground: ["Playground", playgroundView],
-  plan: ["Plan", planView],
 };
 const byId = (id) => document.getElementById(id);
 const lists = new Map();  // view -> its last address, with its filters
 let shown = "";
 let planned = false;
 
-const offered = (name) => Object.hasOwn(VIEWS, name) && (name !== "plan" || store.plans);
 
 // Draws everything once per frame at most, however much changes.
 function draw() {
@@ -41,7 +38,7 @@ function draw() {
   planned = true;
   requestAnimationFrame(() => {
     planned = false;
-    const { view: named, name } = route(), view = named || "timeline", known = offered(view);
+    const { view: named, name } = route(), view = named || "timeline", known = Object.hasOwn(VIEWS, view);
     const title = name || (known ? VIEWS[view][0] : "Not found");
     document.title = `${title} · Kybernate`;
     if (known && !name) lists.set(view, listHref());
@@ -64,7 +61,7 @@ function content(view, known) {
 }
 
 // The present view's link leads to its whole list, another one's to what was shown there last.
-const nav = (view, named) => Object.entries(VIEWS).filter(([name]) => offered(name)).map(
+const nav = (view, named) => Object.entries(VIEWS).map(
   ([name, [text]]) => html`<a href=${(name !== view || named) && lists.get(name) || `#${name}`} aria-current=${name === view ? "page" : nothing}>${text}</a>`,
 );
 

@@ -1,12 +1,11 @@
-// Charts: waiting requests, tokens, GPUs and VRAM over time, from the same blocks as the timeline.
+// Charts: waiting requests, GPUs and VRAM over time, from the same blocks as the timeline.
 
 import { html } from "./vendor/lit-html/lit-html.js";
 import { chart } from "./chart.js";
-import { missing } from "./feedback.js";
 import { bytes, colour } from "./format.js";
 import { askPast, readPast } from "./past.js";
 import { param, set } from "./route.js";
-import { ask, now, store, SWITCHING } from "./store.js";
+import { now, store, SWITCHING } from "./store.js";
 
 const WINDOWS = [["10 min", ""], ["1 h", "3600"], ["6 h", "21600"], ["24 h", "86400"]];
 const POINTS = 150;
@@ -18,15 +17,12 @@ export function chartsView(draw) {
   const length = Number(param("seconds")) || 600, until = now(), from = until - length;
   readPast(from, draw);
   if (kept.name !== `${length} ${store.since}` || until - kept.at > FRESH_SECONDS) kept = { name: `${length} ${store.since}`, at: until, drawn: draws(from, until) };
-  const rates = ask("rates", draw, () => "rates");
   return html`<h1>Charts</h1>
     <div class="bar" role="group" aria-label="Window">${WINDOWS.map(([text, value]) => html`<button type="button"
       aria-pressed=${String(length === (Number(value) || 600))} @click=${() => { askPast(); set({ seconds: value }); }}>${text}</button>`)}</div>
     ${kept.drawn}
-    ${missing(rates, "Tokens")}
-    ${rates.data ? tokensChart("Tokens/s of all engines", rates.data.rates, from, until) : ""}
-    <p class="soft">GPUs and VRAM are those of seats, as their events say; waiting requests are known since the console started, tokens
-      while a page is open. What GPUs compute, and longer times, are in Prometheus and Grafana.</p>`;
+    <p class="soft">GPUs and VRAM are those of seats, as their events say; waiting requests are known since the console started.
+      Tokens, what GPUs compute, and longer times, are in Prometheus and Grafana.</p>`;
 }
 
 function draws(from, until) {
@@ -56,15 +52,6 @@ export function vramChart(title, seats, most, from, until) {
   const first = ranked.slice(0, 6), rest = ranked.slice(6);
   if (rest.length) first.push({ name: `${rest.length} more`, colour: INK.other, values: first[0].values.map((_, at) => rest.reduce((sum, each) => sum + each.values[at], 0)) });
   return chart({ title, series: first, from, until, most, show: (value) => (value ? bytes(value) : "0") });
-}
-
-// Samples of the last hour, (time, value), as they were at each point.
-export function tokensChart(title, samples, from, until) {
-  const values = points(from, until).map((at) => {
-    const sample = samples.findLast((each) => each[0] <= at);
-    return sample && at - sample[0] < 30 ? sample[1] : 0;
-  });
-  return chart({ title, series: [{ name: "tokens/s", colour: INK.active, values }], from, until, show: (value) => String(Math.round(value)) });
 }
 
 const points = (from, until) => Array.from({ length: POINTS }, (_, at) => from + ((until - from) * at) / (POINTS - 1));

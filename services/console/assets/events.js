@@ -35,7 +35,7 @@ export function eventsView(draw) {
       <tbody>${repeat(shown, (event) => event.id, row)}</tbody></table></div>`;
 }
 
-const why = ({ reason, order }) => reason || (order ? `${order.verb} ${order.phase}${order.text ? `: ${order.text}` : ""}` : "");
+const why = ({ reason }) => reason || "";
 
 const text = (event) => [event.node, event.group, event.seat, event.model, event.victim_model, why(event), event.cause, event.op, moves(event)].join(" ");
 

@@ -3,7 +3,7 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { repeat } from "./vendor/lit-html/directives/repeat.js";
 import { seatButtons } from "./act.js";
-import { tokensChart, vramChart } from "./charts.js";
+import { vramChart } from "./charts.js";
 import { eventButton } from "./events.js";
 import { missing, say } from "./feedback.js";
 import { bytes, clock, count, moves, seconds, timing } from "./format.js";
@@ -24,19 +24,17 @@ export function modelPage(name, draw) {
   const row = models().find((each) => each.model === name);
   const head = html`<h1><a href="#models">Models</a> / ${name}</h1>`;
   if (!row) return html`${head}<p>No seat has this model now.</p>${switches(name, draw)}${requests(name, draw)}`;
-  const why = readWhy(row, draw), until = now(), rates = ask(`rates ${name}`, draw, () => `rates?${new URLSearchParams({ model: name })}`);
+  const why = readWhy(row, draw), until = now();
   return html`${head}
     <dl class="facts"><div><dt>State</dt><dd>${state(row)}</dd></div>
       <div><dt>Requests</dt><dd>${row.waiting} wait, ${row.inFlight} in flight</dd></div>
       <div><dt>Oldest wait / SLO</dt><dd class=${row.slo && row.oldest > row.slo ? "bad" : ""}>${row.waiting ? seconds(row.oldest) : "–"} / ${row.slo ? seconds(row.slo) : "–"}</dd></div>
       <div><dt>p50 / p99 wait</dt><dd>${row.waits ? `${seconds(row.waits.p50)} / ${seconds(row.waits.p99)}` : "–"}</dd></div>
-      <div><dt>Tokens/s</dt><dd>${row.tokens === undefined ? "–" : Math.round(row.tokens)}</dd></div>
       <div><dt>Seats</dt><dd>${counted(row.seats)}</dd></div></dl>
     ${missing(why.answer, "Reasons")}
     ${seats(row, why, draw)}
     <p><a href=${href("timeline", "", { q: name })}>Its groups in the timeline</a></p>
     ${vramChart("VRAM of its seats", row.seats, 0, until - 600, until)}
-    ${rates.data ? tokensChart("Tokens/s", rates.data.rates, until - 600, until) : missing(rates, "Tokens")}
     ${switches(name, draw)}
     ${requests(name, draw)}
     ${settings(row, why)}

@@ -2,7 +2,7 @@
 
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { count, kind, seconds } from "./format.js";
-import { param, set } from "./route.js";
+import { href, param, set } from "./route.js";
 import { authorization, models, now, store } from "./store.js";
 
 const OF_VICTIM = {
@@ -25,8 +25,8 @@ export function playgroundView(draw) {
     ${turns.length ? nothing : html`<p class="soft">Each message is sent with those before it.</p>`}
     <ol class="turns" aria-live="off">${turns.map((turn) => html`<li><strong>${turn.role === "user" ? "You" : turn.model}</strong>
       <span class="soft">${turn.note}</span><pre tabindex="0" role="region" aria-label=${turn.role === "user" ? "Message" : "Answer"}>${turn.content}</pre></li>`)}</ol>
-    <form @submit=${(event) => { event.preventDefault(); send(event.target, draw); }}>
-      <label for="prompt">Message</label>
+    <form @keydown=${enterSends} @submit=${(event) => { event.preventDefault(); send(event.target, draw); }}>
+      <label for="prompt">Message <span class="soft">Enter sends, Shift and Enter begins a line</span></label>
       <textarea id="prompt" name="prompt" rows="3" required>Hello</textarea>
       <div class="bar">
         <label>Model <select name="model" required @change=${(event) => set({ model: event.target.value })}>${names.map((name) => html`<option ?selected=${name === wanted}>${name}</option>`)}</select></label>
@@ -40,7 +40,21 @@ export function playgroundView(draw) {
     </form>
     <h2>Phases</h2>
     ${run.cause ? nothing : html`<p class="soft">Of the next request: held, the switch that it waits for, the first token.</p>`}
-    <ol aria-live="polite">${steps().map((step) => html`<li>${seconds(step.at)} – ${step.text}</li>`)}</ol>`;
+    <ol aria-live="polite">${steps().map((step) => html`<li>${seconds(step.at)} – ${step.text}</li>`)}</ol>
+    ${run.abort && !run.first ? html`<p id="waits">${waitsFor()}</p>` : nothing}`;
+}
+
+// Why no token has come: what the seats of the model do, as status and `kyb why` say it.
+function waitsFor() {
+  const seats = [...store.seats.values()].filter((seat) => seat.model === run.model && seat.state !== "free");
+  const of = (seat) => `${seat.state}${seat.blocked || seat.reason ? `: ${seat.blocked || seat.reason}` : ""}`;
+  return html`<a href=${href("models", run.model)}>${run.model}</a> is ${seats.map(of).join("; ") || "without a seat"}`;
+}
+
+function enterSends(event) {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.target.name !== "prompt") return;
+  event.preventDefault();
+  if (!run.abort) event.currentTarget.requestSubmit();
 }
 
 // Own observations and the events with this request's id, in order; when its own seat is parked later, it has ended.

@@ -2,7 +2,16 @@
 
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { count } from "./format.js";
-import { store } from "./store.js";
+import { href } from "./route.js";
+import { models, store } from "./store.js";
+
+// A command about a model that the page shows, too (its reason, its log), leads there.
+function remedy(text) {
+  const [found, model] = /kyb (?:logs|why) ([^\s;,]+)/.exec(text) || [];
+  if (!found || !models().some((row) => row.model === model)) return text;
+  const at = text.indexOf(found);
+  return html`${text.slice(0, at)}<a href=${href("models", model)}>${found}</a>${text.slice(at + found.length)}`;
+}
 
 export function problemsLine() {
   const { problems } = store;
@@ -16,7 +25,7 @@ export function problemsLine() {
   return html`<details><summary><strong class=${failing ? "bad" : "warn"}>${counts}</strong>
       <span>${first.check}: ${first.finding}</span></summary>
     <ul>${findings.map((each) => html`<li><strong class=${each.level === "FAIL" ? "bad" : "warn"}>${each.level}</strong>
-      ${each.check}: ${each.finding}${each.remedy ? html` <span class="soft">→ ${each.remedy}</span>` : nothing}</li>`)}</ul>
+      ${each.check}: ${each.finding}${each.remedy ? html` <span class="soft">→ ${remedy(each.remedy)}</span>` : nothing}</li>`)}</ul>
     ${problems.count > findings.length ? html`<p class="soft">And ${problems.count - findings.length} more: kyb doctor lists all.</p>` : nothing}
   </details>`;
 }

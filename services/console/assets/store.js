@@ -4,13 +4,14 @@ import { byName, colourAll } from "./format.js";
 
 const HOLDING = new Set(["starting", "active", "draining", "parking", "activating", "migrating", "lost", "quarantined"]);
 const RETRY_MS = 2000;
-const SILENCE_MS = 15000;  // a router sends each second
+const SILENCE_MS = 15000;  // a console sends each second
+const LONGEST_SILENCE_MS = 120000;
 const MOST_EVENTS = 5000;
 const MOST_BLOCKS = 20000;
 
 export const store = {
-  connected: false, keys: false, plans: false, skew: 0, troubles: {}, problems: null,
-  seats: new Map(), gpus: new Map(), loads: {}, waits: {}, switches: {}, tokens: {},
+  connected: false, keys: false, skew: 0, troubles: {}, problems: null,
+  seats: new Map(), gpus: new Map(), loads: {}, waits: {}, switches: {},
   events: [], since: 0, revision: 0,
   lanes: new Map(),  // "node/group" -> [block]
   lines: new Map(),  // "node/group" -> [[time, waiting]]
@@ -24,7 +25,6 @@ export const now = () => Date.now() / 1000 + store.skew;
 function begin(state) {
   store.skew = state.at - Date.now() / 1000;
   store.keys = state.keys;
-  store.plans = state.plans;
   store.troubles = state.troubles;
   store.problems = state.problems;
   store.seats = byKey(state.seats);
@@ -74,7 +74,6 @@ function take(change) {
   for (const key of change.gone) store.seats.delete(key);
   for (const [key, gpu] of Object.entries(change.gpus)) gpu ? store.gpus.set(key, gpu) : store.gpus.delete(key);
   store.loads = change.loads;
-  store.tokens = change.tokens;
   store.troubles = change.troubles;
   if ("problems" in change) store.problems = change.problems;
   Object.assign(store.waits, change.waits);
@@ -108,27 +107,29 @@ function takeEvent(event) {
     open.delete(id);
   }
   if (HOLDING.has(event.state) || (event.state === "releasing" && block)) {
-    const { seat, model = "", state, at, reason, cause, op, seconds, way, came_from, traceparent = "" } = event;
-    keep({ lane, seat, model, state, since: at, reason, cause, op, trace_id: traceparent.slice(3, 35), seconds, way, came_from });
+    const { seat, model = "", state, at, reason, cause, op, seconds, way, came_from } = event;
+    keep({ lane, seat, model, state, since: at, reason, cause, op, seconds, way, came_from });
   }
 }
 
 // Calls changed() after each change, until the page is closed. Each connection begins with the whole state of the router
-// that answers it: what happened while there was none is in it.
-export function follow(changed) {
+// that answers it: what happened while there was none is in it. A large state may take longer on a busy machine, so each
+// stream in a row of which nothing came is waited for twice as long as the one before.
+export function follow(changed, patience = SILENCE_MS) {
   const source = new EventSource("live");
   const again = () => {
     source.close();
     clearTimeout(silence);
     store.connected = false;
-    setTimeout(() => follow(changed), RETRY_MS);
+    setTimeout(() => follow(changed, Math.min(LONGEST_SILENCE_MS, next)), RETRY_MS);
     changed();
   };
-  let silence = setTimeout(again, SILENCE_MS);
+  let next = 2 * patience, silence = setTimeout(again, patience);
   const hear = (take) => (message) => {
     take(JSON.parse(message.data));
     store.connected = true;
     clearTimeout(silence);
+    next = SILENCE_MS;
     silence = setTimeout(again, SILENCE_MS);
     changed();
   };
@@ -210,7 +211,6 @@ export function models() {
     row.state = ranks.length ? RANK[Math.min(...ranks)] : row.seats[0].state;
     [row.waiting, row.inFlight, row.oldest] = store.loads[row.model] || [0, 0, 0];
     row.waits = store.waits[row.model];
-    row.tokens = store.tokens[row.model];
     row.last = store.switches[row.model];
   }
   return [...found.values()];

@@ -12,6 +12,7 @@ import { now, store, SWITCHING } from "./store.js";
 const WINDOWS = [["10 min", 600], ["1 h", 3600], ["6 h", 21600], ["24 h", 86400]];
 const LONGEST = 86400, SHORTEST = 10;
 const ROW = 18, LINE = 22;
+const MANY = 30;  // lanes from which on those that wait or switch come first
 const HATCHED = new Set(["activating", "parking", "migrating", "starting"]);
 
 const view = { seconds: 600, end: 0 };  // end 0: now
@@ -40,6 +41,7 @@ export function timelineView(draw) {
   readPast(Math.max(range()[0], now() - LONGEST), draw);
   const filter = param("q"), [, fitting] = SORTS[Object.hasOwn(SORTS, param("groups")) ? param("groups") : ""];
   const lanes = laneNames().filter((name) => fitting(name) && (fits(name, filter) || modelsOf(name).some((model) => fits(model, filter))));
+  if (lanes.length > MANY) lanes.sort((a, b) => busy(b) - busy(a));  // stable: by name among equals
   return html`<h1>Timeline</h1>
     <div class="bar" role="group" aria-label="Window">
       ${WINDOWS.map(([text, length]) => html`<button type="button" aria-pressed=${String(view.seconds === length)}
@@ -58,6 +60,8 @@ export function timelineView(draw) {
     <canvas class="axis" id="axis" aria-hidden="true"></canvas>
     ${lanes.length ? repeat(lanes, (name) => name, lane) : html`<p>${filter || param("groups") ? "No group fits." : "No seat holds a group yet."}</p>`}`;
 }
+
+const busy = (name) => Number(SORTS.waiting[1](name) || SORTS.switching[1](name));
 
 function laneNames() {
   const names = new Set(store.lanes.keys());
@@ -184,8 +188,7 @@ function details(block) {
       ${came(block) ? html`<dt>Came here</dt><dd>${came(block)}</dd>` : nothing}
       <dt>Reason</dt><dd>${block.reason || "–"}</dd>
       <dt>Cause</dt><dd>${block.cause || "–"}</dd>
-      <dt>Operation</dt><dd>${block.op || "–"}</dd>
-      ${block.trace_id ? html`<dt>Trace</dt><dd>${block.trace_id}</dd>` : nothing}</dl>
+      <dt>Operation</dt><dd>${block.op || "–"}</dd></dl>
     ${phases.length
       ? html`<table><caption>Phases of the switch</caption><thead><tr><th scope="col">Phase</th>
           <th scope="col" class="number">Time</th></tr></thead>

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from kybernate.messages import GroupDecided, SeatActivated, SeatEvent
 from kybernate.roster import SeatRecord, seat_key
 from kybernate.seat import COMING, HOLDING, SeatState
-from kybernate.tracing import trace_id_of
 
 MOST_BLOCKS = 20_000
 """Ended blocks that are kept, of all groups."""
@@ -34,8 +33,6 @@ class Block:
     reason: str = ""
     cause: str = ""
     op: str = ""
-    trace_id: str = ""
-    """Of the switch that ended with it, where that is traced."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall seconds of the switch by phase, as the event that began the block reported them."""
     way: str = ""
@@ -94,8 +91,7 @@ class Timeline:
         self._end(key, event.at)
         self._open[key] = None
         if event.state in HOLDING or (event.state is SeatState.RELEASING and block is not None):
-            trace_id = trace_id_of(event.traceparent) if isinstance(event, SeatActivated) else None
-            why = reason, event.cause, event.op, trace_id or "", event.seconds, event.way, event.came_from
+            why = reason, event.cause, event.op, event.seconds, event.way, event.came_from
             self._open[key] = Block(lane, event.seat, event.model, event.state, event.at, None, *why)
 
     def adopt(self, record: SeatRecord) -> bool:

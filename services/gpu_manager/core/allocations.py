@@ -3,11 +3,11 @@
 from collections.abc import Collection
 
 from kybernate.engines import RESTART
-from kybernate.messages import JobReply, ReleaseJob, SeatActivated, SeatProgress
-from kybernate.seat import WITHOUT_RUN, SeatState, container_of
+from kybernate.messages import JobReply, KillJob, ReleaseJob, SeatActivated, SeatProgress
+from kybernate.seat import ENDED_HERE, WITHOUT_RUN, SeatState, container_of
 from kybernate.topology import Group
-from services.gpu_manager.core import arbiter, decisions, switch, view
-from services.gpu_manager.core.facts import Process, Ticket, Trigger
+from services.gpu_manager.core import arbiter, decisions, resting, starts, switch, view
+from services.gpu_manager.core.facts import Process, Residence, Ticket, Trigger
 from services.gpu_manager.core.inputs import (
     EndingAnswered,
     ForeignProcessesSeen,
@@ -15,8 +15,9 @@ from services.gpu_manager.core.inputs import (
     Now,
     StartCall,
     UnixTime,
+    WallTime,
 )
-from services.gpu_manager.core.managed_seat import PARKED_NOWHERE, START_DEADLINE_SECONDS, ManagedSeat
+from services.gpu_manager.core.managed_seat import PARKED_NOWHERE, ManagedSeat
 from services.gpu_manager.core.obstacles import FOREIGN, first, obstacles, of_group
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeState, Rider
@@ -38,16 +39,17 @@ def on_pods(node: NodeState, owners: Owners, now: Now) -> None:
     (1) The owner is missing: twice in a row, and not listed any more, means gone. (2) Another pod has the seat. (3) The
     owner is as before: follow its container. (4) A free seat has an owner.
     """
-    pods = {pod.seat: pod for pod in owners.pods}
+    pods, gap, node.pods_read = {pod.seat: pod for pod in owners.pods}, now.wall - node.pods_read, now.wall
     for seat in list(node.seats.values()):
         pod, owner = pods.get(seat.id), seat.pod
         if pod is None or (owner is not None and pod.uid != owner.uid):
             if pod is not None or owner is None or owner.uid not in owners.listed:  # (1)
-                _missed(node, seat, now)
+                _missed(node, seat, gap, now)
             if pod is not None and not pod.deleting:  # (2)
                 _inherit(node, seat, pod, now)
             continue
         seat.pod_misses, seat.pod_seen = 0, now.wall
+        starts.answered(seat, gap, now)
         seat.gate.confirmed += seat.id not in owners.unproven
         if seat.state is not S.FREE:  # (3)
             _follow_pod(node, seat, pod, now)
@@ -60,9 +62,12 @@ def on_pods(node: NodeState, owners: Owners, now: Now) -> None:
         _at_gate(node, seat, now)
 
 
-def _missed(node: NodeState, seat: ManagedSeat, now: Now) -> None:
+def _missed(node: NodeState, seat: ManagedSeat, gap: float, now: Now) -> None:
     seat.pod_misses += 1
-    if seat.pod_misses >= 2 and seat.state not in (S.FREE, S.RELEASING):
+    if seat.pod_misses < 2:
+        return
+    starts.answered(seat, gap, now)
+    if seat.state not in (S.FREE, S.RELEASING):
         _delete(node, seat, now)
 
 
@@ -75,14 +80,15 @@ def _inherit(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None
     """
     if seat.state is not S.RELEASING or seat.pod_misses < 2:
         return
-    if seat.gate.call is not None or not _ticket_may_start(seat, now):
+    if seat.gate.call is not None or not seat.facts.waits or starts.over(seat):
         return
     before = seat.durable.reserved_bytes or 0
     fresh = _free(node, seat, now)
     node.own(fresh, pod)
     fresh.pod_misses = 0
     node.transition(fresh, T.ALLOCATED, now)
-    fresh.durable.ticket, fresh.gate.ticket_given = seat.durable.ticket, seat.gate.ticket_given
+    fresh.durable.ticket = seat.durable.ticket
+    starts.inherited(fresh, seat)
     reason = "its call took the ticket of the pod that had its seat before"
     node.transition(fresh, T.TICKET, now, reason=reason, to=seat.group if seat.group.name != seat.home.name else None)
     fresh.learn(ticket=Ticket.FORMER)
@@ -90,7 +96,7 @@ def _inherit(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None
     fresh.durable.reserved_bytes = max(reserved) if all(reserved) else 0  # the container may be the other pod's
     if not view.room(node, fresh):
         other = "" if seat.pod is None else seat.pod.pod if seat.pod.name else seat.pod.uid
-        within = f"within {START_DEADLINE_SECONDS:.0f} s its container may start by the ticket of pod {other}"
+        within = f"within {starts.KUBELET_SECONDS:.0f} s its container may start by the ticket of pod {other}"
         _contest(node, fresh, within, now)
     if pod.running:
         _runs(node, fresh, pod, now)
@@ -114,16 +120,11 @@ def _follow_pod(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> N
     elif pod.running:
         _runs(node, seat, pod, now)
     elif seat.facts.alive and seat.state in HAS_PROCESS and not seat.facts.unlisted:
-        _processes_gone(node, seat, _exited(seat, pod), now)
+        _processes_gone(node, seat, f"its container {pod.ended}", now)
     elif seat.state is S.STARTING and _came_and_exited(seat, pod, now):
-        _exit(node, seat, _exited(seat, pod), now)
+        _exit(node, seat, f"its container {pod.ended}", now)
     if moved and seat.state is S.ACTIVE:
         node.emit(seat, SeatActivated, now, previous=S.ACTIVE)
-
-
-def _exited(seat: ManagedSeat, pod: SeatPod) -> str:
-    text = f"its container {pod.ended}"
-    return f"{text}, {WITHOUT_RUN}" if seat.backend == RESTART and not pod.restarts_inside else text
 
 
 def _came_and_exited(seat: ManagedSeat, pod: SeatPod, now: Now) -> bool:
@@ -135,36 +136,45 @@ def _came_and_exited(seat: ManagedSeat, pod: SeatPod, now: Now) -> bool:
     """
     if not seat.facts.waits or pod.exited is None:
         return False
-    return seat.gate.ticket_call < UnixTime(pod.exited) <= now.unix
+    return seat.gate.given_call < UnixTime(pod.exited) <= now.unix
 
 
 def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
     """A container runs. A new one had a ticket, or went past the gate: a kubelet that just restarted may skip it.
 
     (1) It is the known container. (2) The seat is being released: the ticket is used, and a process holds VRAM. (3) The
-    seat had a process: that one has exited. (4) It waits: the container started without a ticket. (5) A container
-    without a ticket, while others hold the group: quarantine.
+    seat had a process, or kyb-run's ticket for another group: the container of that has exited. (4) It waits: the
+    container started without a ticket. (5) A container without a ticket, while others hold the group: quarantine.
     """
     container_id = pod.container_id or ""
     if seat.facts.unlisted:
         seat.learn(unlisted=False)
-    if container_id == container_of(seat.durable.container_id) or seat.state is S.LOST:  # (1)
+    if container_id == container_of(seat.durable.container_id) or (
+        seat.state is S.LOST and not seat.facts.waits
+    ):  # (1)
         return
-    node.unaccounted.pop(seat.id, None)
-    if seat.state is S.RELEASING:  # (2)
-        seat.begins(container_id, pod.restarts)
+    if seat.state is S.LOST:
+        _end_late(node, seat, container_id, pod.restarts)
         return
-    ungated = not seat.facts.waits
-    if seat.state in HAS_PROCESS and seat.state is not S.STARTING:  # (3)
+    away = seat.group.name != seat.home.name
+    ungated = away or not seat.facts.waits
+    if seat.state in HAS_PROCESS and (away or seat.state is not S.STARTING):  # (3)
         _exit(node, seat, "its container was started again", now)
     if seat.state is S.BACKOFF:
         node.transition(seat, T.CALLED, now)
     if seat.state is S.WAITING:  # (4)
         ungated = True
         node.transition(seat, T.TICKET, now, reason="its container started without a ticket")
-    seat.begins(container_id, pod.restarts)
+    seat.begins(container_id, pod.restarts)  # (2)
     if ungated and not view.room(node, seat):  # (5)
         _contest(node, seat, "its container started without a ticket", now)
+
+
+def _end_late(node: NodeState, seat: ManagedSeat, container_id: str, restarts: int) -> None:
+    """A process came by a ticket that nothing remembers: it is ended."""
+    seat.begins(container_id, restarts)
+    job = KillJob(cause=seat.default_cause, node=node.name, epoch=seat.epoch, target=seat.target())
+    node.effects.append(job)
 
 
 def _contest(node: NodeState, seat: ManagedSeat, why: str, now: Now) -> None:
@@ -178,7 +188,7 @@ def _contest(node: NodeState, seat: ManagedSeat, why: str, now: Now) -> None:
 
 
 def _delete(node: NodeState, seat: ManagedSeat, now: Now) -> None:
-    """Its pod is going: thaw what is frozen; its GPUs stay with it until its processes are gone."""
+    """Its pod is going: the checkpointer ends what is parked; its GPUs stay with it until its processes are gone."""
     switch.leave(node, seat)
     seat.ended_here = None
     node.transition(seat, T.DELETED, now)
@@ -192,11 +202,17 @@ def _release(node: NodeState, seat: ManagedSeat) -> None:
 
 
 def _exit(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
-    """The container is gone, and with it the VRAM it held. Kubelet may have ended it by its startupProbe."""
+    """The container is gone, and with it the VRAM it held; a failure where it had not served. Kubelet may have ended it
+    by its startupProbe, and a restart that parks it ends it here."""
     switch.leave(node, seat)
-    probe = seat.pod.probe_seconds if seat.pod is not None else 0.0
-    if seat.state is S.STARTING and 0 < probe <= now.wall - seat.entered_wall:
+    pod = seat.pod
+    if seat.starts_cold and seat.state in (S.PARKING, S.PARKED):
+        by_kubelet = seat.backend == RESTART and pod is not None and not pod.restarts_inside
+        reason = f"{ENDED_HERE}: {seat.starts_cold}{f', {WITHOUT_RUN}' if by_kubelet else ''}"
+    elif seat.state is S.STARTING and pod is not None and 0 < pod.probe_seconds <= now.wall - seat.entered_wall:
         reason = f"{reason}: {switch.failed_start(seat, now)}"
+    elif seat.state is S.STARTING or (seat.state in (S.ACTIVE, S.DRAINING) and not seat.usage.proven):
+        seat.failed(reason if pod is None or pod.running else pod.ended or reason, now)
     node.transition(seat, T.EXITED, now, reason=reason)
 
 
@@ -225,8 +241,8 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     inside = call is not None and call.inside
     if inside and not (seat.pod is not None and seat.pod.running and seat.pod.container_id):
         return  # the pods lag behind
-    if seat.gate.confirmed >= 2 and not inside:
-        node.unaccounted.pop(seat.id, None)  # an earlier start of its container is over
+    if seat.state is S.LOST and seat.gate.confirmed >= 2 and not inside:
+        seat.learn(ticket=Ticket.NONE)  # an earlier start of its container is over
     ran = seat.facts.alive and seat.state in HAS_PROCESS
     if (ran or seat.state is S.STARTING) and seat.gate.confirmed < 2:
         return
@@ -238,10 +254,13 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         _exit(node, seat, "its container is started again", now)
     if seat.state is S.BACKOFF and seat.pod_seen >= seat.entered_wall:  # else the call may be the next owner's
         node.transition(seat, T.CALLED, now)
+    elif seat.state is S.STARTING and inside and not seat.calls(now, seat.group):
+        return  # it waits for the end of its ticket, by evidence
     elif seat.state is S.STARTING and not seat.calls(now, seat.group):
-        _exit(node, seat, f"it is started again, which cannot be on group {seat.group.name}", now)
+        reason = f"it is started again, which cannot be on group {seat.group.name}"
+        node.transition(seat, T.EXITED, now, reason=reason)
     elif seat.state is S.STARTING and not (
-        seat.facts.ticket is Ticket.FORMER or first(obstacles(node, seat, seat.group, now, act="ticket"))
+        seat.facts.ticket is Ticket.FORMER or first(obstacles(node, seat, seat.group, now, act="send"))
     ):
         arbiter.give_ticket(node, seat, seat.group, now)
 
@@ -261,6 +280,8 @@ def on_gpu_processes(node: NodeState, seen: ForeignProcessesSeen, now: Now) -> N
         text = _foreign(node, group, now)
         if bool(text) != bool(before[group.name]):
             decisions.decided(node, group, "block", text or "no foreign process uses its GPUs any more", now)
+    if node.recovered:
+        resting.look(node, seen, now)
 
 
 def _end_stray(node: NodeState, seat: ManagedSeat, seen: ForeignProcessesSeen, now: Now) -> None:
@@ -274,6 +295,7 @@ def _end_stray(node: NodeState, seat: ManagedSeat, seen: ForeignProcessesSeen, n
         on = " and ".join(f"GPU {known[gpu].index}" if gpu in known else gpu for gpu in astray)
         why = f"its processes hold memory on {on}, which group {seat.group.name} does not have; it is ended: remove "
         why += "CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES from its pod and its image"
+        seat.failed(why, now)
         node.transition(seat, T.UNRECOVERABLE, now, reason=why)
 
 
@@ -286,7 +308,7 @@ def on_jobs_report(node: NodeState, report: JobsReported, now: Now) -> None:
     for status in report.reply.jobs:
         switch.on_job_status(node, status, now)
     switch.on_jobs_forgotten(node, set(report.asked) - {status.op for status in report.reply.jobs})
-    _on_processes(node, report.reply, now)
+    _on_processes(node, report.reply, report.asked_at, now)
 
 
 def on_ending_answer(node: NodeState, answer: EndingAnswered, now: Now) -> None:
@@ -314,21 +336,26 @@ def on_ending_answer(node: NodeState, answer: EndingAnswered, now: Now) -> None:
     node.effects.append(job)  # (4)
 
 
-def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
+def _on_processes(node: NodeState, reply: JobReply, asked_at: WallTime, now: Now) -> None:
     """The checkpointer read processes: some are gone, some quarantined seats are what they should be again."""
     for progress in reply.seats:
         seat = node.seats.get(progress.seat)
         if seat is None or seat.pod is None or seat.pod.uid != progress.pod_uid:
             continue
         same = progress.container_id == seat.target().container_id
+        if same and progress.outcome == "gone" and not starts.shows_none(seat, progress, asked_at):
+            continue
+        if same and progress.outcome in ("active", "parked", "lost"):
+            starts.used(seat)
         if same and seat.facts.unlocated:
             _locate(node, seat, progress, now)
-        if same and seat.starts_inside:
-            _on_start_inside(node, seat, progress, now)
-            continue
-        if seat.state in (S.RELEASING, S.LOST):
+        if seat.state is S.LOST and seat.facts.waits and same and progress.outcome != "gone":
+            _end_late(node, seat, seat.durable.container_id, seat.durable.restarts)
+        elif same and seat.starts_inside:
+            _on_start_inside(node, seat, progress, asked_at, now)
+        elif seat.state in (S.RELEASING, S.LOST):
             if same and progress.outcome == "gone":  # not the late end of a container before
-                seat.learn(process=Process.NONE)
+                seat.learn(process=Process.NONE, residence=Residence.NOWHERE)
             if seat.state is S.RELEASING and progress.outcome == "parked":
                 _release(node, seat)  # a checkpointer that died right after it took the first one has forgotten it
         elif progress.outcome == "gone" and same and (seat.facts.alive or seat.state is S.QUARANTINED):
@@ -339,16 +366,16 @@ def _on_processes(node: NodeState, reply: JobReply, now: Now) -> None:
             _clear_quarantine(node, seat, progress, now)
 
 
-def _on_start_inside(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
-    """What the checkpointer has of a start by kyb-run: its ticket is used once a process lives, and open for as long as
-    a start may take, whether or not the checkpointer answers."""
+def _on_start_inside(node: NodeState, seat: ManagedSeat, progress: SeatProgress, asked_at: WallTime, now: Now) -> None:
+    """What the checkpointer has of a start by kyb-run: its ticket is used once a process lives."""
     if progress.outcome not in ("gone", "started"):
         seat.begins(seat.durable.container_id, seat.durable.restarts)
-    elif progress.outcome == "gone" and now.wall > seat.gate.ticket_given + START_DEADLINE_SECONDS:
+    elif starts.over(seat, progress, asked_at):
+        why = "kyb-run did not start its engine" if progress.keeper else "its container ended before its engine started"
         if seat.state is S.STARTING:
-            node.transition(seat, T.NO_PROCESS, now, reason="kyb-run did not start its engine")
+            node.transition(seat, T.NO_PROCESS, now, reason=why)
         elif seat.state is S.QUARANTINED:
-            _exit(node, seat, "kyb-run did not start its engine", now)
+            _exit(node, seat, why, now)
         else:
             seat.learn(ticket=Ticket.NONE)
 
@@ -394,7 +421,7 @@ def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now
         seat.group = group
         seat.learn(unlocated=False)
         if progress.outcome == "parked" and not seat.facts.waits:  # (1)
-            seat.learn(parked=True)
+            seat.learn(residence=Residence.RAM)
             seat.assume_residue()
         if seat.lease and view.rivals(node, seat):  # (2)
             _contest(node, seat, "it seems to hold its GPUs", now)
@@ -404,9 +431,8 @@ def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now
 
 def _processes_gone(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
     """None of its processes is left. A ticket that is still open keeps its lease for as long as a start may take."""
-    over = min(now.wall, seat.pod_seen) > seat.gate.ticket_given + START_DEADLINE_SECONDS
-    if seat.facts.waits and (seat.state is S.STARTING or (seat.state is S.QUARANTINED and not over)):
-        seat.learn(process=Process.NONE, parked=False, unlisted=False)
+    if seat.facts.waits and (seat.state is S.STARTING or (seat.state is S.QUARANTINED and not starts.over(seat))):
+        seat.learn(process=Process.NONE, residence=Residence.NOWHERE, unlisted=False)
     elif seat.state in HAS_PROCESS:
         _exit(node, seat, reason, now)
 
@@ -428,35 +454,21 @@ def end_of_life(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     """What time and evidence end.
 
     (1) A start without a process, as a read of the pods after the deadline shows it: while they cannot be read, a
-    container may run unseen. (2) A lost seat whose processes are gone. (3) A deleted pod whose processes are gone: it
-    holds nothing any more, and once the pod is gone the seat is free. (4) As (1), the wait for a container whose ticket
-    was lost.
+    container may run unseen. (2) A lost seat whose processes are gone, and of which none comes. (3) A deleted pod whose
+    processes are gone: it holds nothing any more, and once the pod is gone the seat is free.
     """
-    until = node.unaccounted.get(seat.id)
-    if until is not None and until < (now.wall if seat.pod is None else min(now.wall, seat.pod_seen)):  # (4)
-        del node.unaccounted[seat.id]
-    if seat.state is S.STARTING and not (seat.facts.alive or seat.starts_inside):  # (1)
-        if min(now.wall, seat.pod_seen) > seat.entered_wall + START_DEADLINE_SECONDS:
-            reason = f"no process came within {START_DEADLINE_SECONDS:.0f} s of the ticket"
+    if seat.state is S.STARTING and not seat.facts.alive:  # (1)
+        if starts.over(seat):
+            reason = f"no process came within {starts.KUBELET_SECONDS:.0f} s of the ticket"
+            seat.failed(reason, now)
             node.transition(seat, T.NO_PROCESS, now, reason=reason)
-    elif seat.state is S.LOST and not seat.facts.alive:  # (2)
+    elif seat.state is S.LOST and not seat.facts.alive and (not seat.facts.waits or starts.over(seat)):  # (2)
         node.transition(seat, T.GONE, now, reason="its processes ended; it starts cold")
     elif seat.state is S.RELEASING and not seat.facts.alive:  # (3)
-        if not _ticket_may_start(seat, now):
+        if seat.facts.waits and starts.over(seat):
             seat.learn(ticket=Ticket.NONE)
         if seat.pod_misses >= 2 and not seat.lease:
             _free(node, seat, now)
-
-
-def _ticket_may_start(seat: ManagedSeat, now: Now) -> bool:
-    """True while the last ticket of a deleted pod may still lead to a process.
-
-    A pod that vanishes without having been seen in deletion (forced, or its kubelet lost it) proves nothing: the
-    runtime may be about to start its container. The end of an heir proves nothing about the pod that took the ticket.
-    """
-    ended = seat.pod_ends and seat.pod_misses >= 2 and seat.facts.ticket is not Ticket.FORMER
-    in_time = now.wall <= seat.gate.ticket_given + START_DEADLINE_SECONDS
-    return seat.facts.waits and not ended and (in_time or seat.starts_inside)
 
 
 def _free(node: NodeState, seat: ManagedSeat, now: Now) -> ManagedSeat:

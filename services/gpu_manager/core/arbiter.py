@@ -12,10 +12,9 @@ picks one of them or none (``docs/dev/decisions/014-moves-are-pulled.md``).
 from dataclasses import replace
 
 from kybernate.policy import Decision, GroupView, Park, Stay, Switch
-from kybernate.policy.view import How
 from kybernate.seat import SeatState, start_inside
 from kybernate.topology import Group
-from services.gpu_manager.core import decisions, view, ways
+from services.gpu_manager.core import decisions, moves, starts, view
 from services.gpu_manager.core import switch as switches
 from services.gpu_manager.core.facts import Process, Ticket, Trigger
 from services.gpu_manager.core.inputs import Now, StartTicket, WallTime
@@ -24,18 +23,16 @@ from services.gpu_manager.core.obstacles import (
     STARTING,
     SWITCH,
     first,
-    full_view,
     kept_by,
     leaving,
     obstacles,
     of_group,
+    unready,
 )
+from services.gpu_manager.core.pool import full_view, group_view
 from services.gpu_manager.core.state import GpuClaim, NodeState, Rider
 
 S, T = SeatState, Trigger
-
-HEADS_SECONDS = 30.0
-"""Wall: how long a seat that drops its copy to start on another group keeps its place there."""
 
 
 def decide(node: NodeState, group: Group, now: Now) -> None:
@@ -62,6 +59,7 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
         state.why = found.text
         if found.row.kind == "stop":
             node.claims.pop(group.name, None)
+            moves.shut(node, group)
         return
     if others:  # (3)
         if _claim(node, group, others, now):
@@ -84,9 +82,9 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
         case Switch(activate=name, evict=None):
             state.picked = name
             _grant(node, group, node.seats[name], decision.reason, now)
-        case Switch(activate=name, evict=str(victim), how=how):
+        case Switch(activate=name, evict=str(victim)):
             state.picked = name
-            _evict(node, node.seats[victim], node.seats[name], decision.reason, now, how=how)
+            _evict(node, node.seats[victim], node.seats[name], decision.reason, now)
         case Park(seat=victim):
             _park(node, node.seats[victim], decision.reason, now)
 
@@ -122,11 +120,9 @@ def _grant(node: NodeState, group: Group, incoming: ManagedSeat, reason: str, no
         decisions.decided(node, group, "start", reason, now, incoming=incoming)
         give_ticket(node, incoming, group, now)
         node.claims.pop(group.name, None)
-    elif ways.starts_on(node, incoming, group):
+    elif moves.starts_on(node, incoming, group):
         decisions.decided(node, group, "start", reason, now, incoming=incoming)
-        incoming.heads_to, incoming.heads_until = group.name, now.wall + HEADS_SECONDS
-        why = f"its engine ends here and starts on group {group.name}: {reason}"
-        node.drop_copy(incoming, why, now, node.next_epoch(now))
+        moves.start_there(node, incoming, group, reason, now)
         node.claims.pop(group.name, None)
     elif incoming.state is S.PARKED:
         switches.activate(node, group, incoming, reason, now)
@@ -141,7 +137,7 @@ def give_ticket(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> N
     assert pod is not None, f"{seat.id} has no owner"
     epoch = node.next_epoch(now)
     call, gate.call = gate.call, None
-    seat.durable.ticket, gate.ticket_given, gate.ticket_call = call.call, now.wall, call.since
+    seat.durable.ticket, expires = call.call, starts.opened(seat, call, now)
     seat.durable.closed = tuple(sorted(call.closed))
     if call.inside:
         seat.durable.container_id = start_inside(pod.container_id or "", call.call)
@@ -157,24 +153,24 @@ def give_ticket(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> N
         seat.learn(ticket=Ticket.OPEN, process=Process.NONE)
         seat.epoch, seat.entered_wall = epoch, now.wall
     container = seat.durable.container_id if call.inside else ""
-    node.effects.append(StartTicket(seat.id, call.call, pod.uid, epoch, pod.vram_bytes, container, away))
+    node.effects.append(StartTicket(seat.id, call.call, pod.uid, epoch, expires, pod.vram_bytes, container, away))
 
 
-def _evict(
-    node: NodeState, victim: ManagedSeat, incoming: ManagedSeat | None, reason: str, now: Now, *, how: How = "drain"
-) -> None:
-    """Drain a holder for another seat. ``how``: see Drain.
+def _evict(node: NodeState, victim: ManagedSeat, incoming: ManagedSeat | None, reason: str, now: Now) -> None:
+    """Drain a holder for another seat.
 
     (1) Something keeps it from leaving, or would keep the other seat from its place: else it would be evicted for
     nothing. (2) The incoming seat has room: no seat need leave. (3) It has room once the victim has left. (4) It has
     not: one more seat has to leave before it fits.
     """
-    if victim.state is not S.ACTIVE:
+    if victim.state is not S.ACTIVE and not (
+        incoming is not None and view.asked(node, incoming) and view.yields(node, victim, now)
+    ):
         return
     group = victim.group
     found = first(leaving(node, victim, now))
     if found is None and incoming is not None:
-        found = first(obstacles(node, incoming, group, now, act="send", without=victim), "stop")
+        found = unready(node, incoming, group, now, without=victim)
     if found is not None:  # (1)
         node.groups[group.name].why = found.text
         return
@@ -183,9 +179,9 @@ def _evict(
         return
     fits = incoming is None or view.room(node, incoming, without=victim, on=group)
     if fits:
-        switches.drain(node, victim, incoming, reason, now, how=how)  # (3)
+        switches.drain(node, victim, incoming, reason, now)  # (3)
     else:
-        switches.drain(node, victim, None, reason, now, how=how, room_for=incoming)  # (4)
+        switches.drain(node, victim, None, reason, now, room_for=incoming)  # (4)
 
 
 def _park(node: NodeState, victim: ManagedSeat, reason: str, now: Now) -> None:
@@ -257,5 +253,5 @@ def _yields(node: NodeState, group: Group, victim: ManagedSeat, now: Now) -> boo
 
 def _decide_among(node: NodeState, group: Group, others: list[ManagedSeat], now: Now) -> Decision:
     """The policy's decision for a group without a free slot, with seats of other groups in view."""
-    own = view.group_view(node, group, now).seats
+    own = group_view(node, group, now).seats
     return node.setup.policy.decide(GroupView(group.name, 0, (*own, *(view.seat_view(node, o, now) for o in others))))

@@ -3,7 +3,7 @@
 ``handle`` is the only entry point: nothing else changes the state. It dispatches the message, then lets every concerned
 group advance; decisions are made in the modules below, and imports run one way:
 
-    board → allocations, commands, recovery → riders → arbiter → switch → obstacles → view → state
+    board → allocations, commands, recovery → riders → arbiter → switch → pool → obstacles → moves → view → state
 
 Invariants, checked after each message that had an effect (a GPU on which one is broken gets no new grants) and by
 property tests:
@@ -21,7 +21,7 @@ The shell (``manager``) writes the ledger before it carries out any effect.
 from kybernate.messages import Command, DrainAck, JobProgress, Presence, TrafficSignal
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import allocations, arbiter, commands, late_binding, recovery, switch, view
+from services.gpu_manager.core import allocations, arbiter, commands, moves, obstacles, recovery, switch, view
 from services.gpu_manager.core.group_switch import SwitchPhase
 from services.gpu_manager.core.inputs import (
     BusChanged,
@@ -38,7 +38,6 @@ from services.gpu_manager.core.inputs import (
     PodsSeen,
     Recovered,
     RecoveryBegun,
-    RetargetAnswered,
     RouterAskedOverHttp,
     StartCalls,
     Tick,
@@ -46,6 +45,7 @@ from services.gpu_manager.core.inputs import (
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.riders import RIDERS, operations
 from services.gpu_manager.core.state import Effect, NodeSetup, NodeState, Rider, by_hook
+from services.gpu_manager.failures import SERVED_SECONDS
 
 S = SeatState
 
@@ -74,8 +74,6 @@ class Board:
                 switch.on_job_status(node, status, now)
             case JobAnswered():
                 switch.on_job_answer(node, message, now)
-            case RetargetAnswered():
-                late_binding.on_answer(node, message, now)
             case EngineSeen():
                 switch.on_engine_answer(node, message, now)
             case DrainAnnounced(seat=seat, epoch=epoch):
@@ -133,6 +131,9 @@ class Board:
                 switch.step(node, under_way, now)
             else:
                 arbiter.decide(node, group, now)
+        for seat in node.seats.values():
+            if seat.heads_to:
+                moves.step(node, seat, now)
         for rider in node.riders[Rider.step]:
             rider.step(node, now)
 
@@ -144,12 +145,8 @@ def _on_signal(node: NodeState, signal: TrafficSignal, now: Now) -> bool:
     """Take a signal in and learn from it. True: its source reported other counts than before."""
     changed = node.levels.update(signal, now)
     seat = node.seats.get(signal.seat or view.best_seat(node, signal.model) or "")
-    if seat is None or seat.model != signal.model:
-        return changed
-    learning, group = node.learning, seat.group
-    rates = learning.rates([o.id for o in node.seats_on(group) if learning.of(o.id, o.model) is not None], now)
-    if arrived := learning.update(signal, seat.id, now):
-        learning.count_hits(group.name, seat.id, arrived, rates)
+    if seat is not None and seat.model == signal.model:
+        node.learning.update(signal, seat.id, now)
     return changed
 
 
@@ -160,6 +157,9 @@ def _follow_demand(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         return
     found, usage, learned = view.demand(node, seat), seat.usage, node.learning.of(seat.id, seat.model)
     served = usage.served if learned is None else learned.service.count
+    long = now.wall >= seat.entered_wall + SERVED_SECONDS
+    if seat.state is S.ACTIVE and not usage.proven and (served != usage.served or long):
+        usage.proven, seat.durable.failed = True, seat.durable.failed.served()
     if served != usage.served or not usage.has_requests:
         usage.served, usage.answered = served, now.wall
     had, usage.has_requests = usage.has_requests, bool(found.waiting or found.in_flight)
@@ -187,7 +187,8 @@ def _due(node: NodeState, message: object, now: Now, *, claims: set[str], repeat
     expired = node.levels.expire(now)
     node.routers.expire(now)
     for name, claim in tuple(node.claims.items()):
-        if not view.wanted(node, node.seats[claim.seat], now):
+        seat = node.seats[claim.seat]
+        if not view.wanted(node, seat, now) or obstacles.unready(node, seat, node.groups[name].group, now):
             del node.claims[name]
     if expired or claims - node.claims.keys():  # (1)
         groups = node.setup.groups
@@ -195,7 +196,7 @@ def _due(node: NodeState, message: object, now: Now, *, claims: set[str], repeat
         groups = _concerned(node, message, repeated=repeated)  # (2)
     if not node.setup.lanes and not any(node.groups[group.name].neighbours for group in groups):
         return groups
-    return tuple(sorted(groups, key=lambda group: view.turn(node, group, now)))  # (3)
+    return tuple(sorted(groups, key=lambda group: obstacles.turn(node, group, now)))  # (3)
 
 
 def _concerned(node: NodeState, message: object, *, repeated: bool) -> tuple[Group, ...]:
@@ -213,7 +214,7 @@ def _concerned(node: NodeState, message: object, *, repeated: bool) -> tuple[Gro
         case JobProgress(status=status):
             freed = status.done and bool(node.setup.lanes)  # any other may have its lane now
             groups = tuple(group for group in groups if freed or group.name == status.group)
-        case JobAnswered(op=op) | RetargetAnswered(op=op):
+        case JobAnswered(op=op):
             groups = tuple(group for group in groups if op.startswith(f"{group.name}-"))
         case _:
             seat = node.seats.get(getattr(message, "seat", None) or "")

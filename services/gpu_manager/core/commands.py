@@ -4,7 +4,6 @@ from kybernate.messages import (
     ActivateSeat,
     Command,
     CommandReply,
-    OrderCommand,
     ParkSeat,
     PinSeat,
     SeatCommand,
@@ -17,9 +16,8 @@ from services.gpu_manager.core import switch
 from services.gpu_manager.core.inputs import Now, WallTime
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import PINNED, first, lasting, leaving, no, refusal, seat_refused
-from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.riders.operations import DRAINED
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.state import NodeState, Rider
 
 S = SeatState
 
@@ -31,11 +29,11 @@ def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
     """Accept a command, or refuse it with a reason."""
     if command.deadline is not None and command.deadline < float(now.unix):
         return no("too-late", "the command arrived after its deadline")
-    if isinstance(command, OrderCommand):
-        return operations.answer(node, command, now)
-    act = _ACTS.get(type(command))
+    act = _ACTS.get(type(command)) if isinstance(command, SeatCommand) else None
     if act is None or not isinstance(command, SeatCommand):
-        return no("unsupported", f"this manager does not know {type(command).__name__}")
+        answers = (rider.answers(node, command, now) for rider in node.riders[Rider.answers])
+        unknown = no("unsupported", f"this manager does not know {type(command).__name__}")
+        return next((reply for reply in answers if reply is not None), unknown)
     refused = seat_refused(node, command.seat)
     if refused is not None and not (refused.code == "quarantined" and isinstance(command, UnpinSeat)):
         return refused  # a pin would outlast the quarantine: it may be taken away
@@ -106,7 +104,7 @@ _ACTS = {ActivateSeat: _activate, ParkSeat: _park, PinSeat: _pin, UnpinSeat: _un
 
 def _end_backoffs(node: NodeState, seat: ManagedSeat) -> None:
     """An operator asks for it now: what failed before does not count."""
-    seat.durable.unhealthy_starts = 0
+    seat.durable.failed = seat.durable.failed.served()
     for backoff in (seat.backoff.activation, seat.backoff.move, node.groups[seat.group.name].backoff):
         backoff.until = WallTime(0.0)
 

@@ -5,14 +5,14 @@ signal received. A source that counts only a window (another gateway, an older r
 window once. Costs of parking and activating are learned where switches end (``switch``).
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
 from typing import Any
 
 from kybernate.messages import DrainAck, Presence, TrafficSignal
-from kybernate.policy.estimators import SERVICE_WEIGHT, Arrivals, Ewma, Hits
+from kybernate.policy.estimators import SERVICE_WEIGHT, Arrivals, Ewma
 from kybernate.seat import SeatState
 from services.gpu_manager.core.inputs import ModelTime, Now, WallTime
 
@@ -189,6 +189,9 @@ def _waiting_since(signal: TrafficSignal, oldest: ModelTime, now: Now) -> tuple[
 DEAD_AFTER_SECONDS = 10.0
 SETTLE_SECONDS = 3.0
 """Wall seconds after a start or a return of the bus in which every router on the bus publishes its presence."""
+SILENT_SECONDS = 10.0
+"""Wall seconds after a drain was announced in which every router that lives acknowledges it; it repeats that each
+second."""
 PERMIT_SECONDS = 1.5
 """Wall seconds for which a router without NATS may forward by an answer that the manager gave it over HTTP."""
 
@@ -200,6 +203,7 @@ class Routers:
     Drained means that every router that may still forward has acknowledged that it does not. One that stops says so
     once it has ended its last call. One that fell silent proves nothing: it counts until its presence has expired, and
     by then it has stopped by its own clock. Its silence counts up to ``Now.handled``: a presence may wait in the inbox.
+    One that lives and does not acknowledge is not listed until it does: no drain waits longer than for its lease.
     """
 
     present: dict[tuple[str, str], WallTime] = field(default_factory=dict)
@@ -208,6 +212,8 @@ class Routers:
     """``Presence.sent`` of the last presence of each present router, since this manager started."""
     acks: dict[str, dict[tuple[str, str], DrainAck]] = field(default_factory=dict)
     """Seat → (instance, incarnation) → its last acknowledgement."""
+    aside: dict[tuple[str, str], WallTime] = field(default_factory=dict)
+    """Present routers that did not acknowledge a drain in time → since when they are not listed."""
     settled_at: WallTime = WallTime(0.0)
     """The list of routers may be incomplete until then."""
     permitted_until: WallTime = WallTime(0.0)
@@ -235,11 +241,23 @@ class Routers:
     def _drop(self, router: tuple[str, str]) -> None:
         self.present.pop(router, None)
         self.sent.pop(router, None)
+        self.aside.pop(router, None)
 
     def counted(self) -> dict[str, float]:
         """What the manager's presence lists: no drain ends without these routers until they have been silent for
         ``DEAD_AFTER_SECONDS``."""
-        return {incarnation: at for (_, incarnation), at in self.sent.items()}
+        return {router[1]: at for router, at in self.sent.items() if router not in self.aside}
+
+    def set_aside(self, seat: str, epoch: int, since: WallTime) -> None:
+        """List no present router that has not acknowledged (seat, epoch), until it acknowledges something. ``since``:
+        no later than it was listed last."""
+        for router in self.present:
+            if self._ack(router, seat, epoch) is None:
+                self.aside.setdefault(router, since)
+
+    def silent(self, now: Now) -> dict[str, float]:
+        """By instance: for how many seconds a router that lives has not been listed."""
+        return {router[0]: now.wall - since for router, since in self.aside.items()}
 
     def remember(self, known: Iterable[tuple[str, str]], now: Now) -> None:
         """Routers that the previous manager knew: present until their next presence or until they expire."""
@@ -263,35 +281,41 @@ class Routers:
     def acknowledge(self, ack: DrainAck) -> None:
         """Keep a router's acknowledgement of a draining seat."""
         self.acks.setdefault(ack.seat, {})[ack.instance, ack.incarnation] = ack
+        self.aside.pop((ack.instance, ack.incarnation), None)
 
     def forget(self, seat: str) -> None:
         """The seat does not drain any more."""
         self.acks.pop(seat, None)
 
-    def quiet(self, seat: str, epoch: int, now: Now, *, frozen: bool = False) -> bool:
-        """True when every present router has acknowledged (seat, epoch) with nothing in flight.
-
-        ``frozen``: requests in flight are frozen with the seat, so only permissions to send must be over.
-        """
+    def quiet(self, seat: str, epoch: int, now: Now) -> bool:
+        """True when every present router has acknowledged (seat, epoch) with nothing in flight."""
         if not self.settled(now) or now.wall < self.permitted_until:
             return False
-        return not self.busy(seat, epoch, frozen=frozen)
+        return not self.busy(seat, epoch, now)
 
-    def unheard(self, seat: str, epoch: int) -> bool:
+    def unheard(self, seat: str, epoch: int, now: Now) -> bool:
         """True while a present router has not acknowledged (seat, epoch): it may send to the seat."""
-        return None in self.busy(seat, epoch).values()
+        return None in self.busy(seat, epoch, now).values()
 
-    def busy(self, seat: str, epoch: int, *, frozen: bool = False) -> dict[str, int | None]:
-        """The present routers for which a drain waits: how many requests each has in flight; None: not acknowledged."""
+    def busy(self, seat: str, epoch: int, now: Now) -> dict[str, int | None]:
+        """The present routers for which a drain waits: how many requests each has in flight; None: not acknowledged.
+
+        One that is not listed for ``DEAD_AFTER_SECONDS`` has no lease any more: it sends nothing without asking.
+        """
         found: dict[str, int | None] = {}
-        acks = self.acks.get(seat, {})
         for router in self.present:
-            ack = acks.get(router)
-            if ack is None or ack.epoch != epoch:
+            ack, aside = self._ack(router, seat, epoch), self.aside.get(router)
+            if ack is None and aside is not None and now.wall >= aside + DEAD_AFTER_SECONDS:
+                continue
+            if ack is None:
                 found[router[0]] = None
-            elif ack.in_flight and not (frozen and ack.permits == 0):
+            elif ack.in_flight:
                 found[router[0]] = ack.in_flight
         return found
+
+    def _ack(self, router: tuple[str, str], seat: str, epoch: int) -> DrainAck | None:
+        ack = self.acks.get(seat, {}).get(router)
+        return ack if ack is not None and ack.epoch == epoch else None
 
 
 # --- learning ---------------------------------------------------------------------------------------------------------
@@ -327,8 +351,6 @@ class Learning:
 
     seats: dict[str, LearnedSeat] = field(default_factory=dict)
     counters: dict[_Key, SourceCounters] = field(default_factory=dict)
-    hits: dict[str, Hits] = field(default_factory=dict)
-    """By group: how often the next request was for the seat with the highest rate."""
     durations: dict[str, list[float]] = field(default_factory=dict)
     """By model, backend and phase, and by backend and phase: the last wall seconds, oldest first."""
 
@@ -353,8 +375,8 @@ class Learning:
         known = self.seats.get(seat)
         return known if known is not None and known.model == model else None
 
-    def update(self, signal: TrafficSignal, seat: str, now: Now) -> int:
-        """Take a signal in that concerns ``seat``; return how many requests arrived since the last one."""
+    def update(self, signal: TrafficSignal, seat: str, now: Now) -> None:
+        """Take a signal in that concerns ``seat``."""
         key = (signal.source, signal.model, signal.seat or "", signal.tier)  # its counter, wherever the requests go
         last = self.counters.get(key)
         arrived, served, seconds = _difference(signal, last, now)
@@ -379,13 +401,6 @@ class Learning:
         if len(self.counters) > MOST_SOURCES:
             for old in sorted(self.counters, key=lambda each: self.counters[each].received)[: MOST_SOURCES // 4]:
                 del self.counters[old]
-        return arrived
-
-    def count_hits(self, group: str, seat: str, count: int, rates: Mapping[str, float]) -> None:
-        """So many requests arrived for a seat of this group; ``rates`` are those of its seats before."""
-        hits = self.hits.setdefault(group, Hits())
-        for _ in range(min(count, MOST_AT_ONCE)):
-            hits.add(seat, rates)
 
     # --- over a restart -----------------------------------------------------------------------------------------------
 

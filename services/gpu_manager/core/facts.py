@@ -30,6 +30,16 @@ class Process(StrEnum):
     RUNS = "runs"
 
 
+class Residence(StrEnum):
+    """Where the memory of its engine is."""
+
+    NOWHERE = "nowhere"  # no engine: it never started, or the last one ended by itself
+    VRAM = "vram"
+    RAM = "ram"  # a copy, or an engine that sleeps
+    DISK = "disk"  # an image
+    NOTHING = "nothing"  # parked, nothing is kept: it loads again
+
+
 class Ticket(StrEnum):
     """Whether a container may come by its last ticket."""
 
@@ -56,9 +66,8 @@ class Facts:
 
     owner: Owner = Owner.NONE
     process: Process = Process.NONE
+    residence: Residence = Residence.NOWHERE
     ticket: Ticket = Ticket.NONE
-    parked: bool = False
-    """Evidence shows that its processes hold no VRAM."""
     promise: Promise = Promise.NONE
     unlocated: bool = False
     """Its processes may be on any group of its pool: the ledger was lost, and nothing has named their GPUs since."""
@@ -70,6 +79,8 @@ class Facts:
     """It has a process."""
     waits: bool = field(init=False, compare=False)
     """A container may come by its ticket."""
+    comes: bool = field(init=False, compare=False)
+    """A switch brings it back; its memory is where it was, as far as evidence shows."""
     holds: bool = field(init=False, compare=False)
     """Its group's GPUs are its own, or may become so by its ticket."""
     may_hold: bool = field(init=False, compare=False)
@@ -78,9 +89,11 @@ class Facts:
 
     def __post_init__(self) -> None:
         alive, waits = self.process in (Process.LOADS, Process.RUNS), self.ticket is not Ticket.NONE
+        comes = self.promise in (Promise.ARRIVES, Promise.MOVES)
         object.__setattr__(self, "alive", alive)
         object.__setattr__(self, "waits", waits)
-        object.__setattr__(self, "holds", waits or (alive and not self.parked))
+        object.__setattr__(self, "comes", comes)
+        object.__setattr__(self, "holds", waits or comes or self.residence is Residence.VRAM)
         object.__setattr__(self, "may_hold", self.unlocated and (alive or waits))
         object.__setattr__(self, "state", _state(self))
 
@@ -104,7 +117,7 @@ def _state(facts: Facts) -> SeatState:
         (facts.waits or facts.process is Process.LOADS, S.STARTING),
         (facts.process is Process.ENDED, S.BACKOFF),
         (facts.process is Process.NONE, S.WAITING),
-        (facts.parked, S.PARKED),
+        (facts.residence is not Residence.VRAM and not facts.comes, S.PARKED),
     )
     return next((state for fits, state in rules if fits), None) or _SERVING[facts.promise]
 
@@ -115,16 +128,20 @@ class Trigger(StrEnum):
     ALLOCATED = "allocated"  # kubelet gave it to a pod (seen in PodResources)
     TICKET = "ticket"  # the start gate opened
     HEALTHY = "healthy"  # the engine answers its health check
+    YIELDS = "yields"  # its start gives way to another seat: a restart parks it
     NO_PROCESS = "no-process"  # a ticket was given and no process came in time
     EVICT = "evict"  # another seat, idleness or an operator wants its GPUs
     DEMAND = "demand"  # it is wanted again while it drains
     DRAINED = "drained"  # nothing in flight any more, or the deadline passed
     EVIDENCE = "evidence"  # the backend proved that its VRAM is free
     ROLLED_BACK = "rolled-back"  # a failed park was undone; it runs
+    GOES_ON = "goes-on"  # the same of one whose start gave way: it loads
     LEASE = "lease"  # its group's GPUs are reserved for it
     REMAP = "remap"  # another group's GPUs are reserved for it; it comes back to VRAM there
     VERIFIED = "verified"  # the backend proved that it runs
     NOT_RESTORED = "not-restored"  # activation failed before anything was restored; it is parked where it was
+    WOKE = "woke"  # it rested and has its memory again: something else than a switch woke it
+    FOUND = "found"  # a process that nothing let in holds memory in its container
     UNRECOVERABLE = "unrecoverable"  # its processes are beyond use
     EXITED = "exited"  # its container exited
     CALLED = "called"  # kubelet starts its container again
@@ -140,42 +157,41 @@ class Trigger(StrEnum):
 _T = Trigger
 _COMES = tuple(sorted(COMING))
 _RUNS = (S.STARTING, S.ACTIVE, S.DRAINING, S.PARKING, *_COMES)
-_IN_USE: dict[str, Any] = {"process": Process.RUNS, "parked": False}
-_COPY: dict[str, Any] = {
-    "process": Process.RUNS,
-    "parked": True,
-    "promise": Promise.NONE,
-    "ticket": Ticket.NONE,
-    "conflict": False,
-}
+_IN_USE: dict[str, Any] = {"process": Process.RUNS, "residence": Residence.VRAM}
+_GRANTED: dict[str, Any] = {**_IN_USE, "promise": Promise.NONE, "ticket": Ticket.NONE, "conflict": False}
+_COPY: dict[str, Any] = {**_GRANTED, "residence": Residence.RAM}
 _EMPTY: dict[str, Any] = {
     one: getattr(Facts(), one)
-    for one in ("process", "ticket", "parked", "promise", "unlocated", "conflict", "unlisted")
+    for one in ("process", "residence", "ticket", "promise", "unlocated", "conflict", "unlisted")
 }
 
 TABLE: dict[Trigger, tuple[tuple[SeatState, ...], dict[str, Any]]] = {
     _T.ALLOCATED: ((S.FREE,), {"owner": Owner.POD}),
     _T.TICKET: ((S.WAITING,), {"ticket": Ticket.OPEN}),
-    _T.HEALTHY: ((S.STARTING,), {"process": Process.RUNS, "ticket": Ticket.NONE}),
+    _T.HEALTHY: ((S.STARTING,), {**_IN_USE, "ticket": Ticket.NONE}),
+    _T.YIELDS: ((S.STARTING,), {**_IN_USE, "ticket": Ticket.NONE, "promise": Promise.PARKS}),
     _T.NO_PROCESS: ((S.STARTING,), _EMPTY),
     _T.EVICT: ((S.ACTIVE,), {"promise": Promise.DRAINS}),
     _T.DEMAND: ((S.DRAINING,), {"promise": Promise.NONE}),
     _T.DRAINED: ((S.DRAINING,), {"promise": Promise.PARKS}),
     _T.EVIDENCE: ((S.STARTING, S.PARKING), _COPY),
     _T.ROLLED_BACK: ((S.PARKING,), {"promise": Promise.NONE}),
-    _T.LEASE: ((S.PARKED,), {"parked": False, "promise": Promise.ARRIVES}),
-    _T.REMAP: ((S.PARKED,), {"parked": False, "promise": Promise.MOVES}),
+    _T.GOES_ON: ((S.PARKING,), {"process": Process.LOADS, "promise": Promise.NONE}),
+    _T.LEASE: ((S.PARKED,), {"promise": Promise.ARRIVES}),
+    _T.REMAP: ((S.PARKED,), {"promise": Promise.MOVES}),
     _T.VERIFIED: (_COMES, {"promise": Promise.NONE}),
     _T.NOT_RESTORED: (_COMES, _COPY),
+    _T.WOKE: ((S.PARKED,), _IN_USE),
+    _T.FOUND: ((S.PARKED, S.WAITING, S.BACKOFF), {**_IN_USE, "promise": Promise.ENDS}),
     _T.UNRECOVERABLE: (
         (S.STARTING, S.ACTIVE, S.PARKING, *_COMES, S.QUARANTINED),
         {**_IN_USE, "promise": Promise.ENDS},
     ),
     _T.EXITED: ((*_RUNS, S.PARKED, S.QUARANTINED), {**_EMPTY, "process": Process.ENDED}),
     _T.CALLED: ((S.BACKOFF,), _EMPTY),
-    _T.QUARANTINE: ((*_RUNS, S.LOST), {"parked": False, "promise": Promise.HANDS_OFF}),
-    _T.CLEARED_ACTIVE: ((S.QUARANTINED,), {**_COPY, "parked": False}),
-    _T.CLEARED_LOADING: ((S.QUARANTINED,), {**_COPY, "process": Process.LOADS, "parked": False}),
+    _T.QUARANTINE: ((*_RUNS, S.LOST), {"promise": Promise.HANDS_OFF}),
+    _T.CLEARED_ACTIVE: ((S.QUARANTINED,), _GRANTED),
+    _T.CLEARED_LOADING: ((S.QUARANTINED,), {**_GRANTED, "process": Process.LOADS}),
     _T.CLEARED_PARKED: ((S.QUARANTINED,), _COPY),
     _T.DELETED: (
         tuple(state for state in S if state not in (S.FREE, S.RELEASING)),
@@ -201,4 +217,10 @@ def after(facts: Facts, trigger: Trigger) -> Facts:
     states, changes = TABLE[trigger]
     if facts.state not in states:
         raise IllegalTransitionError(facts.state, trigger)
-    return replace(facts, **changes)
+    return changed(facts, **changes)
+
+
+def changed(facts: Facts, **changes: Any) -> Facts:
+    """The facts with these changes. One that was coming back is in VRAM, unless they say that it is not."""
+    came = {"residence": Residence.VRAM} if facts.comes and "promise" in changes else {}
+    return replace(facts, **came | changes)

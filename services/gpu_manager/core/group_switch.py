@@ -6,7 +6,6 @@ Pure data with one rule: a phase follows another only in ``GroupSwitch.advance``
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kybernate.policy.view import How
 from services.gpu_manager.core.inputs import ModelTime, WallTime
 
 RESEND_SECONDS = 1.0
@@ -27,7 +26,7 @@ class SwitchPhase(StrEnum):
 class SwitchTrigger(StrEnum):
     """What can happen to a switch."""
 
-    IDLE = "idle"  # nothing is in flight any more, or it is frozen with the victim
+    IDLE = "idle"  # nothing is in flight any more
     DEADLINE = "deadline"  # the drain took too long
     GRACE_OVER = "grace-over"  # the engine had time to notice the cut
     CALLED_OFF = "called-off"  # the eviction is not justified any more; the victim serves on
@@ -62,12 +61,14 @@ class Drain:
 
     deadline: ModelTime
     """Draining ends with a cut then."""
-    how: How = "drain"
-    """What the policy decided, as far as riders let it: end its requests in flight, or freeze them with it."""
-    announced: bool = False
-    """The roster entry that closes the victim is written."""
+    announced: WallTime = WallTime(0.0)
+    """When the roster entry that closes the victim was written; 0: it is not."""
+    overdue: WallTime = WallTime(0.0)
+    """Since then routers that have not acknowledged it are not listed; 0: they are."""
     quiet: WallTime | None = None
     """Every router has been quiet since then."""
+    idle: bool = False
+    """The engine, asked since then, computes nothing."""
     cut: WallTime = WallTime(0.0)
 
 
@@ -79,22 +80,6 @@ class JobExchange:
     """When it was last sent; None: send it now."""
     journaled: bool = False
     """The checkpointer has it in its journal: it finishes without the manager."""
-
-
-@dataclass(slots=True)
-class Retarget:
-    """Late binding: the questions to bring another seat than the job names."""
-
-    asking: str | None = None
-    """The seat in the question that is under way."""
-    ask_after: WallTime = WallTime(0.0)
-    """The last question was not answered; the next one waits until then."""
-    settled: bool = False
-    """The checkpointer has refused: it is not asked again."""
-    offered: set[str] = field(default_factory=set)
-    """All seats that the checkpointer may bring instead."""
-    unanswered: set[str] = field(default_factory=set)
-    """Seats offered in a question that was not answered; the checkpointer may have accepted it."""
 
 
 @dataclass(slots=True)
@@ -129,11 +114,12 @@ class GroupSwitch:
     drain: Drain
     times: SwitchTimes
     job: JobExchange = field(default_factory=JobExchange)
-    retarget: Retarget = field(default_factory=Retarget)
     clears_for: str | None = None
     """A seat of another group for which these GPUs are cleared."""
     room_for: str | None = None
     """A seat of this group for which more than the victim has to leave."""
+    gives_way: bool = False
+    """Its victim had not served: its start gives way."""
     ordered: bool = False
     """An operator wants the victim parked: nothing calls the drain off."""
 

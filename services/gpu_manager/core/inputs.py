@@ -89,6 +89,10 @@ class ForeignProcessesSeen:
     """By container: the most VRAM that its processes were seen to use, over its GPUs, as if all used the fullest's."""
     strays: frozenset[tuple[str, str]] = frozenset()
     """(container, UUID) of processes of a seat that hold memory on a GPU that is not its group's."""
+    held: Mapping[str, Mapping[str, int]] = field(default_factory=dict, hash=False)
+    """By container of a seat that rests, and GPU: the bytes that were in use in both of the last two reads."""
+    since: WallTime = field(default=WallTime(0.0), compare=False)
+    """When the first of them began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,8 @@ class EngineSeen:
     running: int | None = None
     asked_at: WallTime = WallTime(0.0)  # noqa: RUF009  (a float)
     """When the request was sent."""
+    said: str = ""
+    """What it answered in place of being healthy, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +152,6 @@ class DrainAnnounced:
 @dataclass(frozen=True, slots=True)
 class JobAnswered:
     """The checkpointer's answer to a SwitchJob; None: no answer in time, which proves nothing."""
-
-    op: str
-    reply: JobReply | None
-
-
-@dataclass(frozen=True, slots=True)
-class RetargetAnswered:
-    """The checkpointer's answer to a RetargetJob; None: no answer in time, which proves nothing."""
 
     op: str
     reply: JobReply | None
@@ -174,6 +172,8 @@ class JobsReported:
     reply: JobReply
     asked: tuple[str, ...] = ()
     """The operations in the question; the checkpointer does not know those that the reply leaves out."""
+    asked_at: WallTime = WallTime(0.0)  # noqa: RUF009  (a float)
+    """When the question was sent: the answer says nothing about what was before; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +191,8 @@ class SeatTicket:
     """As in StartTicket."""
     group: str = ""
     """Where the start happens; empty: at the seat's home."""
+    expires: WallTime | None = None
+    """As in StartTicket; None: an older manager gave it, and did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +263,8 @@ class StartTicket:
     call: str
     pod_uid: str
     epoch: int
+    expires: WallTime
+    """Nothing starts by it after that."""
     vram_bytes: int = 0
     """As its pod declares; 0: nothing."""
     container: str = ""

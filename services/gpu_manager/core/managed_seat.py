@@ -13,21 +13,17 @@ from kybernate import deadlines
 from kybernate.annotations import PREFER_GROUP, tier_problem
 from kybernate.config import STANDARD, Tier
 from kybernate.cuda import FREED_SHARE
-from kybernate.engines import ENGINE_BACKENDS, RESTART, SIGNED, next_backend
+from kybernate.engines import RESTART, next_backend
 from kybernate.messages import SeatProgress, SeatTarget
-from kybernate.seat import COMING, SeatState, start_inside
+from kybernate.seat import COMING, SeatState, container_of, start_inside
 from kybernate.topology import Group
-from services.gpu_manager.core.facts import Facts, Process, Ticket
+from services.gpu_manager.core.facts import Facts, Process, Residence, Ticket
 from services.gpu_manager.core.inputs import ModelTime, Now, StartCall, UnixTime, WallTime
 from services.gpu_manager.core.seat_pod import NONE_RESERVED, Reserved, SeatPod, not_its_own, refusal
 from services.gpu_manager.ledger import Durable
 
-START_DEADLINE_SECONDS = 270.0
-"""Wall: a runtime may take two minutes each to create and to start a container."""
 LAST_MOMENT_SECONDS = 0.5
 """Wall: a waiting call that ends within this time gets no ticket any more."""
-SET_ASIDE_AFTER = 3
-"""Starts in a row in which its engine was not healthy in time, after which a seat gets no ticket any more."""
 FIRST_STAY_SECONDS, LONGEST_STAY_SECONDS = 15.0, 600.0
 """Wall: how long a seat that could not be moved is left where it is: twice the first, at most the last."""
 REHEARSAL = "rehearsal-"
@@ -69,8 +65,7 @@ class SeatBackoffs:
     """What has failed with one seat lately."""
 
     activation: Backoff = field(default_factory=Backoff)
-    """Since it last served, also starts in which its engine was not healthy in time. While active, other seats of its
-    group that serve or wait go first."""
+    """Since it last served. While active, other seats of its group that serve or wait go first."""
     park: Backoff = field(default_factory=Backoff)
     """Since it was last parked. While active, other holders of its group leave first."""
     move: Backoff = field(default_factory=Backoff)
@@ -82,7 +77,7 @@ class PodTerms:
     """What counts for one seat by its pod's annotations; computed when the pod is seen, not for every decision."""
 
     tier: Tier
-    """With the pod's own SLO and stall budget."""
+    """With the pod's own SLO."""
     tier_name: str = STANDARD
     """As annotated, also where no tier has this name."""
     model: str = ""
@@ -99,12 +94,10 @@ class PodTerms:
         if refused := not_its_own(pod, reserved):
             return cls(tier=tiers[STANDARD], model=pod.pod, problems=(refused,), refused=refused)  # no model's name
         bad_tier = tier_problem(notes.tier, tiers)
-        own = {"slo_seconds": notes.slo_seconds, "stall_budget_seconds": notes.stall_budget_seconds}
-        changes = {field: value for field, value in own.items() if value is not None}
         tier = tiers[notes.tier if bad_tier is None else STANDARD]
         problems = notes.problems if bad_tier is None else (bad_tier, *notes.problems)
         return cls(
-            tier=tier.model_copy(update=changes) if changes else tier,
+            tier=tier if notes.slo_seconds is None else tier.model_copy(update={"slo_seconds": notes.slo_seconds}),
             tier_name=notes.tier,
             model=pod.model,
             pinned=notes.pin,
@@ -121,9 +114,14 @@ class GateState:
     """The first call since the last ticket: each call is short, and kubelet calls again."""
     confirmed: int = 0
     """Reads of the pods since that call was received in which the owner was still the same."""
-    ticket_given: WallTime = WallTime(0.0)
-    ticket_call: UnixTime = UnixTime(inf)
+    given: WallTime = WallTime(0.0)
+    """The last ticket; this and what follows, ``starts`` writes."""
+    given_call: UnixTime = UnixTime(inf)
     """When the call began that got it; infinity: not known."""
+    expires: WallTime = WallTime(0.0)
+    """Its end where kyb-run looks at the clock; 0: a process of it was seen."""
+    answered_seconds: float = 0.0
+    """For how long kubelet has answered since."""
 
 
 @dataclass(slots=True)
@@ -152,6 +150,10 @@ class Usage:
     """Requests that it had answered at ``answered``."""
     answered: WallTime = WallTime(0.0)
     """When one was last answered, or none was in flight."""
+    proven: bool = False
+    """Its engine has served since it was started."""
+    yielded: bool = False
+    """A start of it that requests had asked for has given way since it last served."""
     unclaimed: bool = False
     """It was started only to have been started once, and has had no request since."""
     wanted_since: ModelTime | None = None
@@ -197,6 +199,8 @@ class ManagedSeat:
     gate: GateState = field(default_factory=GateState)
     backoff: SeatBackoffs = field(default_factory=SeatBackoffs)
     usage: Usage = field(default_factory=Usage)
+    records: dict[str, Any] = field(default_factory=dict)
+    """What riders remember of it, by their names: ``Rider.of``; of others as the ledger has it."""
     rehearsal: Rehearsal | None = None
     """Of its present container, while it starts."""
     good_halves: int = 0
@@ -209,6 +213,8 @@ class ManagedSeat:
     """That place lapses then; 0: it has its ticket."""
     ended_here: bool | None = None
     """While RELEASING: the checkpointer ends its processes, so kubelet's signal waits; None: not known yet."""
+    answered: str = ""
+    """While STARTING: what its engine last answered to the question whether it is healthy."""
     unkilled: str = ""
     """The container that a kill could not end."""
     entered: UnixTime = UnixTime(0.0)
@@ -247,9 +253,14 @@ class ManagedSeat:
         self.know(known)
 
     def begins(self, container_id: str, restarts: int) -> None:
-        """A container that was not known runs: the ticket is used."""
-        self.durable.container_id, self.durable.restarts = container_id, restarts
-        self.learn(process=Process.LOADS, ticket=Ticket.NONE, parked=False, unlisted=False)
+        """A container that was not known runs, or kyb-run has started in one: the ticket is used. A container starts
+        at home, whatever was known of the one before."""
+        if container_of(container_id) == container_id:
+            self.group, self.parked_on, self.started_on = self.home, None, self.home
+            self.durable.way = self.durable.came_from = ""
+        self.durable.container_id, self.durable.restarts, self.usage.proven = container_id, restarts, False
+        self.answered = ""
+        self.learn(process=Process.LOADS, residence=Residence.VRAM, ticket=Ticket.NONE, unlisted=False)
 
     def become(self, facts: Facts, to: Group | None = None) -> SeatState:
         """Take in the facts after a transition; group and reservation follow the state. Return the state before.
@@ -292,8 +303,24 @@ class ManagedSeat:
         self.backoff.move.fail(now, first=FIRST_STAY_SECONDS, longest=LONGEST_STAY_SECONDS)
 
     def yields_group(self, now: Now) -> bool:
-        """True while its failed activations keep it from taking the group again before others."""
-        return self.state in (SeatState.PARKED, SeatState.WAITING) and self.backoff.activation.active(now)
+        """True while its failed activations or starts keep it from taking the group again before others."""
+        return self.state in (SeatState.PARKED, SeatState.WAITING) and self.rest(now).active(now)
+
+    def rest(self, now: Now) -> Backoff:
+        """For how long others go first, and why."""
+        failed, unix = self.durable.failed, float(now.unix)
+        if failed.failing or not (failed.count and failed.pausing(unix)):
+            return self.backoff.activation
+        return Backoff(failed.count, now.wall + (failed.until - unix), f"has failed once: {failed.why}")
+
+    def failed(self, why: str, now: Now) -> None:
+        """Its engine has ended without having served, or no process came by its ticket."""
+        pod, known = self.pod, self.durable.failed
+        ran = pod is not None and not pod.running and pod.exited is not None
+        code, line = (pod.code, pod.line) if pod is not None and ran else (None, "")
+        self.durable.failed = failed = known.ended(float(now.unix), now.wall - self.entered_wall, why, code, line)
+        if failed.failing:
+            self.usage.wanted_since = None  # an operator has asked once
 
     def calls(self, now: Now, on: Group | None = None) -> bool:
         """True while a start waits at the gate for this owner, and long enough to use a ticket. ``on``: there."""
@@ -311,11 +338,6 @@ class ManagedSeat:
 
     def refused(self) -> str:
         """Why its container gets no ticket; empty when it may."""
-        if self.durable.unhealthy_starts >= SET_ASIDE_AFTER:
-            return (
-                f"{self.model} is set aside: its engine was not healthy in time in {self.durable.unhealthy_starts} "
-                f"starts in a row; see its log and its startupProbe, then kyb activate {self.model}, or a new pod"
-            )
         return self.terms.refused or (refusal(self.pod, self.group) if self.pod is not None else "")
 
     @property
@@ -323,6 +345,12 @@ class ManagedSeat:
         """The checkpointer has, or gets, the job that parks and activates it once before it serves."""
         known = self.rehearsal
         return known is not None and not known.done and known.container_id == self.durable.container_id
+
+    @property
+    def told(self) -> str:
+        """Why it is in its state, and what its engine has answered while it starts."""
+        answered = self.answered if self.state is SeatState.STARTING and self.facts.alive else ""
+        return "; ".join(filter(None, (self.reason, answered)))
 
     @property
     def starts_cold(self) -> str:
@@ -343,9 +371,8 @@ class ManagedSeat:
         return self.durable.backend or (self.pod.notes.backend if self.pod is not None else "cuda")
 
     def judge_backend(self, progress: SeatProgress, *, weight: int = 1) -> None:
-        """Count what became of a half, and demote the backend that failed twice in a row.
+        """Count what became of a half, and demote the backend that failed, or was refused, twice in a row.
 
-        A refusal counts where the seat would otherwise never leave its GPUs: of an engine's API, and after a demotion.
         While it is parked it needs the backend that parked it. ``weight``: how often a failure counts.
         """
         durable = self.durable
@@ -353,8 +380,7 @@ class ManagedSeat:
             durable.unverified = progress.unverified
         if durable.spilled:
             return  # a restart parks it
-        refused = progress.refused and (self.backend in ENGINE_BACKENDS or bool(durable.backend))
-        if not (progress.failed or refused):
+        if not (progress.failed or progress.refused):
             good = progress.outcome in ("parked", "active") and not progress.reason
             durable.failures = 0 if good else durable.failures
             if good and progress.outcome == "active":
@@ -384,21 +410,25 @@ class ManagedSeat:
         durable.host_taken_bytes = 0 if durable.spilled else parked.host_bytes
         durable.host_bytes = durable.host_taken_bytes or durable.host_bytes
 
+    @property
+    def size(self) -> int:
+        """VRAM that it takes, as measured or declared; where neither is known, all memory of its GPUs."""
+        known = max(self.durable.vram_bytes, self.pod.vram_bytes if self.pod else 0)
+        return known or sum(gpu.memory_bytes for gpu in self.group.gpus)
+
     def assume_residue(self) -> None:
         """Where its park was not measured it keeps as much as park evidence admits: a share of its size, or of all
         memory of its GPUs where seats share that and its size is not known."""
         size = max(self.durable.vram_bytes, self.pod.vram_bytes if self.pod else 0)
         if not size and self.group.profile.packs:
-            size = sum(gpu.memory_bytes for gpu in self.group.gpus)
+            size = self.size
         if not self.durable.measured:
             self.durable.residue_bytes = round(size * (1 - FREED_SHARE))
 
     def half_seconds(self, usual: float, pace: float) -> float:
-        """Wall seconds after which the checkpointer gives a park or an activation up; where the footprint is not known,
-        that of all memory of its GPUs. ``usual``: what is learned of it."""
-        known = max(self.durable.vram_bytes, self.pod.vram_bytes if self.pod else 0)
-        size = known or sum(gpu.memory_bytes for gpu in self.group.gpus)
-        return deadlines.half(size, len(self.group.gpus), usual, pace)
+        """Wall seconds after which the checkpointer gives a park or an activation up. ``usual``: what is learned of
+        it."""
+        return deadlines.half(self.size, len(self.group.gpus), usual, pace)
 
     def needed_bytes(self, group: Group) -> int:
         """VRAM that a lease of this group is to reserve over all its GPUs; 0: all of it.
@@ -435,7 +465,6 @@ class ManagedSeat:
     def target(self, on: Group | None = None) -> SeatTarget:
         """How the checkpointer finds its processes. ``on``: the group that it is to be on, if it is to move."""
         pod = self.pod
-        signs = pod is not None and pod.notes.backend == SIGNED and self.backend != SIGNED
         copied = (self.parked_on or self.group).gpus if self.state is SeatState.PARKED or self.state in COMING else ()
         return SeatTarget(
             seat=self.id,
@@ -446,6 +475,6 @@ class ManagedSeat:
             backend=self.backend,
             parked_on=tuple(gpu.uuid for gpu in copied),
             endpoint=(pod.endpoint or "") if pod else "",
-            engine_key=pod.engine_key if pod and not signs else "",
+            engine_key=pod.engine_key if pod else "",
             verify=pod.notes.verify if pod else True,
         )

@@ -10,33 +10,33 @@ whether the seat itself asks. 3xx: what passes by itself, then whose turn it is.
 
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from math import inf
 from typing import Any, Literal
 
 from kybernate.messages import CommandReply
-from kybernate.policy import GroupView, PeerView, SeatView
-from kybernate.policy.index import rate
 from kybernate.seat import SeatState
 from kybernate.sizes import format_bytes
 from kybernate.topology import Group
-from services.gpu_manager.core import phases, view, ways
+from services.gpu_manager.core import moves, phases, view
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
-from services.gpu_manager.core.managed_seat import AT_HOME, START_DEADLINE_SECONDS, ManagedSeat
-from services.gpu_manager.core.stage import Stage
+from services.gpu_manager.core.managed_seat import AT_HOME, ManagedSeat
+from services.gpu_manager.core.stage import NO_CLOCK, Clock, Stage
 from services.gpu_manager.core.state import NodeState
 
 S = SeatState
 
+_LAST_NAME = chr(0x10FFFF)
+_NO_TURN = (2.0, 0.0, _LAST_NAME)
+
 
 # --- what the list is made of -----------------------------------------------------------------------------------------
 
-Act = Literal["run", "ticket", "send", "command", "home", "guest"]
-"""What is asked: may it take a free slot (``run``); may a second call of a starting seat have a ticket (``ticket``);
-may a job or a drain bring it to the place of a victim (``send``); may a command want it there (``command``); has its
-own group a slot for it (``home``); may another group bring it (``guest``)."""
+Act = Literal["run", "send", "command"]
+"""What is asked: may it take a free slot (``run``); may what was decided be carried out, a drain, a job or a second
+ticket of a start (``send``); may a command want it there (``command``)."""
 Subject = Literal["group", "seat", "pair", "holder"]
 Kind = Literal["stop", "wait", "prefer"]
 
@@ -59,6 +59,8 @@ class Row:
     """Wall: when such a command is worth repeating."""
     drives_out: bool = False
     """Seats that serve there have to leave."""
+    turn: bool = False
+    """Whether the seat asks, whose turn it is, or when a switch may begin: what is decided need not ask it again."""
 
     @property
     def kind(self) -> Kind:
@@ -189,7 +191,7 @@ def BROKEN(ask: Ask) -> Stage | None:
 
 @row(130, "refused", "seat", "pod owner", code="refused")
 def REFUSED(ask: Ask) -> Stage | None:
-    """Its container can never run on its group, or three starts in a row were not healthy in time."""
+    """Its container can never run on its group."""
     text = ask.seat.refused()
     return Stage("refused", text) if text else None
 
@@ -215,7 +217,7 @@ def IMMOVABLE(ask: Ask) -> Stage | None:
     why = next((f"GPU {gpu.index} is faulty: {fault}" for gpu in group.gpus if (fault := gpu.fault(node.faulty))), "")
     if not why and any(peer.name == group.name for peer in node.groups[seat.group.name].peers):
         lacks = seat.state not in AT_HOME and group.name in seat.durable.closed
-        why = ways.why_immovable(node, seat) or "its container was made without a GPU of it; a new pod has it" * lacks
+        why = moves.why_immovable(node, seat) or "its container was made without a GPU of it; a new pod has it" * lacks
     elif not why and len(group.gpus) != len(seat.home.gpus):
         why = f"GPUs: it has {len(group.gpus)}, the seat needs {len(seat.home.gpus)}"
     elif not why:
@@ -240,22 +242,6 @@ def PINNED(ask: Ask) -> Stage | None:
 # --- 2xx: what the node does not know, and whether the seat asks ------------------------------------------------------
 
 
-@row(210, "lost-ticket", "group", "-", f"{START_DEADLINE_SECONDS:.0f} s at most")
-def LOST_TICKET(ask: Ask) -> Stage | None:
-    """A container may come by a ticket that nothing remembers. Data: ``seat``."""
-    for name in ask.node.unaccounted:
-        seat = ask.node.seats[name]
-        inside = seat.pod is not None and seat.pod.restarts_inside
-        places = (seat.home, *(ask.node.groups[seat.home.name].peers if inside else ()))
-        if any(gpu in ask.group.gpus for place in places for gpu in place.gpus):
-            text = (
-                f"the ledger was lost, and the container of {seat.name} may be on its way to group "
-                f"{seat.home.name}; it is waited for, {START_DEADLINE_SECONDS:.0f} s at most"
-            )
-            return Stage("lost-ticket", text, {"seat": name})
-    return None
-
-
 @row(220, "unlocated-seat", "group", "pod owner", "the driver's answer")
 def UNLOCATED(ask: Ask) -> Stage | None:
     """Nothing tells on which GPU of its pool a seat is. Data: ``seat``."""
@@ -266,8 +252,26 @@ def UNLOCATED(ask: Ask) -> Stage | None:
                 f"neither the ledger nor the driver tells on which GPU of its pool {seat.name} is; "
                 f"the driver is asked again; if it stays silent, delete the pod {seat.pod.pod if seat.pod else ''}"
             )
+            if seat.state is S.LOST:
+                text = f"of {seat.name}, {seat.reason}, once none of its processes is left or comes"
             return Stage("unlocated-seat", text, {"seat": seat.id})
     return None
+
+
+@row(225, "failed", "seat", "operator", "its pause, then a request")
+def FAILED(ask: Ask) -> Stage | None:
+    """Its engine has ended twice in a row or more without having served: it is in its pause, or no request asks for it.
+    Data: ``failures``, ``code``, ``why``, ``line``, ``since``, ``until`` (unix)."""
+    seat, failed = ask.seat, ask.seat.durable.failed
+    if not failed.failing or seat.state not in (S.WAITING, S.BACKOFF):
+        return None
+    if seat.state is S.WAITING and view.may_start(ask.node, seat, view.demand(ask.node, seat), ask.now):
+        return None
+    left = failed.until - float(ask.now.unix)
+    time = Clock(deadline=ask.now.wall + left) if failed.pausing(float(ask.now.unix)) else NO_CLOCK
+    data: dict[str, Any] = {"failures": failed.count}
+    data |= {one: getattr(failed, one) for one in ("code", "why", "line", "since", "until")}
+    return Stage("failed", f"{failed.text(seat.name)}; a request may start it again", data, time)
 
 
 @row(230, "container", "seat", "-", "kubelet's call")
@@ -275,21 +279,24 @@ def CONTAINER(ask: Ask) -> Stage | None:
     """Its container ends and starts again."""
     seat = ask.seat
     if seat.state is S.BACKOFF:
-        return Stage("container", f"kubelet starts its container again: {seat.reason}")
+        return Stage("container", f"its container starts again: {seat.reason}")
     if seat.state is S.PARKED and seat.starts_cold:
         return Stage("container", f"its container ends and is started again: {seat.starts_cold}")
     return None
 
 
-@row(240, "start-gate", "seat", "-", "kubelet's call, a request, startWithin")
+@row(240, "start-gate", "seat", "-", "kubelet's call, a request, startWithin", turn=True)
 def START_GATE(ask: Ask) -> Stage | None:
     """Kubelet has not called the start gate for it, or no request asks for it: it was parked, or warm-up is off."""
     node, seat = ask.node, ask.seat
     if seat.state is not S.WAITING or view.wanted(node, seat, ask.now):
         return None
     if seat.gate.called is None:
-        return Stage("start-gate", "kubelet has not called the start gate for it yet", {"called": False})
-    return Stage("start-gate", f"a request starts it, or kyb activate{_goes_first(ask)}")
+        return Stage("start-gate", "its container has not come to the start gate yet", {"called": False})
+    failed, pauses = seat.durable.failed, ""
+    if failed.gave_way and failed.unasked(float(ask.now.unix)):
+        pauses = f"; {failed.gave_way} of its starts gave way to requests for others, and it pauses"
+    return Stage("start-gate", f"a request starts it, or kyb activate{pauses}{_goes_first(ask)}")
 
 
 def _goes_first(ask: Ask) -> str:
@@ -299,7 +306,7 @@ def _goes_first(ask: Ask) -> str:
     return f"; {ask.node.setup.start_within_seconds:.0f} s after its first call it goes before requests"
 
 
-@row(250, "idle", "seat", "callers", "a request")
+@row(250, "idle", "seat", "callers", "a request", turn=True)
 def IDLE(ask: Ask) -> Stage | None:
     """It is parked, no request asks for it, and the policy does not fetch it ahead of requests."""
     named = ask.node.groups[ask.group.name].picked == ask.seat.id
@@ -311,7 +318,7 @@ def IDLE(ask: Ask) -> Stage | None:
 # --- 3xx: what passes by itself ---------------------------------------------------------------------------------------
 
 
-@row(260, "routers", "group", "administrator", "the bus, and 3 s", code="not-ready", retry=3.0)
+@row(260, "routers", "group", "administrator", "the bus, and 3 s", code="not-ready", retry=3.0, turn=True)
 def ROUTERS(ask: Ask) -> Stage | None:
     """The bus is away; where a seat has to leave: not every router has published its presence. Data: ``bus``."""
     node = ask.node
@@ -323,19 +330,19 @@ def ROUTERS(ask: Ask) -> Stage | None:
     return Stage("routers", f"nothing is evicted: {text}", {"bus": node.bus_up})
 
 
-@row(270, "backoff", "group", "operator", "30 s at most")
+@row(270, "backoff", "group", "operator", "30 s at most", turn=True)
 def PAUSE(ask: Ask) -> Stage | None:
     """The last switch of the group failed. Data: ``of``, ``name``, ``seconds``, ``until`` (unix), ``failures``."""
     backoff, name = ask.node.groups[ask.group.name].backoff, ask.group.name
     if not backoff.active(ask.now):
         return None
-    return phases.backs_off("group", name, backoff, f"group {name} pauses after a failed switch", ask.now)
+    return phases.backs_off("group", name, backoff, f"group {name} pauses: {backoff.reason}", ask.now)
 
 
-@row(280, "barrier", "group", "policy", "the claim ends")
+@row(280, "barrier", "group", "policy", "the claim ends", turn=True)
 def BARRIER(ask: Ask) -> Stage | None:
     """Its GPUs are cleared for a seat of another group that goes first. Data: ``group``, ``seat``."""
-    claimant = view.claimed_for(ask.node, ask.group, ask.now) if ask.node.claims else None
+    claimant = claimed_for(ask.node, ask.group, ask.now) if ask.node.claims else None
     if claimant is None:
         return None
     seat = ask.node.seats[claimant]
@@ -344,7 +351,7 @@ def BARRIER(ask: Ask) -> Stage | None:
     return Stage("barrier", text, {"group": larger, "seat": claimant})
 
 
-@row(290, "switch", "group", "-", "the switch ends", code="busy", retry=2.0)
+@row(290, "switch", "group", "-", "the switch ends", code="busy", retry=2.0, turn=True)
 def SWITCH(ask: Ask) -> Stage | None:
     """The group is in a switch (the stage is that of the switch), one of another group with its job sent holds its
     GPUs, or one clears GPUs for the seat."""
@@ -364,12 +371,23 @@ def _switch(ask: Ask) -> GroupSwitch | None:
 
 @row(300, "backoff", "seat", "operator", "300 s at most")
 def RESTS(ask: Ask) -> Stage | None:
-    """Its activation failed, and another seat of the group serves or is asked for."""
-    node, seat = ask.node, ask.seat
-    if not seat.yields_group(ask.now) or any(seat is one for one in view.candidates(node, ask.group, ask.now)):
+    """Its activation or its start failed, and another seat of the group serves or is asked for."""
+    node, seat, now = ask.node, ask.seat, ask.now
+    if not seat.yields_group(now):
         return None
-    backoff = seat.backoff.activation
-    return phases.backs_off("seat", seat.id, backoff, f"{seat.name} {backoff.reason}", ask.now)
+    others = (one for one in view.seats_for(node, ask.group) if one is not seat)
+    if not any(_is_asked(node, one, ask.group, now) for one in others if not one.yields_group(now)):
+        return None
+    backoff = seat.rest(now)
+    return phases.backs_off("seat", seat.id, backoff, f"{seat.name} {backoff.reason}", now)
+
+
+def _is_asked(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> bool:
+    """True for a seat that serves requests, or could come for those that wait for it."""
+    if seat.state in (S.PARKED, S.WAITING):
+        return view.wanted(node, seat, now) and unready(node, seat, group, now) is None
+    found = view.demand(node, seat)
+    return bool(found.waiting or found.in_flight)
 
 
 @row(310, "backoff", "pair", "operator", "600 s at most")
@@ -385,28 +403,29 @@ def STAYS(ask: Ask) -> Stage | None:
 @row(320, "moving", "pair", "operator", "the operation or the switch ends")
 def MOVING(ask: Ask) -> Stage | None:
     """An operator moves it elsewhere, or a switch of another group brings it."""
-    text = view.brought_elsewhere(ask.node, ask.seat, ask.group)
+    text = moves.brought_elsewhere(ask.node, ask.seat, ask.group)
     return Stage("moving", text) if text else None
 
 
-@row(330, "vram-evidence", "holder", "administrator", "evidence")
+@row(330, "vram-evidence", "holder", "administrator", "evidence", turn=True)
 def UNPROVEN(ask: Ask) -> Stage | None:
-    """A deleted or lost holder: its processes are not proven gone. Data: ``seat``, ``processes_gone``."""
+    """A deleted or lost holder: its processes are not proven gone, or its ticket is open. Data: ``seat``,
+    ``processes_gone``."""
     holder = ask.seat if ask.seat.state in (S.RELEASING, S.LOST) else ask.stuck.get(330)
     return None if holder is None else phases.unproven(ask.node, holder, ask.now)
 
 
-@row(340, "starting", "holder", "-", f"health, {START_DEADLINE_SECONDS:.0f} s without a process, or its time")
+@row(340, "starting", "holder", "-", "health, the end of its ticket, or its time", turn=True)
 def STARTING(ask: Ask) -> Stage | None:
     """The engine of a holder starts (stage ``rehearsing``: is parked and activated once). Data: ``seat``."""
     if ask.seat.state is not S.STARTING:
         holder = ask.stuck.get(340)
         return None if holder is None else phases.starts(ask.node, holder, ask.now)
-    no_ticket = first(obstacles(ask.node, ask.seat, ask.group, ask.now, act="ticket"))
+    no_ticket = first(obstacles(ask.node, ask.seat, ask.group, ask.now, act="send"))
     return phases.starts(ask.node, ask.seat, ask.now, no_ticket.text if no_ticket is not None else "")
 
 
-@row(350, "backoff", "holder", "-", "60 s at most")
+@row(350, "backoff", "holder", "-", "60 s at most", turn=True)
 def UNPARKED(ask: Ask) -> Stage | None:
     """The park of a holder failed, and another holder can leave, or it is in the way of a larger group."""
     if (holder := ask.stuck.get(350)) is None:
@@ -415,7 +434,7 @@ def UNPARKED(ask: Ask) -> Stage | None:
     return phases.backs_off("park", holder.id, holder.backoff.park, text, ask.now)
 
 
-@row(355, "start-gate", "seat", "-", "kubelet's next call")
+@row(355, "start-gate", "seat", "-", "kubelet's next call", turn=True)
 def NO_CALL(ask: Ask) -> Stage | None:
     """No start waits at the gate at this moment, or none that can be on this group."""
     if ask.seat.state is not S.WAITING or ask.seat.calls(ask.now, ask.group):
@@ -423,12 +442,12 @@ def NO_CALL(ask: Ask) -> Stage | None:
     if ask.seat.calls(ask.now):
         call = ask.seat.gate.call
         closed = call is not None and ask.group.name in call.closed
-        why = "a GPU of it is gone, or not in its container" if closed else "kubelet has chosen"
+        why = "a GPU of it is gone, or not in its container" if closed else "its container has other GPUs"
         return Stage("start-gate", f"the start that waits cannot be on group {ask.group.name}: {why}")
-    return Stage("start-gate", "kubelet calls the start gate again in a moment")
+    return Stage("start-gate", "its container comes to the start gate again in a moment")
 
 
-@row(360, "policy", "pair", "policy", "its next decision")
+@row(360, "policy", "pair", "policy", "its next decision", turn=True)
 def POLICY(ask: Ask) -> Stage | None:
     """The policy's last decision does not name this seat (stage ``minimum-active-time``: a holder has not been active
     for long enough; data ``seats``, ``seconds``)."""
@@ -442,7 +461,7 @@ def POLICY(ask: Ask) -> Stage | None:
     return Stage("minimum-active-time", state.why, {"seats": holders, "seconds": left})
 
 
-@row(370, "room", "pair", "policy", "a holder leaves")
+@row(370, "room", "pair", "policy", "a holder leaves", turn=True)
 def ROOM(ask: Ask) -> Stage | None:
     """Slots, GPUs or VRAM do not suffice beside the seats that hold them or were promised them."""
     if ask.fits:
@@ -475,8 +494,8 @@ def FAULTY(ask: Ask) -> Stage | None:
 
 @row(410, "backoff", "seat", "operator", "300 s at most")
 def RETRIED(ask: Ask) -> Stage | None:
-    """Its activation failed, and it is alone: it is tried after each pause of its group."""
-    seat, backoff = ask.seat, ask.seat.backoff.activation
+    """Its activation or its start failed, and it is alone: it is tried after each pause of its group."""
+    seat, backoff = ask.seat, ask.seat.rest(ask.now)
     if not seat.yields_group(ask.now) or RESTS.holds(ask):
         return None
     data = {"of": "seat", "name": seat.id, "failures": backoff.count}
@@ -494,14 +513,9 @@ def counted(act: Act | None) -> tuple[Row, ...]:
     switches need."""
     if act in ("run", "command"):
         return tuple(one for one in ROWS if act == "run" or one.nr < 230)
-    if act == "send":  # the decision is made; facts may still forbid it
-        return tuple(one for one in ROWS if not 250 <= one.nr <= 360)
-    if act == "ticket":
-        return (*_stops_of_group(), REFUSED, LOST_TICKET, UNLOCATED, ROOM)
-    if act == "guest":
-        return IMMOVABLE, CONTAINER, STAYS, MOVING
-    group = tuple(one for one in ROWS if one.subject == "group" and one.kind != "prefer" and one is not ROUTERS)
-    return group if act is None else (*group, ROOM)
+    if act == "send":
+        return tuple(one for one in ROWS if one is ROOM or not one.turn)
+    return tuple(one for one in ROWS if one.subject == "group" and one.kind != "prefer" and one is not ROUTERS)
 
 
 # --- the lists --------------------------------------------------------------------------------------------------------
@@ -517,6 +531,19 @@ def obstacles(
 ) -> Iterator[Obstacle]:
     """Why a seat does not run on a group now, in order. ``without``: a victim that counts as gone."""
     return _of(counted(act), Ask(node, group, now, seat, without, act))
+
+
+def unready(
+    node: NodeState, seat: ManagedSeat, group: Group, now: Now, *, without: ManagedSeat | None = None
+) -> Obstacle | None:
+    """What keeps a seat from a group although a holder would leave for it, whosever turn it is; None: it is ready."""
+    rows = (one for one in counted("send") if one is not ROOM)
+    return first(_of(rows, Ask(node, group, now, seat, without, "send")))
+
+
+def home_obstacles(node: NodeState, seat: ManagedSeat, now: Now) -> Iterator[Obstacle]:
+    """Why the group that a seat is on has no slot for it now."""
+    return _of((*counted(None), ROOM), Ask(node, seat.group, now, seat))
 
 
 def leaving(node: NodeState, holder: ManagedSeat, now: Now) -> Iterator[Obstacle]:
@@ -544,8 +571,8 @@ def _of(rows: Iterable[Row], ask: Ask) -> Iterator[Obstacle]:
 def refusal(node: NodeState, seat: ManagedSeat, now: Now, rows: Collection[Row] = ()) -> Obstacle | None:
     """The stop that refuses a command that wants a seat active: that of its group, if each group to which it may go has
     one. ``rows``: only these."""
-    groups = [seat.group, *(node.groups[seat.group.name].peers if not ways.why_immovable(node, seat) else ())]
-    if (to := node.moves.get(seat.id)) is not None:
+    groups = [seat.group, *(node.groups[seat.group.name].peers if not moves.why_immovable(node, seat) else ())]
+    if to := node.ordered_to(seat):
         groups = [node.groups[to].group]
     lists = (obstacles(node, seat, group, now, act="command") for group in groups)
     found = [
@@ -577,6 +604,33 @@ def seat_refused(node: NodeState, name: str) -> CommandReply | None:
     return None
 
 
+# --- whose turn it is among groups -----------------------------------------------------------------------------------
+
+
+def turn(node: NodeState, group: Group, now: Now) -> tuple[float, float, str]:
+    """Whose turn it is among groups, lowest first: that of its seat that goes first; last without one that is ready."""
+    seen = [
+        view.seat_view(node, seat, now) for seat in view.seats_for(node, group) if seat.state in (S.PARKED, S.WAITING)
+    ]
+    turns = sorted(one.turn for one in seen if one.wait_seconds is not None)
+    return next((one for one in turns if unready(node, node.seats[one[2]], group, now) is None), _NO_TURN)
+
+
+def claimed_for(node: NodeState, group: Group, now: Now) -> str | None:
+    """The seat of another group for which GPUs of this one are being cleared, unless this group goes before it.
+
+    The group whose seat has waited longer goes first. Otherwise claims of small groups that follow each other, here and
+    there, would leave no moment for a group that needs all of their GPUs, and the other way round.
+    """
+    names = [other.name for other in node.groups[group.name].neighbours if other.name in node.claims]
+    if not names:
+        return None
+    own = turn(node, group, now)
+    own = own if group.name in node.claims else (*own[:2], _LAST_NAME)  # equals wait for a claim; two claims never do
+    claims = [node.seats[node.claims[name].seat] for name in names]
+    return next((seat.id for seat in claims if view.seat_view(node, seat, now).turn <= own), None)
+
+
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
@@ -588,8 +642,8 @@ def waits(node: NodeState, seat: ManagedSeat, now: Now) -> Iterator[Obstacle]:
     """What an owned seat that does not serve waits for. Stops of its group are left out where it may go to another
     group that has none."""
     if seat.state not in (S.PARKED, S.WAITING):
-        return _of((_OWN.get(seat.state, SWITCH),), Ask(node, seat.group, now, seat))
-    group = node.groups[node.moves.get(seat.id, seat.group.name)].group
+        return _of((FAILED, _OWN.get(seat.state, SWITCH)), Ask(node, seat.group, now, seat))
+    group = node.groups[node.ordered_to(seat) or seat.group.name].group
     stopped = refusal(node, seat, now) is not None
     return (one for one in obstacles(node, seat, group, now) if stopped or one.row.kind != "stop")
 
@@ -626,81 +680,8 @@ def blocked(node: NodeState, seat: ManagedSeat, now: Now) -> str:
     nothing prevents it. What is on the GPUs of a seat that serves does not stop it."""
     stops, serves = _stops_of_group(), seat.state in (S.ACTIVE, S.DRAINING)
     there = [one for one in stops if one.drives_out or not serves]
-    rows = (*there, REFUSED) if serves else (*there, REFUSED, LOST_TICKET, UNLOCATED, RESTS)
+    rows = (*there, REFUSED) if serves else (*there, REFUSED, UNLOCATED, RESTS)
     for one in _of(rows, Ask(node, seat.group, now, seat)):
         if one.row not in there or refusal(node, seat, now, stops) is not None:
-            return seat.backoff.activation.reason if one.row is RESTS else one.text
+            return seat.rest(now).reason if one.row is RESTS else one.text
     return ""
-
-
-# --- the policy's view of a pool --------------------------------------------------------------------------------------
-
-
-def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
-    """The policy's view of a group, with its peers and those of their seats that are wanted and may be activated, or
-    started, on it."""
-    seen, peers = view.group_view(node, group, now), node.groups[group.name].peers
-    if not peers:
-        return seen
-    found, parked = list[SeatView](), {peer.name: list[SeatView]() for peer in peers}
-    for seat in node.seats.values():
-        if seat.state not in (S.PARKED, S.WAITING) or seat.group.name not in parked:
-            continue
-        if (guest := node.moved_views.get(seat.id)) is None:
-            guest = view.seat_view(node, seat, now, on=group)
-            if guest.wait_seconds is not None:
-                guest = replace(guest, home_busy=_home_busy(node, seat, now))
-            if guest.loses_copy:
-                guest = replace(guest, others_rate=view.others_rate(node, seat, now))
-            node.moved_views[seat.id] = guest
-        if seat.state is S.PARKED and not guest.loses_copy:
-            parked[seat.group.name].append(guest)
-        asks = guest.wait_seconds is not None and seat.id not in node.moves
-        if asks and first(obstacles(node, seat, group, now, act="guest")) is None:
-            found.append(guest)
-    shown = tuple(_peer(node, peer, parked[peer.name], now) for peer in peers)
-    return replace(seen, elsewhere=tuple(found), peers=shown, move_seconds=_leaves_for(node, seen))
-
-
-def _leaves_for(node: NodeState, seen: GroupView) -> float:
-    """What the parked seat of a group that moves most cheaply pays for it."""
-    parked = [node.seats[seat.seat] for seat in seen.seats if seat.state is S.PARKED]
-    return min((view.move_seconds(node, seat) for seat in parked), default=node.move_seconds)
-
-
-def _peer(node: NodeState, peer: Group, parked: list[SeatView], now: Now) -> PeerView:
-    """Another group of the pool, with its parked seats. (1) A park that makes room for no seat. (2) Something keeps
-    every seat from it. (3) It has room for each of its seats. (4) An idle holder could leave."""
-    asked, switch = sum(map(rate, parked)), node.switches.get(peer.name)
-    if switch is not None:
-        victim = node.seats.get(switch.victim or "") if switch.beneficiary is None else None
-        seconds = None if victim is None else victim.durable.costs.park_seconds
-        return PeerView(peer.name, asked, victim is not None, seconds)  # (1)
-    if first(of_group(node, peer, now)) is not None or view.overlapping(node, peer):
-        return PeerView(peer.name, asked, free=False, frees_in=None)  # (2)
-    held, memory = view.holders(node, peer), view.free_bytes(node, peer)
-    largest = max((seat.vram_bytes for seat in parked), default=0)
-    if len(held) < peer.slots and (memory is None or largest <= memory):
-        return PeerView(peer.name, asked, free=True, frees_in=0.0)  # (3)
-    active = (seat for seat in held if seat.state is S.ACTIVE and not (seat.pinned or seat.backoff.park.active(now)))
-    idle = []
-    for seat in active:
-        if not ((load := view.demand(node, seat)).waiting or load.in_flight):
-            learned = node.learning.of(seat.id, seat.terms.model)
-            idle.append((0.0 if learned is None else learned.arrivals.at(float(now.model)), seat.id, seat))
-    if not idle:
-        return PeerView(peer.name, asked, free=False, frees_in=None)
-    own, _, seat = min(idle)  # (4)
-    lost = own / (own + asked) * seat.activate_seconds if own > 0 else 0.0
-    return PeerView(peer.name, asked, False, seat.durable.costs.park_seconds, lost)
-
-
-def _home_busy(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
-    """True when the group that a parked seat is on has no slot for it now. GPUs that are no group of this configuration
-    any more have none; a switch of which only the last report is on its way keeps none."""
-    switch = node.switches.get(seat.group.name)
-    victim = node.seats.get(switch.victim or "") if switch is not None and switch.incoming is None else None
-    over = victim is not None and victim.state is S.PARKED
-    found = obstacles(node, seat, seat.group, now, act="home")
-    elsewhere = seat.state is S.WAITING and seat.calls(now) and not seat.calls(now, seat.group)
-    return elsewhere or not seat.group.seat_ids or any(not (over and one.row is SWITCH) for one in found)

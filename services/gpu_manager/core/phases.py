@@ -9,11 +9,12 @@ from typing import Any
 from kybernate import deadlines
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
+from services.gpu_manager.core import starts as permission
 from services.gpu_manager.core import view
 from services.gpu_manager.core.demand import PHASES
 from services.gpu_manager.core.group_switch import CUT_GRACE_SECONDS, GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import Now, WallTime
-from services.gpu_manager.core.managed_seat import START_DEADLINE_SECONDS, Backoff, ManagedSeat
+from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
 from services.gpu_manager.core.stage import Clock, Stage
 from services.gpu_manager.core.state import NodeState, Rider
 
@@ -34,8 +35,8 @@ def clock(node: NodeState, seat: ManagedSeat, now: Now) -> Clock:
 
 
 _ENDLESS = {
-    S.RELEASING: "kubelet ends its container",
-    S.BACKOFF: "kubelet starts its container again",
+    S.RELEASING: "its container ends",
+    S.BACKOFF: "its container starts again",
     S.DRAINING: "its switch is not known",
     S.PARKING: "its job is not known",
 }
@@ -48,8 +49,8 @@ def _end(node: NodeState, seat: ManagedSeat, now: Now) -> tuple[WallTime | None,
     if switch is not None and seat.state in (S.DRAINING, S.PARKING):
         return _leaves(node, seat, switch, now)
     match seat.state:
-        case S.STARTING if not seat.facts.alive:
-            return entered + START_DEADLINE_SECONDS, "given up"
+        case S.STARTING | S.RELEASING if seat.facts.waits and not seat.facts.alive:
+            return seat.gate.expires, "given up"
         case S.STARTING if seat.rehearses and seat.rehearsal is not None:
             both = 2 * seat.half_seconds(0.0, now.pace) + deadlines.verify(0.0, now.pace)
             return seat.rehearsal.begun + both, "given up"
@@ -93,7 +94,8 @@ def going_on(node: NodeState, group: Group, now: Now) -> list[dict[str, Any]]:
     for seat in seats:
         answered, load = max(seat.usage.answered, seat.entered_wall), view.demand(node, seat)
         if seat.state in PHASES:
-            time, what = clock(node, seat, now), f"{seat.state} {seat.model}"
+            said = f" ({seat.answered})" if seat.state is S.STARTING and seat.answered else ""
+            time, what = clock(node, seat, now), f"{seat.state} {seat.model}{said}"
         elif waiting and seat.state is S.ACTIVE and load.in_flight and now.wall > answered + LONG_ANSWER_SECONDS:
             learned = node.learning.of(seat.id, seat.model)
             usual = learned.service.value / now.pace if learned is not None and learned.service.count else 0.0
@@ -141,7 +143,7 @@ def _drains(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
     left = node.setup.drain_seconds / now.pace  # its time begins when it is announced
     if time.deadline is not None:
         left = max(0.0, time.deadline - now.wall)
-    routers = node.routers.busy(victim.id, switch.epoch, frozen=drain.how == "freeze")
+    routers = node.routers.busy(victim.id, switch.epoch, now)
     waits: list[str] = []
     if switch.phase is SwitchPhase.CUTTING:
         waits.append("its streams are being cut; the engine notices")
@@ -151,8 +153,10 @@ def _drains(node: NodeState, switch: GroupSwitch, now: Now) -> Stage:
         waits.append("the roster does not say yet that it drains")
     elif now.wall < node.routers.permitted_until:
         waits.append("a router without NATS may forward by an answer over HTTP")
+    silent = node.routers.silent(now)
     for name, in_flight in routers.items():
-        waits.append(f"router {name} " + ("has not answered" if in_flight is None else f"has {in_flight} in flight"))
+        unheard = "acknowledges nothing, so it is not listed; its lease ends" if name in silent else "has not answered"
+        waits.append(f"router {name} {unheard if in_flight is None else f'has {in_flight} in flight'}")
     endpoint = victim.pod.endpoint if victim.pod is not None else None
     asked = not waits
     if asked:
@@ -167,15 +171,18 @@ def unproven(node: NodeState, seat: ManagedSeat, now: Now) -> Stage:
     what = "its pod is deleted"
     if seat.state is not S.RELEASING:
         what = f"its processes are being killed{f' ({seat.reason})' if seat.reason else ''}"
-    text = f"{seat.name}: {what}; group {seat.group.name} is held until the checkpointer finds none of its processes"
-    data = {"seat": seat.id, "processes_gone": not seat.facts.alive}
+    by_ticket = seat.facts.waits and not seat.facts.alive
+    ends = permission.awaited(seat) if by_ticket else "the checkpointer finds none of its processes"
+    text = f"{seat.name}: {what}; group {seat.group.name} is held until {ends}"
+    data = {"seat": seat.id, "processes_gone": not (seat.facts.alive or seat.facts.waits)}
     return Stage("vram-evidence", text, data, clock(node, seat, now))
 
 
 def starts(node: NodeState, seat: ManagedSeat, now: Now, no_ticket: str = "") -> Stage:
     """A start. ``no_ticket``: why a new call of it would get none."""
     at = f" at {seat.pod.endpoint}" if seat.pod is not None and seat.pod.endpoint else ""
-    stage, what = "starting", f"its engine loads and is not healthy yet{at}"
+    said = f": {seat.answered}" if seat.answered else ""
+    stage, what = "starting", f"its engine loads and is not healthy yet{at}{said}"
     if not seat.facts.alive:
         what = "no process came yet" + (f"; it gets no other ticket: {no_ticket}" if no_ticket else "")
     elif seat.rehearses:

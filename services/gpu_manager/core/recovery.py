@@ -1,30 +1,25 @@
 """What a manager takes for true after its start: the ledger remembers, evidence decides. Pure.
 
 Each fact of a seat is what the youngest evidence shows, and its state follows (``facts.py``). A live process without
-park evidence holds its group, also when the ledger is lost; when more seats hold a group than may, all of them are
-quarantined and nothing is granted there. An unfinished job of the checkpointer is a switch again, whose status is taken
-in as on every day. A drain that was under way is over: no router was asked to go on with it, so the seat serves.
+park evidence holds its group, also when the ledger is lost; when more seats hold a group than may, those that were not
+granted it are ended, or where that does not tell, all are quarantined and nothing is granted there. An unfinished job
+of the checkpointer is a switch again, whose status is taken in as on every day. A drain that was under way is over: no
+router was asked to go on with it, so the seat serves.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from kybernate.messages import EVENT_OF_STATE, AskJobs, JobReply, JobStatus, KillJob, ReleaseJob, SeatProgress
 from kybernate.seat import COMING, SeatState, container_of
 from kybernate.topology import Group
-from services.gpu_manager.core import switch, view
-from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Ticket
+from services.gpu_manager.core import starts, switch, view
+from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Residence, Ticket, changed
 from services.gpu_manager.core.group_switch import Drain, GroupSwitch, JobExchange, SwitchPhase, SwitchTimes
-from services.gpu_manager.core.inputs import Now, Recovered, RecoveryBegun, SeatTicket, WallTime
-from services.gpu_manager.core.managed_seat import (
-    PARKED_NOWHERE,
-    REHEARSAL,
-    START_DEADLINE_SECONDS,
-    ManagedSeat,
-    Rehearsal,
-)
+from services.gpu_manager.core.inputs import Now, Recovered, RecoveryBegun, SeatTicket
+from services.gpu_manager.core.managed_seat import AT_HOME, PARKED_NOWHERE, REHEARSAL, ManagedSeat, Rehearsal
 from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeState, Rider
@@ -37,6 +32,9 @@ S = SeatState
 
 _GOING = "its pod is being deleted"
 _INHERITED = "its container may start by an open ticket beside seats that leave it no room"
+FORGOTTEN = (
+    "the ledger was lost, and its seat folder has no ticket: its engine is ended, also one on its way, and starts cold"
+)
 _CONDEMNED = "the driver reports it as parked while it is killed"
 
 
@@ -49,11 +47,19 @@ class Evidence:
     """What the ledger remembers of it; None: nothing."""
     seen: SeatProgress | None
     """What the checkpointer has of its processes; None: it did not answer, so they count as alive."""
+    permitted: bool = False
+    """Its last ticket is not over: where kyb-run lives, that no process does now proves nothing about a start."""
+    folder_lost: bool = False
+    """Its folder, and the ledger or its last record."""
 
     @property
     def driver(self) -> str:
         """The checkpointer's word; empty: none."""
-        return self.seen.outcome if self.seen is not None else ""
+        if self.seen is None:
+            return ""
+        begins = self.fresh or self.state in (S.STARTING, S.RELEASING, S.QUARANTINED)
+        early = self.seen.outcome == "gone" and self.seen.keeper and self.permitted and begins
+        return "" if early else self.seen.outcome
 
     @cached_property
     def fresh(self) -> bool:
@@ -71,12 +77,24 @@ class Evidence:
         """The ledger has a ticket and no process of it; the seat may be quarantined or deleted since."""
         return self.entry is not None and self.entry.lease and not self.entry.seen_running
 
+    @property
+    def forgotten(self) -> bool:
+        """Nothing tells what let its engine in, or whether a container is on its way. The record before the last one
+        tells of an engine that lives in the same container: what had ended would be in it."""
+        known = self.entry is not None and self.entry.seen_running and not self.fresh
+        return self.folder_lost and not (known and self.driver in (*switch.ON_GPUS, "parked"))
+
+    @property
+    def condemned(self) -> bool:
+        """It was forgotten, now or before the last restart: it is ended, as is what still comes."""
+        return self.forgotten or (self.state is S.LOST and self.unused)
+
     @cached_property
     def ticket(self) -> Ticket:
         """One that was not used: a container that the pods show beside it has ended before, but for one that the ledger
         does not know. A start that was under way keeps its ticket."""
         goes, runs = self.pod.deleting, self.pod.running
-        waits = self.unused and not self.fresh and (goes or not runs or self.state is not S.RELEASING)
+        waits = self.unused and not self.fresh
         if self.entry is None or not (waits or (self.state is S.STARTING and not (goes or runs))):
             return Ticket.NONE
         return Ticket.FORMER if self.entry.inherited else Ticket.OPEN
@@ -93,20 +111,23 @@ class Evidence:
         return shown and self.driver != "gone"
 
     @property
-    def parked(self) -> bool:
+    def residence(self) -> Residence:
         """As the driver has it, but not what is being killed, since a part of its memory stays in use. Where the driver
         is silent about a pod that leaves, as the ledger has it."""
-        if self.driver == "parked":
-            return self.alive and (self.state is not S.LOST or self.fresh)
         remembers = self.pod.deleting and not self.fresh and self.driver not in switch.ON_GPUS
-        return remembers and self.entry is not None and not self.entry.lease and self.alive
+        parked = remembers and self.entry is not None and not self.entry.lease
+        if self.driver == "parked":
+            parked = self.state is not S.LOST or self.fresh
+        if not self.alive:
+            return Residence.NOWHERE
+        return Residence.RAM if parked and self.process is Process.RUNS else Residence.VRAM
 
     @cached_property
     def process(self) -> Process:
         """Whether it has one, and serves."""
         if self.alive:
-            starts = self.fresh or self.state is S.STARTING
-            return Process.LOADS if starts and self.driver != "parked" else Process.RUNS
+            begins = self.fresh or self.state is S.STARTING
+            return Process.LOADS if begins and self.driver != "parked" else Process.RUNS
         if self.ticket is not Ticket.NONE or self.pod.deleting:
             return Process.NONE
         ran = self.pod.running or (self.entry is not None and self.entry.durable.container_id)
@@ -116,6 +137,8 @@ class Evidence:
     def promise(self) -> tuple[Promise, str]:
         """To end it or to leave it alone, as the driver says or the ledger remembers, and why. A new container has no
         promise."""
+        if self.condemned:
+            return Promise.ENDS, FORGOTTEN
         heir = self.state is S.QUARANTINED and self.unused
         if heir and (self.ticket is not Ticket.NONE or self.process is Process.LOADS):
             return Promise.HANDS_OFF, _INHERITED
@@ -138,12 +161,13 @@ class Evidence:
             promise, reason = Promise.NONE, _GOING
         elif process is Process.ENDED:
             gone = pod.running and self.driver == "gone"
-            reason = "its processes are gone" if gone else "its container is not running"
+            reason = reason or ("its processes are gone" if gone else "its container is not running")
+        waits = self.forgotten and not self.alive
         return Facts(
             owner=Owner.LEAVING if pod.deleting else Owner.POD,
-            process=process,
-            ticket=self.ticket,
-            parked=self.parked,
+            process=Process.NONE if waits else process,
+            ticket=Ticket.OPEN if waits else self.ticket,
+            residence=self.residence,
             promise=promise,
             unlisted=self.alive and self.driver in (*switch.ON_GPUS, "parked") and not (pod.running or pod.deleting),
         ), reason
@@ -175,8 +199,16 @@ def ask(node: NodeState, begun: RecoveryBegun, now: Now) -> None:
             targets.append(target.model_copy(update={"kept_bytes": kept}))
     gpus = sorted({uuid for group in node.setup.groups for uuid in group.uuids})
     epoch = node.next_epoch(now)
-    question = AskJobs(cause="recovery", node=node.name, epoch=epoch, targets=tuple(targets), gpus=tuple(gpus))
+    ops = tuple(sorted({op for entry in begun.ledger.seats if (op := _op_of(node, entry))}))
+    question = AskJobs(cause="recovery", node=node.name, epoch=epoch, ops=ops, targets=tuple(targets), gpus=tuple(gpus))
     node.effects.append(question)
+
+
+def _op_of(node: NodeState, entry: LedgerEntry) -> str:
+    """The switch that had the seat in a job, as ``switch._begin`` names it; empty: none had."""
+    uuids = {*(entry.on or entry.gpus)} if entry.state in (S.PARKING, *COMING) else None
+    name = next((group.name for group in node.setup.groups if {*group.uuids} == uuids), "")
+    return name and f"{name}-{entry.epoch}"
 
 
 def _present(pod: SeatPod, entry: LedgerEntry | None) -> str:
@@ -254,7 +286,7 @@ def open_tickets(ledger: Ledger, tickets: tuple[SeatTicket, ...]) -> tuple[SeatT
 
     An older one that the ledger has no start for is over: its seat was freed.
     """
-    return tuple(one for one in tickets if one.epoch > ledger.epoch and one.age_seconds <= START_DEADLINE_SECONDS)
+    return tuple(one for one in tickets if one.epoch > ledger.epoch and one.age_seconds <= starts.KUBELET_SECONDS)
 
 
 def evidence_by_seat(reply: JobReply) -> dict[tuple[str, str], SeatProgress]:
@@ -304,10 +336,10 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     """Fill the state; from then on the board decides.
 
     (1) What the ledger remembers, with the tickets that are younger. Without its last record a seat may have moved
-    since. (2) The facts of each owned seat. (3) Tickets that ledger and seat folders have lost. (4) Unfinished jobs, as
-    on every day; of two about one seat the later counts. (5) What follows from the states: residues, and what riders
-    keep. (6) Holds that contradict each other: after (4), since both seats of a switch seem to live while it is under
-    way. (7) What is not as the ledger has it is published once.
+    since. (2) The facts of each owned seat. (3) Unfinished jobs, as on every day; of two about one seat the later
+    counts; and what failed in those that have ended. (4) What follows from the states: residues, and what riders keep.
+    (5) Holds that contradict each other: after (3), since both seats of a switch seem to live while it is under way.
+    (6) What is not as the ledger has it is published once.
     """
     evidence = evidence_by_seat(known.reply)
     tickets = _unused(known, evidence, open_tickets(known.ledger, known.tickets))
@@ -321,62 +353,79 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     entries = {entry.seat: entry.model_copy(update=doubt) for entry in ledger.seats}
     listed = {(pod.seat, pod.uid) for pod in known.owners.pods}
     groups = node.groups
-    started_on = {(t.seat, t.pod_uid): groups[t.group].group for t in known.tickets if t.group in groups}
+    last, folders = {(one.seat, one.pod_uid): one for one in known.tickets}, {one.seat for one in known.tickets}
     for seat, pod, entry in _owned(node, known.owners, entries):  # (2)
         node.own(seat, pod)
-        seat.started_on = started_on.get((seat.id, pod.uid), seat.home)
+        ticket = last.get((seat.id, pod.uid))
+        if ticket is not None and ticket.group in groups:
+            seat.started_on = groups[ticket.group].group
         seat.pod_misses = 2 if pod.deleting and (seat.id, pod.uid) not in listed else 0
-        _recover_seat(node, seat, pod, entry, evidence.get((seat.id, pod.uid)), now)
+        lost = ledger.lost and seat.id not in folders
+        _recover_seat(node, seat, pod, entry, evidence.get((seat.id, pod.uid)), ticket, now, folder_lost=lost)
     for ticket in tickets:
         seat = node.seats[ticket.seat]
-        seat.entered_wall = seat.gate.ticket_given = now.wall + -ticket.age_seconds
+        seat.entered_wall = now.wall + -ticket.age_seconds
         away = seat.group is not seat.home
         seat.durable.way, seat.durable.came_from = ("restart", seat.home.name) if away else ("", "")
-    _wait_for_lost_tickets(node, known, now)  # (3)
-    for status in sorted(known.reply.jobs, key=lambda status: status.epoch):  # (4)
+    for status in sorted(known.reply.jobs, key=lambda status: status.epoch):  # (3)
         if not status.done and not status.op.startswith(REHEARSAL):
             _adopt(node, status, entries, now)
         elif not status.done:
             _starts_on(node, status, now)
-    node.effects.clear()  # (7) publishes what came of it
-    for seat in node.seats.values():  # (5)
+        else:
+            _judge(node, status, entries)
+    node.effects.clear()  # (6) publishes what came of it
+    for seat in node.seats.values():  # (4)
         if seat.state is S.PARKED or seat.state in COMING:
             seat.assume_residue()
         for rider in node.riders[Rider.found]:
             rider.found(node, seat, now, remembered=seat.id in entries)
     serving = {seat.seat for seat in known.reply.seats if seat.outcome == "active" and seat.gpus}
-    _quarantine_conflicts(node, serving)  # (6)
-    _publish(node, entries, now, behind=published > 0)  # (7)
+    behind = ledger.lost or tickets or published
+    _settle_conflicts(node, serving, set() if behind else _granted(node, entries, known.reply))  # (5)
+    _publish(node, entries, now, behind=published > 0)  # (6)
     node.routers.remember((*ledger.routers.items(), *ledger.more_routers), now)
     node.routers.unsettle(now)
     node.recovered = True
 
 
 def _recover_seat(
-    node: NodeState, seat: ManagedSeat, pod: SeatPod, entry: LedgerEntry | None, seen: SeatProgress | None, now: Now
+    node: NodeState,
+    seat: ManagedSeat,
+    pod: SeatPod,
+    entry: LedgerEntry | None,
+    seen: SeatProgress | None,
+    ticket: SeatTicket | None,
+    now: Now,
+    *,
+    folder_lost: bool,
 ) -> None:
-    """One owned seat.
+    """One owned seat. ``ticket``: its pod's last one, as its folder has it. ``folder_lost``: as in ``Evidence``.
 
     (1) Its facts; an answer about another container than the present one tells nothing. (2) Where it is. A container
     starts, and gets its first context, at home; the ledger tells nothing about the place of a younger one, and of one
     that was being moved. (3) What the ledger has learned of it; of the container before nothing about memory.
     """
     asked = _present(pod, entry)
-    evidence = Evidence(pod, entry, seen if seen is not None and seen.container_id == asked else None)
+    end = None if ticket is None else ticket.expires
+    permitted = end is None or end > now.wall
+    seen = seen if seen is not None and seen.container_id == asked else None
+    evidence = Evidence(pod, entry, seen, permitted, folder_lost)
     facts, reason = evidence.facts()  # (1)
-    starts, fresh = not facts.alive or facts.state is S.STARTING, evidence.fresh
+    begins, fresh = not facts.alive or facts.state is S.STARTING, evidence.fresh
     was = None
     if entry is not None and (evidence.unused if fresh else facts.alive or facts.waits):
         seat.group = was = view.group_with_gpus(node, seat, entry.on) or seat.home
     moves = entry is not None and (fresh or entry.state is S.MIGRATING)
-    known = entry is not None and not entry.unlocated and (starts or not moves)
+    known = entry is not None and not entry.unlocated and (begins or not moves)
     if not facts.alive:
         known = not (facts.waits and entry is not None and entry.on and seat.group is seat.home)
     place = view.place(node, seat, evidence.seen if facts.alive else None, known=known)  # (2)
-    if place is None:
+    unlocated = place is None or evidence.condemned
+    if unlocated:
         facts, reason = _unlocated(facts, reason, evidence.seen)
     if entry is not None:  # (3)
-        seat.epoch, seat.durable = entry.epoch, entry.durable.copy()
+        seat.epoch, seat.durable, seat.records = entry.epoch, entry.durable.copy(), dict(entry.riders)
     elif pod.running:
         seat.durable.started = True
         seat.durable.vram_bytes = evidence.seen.vram_bytes if evidence.seen is not None else 0
@@ -384,30 +433,18 @@ def _recover_seat(
         seat.durable.container_id, seat.durable.restarts = pod.container_id or "", pod.restarts
         seat.durable.residue_bytes, seat.durable.measured = 0, False
     conflict = entry is not None and entry.conflict and facts.state in (S.QUARANTINED, S.RELEASING)
-    seat.know(replace(facts, unlocated=place is None, conflict=conflict and place is not None))
+    seat.know(replace(facts, unlocated=unlocated, conflict=conflict and not unlocated))
     seat.reason, seat.group = reason, place or seat.group
+    if seat.state in AT_HOME:
+        seat.group = seat.started_on = seat.home
     if seat.state is S.STARTING:
         seat.started_on = seat.group
     if seat.group is not was:
         seat.durable.way = seat.durable.came_from = ""
-    seat.entered, seat.entered_wall, seat.gate.ticket_given = now.unix, now.wall, now.wall
+    seat.entered, seat.entered_wall = now.unix, now.wall
+    starts.recovered(seat, end, now)
     if seat.state is S.ACTIVE:
         seat.usage.active_since = seat.usage.busy = now.model
-
-
-def _wait_for_lost_tickets(node: NodeState, known: Recovered, now: Now) -> None:
-    """A seat with an owner and without a process may have a ticket that was lost with the ledger and its seat folder.
-    Its own container is waited for as long as a start may take."""
-    latest = now.wall + START_DEADLINE_SECONDS
-    for name, until in known.ledger.unaccounted.items():
-        seat = node.seats.get(name)
-        if seat is not None and not seat.facts.alive and WallTime(until) > now.wall:
-            node.unaccounted[name] = min(WallTime(until), latest)  # an instant of another boot proves nothing
-    remembered = {ticket.seat for ticket in known.tickets}
-    for seat in node.seats.values() if known.ledger.lost else ():
-        held = seat.facts.alive or seat.facts.waits
-        if seat.pod is not None and not held and seat.id not in remembered:
-            node.unaccounted[seat.id] = latest
 
 
 def _unlocated(facts: Facts, reason: str, seen: SeatProgress | None) -> tuple[Facts, str]:
@@ -451,12 +488,23 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
     )
     for seat, progress in parks:
         if _concerns(progress, seat):
-            _promise(seat, Promise.PARKS, **_MOVING, parked=False)
+            _promise(seat, Promise.PARKS, **_MOVING, residence=Residence.VRAM)
             seat.epoch, seat.op, seat.reason, seat.group = status.epoch, status.op, "", group
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
         _comes_to(node, incoming, group, entries.get(incoming.id))
         incoming.epoch, incoming.op = status.epoch, status.op
     switch.on_job_status(node, status, now)
+
+
+def _judge(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry]) -> None:
+    """A job that ended while no manager ran: what its backends did counts, and what its parks left, as in
+    ``switch.on_job_status``."""
+    for progress in (*status.park, *((status.activate,) if status.activate is not None else ())):
+        seat, entry = node.seats.get(progress.seat), entries.get(progress.seat)
+        if seat is not None and entry is not None and _op_of(node, entry) == status.op and _concerns(progress, seat):
+            seat.judge_backend(progress)
+            if progress in status.park and progress.outcome == "parked":
+                seat.learn_park(progress)
 
 
 def _starts_on(node: NodeState, status: JobStatus, now: Now) -> None:
@@ -476,7 +524,7 @@ def _starts_on(node: NodeState, status: JobStatus, now: Now) -> None:
 def _promise(seat: ManagedSeat, promise: Promise, **facts: Any) -> None:
     """What was ordered for the seat; a seat whose pod leaves is only waited for."""
     leaves = seat.facts.owner is Owner.LEAVING
-    seat.know(replace(seat.facts, promise=Promise.NONE if leaves else promise, **facts))
+    seat.know(changed(seat.facts, promise=Promise.NONE if leaves else promise, **facts))
 
 
 _MOVING: dict[str, Any] = {"process": Process.RUNS, "unlocated": False}
@@ -494,20 +542,38 @@ def _comes_to(node: NodeState, seat: ManagedSeat, group: Group, entry: LedgerEnt
         return
     if seat.group.name == group.name and entry is not None and entry.state is S.MIGRATING:
         seat.group = view.group_with_gpus(node, seat, entry.copied) or seat.home
-    _promise(seat, Promise.NONE, **_MOVING, parked=True)
+    _promise(seat, Promise.NONE, **_MOVING, residence=Residence.RAM)
     seat.reason = ""
 
 
-def _quarantine_conflicts(node: NodeState, listed: set[str]) -> None:
-    """More seats on a group than may hold it, or seats of two groups on one GPU: the evidence contradicts itself.
+def _granted(node: NodeState, entries: dict[str, LedgerEntry], reply: JobReply) -> set[str]:
+    """The seats that were let onto their group: the ledger has a granted hold there, or a job brings them."""
+    found = {status.activate.seat for status in reply.jobs if status.activate is not None}
+    for seat in node.seats.values():
+        entry = entries.get(seat.id)
+        if entry is None or not entry.lease or entry.conflict:
+            continue
+        if {*(entry.on or entry.gpus)} <= {*seat.group.uuids}:
+            found.add(seat.id)
+    return found
 
-    ``listed``: seats whose processes the driver lists there. Where those alone are no conflict, they serve on, and only
-    the others are quarantined.
+
+def _settle_conflicts(node: NodeState, listed: set[str], granted: set[str]) -> None:
+    """More seats on a group than may hold it, or seats of two groups on one GPU.
+
+    (1) Those that were ``granted`` it, and are no conflict alone, serve on. (2) Beside them, what nothing let in is
+    ended. (3) Else the evidence contradicts itself. ``listed``: seats whose processes the driver lists there. Where
+    those alone are no conflict, they serve on, and only the others are quarantined.
     """
     for seat in node.seats.values():
         if not seat.lease or seat.facts.unlocated or not view.rivals(node, seat):
             continue
-        if seat.id in listed and not view.rivals(node, seat, among=listed):
+        if seat.id in granted and not view.rivals(node, seat, among=granted):  # (1)
+            seat.learn(conflict=False)
+        elif seat.facts.alive and seat.id not in granted and view.rivals(node, seat, among=granted):  # (2)
+            _promise(seat, Promise.ENDS, conflict=True)
+            seat.reason = view.contested(node, seat, "nothing let it in", "it is ended")
+        elif seat.id in listed and not view.rivals(node, seat, among=listed):  # (3)
             seat.learn(conflict=False)
         else:
             _promise(seat, Promise.HANDS_OFF, conflict=True)
@@ -535,7 +601,7 @@ def _publish(node: NodeState, entries: dict[str, LedgerEntry], now: Now, *, behi
         node.emit(seat, EVENT_OF_STATE[seat.state], now, previous=entry.state if entry else S.FREE)
     for seat in owned:
         kind = KillJob if seat.state is S.LOST else ReleaseJob
-        if seat.state is S.LOST or (seat.state is S.RELEASING and seat.facts.alive):
+        if seat.state in (S.LOST, S.RELEASING) and seat.facts.alive:
             job = kind(cause=seat.default_cause, node=node.name, epoch=seat.epoch, target=seat.target())
             node.effects.append(job)
 
@@ -558,11 +624,16 @@ def ledger(node: NodeState, boot: str, last: Ledger | None = None) -> Ledger:
         routers=routers,
         more_routers=tuple(router for router in present if routers[router[0]] != router[1]),
         move_seconds=node.move_seconds,
-        orders=tuple(replace(order) for order in node.orders.values()),
+        orders=tuple(replace(order) for order in (*node.drains.values(), *node.moves.values())),
         drains=tuple(drain.op for drain in node.drains.values()),
-        unaccounted={seat: float(until) for seat, until in node.unaccounted.items()},
     )
     return last if last is not None and found == last else found
+
+
+def _kept(record: Any) -> dict[str, Any]:
+    """What of a rider's record differs from its defaults."""
+    found: dict[str, Any] = asdict(record) if is_dataclass(record) and not isinstance(record, type) else record
+    return {name: value for name, value in found.items() if record is found or value != getattr(type(record)(), name)}
 
 
 def _entry(seat: ManagedSeat, pod: SeatPod, known: LedgerEntry | None) -> LedgerEntry:
@@ -582,6 +653,7 @@ def _entry(seat: ManagedSeat, pod: SeatPod, known: LedgerEntry | None) -> Ledger
         "gpus": seat.home.uuids,
         "on": seat.group.uuids if seat.group.name != seat.home.name else (),
         "copied": seat.parked_on.uuids if seat.parked_on is not None else (),
+        "riders": {name: kept for name, one in seat.records.items() if (kept := _kept(one))},
         "durable": seat.durable,
     }
     if known is not None and vars(known) == facts:

@@ -32,6 +32,10 @@ class SeatPod:
     restarts: int = 0
     ended: str = ""
     """How its last run ended, when it is not running."""
+    code: int | None = None
+    """Its exit code."""
+    line: str = ""
+    """The last line of its log, without secrets."""
     exited: float | None = None
     """When that run ended, unix seconds, as the runtime of this node has it: whole seconds, cut off."""
     ip: str | None = None

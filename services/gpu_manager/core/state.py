@@ -4,21 +4,21 @@ Pure. Only ``NodeState.transition`` advances a seat: with its epoch and its even
 only while ``Board.handle`` runs; everything else reads.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from kybernate.config import STANDARD, TIERS, Tier
 from kybernate.messages import (
     EVENT_OF_STATE,
     AskJobs,
+    Command,
     CommandReply,
     GroupDecided,
     JobReply,
     JobStatus,
     KillJob,
-    OrderChanged,
     ReleaseJob,
-    RetargetJob,
     SeatEvent,
     SeatProgress,
     SeatTarget,
@@ -37,6 +37,7 @@ from services.gpu_manager.core.inputs import (
     ModelTime,
     Now,
     StartTicket,
+    UnixTime,
     WallTime,
 )
 from services.gpu_manager.core.managed_seat import (
@@ -50,9 +51,7 @@ from services.gpu_manager.ledger import OperatorOrder
 
 Effect = (
     SeatEvent
-    | OrderChanged
     | SwitchJob
-    | RetargetJob
     | ReleaseJob
     | KillJob
     | AskJobs
@@ -75,6 +74,19 @@ class GpuClaim:
 
     seat: str
     since: ModelTime
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    """A seat had memory while it rested."""
+
+    model: str
+    """Its owner's then."""
+    times: int
+    """Since the manager's start."""
+    at: UnixTime
+    """The last time."""
+    reason: str
 
 
 @dataclass(slots=True)
@@ -156,21 +168,18 @@ class NodeState:
     """Processes on the GPUs that belong to no seat."""
     faulty: Mapping[str, str] = field(default_factory=dict)
     """GPU → why it is faulty, as the device plugin sees it. No seat is touched for that."""
-    orders: dict[str, OperatorOrder] = field(default_factory=dict)
-    """Operations of operators by name, oldest first."""
     drains: dict[str, OperatorOrder] = field(default_factory=dict)
     """Drains in force by group; under the empty name that of the node. Nothing is started or activated there."""
-    phases: dict[str, str] = field(default_factory=dict)
-    """Operation → the phase that was reported last."""
-    moves: dict[str, str] = field(default_factory=dict)
-    """Seat → the group to which an operator moves it: no other group brings it back."""
+    moves: dict[str, OperatorOrder] = field(default_factory=dict)
+    """Seat → its move by an operator, which goes on or has failed."""
     broken: dict[str, str] = field(default_factory=dict)
     """GPU → the invariant that does not hold on it now: nothing is granted there."""
-    unaccounted: dict[str, WallTime] = field(default_factory=dict)
-    """Seats whose container may be on its way by a ticket that nothing remembers, until then: ledger and seat folder
-    were lost. Nothing is granted on their GPUs."""
+    pods_read: WallTime = WallTime(0.0)
+    """The last read of the pods."""
     violations: int = 0
     """How often an invariant was found broken on a GPU since the start."""
+    woke: dict[str, Woke] = field(default_factory=dict)
+    """By seat that had memory while it rested, since the start."""
     refused: int = 0
     """How many inputs contradicted the state and were refused since the start."""
     move_seconds: float = MOVE_SECONDS
@@ -219,6 +228,11 @@ class NodeState:
         its successor there.)"""
         switch = self.switches.get(seat.group.name)
         return switch if switch is not None and switch.victim == seat.id else None
+
+    def ordered_to(self, seat: ManagedSeat) -> str:
+        """The group to which an operator moves a seat, so that no other one brings it back; empty: none does."""
+        move = self.moves.get(seat.id)
+        return move.to if move is not None and not move.outcome else ""
 
     def gpus_of(self, seat: ManagedSeat) -> set[str]:
         """UUIDs of the GPUs that its processes may be on: those of its group; where that is not known, of its pool."""
@@ -327,7 +341,6 @@ class NodeState:
                 endpoint=pod.endpoint if pod else None,
                 reason=seat.reason,
                 vram_bytes=seat.durable.vram_bytes,
-                stall_seconds=max(0.0, seat.durable.freeze.until - float(now.unix)),
                 seconds=seconds or {},
                 last_call_at=last_call_at,
             )
@@ -362,12 +375,54 @@ class SeatChange:
     """What the checkpointer reported of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A value of a metric, of this node and by these labels."""
+
+    name: str
+    text: str
+    value: float | None
+    """None: no sample, only its text."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    counter: bool = False
+
+
 class Rider:
     """A feature in one file that forbids, delays and follows decisions. Each hook that it has is called; here are all.
 
     It never chooses a seat. It may add rows to the list (``core.obstacles.row``). No rider imports another; switch and
-    arbiter name none.
+    arbiter name none, and no shell does.
     """
+
+    name = ""
+    """Of what it remembers and shows."""
+    record: type[Any] = object
+    """What it remembers of a seat while a pod owns it, also over a restart: a dataclass of defaults and JSON types."""
+
+    def of(self, seat: ManagedSeat) -> Any:
+        """Its record of a seat, which only it changes."""
+        known = seat.records.get(self.name, {})
+        if isinstance(known, dict):  # as the ledger has it
+            names = {one.name for one in fields(self.record)}
+            known = self.record(**{name: value for name, value in known.items() if name in names})
+            seat.records[self.name] = known
+        return known
+
+    def row(self, node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
+        """What the roster shows of a seat: fields of ``SeatRecord``, and others, which stand in its ``riders``."""
+        return {}
+
+    def metrics(self, node: NodeState, now: Now) -> Iterable[Sample]:
+        """What it measures."""
+        return ()
+
+    def why(self, node: NodeState, of: Group | ManagedSeat | None, now: Now) -> Any:
+        """For ``GET /v1/why``: of the node, under its name; or fields of a group or a seat. None: nothing."""
+        return None
+
+    def answers(self, node: NodeState, command: Command, now: Now) -> CommandReply | None:
+        """Its answer to a command; None: that of another one."""
+        return None
 
     def sees(self, node: NodeState, seat: ManagedSeat, seen: SeatView, now: Now) -> SeatView:
         """What the policy sees of a seat."""
@@ -375,10 +430,6 @@ class Rider:
 
     def expels(self, node: NodeState, holder: ManagedSeat) -> str:
         """Why a seat has to leave its group, whatever the policy decides; empty: it need not."""
-        return ""
-
-    def leaves(self, node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> str:
-        """Why a victim is parked now, although requests may be in flight; empty: they end first."""
         return ""
 
     def waits(self, node: NodeState, switch: GroupSwitch, now: Now) -> Stage | None:
@@ -397,8 +448,7 @@ class Rider:
         return True
 
     def after(self, node: NodeState, seat: ManagedSeat, change: SeatChange, now: Now) -> None:
-        """The state of a seat has changed, or it was rehearsed. When a drain begins, it may change how the victim
-        leaves."""
+        """The state of a seat has changed, or it was rehearsed."""
 
     def found(self, node: NodeState, seat: ManagedSeat, now: Now, *, remembered: bool) -> None:
         """A seat was found with its processes. ``remembered``: by the ledger, which may be older than what it keeps."""

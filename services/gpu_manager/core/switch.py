@@ -4,21 +4,21 @@
         └──deadline──► cutting ──idle or grace over──► job
 
 The phases are the table ``group_switch.SWITCH_TRANSITIONS``; this file reads in the order in which they happen. The
-incoming seat is chosen again on the way (``late_binding.py``), and riders are asked (``core/riders``). A job status is
-always the whole truth about a job, so receiving it twice or late changes nothing.
+incoming seat is chosen again when the victim is drained (``late_binding.py``), and riders are asked (``core/riders``).
+A job status is always the whole truth about a job, so receiving it twice or late changes nothing.
 """
 
 from collections.abc import Sequence
 
-from kybernate.deadlines import span
+from kybernate.deadlines import is_late, span
 from kybernate.engines import RESTART
 from kybernate.messages import JobStatus, SeatProgress, SeatTarget, SwitchJob
 from kybernate.policy.estimators import COST_WEIGHT
-from kybernate.policy.view import How
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import decisions, late_binding, view, ways
-from services.gpu_manager.core.facts import Trigger
+from services.gpu_manager.core import decisions, late_binding, moves, view
+from services.gpu_manager.core.demand import SILENT_SECONDS
+from services.gpu_manager.core.facts import Residence, Trigger
 from services.gpu_manager.core.group_switch import (
     CUT_GRACE_SECONDS,
     RESEND_SECONDS,
@@ -28,9 +28,9 @@ from services.gpu_manager.core.group_switch import (
     SwitchTimes,
     SwitchTrigger,
 )
-from services.gpu_manager.core.inputs import EngineSeen, JobAnswered, Now
+from services.gpu_manager.core.inputs import EngineSeen, JobAnswered, Now, WallTime
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
-from services.gpu_manager.core.obstacles import QUARANTINED, first, obstacles
+from services.gpu_manager.core.obstacles import QUARANTINED, first, obstacles, unready
 from services.gpu_manager.core.state import NodeState, Rider
 
 S, T = SeatState, Trigger
@@ -39,8 +39,6 @@ LONGEST_PAUSE_SECONDS = 30.0
 """Wall: longest pause of a group after failed switches."""
 LONGEST_REST_SECONDS = 300.0
 """Wall: how long a seat whose activation fails backs off, at most."""
-LONGEST_START_REST_SECONDS = 3600.0
-"""Wall: how long a seat whose engine was not healthy in time backs off, at most."""
 UNPARKED_SECONDS = 60.0
 """Wall: how long a seat that cannot be parked is no victim, about at most; seats that wait for its GPUs wait as
 long."""
@@ -63,20 +61,36 @@ def drain(
     reason: str,
     now: Now,
     *,
-    how: How = "drain",
     ordered: bool = False,
     clears_for: ManagedSeat | None = None,
     room_for: ManagedSeat | None = None,
 ) -> None:
-    """Begin the switch that takes ``victim`` off its GPUs. ``how``: see Drain. The others: see GroupSwitch."""
+    """Begin the switch that takes ``victim``, also one that starts, off its GPUs. The others: see GroupSwitch."""
     switch = _begin(node, victim.group, victim, incoming, now)
-    switch.drain.how, switch.ordered = how, ordered
+    switch.ordered = ordered
     switch.room_for = room_for.id if room_for is not None else None
     if clears_for is not None:
         switch.clears_for, switch.cause = clears_for.id, clears_for.cause or switch.cause
     decisions.of_switch(node, switch, reason, now)
+    if victim.state is S.STARTING:
+        _give_way(node, switch, victim, reason, now)
+        return
     switch.times.leaves = None if view.demand(node, victim).in_flight else now.wall
     node.transition(victim, T.EVICT, now, epoch=switch.epoch, switch=switch, reason=reason)
+
+
+def _give_way(node: NodeState, switch: GroupSwitch, victim: ManagedSeat, reason: str, now: Now) -> None:
+    """A start gives way: a restart parks it. No router sends to it, so nothing drains."""
+    usage, since = victim.usage, now.wall - victim.entered_wall
+    usage.yielded = usage.yielded or (now.model - usage.busy) / now.pace <= since
+    if view.overdue(victim, now):
+        failed_start(victim, now)
+    victim.durable.failed = victim.durable.failed.yielded(float(now.unix))
+    victim.durable.spilled = f"its start gave way: {reason}"
+    switch.gives_way = True
+    switch.advance(SwitchTrigger.IDLE)
+    node.transition(victim, T.YIELDS, now, epoch=switch.epoch, switch=switch, reason=reason)
+    step(node, switch, now)
 
 
 def activate(node: NodeState, group: Group, incoming: ManagedSeat, reason: str, now: Now) -> None:
@@ -90,9 +104,7 @@ def activate(node: NodeState, group: Group, incoming: ManagedSeat, reason: str, 
 def _begin(
     node: NodeState, group: Group, victim: ManagedSeat | None, incoming: ManagedSeat | None, now: Now
 ) -> GroupSwitch:
-    """A new switch with the next epoch. Drains elsewhere for the same incoming seat are called off."""
-    if incoming is not None:
-        _call_off(node, incoming, group, now)
+    """A new switch with the next epoch."""
     epoch = node.next_epoch(now)
     concerned = incoming or victim
     switch = GroupSwitch(
@@ -135,19 +147,19 @@ def step(node: NodeState, switch: GroupSwitch, now: Now) -> None:
         due = not switch.job.journaled and (sent is None or now.wall >= sent + RESEND_SECONDS)
         if due and not any(rider.waits(node, switch, now) for rider in node.riders[Rider.waits]):
             _send(node, switch, now)
-        late_binding.offer(node, switch, now)
 
 
 def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     """Wait for the routers and then for the engine.
 
     (1) The eviction is not justified any more, and no other seat waits for the place: the victim serves on. (2) The
-    seat for which it leaves has room without it: the victim serves on. (3) A person has to act before that seat can
-    take the place (evidence may end a quarantine), and no other waits for it: the victim serves on. (4) Without the bus
-    nothing moves on. (5) A rider parks it with its requests in flight. (6) Not all routers are quiet. (7) They
-    are: from now on the engine is asked. (8) At the deadline streams are cut, but not before the
-    roster says that the seat is closed, since a router that starts later would send to it while it is parked, and not
-    while a router has not acknowledged that, until it counts as dead.
+    seat for which it leaves has room without it: the victim serves on. (3) That seat is not ready to take the place
+    any more (evidence may end a quarantine), and no other waits for it: the victim serves on. (4) Without the bus
+    nothing moves on. (5) Not all routers are quiet. (6) They are: from now on the engine is asked. (7) At the deadline
+    streams are cut, but not before the roster says that the seat is closed, since a router that starts later would send
+    to it while it is parked, and not while a router has not acknowledged that, until it counts as dead. (8) A router
+    that lives and has not acknowledged it for long loses its lease; one that comes later has none. Then nothing waits
+    for it. (9) The engine computes nothing.
     """
     victim, group = node.seats[switch.victim or ""], node.groups[switch.group].group
     if not _justified(node, switch, now) and not late_binding.bind_another(node, switch, now):  # (1)
@@ -158,22 +170,30 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
         if view.room(node, needs, on=group):  # (2)
             _turn_back(node, switch, f"there is room for {needs.name} without it", now)
             return
-        stop = first(obstacles(node, needs, group, now, act="send", without=victim), "stop")
-        if stop is not None and stop.row is not QUARANTINED and not late_binding.bind_another(node, switch, now):  # (3)
-            _turn_back(node, switch, stop.text, now)
+        found = unready(node, needs, group, now, without=victim)
+        if found and found.row is not QUARANTINED and not late_binding.bind_another(node, switch, now):  # (3)
+            _turn_back(node, switch, found.text, now)
             return
     if not node.bus_up:  # (4)
         return
     drain = switch.drain
-    leaves = (rider.leaves(node, switch, victim, now) for rider in node.riders[Rider.leaves] if drain.announced)
-    if reason := next(filter(None, leaves), ""):  # (5)
-        _drained(node, switch, SwitchTrigger.IDLE, reason, now)
+    _set_silent_aside(node, switch, now)  # (8)
+    _note_quiet(drain, bool(drain.announced) and node.routers.quiet(victim.id, switch.epoch, now), now)  # (5), (6)
+    if drain.idle:  # (9)
+        _drained(node, switch, SwitchTrigger.IDLE, "", now)
         return
-    _note_quiet(drain, drain.announced and node.routers.quiet(victim.id, switch.epoch, now), now)  # (6), (7)
     late = now.model >= drain.deadline and drain.announced and node.routers.settled(now)
-    if late and not node.routers.unheard(victim.id, switch.epoch):  # (8)
+    if late and not node.routers.unheard(victim.id, switch.epoch, now):  # (7)
         drain.cut = now.wall
         _drained(node, switch, SwitchTrigger.DEADLINE, "drain deadline passed; streams that still run are cut", now)
+
+
+def _set_silent_aside(node: NodeState, switch: GroupSwitch, now: Now) -> None:
+    """Take their lease from the routers that live and have not acknowledged a drain in time."""
+    drain = switch.drain
+    if drain.announced and node.routers.settled(now) and now.handled >= drain.announced + SILENT_SECONDS:
+        drain.overdue = drain.overdue or now.wall
+        node.routers.set_aside(switch.victim or "", switch.epoch, drain.overdue)
 
 
 def _cut(node: NodeState, switch: GroupSwitch, now: Now) -> None:
@@ -184,14 +204,16 @@ def _cut(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     """
     quiet = node.routers.quiet(switch.victim or "", switch.epoch, now)
     _note_quiet(switch.drain, quiet, now)
-    if now.wall >= switch.drain.cut + CUT_GRACE_SECONDS:
+    if switch.drain.idle:
+        switch.advance(SwitchTrigger.IDLE)
+    elif now.wall >= switch.drain.cut + CUT_GRACE_SECONDS:
         switch.advance(SwitchTrigger.GRACE_OVER)
 
 
 def _note_quiet(drain: Drain, quiet: bool, now: Now) -> None:
     """Keep since when all routers are quiet."""
     if not quiet:
-        drain.quiet = None
+        drain.quiet, drain.idle = None, False
     elif drain.quiet is None:
         drain.quiet = now.wall
 
@@ -215,6 +237,9 @@ def _drained(node: NodeState, switch: GroupSwitch, trigger: SwitchTrigger, reaso
     switch.advance(trigger)
     switch.times.drained = now.wall
     victim = node.seats[switch.victim or ""]
+    if silent := node.routers.silent(now):
+        without = f"without {', '.join(sorted(silent))}, which acknowledges nothing and has no lease"
+        reason = f"{reason}; {without}" if reason else without
     node.transition(victim, T.DRAINED, now, epoch=switch.epoch, switch=switch, reason=reason)
 
 
@@ -224,18 +249,12 @@ def _turn_back(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> N
     node.transition(node.seats[switch.victim or ""], T.DEMAND, now, reason=reason)
 
 
-def _call_off(node: NodeState, incoming: ManagedSeat, group: Group, now: Now) -> None:
-    """Call off the drains that make room for this seat elsewhere: it goes to this group."""
-    for switch in list(node.switches.values()):
-        if switch.incoming == incoming.id and switch.phase is SwitchPhase.DRAINING:
-            _turn_back(node, switch, f"{incoming.name} goes to group {group.name}", now)
-
-
 def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
-    """An engine is healthy for the first time, or not in time, or computes nothing any more."""
+    """An engine is healthy for the first time, or not yet, or not in time, or computes nothing any more."""
     seat = node.seats.get(answer.seat)
     if seat is None or not answer.container_id or seat.durable.container_id != answer.container_id:
         return
+    seat.answered = answer.said
     healthy = seat.state is S.STARTING and answer.healthy
     if healthy and all(rider.before_serving(node, seat, now) for rider in node.riders[Rider.before_serving]):
         found, usage = view.demand(node, seat), seat.usage
@@ -259,10 +278,7 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
     drain = switch.drain
     if drain.quiet is None or answer.asked_at < drain.quiet:
         return
-    if switch.phase is SwitchPhase.DRAINING:
-        _drained(node, switch, SwitchTrigger.IDLE, "", now)
-    elif switch.phase is SwitchPhase.CUTTING:
-        switch.advance(SwitchTrigger.IDLE)
+    drain.idle = True
 
 
 def on_drain_announced(node: NodeState, seat: str, epoch: int, now: Now) -> None:
@@ -270,10 +286,9 @@ def on_drain_announced(node: NodeState, seat: str, epoch: int, now: Now) -> None
     have the whole time of a drain."""
     found = node.seats.get(seat)
     switch = node.switch_leaving(found) if found is not None else None
-    if switch is not None and switch.epoch == epoch:
-        if not switch.drain.announced:
-            switch.drain.deadline = now.model + node.setup.drain_seconds
-        switch.drain.announced = True
+    if switch is not None and switch.epoch == epoch and not switch.drain.announced:
+        switch.drain.deadline = now.model + node.setup.drain_seconds
+        switch.drain.announced = now.wall
 
 
 # --- the job ----------------------------------------------------------------------------------------------------------
@@ -297,8 +312,7 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
         switch.incoming = incoming = None  # the victim may leave
     switch.job.sent = now.wall
     if incoming is not None:
-        _call_off(node, incoming, group, now)
-        restarts = ways.starts_on(node, incoming, group)
+        restarts = moves.starts_on(node, incoming, group)
         if restarts or (incoming.state is not S.PARKED and not arrives(incoming, switch)):
             incoming = None  # it starts with a ticket once the group is free, or it is gone
     if incoming is not None and incoming.epoch > switch.epoch:
@@ -362,19 +376,23 @@ def _journaled(switch: GroupSwitch, now: Now, jobs: Sequence[JobStatus]) -> None
 
 
 def _rename(node: NodeState, switch: GroupSwitch, now: Now) -> None:
+    """A new epoch and name, also of the seats that it moves: by these a next manager asks for the job."""
+    moved = [seat for one in (switch.victim, switch.incoming) if one and (seat := node.seats[one]).op == switch.op]
     switch.epoch = node.next_epoch(now)
     switch.op = f"{switch.group}-{switch.epoch}"
+    for seat in moved:
+        seat.epoch, seat.op = switch.epoch, switch.op
     decisions.of_switch(node, switch, node.groups[switch.group].why, now)
 
 
 def _refused(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> None:
     end(node, switch, SwitchTrigger.REFUSED)
-    _back_off_group(node, switch.group, now)
+    _back_off_group(node, switch.group, f"its job was refused: {reason}", now)
     victim = node.seats[switch.victim] if switch.victim else None
     incoming = node.seats[switch.incoming] if switch.incoming else None
     if victim is not None and victim.state is S.PARKING:
         _back_off_park(node, switch, victim, now)
-        node.transition(victim, T.ROLLED_BACK, now, reason=reason)
+        node.transition(victim, T.GOES_ON if switch.gives_way else T.ROLLED_BACK, now, reason=reason)
     _drop_claim(node, switch, now)
     if incoming is not None:
         _back_off_activation(node, switch, incoming, reason, now)
@@ -455,15 +473,18 @@ def _on_victim_progress(
     if seat.state is S.PARKING and progress.outcome not in ("pending", "started"):
         seat.judge_backend(progress)
     if seat.state is S.RELEASING:  # (1)
-        seat.learn(parked=seat.facts.parked or progress.outcome in ("parked", "gone"))
+        if seat.facts.alive and progress.outcome in ("parked", "gone"):
+            seat.learn(residence=Residence.RAM)
     elif seat.state is not S.PARKING:
         return
     elif progress.outcome == "parked":  # (2)
         _parked(node, switch, seat, progress, now)
     elif progress.outcome in PARK_FAILED:  # (3)
-        _back_off_group(node, switch.group, now)
+        _back_off_group(node, switch.group, f"{seat.name} was not parked: {progress.reason}", now)
         _back_off_park(node, switch, seat, now)
         trigger = PARK_FAILED[progress.outcome]
+        if switch.gives_way and trigger is T.ROLLED_BACK:
+            trigger = T.GOES_ON
         node.transition(seat, trigger, now, switch=switch, reason=progress.reason, progress=progress)
         if seat.lease:
             _drop_claim(node, switch, now)
@@ -473,9 +494,9 @@ def _parked(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: S
     times, costs = switch.times, seat.durable.costs
     seat.learn_park(progress)
     took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
-    leaving = now.wall - (times.drained if times.leaves is None else times.leaves)
+    leaves = times.drained if times.leaves is None else times.leaves
     costs.parks += 1
-    costs.park_seconds = _mean(costs.park_seconds, max(took, leaving) * now.pace, costs.parks)
+    costs.park_seconds = _mean(costs.park_seconds, _expected(took, leaves, now), costs.parks)
     seat.backoff.park = Backoff()
     node.groups[switch.group].backoff.count = 0
     times.parked, times.park_seconds, times.verify_seconds = now.wall, took - verify, verify
@@ -500,8 +521,9 @@ def _on_incoming_progress(
         seat.judge_backend(progress)
         then = _activated if progress.outcome == "active" else _not_activated  # (2), (3)
         then(node, switch, seat, progress, now)
-    elif seat.state is S.RELEASING:  # (4)
-        seat.learn(parked=dropped or progress.outcome in ("parked", "gone"))
+    elif seat.state is S.RELEASING and seat.facts.alive:  # (4)
+        free = dropped or progress.outcome in ("parked", "gone")
+        seat.learn(residence=Residence.RAM if free else Residence.VRAM)
         if seat.lease and not seat.facts.unlocated:  # also one that was deleted before it left its group
             seat.group = node.groups[switch.group].group
 
@@ -512,7 +534,7 @@ def _activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress
     took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
     total = now.wall - times.decided
     began = times.parked if switch.victim is not None else times.decided
-    activating = (took if began is None else max(took, now.wall - began)) * now.pace
+    activating = _expected(took, began, now)
     moving = seat.state is S.MIGRATING
     if moving:
         node.move_seconds = _mean(node.move_seconds, max(0.0, activating - costs.activate_seconds))
@@ -539,20 +561,17 @@ def _activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress
 
 def _serves(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     """The seat serves: what failed before does not count any more."""
-    seat.durable.started, seat.durable.unhealthy_starts = True, 0
+    seat.durable.started, seat.usage.yielded = True, False
     seat.usage.active_since = seat.usage.busy = now.model
     seat.backoff.activation, seat.backoff.move = Backoff(), Backoff()
     node.groups[seat.group.name].backoff.count = 0
 
 
 def failed_start(seat: ManagedSeat, now: Now) -> str:
-    """Count a start in which the engine was not healthy in time, and return that as a reason: others go first for as
-    long as it took, longer each time; after ``SET_ASIDE_AFTER`` in a row it is set aside."""
-    took, backoff = now.wall - seat.entered_wall, seat.backoff.activation
-    seconds = backoff.fail(now, first=took / 2, longest=LONGEST_START_REST_SECONDS)
-    seat.durable.unhealthy_starts += 1
-    reason = f"its engine was not healthy within {span(took)}"
-    backoff.reason = f"did not start {_times(backoff.count)}; others go first for {span(seconds)}: {reason}"
+    """Count a start in which the engine was not healthy in time, and return that as a reason."""
+    reason = f"its engine was not healthy within {span(now.wall - seat.entered_wall)}"
+    reason += f": {seat.answered}" if seat.answered else ""
+    seat.failed(reason, now)
     return reason
 
 
@@ -563,22 +582,10 @@ def _times(count: int) -> str:
 def _not_activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
     """The incoming seat stays parked, or is beyond use.
 
-    (1) The driver refused the move for this node, (2) for this seat, or its engine did not survive it: it is not tried
-    again with this pod, and a refusal is no fault of the group.
-    (3) A step of the move failed: it is not moved again before its own group had time to bring it back. What had no
-    room yet, or was undone by a restart of the checkpointer, is tried again. (4) Unless the move was refused, group and
-    seat back off.
+    Unless it was a move that was refused, group and seat back off.
     """
-    moving, refused = seat.state is S.MIGRATING, progress.move_refused
-    if moving and refused == "node":  # (1)
-        node.immovable = progress.reason
-    elif moving and (refused or progress.outcome == "lost"):  # (2)
-        lost = "" if refused else "its engine did not survive a move, so it stays until its pod is replaced: "
-        seat.durable.fixed = lost + progress.reason
-    elif moving and progress.failed:  # (3)
-        seat.stay(now)
-    if not (moving and refused):  # (4)
-        _back_off_group(node, switch.group, now)
+    if not (seat.state is S.MIGRATING and moves.failed(node, seat, progress, now)):
+        _back_off_group(node, switch.group, f"{seat.name} was not activated: {progress.reason}", now)
         _back_off_activation(node, switch, seat, progress.reason, now)
     trigger = T.NOT_RESTORED if progress.outcome == "parked" else ACTIVATE_FAILED[progress.outcome]
     node.transition(seat, trigger, now, switch=switch, reason=progress.reason)
@@ -615,6 +622,13 @@ def _same_pod(seat: ManagedSeat, progress: SeatProgress) -> bool:
     return seat.pod is not None and progress.pod_uid == seat.pod.uid
 
 
+def _expected(took: float, since: WallTime | None, now: Now) -> float:
+    """What a half that is over says about the next one, model seconds: all since then; where that is far more than the
+    checkpointer measured, its part alone. A service that was down makes no later switch longer."""
+    whole = took if since is None else max(took, now.wall - since)
+    return (took if is_late(whole, took, None) else whole) * now.pace
+
+
 def _mean(known: float, value: float, count: int = 0) -> float:
     """The mean after one more value; the first ones weigh as in a plain mean, the assumed one nothing."""
     return known + max(COST_WEIGHT, 1.0 / count if count else 0.0) * (value - known)
@@ -639,8 +653,9 @@ def leave(node: NodeState, seat: ManagedSeat) -> None:
         end(node, switch, SwitchTrigger.VICTIM_LEFT)
 
 
-def _back_off_group(node: NodeState, group: str, now: Now) -> None:
-    """A switch failed: pause the group, longer each time."""
+def _back_off_group(node: NodeState, group: str, why: str, now: Now) -> None:
+    """A switch failed: pause the group, longer each time. ``why``: which seat failed, and how."""
+    node.groups[group].backoff.reason = why
     node.groups[group].backoff.fail(now, first=0.25, longest=LONGEST_PAUSE_SECONDS)
 
 
@@ -667,7 +682,7 @@ def _drop_claim(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     group = _claiming_group(node, switch.clears_for) if switch.clears_for is not None else None
     if group is not None:
         del node.claims[group]
-        _back_off_group(node, group, now)
+        _back_off_group(node, group, node.groups[switch.group].backoff.reason, now)
 
 
 def _claiming_group(node: NodeState, seat: str) -> str | None:

@@ -6,16 +6,14 @@ sees the parked seats of its peers beside its own: moves are pulled (``docs/dev/
 
 import math
 from collections.abc import Collection
-from dataclasses import replace
 
 from kybernate import deadlines
 from kybernate.cuda import FREED_SHARE
 from kybernate.messages import AskJobs, SeatProgress, SeatTarget
-from kybernate.policy import GroupView, SeatView
+from kybernate.policy import SeatView
 from kybernate.policy.turns import LEAVING
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import ways
 from services.gpu_manager.core.demand import ASSUMED_SERVICE_SECONDS, NO_DEMAND, SeatDemand
 from services.gpu_manager.core.group_switch import CUT_GRACE_SECONDS, GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import EngineProbe, Now, WallTime
@@ -24,16 +22,14 @@ from services.gpu_manager.core.state import NodeState, Rider
 
 S = SeatState
 
+UNASKED_SECONDS, UNHEALTHY_SECONDS = 5.0, 600.0
+"""Wall: a start gives way to others after so long without a request; a first one, also with requests, after so long."""
 LATE_START_SECONDS = 60.0
 """Wall: an engine that is not healthy by then may be frozen."""
 LATE_START_ASK_SECONDS = 30.0
 """Wall, between two questions about it."""
 PREFERENCE = {S.ACTIVE: 0, S.ACTIVATING: 1, S.STARTING: 2, S.DRAINING: 3, S.PARKED: 4, S.PARKING: 4, S.WAITING: 5}
 """Which seat gets the demand for a model that names no seat: lowest first."""
-
-_NO_WAY_SECONDS = 3600.0
-_LAST_NAME = chr(0x10FFFF)
-_NO_TURN = (2.0, 0.0, _LAST_NAME)
 
 
 # --- demand -----------------------------------------------------------------------------------------------------------
@@ -62,51 +58,76 @@ def requested(seat: SeatView) -> bool:
 def wanted(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
     """True when a parked seat, or one at the start gate, has a reason to take its group's GPUs."""
     if seat.state is S.WAITING:  # also between two calls of kubelet
-        return seat.gate.called is not None and _may_start(node, seat, demand(node, seat), now)
+        return seat.gate.called is not None and may_start(node, seat, demand(node, seat), now)
     return seat.state is S.PARKED and requested(seat_view(node, seat, now))
 
 
-def _may_start(node: NodeState, seat: ManagedSeat, of_seat: SeatDemand, now: Now) -> bool:
-    """True when a container at the gate is in the queue: always with warm-up, else with demand or after a long wait.
+def may_start(node: NodeState, seat: ManagedSeat, of_seat: SeatDemand, now: Now) -> bool:
+    """True when a container at the gate asks for its start: always with warm-up, else with demand or after a long wait.
 
-    A seat that is parked by restart waits there until it has demand, once it has been started.
+    A seat that is parked by restart waits there until it has demand, once it has been started. One that is failing has
+    no own claim: a request starts it, after its pause. Nor has, for a while, one whose start gave way.
     """
-    if seat.state is not S.WAITING or seat.refused():
+    wants, failed = of_seat.waiting > 0 or seat.usage.wanted_since is not None, seat.durable.failed
+    if wants or failed.failing:
+        return wants and not (failed.failing and failed.pausing(float(now.unix)))
+    return seat.pinned or (_claims(seat, now) and (node.setup.warmup or first_in(node, seat, now) < 0))
+
+
+def asked(node: NodeState, seat: ManagedSeat) -> bool:
+    """True when a request or an operator waits for it."""
+    return demand(node, seat).waiting > 0 or seat.usage.wanted_since is not None
+
+
+def yields(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
+    """True for a start with a process that gives way to seats with requests: it is overdue, or no request has waited
+    for it lately. Where that has happened before, one that a request asked for keeps its place for its usual time:
+    callers may be less patient than it takes."""
+    if seat.state is not S.STARTING or not seat.facts.alive or seat.rehearses or seat.pinned:
         return False
-    rests = _rests(seat)
-    if (node.setup.warmup and not rests) or of_seat.waiting or seat.usage.wanted_since is not None or seat.pinned:
+    since, state = now.wall - seat.entered_wall, node.groups[seat.group.name]
+    names = {group.name for group in (seat.group, *state.peers, *state.neighbours)}
+    if not any(asked(node, one) for one in node.seats.values() if one is not seat and one.group.name in names):
+        return False
+    if overdue(seat, now):
         return True
-    return not rests and first_in(node, seat, now) < 0
+    usual = node.learning.learned(seat.model, seat.backend, S.STARTING) or UNHEALTHY_SECONDS
+    unasked = (now.model - seat.usage.busy) / now.pace
+    if asked(node, seat) or (seat.usage.yielded and unasked <= since < usual):
+        return False
+    return min(since, unasked) >= UNASKED_SECONDS
+
+
+def overdue(seat: ManagedSeat, now: Now) -> bool:
+    """True for a first start that is not healthy after ``UNHEALTHY_SECONDS``, or for as long as its pod's startupProbe
+    waits, if that is longer."""
+    probe = seat.pod.probe_seconds if seat.pod is not None else 0.0
+    return not seat.durable.started and now.wall - seat.entered_wall >= max(UNHEALTHY_SECONDS, probe)
 
 
 def _rests(seat: ManagedSeat) -> bool:
     return bool(seat.starts_cold and seat.durable.started)
 
 
+def _claims(seat: ManagedSeat, now: Now) -> bool:
+    """True where it asks for its start without a request."""
+    return not (_rests(seat) or seat.durable.failed.unasked(float(now.unix)))
+
+
 def first_in(node: NodeState, seat: ManagedSeat, now: Now) -> float:
     """Wall seconds until a container at the gate goes before all requests; negative: it does."""
     called = now.wall if seat.gate.called is None else seat.gate.called
-    return math.inf if _rests(seat) else called + node.setup.start_within_seconds - now.wall
+    return called + node.setup.start_within_seconds - now.wall if _claims(seat, now) else math.inf
 
 
 # --- the policy's views -----------------------------------------------------------------------------------------------
 
 
-def candidates(node: NodeState, group: Group, now: Now) -> list[ManagedSeat]:
-    """The seats that hold a group or could take it.
-
-    (1) A seat that another group may be bringing back is left out; one that an operator moves here is shown. (2) Seats
-    that back off from activation are left out where another one serves or waits.
-    """
-    own = [*node.seats_on(group), *_ordered_to(node, group)]
-    present = [  # (1)
-        seat
-        for seat in own
-        if seat.state not in (S.PARKED, S.WAITING)
-        or not ((seat.starts_cold and seat.state is S.PARKED) or brought_elsewhere(node, seat, group))
-    ]
-    ready = [seat for seat in present if not seat.yields_group(now)]
-    return ready if len(ready) < len(present) and any(_of_use(node, seat, now) for seat in ready) else present  # (2)
+def seats_for(node: NodeState, group: Group) -> list[ManagedSeat]:
+    """The seats that are on a group, and those that an operator moves there and that left their own."""
+    named = (node.seats[seat] for seat, move in node.moves.items() if move.to == group.name and not move.outcome)
+    moved = (seat for seat in named if seat.group.name != group.name and seat.state in (S.PARKED, S.WAITING))
+    return [*node.seats_on(group), *moved]
 
 
 def spared(seats: list[ManagedSeat], now: Now) -> set[str]:
@@ -116,18 +137,6 @@ def spared(seats: list[ManagedSeat], now: Now) -> set[str]:
     return stuck if any(seat.id not in stuck and not seat.pinned for seat in active) else set()
 
 
-def group_view(node: NodeState, group: Group, now: Now) -> GroupView:
-    """The policy's view of a group, without seats elsewhere. Holders that are spared count as pinned."""
-    present = candidates(node, group, now)
-    seats = tuple(seat_view(node, seat, now) for seat in present)
-    if keep := spared(present, now):
-        seats = tuple(replace(seat, pinned=True) if seat.seat in keep else seat for seat in seats)
-    hits = node.learning.hits.get(group.name)
-    share = hits.share if hits is not None else None
-    free = free_bytes(node, group)
-    return GroupView(group.name, group.slots, seats, now=float(now.model), hit_share=share, free_bytes=free)
-
-
 def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None = None) -> SeatView:
     """The policy's view of one seat. ``on``: the other group to which it could move."""
     found, usage, costs = demand(node, seat), seat.usage, seat.durable.costs
@@ -135,7 +144,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
     learned, ages, oldest_wait = node.learning.of(seat.id, terms.model), found.ages(now), found.oldest_wait(now)
     wanted_seconds = None if usage.wanted_since is None else now.model - usage.wanted_since
     start_wait, goes_first = None, False
-    if seat.calls(now, on or seat.group) and _may_start(node, seat, found, now):
+    if seat.calls(now, on or seat.group) and may_start(node, seat, found, now):
         since = now.wall if seat.gate.called is None else seat.gate.called
         start_wait, goes_first = (now.wall - since) * now.pace, first_in(node, seat, now) < 0
         if _rests(seat):  # it came to the gate when it was parked
@@ -152,15 +161,13 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         pinned=seat.pinned or goes_first,
         wanted_seconds=wanted_seconds,
         start_wait_seconds=start_wait,
+        yields=seat.state is S.STARTING and yields(node, seat, now),
         active_seconds=now.model - usage.active_since,
         unclaimed=usage.unclaimed,
         idle_seconds=now.model - max(usage.busy, usage.active_since),
         park_seconds=costs.park_seconds,
         activate_seconds=seat.activate_seconds,
-        move_seconds=None if on is None else move_seconds(node, seat),
-        prefers=on is not None and seat.prefers(on, node.name),
         waited_seconds=seat.durable.waited,
-        loses_copy=on is not None and ways.starts_on(node, seat, on),
         weight=tier.weight,
         slo_seconds=tier.slo_seconds,
         service_seconds=ASSUMED_SERVICE_SECONDS if learned is None else learned.service.value,
@@ -172,56 +179,6 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
     for rider in node.riders[Rider.sees]:
         seen = rider.sees(node, seat, seen, now)
     return seen
-
-
-def others_rate(node: NodeState, seat: ManagedSeat, now: Now) -> float:
-    """``rate_slow`` of the other seats of its group, summed."""
-    others = (one for one in node.seats_on(seat.group) if one is not seat)
-    learned = (node.learning.of(one.id, one.terms.model) for one in others)
-    return sum(one.arrivals.slow.at(float(now.model)) for one in learned if one is not None)
-
-
-def move_seconds(node: NodeState, seat: ManagedSeat) -> float:
-    """What bringing it back on another group costs beyond bringing it back where it is; very much without a way."""
-    found = ways.way(node, seat)
-    return _NO_WAY_SECONDS if found is None else found.seconds(node, seat)
-
-
-def _of_use(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
-    """True for a seat that serves or waits: one that backs off from activation leaves the group to it for a while."""
-    found = demand(node, seat)
-    return bool(found.waiting or found.in_flight) or wanted(node, seat, now)
-
-
-def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:
-    """Why only another group may bring a seat back: an operator moves it there, or a switch there may bring it; empty:
-    this one may.
-
-    A drain that makes room for it there is called off if it can come here without one.
-    """
-    if (to := node.moves.get(seat.id, group.name)) != group.name:
-        return f"{seat.name} is being moved to group {to}"
-    if seat.heads_to not in ("", group.name):
-        return f"{seat.name} is to start on group {seat.heads_to}"
-    for switch in node.switches.values():
-        if switch.group == group.name:
-            continue
-        text = f"a switch brings {seat.name} to group {switch.group}"
-        if seat.id in switch.retarget.offered:  # the checkpointer may have accepted it already
-            return text
-        if switch.incoming == seat.id and not (
-            switch.phase is SwitchPhase.DRAINING
-            and len(holders(node, group)) < group.slots
-            and (not group.profile.packs or room(node, seat, on=group))
-        ):
-            return text
-    return ""
-
-
-def _ordered_to(node: NodeState, group: Group) -> list[ManagedSeat]:
-    """Seats of other groups that an operator moves to this one, and that can come now."""
-    seats = [node.seats[seat] for seat, to in node.moves.items() if to == group.name]
-    return [seat for seat in seats if seat.group.name != group.name and ways.may_move(node, seat)]
 
 
 # --- room -------------------------------------------------------------------------------------------------------------
@@ -246,11 +203,13 @@ def rivals(node: NodeState, seat: ManagedSeat, among: Collection[str] | None = N
     return [*found[0], *(found[1] if len(found[1]) >= seat.group.slots else ())]
 
 
-def contested(node: NodeState, seat: ManagedSeat, why: str) -> str:
-    """Why a hold that evidence shows, and nothing granted, cannot be relied on, and what to do."""
+def contested(
+    node: NodeState, seat: ManagedSeat, why: str, then: str = "delete the pods that should not be there"
+) -> str:
+    """Why a hold that evidence shows, and nothing granted, cannot be relied on, and what to do, or what is done."""
     there = (*overlapping(node, seat.group), *holders(node, seat.group))
     names = ", ".join(one.name for one in there if one is not seat) or "a switch"
-    return f"{why}, and group {seat.group.name} has no room beside {names}; delete the pods that should not be there"
+    return f"{why}, and group {seat.group.name} has no room beside {names}; {then}"
 
 
 def overlapping_switch(node: NodeState, group: Group) -> GroupSwitch | None:
@@ -385,27 +344,6 @@ def place(node: NodeState, seat: ManagedSeat, seen: SeatProgress | None, *, know
     return seat.group if known or not node.groups[seat.home.name].peers else None  # (2), (4)
 
 
-def turn(node: NodeState, group: Group, now: Now) -> tuple[float, float, str]:
-    """Whose turn it is among groups, lowest first: that of its seat that goes first; last without a waiting seat."""
-    seats = group_view(node, group, now).seats
-    return min((seat.turn for seat in seats if seat.wait_seconds is not None), default=_NO_TURN)
-
-
-def claimed_for(node: NodeState, group: Group, now: Now) -> str | None:
-    """The seat of another group for which GPUs of this one are being cleared, unless this group goes before it.
-
-    The group whose seat has waited longer goes first. Otherwise claims of small groups that follow each other, here and
-    there, would leave no moment for a group that needs all of their GPUs, and the other way round.
-    """
-    names = [other.name for other in node.groups[group.name].neighbours if other.name in node.claims]
-    if not names:
-        return None
-    own = turn(node, group, now)
-    own = own if group.name in node.claims else (*own[:2], _LAST_NAME)  # equals wait for a claim; two claims never do
-    claims = [node.seats[node.claims[name].seat] for name in names]
-    return next((seat.id for seat in claims if seat_view(node, seat, now).turn <= own), None)
-
-
 # --- what is due, for the shell ---------------------------------------------------------------------------------------
 
 
@@ -450,6 +388,7 @@ def checkpointer_questions(node: NodeState, now: Now, sent_before: WallTime) -> 
     frozen = [seat.rehearsal for seat in seats if seat.rehearsal and seat.rehearses and _doubtful(seat, now)]
     late += [rehearsal.op for rehearsal in frozen if rehearsal.sent < sent_before]
     dying = [s for s in seats if s.state in (S.RELEASING, S.LOST) and (s.facts.alive or s.starts_inside)]
+    dying += [s for s in seats if s.state is S.LOST and s.facts.waits and s.durable.container_id and s not in dying]
     unclear = [seat for seat in seats if seat.state is S.QUARANTINED or seat.facts.unlisted or _doubtful(seat, now)]
     unclear = dying + [seat for seat in unclear if seat not in dying]
     questions = [question.model_copy(update={"ops": tuple(late)})] if late else []
@@ -481,7 +420,7 @@ def next_wake(node: NodeState, now: Now) -> float:
     if not node.routers.settled(now):
         due.append(node.routers.settled_at - now.wall)
     elif node.bus_up:
-        ends = [one for one in draining if not node.routers.unheard(one.victim or "", one.epoch)]
+        ends = [one for one in draining if not node.routers.unheard(one.victim or "", one.epoch, now)]
         due += [(switch.drain.deadline - now.model) / now.pace for switch in ends]
     due += [one.drain.cut + CUT_GRACE_SECONDS - now.wall for one in switches if one.phase is SwitchPhase.CUTTING]
     expiry = node.levels.next_expiry()

@@ -64,6 +64,8 @@ class HoldQueue:
         ahead = model.ahead(call.priority, call.tenant)
         busy = count(len(upstream.in_flight), "request")
         text = f"model {model.name} is overloaded: {busy} in flight, {waiting} waiting"
+        if call.tenant and call.tenant not in upstream.tenants | model.tenants(call.priority):
+            return None  # others' answers are long, which is no reason to refuse its first
         seconds = upstream.place_seconds(now, ahead + 1)
         served = upstream.place_seconds(now, ahead + 1 + upstream.limit)
         if seconds is None or served is None:  # nothing was answered yet
@@ -148,7 +150,7 @@ class Admission:
         """Forward, hold or reject a new call."""
         model = self._table.models.get(m.model)
         if model is None:
-            if self._trust.ever_synced:
+            if self._step.now >= self._trust.settles:
                 self._reject_unknown(m.request, m.model)
                 return
             model = Model(m.model)
@@ -157,7 +159,7 @@ class Admission:
         now = self._step.now
         gives_up, limit = (math.inf, "") if patience is None else (now + patience, f"{patience:g} s ({m.by})")
         call = RoutedCall(m.request, m.model, m.cause, m.kind, now, now + hold, gives_up, limit, m.priority, m.tenant)
-        found = best(self._ranked(model), None)
+        found = self._best(self._ranked(model), call)
         if m.kind == "wake":
             self._wake(call, model, found)
             return
@@ -195,6 +197,9 @@ class Admission:
             self._forward(call, found[1], opened=found[1] is opened)
         elif found is not None and found[0] is Rank.REFUSED:
             upstream = found[1]
+            if upstream.record.failed_until:
+                self._reject(call, 503, "engine_failed", upstream.record.failed, until=upstream.record.failed_until)
+                return
             code = "activation_refused" if upstream.activation_request.refusal else "seat_quarantined"
             self._reject(call, 503, code, f"model {model.name} cannot be run now", _why(upstream))
         elif call.held:
@@ -239,7 +244,7 @@ class Admission:
             upstream.counts.served += 1
             upstream.counts.served_seconds += seconds
             if m.answered is not None:
-                taken = len(upstream.in_flight) >= upstream.limit
+                taken = len(upstream.in_flight) >= upstream.limit - upstream.kept
                 upstream.capacity.ended(call.found, seconds, self._step.now, answered=m.answered, taken=taken)
         self._land(call)
         if upstream is not None:
@@ -257,8 +262,16 @@ class Admission:
     def _fill(self, upstream: Upstream) -> None:
         """Forward calls that wait for the model while the seat has places."""
         model = self._table.models.get(upstream.model)
-        while model is not None and model.held and self._rank(upstream) is Rank.OPEN:
-            self._forward(model.first(), upstream, opened=False)
+        while model is not None and model.held and (call := self._next(model, upstream)) is not None:
+            self._forward(call, upstream, opened=False)
+
+    def _next(self, model: Model, upstream: Upstream) -> RoutedCall | None:
+        """Return the waiting call that a place of the seat is free for."""
+        rank = self._rank(upstream)
+        if rank is Rank.OPEN:
+            return model.first()
+        kept_from = upstream.kept_from if rank is Rank.FULL else None
+        return None if kept_from is None else model.first_of_others(kept_from)
 
     def returned(self, m: CallReturned) -> None:
         """Route a call again whose forwarding failed before the first byte, unless its deadline has passed."""
@@ -278,17 +291,24 @@ class Admission:
             self._time_out(call)
             return
         model = self._table.model(call.model)
-        self._route(call, model, best(self._ranked(model), None))
+        self._route(call, model, self._best(self._ranked(model), call))
 
-    def _reject(self, call: RoutedCall, status: int, code: str, message: str, detail: str = "") -> None:
+    def _reject(
+        self, call: RoutedCall, status: int, code: str, message: str, detail: str = "", *, until: float = 0.0
+    ) -> None:
         seconds = self._table.retry_after(call.model, self._step.now, self._limits.speed)
         after = math.ceil(seconds * (1 + call.request * _SPREAD % 1))
         self._calls.pop(call.request, None)
         self._queue.release(call)
-        self._step.effects.append(Reject(call.request, status, code, message, after, detail))
+        self._step.effects.append(Reject(call.request, status, code, message, after, detail, until))
 
     def _reject_unknown(self, request: int, model: str) -> None:
-        self._step.effects.append(Reject(request, 404, "model_not_found", f"model {model!r} does not exist"))
+        table = self._table
+        if why := self._trust.incomplete(table.rows, table.seqs, self._step.now):
+            text = f"model {model!r} is not known, but may exist: {why}"
+            self._step.effects.append(Reject(request, 503, "roster_incomplete", text, 1))
+        else:
+            self._step.effects.append(Reject(request, 404, "model_not_found", f"model {model!r} does not exist"))
 
     def _time_out(self, call: RoutedCall) -> None:
         upstream = call.upstream
@@ -301,6 +321,15 @@ class Admission:
             self._reject(call, 429, "queue_full", text)
         else:
             self._reject(call, 503, "hold_timeout", text, _why(upstream) if upstream else "")
+
+    @staticmethod
+    def _best(ranked: list[tuple[Rank, Upstream]], call: RoutedCall) -> Found:
+        """The best seat for this call: of full ones, one that is open to it by the kept place."""
+        found = best(ranked, call.upstream)
+        if found is None or found[0] is not Rank.FULL:
+            return found
+        kept = [(seat, seat.kept_from) for rank, seat in ranked if rank is Rank.FULL]
+        return best([(Rank.OPEN, seat) for seat, of in kept if of is not None and call.tenant not in of], None) or found
 
     def _ranked(self, model: Model) -> list[tuple[Rank, Upstream]]:
         return [(self._rank(upstream), upstream) for upstream in model.upstreams.values()]
@@ -316,7 +345,7 @@ class Admission:
             return
         ranked = self._ranked(model)
         for call in sorted(model.held.values(), key=lambda call: call.order):
-            found = best(ranked, call.upstream)
+            found = self._best(ranked, call)
             self._route(call, model, found, opened)
             if found is not None and found[0] is Rank.OPEN and self._rank(found[1]) is not Rank.OPEN:
                 ranked = self._ranked(model)
@@ -324,7 +353,7 @@ class Admission:
     def reject_unknown(self, name: str) -> None:
         """Reject the calls that wait for a model without a seat, if all seats are known."""
         model = self._table.models.get(name)
-        if model is None or model.upstreams or not self._trust.ever_synced:
+        if model is None or model.upstreams or self._step.now < self._trust.settles:
             return
         model.expected = False
         for call in list(model.held.values()):

@@ -86,6 +86,8 @@ class _Name(str):
     """The name of a member of a large body: it is checked when it is read, before there are millions."""
 
 
+_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+"""The first half of a surrogate pair without the other one."""
 _SMALL = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -108,7 +110,9 @@ def _members(body: bytes) -> dict[str, msgspec.Raw]:
     except RecursionError as error:
         raise BodyError("body_too_complex", "the body is nested too deeply") from error
     except (msgspec.MsgspecError, ValueError) as error:
-        raise BodyError("invalid_json", f"the body must be a JSON object in UTF-8: {error}") from error
+        half = _HALF.search(body)
+        why = f"{half[0].decode()} alone is half a character: send both halves" if half is not None else error
+        raise BodyError("invalid_json", f"the body must be a JSON object in UTF-8: {why}") from error
     for text in found:
         if text not in FIELDS and text.casefold() in FIELDS:  # engines in Go take it for the field: they ignore case
             raise BodyError("invalid_body", f"write the member {text!r} of the body as {text.casefold()!r}")

@@ -97,6 +97,5 @@ class PendingCommands:
             incarnation=self._identity.incarnation,
             epoch=upstream.record.epoch,
             in_flight=len(upstream.in_flight),
-            permits=upstream.permits,
         )
         self._step.effects.append(ack)

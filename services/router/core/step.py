@@ -155,6 +155,8 @@ class Reject:
     """Seconds for the Retry-After header."""
     detail: str = ""
     """The seat and its manager's reason, for callers who may see seats."""
+    until: float = 0.0
+    """Unix seconds before which a retry is in vain; 0: ``retry_after`` counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 import math
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kybernate.api_keys import Tenant
 
@@ -58,14 +58,14 @@ class AnswerTokens:
 
 @dataclass(slots=True)
 class Allowance:
-    """So many units in a minute; a minute's worth may be used at once. What was used beyond it must come back first."""
+    """So many requests in a minute; a minute's worth may be used at once."""
 
     per_minute: int
     left: float
     at: float
 
     def seconds(self, now: float) -> int:
-        """Return the seconds until a unit is left; 0: one is."""
+        """Return the seconds until one is left; 0: one is."""
         self.left = min(self.per_minute, self.left + (now - self.at) * self.per_minute / 60)
         self.at = now
         return 0 if self.left >= 1 else math.ceil((1 - self.left) * 60 / self.per_minute)
@@ -75,7 +75,6 @@ class Allowance:
 class _Account:
     tenant: Tenant
     requests: Allowance | None = None
-    tokens: Allowance | None = None
     running: int = 0
 
 
@@ -109,19 +108,10 @@ class Tenants:
         for tenant in tenants:
             known = before.get(tenant.name)
             account = self._accounts[tenant.name] = _Account(tenant, running=known.running if known else 0)
-            for of in ("requests", "tokens"):
-                limit = getattr(tenant, f"{of}_per_minute")
-                had = getattr(known, of) if known else None
-                if limit is not None:
-                    left = limit if had is None else min(limit, had.left)
-                    setattr(account, of, Allowance(limit, left, now if had is None else had.at))
-
-    def report(self) -> list[dict[str, Any]]:
-        """Return what was used since the router started: a row for each tenant and model."""
-        return [
-            {"tenant": tenant, "model": model, **asdict(self.used[tenant, model])}
-            for tenant, model in sorted(self.used)
-        ]
+            limit, had = tenant.requests_per_minute, known.requests if known else None
+            if limit is not None:
+                left = limit if had is None else min(limit, had.left)
+                account.requests = Allowance(limit, left, now if had is None else had.at)
 
     def of(self, name: str) -> Tenant | None:
         """Return the tenant of this name, if it has limits."""
@@ -136,13 +126,11 @@ class Tenants:
         most = account.tenant.concurrency
         if most is not None and account.running >= most:
             return Refused(f"{account.running} of {most} requests at a time (concurrency)", 1)
-        for of in ("requests", "tokens"):
-            allowance: Allowance | None = getattr(account, of)
-            if allowance is not None and (wait := allowance.seconds(now)):
-                return Refused(f"{allowance.per_minute} {of} in a minute ({of}PerMinute)", wait)
+        if (requests := account.requests) is not None:
+            if wait := requests.seconds(now):
+                return Refused(f"{requests.per_minute} requests in a minute (requestsPerMinute)", wait)
+            requests.left -= 1
         account.running += 1
-        if account.requests is not None:
-            account.requests.left -= 1
         return None
 
     def end(self, name: str, model: str, tokens: Tokens) -> None:
@@ -150,8 +138,6 @@ class Tenants:
         account = self._accounts.get(name)
         if account is not None:
             account.running = max(0, account.running - 1)
-            if account.tokens is not None:
-                account.tokens.left -= sum(tokens)
         used = self.used.get((name, model))
         if used is None:
             used = self.used[name, model] = Used()

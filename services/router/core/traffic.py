@@ -11,7 +11,7 @@ from typing import Any
 
 from kybernate.messages import Presence, SeatEvent
 from kybernate.roster import SeatRecord
-from kybernate.seat import COMING, SeatState
+from kybernate.seat import SeatState
 from services.router.core import step
 from services.router.core.admission import GONE_SECONDS, Admission, Limits
 from services.router.core.managers import PendingCommands, RouterIdentity
@@ -19,7 +19,6 @@ from services.router.core.trust import ANSWER_SECONDS, AWAY_SECONDS, Trust
 from services.router.core.upstreams import (
     ACTIVATABLE,
     EVICTED,
-    FREEZING,
     Change,
     Upstream,
     UpstreamTable,
@@ -34,7 +33,7 @@ MOST_PREPARED = 64
 
 
 class Traffic:
-    """All seats and calls of one router. Alarms: ``missing``, ``doubted``, ``frozen``, and those of its parts."""
+    """All seats and calls of one router. Alarms: ``missing``, ``doubted``, and those of its parts."""
 
     def __init__(self, limits: Limits, identity: RouterIdentity) -> None:
         self.trust = Trust()
@@ -76,10 +75,13 @@ class Traffic:
         known = self.table.models.get(model)
         return known is not None and bool(known.upstreams)
 
-    def frozen(self, key: str) -> bool:
-        """Return whether the calls in flight at this seat are frozen with it."""
-        upstream = self.table.upstreams.get(key)
-        return upstream is not None and upstream.frozen_since is not None
+    def absent(self, model: str, now: float) -> bool:
+        """Return whether no seat serves this model; False also while rows of the roster may not have arrived."""
+        return not self.serves(model) and not self.incomplete(now)
+
+    def incomplete(self, now: float) -> str:
+        """Return why a model that is not known may exist; empty: it does not."""
+        return self.trust.incomplete(self.table.rows, self.table.seqs, now)
 
     # --- seats ----------------------------------------------------------------------------------------------------
 
@@ -122,27 +124,13 @@ class Traffic:
             self._step.effects.append(step.Prepare(upstream.key, upstream.record.endpoint, count))
         if state not in ACTIVATABLE:
             upstream.activation_request.sent_at = None
-        self._freeze(upstream)
-        if state in EVICTED and upstream.frozen_since is None:
+        if state in EVICTED:
             self._cut(upstream)
         if change.closed:
             self._commands.acknowledge_drain(upstream)
         if upstream.model:
             self._step.alarms.clear(("gone", upstream.model))
             self._dirty[upstream.model] = upstream if change.opened else self._dirty.get(upstream.model)
-
-    def _freeze(self, upstream: Upstream) -> None:
-        """Keep the calls in flight that are frozen with their seat, until its stall budget is used up."""
-        state, stall = upstream.record.state, upstream.record.stall_seconds
-        if state in FREEZING and stall > 0 and upstream.in_flight and upstream.frozen_since is None:
-            upstream.frozen_since = self._step.now
-            self._step.set_alarm(("frozen", upstream.key), stall)
-        elif upstream.frozen_since is not None and state not in (*FREEZING, *COMING):
-            frozen_seconds = self._step.now - upstream.frozen_since
-            for call in upstream.in_flight.values():
-                call.sent += frozen_seconds  # does not count as time served
-            upstream.frozen_since = None
-            self._step.alarms.clear(("frozen", upstream.key))
 
     def _cut(self, upstream: Upstream) -> None:
         lost = upstream.record.state is SeatState.LOST
@@ -188,7 +176,7 @@ class Traffic:
             self._record_changed(record, complete=True)
         if m.at is None:
             return
-        self.trust.sync(m.at)
+        self.trust.sync(m.at, self._step.now)
         known = self.table.upstreams.keys()  # tens of thousands: nothing here may take long
         if not known <= m.present:
             for key in known - m.present:
@@ -201,16 +189,19 @@ class Traffic:
                 for upstream in model.upstreams.values():
                     upstream.activation_request.sent_at = None
         if first:
-            for name in list(self.table.models):
-                self._admission.reject_unknown(name)
+            self._step.alarms.set(("settled", ""), self.trust.settles)
 
     def _bus_lost(self, _: step.BusLost) -> None:
         self.trust.lose()
 
     def _manager_present(self, m: Presence) -> None:
-        """A manager counts the routers that it lists."""
+        """A manager counts the routers that it lists, and the rows that it has written."""
+        if not (m.node and m.serving):
+            return
+        if m.rows is not None:
+            self.trust.written(m.node, m.rows, m.seq, self._step.now)
         sent = (m.routers or {}).get(self._incarnation)
-        if m.node and m.serving and sent is not None and self.trust.count(m.node, sent, self._step.now):
+        if sent is not None and self.trust.count(m.node, sent, self._step.now):
             self._step.effects.append(step.Resync())
 
     def _reroute_node(self, node: str) -> None:
@@ -229,6 +220,9 @@ class Traffic:
                 self._admission.alarm(kind, of)
             elif kind == "gone":
                 self._admission.reject_unknown(of)
+            elif kind == "settled":
+                for name in list(self.table.models):
+                    self._admission.reject_unknown(name)
             elif kind == "query":
                 self._commands.allow_query(of)
                 self._reroute_node(of)
@@ -242,8 +236,6 @@ class Traffic:
             self._commands.acknowledge_drain(upstream)
         elif kind == "wake":
             self._commands.repeat_activation(upstream)
-        elif kind == "frozen" and upstream.frozen_since is not None:
-            self._cut(upstream)  # the stall budget is used up
         elif kind == "refusal":
             upstream.activation_request.refusal = None
         elif kind == "missing" and upstream.unseen:

@@ -9,11 +9,16 @@ nothing before ``AWAY_SECONDS`` after its return.
 """
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
 TRUST_SECONDS = 8.0
 ANSWER_SECONDS = 1.0
+COMPLETE_SECONDS = 3.0
+"""After the first reading of the roster in which every manager has published how many rows it has written."""
+COUNT_SECONDS = 10.0
+"""How long that is valid: a manager repeats it every 2 s."""
 AWAY_SECONDS = 3.0
 """As ``services.gpu_manager.core.demand.SETTLE_SECONDS``, for which a manager that was away evicts nothing."""
 
@@ -37,6 +42,10 @@ class Trust:
 
     def __init__(self) -> None:
         self.ever_synced = False
+        self.settles = inf
+        """From then on a model that is not known does not exist, if the rows of every node have arrived."""
+        self._rows: dict[str, tuple[float, int, int]] = {}
+        """By node: until when it is valid, number and highest ``seq`` of the rows that its manager has written."""
         self._leases: defaultdict[str, _Lease] = defaultdict(_Lease)
         self._verified: dict[str, float] = {}
 
@@ -63,9 +72,24 @@ class Trust:
         lease.began, lease.counted = now if first else lease.began, max(lease.counted, until)
         return first
 
-    def sync(self, at: float) -> None:
-        """Record that the roster was read, beginning at ``at``."""
-        self.ever_synced = True
+    def written(self, node: str, rows: int, seq: int, now: float) -> None:
+        """Record that a manager has written so many rows, the last with this ``seq``."""
+        self._rows[node] = now + COUNT_SECONDS, rows, seq
+
+    def incomplete(self, rows: Mapping[str, int], seqs: Mapping[str, int], now: float) -> str:
+        """Return why rows may not have arrived; empty: all have. ``rows``: how many have, and the highest ``seqs``, by
+        node."""
+        if now < self.settles:
+            return "managers have not reported yet how many rows the roster has"
+        for node, (until, count, seq) in self._rows.items():
+            if now < until and (rows.get(node, 0) < count or seqs.get(node, 0) < seq):
+                return f"not all rows of node {node} have arrived"
+        return ""
+
+    def sync(self, at: float, now: float) -> None:
+        """Record that the roster was read, from ``at`` until now."""
+        if not self.ever_synced:
+            self.ever_synced, self.settles = True, now + COMPLETE_SECONDS
         for lease in self._leases.values():
             if lease.began <= at:
                 lease.until, lease.unbroken, lease.began = max(lease.until, lease.counted), True, inf

@@ -6,7 +6,7 @@ every report. A complete reading of the roster overrides the order within an epo
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heappop, heappush
@@ -28,12 +28,14 @@ ACTIVATABLE = frozenset({_S.WAITING, _S.DRAINING, _S.PARKING, _S.PARKED, _S.BACK
 """The seat is not on its way to active: calls that wait there make the router request its activation."""
 EVICTED = frozenset({_S.PARKING, _S.PARKED, _S.LOST})
 """Calls in flight cannot finish."""
-FREEZING = frozenset({_S.PARKING, _S.PARKED})
-"""Calls in flight may be frozen with the seat instead of being cut, if its manager grants a stall budget."""
 
 
 MOST_LOOKED_AT = 1000
 """Models that are looked at for it: thousands of requests for unknown models cost little."""
+
+
+LEAST_SHARED = 4
+"""Places of a seat that one of is kept: of fewer it would be a third or more."""
 
 
 class Rank(IntEnum):
@@ -47,7 +49,7 @@ class Rank(IntEnum):
     STARTING = 5  # a cold start takes longer than an activation
     BUSY = 6  # draining, or its engine has just refused a connection
     DOWN = 7  # its container is not running
-    REFUSED = 8  # its manager refuses to activate it
+    REFUSED = 8  # its manager refuses to activate it, or its engine fails again and again
     UNUSABLE = 9
 
 
@@ -84,6 +86,7 @@ class RoutedCall:
     """How long that is, and what of the caller says so."""
     priority: int = 0
     tenant: str = ""
+    """Empty where no other tenant could call."""
     turn: int = 0
     """In the queue of its model; given when it is held for the first time."""
     upstream: "Upstream | None" = None
@@ -107,7 +110,7 @@ class CallCounts:
     arrivals: int = 0
     served: int = 0
     served_seconds: float = 0.0
-    """Wall seconds in flight of the served calls, without those in which they were frozen."""
+    """Wall seconds in flight of the served calls."""
     last_cause: str = "router"
 
 
@@ -142,8 +145,6 @@ class Upstream:
     activation_request: ActivationRequest = field(default_factory=ActivationRequest)
     share: int = 0
     """Most requests in flight while others fill its engine, too; 0: no such limit."""
-    frozen_since: float | None = None
-    """Set while its calls in flight are frozen with the seat."""
     suspect_until: float = 0.0
     unseen: bool = False
     """The roster has no row for it, so what is known here may be stale."""
@@ -151,6 +152,8 @@ class Upstream:
     """When its row was first older than what is known; inf: it is not, or something newer has come since."""
     doubted_url: str = ""
     """Address of the manager that wrote the last row of a lower epoch: its pod may have moved."""
+    counted: bool = False
+    """Its manager counts a row of it."""
     activation: SeatActivated | None = None
     """The last one received."""
     weight: int = 0
@@ -194,8 +197,25 @@ class Upstream:
 
     @property
     def full(self) -> bool:
-        """True if it is active and has no place for a further request."""
-        return self.record.state is _S.ACTIVE and self._taken >= self.limit
+        """True if it is active and its places are taken, but for the kept one."""
+        return self.record.state is _S.ACTIVE and self._taken >= self.limit - self.kept
+
+    @property
+    def kept(self) -> int:
+        """1 where the last place is kept for tenants that have no request there, as each wait is bounded by the end of
+        any request; 0 where no tenants share the seat, or few places."""
+        first = next(iter(self.in_flight.values()), None)
+        return int(first is not None and first.tenant != "" and self.limit >= LEAST_SHARED)
+
+    @property
+    def kept_from(self) -> Set[str] | None:
+        """If it is full but for the kept place: the tenants that may not take that one."""
+        return self.tenants if self.full and self._taken < self.limit else None
+
+    @property
+    def tenants(self) -> Set[str]:
+        """Those of the requests in flight."""
+        return {one.tenant for one in self.in_flight.values()}
 
     @property
     def _taken(self) -> int:
@@ -218,7 +238,7 @@ class Upstream:
             if not sure or self.unseen:
                 return Rank.UNCONFIRMED
             return Rank.FULL if self.full else Rank.OPEN
-        if self.activation_request.refusal is not None:
+        if self.activation_request.refusal is not None or self.record.failed_until:
             return Rank.REFUSED
         return _RANK_OF_STATE[state]
 
@@ -251,6 +271,7 @@ class Upstream:
         old, self.record = self.record, new
         changed = (old.state, old.epoch, old.endpoint, old.model) != (new.state, new.epoch, new.endpoint, new.model)
         changed = changed or old.drained != new.drained  # a refusal for a drain ends with it
+        changed = changed or old.failed_until != new.failed_until
         if changed:
             self.suspect_until = 0.0
             self.share = 0
@@ -363,10 +384,20 @@ class Model:
             heappop(self._queue)
         return self.held[self._queue[0][-1]]
 
+    def first_of_others(self, than: Set[str]) -> RoutedCall | None:
+        """Return the held call that is forwarded first but for those of some tenants."""
+        if all(tenants.keys() <= than for tenants in self.waiting.values()):
+            return None  # as mostly: no look at each call
+        return min((call for call in self.held.values() if call.tenant not in than), key=lambda call: call.order)
+
     def last(self, priority: int, tenant: str | None = None) -> RoutedCall:
         """Return the held call of this priority, and tenant, that is forwarded last."""
         calls = (call for call in self.held.values() if call is not self.wake and call.priority == priority)
         return max((call for call in calls if tenant in (None, call.tenant)), key=lambda call: call.order)
+
+    def tenants(self, priority: int) -> Set[str]:
+        """Return the tenants of the calls that wait with this priority."""
+        return self.waiting.get(priority, Counter[str]()).keys()
 
     def ahead(self, priority: int, tenant: str) -> int:
         """Return how many of the calls that wait are forwarded before a new one: all with a higher priority, and of
@@ -414,6 +445,12 @@ class UpstreamTable:
     def __init__(self) -> None:
         self.upstreams: dict[str, Upstream] = {}
         self.models: dict[str, Model] = {}
+        self.rows: Counter[str] = Counter()
+        """Rows by node, as its manager counts them."""
+        self.seqs: dict[str, int] = {}
+        """By node, the highest ``seq`` that was received."""
+        self.version = 0
+        """Grows with every report and every seat that goes."""
         self.closing: dict[str, Upstream] = {}
         """Those whose seat drains or parks, by key."""
 
@@ -447,6 +484,8 @@ class UpstreamTable:
         ``Upstream.apply_record``."""
         if isinstance(report, SeatAllocated):
             return None  # published by the plugin as a hint for the manager, which alone knows the seat's state
+        self.version += 1
+        self.seqs[report.node] = max(report.seq, self.seqs.get(report.node, 0))
         upstream = self.upstreams.get(seat_key(report.node, report.seat))
         if upstream is None:
             upstream = _upstream_of(report)
@@ -460,6 +499,7 @@ class UpstreamTable:
 
     def drop(self, upstream: Upstream) -> Change:
         """Remove a seat that does not exist any more."""
+        self.version += 1
         before = upstream.record
         upstream.record = before.model_copy(update={"state": SeatState.FREE})
         change = self._change(upstream, before)
@@ -488,6 +528,9 @@ class UpstreamTable:
 
     def _change(self, upstream: Upstream, before: SeatRecord | None) -> Change:
         self.upstreams[upstream.key] = upstream
+        counted = upstream.record.state is not SeatState.FREE or bool(upstream.record.drained)
+        self.rows[upstream.record.node] += counted - upstream.counted
+        upstream.counted = counted
         if upstream.record.state in CLOSING:
             self.closing[upstream.key] = upstream
         else:

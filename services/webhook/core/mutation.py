@@ -17,11 +17,14 @@ from kybernate.annotations import (
     SeatAnnotations,
     chosen_devices,
     group_problem,
+    misplaced,
     parse,
     tier_problem,
+    whole_gpus,
 )
 from kybernate.config import NodeConfig
 from kybernate.config_errors import suggest
+from kybernate.engines import WITHOUT_COPY
 from kybernate.sizes import format_bytes
 from services.webhook.core import probes
 from services.webhook.core.probes import Json, PodRefusedError, ProbeMove
@@ -34,6 +37,8 @@ NAME = "kyb-probe"
 PROBE_MEMORY = "40Mi"
 """Of kyb-probe: request and limit."""
 STOP_GRACE_SECONDS = 300
+LAST_LOGS = "FallbackToLogsOnError"
+"""What a container that fails has written last stands in its status; the API server fills in ``File``."""
 
 
 class ReviewError(Exception):
@@ -90,7 +95,8 @@ def _judged(request: Mapping[str, Any], settings: WebhookSettings, configs: Sequ
 
 
 def mutate(pod: Mapping[str, Any], settings: WebhookSettings, configs: Sequence[NodeConfig] = ()) -> Mutation:
-    """Point probes to kyb-probe and set memory request = limit. Raises PodRefusedError."""
+    """Point probes to kyb-probe, set memory request = limit, and let the status of an engine that failed have its last
+    lines of log. Raises PodRefusedError."""
     spec = pod["spec"]
     containers = spec.get("containers") or []
     known = {name for config in configs for name in config.resources}
@@ -98,7 +104,9 @@ def mutate(pod: Mapping[str, Any], settings: WebhookSettings, configs: Sequence[
     engines = [at for at, resources in enumerate(seats) if resources]
     patch: list[Json] = []
     warnings: list[str] = []
-    notes = parse((pod.get("metadata") or {}).get("annotations") or {})
+    metadata = pod.get("metadata") or {}
+    own = metadata.get("annotations") or {}
+    notes = parse(own)
     wrong = _problems(notes, dict.fromkeys(name for one in seats for name in one), configs) if engines else []
     wrong += [
         f"container {containers[at].get('name')} sets {name}, which the seat sets: remove it, or the engine runs on "
@@ -106,12 +114,21 @@ def mutate(pod: Mapping[str, Any], settings: WebhookSettings, configs: Sequence[
         for at in engines
         for _, name in chosen_devices(containers[at])
     ]
+    wrong += [
+        f"container {containers[at].get('name')} asks for {name} beside its seat, which has the GPUs: remove it"
+        for at in engines
+        for _, name in whole_gpus(containers[at])
+    ]
+    if engines:
+        wrong += [f"label {name} is an annotation: move it there" for name in misplaced(own, metadata.get("labels"))]
     if wrong:
         raise PodRefusedError("\n".join(wrong))
     for at in engines:
         changes, more = _memory(f"/spec/containers/{at}", containers[at], notes)
         patch += changes
         warnings += more
+        if containers[at].get("terminationMessagePolicy") != LAST_LOGS:
+            patch.append({"op": "add", "path": f"/spec/containers/{at}/terminationMessagePolicy", "value": LAST_LOGS})
     inits = spec.get("initContainers") or []
     if engines and not any(one.get("name") == NAME for one in inits):
         moves = [move for at in engines for move in probes.found(f"/spec/containers/{at}", containers[at])]
@@ -229,7 +246,7 @@ def _sidecar(moves: Sequence[ProbeMove], ports: Sequence[int], settings: Webhook
             "seccompProfile": {"type": "RuntimeDefault"},
             **user,
         },
-        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "terminationMessagePolicy": LAST_LOGS,
     }
 
 
@@ -238,10 +255,6 @@ def _sidecar(moves: Sequence[ProbeMove], ports: Sequence[int], settings: Webhook
 _SUFFIXES = {"m": Decimal("0.001"), "": Decimal(1)}
 _SUFFIXES |= {letter: Decimal(10) ** (3 * power) for power, letter in enumerate("kMGTPE", 1)}
 _SUFFIXES |= {f"{letter}i": Decimal(2) ** (10 * power) for power, letter in enumerate("KMGTPE", 1)}
-
-
-COPIES_NOTHING = ("restart", "unload", "vllm-2")
-"""Backends that keep no copy of VRAM in the container's memory."""
 
 
 def _memory(path: str, container: Mapping[str, Any], notes: SeatAnnotations) -> tuple[list[Json], list[str]]:
@@ -254,7 +267,7 @@ def _memory(path: str, container: Mapping[str, Any], notes: SeatAnnotations) -> 
     limit = (resources.get("limits") or {}).get("memory")
     requests = resources.get("requests")
     who, declared, warnings = f"container {container.get('name')}", notes.vram_bytes, list[str]()
-    restarts = notes.backend in COPIES_NOTHING
+    restarts = notes.backend in WITHOUT_COPY
     if limit is None:
         if not restarts:
             warnings.append(

@@ -25,8 +25,7 @@ from kybernate.dev.fakes.engine.memory import Vram
 from kybernate.dev.fakes.gpu.client import DriverError
 from kybernate.sizes import parse_bytes
 
-TRTLLM_KEY = "TRTLLM_RUNTIME_CONTROL_API_KEY"
-_SLEEP_SWITCH = {"vllm": "enable_sleep_mode", "trtllm": "enable_sleep_mode", "sglang": "enable_memory_saver"}
+_SLEEP_SWITCH = {"vllm": "enable_sleep_mode", "sglang": "enable_memory_saver"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -37,8 +36,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         Lies.read(",".join([os.environ.get("KYB_FAKE_LIES", ""), *options.lie]))
     except ValueError as error:
         parser.error(f"--lie: {error}; known are {', '.join(Lie)}")
-    if options.api == "trtllm" and options.enable_sleep_mode and not os.environ.get(TRTLLM_KEY):
-        parser.error(f"--enable_sleep_mode wants {TRTLLM_KEY}")
     if options.llama and (absent := missing()):
         parser.error(f"--llama: {absent}")
     if not options.cuda and (options.driver is None or not options.gpus):
@@ -75,7 +72,6 @@ def _parser() -> argparse.ArgumentParser:
         add(name, action="store_true", help="as the vendor's option")
     add("--llama", action="store_true", help="answers of llama.cpp on the CPU (extra llama), else made up ones")
     add("--cuda", action="store_true", help="take the memory of the visible GPUs through libcuda.so.1")
-    add("--freezable", action="store_true", help="requests may be frozen with it: its pod has kyb.ai/stall-budget")
     add("--seat", default=env.get("KYB_GPU_SEAT", ""), help="seat that it says it has")
     return parser
 
@@ -91,7 +87,6 @@ async def _serve(options: argparse.Namespace) -> int:
     residue = usual if options.residue is None else options.residue
     try:
         vram = await _vram(options, residue, clock)
-        vram.freezable = options.freezable
         engine = Engine(_engine_options(options), vram, clock, Llama(options.model) if options.llama else None)
         runner = web.AppRunner(
             build_app(engine, options.api or "vllm", _api_options(options)),
@@ -170,7 +165,7 @@ def _engine_options(options: argparse.Namespace) -> EngineOptions:
 def _api_options(options: argparse.Namespace) -> ApiOptions:
     dev_mode = os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
     return ApiOptions(
-        key=os.environ.get(TRTLLM_KEY, "") if options.api == "trtllm" else options.api_key,
+        key=options.api_key,
         dev_mode=dev_mode or options.api != "vllm",
         cpu_backup=_has(options, {"sglang": "enable_weights_cpu_backup"}),
         metrics=_has(options, {"sglang": "enable_metrics", "llamacpp": "metrics"}),

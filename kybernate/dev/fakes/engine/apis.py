@@ -2,16 +2,12 @@
 
 Sources: vLLM 0.32.0 (``entrypoints/serve/dev/sleep``, ``entrypoints/rl/online``, ``v1/engine/core.py``), SGLang 0.5.23
 (``srt/entrypoints/http_server.py``, ``weight_updater.py``), llama.cpp (``server/README.md``, ``server-models.cpp``),
-Ollama (``docs/api.md``, ``server/routes.go``), TensorRT-LLM (``docs/source/features/sleep-wakeup.md`` and
-``serve/runtime_control_auth.py`` of September 2026).
+Ollama (``docs/api.md``, ``server/routes.go``).
 ``tests/fakes/test_vendor_sources.py`` compares names and parameters with the vendors' wheels.
 """
 
 import asyncio
-import hashlib
 import hmac
-import re
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -35,7 +31,7 @@ class ApiOptions:
     """How the server was started."""
 
     key: str = ""
-    """``--api-key``; of TensorRT-LLM TRTLLM_RUNTIME_CONTROL_API_KEY."""
+    """``--api-key``."""
     dev_mode: bool = True
     """``VLLM_SERVER_DEV_MODE=1``: without it vLLM has no sleep endpoints."""
     cpu_backup: bool = True
@@ -445,153 +441,11 @@ class OllamaApi(Api):
         return {"name": self.engine.options.model, "model": self.engine.options.model}
 
 
-class TrtllmApi(Api):
-    """TensorRT-LLM's runtime control: every request is signed, no request is admitted until all memory is back, and an
-    error while it comes back is for ever."""
-
-    _HEADER = "x-trtllm-runtime-control-"
-    _TAGS: Mapping[str, tuple[str, ...]] = {
-        "model_weights": (WEIGHTS,),
-        "kv_cache": (KV_CACHE,),
-        "model": (),
-        "sampler": (),
-    }
-    _WINDOW_SECONDS, _REMEMBERED = 300, 4096
-
-    def __init__(self, engine: Engine, options: ApiOptions) -> None:
-        super().__init__(engine, options)
-        self._state = ""
-        """``parking``, ``waking`` or ``failed``; empty: as its memory says."""
-        self._used: dict[str, int] = {}
-        """Time of each nonce."""
-
-    def routes(self) -> list[web.RouteDef]:
-        """Paths of trtllm-serve; runtime control only with a key."""
-        always = [
-            web.get("/health", self.health),
-            web.get("/version", self.version),
-            web.get("/metrics", self.statistics),
-            web.get("/prometheus/metrics", self.metrics),
-        ]
-        if not (self.options.key and self.engine.options.sleeps):
-            return always
-        return [
-            *always,
-            web.post("/release_memory", self.release),
-            web.post("/resume_memory", self.resume),
-            web.get("/memory_status", self.status),
-        ]
-
-    def open(self, path: str) -> bool:
-        """No key; runtime control has signatures."""
-        return bool(path)
-
-    async def before(self, _: web.Request) -> None:
-        """Admission is closed unless it runs."""
-        if self.engine.ready and self.state != "running":
-            raise ApiError(500, "InternalServerError", f"requests are not admitted while the runtime is {self.state}")
-
-    @property
-    def state(self) -> str:
-        """The admission state."""
-        return self._state or ("parked" if self.engine.asleep else "running")
-
-    async def health(self, _: web.Request) -> web.Response:
-        """200 from the end of the load."""
-        return web.Response(status=200 if self.engine.ready else 503)
-
-    async def version(self, _: web.Request) -> web.Response:
-        """A version."""
-        return web.json_response({"version": "1.4.0rc2"})
-
-    async def statistics(self, _: web.Request) -> web.Response:
-        """Of iterations, as JSON; none are kept."""
-        return web.json_response([])
-
-    async def metrics(self, _: web.Request) -> web.Response:
-        """Requests that run and wait."""
-        gauges = {"num_requests_running": self.engine.running, "num_requests_waiting": self.engine.waiting}
-        return web.Response(text=_gauges("trtllm", {}, gauges, "_"))
-
-    async def status(self, request: web.Request) -> web.Response:
-        """The admission state, and the tags whose memory is released."""
-        await self._authentic(request)
-        tags = sorted(tag for tag, parts in self._TAGS.items() if set(parts) & self.engine.asleep)
-        return web.json_response({"state": self.state, "parked_tags": tags})
-
-    async def release(self, request: web.Request) -> web.Response:
-        """Close admission, let what runs end, give memory back."""
-        parts = await self._parts(request)
-        if self.state == "parked" and set(parts) <= self.engine.asleep:
-            return web.json_response({"status": "success"})
-        self._must_be("running", "release")
-        self._state = "parking"
-        await self.engine.pause("wait")
-        try:
-            await self.engine.release(parts)
-        finally:
-            self._state = ""
-            if not self.engine.asleep:
-                self.engine.resume()
-        return web.json_response({"status": "success"})
-
-    async def resume(self, request: web.Request) -> web.Response:
-        """Take it back; admission opens once all of it is there."""
-        parts = await self._parts(request)
-        if self.state == "running":
-            return web.json_response({"status": "success"})
-        self._must_be("parked", "resume")
-        self._state = "waking"
-        try:
-            await self._wake(parts)
-        except ApiError:
-            self._state = "failed"
-            raise
-        self._state = ""
-        if not self.engine.asleep:
-            self.engine.resume()
-        return web.json_response({"status": "success"})
-
-    def _must_be(self, state: str, verb: str) -> None:
-        if self.state != state:
-            raise ApiError(409, "Conflict", f"Cannot {verb} runtime memory while state is {self.state!r}.")
-
-    async def _parts(self, request: web.Request) -> tuple[str, ...]:
-        """All, unless the body has tags."""
-        raw = await self._authentic(request)
-        body = protocol.read_json(raw) if raw else {}
-        tags = body.get("tags") if isinstance(body, dict) else ()
-        if tags is None:
-            return PARTS
-        if not isinstance(tags, list) or not tags or not set(tags) <= self._TAGS.keys():
-            raise ApiError(400, "BadRequestError", f"tags: one or more of {', '.join(self._TAGS)}", "tags")
-        return tuple(part for tag in tags for part in self._TAGS[tag])
-
-    async def _authentic(self, request: web.Request) -> bytes:
-        """The body of a request that is signed, recent and the first with its nonce. Raises ApiError."""
-        raw, now = await request.read(), int(time.time())
-        given, at, nonce = (request.headers.get(self._HEADER + name, "") for name in ("auth", "timestamp", "nonce"))
-        text = "\n".join(("trtllm-runtime-control-v1", request.method, request.path, at, nonce, "")).encode() + raw
-        signature = "sha256=" + hmac.new(self.options.key.encode(), text, hashlib.sha256).hexdigest()
-        self._used = {one: when for one, when in self._used.items() if when + self._WINDOW_SECONDS >= now}
-        if (
-            not hmac.compare_digest(given, signature)
-            or not (at.isdecimal() and abs(int(at) - now) <= self._WINDOW_SECONDS)
-            or not re.fullmatch("[0-9a-f]{32}", nonce)
-            or nonce in self._used
-            or len(self._used) >= self._REMEMBERED
-        ):
-            raise ApiError(401, "Unauthorized", "Invalid runtime control request authentication.")
-        self._used[nonce] = int(at)
-        return raw
-
-
 APIS: Mapping[str, type[Api]] = {
     "vllm": VllmApi,
     "sglang": SglangApi,
     "llamacpp": LlamaCppApi,
     "ollama": OllamaApi,
-    "trtllm": TrtllmApi,
 }
 
 

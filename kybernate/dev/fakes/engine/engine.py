@@ -5,9 +5,10 @@ import contextlib
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kybernate.clock import Clock
 from kybernate.dev.fakes.engine.libcuda import CudaError
@@ -153,7 +154,25 @@ class Engine:
         self._open.set()
 
     async def release(self, parts: Iterable[str] = PARTS, *, keeps: bool = True, level: int = 1) -> None:
-        """Give parts of the memory back; ``keeps``: the weights are copied and come back. Raises ApiError."""
+        """Give parts of the memory back; ``keeps``: the weights are copied and come back. A client that goes away does
+        not end it, as a scheduler in another process does not hear of that. Raises ApiError."""
+        await self._to_its_end(self._release(parts, keeps=keeps, level=level))
+
+    async def take_back(self, parts: Iterable[str] = PARTS) -> None:
+        """Take parts back, to the end as well. Raises CudaError or DriverError without room: then nothing has changed;
+        and ApiError."""
+        if Lie.WAKE_CUT in self.options.lies.since:
+            await self._take_back(parts)
+        else:
+            await self._to_its_end(self._take_back(parts))
+
+    async def _to_its_end(self, change: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(change)
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+        await asyncio.shield(task)
+
+    async def _release(self, parts: Iterable[str], *, keeps: bool, level: int) -> None:
         async with self._changing:
             self._turns["sleep"] += 1
             new = [part for part in parts if part not in self.asleep]
@@ -174,8 +193,7 @@ class Engine:
             self.asleep.update(new)
             self.sleep_level = level
 
-    async def take_back(self, parts: Iterable[str] = PARTS) -> None:
-        """Take parts back. Raises CudaError or DriverError without room: then nothing has changed; and ApiError."""
+    async def _take_back(self, parts: Iterable[str]) -> None:
         async with self._changing:
             self._turns["wake"] += 1
             old = [part for part in parts if part in self.asleep]

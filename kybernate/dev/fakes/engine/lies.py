@@ -37,6 +37,8 @@ class Lie(StrEnum):
     """the call answers 200 and the engine sleeps on"""
     WAKE_IGNORED = "wake-ignored"
     """200, and the engine says that it is awake, but its memory is not back"""
+    WAKE_CUT = "wake-cut"
+    """a call whose client goes away ends in the middle: from then on each release answers 200 and does nothing"""
     WAKE_DIES = "wake-dies"
     """the engine is killed in the middle of the call"""
     WAKE_BREAKS = "wake-breaks"

@@ -171,8 +171,6 @@ class Vram:
         self.given: set[str] = set()
         """Parts that are given back."""
         self._clock = clock
-        self.freezable = False
-        """Requests may be frozen with the process; ``begin`` passes this to the driver."""
 
     @classmethod
     async def connect(
@@ -239,7 +237,7 @@ class Vram:
             yield
             return
         try:
-            await self._driver.call("begin", request=request, freezable=self.freezable)
+            await self._driver.call("begin", request=request)
             yield
         except BaseException:
             self._driver.post("end", request=request)  # no caller is left to wait for the reply

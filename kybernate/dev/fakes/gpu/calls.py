@@ -139,8 +139,7 @@ class OwnCalls:
 
     def _begin(self, process: CudaProcess, call: DriverCall) -> Result | None:
         request = text(call.arguments, "request")
-        process.freezable = bool(call.arguments.get("freezable", False))
-        if process.state is not State.RUNNING and not process.freezable:
+        if process.state is not State.RUNNING:
             why = f"request {request} begun while {process.state}"
             self._world.violated(Kind.REQUEST_NOT_RUNNING, process, why)
         if self._waits(process, call):
@@ -307,7 +306,7 @@ class Verbs:
         _need(process, State.LOCKED, call)
         self._refuse_what_cannot_park(process)
         world = self._world
-        for request in [] if process.freezable else sorted(process.requests):
+        for request in sorted(process.requests):
             world.violated(Kind.CHECKPOINT_WITH_REQUEST, process, f"request {request} is being computed")
         count, copies, room = process.used_bytes, self._copied_bytes(), world.spec.host_memory_bytes
         operation = self._transfer(process, call, count)

@@ -157,8 +157,6 @@ class CudaProcess:
     moved: dict[str, str] = field(default_factory=dict)
     """Its own name of a GPU → the GPU it was restored to."""
     requests: set[str] = field(default_factory=set)
-    freezable: bool = False
-    """Its requests may be frozen with it: a checkpoint while they are computed is no violation."""
     stopped: bool = False
     busy_until: float = 0.0
     """When the work that was submitted to the GPU ends; a lock waits for it."""

@@ -48,6 +48,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--topology-policy", choices=policies, default="none", help="of the topology manager")
     parser.add_argument("--numa-nodes", type=int, default=2, help="of this machine, numbered from 0")
     parser.add_argument("--seed", type=int, default=None, help="of every random choice")
+    parser.add_argument("--cgroups", type=Path, default=None, help="control group in which containers get theirs")
     parser.add_argument("--log-format", choices=("auto", "json", "pretty"), default="auto", help="auto: terminals")
     return parser.parse_args(argv)
 
@@ -94,6 +95,7 @@ async def serve(args: argparse.Namespace, pods: Sequence[manifest.PodSpec]) -> N
         readmit_seconds=args.readmit,
         topology=NumaTopology(args.topology_policy, tuple(range(args.numa_nodes))),
         seed=args.seed,
+        cgroups=args.cgroups,
     )
     async with Kubelet(options) as kubelet:
         kubelet.declare(pods)

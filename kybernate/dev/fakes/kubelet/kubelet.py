@@ -50,6 +50,9 @@ class Options:
     """
     topology: NumaTopology = field(default_factory=NumaTopology)
     seed: int | None = None
+    cgroups: Path | None = None
+    """A control group in which each container gets one, named by its id alone: as where kubelet runs with
+    ``cgroupsPerQOS: false``. None: containers are processes, with ids of the fake's own."""
 
 
 KEPT_LOGS = 5
@@ -94,6 +97,7 @@ class Kubelet:
             backoff=options.backoff,
             address=self._address,
             up=self._up,
+            cgroups=options.cgroups,
         )
         self._admission = asyncio.Lock()
         self.admitting: asyncio.Task[None] | None = None

@@ -49,6 +49,8 @@ class Surroundings:
     """Finds a pod address."""
     up: asyncio.Event
     """Set while kubelet runs: nothing is started without it."""
+    cgroups: Path | None = None
+    """As ``Options.cgroups``."""
 
 
 @dataclass
@@ -173,14 +175,15 @@ class Pod:
             command[0] = command[0].replace(run.FOLDER, dict(options.mounts).get(run.FOLDER, run.FOLDER), 1)
         log = self.around.logs / f"{self.spec.namespace}_{self.spec.name}_{self.uid}" / f"{container.spec.name}.log"
         self._temporary.mkdir(mode=0o700, parents=True, exist_ok=True)
+        container.log, container.log_from = log, log.stat().st_size if log.exists() else 0
         # Shielded: a process that was started must be known here, also when this pod is being stopped.
-        await self._uninterrupted(container, ContainerProcess.start(command, env, log))
+        await self._uninterrupted(container, ContainerProcess.start(command, env, log, self.around.cgroups))
 
     async def _uninterrupted(self, container: Container, starting: Awaitable[ContainerProcess]) -> None:
         async def run() -> None:
             container.process = await starting
             container.starts += 1
-            container.container_id = f"process://{container.process.pid}"
+            container.container_id = container.process.container_id
             container.started_at = rfc3339()
             if "terminated" in container.state:
                 container.last_state = container.state
@@ -230,6 +233,8 @@ class Pod:
     def _ended(self, container: Container, code: int, **why: str) -> None:
         container.process = None
         ended: dict[str, Any] = {"exitCode": code, "reason": "Completed" if code == 0 else "Error", **why}
+        if code and "message" not in why and (output := container.last_output()):
+            ended["message"] = output
         if code > 128:
             ended["signal"] = code - 128
         ended |= {"startedAt": container.started_at, "finishedAt": rfc3339(), "containerID": container.container_id}

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -19,6 +20,8 @@ from kybernate.programs import INSTALLED
 
 _LAUNCH = Path(__file__).with_name("launch.py")
 POD_NICENESS = "5"
+_CLEAR_SECONDS = 0.01
+FALLBACK_BYTES = 2048
 
 
 class StartError(Exception):
@@ -55,23 +58,38 @@ class ContainerProcess:
     """A running container: one process that leads its own session."""
 
     child: asyncio.subprocess.Process
+    cgroup: Path | None = None
+    """The folder of its control group; None: it shares kubelet's."""
 
     @classmethod
-    async def start(cls, command: Sequence[str], env: Mapping[str, str], log: Path) -> "ContainerProcess":
-        """Start it with output appended to ``log``. Raises StartError when the command does not exist."""
+    async def start(
+        cls, command: Sequence[str], env: Mapping[str, str], log: Path, cgroups: Path | None = None
+    ) -> "ContainerProcess":
+        """Start it with output appended to ``log``, in a new control group below ``cgroups``, if given. Raises
+        StartError when the command does not exist."""
         if shutil.which(command[0], path=env.get("PATH")) is None:
             raise StartError(f'exec: "{command[0]}": executable file not found in $PATH')
+        cgroup = None if cgroups is None else cgroups / secrets.token_hex(32)
+        inside: tuple[str, ...] = ()
+        if cgroup is not None:
+            cgroup.mkdir()
+            inside = ("sh", "-c", 'echo $$ > "$0/cgroup.procs"; exec "$@"', str(cgroup))
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), POD_NICENESS, *command),
+                *(sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), POD_NICENESS, *inside, *command),
                 env=dict(env),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
             )
-        return cls(child)
+        return cls(child, cgroup)
+
+    @property
+    def container_id(self) -> str:
+        """As kubelet reports it: with a control group as containerd gives it, which names no pod."""
+        return f"process://{self.pid}" if self.cgroup is None else f"containerd://{self.cgroup.name}"
 
     @property
     def pid(self) -> int:
@@ -85,8 +103,14 @@ class ContainerProcess:
                 os.killpg(self.pid, signum)
 
     async def wait(self) -> int:
-        """Until it ends; the exit code as a container runtime gives it (128 + signal)."""
+        """Until it ends, and what it has left in its group with it, as in a container that loses its first process; the
+        exit code as a container runtime gives it (128 + signal)."""
         code = await self.child.wait()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        if self.cgroup is not None:
+            while not _cleared(self.cgroup):  # noqa: ASYNC110 -- the kernel reports no emptiness of version 1
+                await asyncio.sleep(_CLEAR_SECONDS)
         return code if code >= 0 else 128 - code
 
     async def stop(self, grace_seconds: float) -> int:
@@ -98,6 +122,18 @@ class ContainerProcess:
         except TimeoutError:
             self.signal(signal.SIGKILL)
             return await self.wait()
+
+
+def _cleared(cgroup: Path) -> bool:
+    """Nothing outlives a container's first process, as in a pid namespace: end what does; True once all are gone."""
+    try:
+        cgroup.rmdir()
+    except OSError:
+        for pid in (cgroup / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        return False
+    return True
 
 
 def _free(address: str, port: int) -> bool:
@@ -135,6 +171,9 @@ class Container:
     last_state: dict[str, Any] = field(default_factory=dict)
     process: ContainerProcess | None = None
     container_id: str = ""
+    log: Path | None = None
+    log_from: int = 0
+    """Where the output of its last run begins there."""
     started_at: str = ""
     starts: int = 0
     done: bool = False
@@ -143,6 +182,16 @@ class Container:
     def running(self) -> bool:
         """Whether its process runs."""
         return "running" in self.state
+
+    def last_output(self) -> str:
+        """What it wrote last, as kubelet reports an end with ``FallbackToLogsOnError``."""
+        if self.log is None:
+            return ""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - FALLBACK_BYTES, self.log_from if self.log_from <= size else 0))
+            return file.read().decode(errors="replace")
+        return ""
 
     def waits(self, reason: str, message: str = "") -> None:
         """It is not running, for this reason; an end that was reported moves to ``lastState``."""

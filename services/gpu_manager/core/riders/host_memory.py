@@ -6,17 +6,21 @@ expected back last goes without a copy: the victim is parked by a restart, or a 
 Either starts cold when it is wanted again. The sum of all accounts never exceeds the budget by what is granted here.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
-from kybernate.engines import DRIVER_BACKENDS, PINNING, REHEARSED, RESTART, SIGNED, WITHOUT_COPY
+from kybernate.engines import DRIVER_BACKENDS, PINNING, REHEARSED, RESTART, WITHOUT_COPY
 from kybernate.messages import JobStatus, SeatParked, SeatTarget
 from kybernate.seat import COMING, SeatState
 from kybernate.sizes import format_bytes
+from kybernate.topology import Group
 from services.gpu_manager.core import view
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import AT_HOME, ManagedSeat
 from services.gpu_manager.core.stage import Stage
-from services.gpu_manager.core.state import NodeState, Rider, SeatChange
+from services.gpu_manager.core.state import NodeState, Rider, Sample, SeatChange
 
 LEAST_RESERVE_BYTES = 4 * 2**30
 """With ``auto``: what is left to everything else on the machine, at least; a tenth where that is more."""
@@ -37,12 +41,14 @@ def taken_bytes(node: NodeState) -> int:
 
 
 def needed_bytes(seat: ManagedSeat) -> int:
-    """Host memory that the seat takes while it is parked.
+    """Host memory that the seat takes while it is parked; what a restart parks takes none.
 
     As measured at its last park, and what it has grown since then where the driver copies all of it. Else a copy of
     the most VRAM that is known of it; of all memory of its GPUs if nothing is.
     """
     durable = seat.durable
+    if seat.backend == RESTART:
+        return 0
     if durable.host_bytes:
         grown = max(0, durable.peak_bytes - durable.vram_bytes) if seat.backend in DRIVER_BACKENDS else 0
         return durable.host_bytes + grown
@@ -61,12 +67,34 @@ def fits(node: NodeState, seat: ManagedSeat) -> bool:
 class HostMemory(Rider):
     """Which seat goes without a copy."""
 
+    name = "host_memory"
+
+    def row(self, node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
+        """What is on its account."""
+        return {"host_bytes": seat.durable.host_taken_bytes}
+
+    def metrics(self, node: NodeState, now: Now) -> Iterable[Sample]:
+        """The budget, and what is taken of it."""
+        parked = sum(one.durable.host_taken_bytes for one in node.seats.values() if one.state is SeatState.PARKED)
+        yield Sample("kybernate_parked_host_bytes", "Host memory that parked seats take", parked)
+        text = "Host memory that seats take or have reserved, parked or active"
+        yield Sample("kybernate_host_bytes", text, taken_bytes(node))
+        text = "Host memory for all seats; no sample without a budget"
+        yield Sample("kybernate_host_budget_bytes", text, node.setup.host_bytes)
+        text = "Parks without a copy, and copies dropped, for lack of host memory"
+        yield Sample("kybernate_host_spills", text, node.spills, counter=True)
+
+    def why(self, node: NodeState, of: Group | ManagedSeat | None, now: Now) -> dict[str, Any] | None:
+        """The budget; of a seat why it goes without a copy."""
+        if isinstance(of, ManagedSeat):
+            return {"spilled": of.durable.spilled}
+        known = {"budget_bytes": node.setup.host_bytes, "taken_bytes": taken_bytes(node), "spills": node.spills}
+        return known if of is None else None
+
     def waits(self, node: NodeState, switch: GroupSwitch, now: Now) -> Stage | None:
         """Copies are being dropped for that of the victim, and make room in time."""
         victim = node.seats.get(switch.victim or "")
-        if victim is None or node.setup.host_bytes is None or victim.backend == RESTART:
-            return None
-        if victim.durable.spilled or victim.durable.freeze.since or fits(node, victim):
+        if victim is None or victim.durable.spilled or fits(node, victim):
             return None
         if _short(node, victim) > _ending(node) or now.wall >= switch.times.drained + DROP_SECONDS:
             return None
@@ -94,17 +122,12 @@ class HostMemory(Rider):
     def parks(self, node: NodeState, victim: ManagedSeat, target: SeatTarget) -> SeatTarget:
         """Its copy is reserved, or a restart parks it.
 
-        (1) There is nothing to reserve, or it is decided. A seat whose requests are frozen with it has been granted its
-        copy at the begin. (2) There is room, or (3) none.
+        (1) It is decided. (2) There is room, or (3) none.
         """
         durable = victim.durable
-        decided = durable.spilled or durable.freeze.since or victim.backend == RESTART  # (1)
-        if node.setup.host_bytes is not None and not decided and not _take(node, victim):  # (2)
+        if node.setup.host_bytes is not None and not durable.spilled and not _take(node, victim):  # (1), (2)
             _spill(node, victim, _without_room(node, victim))  # (3)
-        if not durable.spilled:
-            return target
-        key = "" if target.backend == SIGNED else target.engine_key
-        return target.model_copy(update={"backend": RESTART, "engine_key": key})
+        return target.model_copy(update={"backend": RESTART}) if durable.spilled else target
 
     def after(self, node: NodeState, seat: ManagedSeat, change: SeatChange, now: Now) -> None:
         """What it keeps of the host's memory now."""
@@ -159,11 +182,10 @@ class HostMemory(Rider):
 
 
 def reserve(node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> None:
-    """Reserve the copy of a victim whose drain begins. Without room nothing is frozen with it; begin to drop copies of
-    seats that are expected back later than it, if they are enough."""
-    if node.setup.host_bytes is None or victim.backend == RESTART or _take(node, victim):
+    """Reserve the copy of a victim whose drain begins. Without room, begin to drop copies of seats that are
+    expected back later than it, if they are enough."""
+    if node.setup.host_bytes is None or _take(node, victim):
         return
-    switch.drain.how = "drain"
     for seat in _give_way(node, victim, now):
         _drop(node, seat, switch.epoch, f"{_without_room(node, victim)}, which is expected back sooner", now)
 
@@ -219,14 +241,14 @@ def _expected(node: NodeState, seat: ManagedSeat, now: Now) -> float:
 
 
 def _may_drop(node: NodeState, seat: ManagedSeat, victim: ManagedSeat, now: Now) -> bool:
-    """True for a parked seat with a copy that nothing needs now: no request is frozen with it, no request, operator or
-    switch wants it, and its group is in no switch that would make the kill wait."""
+    """True for a parked seat with a copy that nothing needs now: no request, operator or switch wants it, and its group
+    is in no switch that would make the kill wait."""
     if seat.state is not SeatState.PARKED or seat.durable.spilled or not seat.durable.host_taken_bytes:
         return False
-    if seat.durable.freeze.since or seat.id in node.moves or view.wanted(node, seat, now):
+    if node.ordered_to(seat) or view.wanted(node, seat, now):
         return False
     switches = node.switches.values()
-    if any(seat.id == switch.incoming or seat.id in switch.retarget.offered for switch in switches):
+    if any(seat.id == switch.incoming for switch in switches):
         return False
     return seat.group.name == victim.group.name or seat.group.name not in node.switches
 

@@ -19,7 +19,7 @@ from services.gpu_manager.core import view
 from services.gpu_manager.core.group_switch import GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.obstacles import Ask, row
+from services.gpu_manager.core.obstacles import Ask, row, unready
 from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.core.state import Lane, NodeState
 
@@ -35,7 +35,7 @@ def resolve(written: Sequence[Lanes], gpus: Sequence[Gpu]) -> tuple[Lane, ...]:
     return tuple(Lane(frozenset(found), one.transfers) for one, found in zip(written, named, strict=True))
 
 
-@row(295, "lanes", "group", "-", f"a switch that copies ends, {LONGEST_SECONDS:.0f} s at most")
+@row(295, "lanes", "group", "-", f"a switch that copies ends, {LONGEST_SECONDS:.0f} s at most", turn=True)
 def LANES(ask: Ask) -> Stage | None:
     """As many switches copy memory as its GPUs have lanes. Data: ``groups`` that copy, ``transfers`` side by side."""
     node, group = ask.node, ask.group
@@ -78,7 +78,7 @@ def _needs_none(ask: Ask) -> bool:
     if not any(map(_is_copied, (*seats, *view.holders(node, group)))):
         return True
     starts = (one for one in seats if one.state is SeatState.WAITING and view.wanted(node, one, ask.now))
-    return any(view.room(node, one, on=group) for one in starts)
+    return any(view.room(node, one, on=group) and not unready(node, one, group, ask.now) for one in starts)
 
 
 def _moved(node: NodeState, switch: GroupSwitch) -> str:

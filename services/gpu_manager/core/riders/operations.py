@@ -1,38 +1,40 @@
-"""Operations of operators: a move, a drain and its end. Each has a name, and answers for it also after a restart. Pure.
+"""What operators order: that GPUs are empty (a drain), and that a seat is on another group (a move). Pure.
 
-An operation is data (``OperatorOrder`` in the ledger) beside the seats' own states: what is left to do follows from
-both, so a manager that is killed in the middle goes on where it was. Ordered seats leave their groups; the policy of
-the target group brings a moved seat in, by its ordinary rules.
+An order is a level: ``OperatorOrder`` in the ledger, set and taken away. What is left to do follows from it and from
+the seats' own states, so a command that is repeated changes nothing, and a manager that is killed in the middle goes on
+where it was. Ordered seats leave their groups; the policy of the target group brings a moved seat in, by its ordinary
+rules. A move ends when its seat is there; why it failed is kept for ``KEPT_SECONDS``, or until another one is ordered.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Literal
 
 from kybernate.messages import (
+    EVENT_OF_STATE,
+    Command,
     CommandReply,
     DrainNode,
     MigrateSeat,
-    OrderChanged,
     OrderCommand,
-    OrderOutcome,
     OrderStatus,
     ResumeNode,
 )
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import view
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
 from services.gpu_manager.core.obstacles import IMMOVABLE, Ask, first, lasting, no, obstacles, row, seat_refused, stage
 from services.gpu_manager.core.stage import Stage
-from services.gpu_manager.core.state import NodeState, Rider
+from services.gpu_manager.core.state import NodeState, Rider, Sample
 from services.gpu_manager.ledger import Ledger, OperatorOrder
 
 S = SeatState
 
 MOVE_SECONDS = 600.0
 """Wall: a move that could not be carried out fails after this; the seat is then parked where it was."""
-MOST_ORDERS = 32
-"""Operations that are over and still answer for their names; beyond it the oldest are forgotten."""
+KEPT_SECONDS = 3600.0
+"""Wall: how long it is shown why a move failed."""
 
 _MOVABLE = (S.ACTIVE, S.PARKED, S.WAITING)
 _EMPTY = (S.WAITING, S.PARKED, S.BACKOFF, S.FREE)
@@ -40,27 +42,51 @@ _EMPTY = (S.WAITING, S.PARKED, S.BACKOFF, S.FREE)
 
 
 class Operations(Rider):
-    """What keeps seats off drained groups, takes them off, and ends."""
+    """What keeps seats off drained groups, takes them off, and moves them."""
+
+    name = "operations"
+
+    def row(self, node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
+        """Which drain keeps it off its group."""
+        return {"drained": drained(node, seat.group)}
+
+    def metrics(self, node: NodeState, now: Now) -> Iterable[Sample]:
+        """Which groups are drained."""
+        for group in node.setup.groups:
+            value = float(drain_on(node, group) is not None)
+            text = "1 while a drain keeps seats off the group"
+            yield Sample("kybernate_group_drained", text, value, {"group": group.name})
+
+    def why(self, node: NodeState, of: Group | ManagedSeat | None, now: Now) -> Any:
+        """What is ordered, and why moves failed lately; of a group which drain empties it."""
+        if of is None:
+            return [one.model_dump(mode="json") for one in statuses(node, now)]
+        return {"drained": drained(node, of)} if isinstance(of, Group) else None
+
+    def answers(self, node: NodeState, command: Command, now: Now) -> CommandReply | None:
+        """Drain, resume and migrate."""
+        return answer(node, command, now) if isinstance(command, OrderCommand) else None
 
     def expels(self, node: NodeState, holder: ManagedSeat) -> str:
         """A drain is in force there, or the seat is being moved."""
-        drain, group = drain_on(node, holder.group), holder.group
+        drain, to = drain_on(node, holder.group), node.ordered_to(holder)
         if drain is not None and (drain.purpose == "upgrade" or not holder.pinned):
-            return drained(node, group)
-        return "" if (to := node.moves.get(holder.id, group.name)) == group.name else f"it moves to group {to}"
+            return drained(node, holder.group)
+        return f"it moves to group {to}" if to not in ("", holder.group.name) else ""
 
     def step(self, node: NodeState, now: Now) -> None:
-        """End the operations that are over, and report each change of phase."""
-        _advance(node, now)
+        """A move asks for its seat until it is there, or has failed."""
+        for name, move in [*node.moves.items()]:
+            _advance(node, name, move, now)
 
 
 @row(100, "drained", "group", "operator", code="drained", drives_out=True)
 def DRAINED(ask: Ask) -> Stage | None:
-    """A drain is in force on one of its GPUs; their holders leave. Data: ``op``, ``scope``, ``for``, ``actor``."""
+    """A drain is in force on one of its GPUs; their holders leave. Data: ``scope``, ``for``, ``actor``."""
     drain = drain_on(ask.node, ask.group)
     if drain is None:
         return None
-    data = {"op": drain.op, "scope": drain.target or ask.node.name, "for": drain.purpose, "actor": drain.actor}
+    data = {"scope": drain.target or ask.node.name, "for": drain.purpose, "actor": drain.actor}
     return Stage("drained", drained(ask.node, ask.group), data)
 
 
@@ -82,54 +108,90 @@ def drained(node: NodeState, group: Group) -> str:
     return f"{scope} is drained for {drain.purpose} by {drain.actor}; it ends with: {command}"
 
 
-# --- the command ------------------------------------------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------------------------------------
 
 
 def answer(node: NodeState, command: OrderCommand, now: Now) -> CommandReply:
-    """Begin an operation, or refuse it with a reason; its name again answers the same operation."""
-    name = command.op or command.id
-    known, order = node.orders.get(name), _order(node, command, name, now)
-    if known is not None:
-        same = (known.verb, known.target, known.to, known.purpose)
-        if same != (order.verb, order.target, order.to, order.purpose):
-            return no(
-                "op-conflict", f"operation {name} is another one: {_title(node, known)}; give this one another name"
-            )
-        return CommandReply(accepted=True, op=name, order=status(node, known, now), repeated=True)
-    match command:
-        case MigrateSeat():
-            refusal = _migrate_refused(node, order, now)
-        case DrainNode():
-            refusal = _drain_refused(node, order)
-        case _:
-            refusal = _resume_refused(node, order)
-    if refusal is not None:
-        return refusal
+    """Set or take away an order, or refuse it with a reason; a command that is repeated answers what is true."""
     if command.dry_run:
-        return CommandReply(accepted=True, op=name, plan=tuple(_plan(node, order, now)))
-    _begin(node, order)
-    _advance(node, now)
-    return CommandReply(accepted=True, op=name, order=status(node, order, now))
-
-
-def _order(node: NodeState, command: OrderCommand, name: str, now: Now) -> OperatorOrder:
-    """The operation that a command describes."""
-    order = OperatorOrder(name, "resume", actor=command.actor, cause=command.cause, begun=float(now.unix))
+        return no("unsupported", "a dry run is not known any more: kyb why shows the seats and what they wait for")
     match command:
         case MigrateSeat(seat=seat, to=to):
-            order.verb, order.target, order.to = "migrate", seat, to
+            return _migrate(node, command, OperatorOrder(f"migrate {seat}", "migrate", seat, to), now)
         case DrainNode(group=group, purpose=purpose):
-            order.verb, order.target, order.purpose = "drain", group, purpose
-            if (state := node.groups.get(group)) is not None:
-                order.gpus = state.group.uuids
+            return _drain(node, command, OperatorOrder(f"drain {group}", "drain", group, purpose=purpose), now)
         case ResumeNode(group=group):
-            order.target = group
+            return _resume(node, OperatorOrder(f"resume {group}", "resume", group))
         case _:
-            raise TypeError(f"{type(command).__name__} is no operation")
-    return order
+            raise TypeError(f"{type(command).__name__} is no order")
 
 
-# --- refusals ---------------------------------------------------------------------------------------------------------
+def _begins(order: OperatorOrder, command: OrderCommand, now: Now) -> None:
+    order.actor, order.cause, order.begun = command.actor, command.cause, float(now.unix)
+
+
+def _migrate(node: NodeState, command: OrderCommand, order: OperatorOrder, now: Now) -> CommandReply:
+    """(1) It is ordered already. (2) It is where it shall be, and not on its way: a move elsewhere is called off."""
+    known = node.moves.get(order.target)
+    if known is not None and not known.outcome and known.to == order.to:  # (1)
+        return _yes(node, known, now)
+    refused = _migrate_refused(node, order, now)
+    if refused is not None:
+        return refused
+    seat = node.seats[order.target]
+    _begins(order, command, now)
+    if _result(node, order, now)[0] == "done":  # (2)
+        _forget(node, order.target)
+    else:
+        node.moves[seat.id], seat.cause = order, order.cause
+        seat.backoff.move, seat.backoff.activation = Backoff(), Backoff()
+        _advance(node, seat.id, order, now)
+    return _yes(node, order, now)
+
+
+def _drain(node: NodeState, command: OrderCommand, order: OperatorOrder, now: Now) -> CommandReply:
+    """It is known if it is for the same, on the same GPUs: groups change. Drains under way on the group go on, without
+    the seat that they made room for."""
+    known = node.drains.get(order.target)
+    if order.target:
+        state = node.groups.get(order.target)
+        if state is None:
+            return _unknown(node, order.target)
+        order.gpus = state.group.uuids
+    if known is None or (known.purpose, known.gpus) != (order.purpose, order.gpus):
+        pinned = [seat.name for seat in _concerned(node, order) if seat.pinned and seat.state not in _EMPTY]
+        if pinned and order.purpose != "upgrade":
+            names, cure = ", ".join(pinned), "unpin it first, or drain for upgrade, which parks pinned seats too"
+            return no("pinned", f"pinned {names} would stay; {cure}")
+        _begins(order, command, now)
+        node.drains[order.target] = known = order
+        for switch in node.switches.values():
+            if switch.victim is None or switch.holds_group:
+                continue
+            if drain_on(node, node.seats[switch.victim].group) is not None:
+                switch.ordered, switch.incoming, switch.room_for = True, None, None
+    return _yes(node, known, now)
+
+
+def _resume(node: NodeState, order: OperatorOrder) -> CommandReply:
+    known, state = node.drains.pop(order.target, None), node.groups.get(order.target)
+    if known is None and order.target:
+        if state is None:
+            return _unknown(node, order.target)
+        if text := drained(node, state.group):
+            return no("drained", f"group {order.target} is drained by another order: {text}")
+    left = ", ".join(one.scope for one in node.drains.values())
+    text = "seats are started and activated again" if known is not None else "it was not drained"
+    text = f"{order.scope}: {text}" + (f"; still drained: {left}" if left else "")
+    return CommandReply(accepted=True, order=OrderStatus(verb="resume", target=order.target, text=text, outcome="done"))
+
+
+def _yes(node: NodeState, order: OperatorOrder, now: Now) -> CommandReply:
+    return CommandReply(accepted=True, order=status(node, order, now))
+
+
+def _unknown(node: NodeState, group: str) -> CommandReply:
+    return no("unknown-group", f"node {node.name} has no group {group}; it has {', '.join(node.groups)}")
 
 
 def _migrate_refused(node: NodeState, order: OperatorOrder, now: Now) -> CommandReply | None:
@@ -139,12 +201,12 @@ def _migrate_refused(node: NodeState, order: OperatorOrder, now: Now) -> Command
     seat, state = node.seats[order.target], node.groups.get(order.to)
     if seat.pinned:
         return no("pinned", f"{seat.name} is pinned; unpin it first", epoch=seat.epoch)
-    if seat.id in node.moves:
-        return no("busy", f"{seat.name} is being moved to group {node.moves[seat.id]} already", retry=5.0)
     if state is None:  # (2)
-        return no("unknown-group", f"node {node.name} has no group {order.to}; it has {', '.join(node.groups)}")
+        return _unknown(node, order.to)
     if seat.group.name == order.to:  # (3)
         return None
+    if to := node.ordered_to(seat):
+        return no("busy", f"{seat.name} is being moved to group {to} already", retry=5.0)
     found = first(obstacles(node, seat, state.group, now, act="command"))
     if found is not None and found.row is IMMOVABLE:
         return found.refusal(seat, found.text)
@@ -152,28 +214,6 @@ def _migrate_refused(node: NodeState, order: OperatorOrder, now: Now) -> Command
         text = f"{seat.name} is {seat.state}; only an active or parked seat can be moved"
         return no("not-active", text, epoch=seat.epoch, retry=2.0)
     return found.refusal(seat, f"{seat.name} on group {order.to}: {found.text}") if found is not None else None  # (4)
-
-
-def _drain_refused(node: NodeState, order: OperatorOrder) -> CommandReply | None:
-    if order.target and order.target not in node.groups:
-        return no("unknown-group", f"node {node.name} has no group {order.target}; it has {', '.join(node.groups)}")
-    pinned = [seat.name for seat in _concerned(node, order) if seat.pinned and seat.state not in _EMPTY]
-    if pinned and order.purpose != "upgrade":
-        text = (
-            f"pinned {', '.join(pinned)} would stay; unpin it first, or drain for upgrade, which parks pinned seats too"
-        )
-        return no("pinned", text)
-    return None
-
-
-def _resume_refused(node: NodeState, order: OperatorOrder) -> CommandReply | None:
-    if order.target in node.drains or not order.target:
-        return None
-    if order.target not in node.groups:
-        return no("unknown-group", f"node {node.name} has no group {order.target}; it has {', '.join(node.groups)}")
-    if text := drained(node, node.groups[order.target].group):
-        return no("drained", f"group {order.target} is drained by another operation: {text}")
-    return None
 
 
 def _concerned(node: NodeState, order: OperatorOrder) -> list[ManagedSeat]:
@@ -186,205 +226,98 @@ def _concerned(node: NodeState, order: OperatorOrder) -> list[ManagedSeat]:
     ]
 
 
-def _plan(node: NodeState, order: OperatorOrder, now: Now) -> Iterable[str]:
-    """What a command would do, in order."""
-    if order.verb == "resume":
-        known = order.target in node.drains
-        yield f"{order.scope} starts and activates seats again" if known else f"{order.scope} is not drained"
-        return
-    if order.verb == "drain":
-        yield f"no seat is started or activated on {order.scope} any more"
-        for seat in _concerned(node, order):
-            yield from _leaves(node, seat, now)
-        return
-    seat = node.seats[order.target]
-    if seat.group.name == order.to:
-        yield f"{seat.name} is on group {order.to} already"
-        return
-    yield from _leaves(node, seat, now)
-    holders = ", ".join(one.name for one in view.holders(node, node.groups[order.to].group))
-    turn = f"once the policy lets {holders} yield" if holders else "at once: it is free"
-    yield f"activate {seat.name} on group {order.to}, {turn}; about {seat.durable.costs.activate_seconds:.0f} s"
-
-
-def _leaves(node: NodeState, seat: ManagedSeat, now: Now) -> Iterable[str]:
-    in_flight, park = view.demand(node, seat).in_flight, seat.durable.costs.park_seconds
-    if seat.state is S.ACTIVE:
-        ends = f"end its {in_flight} requests in flight (at most {node.setup.drain_seconds:.0f} s), " * bool(in_flight)
-        yield f"{ends}park {seat.name} on group {seat.group.name}; about {park:.0f} s"
-    elif seat.state not in _EMPTY:
-        yield f"wait for {seat.name}: {stage(node, seat, now).text or seat.state}; then park it"
-
-
-# --- begin and end ----------------------------------------------------------------------------------------------------
-
-
-def _begin(node: NodeState, order: OperatorOrder) -> None:
-    """Keep the operation, and what it changes at once."""
-    over = [name for name, one in node.orders.items() if one.outcome and one.op not in _in_force(node)]
-    for name in over[: max(0, len(over) + 1 - MOST_ORDERS)]:
-        del node.orders[name]
-    node.orders[order.op] = order
-    match order.verb:
-        case "migrate":
-            seat = node.seats[order.target]
-            if seat.group.name != order.to:
-                node.moves[seat.id] = order.to
-                seat.backoff.move, seat.backoff.activation = Backoff(), Backoff()
-                seat.cause = order.cause
-        case "drain":
-            if (before := node.drains.get(order.target)) is not None:
-                _cancel(node, before, f"replaced by {order.op}")
-            node.drains[order.target] = order
-            _unbind(node)
-        case "resume":
-            drain = node.drains.pop(order.target, None)
-            if drain is not None:
-                _cancel(node, drain, f"resumed by {order.op}")
-            left = [one.scope for one in node.drains.values()]
-            text = "seats are started and activated again" if drain is not None else "it was not drained"
-            order.reason = f"{order.scope}: {text}" + (f"; still drained: {', '.join(left)}" if left else "")
-
-
-def _unbind(node: NodeState) -> None:
-    """Drains under way on drained groups go on, without the seat that they made room for."""
-    for switch in node.switches.values():
-        if switch.victim is None or switch.holds_group:
-            continue
-        if drain_on(node, node.seats[switch.victim].group) is not None:
-            switch.ordered, switch.incoming, switch.room_for = True, None, None
-
-
-def _cancel(node: NodeState, drain: OperatorOrder, reason: str) -> None:
-    """The drain is not in force any more."""
-    if drain.outcome:
-        drain.reason += f"; {reason}"
-    else:
-        _end(node, drain, "cancelled", reason)
-
-
-def _end(node: NodeState, order: OperatorOrder, outcome: OrderOutcome, reason: str) -> None:
-    order.outcome, order.reason = outcome, reason
-    if order.verb == "migrate" and node.moves.pop(order.target, None) is not None:
-        node.seats[order.target].usage.wanted_since = None
-
-
-def _in_force(node: NodeState) -> set[str]:
-    return {drain.op for drain in node.drains.values()}
-
-
 def restore(node: NodeState, ledger: Ledger) -> None:
-    """Operations as the ledger has them."""
-    node.orders = {order.op: order for order in ledger.orders}
-    node.phases = {order.op: order.outcome for order in ledger.orders if order.outcome}
-    node.drains = {node.orders[op].target: node.orders[op] for op in ledger.drains if op in node.orders}
-    for order in node.orders.values():
-        if order.verb != "migrate" or order.outcome:
-            continue
-        if order.target in node.seats and order.to in node.groups:
-            node.moves[order.target] = order.to
-        else:
-            order.outcome, order.reason = "failed", "the configuration has no such seat or group any more"
+    """Orders as the ledger has them. Older releases also kept those that are over."""
+    for order in ledger.orders:
+        if order.verb == "drain" and order.op in ledger.drains:
+            node.drains[order.target] = replace(order, outcome="", reason="")
+        elif order.verb == "migrate" and order.outcome in ("", "failed"):
+            node.moves[order.target] = move = replace(order)
+            if not move.outcome and (move.target not in node.seats or move.to not in node.groups):
+                move.outcome, move.reason = "failed", "the configuration has no such seat or group any more"
 
 
-# --- progress ---------------------------------------------------------------------------------------------------------
+# --- how far they are -------------------------------------------------------------------------------------------------
 
 
-def _advance(node: NodeState, now: Now) -> None:
-    for order in node.orders.values():
-        if order.outcome and node.phases.get(order.op) == order.outcome:
-            continue
-        if order.verb == "migrate" and order.target in node.moves:
-            usage = node.seats[order.target].usage  # its request to be active lasts as long as the operation
-            usage.wanted_since, usage.wanted_until = usage.wanted_since or now.model, now.wall + MOVE_SECONDS
-        if not order.outcome:
-            outcome, reason = _result(node, order, now)
-            if outcome:
-                _end(node, order, outcome, reason)
-        seen = status(node, order, now)
-        if node.phases.get(order.op) != seen.phase:
-            node.phases[order.op] = seen.phase
-            cause = order.cause or order.op
-            node.effects.append(OrderChanged(cause=cause, node=node.name, op=order.op, order=seen))
+def statuses(node: NodeState, now: Now) -> list[OrderStatus]:
+    """What is ordered, and why moves failed lately."""
+    return [status(node, order, now) for order in (*node.drains.values(), *node.moves.values())]
 
 
-def _result(node: NodeState, order: OperatorOrder, now: Now) -> tuple[OrderOutcome, str]:
-    """How an operation ends now; an empty outcome: it goes on."""
-    if order.verb == "resume":
-        return "done", order.reason
+def status(node: NodeState, order: OperatorOrder, now: Now) -> OrderStatus:
+    """How far an order is."""
+    outcome, text = _result(node, order, now)
+    seat = node.seats.get(order.target) if order.verb == "migrate" else None
+    return OrderStatus(
+        verb=order.verb,
+        target=order.target,
+        model=seat.name if seat is not None else "",
+        to=order.to,
+        purpose=order.purpose,
+        actor=order.actor,
+        begun_at=order.begun,
+        text=text,
+        outcome=outcome,
+    )
+
+
+def _advance(node: NodeState, name: str, move: OperatorOrder, now: Now) -> None:
+    """(1) Its request to be active lasts as long as the move."""
+    outcome, text = _result(node, move, now)
+    if move.outcome:
+        if float(now.unix) > move.begun + KEPT_SECONDS:
+            del node.moves[name]
+        return
+    seat = node.seats[name]
+    if not outcome:
+        usage = seat.usage
+        usage.wanted_since, usage.wanted_until = usage.wanted_since or now.model, now.wall + MOVE_SECONDS  # (1)
+        return
+    _forget(node, name)
+    if outcome == "failed":
+        move.outcome, move.reason, node.moves[name] = outcome, text, move
+        if seat.state in _MOVABLE:
+            seat.reason = f"not moved to group {move.to}: {text}"
+            node.emit(seat, EVENT_OF_STATE[seat.state], now, cause=move.cause, previous=seat.state)
+
+
+def _forget(node: NodeState, name: str) -> None:
+    """The seat is not moved any more."""
+    if node.moves.pop(name, None) is not None:
+        node.seats[name].usage.wanted_since = None
+
+
+def _result(node: NodeState, order: OperatorOrder, now: Now) -> tuple[Literal["", "done", "failed"], str]:
+    """The outcome of an order, empty while it goes on, with what is true then or what it waits for."""
+    if order.outcome:
+        return "failed", order.reason
     if order.verb == "drain":
-        busy = _busy(node, order)
-        return ("", "") if busy else ("done", f"no seat holds a GPU of {order.scope}")
-    seat = node.seats.get(order.target)
-    if seat is None or seat.state in (S.FREE, S.RELEASING):
+        busy = "; ".join(_text(node, seat, now) for seat in _busy(node, order))
+        return ("", busy) if busy else ("done", f"no seat holds a GPU of {order.scope}{_left_over(node, order)}")
+    seat = node.seats[order.target]
+    if seat.state in (S.FREE, S.RELEASING):
         return "failed", "its pod is gone"
     if seat.group.name == order.to and seat.state not in (*COMING, S.STARTING) and not seat.heads_to:
         return "done", f"{seat.name} is {seat.state} on group {order.to}"
     if seat.state in (S.LOST, S.QUARANTINED):
         return "failed", f"{seat.name} is {seat.state}: {seat.reason}"
-    if seat.state not in (S.ACTIVE, *_EMPTY):
-        return "", ""
-    if seat.pinned and not seat.heads_to:
-        return "failed", f"{seat.name} is pinned"
-    if (stops := lasting(node, seat, now)) is not None:
-        return "failed", stops.text  # patience does not help, and at home it may serve
-    if seat.state is not S.ACTIVE and seat.backoff.move.active(now):
-        return "failed", f"{seat.name} could not be activated there: {seat.reason}"
-    if float(now.unix) > order.begun + MOVE_SECONDS:
-        return "failed", f"not moved within {MOVE_SECONDS:.0f} s; at last: {stage(node, seat, now).text}"
-    return "", ""
+    if seat.state in (S.ACTIVE, *_EMPTY):
+        if seat.pinned and not seat.heads_to:
+            return "failed", f"{seat.name} is pinned"
+        if (stops := lasting(node, seat, now)) is not None:
+            return "failed", stops.text  # patience does not help, and at home it may serve
+        if seat.state is not S.ACTIVE and seat.backoff.move.active(now):
+            return "failed", f"{seat.name} could not be activated there: {seat.reason}"
+        if float(now.unix) > order.begun + MOVE_SECONDS:
+            return "failed", f"not moved within {MOVE_SECONDS:.0f} s; at last: {stage(node, seat, now).text}"
+    return "", _text(node, seat, now)
 
 
 def _busy(node: NodeState, order: OperatorOrder) -> list[ManagedSeat]:
     """The seats for which a drain waits: holders of its GPUs, and those that a switch brings there."""
     coming = {switch.incoming for switch in node.switches.values() if switch.holds_group}
     return [seat for seat in _concerned(node, order) if seat.lease or (seat.id in coming and seat.state is S.PARKED)]
-
-
-def status(node: NodeState, order: OperatorOrder, now: Now) -> OrderStatus:
-    """How far an operation is."""
-    phase, text = str(order.outcome), order.reason
-    if not phase:
-        seats = _busy(node, order) if order.verb == "drain" else [node.seats[order.target]]
-        phases = [(_phase(order, seat), seat) for seat in seats]
-        phase = min((found for found, _ in phases), key=_PHASES.index, default="queued")
-        text = "; ".join(_text(node, seat, now) for _, seat in phases)
-    elif order.outcome == "done" and order.op in _in_force(node):
-        text += _left_over(node, order)
-    return OrderStatus(
-        op=order.op,
-        verb=order.verb,
-        target=order.target,
-        model=_model(node, order),
-        to=order.to,
-        purpose=order.purpose,
-        actor=order.actor,
-        begun_at=order.begun,
-        phase=phase,
-        text=text,
-        outcome=order.outcome,
-    )
-
-
-_PHASES = ("queued", "draining", "parking", "waiting", "activating", "starting", "held")
-"""Of a drain with several seats, the first that one of them is in."""
-
-
-def _phase(order: OperatorOrder, seat: ManagedSeat) -> str:
-    match seat.state:
-        case S.ACTIVE:
-            return "held" if seat.pinned and order.purpose != "upgrade" else "queued"
-        case S.DRAINING:
-            return "draining"
-        case S.PARKING | S.RELEASING | S.LOST:
-            return "parking"
-        case S.PARKED:
-            return "waiting"
-        case S.ACTIVATING | S.MIGRATING:
-            return "activating"
-        case S.STARTING:
-            return "starting"
-    return "held"
 
 
 def _text(node: NodeState, seat: ManagedSeat, now: Now) -> str:
@@ -398,17 +331,4 @@ def _left_over(node: NodeState, order: OperatorOrder) -> str:
     pods = sorted(seat.pod.pod for seat in _concerned(node, order) if seat.pod is not None and seat.facts.alive)
     if not pods or order.purpose != "upgrade":
         return ""
-    return (
-        f"; the parked engines of {len(pods)} pods still use the driver, end them with kubectl drain: {', '.join(pods)}"
-    )
-
-
-def _model(node: NodeState, order: OperatorOrder) -> str:
-    """Of the seat that an operation moves."""
-    return node.seats[order.target].name if order.verb == "migrate" and order.target in node.seats else ""
-
-
-def _title(node: NodeState, order: OperatorOrder) -> str:
-    to = f" to {order.to}" if order.to else ""
-    what = _model(node, order) or order.scope
-    return f"{order.verb} {what}{to}" + (f" for {order.purpose}" if order.purpose else "")
+    return f"; the parked engines of {len(pods)} pods still use the driver until they are removed: {', '.join(pods)}"

@@ -1,0 +1,209 @@
+"""The life of a move: a seat comes to another group of its pool. Pure.
+
+ 1 asked      a group's policy has the waiting seats of its pool in view (``pool.full_view``, ``as_guest``), or an
+              operator names seat and group (``operations``: ``NodeState.moves``; ``view.seats_for``)
+ 2 may it     its pod, its backend, the driver, its container (``why_immovable``: row 150 of the list); no failed move
+              of it a short time before (row 310); no other group brings it (``brought_elsewhere``: row 320)
+ 3 costs      the cheapest way that it has (``way``, ``seconds``)
+ 4 leaves     ordered while it serves, it is drained and parked at home first (``Operations.expels``)
+ 5 pulled     the policy of the other group chooses it for a free slot or for the place of a victim, which drains
+              (``arbiter._grant``, ``_evict``)
+ 6 begins     by its copy: it has the GPUs of the other group from here on (``switch._lease``); by a restart: its copy
+              is dropped, and its place there kept (``start_there``)
+ 7 carried    one job restores the copy with a map of GPUs (``switch._send``); or its container ends, and calls the gate
+    out       there (``arbiter._decide``, ``give_ticket``)
+ 8 arrives    it serves, and the duration is learned (``switch._activated``, ``on_engine_answer``)
+ 9 fails      it is parked where it was and stays for a while, or for ever (``failed``); a start that fails is followed
+              by one at home (``step``)
+10 ends       its order is over (``operations._result``)
+
+Until its job is sent (7 where a victim leaves, else 6) nothing has changed for the seat: a request that ends, an
+obstacle, or a free slot at home turns it back (``switch._drain``). From then on it has left its group, and only 9
+brings it back. The seat's engine is asked in 7 alone.
+
+Ways: ``map``: the driver restores its copy on other GPUs. ``restart``: its engine ends and starts there, without its
+copy.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kybernate.annotations import REBALANCE
+from kybernate.engines import DRIVER_BACKENDS
+from kybernate.messages import SeatProgress
+from kybernate.policy import SeatView
+from kybernate.seat import SeatState
+from kybernate.topology import Group
+from services.gpu_manager.core import view
+from services.gpu_manager.core.group_switch import SwitchPhase
+from services.gpu_manager.core.inputs import Now
+from services.gpu_manager.core.managed_seat import AT_HOME, ManagedSeat
+from services.gpu_manager.core.state import NodeState
+
+S = SeatState
+
+COLD_SECONDS = 60.0
+"""Model seconds that a start is assumed to take until one was measured."""
+HEADS_SECONDS = 30.0
+"""Wall: how long a seat that drops its copy to start on another group keeps its place there."""
+_NO_WAY_SECONDS = 3600.0
+
+
+# --- may it, and what it costs ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way."""
+
+    name: str
+    refused: Callable[[NodeState, ManagedSeat], str]
+    """Why a seat does not have it; empty: it has."""
+    seconds: Callable[[NodeState, ManagedSeat], float]
+    """Model seconds beyond what bringing it back at home takes."""
+
+
+def _no_map(node: NodeState, seat: ManagedSeat) -> str:
+    if seat.state in AT_HOME:
+        return "it has no copy"
+    if seat.group.is_mig:
+        return "the driver cannot checkpoint MIG instances"
+    if seat.backend not in DRIVER_BACKENDS:
+        return f"backend {seat.backend} cannot restore on other GPUs"
+    return seat.durable.fixed or node.immovable
+
+
+def _no_restart(_: NodeState, seat: ManagedSeat) -> str:
+    call, pod = seat.gate.call, seat.pod
+    anywhere = pod is not None and pod.restarts_inside and pod.running
+    if seat.state in AT_HOME and call is not None:
+        anywhere = call.inside
+    return "" if anywhere else "its container has its GPUs; with kyb-run in front it could start on others"
+
+
+def _cold(_: NodeState, seat: ManagedSeat) -> float:
+    if seat.state in AT_HOME:
+        return 0.0  # it starts in any case
+    return max(0.0, (seat.durable.costs.cold_seconds or COLD_SECONDS) - seat.activate_seconds)
+
+
+MAP = Way("map", _no_map, lambda node, _: node.move_seconds)
+RESTART = Way("restart", _no_restart, _cold)
+WAYS = (MAP, RESTART)
+
+
+def way(node: NodeState, seat: ManagedSeat) -> Way | None:
+    """The cheapest way that a seat of a pool has; None: it has none."""
+    if _bound(seat):
+        return None
+    found = [one for one in WAYS if not one.refused(node, seat)]
+    return min(found, key=lambda one: one.seconds(node, seat), default=None)
+
+
+def why_immovable(node: NodeState, seat: ManagedSeat) -> str:
+    """Why this seat stays on its group although that is part of a pool; empty: it may move, or has no other group."""
+    if seat.pod is None or not node.groups[seat.group.name].peers or way(node, seat) is not None:
+        return ""
+    return _bound(seat) or "; ".join(one.refused(node, seat) for one in WAYS)
+
+
+def starts_on(node: NodeState, seat: ManagedSeat, group: Group) -> bool:
+    """True for a parked seat that comes to this group by a start of its engine."""
+    return seat.state is S.PARKED and group.name != seat.group.name and way(node, seat) is RESTART
+
+
+def _bound(seat: ManagedSeat) -> str:
+    pod = seat.pod
+    return "" if pod is None or pod.notes.rebalance else f"pod {pod.pod} opted out ({REBALANCE})"
+
+
+def seconds(node: NodeState, seat: ManagedSeat) -> float:
+    """What bringing it back on another group costs beyond bringing it back where it is; very much without a way."""
+    found = way(node, seat)
+    return _NO_WAY_SECONDS if found is None else found.seconds(node, seat)
+
+
+# --- it is pulled -----------------------------------------------------------------------------------------------------
+
+
+def as_guest(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> SeatView:
+    """The policy's view of a seat that another group could bring."""
+    return replace(
+        view.seat_view(node, seat, now, on=group),
+        move_seconds=seconds(node, seat),
+        loses_copy=starts_on(node, seat, group),
+    )
+
+
+def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:
+    """Why only another group may bring a seat back: an operator moves it there, or a switch there may bring it; empty:
+    this one may.
+
+    A drain that makes room for it there is called off if it can come here without one.
+    """
+    if (to := node.ordered_to(seat)) not in ("", group.name):
+        return f"{seat.name} is being moved to group {to}"
+    if seat.heads_to not in ("", group.name):
+        return f"{seat.name} is to start on group {seat.heads_to}"
+    for switch in node.switches.values():
+        if switch.group == group.name:
+            continue
+        text = f"a switch brings {seat.name} to group {switch.group}"
+        if switch.incoming == seat.id and not (
+            switch.phase is SwitchPhase.DRAINING
+            and len(view.holders(node, group)) < group.slots
+            and (not group.profile.packs or view.room(node, seat, on=group))
+        ):
+            return text
+    return ""
+
+
+# --- it begins by a restart, and ends ---------------------------------------------------------------------------------
+
+
+def start_there(node: NodeState, seat: ManagedSeat, group: Group, reason: str, now: Now) -> None:
+    """End the engine of a parked seat, which has a place on the other group until it has started there."""
+    seat.heads_to, seat.heads_until = group.name, now.wall + HEADS_SECONDS
+    why = f"its engine ends here and starts on group {group.name}: {reason}"
+    node.drop_copy(seat, why, now, node.next_epoch(now))
+
+
+def step(node: NodeState, seat: ManagedSeat, now: Now) -> None:
+    """What becomes of a seat that heads to another group.
+
+    (1) It has arrived, or its start there has failed: it stays at home for a while. (2) A seat that does not come, that
+    nothing asks for any more, or that an operator moves elsewhere gives its place back.
+    """
+    if seat.state is S.STARTING:
+        return
+    gone = seat.state is S.WAITING and not view.wanted(node, seat, now)
+    late = now.wall > seat.heads_until or seat.state not in (S.PARKED, S.BACKOFF, S.WAITING)
+    if not seat.heads_until and seat.state is not S.ACTIVE:  # (1)
+        seat.stay(now)
+    if not seat.heads_until or gone or late or node.ordered_to(seat) not in ("", seat.heads_to):  # (2)
+        seat.heads_to = ""
+
+
+def shut(node: NodeState, group: Group) -> None:
+    """Only a person can free this group: seats that head to it start at home."""
+    for seat in node.seats.values():
+        if seat.heads_to == group.name and seat.heads_until:
+            seat.heads_to = ""
+
+
+def failed(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> bool:
+    """A seat was not restored on the other group; True: the move was refused, which is no fault of the group.
+
+    (1) The driver refused it for this node, (2) for this seat, or its engine did not survive it: it is not tried again
+    with this pod. (3) A step failed: it is not moved again before its own group had time to bring it back. What had no
+    room yet, or was undone by a restart of the checkpointer, is tried again.
+    """
+    refused = progress.move_refused
+    if refused == "node":  # (1)
+        node.immovable = progress.reason
+    elif refused or progress.outcome == "lost":  # (2)
+        lost = "" if refused else "its engine did not survive a move, so it stays until its pod is replaced: "
+        seat.durable.fixed = lost + progress.reason
+    elif progress.failed:  # (3)
+        seat.stay(now)
+    return bool(refused)

@@ -1,0 +1,124 @@
+"""What the policy sees of a group: its seats, each with the list's verdict, and those that its pool could bring. Pure.
+
+The list decides who may come (``ready``); the policy, whose turn it is.
+"""
+
+from dataclasses import replace
+
+from kybernate.policy import GroupView, PeerView, SeatView
+from kybernate.policy.index import rate
+from kybernate.seat import SeatState
+from kybernate.topology import Group
+from services.gpu_manager.core import moves, phases, view
+from services.gpu_manager.core.inputs import Now
+from services.gpu_manager.core.managed_seat import ManagedSeat
+from services.gpu_manager.core.obstacles import SWITCH, first, home_obstacles, of_group, unready
+from services.gpu_manager.core.state import NodeState
+
+S = SeatState
+
+
+def group_view(node: NodeState, group: Group, now: Now) -> GroupView:
+    """The policy's view of a group, without seats elsewhere, but with those that an operator moves here. Holders that
+    are spared count as pinned."""
+    present = view.seats_for(node, group)
+    free = view.free_bytes(node, group)
+    seats = [view.seat_view(node, seat, now) for seat in present]
+    if keep := view.spared(present, now):
+        seats = [replace(seat, pinned=True) if seat.seat in keep else seat for seat in seats]
+    if any(seat.yields for seat in seats):  # to requests: warm-up of one interrupts no start of another
+        seats = [seat for seat in seats if seat.state is not S.WAITING or view.requested(seat)]
+    judged = tuple(_judged(node, seat, group, now) for seat in seats)
+    return GroupView(group.name, group.slots, judged, now=float(now.model), free_bytes=free)
+
+
+def _judged(node: NodeState, seen: SeatView, group: Group, now: Now) -> SeatView:
+    """The view of a seat, with the list's verdict about this group if it has demand."""
+    found = None if seen.wait_seconds is None else unready(node, node.seats[seen.seat], group, now)
+    return seen if found is None else replace(seen, ready=False, why=found.text)
+
+
+def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
+    """The policy's view of a group, with its peers and those of their seats that are wanted and could be activated, or
+    started, on it."""
+    seen, peers = group_view(node, group, now), node.groups[group.name].peers
+    if not peers:
+        return seen
+    found, parked = list[SeatView](), {peer.name: list[SeatView]() for peer in peers}
+    for seat in node.seats.values():
+        if seat.state not in (S.PARKED, S.WAITING) or seat.group.name not in parked:
+            continue
+        if (guest := node.moved_views.get(seat.id)) is None or seat.state is S.WAITING:  # its call names groups
+            guest = moves.as_guest(node, seat, group, now)
+            if guest.wait_seconds is not None:
+                guest = replace(guest, home_busy=_home_busy(node, seat, now))
+            if guest.loses_copy:
+                others, late = _others_rate(node, seat, now), _starts_late(node, seat.group, now)
+                guest = replace(guest, others_rate=others, home_late=late)
+            node.moved_views[seat.id] = guest
+        if seat.prefers(group, node.name):
+            guest = replace(guest, prefers=True)
+        if seat.state is S.PARKED and not guest.loses_copy:
+            parked[seat.group.name].append(guest)
+        if guest.wait_seconds is not None and not node.ordered_to(seat):
+            found.append(_judged(node, guest, group, now))
+    shown = tuple(_peer(node, peer, parked[peer.name], now) for peer in peers)
+    return replace(seen, elsewhere=tuple(found), peers=shown, move_seconds=_leaves_for(node, seen))
+
+
+def _leaves_for(node: NodeState, seen: GroupView) -> float:
+    """What the parked seat of a group that moves most cheaply pays for it."""
+    parked = [node.seats[seat.seat] for seat in seen.seats if seat.state is S.PARKED]
+    return min((moves.seconds(node, seat) for seat in parked), default=node.move_seconds)
+
+
+def _others_rate(node: NodeState, seat: ManagedSeat, now: Now) -> float:
+    """``rate_slow`` of the other seats of its group, summed."""
+    others = (one for one in node.seats_on(seat.group) if one is not seat)
+    learned = (node.learning.of(one.id, one.terms.model) for one in others)
+    return sum(one.arrivals.slow.at(float(now.model)) for one in learned if one is not None)
+
+
+def _starts_late(node: NodeState, group: Group, now: Now) -> bool:
+    """True when an engine starts on a group for far longer than usual. (While the checkpointer parks or activates
+    there, it ends no engine that is to start elsewhere.)"""
+    starting = (seat for seat in view.holders(node, group) if seat.state is S.STARTING)
+    return any(phases.clock(node, seat, now).late(now) for seat in starting)
+
+
+def _peer(node: NodeState, peer: Group, parked: list[SeatView], now: Now) -> PeerView:
+    """Another group of the pool, with its parked seats. (1) A park that makes room for no seat. (2) Something keeps
+    every seat from it. (3) It has room for each of its seats. (4) An idle holder could leave."""
+    asked, switch = sum(map(rate, parked)), node.switches.get(peer.name)
+    if switch is not None:
+        victim = node.seats.get(switch.victim or "") if switch.beneficiary is None else None
+        seconds = None if victim is None else victim.durable.costs.park_seconds
+        return PeerView(peer.name, asked, victim is not None, seconds)  # (1)
+    if first(of_group(node, peer, now)) is not None or view.overlapping(node, peer):
+        return PeerView(peer.name, asked, free=False, frees_in=None)  # (2)
+    held, memory = view.holders(node, peer), view.free_bytes(node, peer)
+    largest = max((seat.vram_bytes for seat in parked), default=0)
+    if len(held) < peer.slots and (memory is None or largest <= memory):
+        return PeerView(peer.name, asked, free=True, frees_in=0.0)  # (3)
+    active = (seat for seat in held if seat.state is S.ACTIVE and not (seat.pinned or seat.backoff.park.active(now)))
+    idle = []
+    for seat in active:
+        if not ((load := view.demand(node, seat)).waiting or load.in_flight):
+            learned = node.learning.of(seat.id, seat.terms.model)
+            idle.append((0.0 if learned is None else learned.arrivals.at(float(now.model)), seat.id, seat))
+    if not idle:
+        return PeerView(peer.name, asked, free=False, frees_in=None)
+    own, _, seat = min(idle)  # (4)
+    lost = own / (own + asked) * seat.activate_seconds if own > 0 else 0.0
+    return PeerView(peer.name, asked, False, seat.durable.costs.park_seconds, lost)
+
+
+def _home_busy(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
+    """True when the group that a parked seat is on has no slot for it now. GPUs that are no group of this configuration
+    any more have none; a switch of which only the last report is on its way keeps none."""
+    switch = node.switches.get(seat.group.name)
+    victim = node.seats.get(switch.victim or "") if switch is not None and switch.incoming is None else None
+    over = victim is not None and victim.state is S.PARKED
+    elsewhere = seat.state is S.WAITING and seat.calls(now) and not seat.calls(now, seat.group)
+    found = home_obstacles(node, seat, now)
+    return elsewhere or not seat.group.seat_ids or any(not (over and one.row is SWITCH) for one in found)
