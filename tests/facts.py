@@ -33,6 +33,8 @@ def check(facts: Facts) -> str:
         "a seat that leaves has a promise": f.owner is Owner.LEAVING and f.promise is not Promise.NONE,
         "a copy leaves": f.promise in (Promise.DRAINS, Promise.PARKS) and f.residence is not Residence.VRAM,
         "what is on its GPUs comes back": f.comes and f.residence is Residence.VRAM,
+        "a copy is dropped that is none": f.promise is Promise.DROPS
+        and not (f.alive and f.residence in (Residence.RAM, Residence.NOTHING)),
         "a seat that does not run leaves": f.promise in (Promise.DRAINS, Promise.PARKS)
         and f.process is not Process.RUNS,
         "a seat of several places goes on": f.unlocated

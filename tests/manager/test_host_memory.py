@@ -21,6 +21,7 @@ from kybernate.messages import (
     TrafficSignal,
 )
 from kybernate.seat import SeatState as S
+from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.group_switch import Drain, GroupSwitch, SwitchPhase, SwitchTimes
 from services.gpu_manager.core.inputs import (
     BusChanged,
@@ -90,7 +91,9 @@ class HostWorld(World):
     def dropped(self) -> list[str]:
         """The seats whose copies the checkpointer was asked to drop; it does so now."""
         seats = [
-            e.target.seat for e in self.effects if isinstance(e, KillJob) and self.managed(e.target.seat).copy_ends
+            e.target.seat
+            for e in self.effects
+            if isinstance(e, KillJob) and self.managed(e.target.seat).facts.promise is Promise.DROPS
         ]
         for seat in dict.fromkeys(seats):
             self.copies.pop(seat, None)
@@ -225,7 +228,7 @@ def test_a_copy_that_is_wanted_is_not_dropped(world: HostWorld, needed_by: str) 
         world.traffic(a, waiting=1)
     assert not world.node.switches
     world.begins(c)
-    assert not any(seat.copy_ends for seat in world.node.seats.values())
+    assert not any(seat.facts.promise is Promise.DROPS for seat in world.node.seats.values())
 
 
 def test_a_copy_that_cannot_be_dropped_stays(world: HostWorld) -> None:

@@ -9,6 +9,7 @@ from kybernate.messages.jobs import Outcome
 from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import moves, recovery
+from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.inputs import BusChanged, Recovered, SeatTicket, StartCall, StartCalls, StartTicket
 from services.gpu_manager.core.obstacles import obstacles, rests
 from services.gpu_manager.core.starts import INSIDE_SECONDS
@@ -71,7 +72,7 @@ def busy_home(world: World, backend: str = "unload") -> tuple[str, str]:
 def dropped(world: World, seat: str) -> None:
     """The checkpointer has ended the engine of a parked seat."""
     assert isinstance(world.last(KillJob), KillJob)
-    assert world.managed(seat).copy_ends
+    assert world.managed(seat).facts.promise is Promise.DROPS
     world.end_processes(seat)
     assert world.state(seat) is S.BACKOFF
 
@@ -272,7 +273,8 @@ def test_a_copy_that_cannot_be_dropped_gives_the_place_back_and_its_seat_stays_f
     )
     world.tick()
     seat, kills = world.managed(a), sum(isinstance(effect, KillJob) for effect in world.effects)
-    assert (seat.state, seat.group.name, seat.heads_to, seat.copy_ends, kills) == (S.PARKED, "G01", "", False, 1)
+    assert (seat.state, seat.group.name, seat.heads_to, kills) == (S.PARKED, "G01", "", 1)
+    assert seat.facts.promise is Promise.NONE
     world.tick(60)
     assert seat.heads_to == "G23", "then it is tried again"
 
@@ -537,7 +539,7 @@ def test_a_manager_that_is_killed_at_any_step_of_a_move_leaves_the_seat_on_one_g
     then = S.BACKOFF if step == "waits" else before  # until the gate is asked again
     assert (world.state(a), seat.group.name, seat.lease) == (then, place, step == "starts")
     assert world.state(b) is S.ACTIVE
-    assert seat.copy_ends is alive, "the kill is sent again"
+    assert (seat.facts.promise is Promise.DROPS) is alive, "the kill is sent again"
     if alive:
         world.traffic(a, waiting=2)
         dropped(world, a)

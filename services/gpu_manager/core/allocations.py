@@ -7,7 +7,7 @@ from kybernate.messages import JobReply, KillJob, ReleaseJob, SeatActivated, Sea
 from kybernate.seat import ENDED_HERE, WITHOUT_RUN, SeatState, container_of
 from kybernate.topology import Group
 from services.gpu_manager.core import arbiter, decisions, resting, starts, switch, view
-from services.gpu_manager.core.facts import Process, Residence, Ticket, Trigger
+from services.gpu_manager.core.facts import Process, Promise, Residence, Ticket, Trigger
 from services.gpu_manager.core.inputs import (
     EndingAnswered,
     ForeignProcessesSeen,
@@ -328,7 +328,8 @@ def on_ending_answer(node: NodeState, answer: EndingAnswered, now: Now) -> None:
         return
     seat = node.seats.get(job.target.seat)
     ends = S.RELEASING if isinstance(job, ReleaseJob) else S.LOST
-    if seat is None or not (seat.state is ends or seat.copy_ends) or seat.target().pod_uid != job.target.pod_uid:  # (2)
+    awaits = seat is not None and (seat.state is ends or seat.facts.promise is Promise.DROPS)
+    if seat is None or not awaits or seat.target().pod_uid != job.target.pod_uid:  # (2)
         return
     if reply is not None:  # (3)
         node.epoch = max(node.epoch, reply.highest_epoch)

@@ -57,6 +57,7 @@ class Promise(StrEnum):
     ARRIVES = "arrives"  # a switch brings it back
     MOVES = "moves"  # on another group
     ENDS = "ends"  # its processes are being killed
+    DROPS = "drops"  # it rests, and so are its processes: its copy is dropped
     HANDS_OFF = "hands-off"  # an operator or evidence decides
 
 
@@ -119,7 +120,7 @@ def _state(facts: Facts) -> SeatState:
         (facts.process is Process.NONE, S.WAITING),
         (facts.residence is not Residence.VRAM and not facts.comes, S.PARKED),
     )
-    return next((state for fits, state in rules if fits), None) or _SERVING[facts.promise]
+    return next((state for fits, state in rules if fits), None) or _SERVING.get(facts.promise, S.PARKED)
 
 
 class Trigger(StrEnum):
@@ -181,7 +182,7 @@ TABLE: dict[Trigger, tuple[tuple[SeatState, ...], dict[str, Any]]] = {
     _T.REMAP: ((S.PARKED,), {"promise": Promise.MOVES}),
     _T.VERIFIED: (_COMES, {"promise": Promise.NONE}),
     _T.NOT_RESTORED: (_COMES, _COPY),
-    _T.WOKE: ((S.PARKED,), _IN_USE),
+    _T.WOKE: ((S.PARKED,), {**_IN_USE, "promise": Promise.NONE}),
     _T.FOUND: ((S.PARKED, S.WAITING, S.BACKOFF), {**_IN_USE, "promise": Promise.ENDS}),
     _T.UNRECOVERABLE: (
         (S.STARTING, S.ACTIVE, S.PARKING, *_COMES, S.QUARANTINED),

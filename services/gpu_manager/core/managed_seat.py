@@ -205,8 +205,6 @@ class ManagedSeat:
     """Of its present container, while it starts."""
     good_halves: int = 0
     """Good activations since it was demoted, or since this manager started."""
-    copy_ends: bool = False
-    """While PARKED: the checkpointer was asked to drop its copy."""
     heads_to: str = ""
     """The group on which its engine is to start, other than its home: it has a place there until it has started."""
     heads_until: WallTime = WallTime(0.0)

@@ -12,7 +12,7 @@ from kybernate.footprint import most_residue
 from kybernate.seat import SeatState
 from kybernate.sizes import format_bytes
 from services.gpu_manager.core import view
-from services.gpu_manager.core.facts import Trigger
+from services.gpu_manager.core.facts import Promise, Trigger
 from services.gpu_manager.core.inputs import ForeignProcessesSeen, Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.state import NodeState, Woke
@@ -59,7 +59,7 @@ def look(node: NodeState, seen: ForeignProcessesSeen, now: Now) -> None:
 
 def _rests(node: NodeState, seat: ManagedSeat) -> bool:
     """It holds nothing by evidence, and no job has it that may change this."""
-    if seat.pod is None or not seat.durable.container_id or seat.copy_ends or seat.facts.waits:
+    if seat.pod is None or not seat.durable.container_id or seat.facts.promise is Promise.DROPS:
         return False
     comes = any(one.incoming == seat.id and one.job.sent is not None for one in node.switches.values())
     return seat.state in (S.PARKED, S.WAITING, S.BACKOFF) and not comes

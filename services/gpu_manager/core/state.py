@@ -28,7 +28,7 @@ from kybernate.policy import Policy, SeatView
 from kybernate.seat import SeatState
 from kybernate.topology import Group, peers
 from services.gpu_manager.core.demand import MOST_DURATIONS, MOST_PHASES, PHASES, DemandLevels, Learning, Routers
-from services.gpu_manager.core.facts import Trigger, after
+from services.gpu_manager.core.facts import Promise, Trigger, after
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import (
     ForeignProcess,
@@ -355,7 +355,7 @@ class NodeState:
 
     def kill_copy(self, seat: ManagedSeat, epoch: int) -> None:
         """Send the kill of a copy that was decided to be dropped."""
-        seat.copy_ends = True
+        seat.learn(promise=Promise.DROPS)
         self.effects.append(KillJob(cause=seat.default_cause, node=self.name, epoch=epoch, target=seat.target()))
 
     def refuse(self, text: str) -> None:

@@ -16,6 +16,7 @@ from kybernate.seat import COMING, SeatState
 from kybernate.sizes import format_bytes
 from kybernate.topology import Group
 from services.gpu_manager.core import view
+from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import AT_HOME, ManagedSeat
@@ -98,7 +99,7 @@ class HostMemory(Rider):
             return None
         if _short(node, victim) > _ending(node) or now.wall >= switch.times.drained + DROP_SECONDS:
             return None
-        seats = [seat for seat in node.seats.values() if seat.copy_ends]
+        seats = [seat for seat in node.seats.values() if seat.facts.promise is Promise.DROPS]
         names = ", ".join(seat.name for seat in seats)
         text = f"copies of {names} are dropped, so that host memory has room for that of {victim.name}"
         return Stage("host-memory", text, {"seats": [seat.id for seat in seats]})
@@ -140,7 +141,6 @@ class HostMemory(Rider):
             )
         if seat.state in AT_HOME:
             durable.host_taken_bytes = durable.host_active_bytes = 0
-            seat.copy_ends = False
         elif seat.state is SeatState.ACTIVE:
             _keeps_active(seat)
 
@@ -155,10 +155,11 @@ class HostMemory(Rider):
                 or progress.outcome != "quarantined"
             ):
                 continue
-            if seat.state is SeatState.PARKED and seat.copy_ends:
+            if seat.facts.promise is Promise.DROPS:
                 if seat.heads_to:
                     seat.stay(now)
-                seat.durable.spilled, seat.copy_ends, seat.heads_to = "", False, ""
+                seat.durable.spilled = seat.heads_to = ""
+                seat.learn(promise=Promise.NONE)
                 seat.reason = f"its copy was not dropped, it keeps its host memory: {progress.reason}"
                 node.emit(seat, SeatParked, now, previous=seat.state)
 
@@ -171,7 +172,7 @@ class HostMemory(Rider):
         """
         durable = seat.durable
         if durable.spilled:
-            if seat.state is SeatState.PARKED and not seat.copy_ends:  # (4)
+            if seat.state is SeatState.PARKED and seat.facts.promise is Promise.NONE:  # (4)
                 node.kill_copy(seat, node.next_epoch(now))
         elif seat.state in (SeatState.PARKED, SeatState.PARKING, *COMING):  # (1)
             durable.host_taken_bytes = durable.host_taken_bytes or needed_bytes(seat)
@@ -193,7 +194,7 @@ def reserve(node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now)
 def _keeps_active(seat: ManagedSeat) -> None:
     """What it keeps while it is active: as measured, else what an engine pins at its first park."""
     durable = seat.durable
-    durable.spilled, seat.copy_ends = "", False
+    durable.spilled = ""
     if seat.backend not in PINNING or durable.host_active_bytes or not durable.measured:
         durable.host_taken_bytes = durable.host_active_bytes
 
@@ -214,7 +215,7 @@ def _short(node: NodeState, seat: ManagedSeat) -> int:
 
 def _ending(node: NodeState) -> int:
     """Bytes of copies that are being dropped."""
-    return sum(seat.durable.host_taken_bytes for seat in node.seats.values() if seat.copy_ends)
+    return sum(seat.durable.host_taken_bytes for seat in node.seats.values() if seat.facts.promise is Promise.DROPS)
 
 
 def _give_way(node: NodeState, victim: ManagedSeat, now: Now) -> list[ManagedSeat]:
