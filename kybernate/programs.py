@@ -7,6 +7,7 @@ package of that name would meet others in an environment that is shared.
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -28,41 +29,11 @@ def _run(module: str) -> None:
     import_module(f"services.{module}").main()
 
 
-def plugin() -> None:
-    """Run the device plugin."""
-    _run("plugin.__main__")
-
-
-def gpu_manager() -> None:
-    """Run the GPU manager."""
-    _run("gpu_manager.__main__")
-
-
-def checkpointer() -> None:
-    """Run the checkpointer."""
-    _run("checkpointer.__main__")
-
-
-def router() -> None:
-    """Run the traffic router."""
-    _run("router.__main__")
-
-
-def console() -> None:
-    """Run the operators' console."""
-    _run("console.__main__")
-
-
-def router_draining() -> None:
-    """Wait until the router of this pod has no calls left."""
-    _run("router.draining")
-
-
-def webhook() -> None:
-    """Run the admission webhook."""
-    _run("webhook.__main__")
-
-
-def probe() -> None:
-    """Run the sidecar that answers kubelet's probes."""
-    _run("probe.__main__")
+plugin = partial(_run, "plugin.__main__")
+gpu_manager = partial(_run, "gpu_manager.__main__")
+checkpointer = partial(_run, "checkpointer.__main__")
+router = partial(_run, "router.__main__")
+router_draining = partial(_run, "router.draining")
+console = partial(_run, "console.__main__")
+webhook = partial(_run, "webhook.__main__")
+probe = partial(_run, "probe.__main__")
