@@ -1,6 +1,6 @@
 """Events: past tense, for all subscribers."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,101 +38,74 @@ class SeatEvent(Message):
     last_call_at: float | None = None
     """Unix seconds at which the last backend call of an activation ended."""
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        """The last word of its subject is that of its name: ``SeatParked`` is ``kyb.v1.evt.{node}.{seat}.parked``."""
+        super().__init_subclass__(**more)
+        cls.subject_template = f"kyb.v1.evt.{{node}}.{{seat}}.{cls.__name__.removeprefix('Seat').lower()}"
+
 
 class SeatAllocated(SeatEvent):
     """Kubelet gave this seat to a container (the plugin's hint; PodResources has the container)."""
-
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.allocated"
 
 
 class SeatQueued(SeatEvent):
     """Its container waits at the start gate."""
 
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.queued"
-
 
 class SeatStarted(SeatEvent):
     """It got its ticket; the engine starts."""
-
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.started"
 
 
 class SeatActivated(SeatEvent):
     """It holds VRAM and serves."""
 
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.activated"
-
 
 class SeatClosed(SeatEvent):
     """It drains: routers send nothing new and acknowledge (seat, epoch)."""
-
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.closed"
 
 
 class SeatEvicted(SeatEvent):
     """Its VRAM is being moved out. Streams that still run are cut by the routers."""
 
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.evicted"
-
 
 class SeatParked(SeatEvent):
     """Its VRAM is free, by evidence."""
-
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.parked"
 
 
 class SeatLeased(SeatEvent):
     """Its group's GPUs are reserved for it and its VRAM is being moved back."""
 
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.leased"
-
 
 class SeatMoved(SeatEvent):
     """Another group's GPUs are reserved for it and its VRAM is being moved back there."""
-
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.moved"
 
 
 class SeatExited(SeatEvent):
     """Its container exited; kubelet will start it again."""
 
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.exited"
-
 
 class SeatLost(SeatEvent):
     """Its processes cannot be used again; it will cold-start."""
-
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.lost"
 
 
 class SeatQuarantined(SeatEvent):
     """It holds its GPUs and is left alone until an operator has resolved the reason."""
 
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.quarantined"
-
 
 class SeatReleased(SeatEvent):
     """Its pod was deleted; its processes are ending."""
-
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.released"
 
 
 class SeatFreed(SeatEvent):
     """It has no owner any more."""
 
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.freed"
-
 
 class SeatPinned(SeatEvent):
     """An operator pinned it."""
 
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.pinned"
-
 
 class SeatUnpinned(SeatEvent):
     """An operator unpinned it."""
-
-    subject_template: ClassVar[str] = "kyb.v1.evt.{node}.{seat}.unpinned"
 
 
 EVENT_OF_STATE: dict[SeatState, type[SeatEvent]] = {
