@@ -4,20 +4,7 @@ from contextlib import AbstractAsyncContextManager
 from urllib.parse import urlsplit
 
 from kybernate.bus.credentials import NO_CREDENTIALS, Credentials, CredentialsError
-from kybernate.bus.port import Bucket, Bus, BusDownError, BusError, Entry, NoAnswerError, NotSetUpError
-
-__all__ = [
-    "Bucket",
-    "Bus",
-    "BusDownError",
-    "BusError",
-    "Credentials",
-    "CredentialsError",
-    "Entry",
-    "NoAnswerError",
-    "NotSetUpError",
-    "open_bus",
-]
+from kybernate.bus.port import Bus, BusDownError, BusError
 
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
 

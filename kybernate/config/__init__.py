@@ -4,7 +4,6 @@
 by ``kybernate.topology.plan``. The format is described in ``docs/config.md``.
 """
 
-from kybernate.config.fields import PLACEMENTS
 from kybernate.config.files import CONFIG_LABEL, load, load_all, names
 from kybernate.config.model import (
     STANDARD,
@@ -19,22 +18,3 @@ from kybernate.config.model import (
     Tier,
 )
 from kybernate.config_errors import ConfigError
-
-__all__ = [
-    "CONFIG_LABEL",
-    "PLACEMENTS",
-    "STANDARD",
-    "TIERS",
-    "ConfigError",
-    "GpuTopology",
-    "GroupSpec",
-    "HealthConfig",
-    "Lanes",
-    "NodeConfig",
-    "PolicyConfig",
-    "Profile",
-    "Tier",
-    "load",
-    "load_all",
-    "names",
-]

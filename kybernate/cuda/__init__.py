@@ -5,31 +5,13 @@ from kybernate.cuda.codes import (
     HOST_BYTES_PER_VRAM_BYTE,
     CudaResult,
     CudaState,
-    Support,
     gpu_pairs,
     result_name,
     state_name,
     support,
     why_no_checkpoint,
 )
-from kybernate.cuda.port import CheckpointApi, CudaUnavailableError, GpuPairs
-
-__all__ = [
-    "FREED_SHARE",
-    "HOST_BYTES_PER_VRAM_BYTE",
-    "CheckpointApi",
-    "CudaResult",
-    "CudaState",
-    "CudaUnavailableError",
-    "GpuPairs",
-    "Support",
-    "gpu_pairs",
-    "open_cuda",
-    "result_name",
-    "state_name",
-    "support",
-    "why_no_checkpoint",
-]
+from kybernate.cuda.port import CheckpointApi, CudaUnavailableError
 
 
 def open_cuda() -> CheckpointApi:

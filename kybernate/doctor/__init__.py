@@ -2,5 +2,3 @@
 
 from kybernate.doctor.gpu import DoctorError, examine_gpu
 from kybernate.doctor.model import Finding, Severity, exit_code
-
-__all__ = ["DoctorError", "Finding", "Severity", "examine_gpu", "exit_code"]

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from kybernate.gpus.port import GpuError, Gpus
 
-__all__ = ["GpuError", "Gpus", "open_gpus"]
-
 
 def open_gpus(fakes: bool, socket: Path | None = None) -> Gpus:
     """GPUs of this machine, by NVML, or of the fake driver at ``socket`` (extra ``dev``). Raises GpuError."""

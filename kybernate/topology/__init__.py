@@ -9,7 +9,6 @@ from kybernate.topology.groups import (
     IncompleteGroup,
     Topology,
     group_key,
-    key_of,
     peers,
     seat_id,
     size_of,
@@ -17,19 +16,3 @@ from kybernate.topology.groups import (
 from kybernate.topology.mig import mig_refusal
 from kybernate.topology.orphaned_seats import AllocatedSeat, with_orphaned_seats
 from kybernate.topology.planner import plan
-
-__all__ = [
-    "SEAT_ID",
-    "AllocatedSeat",
-    "Group",
-    "IncompleteGroup",
-    "Topology",
-    "group_key",
-    "key_of",
-    "mig_refusal",
-    "peers",
-    "plan",
-    "seat_id",
-    "size_of",
-    "with_orphaned_seats",
-]
