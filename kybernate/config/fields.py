@@ -1,20 +1,16 @@
 """Types of single values of a configuration; each refusal has a remedy. Pure."""
 
 import re
-from collections.abc import Callable, Collection
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from kybernate.config_errors import suggest
 from kybernate.sizes import MOST_SECONDS, format_bytes, parse_size
 
-PLACEMENTS = ("first-fit", "best-fit", "worst-fit", "bin-pack", "spread", "topology-aware")
-MIG_STRATEGIES = ("none", "single", "mixed")
-OVERLAPS = ("none", "timeshare")
-PACKINGS = ("slots", "memory")
-HOST_MEMORIES = ("off", "auto")
+Placement = Literal["first-fit", "best-fit", "worst-fit", "bin-pack", "spread", "topology-aware"]
+PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 LEAST_HOST_BYTES = 2**30
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -74,20 +70,11 @@ def _size(value: object) -> int:
 def _host_memory(value: object) -> int | str:
     """YAML reads a bare ``off`` as false."""
     word = "off" if value is False else value
-    if isinstance(word, str) and word in HOST_MEMORIES:
+    if word in ("off", "auto"):
         return word
     if (size := _size(word)) < LEAST_HOST_BYTES:
         raise _wrong("is too little for the copy of any model", f"write at least {format_bytes(LEAST_HOST_BYTES)}")
     return size
-
-
-def _one_of(known: Collection[str], kind: str) -> Callable[[object], str]:
-    def check(value: object) -> str:
-        if not isinstance(value, str) or value not in known:
-            raise _wrong(f"is not {kind}", suggest(str(value), known))
-        return value
-
-    return check
 
 
 def _claim(value: object) -> str:
@@ -102,10 +89,6 @@ def _text(check: Callable[[object], Any], kind: Any = str) -> PlainValidator:
     return PlainValidator(check, json_schema_input_type=kind)
 
 
-def _choice(known: tuple[str, ...], kind: str) -> PlainValidator:
-    return PlainValidator(_one_of(known, kind), json_schema_input_type=Literal[known])
-
-
 Name = Annotated[str, _text(_name)]
 Resource = Annotated[str, _text(_resource)]
 Claim = Annotated[str, _text(_claim)]
@@ -113,10 +96,6 @@ Claim = Annotated[str, _text(_claim)]
 GpuName = Annotated[int | str, _text(_gpu, int | str)]
 """A host index or a UUID."""
 MigProfile = Annotated[str, _text(_mig_profile)]
-Placement = Annotated[str, _choice(PLACEMENTS, "a placement")]
-MigStrategy = Annotated[str, _choice(MIG_STRATEGIES, "a MIG strategy")]
-Overlap = Annotated[str, _choice(OVERLAPS, "known")]
-Packing = Annotated[str, _choice(PACKINGS, "known")]
 Size = Annotated[int, _text(_size, str)]
 """Bytes; written with a unit, e.g. ``1GiB``."""
 HostMemory = Annotated[int | str, _text(_host_memory, bool | str)]

@@ -11,10 +11,7 @@ from kybernate.config.fields import (
     GpuName,
     HostMemory,
     MigProfile,
-    MigStrategy,
     Name,
-    Overlap,
-    Packing,
     Placement,
     Resource,
     Seconds,
@@ -39,7 +36,7 @@ class Profile(Strict):
     seats_per_group: Annotated[int, Field(ge=1, le=100)]
     active_slots: Annotated[int, Field(ge=1)] = 1
     """How many seats of one group may hold VRAM at the same time."""
-    packing: Packing = "slots"
+    packing: Literal["slots", "memory"] = "slots"
     """``memory``: as many seats of a group are active together as their VRAM fits, at most ``active_slots`` if that is
     written."""
     memory_reserve: Annotated[Size, Field(json_schema_extra={"default": "1GiB"})] = 2**30
@@ -78,7 +75,7 @@ class GpuTopology(Strict):
     """The listed groups. Profile sizes without any are discovered on the machine."""
 
     groups: tuple[GroupSpec, ...] = ()
-    overlap: Overlap = "none"
+    overlap: Literal["none", "timeshare"] = "none"
     """``timeshare``: groups may lie inside each other (4 ⊃ 2 ⊃ 1) and take turns on the GPUs that they share."""
 
 
@@ -144,7 +141,7 @@ class NodeConfig(Strict):
 
     profiles: Annotated[tuple[Profile, ...], Field(min_length=1)]
     gpu_topology: GpuTopology = GpuTopology()
-    mig_strategy: MigStrategy = "none"
+    mig_strategy: Literal["none", "single", "mixed"] = "none"
     """none: GPUs in MIG mode are not offered; single: all GPUs are cut alike; mixed: profiles name MIG profiles."""
     device_list_strategy: Literal["auto", "envvar", "cdi-cri"] = "auto"
     """How a container gets its GPUs: variables and device nodes, CDI names, or what fits this node."""

@@ -151,7 +151,7 @@ BAD = {
     "bad name": (ONE.replace("name: one", "name: one two"), "profiles[0].name: 'one two': is not a valid name; use 1"),
     "unknown placement": (
         ONE + "    placement: firstfit\n",
-        ":6: profiles[0].placement: 'firstfit': is not a placement; did you mean first-fit?",
+        ":6: profiles[0].placement: 'firstfit': is not known; did you mean first-fit?",
     ),
     "unknown exposeDevices": (
         ONE + "    exposeDevices: grup\n",
@@ -159,11 +159,11 @@ BAD = {
     ),
     "unknown migStrategy": (
         ONE + "migStrategy: mixd\n",
-        ":6: migStrategy: 'mixd': is not a MIG strategy; did you mean mixed?",
+        ":6: migStrategy: 'mixd': is not known; did you mean mixed?",
     ),
     "migStrategy that is no text": (
         ONE + "migStrategy: [single]\n",
-        ":6: migStrategy: ['single']: is not a MIG strategy; did you mean single?",
+        ":6: migStrategy: ['single']: is not known; did you mean single?",
     ),
     "single without groups of one": (
         ONE.replace("groupSize: 1", "groupSize: 2") + "migStrategy: single\n",
