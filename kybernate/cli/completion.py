@@ -1,5 +1,6 @@
 """Names that the shell completes, as the console knows them; none where there is none."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -10,35 +11,26 @@ ANSWER_SECONDS = 1.0
 """A shell that completes waits no longer for the console."""
 
 
-def models(incomplete: str) -> list[str]:
-    """Models with a seat."""
-    return _names(incomplete, "model")
+def _names(*fields: str) -> Callable[[str], list[str]]:
+    """The completion of a word by these fields of the seats."""
+
+    def complete(incomplete: str) -> list[str]:
+        from kybernate.cli.console import Console
+
+        try:
+            seats = Console.found(ANSWER_SECONDS).seats()["seats"]
+        except CliError:
+            return []
+        known = [sorted({seat[field] for seat in seats if seat.get(field)}) for field in fields]
+        return [name for names in known for name in names if name.startswith(incomplete)]
+
+    return complete
 
 
-def groups(incomplete: str) -> list[str]:
-    """Groups of GPUs."""
-    return _names(incomplete, "home_group")
-
-
-def groups_and_nodes(incomplete: str) -> list[str]:
-    """What ``kyb drain`` and ``kyb resume`` take."""
-    return [*groups(incomplete), *_names(incomplete, "node")]
-
-
-def groups_and_models(incomplete: str) -> list[str]:
-    """What ``kyb why`` can be asked about."""
-    return [*groups(incomplete), *models(incomplete)]
-
-
-def _names(incomplete: str, field: str) -> list[str]:
-    from kybernate.cli.console import Console
-
-    try:
-        seats = Console.found(ANSWER_SECONDS).seats()["seats"]
-    except CliError:
-        return []
-    return sorted({seat[field] for seat in seats if seat.get(field) and seat[field].startswith(incomplete)})
-
+models = _names("model")
+groups = _names("home_group")
+groups_and_nodes = _names("home_group", "node")
+groups_and_models = _names("home_group", "model")
 
 SeatArgument = Annotated[
     str,
