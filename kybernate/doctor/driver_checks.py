@@ -83,7 +83,7 @@ def _nvml(facts: DriverFacts) -> Iterator[Finding]:
         text = f"{silent} of {facts.gpu_count} GPUs do not answer"
         yield fail("nvml", text, "see the kernel log for XID events and nvidia-smi -L; reset them or reboot the node")
     elif facts.gpus:
-        sizes = sorted({f"{gpu.name} {_gib(gpu.total_bytes)}" for gpu in facts.gpus})
+        sizes = sorted({f"{gpu.name} {gpu.total_bytes / 2**30:.0f} GiB" for gpu in facts.gpus})
         yield ok("nvml", f"{len(facts.gpus)} x {', '.join(sizes)}; {len(facts.uses)} entries of processes")
     elif not facts.hung:
         yield fail("nvml", "no GPU", "see nvidia-smi; NVIDIA_VISIBLE_DEVICES=all gives a container all GPUs")
@@ -121,10 +121,6 @@ def _access(facts: DriverFacts) -> Iterator[Finding]:
         yield ok("access", f"the driver reaches every process that uses CUDA ({len(good)})")
     elif not facts.trouble and facts.init_code == 0:
         yield ok("access", "no process uses a GPU, so access was not tried")
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.0f} GiB"
 
 
 _ENGINES = ", ".join(ENGINE_BACKENDS)

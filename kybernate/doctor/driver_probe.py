@@ -36,14 +36,13 @@ class _DriverProbe:
         reader = NvmlReader()
         try:
             self._write(release=reader.driver_version(), gpu_count=reader.count())
-            used, persistence = reader.memory(), reader.persistence()
+            persistence = reader.persistence()
             gpus = [
                 {
                     "uuid": gpu.uuid,
                     "minor": gpu.minor,
                     "name": gpu.name,
                     "total_bytes": gpu.memory_bytes,
-                    "used_bytes": used.get(gpu.uuid, (0, 0))[0],
                     "persistence": persistence.get(gpu.uuid),
                     "mig": gpu.mig_enabled,
                 }

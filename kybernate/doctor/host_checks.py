@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
 from kybernate.doctor.model import DriverFacts, Finding, HostFacts, TargetFacts, fail, ok, warn
+from kybernate.sizes import format_bytes
 
 SYS_PTRACE = 19
 """Number of CAP_SYS_PTRACE (linux/capability.h)."""
@@ -110,14 +111,17 @@ def _limit(cgroup: str, targets: list[TargetFacts], vram: int) -> Finding:
     who = ", ".join(f"{target.name} ({target.pid})" for target in targets)
     need = math.ceil(vram * HOST_BYTES_PER_VRAM_BYTE)
     if not cgroup:
-        text = f"{who}: {_gib(vram)} of VRAM, the memory limit is not visible here"
+        text = f"{who}: {format_bytes(vram)} of VRAM, the memory limit is not visible here"
         return warn("memory", text, "mount the host's /sys/fs/cgroup")
     limit, free = targets[0].limit_bytes, targets[0].free_bytes
     if limit is None or free is None:
-        return ok("memory", f"{who}: {_gib(vram)} of VRAM, no memory limit")
-    text = f"{who}: {_gib(vram)} of VRAM need {_gib(need)}; its limit of {_gib(limit)} leaves {_gib(free)}"
+        return ok("memory", f"{who}: {format_bytes(vram)} of VRAM, no memory limit")
+    text = f"{who}: {format_bytes(vram)} of VRAM need {format_bytes(need)}; "
+    text += f"its limit of {format_bytes(limit)} leaves {format_bytes(free)}"
     if free < need:
-        return fail("memory", text, f"raise the container's memory limit to at least {_gib(limit + need - free)}")
+        return fail(
+            "memory", text, f"raise the container's memory limit to at least {format_bytes(limit + need - free)}"
+        )
     return ok("memory", text)
 
 
@@ -127,9 +131,10 @@ def _host_memory(driver: DriverFacts, host: HostFacts) -> Iterator[Finding]:
         yield warn("host memory", "MemAvailable is unknown", "is /proc mounted?")
         return
     need = math.ceil(total * HOST_BYTES_PER_VRAM_BYTE)
-    text = f"{_gib(host.available_bytes)} available; {_gib(total)} of VRAM parked once need {_gib(need)}"
+    available = f"{format_bytes(host.available_bytes)} available"
+    text = f"{available}; {format_bytes(total)} of VRAM parked once need {format_bytes(need)}"
     if driver.fake:
-        yield ok("host memory", f"{_gib(host.available_bytes)} available; fake VRAM needs none")
+        yield ok("host memory", f"{available}; fake VRAM needs none")
     elif host.available_bytes < need:
         remedy = "more RAM, fewer seats, or a smaller --gpu-memory-utilization: a park without room is refused"
         yield warn("host memory", text, remedy)
@@ -149,7 +154,3 @@ def _huge_pages(host: HostFacts) -> Finding:
 
 def _users(uids: list[int]) -> str:
     return f"user{'s' if len(uids) > 1 else ''} {', '.join(map(str, uids))}"
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"

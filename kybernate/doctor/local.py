@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from kybernate.config import ConfigError, load
 from kybernate.local_stack import find_stack, processes, refusal, stack_file
+from kybernate.node.host_memory import available_bytes
 from kybernate.tls import key_of, trusting
 
 ENGINE_SECONDS = 2.0
@@ -45,10 +46,8 @@ def local_facts(stack: dict[str, Any] | None) -> dict[str, Any]:
     except ConfigError as error:
         why = str(error)
     facts["refused"] = " ".join(why.split())
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        line = next(line for line in lines if line.startswith("MemAvailable:"))
-        facts["available_bytes"] = int(line.split()[1]) * 1024
+    with contextlib.suppress(OSError):
+        facts["available_bytes"] = available_bytes()
     return facts
 
 

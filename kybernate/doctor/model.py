@@ -16,7 +16,6 @@ class GpuFacts:
     minor: int
     name: str
     total_bytes: int
-    used_bytes: int = 0
     persistence: bool | None = None
     """None if the driver does not report it."""
     mig: bool = False

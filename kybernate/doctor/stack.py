@@ -131,19 +131,19 @@ def _machine(facts: StackFacts) -> Iterator[Finding]:
     if facts.disk is not None:
         folder, free = facts.disk
         if free < LEAST_DISK_BYTES:
-            text = f"the disk of {folder} has {_gib(free)} free: ledger, journal and streams cannot be written"
+            text = f"the disk of {folder} has {format_bytes(free)} free: ledger, journal and streams cannot be written"
             yield fail("disk", text, "free some space, or set TMPDIR (kyb up) or KYB_STATE_DIR to another disk")
         else:
-            yield ok("disk", f"{_gib(free)} free in {folder}")
+            yield ok("disk", f"{format_bytes(free)} free in {folder}")
     if facts.available_bytes is not None:
         yield _memory(facts.available_bytes)
 
 
 def _memory(available: int) -> Finding:
     if available < LEAST_HOST_BYTES:
-        text = f"{_gib(available)} of host memory are available: parks are refused, processes may be killed"
+        text = f"{format_bytes(available)} of host memory are available: parks are refused, processes may be killed"
         return fail("host memory", text, "end other programs, or park fewer seats")
-    return ok("host memory", f"{_gib(available)} available")
+    return ok("host memory", f"{format_bytes(available)} available")
 
 
 def _processes(facts: StackFacts) -> Iterator[Finding]:
@@ -240,7 +240,7 @@ def _managers(facts: StackFacts) -> Iterator[Finding]:
             continue
         yield ok("manager", f"{name}: policy {node.get('policy')}")
         if (free := (node.get("host_memory") or {}).get("available_bytes")) is not None and not facts.processes:
-            text = f"{name} has {_gib(free)} of host memory for copies of parked seats"
+            text = f"{name} has {format_bytes(free)} of host memory for copies of parked seats"
             scarce = fail("host memory", f"{text}: parks are refused", "end other programs, or park fewer seats")
             yield scarce if free < LEAST_HOST_BYTES else ok("host memory", text)
         yield from _budget(node, facts.seats)
@@ -499,7 +499,3 @@ def _times(count: int) -> str:
 
 def _names(groups: Iterable[str]) -> str:
     return ", ".join(sorted(groups))
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"

@@ -18,17 +18,22 @@ class HostMemory(Protocol):
 
 @dataclass(frozen=True)
 class KernelMemory:
-    """MemAvailable of /proc/meminfo: free memory and what the kernel can reclaim."""
+    """That of this machine."""
 
     proc: Path = PROC
 
     async def free_bytes(self) -> int:
         """From /proc/meminfo. Raises OSError."""
-        try:
-            lines = (self.proc / "meminfo").read_text().splitlines()
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        except (OSError, StopIteration, ValueError) as error:
-            raise OSError(f"{self.proc}/meminfo has no MemAvailable: {error}") from error
+        return available_bytes(self.proc)
+
+
+def available_bytes(proc: Path = PROC) -> int:
+    """MemAvailable of /proc/meminfo: free memory and what the kernel can reclaim. Raises OSError."""
+    try:
+        lines = (proc / "meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError) as error:
+        raise OSError(f"{proc}/meminfo has no MemAvailable: {error}") from error
 
 
 def open_host_memory(fake_driver: Path | None) -> HostMemory:

@@ -132,13 +132,13 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
     ),
     "no host memory": (
         lambda facts: replace(facts, available_bytes=2**28),
-        "host memory", "0.2 GiB of host memory", "park fewer seats",
+        "host memory", "256.0 MiB of host memory", "park fewer seats",
     ),
     "no host memory on a node": (
         lambda facts: replace(
             facts, processes={}, managers=({"node": "n1", "policy": "p", "host_memory": {"available_bytes": 2**28}},)
         ),
-        "host memory", "n1 has 0.2 GiB of host memory", "park fewer seats",
+        "host memory", "n1 has 256.0 MiB of host memory", "park fewer seats",
     ),
     "the clock is off": (
         lambda facts: replace(facts, skew_seconds=-95.0),

@@ -132,7 +132,6 @@ def read_driver_facts(socket: str) -> DriverFacts:
                 minor=gpu["minor"],
                 name=gpu["name"],
                 total_bytes=gpu["memory_bytes"],
-                used_bytes=gpu["used_bytes"],
                 mig=bool(gpu.get("mig_enabled", False)),
             )
             for gpu in gpus
