@@ -80,7 +80,6 @@ class SeatAnnotations:
     """May be activated on another group of its profile."""
     slo_seconds: float | None = None
     """Model seconds; None: its tier's."""
-    """Model seconds; None: its tier's."""
     tier: str = STANDARD
     verify: bool = True
     """Compare its models' answers before it serves again."""

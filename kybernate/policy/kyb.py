@@ -184,16 +184,12 @@ class KybBalanced(Kyb):
 
 
 @dataclass(frozen=True, slots=True)
-class KybBounded(Kyb):
+class KybBounded(KybBalanced):
     """Bounded waits: ages count by their square, and beyond a few SLOs they alone count."""
 
     cap_slos: float = 4.0
     age_weight: float = 0.2
     age_power: float = 2.0
-
-    def urgency(self) -> Urgency:
-        """``1 + age_weight·x^age_power``."""
-        return Urgency(1.0, self.age_weight, self.age_power)
 
 
 @dataclass(frozen=True, slots=True)
