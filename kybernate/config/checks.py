@@ -1,7 +1,7 @@
 """Checks over several fields of a configuration. Pure; ``topology`` checks it against the machine."""
 
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from kybernate.config.model import NodeConfig, Profile
 from kybernate.config_errors import ConfigError, Place, dotted, suggest
@@ -69,44 +69,41 @@ def _check_groups(config: NodeConfig) -> Iterator[ConfigError]:
     """Check groups by their names; two names of one GPU are found on the machine only."""
     sizes = {profile.group_size for profile in config.profiles if profile.mig_profile is None}
     sizes |= {1 for profile in config.profiles if profile.mig_profile is not None}
-    if config.gpu_topology.overlap == "timeshare":
-        yield from _check_nested(config)
+    yield from conflicts(config, dict(enumerate(group.gpus for group in config.gpu_topology.groups)))
     for index, lane in enumerate(config.lanes):
         for position, gpu, _ in _repeated(lane.gpus):
             yield config.error(("lanes", index, "gpus", position), gpu, "stands twice", "name each GPU once")
-    owners: dict[int | str, str] = {}
     for index, group in enumerate(config.gpu_topology.groups):
         place: Place = ("gpuTopology", "groups", index, "gpus")
         for position, gpu, _ in _repeated(group.gpus):
             yield config.error((*place, position), gpu, f"stands twice in group {group.name}", "name each GPU once")
-        for position, gpu in enumerate(group.gpus if config.gpu_topology.overlap == "none" else ()):
-            if owners.get(gpu, group.name) != group.name:
-                what = f"groups {owners[gpu]} and {group.name} share this GPU"
-                remedy = "groups must be disjoint; take it out of one, or nest them and write overlap: timeshare"
-                yield config.error((*place, position), gpu, what, remedy)
-            owners[gpu] = group.name
         if len(group.gpus) not in sizes:
             what = f"group {group.name} has {len(group.gpus)} GPUs and no profile has this groupSize"
             have = ", ".join(str(size) for size in sorted(sizes))
             yield config.error(place, group.gpus, what, f"add such a profile, or give it {have} GPUs")
 
 
-def _check_nested(config: NodeConfig) -> Iterator[ConfigError]:
-    """Check the groups of a time-shared node by their names; one by index and one by UUID may be nested."""
-    groups = config.gpu_topology.groups
-    for (_, first), (number, second) in itertools.combinations(enumerate(groups), 2):
-        a, b = set(first.gpus), set(second.gpus)
-        if a == b:
-            place: Place = ("gpuTopology", "groups", number, "gpus")
-            what = f"groups {first.name} and {second.name} are the same GPUs"
-            yield config.error(place, second.gpus, what, "remove one of them")
-        if len({type(gpu) for gpu in a | b}) > 1 or a <= b or b <= a or not a & b:
+def conflicts(config: NodeConfig, groups: Mapping[int, Sequence[int | str]]) -> Iterator[ConfigError]:
+    """Yield an error about each two listed groups that share GPUs and must not. ``groups``: the GPUs of each, by its
+    position; of an index and a UUID nobody knows here whether they are the same GPU."""
+    timeshare = config.gpu_topology.overlap == "timeshare"
+    for (first, mine), (second, others) in itertools.combinations(groups.items(), 2):
+        one, other = config.gpu_topology.groups[first], config.gpu_topology.groups[second]
+        a, b = set(mine), set(others)
+        place: Place = ("gpuTopology", "groups", second, "gpus")
+        if timeshare and a == b:
+            what = f"groups {one.name} and {other.name} are the same GPUs"
+            yield config.error(place, other.gpus, what, "remove one of them")
             continue
-        position = next(place for place, gpu in enumerate(second.gpus) if gpu in a)
-        what = f"groups {first.name} and {second.name} share this GPU and neither lies inside the other"
-        remedy = "with overlap: timeshare groups are nested or disjoint (4 ⊃ 2 ⊃ 1); change one of them"
-        place = ("gpuTopology", "groups", number, "gpus", position)
-        yield config.error(place, second.gpus[position], what, remedy)
+        if not a & b or (timeshare and (a <= b or b <= a or len({type(gpu) for gpu in a | b}) > 1)):
+            continue
+        position = next(position for position, gpu in enumerate(others) if gpu in a)
+        what = f"groups {one.name} and {other.name} share this GPU"
+        remedy = "groups must be disjoint; take it out of one, or nest them and write overlap: timeshare"
+        if timeshare:
+            what += " and neither lies inside the other"
+            remedy = "with overlap: timeshare groups are nested or disjoint (4 ⊃ 2 ⊃ 1); change one of them"
+        yield config.error((*place, position), other.gpus[position], what, remedy)
 
 
 def _repeated(values: "Sequence[int | str]") -> "Iterator[tuple[int, int | str, int]]":

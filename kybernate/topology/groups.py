@@ -1,9 +1,8 @@
-"""Groups, their keys and seat IDs, and how groups relate: nested, crossing, exchanging seats. Pure."""
+"""Groups, their keys and seat IDs, and how groups relate: overlapping, exchanging seats. Pure."""
 
 import hashlib
-import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kybernate.config import Profile
@@ -129,18 +128,6 @@ def size_of(seat: str) -> int:
 
 
 # --- relations between groups ---------------------------------------------------------------------------------------
-
-
-def crossing(groups: Sequence[Members]) -> Iterator[tuple[Members, Members, Gpu]]:
-    """Yield pairs of groups that share a GPU without one lying inside the other, each with the first shared GPU.
-
-    Two groups of the same GPUs count as crossing: they would be one group with two names.
-    """
-    for (name, gpus), (other, others) in itertools.combinations(groups, 2):
-        mine, theirs = {gpu.uuid for gpu in gpus}, {gpu.uuid for gpu in others}
-        shared = mine & theirs
-        if shared and (mine == theirs or shared not in (mine, theirs)):
-            yield (name, gpus), (other, others), next(gpu for gpu in others if gpu.uuid in shared)
 
 
 def overlaps(groups: Sequence[Members]) -> tuple[tuple[str, ...], ...]:

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from kybernate.config import NodeConfig, Profile
+from kybernate.config.checks import conflicts
 from kybernate.config_errors import Place
 from kybernate.machine import Gpu
 from kybernate.sizes import count
-from kybernate.topology.groups import IncompleteGroup, Members, crossing
+from kybernate.topology.groups import IncompleteGroup, Members
 from kybernate.topology.mig import mig_profile
 
 
@@ -28,7 +29,8 @@ def resolve(
             incomplete.append(IncompleteGroup(spec.name, len(spec.gpus), members, missing))
         else:
             groups[number] = spec.name, members
-    _check_shared(config, groups)
+    for error in conflicts(config, {number: [gpu.uuid for gpu in gpus] for number, (_, gpus) in groups.items()}):
+        raise error
     for number, lane in enumerate(config.lanes if not lenient else ()):
         for position, name in enumerate(lane.gpus):
             if name not in by_name:
@@ -81,30 +83,6 @@ def _members(
             raise config.error(place, wanted, what, "name each GPU once")
         seen.add(gpu.uuid)
         yield gpu
-
-
-def _check_shared(config: NodeConfig, groups: dict[int, Members]) -> None:
-    """Raise ConfigError unless groups are disjoint, or with ``overlap: timeshare`` nested."""
-    if config.gpu_topology.overlap == "none":
-        owners: dict[str, str] = {}
-        for number, (name, gpus) in groups.items():
-            for position, gpu in enumerate(gpus):
-                if gpu.uuid in owners:
-                    place: Place = ("gpuTopology", "groups", number, "gpus", position)
-                    what = f"GPU {gpu.index} is in group {owners[gpu.uuid]} already"
-                    remedy = "groups must be disjoint; take it out of one, or nest them and write overlap: timeshare"
-                    raise config.error(place, config.gpu_topology.groups[number].gpus[position], what, remedy)
-                owners[gpu.uuid] = name
-        return
-    for (name, gpus), (other, others), shared in crossing(tuple(groups.values())):
-        number = next(number for number, group in groups.items() if group[0] == other)
-        place = ("gpuTopology", "groups", number, "gpus", others.index(shared))
-        if {gpu.uuid for gpu in gpus} == {gpu.uuid for gpu in others}:
-            what, remedy = f"groups {name} and {other} are the same GPUs", "remove one of them"
-        else:
-            what = f"groups {name} and {other} share GPU {shared.index} and neither lies inside the other"
-            remedy = "with overlap: timeshare groups are nested or disjoint (4 ⊃ 2 ⊃ 1); change one of them"
-        raise config.error(place, config.gpu_topology.groups[number].gpus[others.index(shared)], what, remedy)
 
 
 def _profile_of(config: NodeConfig, number: int, gpus: tuple[Gpu, ...]) -> Profile:

@@ -47,7 +47,8 @@ def with_orphaned_seats(
     members = {key_of(one.id): one.gpus for one in allocated if one.gpus}
     known = {gpu.uuid: gpu for gpu in gpus}
     earlier = [group for group in (*former, *groups) if known.keys() >= {*group.uuids}]
-    found = [_without(group, orphans) for group in groups]
+    # Without those that are allocated under another resource, such as the old name of a renamed one.
+    found = [replace(one, seat_ids=tuple(seat for seat in one.seat_ids if seat not in orphans)) for one in groups]
     kept: set[str] = set()
     for key, resource in sorted({(key_of(seat), resource) for seat, resource in orphans.items()}):
         seats = tuple(sorted(seat for seat, of in orphans.items() if (key_of(seat), of) == (key, resource)))
@@ -64,20 +65,11 @@ def with_orphaned_seats(
     return tuple(found), frozenset(kept)
 
 
-def _without(group: Group, orphans: Mapping[str, str]) -> Group:
-    """Remove seats that are allocated under another resource, such as the old name of a renamed one."""
-    own = tuple(seat for seat in group.seat_ids if seat not in orphans)
-    return group if own == group.seat_ids else replace(group, seat_ids=own)
-
-
 def _former_group(key: str, resource: str, seats: tuple[str, ...], earlier: Iterable[Group]) -> Group | None:
     group = next((group for group in earlier if group.key == key), None)
     if group is None:
         return None
-    profile = group.profile
-    if profile.resource != resource:
-        profile = profile.model_copy(update={"resource": resource})
-    return replace(group, profile=profile, seat_ids=seats)
+    return replace(group, profile=group.profile.model_copy(update={"resource": resource}), seat_ids=seats)
 
 
 def _rebuilt_group(

@@ -311,8 +311,8 @@ def test_what_does_not_fit_together_is_reported_at_once(tmp_path: Path) -> None:
     places = [line.split(": ")[1] for line in str(caught.value).splitlines()]
     assert places == [
         "profiles[1].resource",
-        "gpuTopology.groups[1].gpus[2]",
         "gpuTopology.groups[1].gpus[0]",
+        "gpuTopology.groups[1].gpus[2]",
         "gpuTopology.groups[1].gpus",
     ]
 
@@ -351,7 +351,7 @@ def test_one_gpu_by_index_and_by_uuid_is_refused(tmp_path: Path) -> None:
     gpus = fake_gpus(4, "80GiB")
     path = tmp_path / "config.yaml"
     path.write_text(GROUPS.replace("[1, 2]", f"[1, {gpus[0].uuid}]"))
-    with pytest.raises(ConfigError, match=r"gpus\[1\].*GPU 0 is in group G0 already; groups must be disjoint"):
+    with pytest.raises(ConfigError, match=r"gpus\[1\].*groups G0 and G12 share this GPU; groups must be disjoint"):
         plan(load(path), gpus)
 
 

@@ -56,8 +56,8 @@ def test_the_customers_sample_fills_up_under_timeshare() -> None:
 @pytest.mark.parametrize(
     ("groups", "text"),
     [
-        ({"A": [0, 1], "B": [1, 2]}, "groups A and B share GPU 1 and neither lies inside the other"),
-        ({"A": [0, 1], "B": [1, "GPU-0002"]}, "groups A and B share GPU 1 and neither lies inside the other"),
+        ({"A": [0, 1], "B": [1, 2]}, "groups A and B share this GPU and neither lies inside the other"),
+        ({"A": [0, 1], "B": [1, "GPU-0002"]}, "groups A and B share this GPU and neither lies inside the other"),
         ({"A": [0, 1], "B": ["GPU-0001", 0]}, "groups A and B are the same GPUs; remove one"),
         ({"A": [0, "GPU-0000"]}, "GPU 0 stands twice in group A; name each GPU once"),
     ],
