@@ -67,19 +67,15 @@ class Bucket(Protocol):
 
     async def put(self, key: str, value: bytes) -> int:
         """Write, whatever was there; returns the new revision."""
-        ...
 
     async def delete(self, key: str) -> None:
         """Remove the key; watchers see an entry without a value."""
-        ...
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         """All present entries whose key begins with ``prefix``."""
-        ...
 
     async def keys(self, prefix: str = "") -> Set[str]:
         """The keys that begin with ``prefix`` and were written or deleted; without those that were purged."""
-        ...
 
     def watch(self, prefix: str = "") -> AbstractAsyncContextManager[AsyncIterator[Entry | None]]:
         """All present entries, then one None (the snapshot is complete), then every change.
@@ -87,7 +83,6 @@ class Bucket(Protocol):
         After a reconnect the whole snapshot comes again, followed by None; entries that vanished meanwhile come as
         entries without a value before that None.
         """
-        ...
 
 
 class NodeBus(Protocol):
@@ -96,33 +91,26 @@ class NodeBus(Protocol):
     @property
     def connected(self) -> bool:
         """True if a message published now would be sent."""
-        ...
 
     @property
     def troubles(self) -> Mapping[str, int]:
         """Number of tolerated failures since the start, by kind."""
-        ...
 
     async def until_connected(self) -> None:
         """Wait until ``connected``. Returns at once when it is."""
-        ...
 
     def on_change(self, callback: Callable[[bool], None]) -> None:
         """Call ``callback(connected)`` at each loss and each return of the connection, on the node bus also when a
         further peer connects. It must not raise or block."""
-        ...
 
     async def publish(self, message: Message) -> None:
         """Send to all subscribers. Events (``kyb.v1.evt``) and audit records are also kept by the stream."""
-        ...
 
     async def request(self, message: Message, reply: type[R], *, timeout: float) -> R:
         """Send a request to its handler. Raises NoAnswerError (also when there is no handler) or BusDownError."""
-        ...
 
     def subscribe(self, *patterns: Pattern[Message]) -> AbstractAsyncContextManager[AsyncIterator[Message]]:
         """Messages of these kinds, in one iterator, from now on. Live only: nothing from before."""
-        ...
 
     def serve(
         self, pattern: Pattern[Message], handler: Callable[[Message], Awaitable[BaseModel]]
@@ -131,7 +119,6 @@ class NodeBus(Protocol):
 
         A request whose handler raises gets no answer; the error is logged, and other requests are served on.
         """
-        ...
 
 
 class LocalBus(NodeBus, Protocol):
@@ -139,7 +126,6 @@ class LocalBus(NodeBus, Protocol):
 
     def publish_nowait(self, message: Message) -> None:
         """``publish`` in this turn of the event loop."""
-        ...
 
 
 class Bus(NodeBus, Protocol):
@@ -150,11 +136,9 @@ class Bus(NodeBus, Protocol):
 
         Every service runs it as a job, so that such an end ends the process.
         """
-        ...
 
     async def flush(self, timeout: float = 2.0) -> None:
         """Wait until the server has processed everything published before. Raises NoAnswerError or BusDownError."""
-        ...
 
     def replay(
         self, *, after_id: str | None = None, since: float = 0.0, pattern: Pattern[Message] = ALL_EVENTS
@@ -166,12 +150,9 @@ class Bus(NodeBus, Protocol):
         ``after_id``: only those after the one with this message id; an id that the stream no longer holds replays
         everything it has. ``since``: only those stored since then, unix seconds. Only one of both.
         """
-        ...
 
     async def ended(self, request: str) -> RequestEnded | None:
         """The stored record of a request; None: there is none."""
-        ...
 
     async def bucket(self, name: str) -> Bucket:
         """An existing bucket. Raises BusError saying to run ``kyb bus init`` when it is missing."""
-        ...

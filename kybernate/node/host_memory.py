@@ -13,7 +13,6 @@ class HostMemory(Protocol):
 
     async def free_bytes(self) -> int:
         """Free bytes. Raises OSError."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,6 @@ class Policy(Protocol):
 
     def decide(self, view: GroupView) -> Decision:
         """Return the decision about this group now. Deterministic."""
-        ...
 
 
 class UnusableAnswerError(Exception):
