@@ -44,6 +44,12 @@ class MessageError(Exception):
     """A received message cannot be read; the text says which subject and why."""
 
 
+class Record(BaseModel):
+    """Base of rows, and of what messages are made of. Fields that a newer writer adds are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
 class Message(BaseModel):
     """Base of everything on the bus. A concrete message sets ``subject_template`` over its own fields."""
 

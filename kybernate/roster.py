@@ -6,9 +6,9 @@ missed events read them. Keys are ``<node>.<seat>`` and ``<node>.<gpu UUID>`` as
 
 from collections.abc import Iterable, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
-from kybernate.envelope import Address, slug
+from kybernate.envelope import Address, Record, slug
 from kybernate.messages import SeatEvent, SeatFreed, SeatPinned, SeatUnpinned
 from kybernate.seat import SeatState
 
@@ -16,10 +16,8 @@ BUCKET = "kyb_seats"
 INVENTORY_BUCKET = "kyb_inventory"
 
 
-class SeatRecord(BaseModel):
+class SeatRecord(Record):
     """One row of the roster."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     node: str
     seat: str
@@ -133,10 +131,8 @@ def seat_key(node: str, seat: str) -> str:
     return f"{slug(node)}.{slug(seat)}"
 
 
-class GpuRecord(BaseModel):
+class GpuRecord(Record):
     """One GPU of a node."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     node: str
     gpu: str

@@ -2,9 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from kybernate.envelope import Message
+from kybernate.envelope import Message, Record
 
 Purpose = Literal["maintenance", "upgrade"]
 """Of a drain. Only ``upgrade`` also parks pinned seats."""
@@ -88,10 +86,8 @@ class ResumeNode(OrderCommand):
     """Name of the group; empty: the drain of the node."""
 
 
-class OrderStatus(BaseModel):
+class OrderStatus(Record):
     """What an operator ordered, and how far it is."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     verb: Literal["migrate", "drain", "resume"]
     target: str = ""
@@ -111,10 +107,8 @@ class OrderStatus(BaseModel):
     """``done``: it is as ordered; empty: not yet. A drain stays in force until it is resumed."""
 
 
-class CommandReply(BaseModel):
+class CommandReply(Record):
     """The answer to a command: taken (progress comes as events), or refused with a reason to act on."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     accepted: bool
     at: float | None = None

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from kybernate.envelope import Address, Message
+from kybernate.envelope import Address, Message, Record
 from kybernate.seat import SeatState
 
 
@@ -135,10 +135,8 @@ DecidedBy = Literal["policy", "operator", "claim"]
 """``claim``: the seat leaves because a seat of another group needs its GPUs."""
 
 
-class SeatLoad(BaseModel):
+class SeatLoad(Record):
     """One seat as a decision saw it. Durations in model seconds."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     seat: str
     model: str = ""

@@ -2,15 +2,13 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from kybernate.envelope import Message
+from kybernate.envelope import Message, Record
 
 
-class SeatTarget(BaseModel):
+class SeatTarget(Record):
     """Everything the checkpointer needs to find and move one seat's processes."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     seat: str
     pod_uid: str
@@ -92,10 +90,8 @@ After the park half ``parked`` is success and ``active`` a rollback; after the a
 """
 
 
-class SeatProgress(BaseModel):
+class SeatProgress(Record):
     """How far a job is with one seat."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     seat: str
     pod_uid: str
@@ -134,10 +130,8 @@ class SeatProgress(BaseModel):
     """Why the answers of its engine cannot be compared: it serves unverified."""
 
 
-class JobStatus(BaseModel):
+class JobStatus(Record):
     """The complete status of one switch; the same in reports and in answers, so a lost report loses nothing."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     op: str
     epoch: int
@@ -158,10 +152,8 @@ class JobProgress(Message):
     status: JobStatus
 
 
-class JobReply(BaseModel):
+class JobReply(Record):
     """The checkpointer's answer to a job: journaled, so that a kill of it loses nothing, or refused."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     accepted: bool
     code: str = ""

@@ -2,9 +2,9 @@
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
-from kybernate.envelope import LONGEST_NAME, Address, Message, slug
+from kybernate.envelope import LONGEST_NAME, Address, Message, Record, slug
 
 MOST_REQUESTS = 100_000
 """Requests of one level."""
@@ -74,10 +74,8 @@ class NodeTrafficSignal(TrafficSignal):
     node: Name
 
 
-class EngineFaults(BaseModel):
+class EngineFaults(Record):
     """A model of whose last answers at one router some were a 5xx, or all were none."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     model: str
     failed: int

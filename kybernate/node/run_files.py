@@ -10,18 +10,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from kybernate import files
+from kybernate.envelope import Record
 
 WISHES_FILE = "wishes.json"
 GPU_FAULTS_FILE = "gpu-faults.json"
 
 
-class Wish(BaseModel):
+class Wish(Record):
     """A hint that the next allocated seat should be on this group."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: str
     """A granted wish is not granted again under the same id."""
@@ -35,11 +34,11 @@ class Wish(BaseModel):
     """The reason, for users: the pod's annotation, or the move that it is for."""
 
 
-class _Wishes(BaseModel):
+class _Wishes(Record):
     wishes: tuple[Wish, ...] = ()
 
 
-class _GpuFaults(BaseModel):
+class _GpuFaults(Record):
     faults: Mapping[str, str] = Field(default_factory=dict)
     note: str = ""
 
@@ -57,15 +56,6 @@ def read_wishes(run_dir: Path) -> tuple[Wish, ...]:
     return _read(run_dir / WISHES_FILE, _Wishes).wishes
 
 
-def wishes_version(run_dir: Path) -> tuple[int, int]:
-    """Another one once the wishes have been replaced; (0, 0) without any."""
-    try:
-        found = (run_dir / WISHES_FILE).stat()
-    except FileNotFoundError:
-        return 0, 0
-    return found.st_mtime_ns, found.st_ino
-
-
 def write_gpu_faults(run_dir: Path, faults: Mapping[str, str], note: str = "") -> None:
     """Replace the faulty GPUs, each with why, and the note about the node."""
     _write(run_dir / GPU_FAULTS_FILE, _GpuFaults(faults=faults, note=note))
@@ -81,7 +71,7 @@ def read_note(run_dir: Path) -> str:
     return _read(run_dir / GPU_FAULTS_FILE, _GpuFaults).note
 
 
-def _write(path: Path, content: BaseModel) -> None:
+def _write(path: Path, content: Record) -> None:
     files.replace(path, content.model_dump_json(), durable=False)
 
 

@@ -26,6 +26,7 @@ from kybernate.seat import SeatState
 from kybernate.topology import SEAT_ID, IncompleteGroup, Topology
 from services.plugin import allocations, cdi, offers
 from services.plugin.coexistence import Neighbours
+from services.plugin.core.devices import Offer
 from services.plugin.core.faults import Probation
 from services.plugin.core.placement import OpenWishes
 from services.plugin.gate import StartGate
@@ -79,7 +80,10 @@ class NodePlugin:
 
     def __post_init__(self) -> None:
         self.outbox = Outbox(self.bus)
-        self.registrations = Registrations(self._registration, self.health)
+        folder = self.settings.device_plugin_dir
+        self.registrations = Registrations(
+            lambda resource: Registration(self.node, resource, folder, refused=self._conflict), self.health
+        )
         self._pod_resources = PodResources(self.settings.pod_resources)
 
     async def run(self) -> None:
@@ -115,28 +119,19 @@ class NodePlugin:
         known = await asyncio.to_thread(allocations.load, settings.state_dir)
         with contextlib.suppress(PodResourcesError):
             known.add_listed(await self._listed())
-        nvidia = await self._nvidia_devices(self.config)
         self._note = await asyncio.to_thread(offers.install_run, settings)
-        offer, topology = offers.draft_offer(settings, self.config, self.reading, known.seats.values(), nvidia=nvidia)
-        gate = StartGate(offer.seats_dir, settings.gate_seconds)
-        health = self.config.health
-        probation = Probation(frozenset(), ignored_xids=health.ignored_xids, recovery_reads=health.recovery_reads)
-        known.seats = {seat: one for seat, one in known.seats.items() if seat in offer.seats}
-        self.node = NodeSeats(offer, gate, probation, self._on_allocated, known)
-        await asyncio.to_thread(gate.prepare, offer.seats)
+        gate = StartGate(settings.run_dir / "seats", settings.gate_seconds)
+        self.node = NodeSeats(Offer((), (), gate.seats_dir), gate, Probation(frozenset()), self._on_allocated, known)
         self.gate_sockets = GateSockets(self.node)
-        await self.gate_sockets.open(offer.seats)
-        strategy = self.config.device_list_strategy
-        offer = await offers.write_cdi_spec(settings, offer, strategy, any_allocated=bool(known.seats))
-        self.node.replace_offer(offer)
         self._inventory = InventoryWriter(self.bus, settings.node, self.node)
-        self.gpu_watch = GpuWatch(settings, self.gpus, self.node, self.reading, self._adopt, self._health_changed)
-        watch = self.gpu_watch
+        watch = GpuWatch(settings, self.gpus, self.node, self.reading, self._adopt, self._health_changed)
+        self.gpu_watch = watch
         self.metrics = PluginMetrics(
             self.health.registry, settings.node, self._seats_by_resource, lambda: watch.sensors
         )
         gate.on_wait = self.metrics.waited
-        self._offered(topology)
+        await self.apply()
+        known.seats = {seat: one for seat, one in known.seats.items() if seat in self.node.offer.seats}
         self._write_faults()
         self.health.conditions["config"] = lambda: self.refused_config
         self.health.conditions["neighbours"] = self._conflict
@@ -188,9 +183,6 @@ class NodePlugin:
             await asyncio.sleep(WISHES_SECONDS)
         del self.health.conditions["manager"]
         await self.registrations.run()
-
-    def _registration(self, resource: str) -> Registration:
-        return Registration(self.node, resource, self.settings.device_plugin_dir, refused=self._conflict)
 
     def _conflict(self) -> str | None:
         return self.neighbours.conflict if self.settings.neighbours == "refuse" else None
@@ -325,7 +317,7 @@ class NodePlugin:
             reason = "the GPUs of their groups are not known; delete their pods"
             get_logger().warning("plugin.seats_unknown", seats=sorted(self._unknown), reason=reason)
 
-    async def _watch_wishes(self) -> NoReturn:
+    async def _watch_wishes(self) -> None:
         await follow_wishes(self.settings.run_dir, self.node.wishes)
 
     async def _save(self) -> NoReturn:
@@ -356,18 +348,14 @@ class NodePlugin:
                 await asyncio.to_thread(cdi.remove, self.settings.cdi_dir)
 
 
-async def follow_wishes(run_dir: Path, wishes: OpenWishes) -> NoReturn:
+async def follow_wishes(run_dir: Path, wishes: OpenWishes) -> None:
     """Keep the wishes current; while their file cannot be read, those known stay."""
-    known: object = None
-    failed = OnceLogger("wishes.read_failed")
-    while True:
+    again, failed = asyncio.Event(), OnceLogger("wishes.read_failed")
+    async for _ in changes(run_dir / run_files.WISHES_FILE, again, seconds=WISHES_SECONDS):
         try:
-            found = run_files.wishes_version(run_dir)
-            if found != known:
-                wishes.update(await asyncio.to_thread(run_files.read_wishes, run_dir))
-                known = found
+            wishes.update(await asyncio.to_thread(run_files.read_wishes, run_dir))
+            failed.clear()
         except OSError as error:
             failed.log(folder=str(run_dir), reason=str(error))
-        else:
-            failed.clear()
-        await asyncio.sleep(WISHES_SECONDS)
+            await asyncio.sleep(WISHES_SECONDS)
+            again.set()
