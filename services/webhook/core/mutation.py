@@ -100,54 +100,48 @@ def mutate(pod: Mapping[str, Any], settings: WebhookSettings, configs: Sequence[
     spec = pod["spec"]
     containers = spec.get("containers") or []
     known = {name for config in configs for name in config.resources}
-    seats = [_seats(container, known) for container in containers]
-    engines = [at for at, resources in enumerate(seats) if resources]
-    patch: list[Json] = []
-    warnings: list[str] = []
+    seats = {at: found for at, container in enumerate(containers) if (found := _seats(container, known))}
+    if not seats:
+        return Mutation()
+    engines = [(f"/spec/containers/{at}", containers[at]) for at in seats]
     metadata = pod.get("metadata") or {}
     own = metadata.get("annotations") or {}
     notes = parse(own)
-    wrong = _problems(notes, dict.fromkeys(name for one in seats for name in one), configs) if engines else []
-    wrong += [
-        f"container {containers[at].get('name')} sets {name}, which the seat sets: remove it, or the engine runs on "
-        "another group's GPU"
-        for at in engines
-        for _, name in chosen_devices(containers[at])
-    ]
-    wrong += [
-        f"container {containers[at].get('name')} asks for {name} beside its seat, which has the GPUs: remove it"
-        for at in engines
-        for _, name in whole_gpus(containers[at])
-    ]
-    if engines:
-        wrong += [f"label {name} is an annotation: move it there" for name in misplaced(own, metadata.get("labels"))]
+    wrong = _problems(notes, dict.fromkeys(name for found in seats.values() for name in found), configs)
+    for _, container in engines:
+        who = f"container {container.get('name')}"
+        wrong += [
+            f"{who} sets {name}, which the seat sets: remove it, or the engine runs on another group's GPU"
+            for _, name in chosen_devices(container)
+        ]
+        wrong += [
+            f"{who} asks for {name} beside its seat, which has the GPUs: remove it" for _, name in whole_gpus(container)
+        ]
+    wrong += [f"label {name} is an annotation: move it there" for name in misplaced(own, metadata.get("labels"))]
     if wrong:
         raise PodRefusedError("\n".join(wrong))
-    for at in engines:
-        changes, more = _memory(f"/spec/containers/{at}", containers[at], notes)
+    patch: list[Json] = []
+    warnings: list[str] = []
+    for path, container in engines:
+        changes, more = _memory(path, container, notes)
         patch += changes
         warnings += more
-        if containers[at].get("terminationMessagePolicy") != LAST_LOGS:
-            patch.append({"op": "add", "path": f"/spec/containers/{at}/terminationMessagePolicy", "value": LAST_LOGS})
+        if container.get("terminationMessagePolicy") != LAST_LOGS:
+            patch.append({"op": "add", "path": f"{path}/terminationMessagePolicy", "value": LAST_LOGS})
     inits = spec.get("initContainers") or []
-    if engines and not any(one.get("name") == NAME for one in inits):
-        moves = [move for at in engines for move in probes.found(f"/spec/containers/{at}", containers[at])]
-        if moves:
-            ports = _ports(spec, notes, settings, 1 + len(moves))
-            for move, port in zip(moves, ports[1:], strict=True):
-                patch += move.patch(port)
-                warnings += move.warnings
-            if settings.stop_hook and notes.backend == "cuda":
-                for at in engines:
-                    changes, more = _stop_hook(f"/spec/containers/{at}", containers[at], spec, ports[0])
-                    patch += changes
-                    warnings += more
-            sidecar = _sidecar(moves, ports, settings, guaranteed=_guaranteed(spec))
-            patch.append(
-                {"op": "add", "path": "/spec/initContainers/-", "value": sidecar}
-                if inits
-                else {"op": "add", "path": "/spec/initContainers", "value": [sidecar]}
-            )
+    has_probe = any(one.get("name") == NAME for one in inits)
+    moves = [] if has_probe else [move for path, container in engines for move in probes.found(path, container)]
+    if moves:
+        ports = _ports(spec, notes, settings, 1 + len(moves))
+        for move, port in zip(moves, ports[1:], strict=True):
+            patch += move.patch(port)
+            warnings += move.warnings
+        for path, container in engines if settings.stop_hook and notes.backend == "cuda" else ():
+            changes, more = _stop_hook(path, container, spec, ports[0])
+            patch += changes
+            warnings += more
+        place, sidecar = "/spec/initContainers", _sidecar(moves, ports, settings, guaranteed=_guaranteed(spec))
+        patch.append({"op": "add", "path": f"{place}/-" if inits else place, "value": sidecar if inits else [sidecar]})
     return Mutation(tuple(patch), tuple(warnings))
 
 
