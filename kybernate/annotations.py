@@ -95,15 +95,15 @@ def parse(annotations: Mapping[str, str]) -> SeatAnnotations:
     for name, text in annotations.items():
         if not name.startswith(PREFIX):
             domain, _, word = name.lower().rpartition("/")
-            if "kyb" in domain and PREFIX + word in _PARSERS:  # kybernate.ai/port: no other software reads that
+            if "kyb" in domain and PREFIX + word in PARSERS:  # kybernate.ai/port: no other software reads that
                 remedy = f"did you mean {PREFIX}{word}?"
                 problems.append(AnnotationProblem(name, None, "is not a known annotation", remedy))
             continue
-        if name not in _PARSERS:
-            remedy = UNSUPPORTED.get(name) or suggest(name, _PARSERS)
+        if name not in PARSERS:
+            remedy = UNSUPPORTED.get(name) or suggest(name, PARSERS)
             problems.append(AnnotationProblem(name, None, "is not a known annotation", remedy))
             continue
-        field, read, what, remedy = _PARSERS[name]
+        field, read, what, remedy = PARSERS[name]
         try:
             fields[field] = read(text)
         except ValueError:
@@ -154,24 +154,6 @@ def _word(text: str) -> str:
     return text
 
 
-def _flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError
-    return text.lower() == "true"
-
-
-def _seconds(text: str) -> float:
-    if text[-1:].isdigit() and text != "0":  # 20 may be meant as milliseconds or minutes
-        raise ValueError
-    return parse_seconds(text)
-
-
-def _switch(text: str) -> bool:
-    if text.lower() not in ("on", "off"):
-        raise ValueError
-    return text.lower() == "on"
-
-
 def _file_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", text):
         raise ValueError
@@ -179,7 +161,9 @@ def _file_name(text: str) -> str:
 
 
 def _slo(text: str) -> float:
-    if not 0 < (seconds := _seconds(text)) <= MOST_SECONDS:
+    if text[-1:].isdigit():  # 20 may be meant as milliseconds or minutes
+        raise ValueError
+    if not 0 < (seconds := parse_seconds(text)) <= MOST_SECONDS:
         raise ValueError
     return seconds
 
@@ -196,9 +180,18 @@ def _vram(text: str) -> int:
     return size
 
 
-_FLAG = "is neither true nor false", 'write "true" or "false"'
+def _one_of(words: Mapping[str, bool]) -> Callable[[str], bool]:
+    def read(text: str) -> bool:
+        if text.lower() not in words:
+            raise ValueError
+        return words[text.lower()]
+
+    return read
+
+
+_FLAG = _one_of({"true": True, "false": False}), "is neither true nor false", 'write "true" or "false"'
 _IN_SECONDS = 'write seconds, such as "20s" or "500ms", at most a day'
-_PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
+PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
     BACKEND: ("backend", _backend, "is not a way of parking", f"write one of {', '.join(BACKENDS)}"),
     ENGINE_KEY: (
         "engine_key",
@@ -219,46 +212,19 @@ _PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
         f"write the name that clients request, printable and at most {LONGEST_NAME} characters; without it "
         "the pod's name counts",
     ),
-    PIN: ("pin", _flag, *_FLAG),
+    PIN: ("pin", *_FLAG),
     PORT: ("port", _number(1, 65535), "is not a port", "write a number from 1 to 65535"),
     PREFER_GROUP: ("prefer_group", _word, "is no name", "write a group, or node/group"),
     PROBE_PORT: ("probe_port", _number(1024, 65000), "is not a port", "write a number from 1024 to 65000"),
-    REBALANCE: ("rebalance", _flag, *_FLAG),
+    REBALANCE: ("rebalance", *_FLAG),
     SLO: ("slo_seconds", _slo, "is not a duration above 0 with a unit", _IN_SECONDS),
     TIER: ("tier", _word, "is no name", "write a tier of the configuration"),
-    VERIFY: ("verify", _switch, "is neither on nor off", 'write "on" or "off"'),
+    VERIFY: ("verify", _one_of({"on": True, "off": False}), "is neither on nor off", 'write "on" or "off"'),
     VRAM: ("vram_bytes", _vram, "is not a size with a unit", 'write bytes with a unit: "40GiB"'),
 }
 """By name: field, parser (ValueError: the value cannot be used), what is wrong then, what to write."""
 
-NAMES = tuple(_PARSERS)
-
-_DURATION = {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*(ms|s|m|h)\s*$"}
-_FORMS: Mapping[str, dict[str, Any]] = {
-    **{name: {"enum": ["true", "false"]} for name in (PIN, REBALANCE)},
-    **{name: {"type": "string", "pattern": "^[0-9]+$"} for name in (MAX_REQUESTS, PORT, PROBE_PORT)},
-    SLO: _DURATION,
-    VRAM: {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGT]iB?|[kKMGT])\s*$"},
-}
-_REGISTERED = ", or a backend that a package of yours registers"
-
-
-def schema() -> dict[str, Any]:
-    """Return the JSON schema of a pod's annotations; those of others are free."""
-    known = "|".join(re.escape(name.removeprefix(PREFIX)) for name in NAMES)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Kybernate: annotations of a pod with a seat",
-        "type": "object",
-        "properties": {
-            name: _FORMS.get(name, {"type": "string"})
-            | {"description": _PARSERS[name][3] + (_REGISTERED if name == BACKEND else "")}
-            for name in NAMES
-        },
-        "patternProperties": {f"^{re.escape(PREFIX)}(?!({known})$)": False},
-        "additionalProperties": {"type": "string"},
-    }
-
+NAMES = tuple(PARSERS)
 
 _SLOTS_OPTION = re.compile(
     r"(?:^|\s)(?:--max[-_]num[-_]seqs|--max-running-requests|--max-concurrent-requests|--max_batch_size|--parallel|-np)"

@@ -67,17 +67,9 @@ def pids_of(stack: dict[str, Any]) -> dict[str, int]:
     return own | (stack.get("pids") or {})
 
 
-def keep_refusal(folder: Path, why: str) -> None:
-    """Write why the stack of this folder goes on without the last change of its files; empty: it uses them."""
-    with contextlib.suppress(OSError):  # the disk is full; the log has it, too
-        if why:
-            (folder / "refused").write_text(why)
-        else:
-            (folder / "refused").unlink(missing_ok=True)
-
-
 def refusal(folder: Path) -> str:
-    """What ``keep_refusal`` wrote."""
+    """Why the stack of this folder goes on without the last change of its files, as ``kyb up`` wrote it; empty: it uses
+    them."""
     with contextlib.suppress(OSError):
         return (folder / "refused").read_text()
     return ""

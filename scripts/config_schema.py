@@ -1,9 +1,11 @@
 """JSON schemas of configurations and of pods' annotations, for editors, and the settings that they describe. Pure."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kybernate import annotations
 from kybernate.config.files import constants_of
 from kybernate.config.model import NodeConfig, PolicyConfig
 from kybernate.policy import POLICIES
@@ -31,6 +33,34 @@ def config_schema() -> dict[str, Any]:
     several["properties"] = {"configs": {"type": "object", "minProperties": 1, "additionalProperties": one}}
     head = {"$schema": DIALECT, "title": "Kybernate: configuration of a node", "anyOf": [one, several]}
     return {**head, "$defs": _plain(parts)}
+
+
+_DURATION = {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*(ms|s|m|h)\s*$"}
+_FORMS: Mapping[str, dict[str, Any]] = {
+    **{name: {"enum": ["true", "false"]} for name in (annotations.PIN, annotations.REBALANCE)},
+    **{name: {"type": "string", "pattern": "^[0-9]+$"} for name in (annotations.MAX_REQUESTS, annotations.PORT)},
+    annotations.PROBE_PORT: {"type": "string", "pattern": "^[0-9]+$"},
+    annotations.SLO: _DURATION,
+    annotations.VRAM: {"type": "string", "pattern": r"^\s*[0-9]+(\.[0-9]+)?\s*([KMGT]iB?|[kKMGT])\s*$"},
+}
+_REGISTERED = ", or a backend that a package of yours registers"
+
+
+def annotations_schema() -> dict[str, Any]:
+    """Return the schema of a pod's annotations; those of others are free."""
+    known = "|".join(re.escape(name.removeprefix(annotations.PREFIX)) for name in annotations.NAMES)
+    return {
+        "$schema": DIALECT,
+        "title": "Kybernate: annotations of a pod with a seat",
+        "type": "object",
+        "properties": {
+            name: _FORMS.get(name, {"type": "string"})
+            | {"description": annotations.PARSERS[name][3] + (_REGISTERED if name == annotations.BACKEND else "")}
+            for name in annotations.NAMES
+        },
+        "patternProperties": {f"^{re.escape(annotations.PREFIX)}(?!({known})$)": False},
+        "additionalProperties": {"type": "string"},
+    }
 
 
 @dataclass(frozen=True, slots=True)

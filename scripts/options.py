@@ -15,10 +15,10 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a script's folder is on the path, the repository is not
 
-from kybernate import annotations  # noqa: E402
 from kybernate.cli.app import app  # noqa: E402
 from kybernate.settings import Settings  # noqa: E402
 from scripts.chart_schema import comments  # noqa: E402
+from scripts.config_schema import annotations_schema  # noqa: E402
 from scripts.config_schema import settings as config_keys  # noqa: E402
 from scripts.field_docs import field_docs  # noqa: E402
 from services.checkpointer.settings import CheckpointerSettings  # noqa: E402
@@ -82,7 +82,7 @@ def _config() -> Iterator[Option]:
 
 
 def _annotations() -> Iterator[Option]:
-    for name, given in annotations.schema()["properties"].items():
+    for name, given in annotations_schema()["properties"].items():
         yield Option("annotation", name, "", "", given["description"])
 
 

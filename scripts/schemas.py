@@ -14,12 +14,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 import kybernate.messages  # noqa: F401 - fills Message.registry
-from kybernate import annotations
 from kybernate.envelope import Message
 from kybernate.messages import Command, CommandReply, Job, JobReply
 from kybernate.roster import SeatRecord
 from kybernate.seat import HOLDING, SeatState
-from scripts.config_schema import config_schema
+from scripts.config_schema import annotations_schema, config_schema
 from scripts.field_docs import describe, field_docs, models_below
 from services.gpu_manager.core.facts import TABLE, Facts, Process, Residence, Ticket, Trigger, after
 
@@ -35,7 +34,7 @@ def documents() -> dict[str, str]:
     """Every generated document by its path in the repository."""
     schemas = {f"docs/schemas/{name(kind)}.json": _json(schema(kind)) for kind in published()}
     schemas["docs/schemas/node-config.json"] = _json(config_schema())
-    schemas["docs/schemas/pod-annotations.json"] = _json(annotations.schema())
+    schemas["docs/schemas/pod-annotations.json"] = _json(annotations_schema())
     return {**schemas, "docs/asyncapi.json": _json(asyncapi()), "docs/dev/seat-states.md": seat_states()}
 
 

@@ -1,6 +1,7 @@
 """``kyb up``: a stack in the foreground, its logs, what to paste, and its systemd unit."""
 
 import asyncio
+import contextlib
 import difflib
 import errno
 import getpass
@@ -26,7 +27,6 @@ from kybernate.dev.stack.layout import HOST, USUAL_PORT
 from kybernate.dev.stack.options import ChangingError, content
 from kybernate.dev.stack.process import LineSink
 from kybernate.dev.stack.stack_file import StackFileError
-from kybernate.local_stack import keep_refusal
 from kybernate.settings import PREFIX, Settings, known_options, listening
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 95)
@@ -273,6 +273,15 @@ async def _show(stack: Stack, progress: Callable[[str], None], systemd: str) -> 
             notify.sendto(b"READY=1", f"\0{systemd[1:]}" if systemd.startswith("@") else systemd)
 
 
+def _keep_refusal(folder: Path, why: str) -> None:
+    """Write why the stack of this folder goes on without the last change of its files; empty: it uses them."""
+    with contextlib.suppress(OSError):  # the disk is full; the log has it, too
+        if why:
+            (folder / "refused").write_text(why)
+        else:
+            (folder / "refused").unlink(missing_ok=True)
+
+
 async def reload_changes(stack: Stack, progress: Callable[[str], None]) -> NoReturn:
     """Hand each change of the files of configuration and pods to services and kubelets, also one from before they were
     ready, once two looks have found the same: one may be half-written. A wrong one changes nothing."""
@@ -284,7 +293,7 @@ async def reload_changes(stack: Stack, progress: Callable[[str], None]) -> NoRet
         used = stack.plan.sources[: len(files)]
         if seen == used:
             refused = tuple(b"" for _ in files)
-            keep_refusal(stack.folder, "")
+            _keep_refusal(stack.folder, "")
         if seen != before or seen in (refused, used):
             continue
         try:
@@ -295,7 +304,7 @@ async def reload_changes(stack: Stack, progress: Callable[[str], None]) -> NoRet
             continue
         except (ConfigError, OSError) as error:
             refused = seen
-            keep_refusal(stack.folder, str(error))
+            _keep_refusal(stack.folder, str(error))
             sys.stderr.write(f"kyb: warning: {error}\nkyb: the stack keeps what it has\n")
         else:
             changed = [str(file) for file, old, new in zip(files, used, seen, strict=True) if old != new]

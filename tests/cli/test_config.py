@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.annotations import NAMES, schema
+from kybernate.annotations import NAMES
 from kybernate.cli import main
 from kybernate.config import load
 from kybernate.dev.stack import LAPTOP
-from scripts.config_schema import config_schema, settings
+from scripts.config_schema import annotations_schema, config_schema, settings
 
 
 def out(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -79,13 +79,13 @@ def test_every_key_is_described_and_in_the_schema() -> None:
     ],
 )
 def test_the_schema_of_annotations_accepts_what_the_parser_accepts(name: str, good: list[str], bad: list[str]) -> None:
-    pattern = re.compile(schema()["properties"][name]["pattern"])
+    pattern = re.compile(annotations_schema()["properties"][name]["pattern"])
     assert [text for text in good if not pattern.search(text)] == []
     assert [text for text in bad if pattern.search(text)] == []
 
 
 def test_the_schema_of_annotations_refuses_unknown_names_below_kyb_ai_only() -> None:
-    [pattern] = schema()["patternProperties"]
+    [pattern] = annotations_schema()["patternProperties"]
     assert [name for name in NAMES if re.search(pattern, name)] == []
     assert re.search(pattern, "kyb.ai/vrm")
     assert not re.search(pattern, "other.example/vrm")
