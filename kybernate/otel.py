@@ -64,10 +64,6 @@ class Tracer:
         within = _W3C.extract({name: value for name, value in carrier.items() if value}, Context())
         return Span(self._tracer.start_span(name, within, trace.SpanKind.SERVER, attributes, start_time=_ns(at)))
 
-    def flush(self) -> None:
-        """Export what waits."""
-        self._provider.force_flush()
-
     def close(self) -> None:
         """Export what waits, for at most CLOSE_SECONDS."""
         closing = threading.Thread(target=self._provider.shutdown, name="close traces", daemon=True)

@@ -24,7 +24,7 @@ class Spans:
         self.tracer.close()
 
     def all(self) -> list[Any]:
-        self.tracer.flush()
+        self.tracer._provider.force_flush()
         return sorted(self._memory.get_finished_spans(), key=lambda span: span.start_time)
 
     def of(self, name: str) -> list[Any]:

@@ -156,6 +156,6 @@ def test_a_collector_that_is_away_is_one_line(monkeypatch: pytest.MonkeyPatch):
         assert tracer is not None
         for _ in range(2):
             tracer.begin("x", 1.0).end(2.0, {})
-            tracer.flush()
+            tracer._provider.force_flush()
     assert [line["event"] for line in logs] == ["traces.warning"]
     assert "127.0.0.1" in logs[0]["reason"]

@@ -38,8 +38,6 @@ class Rate:
     _last: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
-        if self.half_life <= 0:
-            raise ValueError(f"half_life is {self.half_life}; it must be positive")
         self._last = self.since
 
     def add(self, time: float, count: float = 1.0) -> None:
@@ -91,10 +89,6 @@ class Ewma:
     value: float = 0.0
     """The mean so far; before the first value, the assumed one."""
     count: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.weight <= 1:
-            raise ValueError(f"weight is {self.weight}; it must be above 0 and at most 1")
 
     def add(self, value: float) -> None:
         """Add a measured value."""

@@ -108,10 +108,6 @@ class ManagerClient:
                 pass
             await asyncio.sleep(STOP_POLL_SECONDS)
 
-    def forget(self) -> None:
-        """Make the next probe send a request."""
-        self._at = float("-inf")
-
     async def close(self) -> None:
         """Cancel the pending request."""
         if self._request is not None:
@@ -158,7 +154,7 @@ class ProbeServer:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["ProbeServer"]:
         """Listen on all ports. Raises OSError when one is taken."""
-        host = self.settings.listen_host
+        host = "::" if ":" in self.settings.pod_ip else "0.0.0.0"  # all addresses of the pod's IP family
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self.manager.close)
             for target in (None, *self.settings.targets):

@@ -45,11 +45,6 @@ class ProbeSettings:
     targets: tuple[ProbeTarget, ...]
     """KYB_PROBE_TARGETS: JSON list of targets."""
 
-    @property
-    def listen_host(self) -> str:
-        """All addresses of the pod's IP family."""
-        return "::" if ":" in self.pod_ip else "0.0.0.0"
-
 
 def read(env: Mapping[str, str] | None = None) -> ProbeSettings:
     """Read the settings; unknown KYB_* names are ignored, since the pod may use them. Raises ProbeSettingsError."""

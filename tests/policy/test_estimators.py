@@ -55,14 +55,3 @@ def test_a_mean_forgets_what_was_assumed() -> None:
     for _ in range(100):
         mean.add(10.0)
     assert mean.value == pytest.approx(10.0, rel=0.01)
-
-
-@pytest.mark.parametrize("weight", [0.0, -1.0, 1.5])
-def test_a_weight_outside_its_range_is_refused(weight: float) -> None:
-    with pytest.raises(ValueError, match="above 0 and at most 1"):
-        Ewma(weight)
-
-
-def test_a_half_life_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be positive"):
-        Rate(0.0)

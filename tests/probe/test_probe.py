@@ -177,7 +177,7 @@ async def test_an_engine_last_known_as_parked_passes_its_startup_probe_without_t
     probe = await stand.probe(ProbeTarget(0, stand.engine_port, "startup", "HTTP", TIMEOUT))
     assert await stand.get(probe.ports[1]) == 200
     await stand.manager.__aexit__()
-    probe.manager.forget()
+    probe.manager._at = float("-inf")
     stand.engine.status = 503
     assert await stand.get(probe.ports[1]) == 200
 
