@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
-from kybernate.addresses import is_address
+from kybernate.addresses import address
 from kybernate.bus import NATS_SCHEMES
 from kybernate.bus.credentials import Credentials, CredentialsError
 from kybernate.files import NO_FILE
@@ -34,13 +34,7 @@ def _readable(path: Path | None) -> Path | None:
     return path
 
 
-def _address(url: str) -> str:
-    if url and not is_address(url):
-        raise ValueError("is no address; write http://host:port")
-    return url
-
-
-Url = Annotated[str, AfterValidator(_address)]
+Url = Annotated[str, AfterValidator(lambda url: url and address(url))]
 """Of an HTTP server; empty: none."""
 OptionalFile = Annotated[Path | None, EMPTY_IS_NONE, AfterValidator(_readable)]
 
@@ -52,14 +46,14 @@ def listening(host: str) -> str:
     """
     bound, lacking = False, None
     try:
-        for *of, _, address in socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+        for *of, _, place in socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
             try:
                 probe = socket.socket(*of)
             except OSError as error:
                 lacking = error
                 continue
             with probe:
-                probe.bind(address)
+                probe.bind(place)
             bound = True
         if lacking and not bound:
             raise lacking

@@ -201,11 +201,7 @@ def why(
         show_last_switch(api, name)
         return
     nodes = select_why(api.why(), name)
-    if as_json():
-        print(json.dumps({"nodes": nodes}))
-        return
-    for line in why_lines(nodes):
-        print(line)
+    answer({"nodes": nodes}, "\n".join(why_lines(nodes)))
 
 
 SeatWait = Annotated[bool, typer.Option("--wait", help="Until it is so, at most 15 min.")]

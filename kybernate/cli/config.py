@@ -96,17 +96,9 @@ def diff(
         for file in (old, new)
     ]
     paths = [path for path in dict.fromkeys((*values[0], *values[1])) if values[0].get(path) != values[1].get(path)]
-    if as_json():
-        print(
-            json.dumps(
-                {"changes": [{"key": path, "old": values[0].get(path), "new": values[1].get(path)} for path in paths]}
-            )
-        )
-        return
-    for path in paths:
-        print(f"{path}: {json.dumps(values[0].get(path))} -> {json.dumps(values[1].get(path))}")
-    if not paths:
-        print("no value differs")
+    rows = [{"key": path, "old": values[0].get(path), "new": values[1].get(path)} for path in paths]
+    lines = [f"{row['key']}: {json.dumps(row['old'])} -> {json.dumps(row['new'])}" for row in rows]
+    answer({"changes": rows}, "\n".join(lines) or "no value differs")
 
 
 def _values(config: "NodeConfig") -> "Iterator[tuple[str, object]]":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from kybernate.addresses import is_address
+from kybernate.addresses import address
 from kybernate.cli.output import CliError, given_url, shown
 from kybernate.local_stack import find_stack, stack_file
 
@@ -29,10 +29,10 @@ def find_url() -> str:
     given = given_url()
     if given or os.environ.get("KYB_URL"):
         url = str(given or os.environ["KYB_URL"]).rstrip("/")
-        if not is_address(url):
-            name = "--url" if given else "KYB_URL"
-            raise CliError(f"{name} {url!r} is not an address; write http://host:port", 2)
-        return url
+        try:
+            return address(url)
+        except ValueError as error:
+            raise CliError(f"{'--url' if given else 'KYB_URL'} {url!r} {error}", 2) from None
     stack = find_stack()
     if stack is None:
         raise CliError(
@@ -109,16 +109,9 @@ class Console:
 
     def date(self) -> float | None:
         """Its clock, unix seconds, by the ``Date`` of an answer (whole seconds); None: it sends none."""
-        connection = self._connection(ANSWER_SECONDS)
-        try:
-            connection.request("GET", self._path("/readyz"))
-            answer = connection.getresponse()
-            answer.read()
-            return parsedate_to_datetime(answer.headers["Date"]).timestamp() if answer.headers["Date"] else None
-        except (OSError, http.client.HTTPException, ValueError):
-            return None
-        finally:
-            connection.close()
+        with contextlib.suppress(CliError, ValueError):
+            return parsedate_to_datetime(self._send("GET", "/readyz")[0].headers["Date"]).timestamp()
+        return None
 
     def command(self, name: str, verb: str) -> dict[str, Any]:
         """``POST /v1/seats/{name}/{verb}``: the manager's reply. The console knows which seat a name means."""
@@ -189,18 +182,21 @@ class Console:
         finally:
             connection.close()
 
-    def _call(self, method: str, path: str, body: object = None, accept: tuple[int, ...] = ()) -> dict[str, Any]:
+    def _send(self, method: str, path: str, body: object = None) -> tuple[http.client.HTTPResponse, bytes]:
         connection = self._connection(self.timeout)
         try:
             content = None if body is None else json.dumps(body)
             headers = _key() if body is None else {"Content-Type": "application/json"} | _key()
             connection.request(method, self._path(path), content, headers)
             answer = connection.getresponse()
-            data = answer.read()
+            return answer, answer.read()
         except (OSError, http.client.HTTPException) as error:
             raise CliError(self._unreachable(error), reason="unreachable") from None
         finally:
             connection.close()
+
+    def _call(self, method: str, path: str, body: object = None, accept: tuple[int, ...] = ()) -> dict[str, Any]:
+        answer, data = self._send(method, path, body)
         if answer.status >= 400 and answer.status not in accept:
             raise self._refusal(answer.status, data)
         try:

@@ -1,6 +1,5 @@
 """``kyb doctor``: what works on this machine, one line each."""
 
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.output import CliError, Commands, as_json
+from kybernate.cli.output import CliError, Commands, answer
 
 if TYPE_CHECKING:
     from kybernate.doctor import Finding
@@ -59,11 +58,8 @@ def _report(findings: "list[Finding]") -> None:
     from kybernate.doctor import exit_code
 
     code = exit_code(findings)
-    if as_json():
-        print(json.dumps({"ok": code == 0, "findings": [asdict(finding) for finding in findings]}))
-    else:
-        for finding in findings:
-            print(line(finding))
+    data = {"ok": code == 0, "findings": [asdict(finding) for finding in findings]}
+    answer(data, "\n".join(map(line, findings)))
     raise typer.Exit(code)
 
 

@@ -123,11 +123,7 @@ def _of_start(decision: dict[str, Any], events: list[dict[str, Any]]) -> Iterato
 def show_request(console: Console, name: str) -> None:
     """Print the story of one request. Raises CliError."""
     story = console.request(name)
-    if as_json():
-        print(json.dumps(story))
-        return
-    for line in story_lines(story):
-        print(line)
+    answer(story, "\n".join(story_lines(story)))
 
 
 def show_slo(console: Console, since: str) -> None:

@@ -2,8 +2,7 @@
 
 import json
 import time
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,24 +22,10 @@ _PASSING = ("manager_unanswered", "bus_down", "not-ready", "unreachable")
 Wait = Annotated[bool, typer.Option("--wait", help="Until it is so; prints what it waits for.")]
 
 
-class Scope(StrEnum):
-    """What is drained."""
-
-    GROUP = "group"
-    NODE = "node"
-
-
-ScopeArgument = Annotated[Scope, typer.Argument(metavar="group|node", show_default=False)]
+ScopeArgument = Annotated[Literal["group", "node"], typer.Argument(metavar="group|node", show_default=False)]
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="A group (G0, or NODE/G0), or a node.", autocompletion=groups_and_nodes)
 ]
-
-
-class DrainPurpose(StrEnum):
-    """Why it is drained."""
-
-    MAINTENANCE = "maintenance"
-    UPGRADE = "upgrade"
 
 
 def migrate(
@@ -59,12 +44,12 @@ def drain(
     scope: ScopeArgument,
     name: NameArgument,
     purpose: Annotated[
-        DrainPurpose, typer.Option("--for", help="upgrade parks pinned seats, too.")
-    ] = DrainPurpose.MAINTENANCE,
+        Literal["maintenance", "upgrade"], typer.Option("--for", help="upgrade parks pinned seats, too.")
+    ] = "maintenance",
     wait: Wait = False,
 ) -> None:
     """Park all seats of a group's GPUs, or of a node, and start and activate none there until kyb resume."""
-    _run(f"{scope.value}s/{name}/drain", {"purpose": purpose.value}, wait)
+    _run(f"{scope}s/{name}/drain", {"purpose": purpose}, wait)
 
 
 def resume(
@@ -73,7 +58,7 @@ def resume(
     wait: Wait = False,
 ) -> None:
     """End a drain: seats are started and activated again as requests come."""
-    _run(f"{scope.value}s/{name}/resume", {}, wait)
+    _run(f"{scope}s/{name}/resume", {}, wait)
 
 
 GOALS = {"activate": ("active",), "pin": ("active",), "park": ("parked", "waiting")}

@@ -3,8 +3,7 @@
 import json
 from collections.abc import Callable
 from contextvars import ContextVar
-from enum import StrEnum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -24,20 +23,15 @@ class CliError(Exception):
         self.reason = reason
 
 
-class Output(StrEnum):
-    """Format of a command's answer."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
-_output: ContextVar[Output] = ContextVar("output", default=Output.TEXT)
+Output = Literal["text", "json"]
+"""Format of a command's answer."""
+_output: ContextVar[Output] = ContextVar("output", default="text")
 _url: ContextVar[str] = ContextVar("url", default="")
 
 
 def _keep_output(context: typer.Context, value: Output | None) -> None:
     if value is not None or context.parent is None:
-        _output.set(value or Output.TEXT)
+        _output.set(value or "text")
 
 
 def _keep_url(context: typer.Context, value: str | None) -> None:
@@ -93,7 +87,7 @@ class Commands(typer.Typer):
 
 def as_json() -> bool:
     """Whether ``-o json`` is given."""
-    return _output.get() is Output.JSON
+    return _output.get() == "json"
 
 
 def shown(value: Any) -> Any:

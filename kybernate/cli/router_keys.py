@@ -1,6 +1,5 @@
 """``kyb router keys``: the API keys of routers. The file holds hashes only; a key is shown once, when it is made."""
 
-import json
 import os
 from contextvars import ContextVar
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kybernate import files
-from kybernate.cli.output import CliError, Commands, answer, as_json
+from kybernate.cli.output import CliError, Commands, answer
 
 if TYPE_CHECKING:
     from kybernate.api_keys import KeyFile
@@ -74,13 +73,9 @@ def show() -> None:
     if not file.exists():
         raise CliError(f"{file}: there is no such file; name another with --file, or make it: kyb router keys add")
     keys = _read(file).keys
-    if as_json():
-        print(
-            json.dumps({"keys": [{"name": key.name, "scopes": list(key.scopes), "tenant": key.tenant} for key in keys]})
-        )
-        return
-    for key in keys:
-        print(f"{key.name}: {', '.join(key.scopes)}" + (f" (tenant {key.tenant})" if key.tenant else ""))
+    lines = [f"{key.name}: {', '.join(key.scopes)}{f' (tenant {key.tenant})' if key.tenant else ''}" for key in keys]
+    rows = [{"name": key.name, "scopes": list(key.scopes), "tenant": key.tenant} for key in keys]
+    answer({"keys": rows}, "\n".join(lines))
 
 
 @keys_app.command("remove", epilog="Example: kyb router keys remove ops --file keys.yaml")

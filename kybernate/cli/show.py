@@ -14,8 +14,6 @@ from kybernate.cli.output import CliError
 from kybernate.deadlines import age_text, is_late, span
 from kybernate.sizes import format_bytes
 
-MOST_NAMES = 20
-"""In an error."""
 STATE_STYLES = {
     "active": "bold green",
     "parked": "cyan",
@@ -250,14 +248,19 @@ def select_why(body: dict[str, Any], name: str | None) -> list[dict[str, Any]]:
     for node in nodes:
         for group in node.get("groups") or ():
             known |= {group["group"], *(seat["model"] for seat in group["seats"])}
-        node["groups"] = [group for group in node.get("groups") or () if _means(group, plain)]
+        node["groups"] = [
+            group
+            for group in node.get("groups") or ()
+            if plain == group["group"] or any(plain in (seat["seat"], seat["model"]) for seat in group["seats"])
+        ]
     found = [node for node in nodes if node["groups"]]
     if not found:
-        more = f" and {len(known) - MOST_NAMES} more" if len(known) > MOST_NAMES else ""
-        names = ", ".join(sorted(known)[:MOST_NAMES]) or "none yet"
+        from kybernate.roster import some  # here: it takes as long as the command
+
         silent = [f"; {node['node']}: {node['unanswered']}" for node in nodes if "unanswered" in node]
         where = " on the nodes that answer" if silent else ""
-        raise CliError(f"no group, seat or model is called {name!r}{where}; known: {names}{more}{''.join(silent)}")
+        names = some(sorted(known), "kyb status")
+        raise CliError(f"no group, seat or model is called {name!r}{where}; known: {names}{''.join(silent)}")
     return found
 
 
@@ -318,7 +321,3 @@ def _groups(node: dict[str, Any]) -> Iterator[str]:
                 yield f"    {'':{width}}  {stage['stage']}: {stage['text']}"
             for more in (one for one in seat.get("also") or () if one["text"]):
                 yield f"    {'':{width}}  also {more['stage']}: {more['text']}"
-
-
-def _means(group: dict[str, Any], name: str) -> bool:
-    return name == group["group"] or any(name in (seat["seat"], seat["model"]) for seat in group["seats"])

@@ -1,14 +1,13 @@
 """``kyb topology``: how a machine's GPUs are connected, the groups that they form, and why."""
 
 import importlib.util
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kybernate.cli.output import CliError, as_json
+from kybernate.cli.output import CliError, answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,11 +45,7 @@ def topology(
     path = config or found
     chosen = load(path, name) if path else every_size(machine[0], machine[2])
     body = report(chosen, *machine)
-    if as_json():
-        print(json.dumps({"config": str(path) if path else None, "name": chosen.chosen, **body}))
-        return
-    for line in lines(body, path):
-        print(line)
+    answer({"config": str(path) if path else None, "name": chosen.chosen, **body}, "\n".join(lines(body, path)))
 
 
 def every_size(gpus: "tuple[Gpu, ...]", instances: "tuple[Gpu, ...]") -> "NodeConfig":
@@ -136,12 +131,9 @@ def lines(body: dict[str, Any], config: Path | None) -> list[str]:
         groups = [group for group in body["groups"] if group["profile"] == profile]
         first = groups[0]
         text.append(f"{profile} ({first['resource']}, {len(first['seats'])} seats each)" if config else profile)
-        text += [f"  {line}" for line in _columns([_group_cells(group) for group in groups])]
+        cells = [(one["name"], f"GPU {','.join(map(str, one['gpus']))}", one["why"]) for one in groups]
+        text += [f"  {line}" for line in _columns(cells)]
     return [*text, *(f"warning: {warning}" for warning in body["warnings"])]
-
-
-def _group_cells(group: dict[str, Any]) -> tuple[str, str, str]:
-    return group["name"], f"GPU {','.join(str(index) for index in group['gpus'])}", group["why"]
 
 
 def _columns(rows: "Sequence[Sequence[str]]") -> list[str]:

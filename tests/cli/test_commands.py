@@ -349,7 +349,7 @@ async def test_common_options_stand_before_a_command_or_after_it_and_the_last_co
     assert json.loads(before.out) == json.loads(after.out)
     assert (await kyb("config", "-o", "json", "init", "--output", "text")).out.startswith("profiles:")
     assert (await kyb("config", "init")).out.startswith("profiles:")  # nothing is kept from the call before
-    assert "--url 'x' is not an address" in (await kyb("--url", "http://y", "status", "--url", "x")).err
+    assert "--url 'x' is no address" in (await kyb("--url", "http://y", "status", "--url", "x")).err
 
 
 async def test_every_command_has_examples_and_json_as_output(kyb: "Kyb") -> None:

@@ -48,5 +48,5 @@ def test_a_name_is_not_called_unknown_where_its_manager_does_not_answer() -> Non
 
 def test_an_unknown_name_is_refused_with_twenty_names_at_most() -> None:
     nodes = [{"groups": [{"group": f"G{number:02}", "seats": []} for number in range(30)]}]
-    with pytest.raises(CliError, match=r"G18, G19 and 10 more$"):
+    with pytest.raises(CliError, match=r"G18, G19 and 10 more: kyb status$"):
         select_why({"nodes": nodes}, "nothing")

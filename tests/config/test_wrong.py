@@ -270,7 +270,7 @@ def test_an_empty_socket_of_the_fake_driver_is_none() -> None:
 )
 def test_an_address_that_no_request_reaches_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KYB_URL", url)
-    with pytest.raises(CliError, match=r"is not an address; write http://host:port"):
+    with pytest.raises(CliError, match=r"is no address; write http://host:port"):
         find_url()
 
 

@@ -68,7 +68,7 @@ def demo(
         ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report here.")] = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="text, or JSON for programs.")] = Output.TEXT,
+    output: Annotated[Output, typer.Option("--output", "-o", help="text, or JSON for programs.")] = "text",
     scenario_: Annotated[
         scenario.DemoScenario | None,
         typer.Option(
@@ -146,11 +146,11 @@ def demo(
     except (StackError, BusError) as error:
         errors.print(f"kyb demo: {error}", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(EXIT_FAILED) from None
-    if output is Output.TEXT:
+    if output == "text":
         report.show(result, console)
     why = scenario.failures(result) if compares else report.passed(result, chaos=chaos)
     found = result | {"passed": not why}
-    if output is Output.JSON:
+    if output == "json":
         print(json.dumps(found))
     if json_file is not None:
         json_file.write_text(json.dumps(found, indent=2) + "\n")
