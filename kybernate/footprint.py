@@ -22,6 +22,7 @@ COPY_SPEEDS = (2 * 2**30, 21 * 2**30)
 RESIDUE_SHARE, RESIDUE_BYTES, RESIDUE_MOST = 0.1, 4 * 2**30, 0.5
 """What a parked engine may keep on a GPU: a share of its footprint there or these bytes, whichever is more, and never
 more than the last share. Published: 1.2 to 4 GiB per GPU."""
+_time = datetime.fromisoformat
 _PAGES = ("anon", "rss", "shmem")
 """In memory.stat of version 2 and 1: what is not page cache."""
 
@@ -87,10 +88,6 @@ def expected(found: Footprint, backend: str, memory_limit: str) -> list[str]:
         what = "an activation is a start" if backend == RESTART else "an activation loads the model again"
         notes.append(f"{what}: the last start took {found.start_seconds:.0f} s")
     return notes
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
 
 
 def most_residue(size: int) -> int:

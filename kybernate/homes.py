@@ -8,7 +8,7 @@ import functools
 from collections.abc import Collection
 from pathlib import Path
 
-from kybernate.cgroups import PROC, container_path, membership
+from kybernate.cgroups import PROC, container_path, membership, read
 from kybernate.seat import container_of
 
 _PROCESS = "process://"
@@ -42,8 +42,7 @@ class Homes:
 
     def read(self, pid: int, file: str) -> str:
         """A file of a process, which may contain any bytes. Raises OSError."""
-        with open(f"{self._proc}/{pid}/{file}", errors="replace") as opened:  # pathlib takes as long as the read
-            return opened.read()
+        return read(f"{self._proc}/{pid}/{file}")
 
     def _stat(self, pid: int) -> list[str]:
         return self.read(pid, "stat").rpartition(")")[2].split()

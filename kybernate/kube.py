@@ -46,15 +46,8 @@ _EVENT_BYTES = 16 * 2**20
 """Longest line of a watch; etcd stores objects of at most 1.5 MiB."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """With these, the kernel notices after 25 seconds that the API server's machine has vanished."""
-_VERBS = {
-    "GET": "get",
-    "LIST": "list",
-    "WATCH": "watch",
-    "POST": "create",
-    "PUT": "update",
-    "PATCH": "patch",
-    "DELETE": "delete",
-}
+_VERBS = {"POST": "create", "PUT": "update"}
+"""Of Kubernetes' rights, where they have another name than ours."""
 _STRATEGIC = "application/strategic-merge-patch+json"
 """A patch that merges lists by the key of their elements, such as conditions by their type."""
 
@@ -316,7 +309,7 @@ def _error(verb: str, text: str, code: int, message: str) -> KubeError:
         case 401:
             return KubeError(f"{text}; the server does not accept the service account's token{detail}")
         case 403:
-            return KubeError(f"{text}; the service account may not {_VERBS[verb]} this{detail}")
+            return KubeError(f"{text}; the service account may not {_VERBS.get(verb, verb.lower())} this{detail}")
     return KubeError(f"{text}{detail}")
 
 

@@ -223,7 +223,9 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
             draft.put((*where, probe, "httpGet", "path"), engine.health)
             notes.append(f"{probe}: /health_generate computes, which ends an engine that sleeps")
     if not any(probe in container for probe in _PROBES):
-        draft.put((*where, "startupProbe"), _startup(engine, int(port)))
+        http = {"path": engine.health, "port": int(port)}
+        twenty_minutes = {"periodSeconds": 5, "failureThreshold": 240}  # to load the model
+        draft.put((*where, "startupProbe"), {"httpGet": http, **twenty_minutes})
     if others := [word for word in _values(line, engine.model[0]) if word != served]:
         notes.append(f"clients find it as {served} only, and no longer as {', '.join(others)}")
     if "--api-key" in line or _KEYS & {one.get("name") for one in container.get("env") or ()}:
@@ -476,8 +478,3 @@ def _runs(draft: Draft, where: Path, container: Mapping[str, Any], engine: Engin
     if program[0] != RUN:
         draft.put((*where, "command"), [RUN, "--", *program])
     return f"{RUN}, from its node, starts the engine again: the pod stays Ready, and kubelet counts no restart"
-
-
-def _startup(engine: Engine, port: int) -> Json:
-    """Twenty minutes to load the model."""
-    return {"httpGet": {"path": engine.health, "port": port}, "periodSeconds": 5, "failureThreshold": 240}

@@ -60,7 +60,8 @@ def _ptrace(host: HostFacts) -> Finding:
         return ok("ptrace", "CAP_SYS_PTRACE: processes of every user")
     others = sorted({target.uid for target in host.targets} - {host.uid})
     if others:
-        text = f"no CAP_SYS_PTRACE, and this is user {host.uid}: processes of {_users(others)} are out of reach"
+        users = f"user{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"
+        text = f"no CAP_SYS_PTRACE, and this is user {host.uid}: processes of {users} are out of reach"
         return fail("ptrace", text, "securityContext.capabilities.add: [SYS_PTRACE]")
     text = f"no CAP_SYS_PTRACE: only processes of user {host.uid}"
     if host.ptrace_scope:
@@ -150,7 +151,3 @@ def _huge_pages(host: HostFacts) -> Finding:
         text = f"transparent huge pages: {host.huge_pages}; with always a park took 0.7 of the time on an H100"
         return warn("huge pages", text, "echo always > /sys/kernel/mm/transparent_hugepage/enabled")
     return ok("huge pages", f"transparent huge pages: {host.huge_pages or 'none in this kernel'}")
-
-
-def _users(uids: list[int]) -> str:
-    return f"user{'s' if len(uids) > 1 else ''} {', '.join(map(str, uids))}"

@@ -136,14 +136,13 @@ def _machine(facts: StackFacts) -> Iterator[Finding]:
         else:
             yield ok("disk", f"{format_bytes(free)} free in {folder}")
     if facts.available_bytes is not None:
-        yield _memory(facts.available_bytes)
+        yield _memory(facts.available_bytes, f"{format_bytes(facts.available_bytes)} of host memory are available")
 
 
-def _memory(available: int) -> Finding:
-    if available < LEAST_HOST_BYTES:
-        text = f"{format_bytes(available)} of host memory are available: parks are refused, processes may be killed"
-        return fail("host memory", text, "end other programs, or park fewer seats")
-    return ok("host memory", f"{format_bytes(available)} available")
+def _memory(free: int, text: str) -> Finding:
+    if free < LEAST_HOST_BYTES:
+        return fail("host memory", f"{text}: parks are refused", "end other programs, or park fewer seats")
+    return ok("host memory", text)
 
 
 def _processes(facts: StackFacts) -> Iterator[Finding]:
@@ -241,8 +240,7 @@ def _managers(facts: StackFacts) -> Iterator[Finding]:
         yield ok("manager", f"{name}: policy {node.get('policy')}")
         if (free := (node.get("host_memory") or {}).get("available_bytes")) is not None and not facts.processes:
             text = f"{name} has {format_bytes(free)} of host memory for copies of parked seats"
-            scarce = fail("host memory", f"{text}: parks are refused", "end other programs, or park fewer seats")
-            yield scarce if free < LEAST_HOST_BYTES else ok("host memory", text)
+            yield _memory(free, text)
         yield from _budget(node, facts.seats)
         yield from _woken(node, facts)
         if node.get("errors"):

@@ -33,7 +33,7 @@ from kybernate.messages import (
 from kybernate.roster import SeatRecord, some
 from kybernate.seat import SeatState
 from services.console.core.cluster import Cluster
-from services.console.core.overview import SeatNameError, SeatQuery, node_of, overview, resolve, resolve_group
+from services.console.core.overview import SeatNameError, SeatQuery, overview, resolve, resolve_group
 
 VERBS: Mapping[str, type[SeatCommand]] = {
     "activate": ActivateSeat,
@@ -119,7 +119,7 @@ class OperatorApi:
 
     async def node(self, request: web.Request) -> web.StreamResponse:
         """Drain a node, or resume it; again: how far it is."""
-        return await self._scope(node_of(request.match_info["node"]), "", request)
+        return await self._scope(request.match_info["node"].removeprefix("node/"), "", request)
 
     async def _scope(self, node: str, group: str, request: web.Request) -> web.StreamResponse:
         verb = request.match_info["verb"]

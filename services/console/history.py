@@ -222,9 +222,7 @@ def _missed(record: RequestEnded, slo_seconds: float) -> bool:
 
 def _of_story(event: Message, record: RequestEnded) -> bool:
     """Whether an event may belong to the story: also other seats', which may have been in the same switch."""
-    if event.at > record.arrived_at + record.seconds:
-        return False
-    return isinstance(event, SeatEvent | GroupDecided)
+    return event.at <= record.arrived_at + record.seconds and isinstance(event, SeatEvent | GroupDecided)
 
 
 def _shown(event: Message, record: RequestEnded, op: str, end: float) -> bool:

@@ -162,7 +162,7 @@ class Page:
         lists: dict[str, Iterator[object]] = {
             "events": map(_event, list(self._events)),
             "gpus": map(_gpu, list(self._cluster.gpus.rows.values())),
-            "seats": (_row(key, record, self._clock) for key, record in self._seats().items()),
+            "seats": (_row(key, record, self._clock) for key, record in dict(self._cluster.seats.rows).items()),
         }
         return _pieces(head | window, past | lists)
 
@@ -251,9 +251,6 @@ class Page:
                 lane = f"{record.node}/{record.group or record.home_group}"
                 found[lane] = found.get(lane, 0) + load.waiting
         return found
-
-    def _seats(self) -> dict[str, SeatRecord]:
-        return dict(self._cluster.seats.rows)
 
     def _send(self, reader: "asyncio.Queue[bytes | None]", piece: bytes) -> None:
         try:

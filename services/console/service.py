@@ -15,7 +15,6 @@ from kybernate.clock import Clock
 from kybernate.health import BusMetrics, Health, HttpServer
 from kybernate.http_api import errors, own_pages
 from kybernate.key_guard import KeyGuard
-from kybernate.messages import RequestEnded
 from kybernate.tls import ServerCertificate, follow_authorities, trust, trusting
 from kybernate.web_origin import WebOrigins
 from services.console.api import VERBS, OperatorApi
@@ -58,7 +57,7 @@ class Console:
         self.log = EngineLog(cluster, lambda: self.url)
         self.reader.on_event = self._on_event
         self.reader.on_level = self.page.waits.count
-        self.reader.on_record = self._on_record
+        self.reader.on_record = self.page.waits.record
 
     def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the jobs that run until the console ends, by name."""
@@ -151,9 +150,6 @@ class Console:
     def _on_event(self, event: Event) -> None:
         self.events.add(event)
         self.page.add(event)
-
-    def _on_record(self, record: RequestEnded) -> None:
-        self.page.waits.record(record)
 
     async def _stop(self, _: web.Application) -> None:
         self.events.stop()

@@ -54,7 +54,7 @@ def conflict(node: Mapping[str, Any], slices: Iterable[Mapping[str, Any]]) -> st
     offered = {
         resource: quantity
         for resource, quantity in (status.get("allocatable") or {}).items()
-        if resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-")) and _positive(quantity)
+        if resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-")) and str(quantity) != "0"
     }
     if offered:
         what = ", ".join(f"{resource}: {quantity}" for resource, quantity in sorted(offered.items()))
@@ -64,10 +64,6 @@ def conflict(node: Mapping[str, Any], slices: Iterable[Mapping[str, Any]]) -> st
     if any((s.get("spec") or {}).get("devices") for s in drivers):
         return f"NVIDIA's DRA driver ({DRA_DRIVER}) offers the GPUs of node {name}; {_DRA_REMEDY}"
     return None
-
-
-def _positive(quantity: object) -> bool:
-    return str(quantity).strip() not in ("", "0")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What ``GET /v1/seats`` shows of the cluster, and which seat, group or node a name means. Pure."""
+"""What ``GET /v1/seats`` shows of the cluster, and which seat or group a name means. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -52,11 +52,6 @@ def resolve_group(name: str, records: Iterable[SeatRecord]) -> tuple[str, str]:
         raise SeatNameError(f"no node is known yet; name the group as NODE/{plain}")
     candidates = tuple(f"{node}/{plain}" for node in nodes)
     raise SeatNameError(f"group {plain!r} could be {some(candidates)}; say which", candidates)
-
-
-def node_of(name: str) -> str:
-    """Return the node that ``node/x`` or a bare name means."""
-    return name.removeprefix("node/")
 
 
 def _by_model(records: Iterable[SeatRecord]) -> dict[str, list[SeatRecord]]:
