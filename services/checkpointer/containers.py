@@ -59,7 +59,7 @@ class Containers:
         """The container of a seat; None if it has no process, or kyb-run only. Raises UnknownContainerError,
         HiddenProcessesError."""
         container = self._container(target)
-        if container is None or self._alone(container):
+        if container is None or (self._is_keeper(container.root) and not self._engine(container)):
             return None
         return container
 
@@ -67,10 +67,6 @@ class Containers:
         """``kyb-run``, if it is the first process of the seat's container. Raises as ``find``."""
         container = self._container(target)
         return container.root if container is not None and self._is_keeper(container.root) else None
-
-    def _alone(self, container: SeatContainer) -> bool:
-        """True if its first process is kyb-run and has started nothing that lives."""
-        return self._is_keeper(container.root) and not self._engine(container)
 
     def _engine(self, container: SeatContainer) -> list[ProcessIdentity]:
         """The processes of the container, parents first; where kyb-run leads it, what it has started."""
@@ -131,7 +127,7 @@ class Containers:
         found = tree(root, self.cgroups.proc)
         if not strays or (not found and identify(root.pid, self.cgroups.proc) is not None):  # the pid was reused
             return self._without_keeper(found)
-        strange = [one for one in group(root.pid, None, self.cgroups.proc) if one not in found]
+        strange = [one for one in group(root.pid, self.cgroups.proc) if one not in found]
         return self._without_keeper(found + strange)
 
     def _without_keeper(self, found: list[ProcessIdentity]) -> list[ProcessIdentity]:

@@ -1,4 +1,4 @@
-"""Processes from /proc: identity, descendants, process groups, connections, stopped or not; and signals to them.
+"""Processes from /proc: identity, descendants, process groups, stopped or not; and signals to them.
 
 A pid alone does not identify a process, because pids are reused: a process is its (pid, start time). A signal is sent
 through a pidfd after that pair was checked, so it never reaches another process.
@@ -7,18 +7,13 @@ through a pidfd after that pair was checked, so it never reaches another process
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import os
 import signal
-import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from kybernate.cgroups import HIDDEN, PROC, HiddenProcessesError, pids, read
-
-_ESTABLISHED = "01"
 
 
 class ProcessIdentity(BaseModel):
@@ -81,10 +76,10 @@ def parent(pid: int, proc: Path = PROC) -> int:
     return 0 if fields is None else int(fields[1])
 
 
-def group(leader: int, among: Iterable[int] | None = None, proc: Path = PROC) -> list[ProcessIdentity]:
-    """Members of the process group of ``leader``, parents alive or not; of all pids, or ``among`` these."""
+def group(leader: int, proc: Path = PROC) -> list[ProcessIdentity]:
+    """Members of the process group of ``leader``, parents alive or not."""
     found = []
-    for pid in pids(proc) if among is None else among:
+    for pid in pids(proc):
         fields = _stat(pid, proc)
         if fields is not None and int(fields[2]) == leader:
             found.append(ProcessIdentity(pid=pid, start=int(fields[19])))
@@ -99,21 +94,6 @@ def thread_names(pid: int, proc: Path = PROC) -> frozenset[str]:
             with contextlib.suppress(OSError):
                 names.add(read(f"{proc}/{pid}/task/{thread}/comm").strip())
     return frozenset(names)
-
-
-def _sockets(table: Path, client: tuple[str, int]) -> set[str]:
-    """The accepted connections from a client in a table of sockets, as the links in /proc/<pid>/fd name them."""
-    found = set()
-    with contextlib.suppress(OSError):
-        for line in table.read_text().splitlines()[1:]:
-            _, _, remote, state, *_, inode = line.split()[:10]
-            address, port = remote.split(":")
-            words = (int(address[i : i + 8], 16).to_bytes(4, sys.byteorder) for i in range(0, len(address), 8))
-            ip = ipaddress.ip_address(b"".join(words))
-            ip = getattr(ip, "ipv4_mapped", None) or ip
-            if (str(ip), int(port, 16)) == client and state == _ESTABLISHED:
-                found.add(f"socket:[{inode}]")
-    return found
 
 
 def send(process: ProcessIdentity, signum: signal.Signals) -> bool:
