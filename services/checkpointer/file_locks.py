@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from kybernate.cgroups import PROC, read
+from kybernate.cgroups import PROC, read_text
 from services.checkpointer.processes import ProcessIdentity
 
 COMPILERS = frozenset(
@@ -40,7 +40,7 @@ def held(pids: Iterable[int], proc: Path = PROC) -> list[HeldLock]:
     own, waiting, found = {*pids}, set[str](), list[HeldLock]()
     if not any(_may_hold(pid, proc) for pid in own):
         return []
-    lines = [line.replace("->", "-> ").split() for line in _text(proc / "locks").splitlines()]
+    lines = [line.replace("->", "-> ").split() for line in read_text(proc / "locks").splitlines()]
     for waits in (True, False):
         for _, *words in lines:
             if (words[:1] == ["->"]) is not waits or len(words) < 5 + waits or words[waits] not in _KINDS:
@@ -57,7 +57,7 @@ def _may_hold(pid: int, proc: Path) -> bool:
     """True if a descriptor of this process has a lock, or its descriptors cannot be read."""
     folder = proc / str(pid) / "fdinfo"
     try:
-        return any("\nlock:" in _text(folder / name) for name in os.listdir(folder))
+        return any("\nlock:" in read_text(folder / name) for name in os.listdir(folder))
     except OSError:
         return True
 
@@ -72,7 +72,7 @@ def why_not_frozen(processes: list[ProcessIdentity], *, shared: bool, proc: Path
         if shared and lock.exclusive and path and not _own(lock.pid, path, proc):
             return f"pid {lock.pid} holds a lock of {path}, which other engines may share"
     for one in processes:
-        if (name := _text(proc / str(one.pid) / "comm").strip()) in COMPILERS:
+        if (name := read_text(proc / str(one.pid) / "comm")) in COMPILERS:
             return f"pid {one.pid} compiles for it ({name})"
     return ""
 
@@ -98,17 +98,10 @@ def _own(pid: int, path: str, proc: Path) -> bool:
     except OSError:
         return False
     best = ("", "", "")
-    for line in _text(proc / str(pid) / "mountinfo").splitlines():
+    for line in read_text(proc / str(pid) / "mountinfo").splitlines():
         fields, _, after = line.partition(" - ")
         root, point = fields.split()[3:5]
         if (path == point or path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best[0]):
             best = point, root, after.split()[0]
     point, root, kind = best
     return point == "/" or kind == "tmpfs" or "/volumes/kubernetes.io~empty-dir/" in root
-
-
-def _text(path: Path) -> str:
-    try:
-        return read(str(path))
-    except OSError:
-        return ""

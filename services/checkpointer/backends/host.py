@@ -2,13 +2,14 @@
 
 import contextlib
 import os
+import re
 import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kybernate import files
-from kybernate.cgroups import PROC, Cgroup, HiddenProcessesError, read
+from kybernate.cgroups import PROC, Cgroup, HiddenProcessesError, read_text
 from kybernate.logs import get_logger
 from kybernate.node.host_memory import open_host_memory
 from services.checkpointer.backends.driver_calls import StepFailedError
@@ -23,8 +24,9 @@ from services.checkpointer.processes import ProcessIdentity, alive, thread_names
 ALLOW_VARIABLE = "KYB_PARK_ALLOW"
 """In an engine's environment: those of the node's allowances that its pod wants, comma-separated."""
 
-
 UVM_DEVICE = "/dev/nvidia-uvm"
+CUDA_THREAD = re.compile("cuda[0-9a-f]{11}")
+"""As driver 580 names it."""
 
 
 class NoDeviceError(Exception):
@@ -41,14 +43,14 @@ class Inspection:
         """Facts about one process."""
         return ProcessFacts(
             pid=who.pid,
-            uvm_mappings=sum(line.endswith(UVM_DEVICE) for line in self._text(who.pid, "maps").splitlines()),
+            uvm_mappings=sum(line.endswith(UVM_DEVICE) for line in self._read(who.pid, "maps").splitlines()),
             threads=thread_names(who.pid, self.proc),
             environment=self.environment(who),
         )
 
     def environment(self, who: ProcessIdentity) -> dict[str, str]:
         """The environment with which the process started."""
-        pairs = [entry.partition("=") for entry in self._text(who.pid, "environ").split("\0") if "=" in entry]
+        pairs = [entry.partition("=") for entry in self._read(who.pid, "environ").split("\0") if "=" in entry]
         return {name: value for name, _, value in pairs}
 
     def allowed(self, who: ProcessIdentity, ceiling: frozenset[str]) -> frozenset[str]:
@@ -59,15 +61,15 @@ class Inspection:
 
     def name(self, pid: int) -> str:
         """Name of a process; empty if it is gone."""
-        return self._text(pid, "comm").strip()
+        return self._read(pid, "comm")
 
     def command(self, who: ProcessIdentity) -> str:
         """Its command line, with blanks between the words."""
-        return self._text(who.pid, "cmdline").replace("\0", " ").strip()
+        return self._read(who.pid, "cmdline").replace("\0", " ").strip()
 
     def uses_cuda(self, who: ProcessIdentity) -> bool:
         """True if it has the thread that the driver creates in CUDA processes; works on stopped processes too."""
-        return any(_is_cuda_thread(name) for name in thread_names(who.pid, self.proc))
+        return any(map(CUDA_THREAD.fullmatch, thread_names(who.pid, self.proc)))
 
     def check_device(self, who: ProcessIdentity, gpu: str) -> None:
         """Raise NoDeviceError unless the GPU's device node is in the /dev of the process."""
@@ -102,11 +104,8 @@ class Inspection:
                 return int(minor) if minor.isdigit() else None
         return None
 
-    def _text(self, pid: int, name: str) -> str:
-        try:
-            return read(f"{self.proc}/{pid}/{name}")
-        except OSError:
-            return ""
+    def _read(self, pid: int, name: str) -> str:
+        return read_text(self.proc / str(pid) / name)
 
 
 @dataclass
@@ -203,9 +202,3 @@ def open_host(
     together = {Allowance.SEVERAL_GPUS, Allowance.SEVERAL_PROCESSES}
     headroom = Headroom(open_host_memory(fake_driver), None)
     return Host(containers, freezer, headroom, allowed=allowed | together, seats_dir=seats_dir, device_nodes=False)
-
-
-def _is_cuda_thread(name: str) -> bool:
-    """``cuda`` and eleven hexadecimal digits, as driver 580 names it."""
-    digits = name.removeprefix("cuda")
-    return name.startswith("cuda") and len(digits) == 11 and all(char in "0123456789abcdef" for char in digits)
