@@ -8,7 +8,6 @@ import contextlib
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kybernate.cgroups import HiddenProcessesError
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError
 from services.checkpointer.backends.evidence import Discovery, Evidence, unseen
@@ -22,7 +21,6 @@ from services.checkpointer.backends.port import (
     Note,
     SeatProcesses,
 )
-from services.checkpointer.containers import UnknownContainerError
 from services.checkpointer.core.failures import JobGoal, ProcessState
 from services.checkpointer.core.refusals import kill_hangs
 
@@ -53,10 +51,9 @@ class DriverBackend:
 
     def container(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """The container without its GPU processes; makes no driver call."""
-        try:
-            found = self.host.containers.find(target)
-        except (UnknownContainerError, HiddenProcessesError):
-            found = None
+        found = None
+        with contextlib.suppress(StepFailedError):
+            found = self.host.container(target)
         root = None if found is None else found.root
         return SeatProcesses(target=target, group=group, epoch=epoch, root=root, members=())
 
@@ -122,8 +119,8 @@ class DriverBackend:
     def keeps(self, target: SeatTarget) -> bool:
         """By the program of its first process; True where that cannot be seen."""
         try:
-            return self.host.containers.keeper(target) is not None
-        except (UnknownContainerError, HiddenProcessesError):
+            return self.host.keeper(target) is not None
+        except StepFailedError:
             return True
 
     def host_bytes(self, seat: SeatProcesses) -> int | None:

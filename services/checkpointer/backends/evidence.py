@@ -1,11 +1,11 @@
 """Discovery of a seat's GPU processes and their states, and the proofs that a park or restore needs."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kybernate.cgroups import HiddenProcessesError
 from kybernate.cuda import FREED_SHARE
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
@@ -26,7 +26,7 @@ from services.checkpointer.backends.port import (
     Reading,
     SeatProcesses,
 )
-from services.checkpointer.containers import SeatContainer, UnknownContainerError
+from services.checkpointer.containers import SeatContainer
 from services.checkpointer.core.failures import ProcessState, StepTrouble
 from services.checkpointer.freezer import Freezer
 from services.checkpointer.processes import ProcessIdentity, alive
@@ -53,7 +53,7 @@ async def unseen(calls: DriverCalls, host: Host, target: SeatTarget, group: str)
     await until_none(calls.timeouts, unclear)
     if not inside:
         return None
-    keeper = host.containers.keeper(target)
+    keeper = host.keeper(target)
     if keeper in inside:
         raise StepFailedError(
             StepTrouble.REFUSED, f"pid {keeper.pid} is named kyb-run and holds GPU memory; delete its pod"
@@ -91,20 +91,11 @@ class Discovery:
         """The GPU processes of a seat; a failed driver call is repeated once. Raises NoProcessError, NoMemberError or
         DriverUnreadableError."""
         try:
-            container = self.host.containers.find(target)
-        except (UnknownContainerError, HiddenProcessesError) as error:
-            raise DriverUnreadableError(str(error)) from error
-        try:
-            container = container or await unseen(self.calls, self.host, target, group)
-        except StepFailedError as error:
-            raise DriverUnreadableError(error.text) from error
-        if container is None:
-            raise NoProcessError(f"container {target.container_id} has no process")
-        try:
-            return await self._find(target, group, epoch, container)
-        except StepFailedError:
-            pass
-        try:
+            container = self.host.container(target) or await unseen(self.calls, self.host, target, group)
+            if container is None:
+                raise NoProcessError(f"container {target.container_id} has no process")
+            with contextlib.suppress(StepFailedError):
+                return await self._find(target, group, epoch, container)
             return await self._find(target, group, epoch, container)
         except StepFailedError as error:
             raise DriverUnreadableError(error.text) from error

@@ -5,17 +5,19 @@ import os
 import re
 import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kybernate import files
 from kybernate.cgroups import PROC, Cgroup, HiddenProcessesError, read_text
 from kybernate.logs import get_logger
+from kybernate.messages import SeatTarget
 from kybernate.node.host_memory import open_host_memory
 from services.checkpointer.backends.driver_calls import StepFailedError
 from services.checkpointer.backends.port import SeatProcesses
 from services.checkpointer.backends.reservations import GpuReservations, Headroom
-from services.checkpointer.containers import Containers, UnknownContainerError
+from services.checkpointer.containers import Containers, SeatContainer, UnknownContainerError
 from services.checkpointer.core.failures import StepTrouble
 from services.checkpointer.core.refusals import Allowance, ProcessFacts, comma_list
 from services.checkpointer.freezer import Freezer
@@ -108,6 +110,15 @@ class Inspection:
         return read_text(self.proc / str(pid) / name)
 
 
+@contextlib.contextmanager
+def _visible() -> Iterator[None]:
+    """Where processes cannot be seen, a step fails. Raises StepFailedError."""
+    try:
+        yield
+    except (UnknownContainerError, HiddenProcessesError) as error:
+        raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+
+
 @dataclass
 class Host:
     """The machine that all halves share: containers, freezer, reservations."""
@@ -126,14 +137,16 @@ class Host:
     device_nodes: bool = True
     """False on a fake machine, whose GPUs have no device nodes."""
 
+    def container(self, target: SeatTarget) -> SeatContainer | None:
+        """The container of the seat; None if it has no process, or kyb-run only. Raises StepFailedError."""
+        with _visible():
+            return self.containers.find(target)
+
     def cgroup(self, seat: SeatProcesses) -> Cgroup | None:
         """The control group of the seat's container; None if it has none or is gone. Raises StepFailedError."""
         if seat.target.container_id.startswith("process://"):
             return None
-        try:
-            container = self.containers.find(seat.target)
-        except (UnknownContainerError, HiddenProcessesError) as error:
-            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+        container = self.container(seat.target)
         return None if container is None else container.cgroup
 
     def memory_bytes(self, seat: SeatProcesses) -> int | None:
@@ -149,18 +162,14 @@ class Host:
 
         ``strays``: search all of /proc; see ``Containers.processes``. Raises StepFailedError.
         """
-        try:
+        with _visible():
             found = self.containers.processes(seat.target, seat.root, strays=strays)
-        except (UnknownContainerError, HiddenProcessesError) as error:
-            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
         return found + [m.who for m in seat.members if m.who not in found and alive(m.who)]
 
-    def keeper(self, seat: SeatProcesses) -> ProcessIdentity | None:
+    def keeper(self, target: SeatTarget) -> ProcessIdentity | None:
         """``kyb-run`` of the seat's container, if it has one. Raises StepFailedError."""
-        try:
-            return self.containers.keeper(seat.target)
-        except (UnknownContainerError, HiddenProcessesError) as error:
-            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+        with _visible():
+            return self.containers.keeper(target)
 
     def announce_end(self, seat: SeatProcesses) -> None:
         """Tell kyb-run that the node ends what it runs now, so that the container goes on. It compares the text with
