@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Literal
 
 from kybernate.logs import get_logger
 from kybernate.messages import JobStatus, SeatProgress, SeatTarget
@@ -49,8 +48,9 @@ class JobRun:
         self._journal, self._backends, self._report, self._verification = journal, backends, report, verification
         self._recording: dict[str, float] = {}
         """Wall seconds that the recording of a seat's answers took."""
-        self._first = {target.seat: _pending(target) for target in self.file.first_targets}
-        self._activate: SeatProgress | None = _pending(file.activate) if file.activate else None
+        self._first = {target.seat: progress_of(target, Ending("pending")) for target in self.file.first_targets}
+        second = file.activate
+        self._activate = None if second is None else progress_of(second, Ending("pending"))
 
     @property
     def gpus(self) -> frozenset[str]:
@@ -90,7 +90,7 @@ class JobRun:
 
     async def run(self) -> JobStatus:
         """Run to the end. Raises OSError if the journal cannot be written; the job continues after a restart."""
-        half: Literal["park", "kill"] = "park" if self.file.switch is not None else "kill"
+        half: HalfName = "park" if self.file.switch is not None else "kill"
         async with asyncio.TaskGroup() as group:
             for index, target in enumerate(self.file.first_targets):
                 key = self.file.group if index == 0 else f"{self.file.group}#{index}"
@@ -105,14 +105,14 @@ class JobRun:
         await self._journal.finish(self.file, Record(kind="done", status=status))
         return status
 
-    async def _first_half(self, half: Literal["park", "kill"], target: SeatTarget, key: str) -> None:
+    async def _first_half(self, half: HalfName, target: SeatTarget, key: str) -> None:
         ended = self.file.ended(half, target.seat)
         if ended is not None:
             self._first[target.seat] = ended
             return
         found, begun = await self._begin(half, target, key)
         if isinstance(found, SeatProcesses):
-            self._first[target.seat] = _started(target)  # for who asks; no report, since nothing follows from it
+            self._first[target.seat] = progress_of(target, Ending("started"))  # for who asks; no report, since nothing follows from it
         progress = await self._act(half, target, found, begun=begun)
         # Before the report: the manager may use the seat in another job at once.
         await self._close(half, target, progress, found)
@@ -129,7 +129,7 @@ class JobRun:
             return
         found, begun = await self._begin("activate", target, self.file.group)
         if isinstance(found, SeatProcesses):
-            self._activate = _started(target)
+            self._activate = progress_of(target, Ending("started"))
         progress = self._activate = await self._act("activate", target, found, begun=begun)
         self._report(self.status)
         await self._close("activate", target, progress, found)
@@ -241,9 +241,9 @@ class JobRun:
     async def _without_memory(self, seat: SeatProcesses, half: HalfName, why: str) -> Ending:
         """How a half ends for an engine that lives and has nothing on any GPU. One that serves all the same (it fell
         back to the CPU) is parked with nothing kept, and comes back so; one that does not may still load."""
-        known = self._journal.parked.get(seat.target.seat)
         if half == "activate":
-            nothing = known is not None and known.nothing and known.target.container_id == seat.target.container_id
+            known = self._journal.on_record(seat.target)
+            nothing = known is not None and known.nothing
             return Ending("active" if nothing else "lost", why, no_context=nothing)
         health = None if self._verification is None else (await self._verification.recorded(seat)).health
         if health is None or not well(health):
@@ -285,8 +285,8 @@ async def find_processes(journal: Journal, backend: Backend, target: SeatTarget,
 
     Raises NoProcessError, NoMemberError or DriverUnreadableError.
     """
-    known = journal.parked.get(target.seat)
-    if known is not None and known.target.container_id == target.container_id and not known.nothing:
+    known = journal.on_record(target)
+    if known is not None and not known.nothing:
         now = {"target": target, "group": key, "epoch": epoch, "baseline": {}, "reading": None, "parked_on": known.at}
         return known.model_copy(update=now)
     return await backend.discover(target, key, epoch)
@@ -294,14 +294,6 @@ async def find_processes(journal: Journal, backend: Backend, target: SeatTarget,
 
 def _add(ending: Ending, step: str, seconds: float) -> None:
     ending.seconds[step] = ending.seconds.get(step, 0.0) + seconds
-
-
-def _pending(target: SeatTarget) -> SeatProgress:
-    return SeatProgress(seat=target.seat, pod_uid=target.pod_uid, container_id=target.container_id, outcome="pending")
-
-
-def _started(target: SeatTarget) -> SeatProgress:
-    return _pending(target).model_copy(update={"outcome": "started"})
 
 
 def progress_of(target: SeatTarget, ending: Ending) -> SeatProgress:

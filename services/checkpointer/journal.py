@@ -31,6 +31,7 @@ from kybernate import files
 from kybernate.envelope import slug
 from kybernate.lifecycle import boot_id
 from kybernate.logs import get_logger
+from kybernate.messages import SeatTarget
 from services.checkpointer.backends.port import SeatProcesses
 from services.checkpointer.records import History, JobFile, Record, hung_recently, read_records
 
@@ -187,6 +188,11 @@ class Journal:
         """The highest epoch of any job that named one of these GPUs."""
         return max((self.epochs.get(gpu, 0) for gpu in gpus), default=0)
 
+    def on_record(self, target: SeatTarget) -> SeatProcesses | None:
+        """The processes of the target's container, if it was parked here."""
+        known = self.parked.get(target.seat)
+        return known if known is not None and known.target.container_id == target.container_id else None
+
     async def begin(self, job: JobFile) -> None:
         """Create a job's file; job and epoch survive a kill of the checkpointer when this returns, and are on disk
         before the job has an outcome."""
@@ -216,7 +222,8 @@ class Journal:
         ``put_off``: only written, and fsynced together with the next record; those before it are on disk. It survives a
         kill of the checkpointer. For records next to which no process is touched.
         """
-        await self._record_after_all(job, record, None if put_off else self._sync)
+        await self._synced(job)
+        await self._record(job, record, then=None if put_off else self._sync)
 
     async def add_step(self, job: JobFile, record: Record) -> None:
         """Append the record of a step; it survives a kill of the checkpointer when this returns, and is fsynced beside
@@ -253,11 +260,6 @@ class Journal:
             await self._do(self._syncer, lambda: self._sync_unsynced(file))  # after all that was asked for
         self._raise_failed(job)
 
-    async def _record_after_all(self, job: JobFile, record: Record, then: Callable[[_OpenFile], None] | None) -> None:
-        """``_record``, once all records before it are on disk."""
-        await self._synced(job)
-        await self._record(job, record, then=then)
-
     async def _record(self, job: JobFile, record: Record, *, then: Callable[[_OpenFile], None] | None) -> None:
         """Append a record, and do ``then`` in the writer's thread."""
         job.records.append(record)
@@ -286,7 +288,8 @@ class Journal:
             os.close(file.handle)
             del self._open[job.op]
 
-        await self._record_after_all(job, record, close)
+        await self._synced(job)
+        await self._record(job, record, then=close)
         if len(self.jobs) >= KEPT_JOBS + REMOVED_JOBS:
             await self._remove_old()
         self._writer.submit(self._make_next)

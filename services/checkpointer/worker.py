@@ -2,15 +2,13 @@
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
+from typing import Any
 
 from kybernate.bus.port import BusError, LocalBus
-from kybernate.envelope import Message
 from kybernate.logs import get_logger
 from kybernate.messages import (
     AskJobs,
@@ -35,8 +33,6 @@ from services.checkpointer.helper_pool import HelperDiedError, HelperPool
 from services.checkpointer.job_run import JobRun, find_processes, progress_of
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record, kill_op
-
-J = TypeVar("J", bound=Message)
 
 GRACE_SECONDS = 1.0
 """Time that jobs get at shutdown; the next checkpointer replays the rest."""
@@ -114,15 +110,15 @@ class CheckpointWorker:
                 run = self.running[file.op] = self._run_of(file)
                 self._spawn(self._run(run), f"job {file.op}")
         self._spawn(self._warm(), "warm")
-        handlers: tuple[tuple[type[Job], Callable[[Message], Awaitable[BaseModel]]], ...] = (
-            (SwitchJob, _typed(SwitchJob, self.switch)),
-            (ReleaseJob, _typed(ReleaseJob, self.release)),
-            (KillJob, _typed(KillJob, self.kill)),
-            (AskJobs, _typed(AskJobs, self.ask)),
-        )
+        handlers: dict[type[Job], Callable[[Any], Awaitable[JobReply]]] = {
+            SwitchJob: self.switch,
+            ReleaseJob: self.release,
+            KillJob: self.kill,
+            AskJobs: self.ask,
+        }
         try:
             async with contextlib.AsyncExitStack() as stack:
-                for kind, handler in handlers:
+                for kind, handler in handlers.items():
                     await stack.enter_async_context(self._bus.serve(kind.pattern(node=self._node), handler))
                 await self._crashed
         finally:
@@ -261,8 +257,8 @@ class CheckpointWorker:
     async def _end_released(self, target: SeatTarget) -> Ending | None:
         """End the processes of a seat whose pod is deleted; None: kubelet's signal ends them."""
         backend = self._backends[target.backend]
-        known = self._journal.parked.get(target.seat)
-        if known is None or known.nothing or known.target.container_id != target.container_id:
+        known = self._journal.on_record(target)
+        if known is None or known.nothing:
             seat = backend.container(target, "ask", 0)
             await backend.thaw(seat)  # stopped by something else: let it end
             if not backend.ends_released():
@@ -281,16 +277,11 @@ class CheckpointWorker:
     async def _until_free(self, gpus: frozenset[str], seats: frozenset[str], besides: str) -> None:
         """Wait until no earlier job uses these GPUs, or these seats elsewhere. Waiting jobs run in order of arrival."""
         while any(
-            self._earlier(op, besides) and (run.gpus & gpus or run.unfinished & seats)
-            for op, run in self.running.items()
+            self.running[op].gpus & gpus or self.running[op].unfinished & seats
+            for op in itertools.takewhile(lambda op: op != besides, self.running)
         ):
             self._ended.clear()
             await self._ended.wait()
-
-    def _earlier(self, op: str, besides: str) -> bool:
-        """True if ``op`` was taken before ``besides``."""
-        order = list(self.running)
-        return besides not in order or order.index(op) < order.index(besides)
 
     # --- answers ------------------------------------------------------------------------------------------------
 
@@ -317,22 +308,18 @@ class CheckpointWorker:
         except NoProcessError:
             return Ending("gone")
         except NoMemberError as error:
-            known = self._journal.parked.get(target.seat)
-            nothing = self._on_record(target) and known is not None and known.nothing
+            known = self._journal.on_record(target)
+            nothing = known is not None and known.nothing
             ending = Ending("parked" if nothing else "active", "" if nothing else str(error), no_context=True)
         except DriverUnreadableError as error:
             ending = Ending("quarantined", f"its state is not known: {error}")
         else:
-            if ending.outcome == "parked" and not self._on_record(target):
+            if ending.outcome == "parked" and self._journal.on_record(target) is None:
                 ending.gpus = ()  # learned from the driver: only the manager may know where it was parked
         if lacking and ending.outcome != "gone":
             has = ", ".join(sorted(self._backends))
             return Ending("quarantined", f"its pod wants backend {target.backend!r}; this node has {has}: delete it")
         return ending
-
-    def _on_record(self, target: SeatTarget) -> bool:
-        known = self._journal.parked.get(target.seat)
-        return known is not None and known.target.container_id == target.container_id
 
     def _status(self, file: JobFile) -> JobStatus:
         run = self.running.get(file.op)
@@ -386,13 +373,3 @@ class CheckpointWorker:
 
 async def _not_journaled(step: str, pid: int | None, detail: str = "") -> None:
     """Note of a kill whose interruption needs no replay."""
-
-
-def _typed(kind: type[J], handler: Callable[[J], Awaitable[BaseModel]]) -> Callable[[Message], Awaitable[BaseModel]]:
-    """Adapt a handler of one message type to the signature of the bus."""
-
-    async def handle(message: Message) -> BaseModel:
-        assert isinstance(message, kind)
-        return await handler(message)
-
-    return handle

@@ -182,7 +182,8 @@ async def test_a_seat_on_record_is_read_again_for_its_next_park() -> None:
     async with stand() as it:
         it.driver.cuda = {it.child.pid}
         it.driver.uses_gpu(it.child.pid, 500)
-        journal = SimpleNamespace(parked={"s00": await it.find()})
+        parked = await it.find()
+        journal = SimpleNamespace(on_record=lambda _: parked)
         backend = DriverBackend(it.calls, it.host, it.evidence)
         found = await find_processes(journal, backend, it.target, "G0", 2)  # type: ignore[arg-type]
         assert found.reading is None
