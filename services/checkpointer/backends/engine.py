@@ -45,7 +45,6 @@ class EngineCalls(Protocol):
         self, seat: SeatProcesses, method: str, path: str, *, seconds: float, body: Any = None
     ) -> EngineReply:
         """One call. Raises EngineSilentError."""
-        ...
 
 
 class EngineRefusedError(Exception):
@@ -75,7 +74,6 @@ class SleepingEngine(Protocol):
 
     async def refusal(self, seat: SeatProcesses, command: str, seconds: float) -> str:
         """Why it must not be parked so, with the remedy; empty if it may. ``command``: its command lines."""
-        ...
 
     async def loaded(self, seat: SeatProcesses, seconds: float) -> tuple[str, ...]:  # noqa: ARG002
         """The models that an activation is to load again; none of engines that sleep."""
@@ -87,11 +85,9 @@ class SleepingEngine(Protocol):
 
     async def sleep(self, seat: SeatProcesses, seconds: float) -> None:
         """Release the memory."""
-        ...
 
     async def wake(self, seat: SeatProcesses, seconds: float) -> None:
         """Take it again."""
-        ...
 
 
 def verdict(asleep: bool | None, holds: bool) -> Outcome | None:

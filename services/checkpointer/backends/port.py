@@ -180,7 +180,6 @@ class Note(Protocol):
 
     async def __call__(self, step: str, pid: int | None, detail: str = "") -> None:
         """``pid``: the process, None for the whole seat; ``detail``: the means, for steps that have several."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +204,9 @@ class Verification(Protocol):
 
     async def recorded(self, seat: SeatProcesses, *, patient: bool = False) -> SeatProcesses:
         """The seat with the answers to compare with later; called before a park."""
-        ...
 
     async def wrong(self, seat: SeatProcesses) -> str:
         """Why its engine must not serve; empty if it may, or if nothing is known to compare it with."""
-        ...
 
 
 class Backend(Protocol):
@@ -220,52 +217,39 @@ class Backend(Protocol):
 
     async def probe(self) -> str | None:
         """None if it works on this node, else the reason."""
-        ...
 
     async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """The GPU processes of the target. Raises NoProcessError, NoMemberError or DriverUnreadableError."""
-        ...
 
     def container(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """The target's container without its GPU processes: enough to kill it if they are unknown."""
-        ...
 
     async def prepare(self, seat: SeatProcesses) -> SeatProcesses:
         """Read the baseline before a park. Changes nothing."""
-        ...
 
     async def park(self, seat: SeatProcesses, note: Note) -> Ending:
         """Take it out of VRAM."""
-        ...
 
     async def activate(self, seat: SeatProcesses, note: Note) -> Ending:
         """Bring it back to VRAM."""
-        ...
 
     async def replay(self, seat: SeatProcesses, intent: JobGoal, note: Note) -> Ending:
         """Finish or undo a half that a crash interrupted."""
-        ...
 
     def keeps(self, target: SeatTarget) -> bool:
         """True unless no kyb-run lives in the target's container."""
-        ...
 
     async def state(self, seat: SeatProcesses) -> Ending:
         """The present state of its processes, by evidence. Changes nothing."""
-        ...
 
     def host_bytes(self, seat: SeatProcesses) -> int | None:
         """Host memory that its container takes now; None where it cannot be read."""
-        ...
 
     def ends_released(self) -> bool:
         """True if running processes of a deleted pod must be ended by ``kill``, before kubelet signals them."""
-        ...
 
     async def thaw(self, seat: SeatProcesses) -> None:
         """Let its frozen processes run, so that they can terminate."""
-        ...
 
     async def kill(self, seat: SeatProcesses, note: Note) -> Ending:
         """End its processes and prove that their VRAM is free."""
-        ...

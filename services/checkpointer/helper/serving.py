@@ -27,7 +27,6 @@ class HelperDriver(Protocol):
 
     def call(self, verb: str, arguments: dict[str, Any]) -> Reply:
         """Make one call. Raises OSError if the driver cannot be reached."""
-        ...
 
 
 def unreachable(text: str) -> Reply:
