@@ -10,8 +10,9 @@ from pathlib import Path
 
 from kybernate.dev.fakes.gpu.node import FakeHostMemory
 from kybernate.messages import KillJob, SeatProgress, SeatTarget, SwitchJob
-from services.checkpointer.backends import open_backends
-from services.checkpointer.backends.driver_calls import Timeouts
+from services.checkpointer.backends.driver import DriverBackend
+from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts
+from services.checkpointer.backends.evidence import Evidence
 from services.checkpointer.backends.host import open_host
 from services.checkpointer.backends.port import Backend
 from services.checkpointer.backends.reservations import Headroom
@@ -162,7 +163,9 @@ async def checkpointer(
             host = open_host(None, timeouts.settle(), ALLOWED, fake_kubelet=True)
             if fake:  # not by open_host, which looks for an installation of the extra dev
                 host = replace(host, headroom=Headroom(FakeHostMemory(Path(fake)), None), device_nodes=False)
-            yield Checkpointer(journal, pool, open_backends(pool, timeouts, host)["cuda"], folder)
+            calls = DriverCalls(pool, timeouts)
+            backend = DriverBackend(calls, host, Evidence(calls, host.freezer))
+            yield Checkpointer(journal, pool, backend, folder)
     finally:
         journal.close()
 

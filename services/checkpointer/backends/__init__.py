@@ -21,55 +21,37 @@ from services.checkpointer.helper_pool import HelperPool
 
 
 def open_backends(
-    pool: HelperPool,
-    timeouts: Timeouts,
-    host: Host,
-    margin_bytes: int = 0,
-    *,
-    fake: bool = False,
-    http: EngineCalls | None = None,
+    pool: HelperPool, timeouts: Timeouts, host: Host, margin_bytes: int = 0, *, http: EngineCalls, fake: bool = False
 ) -> Mapping[str, Backend]:
     """Backends by name. ``cuda`` uses the checkpoint API of the driver that the helpers call. ``fake`` does the same
     with every allowance granted, so it exists only where that driver is the fake one. ``restart`` ends containers,
-    which start again at their gate. The others call engines through ``http``; without it they are not offered. Packages
-    add APIs of engines as entry points of the group ``kybernate.backends``: each is a callable that gets ``http``.
-    All share ``host`` and thereby the reservations."""
+    which start again at their gate. The others call engines through ``http``. Packages add APIs of engines as entry
+    points of the group ``kybernate.backends``: each is a callable that gets ``http``. All share ``host`` and thereby
+    the reservations."""
     calls = DriverCalls(pool, timeouts)
     evidence = Evidence(calls, host.freezer, margin_bytes)
-    backends: dict[str, Backend] = {
-        "cuda": DriverBackend(calls, host, evidence),
-        "restart": RestartBackend(calls, host, evidence),
-    }
-    if http is not None:
-        engines: dict[str, SleepingEngine] = {
-            "vllm": Vllm(http),
-            "vllm-2": Vllm(http, level=2),
-            "sglang": Sglang(http),
-            "unload": Unload(http),
-        }
-        reserved = (*DRIVER_BACKENDS, RESTART)
-        engines = {name: api for name, api in _of_packages(http).items() if name not in reserved} | engines
-        backends |= {name: EngineBackend(calls, host, evidence, http, one) for name, one in engines.items()}
+    reserved = (*DRIVER_BACKENDS, RESTART)
+    engines = {name: api for name, api in _of_packages(http).items() if name not in reserved}
+    engines |= {"vllm": Vllm(http), "vllm-2": Vllm(http, level=2), "sglang": Sglang(http), "unload": Unload(http)}
+    backends = _Offered(lambda api: EngineBackend(calls, host, evidence, http, api))
+    backends["cuda"] = DriverBackend(calls, host, evidence)
+    backends["restart"] = RestartBackend(calls, host, evidence)
+    backends |= {name: backends.parks_by(api) for name, api in engines.items()}
     if fake:
         backends["fake"] = DriverBackend(calls, replace(host, allowed=frozenset(Allowance)), evidence)
-
-    def unusable(name: str) -> Backend:
-        assert http is not None
-        return EngineBackend(calls, host, evidence, http, UnusableEngine(f"backend {name}: no package registers it"))
-
-    return backends if http is None else _Offered(backends, unusable)
+    return backends
 
 
 class _Offered(dict[str, Backend]):
     """The backends that this node offers; any other name is in none of its lists, and yet a job of the journal that a
     restart interrupted may have it, if its package was uninstalled meanwhile."""
 
-    def __init__(self, backends: Mapping[str, Backend], unusable: Callable[[str], Backend]) -> None:
-        super().__init__(backends)
-        self._unusable = unusable
+    def __init__(self, parks_by: Callable[[SleepingEngine], Backend]) -> None:
+        super().__init__()
+        self.parks_by = parks_by
 
     def __missing__(self, name: str) -> Backend:
-        return self._unusable(name)
+        return self.parks_by(UnusableEngine(f"backend {name}: no package registers it"))
 
 
 def _of_packages(http: EngineCalls) -> dict[str, SleepingEngine]:
