@@ -11,8 +11,9 @@ import json
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -50,31 +51,6 @@ class HelperDiedError(Exception):
 def sigkill(process: ProcessIdentity) -> None:
     """SIGKILL, if this very process still exists."""
     send(process, signal.SIGKILL)
-
-
-@dataclass(frozen=True)
-class Leftover:
-    """A helper of an earlier checkpointer, read from its note file."""
-
-    who: ProcessIdentity
-    key: str
-    """Key of its group; empty for a spare."""
-    note: Path
-
-    @classmethod
-    def read(cls, folder: Path) -> "list[Leftover]":
-        """All helpers noted in ``folder``; files with other names are ignored."""
-        found = []
-        for note in folder.iterdir():
-            pid, _, start = note.name.partition("-")
-            if pid.isdecimal() and start.isdecimal():
-                found.append(cls(ProcessIdentity(pid=int(pid), start=int(start)), note.read_text(), note))
-        return found
-
-    async def gone(self) -> None:
-        """Wait until it has ended, then remove the note."""
-        await ended(self.who)
-        self.note.unlink(missing_ok=True)
 
 
 @dataclass
@@ -160,17 +136,17 @@ class HelperPool:
     kill: Callable[[ProcessIdentity], None] = sigkill
     hangs: int = 0
     """Calls that overran their deadline since the start."""
+    stuck: dict[ProcessIdentity, str] = field(default_factory=dict)
+    """Helpers that were killed and do not end, with their keys; the empty one stands for spares."""
     _lines: dict[str, _Line] = field(default_factory=dict)
     _spares: list[HelperProcess] = field(default_factory=list)
     _filling: asyncio.Task[None] | None = None
-    _stuck: dict[ProcessIdentity, tuple[str, str]] = field(default_factory=dict)
-    """Key and reason."""
     _ending: set[asyncio.Task[str]] = field(default_factory=set)
     _watching: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def __aenter__(self) -> Self:
         self.folder.mkdir(parents=True, exist_ok=True)
-        await asyncio.gather(*(self._end_leftover(leftover) for leftover in Leftover.read(self.folder)))
+        await asyncio.gather(*self._end_leftovers())
         self._fill()
         return self
 
@@ -188,19 +164,6 @@ class HelperPool:
         """Pids of its helpers, which the driver lists as users of every GPU."""
         lines = (line.helper for line in self._lines.values())
         return frozenset(helper.who.pid for helper in (*lines, *self._spares) if helper is not None)
-
-    @property
-    def stuck_count(self) -> int:
-        """Number of helpers that were killed and do not end."""
-        return len(self._stuck)
-
-    @property
-    def stuck(self) -> dict[str, str]:
-        """Reason by key of helpers that were killed and do not end. Key "" stands for spares."""
-        reasons: dict[str, str] = {}
-        for key, reason in self._stuck.values():
-            reasons[key] = f"{reasons[key]}; {reason}" if key in reasons else reason
-        return reasons
 
     async def call(self, key: str, verb: str, *, deadline: float, **arguments: Any) -> dict[str, Any]:
         """One driver call through the helper of ``key``, in order of arrival.
@@ -259,18 +222,16 @@ class HelperPool:
         return helper
 
     def _refuse_more(self, key: str, what: str) -> None:
-        if self._stuck_of(key) >= MOST_STUCK:
-            raise HelperHungError(f"{what}: {self.stuck[key]}; this node needs a restart")
-
-    def _stuck_of(self, key: str) -> int:
-        return sum(of == key for of, _ in self._stuck.values())
+        stuck = [_hangs(who) for who, of in self.stuck.items() if of == key]
+        if len(stuck) >= MOST_STUCK:
+            raise HelperHungError(f"{what}: {'; '.join(stuck)}; this node needs a restart")
 
     def _fill(self) -> None:
         if self._filling is None or self._filling.done():
             self._filling = asyncio.create_task(self._start_spare(), name="spare-helper")
 
     async def _start_spare(self) -> None:
-        if not self._spares and self._stuck_of("") < MOST_STUCK:
+        if not self._spares and [*self.stuck.values()].count("") < MOST_STUCK:
             with contextlib.suppress(HelperDiedError, HelperHungError):  # the next call tries again and reports it
                 self._spares.append(await self._start())
 
@@ -291,42 +252,51 @@ class HelperPool:
 
     async def _end(self, helper: HelperProcess, key: str) -> str:
         """Kill it and wait up to ``kill_seconds``, also if the caller is cancelled. Returns the result as text."""
-        task = asyncio.create_task(self._kill_and_wait(helper, key), name=f"end-helper-{helper.who.pid}")
+        task = asyncio.create_task(self._kill_and_wait(helper.who, key, helper.gone()), name=f"end-helper-{helper.who.pid}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         return await asyncio.shield(task)
 
-    async def _kill_and_wait(self, helper: HelperProcess | Leftover, key: str) -> str:
-        """It is gone or marked as stuck when this returns; the text says which."""
-        self.kill(helper.who)
-        gone = asyncio.create_task(helper.gone(), name=f"gone-helper-{helper.who.pid}")
+    async def _kill_and_wait(self, who: ProcessIdentity, key: str, end: Coroutine[Any, Any, None]) -> str:
+        """It is gone or marked as stuck when this returns; the text says which. ``end``: waits until it is gone."""
+        self.kill(who)
+        gone = asyncio.create_task(end, name=f"gone-helper-{who.pid}")
         await asyncio.wait([gone], timeout=self.kill_seconds)
         if gone.done():
             await gone
             return "its helper was killed"
-        return self._keep(helper.who, key, gone)
-
-    async def _end_leftover(self, leftover: Leftover) -> None:
-        """End the helper of a killed checkpointer."""
-        if alive(leftover.who):
-            get_logger().warning("helper.leftover_ended", pid=leftover.who.pid)
-        await self._kill_and_wait(leftover, leftover.key)
-
-    def _keep(self, who: ProcessIdentity, key: str, gone: asyncio.Task[None]) -> str:
-        """Mark a helper as stuck until it ends; its note stays for the next checkpointer."""
-        reason = f"helper {who.pid} was killed but does not end: it hangs inside the driver"
-        self._stuck[who] = (key, reason)
+        self.stuck[who] = key  # until it ends; its note stays for the next checkpointer
         get_logger().error("helper.stuck", pid=who.pid, key=key)
 
         async def forget() -> None:
             await gone
-            del self._stuck[who]
+            del self.stuck[who]
             get_logger().warning("helper.stuck_ended", pid=who.pid, key=key)
 
         task = asyncio.create_task(forget(), name="stuck-helper")
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
-        return reason
+        return _hangs(who)
+
+    def _end_leftovers(self) -> Iterator[Coroutine[Any, Any, str]]:
+        """End the helpers of a killed checkpointer that files are named after; other files are ignored."""
+        for note in self.folder.iterdir():
+            pid, _, start = note.name.partition("-")
+            if not (pid.isdecimal() and start.isdecimal()):
+                continue
+            who = ProcessIdentity(pid=int(pid), start=int(start))
+            if alive(who):
+                get_logger().warning("helper.leftover_ended", pid=who.pid)
+            yield self._kill_and_wait(who, note.read_text(), _gone(who, partial(note.unlink, missing_ok=True)))
+
+
+def _hangs(who: ProcessIdentity) -> str:
+    return f"helper {who.pid} was killed but does not end: it hangs inside the driver"
+
+
+async def _gone(who: ProcessIdentity, forget: Callable[[], None]) -> None:
+    await ended(who)
+    forget()
 
 
 def _spawn(command: list[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -41,25 +41,21 @@ class CheckpointerMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield what is read at scrape time."""
-        labels = ["node"]
         text = "Wall seconds that the journal has waited for its disk; 0: it does not"
-        waiting = GaugeMetricFamily("kybernate_journal_waiting_seconds", text, labels=labels)
-        waiting.add_metric([self._node], self._journal.waiting_seconds)
-        yield waiting
+        yield self._gauge("kybernate_journal_waiting_seconds", text, self._journal.waiting_seconds)
         text = "Driver calls that overran their deadline, so that their helper was killed"
-        hangs = CounterMetricFamily("kybernate_helper_hangs", text, labels=labels)
+        hangs = CounterMetricFamily("kybernate_helper_hangs", text, labels=["node"])
         hangs.add_metric([self._node], self._pool.hangs)
         yield hangs
         text = "Helpers that were killed and do not end, because they hang inside the driver"
-        stuck = GaugeMetricFamily("kybernate_helpers_stuck", text, labels=labels)
-        stuck.add_metric([self._node], self._pool.stuck_count)
-        yield stuck
+        yield self._gauge("kybernate_helpers_stuck", text, len(self._pool.stuck))
         text = "Host memory that is free for copies; no sample while it cannot be read"
-        available = GaugeMetricFamily("kybernate_host_memory_available_bytes", text, labels=labels)
-        if self.available_bytes is not None:
-            available.add_metric([self._node], self.available_bytes)
-        yield available
+        yield self._gauge("kybernate_host_memory_available_bytes", text, self.available_bytes)
         text = "Host memory that is reserved for copies under way and not yet taken"
-        reserved = GaugeMetricFamily("kybernate_host_memory_reserved_bytes", text, labels=labels)
-        reserved.add_metric([self._node], self._headroom.reserved_bytes)
-        yield reserved
+        yield self._gauge("kybernate_host_memory_reserved_bytes", text, self._headroom.reserved_bytes)
+
+    def _gauge(self, name: str, text: str, value: float | None) -> Metric:
+        gauge = GaugeMetricFamily(name, text, labels=["node"])
+        if value is not None:
+            gauge.add_metric([self._node], value)
+        return gauge
