@@ -252,7 +252,8 @@ class HelperPool:
 
     async def _end(self, helper: HelperProcess, key: str) -> str:
         """Kill it and wait up to ``kill_seconds``, also if the caller is cancelled. Returns the result as text."""
-        task = asyncio.create_task(self._kill_and_wait(helper.who, key, helper.gone()), name=f"end-helper-{helper.who.pid}")
+        ending = self._kill_and_wait(helper.who, key, helper.gone())
+        task = asyncio.create_task(ending, name=f"end-helper-{helper.who.pid}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         return await asyncio.shield(task)

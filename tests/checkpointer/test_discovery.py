@@ -375,10 +375,10 @@ async def test_room_is_the_footprint_and_beside_other_processes_a_margin(used: i
         evidence = Evidence(it.calls, it.host.freezer, margin_bytes=100)
 
         if room:
-            await evidence.wait_for_room(unit, [ProcessState.CHECKPOINTED])
+            await evidence.wait_for_room(unit, room_needed(unit, [ProcessState.CHECKPOINTED]))
         else:
             with pytest.raises(StepFailedError, match="bytes free"):
-                await evidence.wait_for_room(unit, [ProcessState.CHECKPOINTED])
+                await evidence.wait_for_room(unit, room_needed(unit, [ProcessState.CHECKPOINTED]))
 
 
 async def test_memory_that_was_read_for_longer_than_it_may_take_to_become_free_is_read_again(
@@ -398,7 +398,7 @@ async def test_memory_that_was_read_for_longer_than_it_may_take_to_become_free_i
 
         monkeypatch.setattr(it.driver, "answer", slowly)
         monkeypatch.setattr(evidence, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed))
-        await it.evidence.wait_for_room(unit, [ProcessState.CHECKPOINTED])
+        await it.evidence.wait_for_room(unit, room_needed(unit, [ProcessState.CHECKPOINTED]))
         assert [verb for verb, _ in it.driver.asked][-2:] == ["memory", "memory"]
 
 
@@ -407,11 +407,11 @@ async def test_a_seat_of_unknown_footprint_has_room_only_on_an_idle_gpu() -> Non
         it.driver.cuda = {it.child.pid}
         unit = await it.find()
         it.driver.used = 50
-        await it.evidence.wait_for_room(unit, [ProcessState.CHECKPOINTED])
+        await it.evidence.wait_for_room(unit, room_needed(unit, [ProcessState.CHECKPOINTED]))
         it.driver.used = 51
 
         with pytest.raises(StepFailedError, match="footprint is unknown"):
-            await it.evidence.wait_for_room(unit, [ProcessState.CHECKPOINTED])
+            await it.evidence.wait_for_room(unit, room_needed(unit, [ProcessState.CHECKPOINTED]))
 
 
 async def test_room_is_needed_on_the_gpu_to_which_a_seat_moves() -> None:

@@ -348,7 +348,7 @@ class EngineBackend(ReadingsBackend):
             await self.host.reservations.take(seat.owner, seat.at, self.calls.timeouts.half(seat))
         except ReservedError as error:
             raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
-        await self.evidence.wait_for_bytes(seat, need)
+        await self.evidence.wait_for_room(seat, need)
 
     async def _call(self, ending: Ending, step: str, call: Any) -> str:
         """Await a call of the engine; why it failed, empty if it answered well. Neither is believed."""

@@ -252,12 +252,8 @@ class Evidence:
             await until_none(self.calls.timeouts, missing)
         return sum(left.values()) if seat.baseline else seat.residue_bytes
 
-    async def wait_for_room(self, seat: SeatProcesses, states: list[ProcessState]) -> None:
-        """Wait until each GPU has room for all that is checkpointed: a restore without room destroys the process."""
-        await self.wait_for_bytes(seat, room_needed(seat, states))
-
-    async def wait_for_bytes(self, seat: SeatProcesses, need: dict[str, int]) -> None:
-        """Wait until each GPU has these bytes free."""
+    async def wait_for_room(self, seat: SeatProcesses, need: dict[str, int]) -> None:
+        """Wait until each GPU has these bytes free: a restore without room destroys the process."""
         await until_none(self.calls.timeouts, lambda: self._missing_room(seat, need))
 
     async def _missing_room(self, seat: SeatProcesses, need: dict[str, int]) -> str:

@@ -208,13 +208,13 @@ class JobHalf:
 
     async def _reserve_gpus(self, states: list[ProcessState]) -> None:
         """Reserve the GPUs for this seat, then wait for free memory on them."""
-        seat = self.seat
+        seat, need = self.seat, room_needed(self.seat, states)
         try:
             seconds = self.calls.timeouts.half(seat)
-            await self.host.reservations.take(seat.owner, room_needed(seat, states), seconds)
+            await self.host.reservations.take(seat.owner, need, seconds)
         except ReservedError as error:
             raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
-        await self.evidence.wait_for_room(seat, states)
+        await self.evidence.wait_for_room(seat, need)
 
     async def _make_map(self) -> None:
         """Build the driver's map for a restore to other GPUs; every refusal of a move happens here, before the thaw."""

@@ -72,19 +72,14 @@ def worse_health(before: int | None, now: int) -> bool:
     200 and 404 (Ollama has no such path) are well, 5xx is ill by its own word. Any other may be of something between,
     and says nothing.
     """
-    return _illness(now) > (_UNKNOWN if before is None else _illness(before))
+    if before is not None and well(before):
+        return not well(now)
+    return now >= 500 and (before is None or before < 500)
 
 
 def well(status: int) -> bool:
     """True for the status of a healthy engine: no other is better."""
-    return _illness(status) == _WELL
-
-
-_WELL, _UNKNOWN, _ILL = range(3)
-
-
-def _illness(status: int) -> int:
-    return _WELL if status in (200, 404) else _ILL if status >= 500 else _UNKNOWN
+    return status in (200, 404)
 
 
 def difference(before: ModelAnswer, now: ModelAnswer, tolerance: float) -> str:

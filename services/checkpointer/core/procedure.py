@@ -91,27 +91,23 @@ class Procedure:
     _intent: JobGoal = field(init=False)
     _done: set[Verb] = field(default_factory=set)
     """Steps about the whole seat that succeeded and still hold."""
-    _killed: int | None = None
+    _end: End | None = None
     _deaths: int = 0
     _tries: Counter[Step] = field(default_factory=Counter)
     _spent: set[int] = field(default_factory=set)
-    _quarantined: bool = False
-    _abandoned: bool = False
 
     def __post_init__(self) -> None:
         self._intent = self.goal
 
     def next(self) -> Step | End:
         """The next step, or the end. Idempotent until ``done`` or ``failed`` is called."""
-        if self._quarantined:
-            return End("quarantined", self.reason)
-        if self._killed is not None:
-            return End("lost" if self._killed else "gone", self.reason)
+        if self._end is not None:
+            return self._end
         if self.goal is not JobGoal.DEAD and ProcessState.UNKNOWN in self.states:
             return self._thawed(Step(Verb.STATE, self.states.index(ProcessState.UNKNOWN)))
         self._decide()
-        if self._abandoned:
-            return End("active", self.reason)
+        if self._end is not None:
+            return self._end
         if self.goal is JobGoal.DEAD:
             return self._towards_dead()
         return self._towards_parked() if self.goal is JobGoal.PARKED else self._towards_active()
@@ -136,7 +132,7 @@ class Procedure:
                 self.frozen = False
                 self._done.discard(Verb.FREEZE)
             case Verb.KILL:
-                self._killed = killed
+                self._end = End("lost" if killed else "gone", self.reason)
 
     def failed(self, step: Step, trouble: StepTrouble, text: str = "") -> None:
         """The step failed: apply the rule of the table."""
@@ -180,10 +176,7 @@ class Procedure:
             return
         present = self._present()
         if ProcessState.GONE in present and self._untouched():
-            self._abandoned, self.reason = (
-                True,
-                "a GPU process of the seat ended before anything was done; look again",
-            )
+            self._end = End("active", "a GPU process of the seat ended before anything was done; look again")
         elif ProcessState.FAILED in present:
             self._apply(Remedy.CONDEMN, "a process is unusable (the driver reports FAILED)")
         elif ProcessState.GONE in present or not present:
@@ -285,6 +278,6 @@ class Procedure:
             case Remedy.CONDEMN:
                 self.goal = JobGoal.DEAD
             case Remedy.QUARANTINE:
-                self._quarantined = True
+                self._end = End("quarantined", self.reason)
             case Remedy.REREAD | Remedy.RETRY:
                 pass

@@ -122,7 +122,8 @@ def park_refusal(
 def _managed(processes: Sequence[ProcessFacts]) -> str | None:
     """The reason against managed memory; None if nothing shows any."""
     for process in processes:
-        switches = [name for name in MANAGED_MEMORY_SWITCHES if _on(process.environment or {}, (name,))]
+        environment = process.environment or {}
+        switches = [name for name in MANAGED_MEMORY_SWITCHES if environment.get(name, "").lower() not in OFF]
         if switches:
             what = f"({', '.join(switches)})"
         elif process.uvm_mappings > 1:
@@ -164,10 +165,6 @@ def _together(
             "breaks both ends of that; allow several-processes if they do not"
         )
     return None
-
-
-def _on(environment: Mapping[str, str], names: Sequence[str]) -> bool:
-    return any(environment.get(name, "").lower() not in OFF for name in names)
 
 
 NEEDS_DRIVER = "restoring to another GPU needs driver 580 or newer"
