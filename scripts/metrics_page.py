@@ -61,7 +61,8 @@ def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
     """Title and the metrics of each service, on parts that hold nothing."""
     empty: Any = SimpleNamespace(waiting_seconds=0.0, hangs=0, stuck=(), reserved_bytes=0)
     router = CollectorRegistry()
-    Metrics(router, Clock(), tuple, lambda: 0)
+    parts: Any = SimpleNamespace(connected=True, upstreams={}, models={}, total=0, open=0, dropped=0, used={})
+    Metrics(router, Clock(), *[parts] * 6)
     yield "Router", router
     world, manager = World(), CollectorRegistry()
     world.boot()

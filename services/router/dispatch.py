@@ -46,22 +46,12 @@ class WaitingTicket:
     def __init__(self, cause: str) -> None:
         self.request, self.cause, self.waiting = 0, cause, True
         self.accepted_at: float | None = None
-        self.decided: step.Forward | step.Reject | None = None
-        self._future: asyncio.Future[None] | None = None
+        self.outcome: asyncio.Future[step.Forward | step.Reject] = asyncio.get_running_loop().create_future()
 
     def decide(self, outcome: step.Forward | step.Reject) -> None:
-        """Set the decision, which wakes the task that waits in ``outcome``."""
-        self.decided = outcome
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
-
-    async def outcome(self) -> step.Forward | step.Reject:
-        """Wait for the decision."""
-        if self.decided is None:
-            self._future = asyncio.get_running_loop().create_future()
-            await self._future
-        assert self.decided is not None
-        return self.decided
+        """Set the decision, which wakes the task that waits for it."""
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
 
     def cut(self, code: str) -> None:
         """Do nothing: a permit ends with its seat."""

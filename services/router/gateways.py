@@ -102,7 +102,7 @@ class GatewayApi:
             ticket, model, kind="permit", hold_seconds=timeout, by="timeout", priority=priority, tenant=sender.lane
         )
         try:
-            outcome = await ticket.outcome()
+            outcome = await ticket.outcome
             if isinstance(outcome, Reject):
                 raise self._limits.error(sender, model, outcome)
         except BaseException:
@@ -137,8 +137,8 @@ class GatewayApi:
         ticket = WaitingTicket(cause)
         seconds = self._clock.to_wall(WAKE_SECONDS)
         self._dispatcher.arrive(ticket, model, kind="wake", hold_seconds=seconds)
-        outcome = ticket.decided
         self._dispatcher.forget(ticket)
+        outcome = ticket.outcome.result() if ticket.outcome.done() else None
         if isinstance(outcome, Reject):
             raise self._limits.error(sender, model, outcome)
         body = {"model": model, "state": "waking" if outcome is None else "active", "cause": cause}

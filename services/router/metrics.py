@@ -1,17 +1,21 @@
 """Metrics of a router, ``kybernate_router_*``. Seconds are wall seconds."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kybernate.bus.port import Bus
 from kybernate.clock import Clock
 from kybernate.messages import WAITED_IN_VAIN
 from kybernate.roster import SeatRecord
-from services.router.core.tenants import Used
-from services.router.request_log import CallRecord
+from services.router.connections import ConnectionLimits
+from services.router.core.tenants import Tenants, Used
+from services.router.core.upstreams import UpstreamTable
+from services.router.intake import BodyMemory
+from services.router.request_log import CallRecord, RequestLog
 
 _SWITCH = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 120)
 _CONTROL = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1)
@@ -27,28 +31,24 @@ class ServedMetrics(NamedTuple):
 
 
 class Metrics(Collector):
-    """All metrics of one router. The gauges are read from the callables at scrape time."""
+    """All metrics of one router. The gauges are read from its parts at scrape time."""
 
     def __init__(
         self,
         registry: CollectorRegistry,
         clock: Clock,
-        held: Callable[[], Iterable[tuple[str, int]]],
-        in_flight: Callable[[], int],
-        connected: Callable[[], bool] = lambda: True,
-        body_bytes: Callable[[], int] = lambda: 0,
-        connections: Callable[[], int] = lambda: 0,
-        records_dropped: Callable[[], int] = lambda: 0,
-        used: Callable[[], Iterable[tuple[tuple[str, str], Used]]] | None = lambda: (),
-        models: Callable[[], Iterable[tuple[str, str]]] = tuple,
+        bus: Bus,
+        table: UpstreamTable,
+        memory: BodyMemory,
+        connections: ConnectionLimits,
+        records: RequestLog,
+        tenants: Tenants | None,
     ) -> None:
-        """``models``: name and tier of each model that the router knows; ``used``: None if not shown."""
-        self._clock, self._models = clock, models
-        self._held, self._in_flight, self._connected = held, in_flight, connected
-        self._body_bytes, self._connections, self._records_dropped = body_bytes, connections, records_dropped
+        """``tenants``: None if what they used is not shown."""
+        self._clock, self._bus, self._table, self._memory = clock, bus, table, memory
+        self._connections, self._records, self._tenants = connections, records, tenants
         self._answered: dict[tuple[str, str], Counter] = {}
         self._served: dict[tuple[str, str], ServedMetrics] = {}
-        self._used = used
         registry.register(self)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -115,37 +115,37 @@ class Metrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the gauges. The counters of misses begin at 0 for each model: one that begins at 1 has no increase."""
-        for model, tier in self._models():
+        upstreams = self._table.upstreams.values()
+        for model, tier in {(seat.model, seat.record.tier) for seat in upstreams if seat.model}:
             self.slo.labels(model, tier, "missed")
             self.slo.labels(model, "", "missed")
         text = "Requests that wait for a model now"
         held = GaugeMetricFamily("kybernate_router_held_requests", text, labels=["model"])
-        for model, count in self._held():
-            held.add_metric([model], count)
+        for name, of in self._table.models.items():
+            held.add_metric([name], len(of.held))
         yield held
         text = "Requests that an engine answers now"
-        yield GaugeMetricFamily("kybernate_router_in_flight_requests", text, value=self._in_flight())
+        in_flight = sum(len(upstream.in_flight) for upstream in upstreams)
+        yield GaugeMetricFamily("kybernate_router_in_flight_requests", text, value=in_flight)
         text = "Request bodies in memory, from their first byte until they are answered"
-        yield GaugeMetricFamily("kybernate_router_body_bytes", text, value=self._body_bytes())
-        yield GaugeMetricFamily(
-            "kybernate_router_connections", "Open connections of callers", value=self._connections()
-        )
+        yield GaugeMetricFamily("kybernate_router_body_bytes", text, value=self._memory.total)
+        text = "Open connections of callers"
+        yield GaugeMetricFamily("kybernate_router_connections", text, value=self._connections.open)
         text = "Records of requests that were not published: too many, or the bus was away"
-        dropped = CounterMetricFamily("kybernate_router_request_records_dropped", text, value=self._records_dropped())
-        yield dropped
-        if self._used is not None:
-            yield from _tenants(self._used())
+        yield CounterMetricFamily("kybernate_router_request_records_dropped", text, value=self._records.dropped)
+        if self._tenants is not None:
+            yield from _tenants(self._tenants.used)
         text = "1 while connected to NATS"
-        yield GaugeMetricFamily("kybernate_router_nats_connected", text, value=float(self._connected()))
+        yield GaugeMetricFamily("kybernate_router_nats_connected", text, value=float(self._bus.connected))
 
 
-def _tenants(used: Iterable[tuple[tuple[str, str], Used]]) -> Iterable[Metric]:
+def _tenants(used: Mapping[tuple[str, str], Used]) -> Iterable[Metric]:
     """Of all tenants, also without any: a reader sees that nothing was used."""
     text = "Requests of a tenant that were admitted"
     requests = CounterMetricFamily("kybernate_router_tenant_requests", text, labels=["tenant", "model"])
     text = "Tokens of a tenant as engines counted them, else estimated"
     tokens = CounterMetricFamily("kybernate_router_tenant_tokens", text, labels=["tenant", "model", "kind"])
-    for (tenant, model), of in used:
+    for (tenant, model), of in used.items():
         requests.add_metric([tenant, model], of.requests)
         tokens.add_metric([tenant, model, "prompt"], of.prompt_tokens)
         tokens.add_metric([tenant, model, "completion"], of.completion_tokens)

@@ -25,8 +25,6 @@ from services.router.core.upstreams import Upstream
 from services.router.dispatch import Dispatcher
 from services.router.settings import RouterSettings
 
-FORGET_SECONDS = 10.0
-"""Interval at which expired levels are forgotten."""
 VALID_INTERVALS = 3
 """A level expires if so many readings after it fail."""
 
@@ -68,7 +66,7 @@ class OutsideLoad:
         seconds = self._settings.engine_metrics_seconds
         if not seconds:
             return {}
-        return {"engine-metrics": self._publish_each(seconds), "other levels": self._listen(), "forget": self._forget()}
+        return {"engine-metrics": self._publish_each(seconds), "other levels": self._listen()}
 
     async def _listen(self) -> NoReturn:
         """Receive the levels of all sources."""
@@ -78,16 +76,12 @@ class OutsideLoad:
                     self.loads.add(message, time.monotonic())
         raise BusError("the bus was closed")
 
-    async def _forget(self) -> NoReturn:
-        while True:
-            await asyncio.sleep(FORGET_SECONDS)
-            self.loads.forget(time.monotonic())
-
     async def _publish_each(self, seconds: float) -> NoReturn:
         """Publish each reading, and a last 0 of places that it has no more."""
         published: Levels = {}
         while True:
             await asyncio.sleep(seconds)
+            self.loads.forget(time.monotonic())
             found = await self._engines()
             for place in {**published, **found}:
                 if (count := found.get(place, 0)) is not None:

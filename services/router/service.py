@@ -74,25 +74,15 @@ class RunningRouter:
         memory = BodyMemory(settings.held_bytes, settings.caller_bytes)
         self.connections = ConnectionLimits(settings.connections, settings.address_connections, self._rejected)
         health.notes["files"] = lambda: self.connections.few
-        self._metrics = Metrics(
-            health.registry,
-            clock,
-            held=lambda: [(model.name, len(model.held)) for model in traffic.table.models.values()],
-            in_flight=lambda: sum(len(upstream.in_flight) for upstream in traffic.table.upstreams.values()),
-            connected=lambda: bus.connected,
-            body_bytes=lambda: memory.total,
-            connections=lambda: self.connections.open,
-            records_dropped=lambda: self.requests.dropped,
-            # without an operations port anybody who reaches the API reads metrics, also without a key
-            used=self.guard.tenants.used.items if settings.health_port or not self.guard.required else None,
-            models=lambda: {(seat.model, seat.record.tier) for seat in traffic.table.upstreams.values() if seat.model},
-        )
+        self.requests = log = RequestLog(bus, settings.instance, access_log=settings.access_log)
+        # without an operations port anybody who reaches the API reads metrics, also without a key
+        shown = self.guard.tenants if settings.health_port or not self.guard.required else None
+        parts = bus, traffic.table, memory, self.connections, log, shown
+        self._metrics = Metrics(health.registry, clock, *parts)
         self.sync = RosterSync(bus, self.dispatcher, self._presence)
         self.sync.on_loss = self._metrics.disconnects.inc
         intake = Intake(memory, settings.body_seconds, self._rejected)
         paths = engine_paths(settings.engine_paths)
-        self.requests = RequestLog(bus, settings.instance, access_log=settings.access_log)
-        log = self.requests
         tenants = TenantLimits(self.guard.tenants, traffic, self._rejected, aliases_of(settings.aliases))
         self.calls = Calls(
             settings, clock, self.dispatcher, self.pools, self._metrics, intake, log, self.guard, paths, tenants

@@ -6,6 +6,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -24,7 +26,11 @@ class Fake(HTTPServer):
     def text(self) -> bytes:
         """Return the metrics as the router writes them."""
         registry = CollectorRegistry()
-        Metrics(registry, Clock(1), held=lambda: [("m", self.held)], in_flight=lambda: self.in_flight)
+        seat = SimpleNamespace(in_flight=range(self.in_flight), model="")
+        model = SimpleNamespace(held=range(self.held))
+        table: Any = SimpleNamespace(upstreams={"s": seat}, models={"m": model})
+        rest: Any = SimpleNamespace(connected=True, total=0, open=0, dropped=0)
+        Metrics(registry, Clock(1), rest, table, rest, rest, rest, None)
         text = generate_latest(registry)
         self.in_flight = max(0, self.in_flight - 1)
         return text
