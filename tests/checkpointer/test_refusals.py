@@ -16,9 +16,7 @@ from services.checkpointer.core.refusals import (
 )
 
 A, B, C = "GPU-a", "GPU-b", "GPU-c"
-D570, D580, D595 = (
-    DriverInfo(version=v, checkpoint=True, gpu_map=v > "575") for v in ("570.158.01", "580.95.05", "595.84")
-)
+D570, D580, D595 = (DriverInfo(version=v, gpu_map=v > "575") for v in ("570.158.01", "580.95.05", "595.84"))
 PLAIN = ProcessFacts(1, environment={})
 WATCHDOG = ProcessFacts(1, threads=frozenset({"python", "pt_nccl_watchdg"}), environment={})
 
@@ -37,10 +35,6 @@ def test_one_process_on_one_gpu_is_parked() -> None:
     assert why() is None
     assert why(driver=D570) is None
     assert why(driver=DriverInfo(version="fake")) is None
-
-
-def test_a_driver_without_the_api_is_refused_with_its_version() -> None:
-    assert "570 or newer" in (why(driver=DriverInfo(version="550.54", checkpoint=False)) or "")
 
 
 def test_an_arm_host_is_refused_before_the_lock_which_would_succeed() -> None:
@@ -102,12 +96,10 @@ def test_h9_several_processes_and_several_gpus_each_need_their_allowance() -> No
 
 
 def test_driver_info_is_parsed_from_the_helpers_reply() -> None:
-    info = driver_from(
-        {"driver": "580.95.05", "capabilities": {"checkpoint": True, "gpu_map": True}, "mig": {A: False}}
-    )
-    assert (info.major, info.checkpoint, info.gpu_map) == (580, True, True)
-    assert driver_from({"driver": "fake", "capabilities": {"checkpoint": True}}).major == 0
-    assert not driver_from({}).checkpoint
+    info = driver_from({"driver": "580.95.05", "capabilities": {"gpu_map": True}, "mig": {A: False}})
+    assert (info.major, info.gpu_map, info.mig) == (580, True, {A: False})
+    assert driver_from({"driver": "fake"}).major == 0
+    assert not driver_from({}).gpu_map
 
 
 def test_h14_the_map_names_every_gpu_and_is_left_out_where_nothing_moves() -> None:

@@ -39,11 +39,11 @@ class DriverBackend:
     async def probe(self) -> str | None:
         """None if the driver answers and can checkpoint, else the reason."""
         try:
-            driver = await self.calls.describe("ask", fresh=True)
+            await self.calls.describe("ask", fresh=True)
             await self.calls.memory("ask")
         except StepFailedError as error:
             return error.text
-        return None if driver.checkpoint else f"driver {driver.version} has no checkpoint API; install 570 or newer"
+        return None
 
     async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """The container's processes that use CUDA, with their bytes."""
@@ -155,14 +155,6 @@ class ReadingsBackend(DriverBackend):
     """Base of backends that need readings of the driver only, and end a container as a whole."""
 
     gentle = False
-
-    async def probe(self) -> str | None:
-        """None if the memory of the GPUs can be read, else the reason."""
-        try:
-            await self.calls.memory("ask")
-        except StepFailedError as error:
-            return error.text
-        return None
 
     async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """All processes of the container, with their bytes."""

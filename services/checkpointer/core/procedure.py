@@ -279,5 +279,3 @@ class Procedure:
                 self.goal = JobGoal.DEAD
             case Remedy.QUARANTINE:
                 self._end = End("quarantined", self.reason)
-            case Remedy.REREAD | Remedy.RETRY:
-                pass

@@ -53,7 +53,6 @@ class DriverInfo:
 
     version: str = ""
     """``580.95.05``; empty if unknown."""
-    checkpoint: bool = True
     gpu_map: bool = False
     mig: Mapping[str, bool] | None = None
 
@@ -85,7 +84,6 @@ def driver_from(reply: Mapping[str, Any]) -> DriverInfo:
     can = reply.get("capabilities") or {}
     return DriverInfo(
         version=str(reply.get("driver") or ""),
-        checkpoint=bool(can.get("checkpoint")),
         gpu_map=bool(can.get("gpu_map")),
         mig=dict(reply.get("mig") or {}),
     )
@@ -106,10 +104,6 @@ def park_refusal(
     """
     if machine in ARM:  # cuda-checkpoint #51
         return f"this host is {machine}: its driver locks processes and cannot checkpoint them; use backend restart"
-    if not driver.checkpoint:
-        return (
-            f"driver {driver.version or 'of this node'} has no checkpoint API; install 570 or newer (580 recommended)"
-        )
     if parts := [gpu for gpu in gpus if gpu.startswith("MIG-") or (driver.mig or {}).get(gpu)]:
         return f"{', '.join(parts)}: MIG is not supported by the driver's checkpoint; switch MIG off or park by restart"
     if any(name.startswith(MPS_SERVER) for name in neighbours):
