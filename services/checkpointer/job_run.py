@@ -48,9 +48,11 @@ class JobRun:
         self._journal, self._backends, self._report, self._verification = journal, backends, report, verification
         self._recording: dict[str, float] = {}
         """Wall seconds that the recording of a seat's answers took."""
-        self._first = {target.seat: progress_of(target, Ending("pending")) for target in self.file.first_targets}
-        second = file.activate
-        self._activate = None if second is None else progress_of(second, Ending("pending"))
+        self._first: HalfName = "park" if file.switch is not None else "kill"
+        halves: list[tuple[HalfName, SeatTarget]] = [(self._first, target) for target in file.first_targets]
+        halves += [("activate", file.activate)] if file.activate is not None else []
+        self._progress = {(half, target.seat): progress_of(target, Ending("pending")) for half, target in halves}
+        """By half and seat."""
 
     @property
     def gpus(self) -> frozenset[str]:
@@ -65,9 +67,8 @@ class JobRun:
     @property
     def unfinished(self) -> frozenset[str]:
         """Seats with work left; the others may already be in jobs on other GPUs."""
-        first = {one.seat for one in self._first.values() if one.outcome in ("pending", "started")}
-        second = self._activate
-        return frozenset(first | ({second.seat} if second is not None else set()))
+        halves = self._progress.items()
+        return frozenset(of for (half, of), one in halves if half == "activate" or one.outcome in ("pending", "started"))
 
     @property
     def under_way(self) -> bool:
@@ -83,56 +84,50 @@ class JobRun:
             op=file.op,
             epoch=file.command.epoch,
             group=file.group,
-            park=tuple(self._first.values()),
-            activate=self._activate,
+            park=self._first_halves,
+            activate=next((one for (half, _), one in self._progress.items() if half == "activate"), None),
             journaled_at=file.written_at or file.records[0].at,
         )
 
     async def run(self) -> JobStatus:
         """Run to the end. Raises OSError if the journal cannot be written; the job continues after a restart."""
-        half: HalfName = "park" if self.file.switch is not None else "kill"
         async with asyncio.TaskGroup() as group:
             for index, target in enumerate(self.file.first_targets):
                 key = self.file.group if index == 0 else f"{self.file.group}#{index}"
-                group.create_task(self._first_half(half, target, key))
-        stuck = [one for one in self._first.values() if one.outcome not in ROOM_MADE]
-        if stuck and self._activate is not None:
+                group.create_task(self._half(self._first, target, key))
+        second = self.file.activate
+        stuck = [one for one in self._first_halves if one.outcome not in ROOM_MADE]
+        if second is not None and stuck:
             reason = "; ".join(f"the park before it ended {one.outcome}: {one.reason}" for one in stuck)
-            self._activate = self._activate.model_copy(update={"reason": f"not begun: {reason}"})
-        elif self.file.switch is not None:
-            await self._second_half()
+            not_begun = Ending("pending", f"not begun: {reason}")
+            self._progress["activate", second.seat] = progress_of(second, not_begun)
+        elif second is not None:
+            await self._half("activate", second, self.file.group)
         status = self.status.model_copy(update={"done": True})
         await self._journal.finish(self.file, Record(kind="done", status=status))
         return status
 
-    async def _first_half(self, half: HalfName, target: SeatTarget, key: str) -> None:
+    @property
+    def _first_halves(self) -> tuple[SeatProgress, ...]:
+        return tuple(one for (half, _), one in self._progress.items() if half == self._first)
+
+    async def _half(self, half: HalfName, target: SeatTarget, key: str) -> None:
+        at = half, target.seat
         ended = self.file.ended(half, target.seat)
         if ended is not None:
-            self._first[target.seat] = ended
+            self._progress[at] = ended
             return
         found, begun = await self._begin(half, target, key)
-        if isinstance(found, SeatProcesses):
-            self._first[target.seat] = progress_of(target, Ending("started"))  # for who asks; no report, since nothing follows from it
+        if isinstance(found, SeatProcesses):  # for who asks; no report, since nothing follows from it
+            self._progress[at] = progress_of(target, Ending("started"))
         progress = await self._act(half, target, found, begun=begun)
-        # Before the report: the manager may use the seat in another job at once.
-        await self._close(half, target, progress, found)
-        self._first[target.seat] = progress
+        at_once = half == self._first  # before the report: the manager may use the seat in another job at once
+        if at_once:
+            await self._close(half, target, progress, found)
+        self._progress[at] = progress
         self._report(self.status)
-
-    async def _second_half(self) -> None:
-        target = self.file.activate
-        if target is None:
-            return
-        ended = self.file.ended("activate", target.seat)
-        if ended is not None:
-            self._activate = ended
-            return
-        found, begun = await self._begin("activate", target, self.file.group)
-        if isinstance(found, SeatProcesses):
-            self._activate = progress_of(target, Ending("started"))
-        progress = self._activate = await self._act("activate", target, found, begun=begun)
-        self._report(self.status)
-        await self._close("activate", target, progress, found)
+        if not at_once:
+            await self._close(half, target, progress, found)
 
     async def _act(
         self, half: HalfName, target: SeatTarget, found: SeatProcesses | Ending, *, begun: bool
