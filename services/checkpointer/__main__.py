@@ -25,11 +25,7 @@ ROOM_MARGIN_BYTES = 512 * 2**20
 """Free VRAM required beyond a seat's footprint before a restore beside others; not applied to fake GPUs."""
 
 
-async def serve(
-    settings: CheckpointerSettings,
-    command: Sequence[str],
-    host: Host,
-) -> None:
+async def serve(settings: CheckpointerSettings, command: Sequence[str], host: Host) -> None:
     """Run until SIGTERM. ``command`` starts a helper."""
     own = settings.run_dir / "checkpointer"  # the plugin wakes at each change of a file of run_dir itself
     own.mkdir(exist_ok=True)
@@ -68,11 +64,7 @@ async def serve(
                 driver_problem[0] = await backends["cuda"].probe() or ""
                 await asyncio.sleep(PROBE_SECONDS)
 
-        await lifecycle.run(
-            worker=worker.serve(),
-            probe=probe(),
-            memory=metrics.read_memory(),
-        )
+        await lifecycle.run(worker=worker.serve(), probe=probe(), memory=metrics.read_memory())
 
 
 def main() -> None:

@@ -17,10 +17,7 @@ from kybernate.bus.follow import ROWS, Slices, follow
 from kybernate.bus.port import Bus, BusError, Entry
 from kybernate.envelope import slug
 from kybernate.logs import OnceLogger, get_logger
-from kybernate.messages import (
-    Presence,
-    SeatEvent,
-)
+from kybernate.messages import Presence, SeatEvent
 from kybernate.presence import PRESENCE_SECONDS
 from kybernate.roster import BUCKET, SeatRecord
 from services.router.core.step import BusLost, RosterRead, SeatMissing

@@ -14,7 +14,6 @@ from services.checkpointer.backends.reservations import (
     Headroom,
     NoHeadroomError,
     ReservedError,
-    UnreadableMemoryError,
 )
 from services.checkpointer.containers import Containers
 from services.checkpointer.processes import ProcessIdentity
@@ -93,7 +92,7 @@ async def test_h6_the_hosts_memory_counts_too(tmp_path: Path) -> None:
     assert await KernelMemory(tmp_path).free_bytes() == GIB
     with pytest.raises(NoHeadroomError, match=r"the host has 1.0 GiB free"):
         await Headroom(KernelMemory(tmp_path), None).reserve("s00", None, 40 * GIB, 1.0)
-    with pytest.raises(UnreadableMemoryError, match="nowhere/meminfo has no MemAvailable"):
+    with pytest.raises(NoHeadroomError, match="nowhere/meminfo has no MemAvailable"):
         await Headroom(KernelMemory(tmp_path / "nowhere"), None).reserve("s00", None, 40 * GIB, 1.0)
 
 
@@ -173,7 +172,7 @@ async def test_h6_a_limit_that_is_not_mounted_is_unknown_and_not_absent(tmp_path
     found = containers.find(target())
     assert found is not None
     headroom = Headroom(Host(500 * GIB), containers.cgroups)
-    with pytest.raises(UnreadableMemoryError, match="mount the host's /sys/fs/cgroup"):
+    with pytest.raises(NoHeadroomError, match="mount the host's /sys/fs/cgroup"):
         await headroom.reserve("s00", found.cgroup, 40 * GIB, 1.0)
 
 

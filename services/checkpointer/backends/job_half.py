@@ -11,7 +11,7 @@ from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedE
 from services.checkpointer.backends.evidence import Discovery, Evidence, listed, room_needed
 from services.checkpointer.backends.host import Host, NoDeviceError
 from services.checkpointer.backends.port import Ending, Note, SeatProcesses
-from services.checkpointer.backends.reservations import NoHeadroomError, ReservedError, UnreadableMemoryError
+from services.checkpointer.backends.reservations import NoHeadroomError, ReservedError
 from services.checkpointer.core.failures import READS, SPENT, TERMINAL, JobGoal, ProcessState, StepTrouble, Verb
 from services.checkpointer.core.procedure import Procedure, Step
 from services.checkpointer.core.refusals import Allowance, MoveRefusal, move_refusal, park_refusal, permutation
@@ -203,7 +203,7 @@ class JobHalf:
         seconds = self.calls.timeouts.transfer(size) if only is None else 0.0  # a kill does not wait for memory
         try:
             await self.host.headroom.reserve(seat.owner, self.host.cgroup(seat), size, seconds)
-        except (NoHeadroomError, UnreadableMemoryError) as error:
+        except NoHeadroomError as error:
             raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
 
     async def _reserve_gpus(self, states: list[ProcessState]) -> None:

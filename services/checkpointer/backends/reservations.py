@@ -20,11 +20,7 @@ POLL_SECONDS = 0.05
 
 
 class NoHeadroomError(Exception):
-    """The copy would not fit; the text names the limit and the remedy."""
-
-
-class UnreadableMemoryError(Exception):
-    """The free memory of the host or below a limit cannot be read."""
+    """The copy would not fit, or the free memory of the host or below a limit cannot be read; the text says why."""
 
 
 @dataclass
@@ -40,7 +36,7 @@ class Headroom:
 
     async def reserve(self, owner: str, cgroup: Cgroup | None, vram_bytes: int, seconds: float) -> None:
         """Reserve memory for a copy of ``vram_bytes``. If only other reservations are in the way, wait up to
-        ``seconds`` (wall) for their release. Raises NoHeadroomError or UnreadableMemoryError."""
+        ``seconds`` (wall) for their release. Raises NoHeadroomError."""
         self.release(owner)
         need = round(vram_bytes * HOST_BYTES_PER_VRAM_BYTE)
         deadline = time.monotonic() + seconds
@@ -81,14 +77,11 @@ class Headroom:
         """Free bytes by place: the host, and each memory limit above the container."""
         try:
             places = {HOST: await self.host.free_bytes()}
-        except OSError as error:
-            raise UnreadableMemoryError(str(error)) from error
-        if cgroup is not None and self.cgroups is not None:
-            try:
-                rooms = list(self.cgroups.memory_rooms(cgroup))
-            except HiddenLimitsError as error:
-                raise UnreadableMemoryError(str(error)) from error
-            places.update({f"memory limit of {room.where}": room.free for room in rooms})
+            if cgroup is not None and self.cgroups is not None:
+                for room in self.cgroups.memory_rooms(cgroup):
+                    places[f"memory limit of {room.where}"] = room.free
+        except (OSError, HiddenLimitsError) as error:
+            raise NoHeadroomError(str(error)) from error
         return places
 
     async def _wait(self, deadline: float) -> None:

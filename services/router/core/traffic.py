@@ -16,13 +16,7 @@ from services.router.core import step
 from services.router.core.admission import GONE_SECONDS, Admission, Limits
 from services.router.core.managers import PendingCommands, RouterIdentity
 from services.router.core.trust import ANSWER_SECONDS, AWAY_SECONDS, Trust
-from services.router.core.upstreams import (
-    ACTIVATABLE,
-    EVICTED,
-    Change,
-    Upstream,
-    UpstreamTable,
-)
+from services.router.core.upstreams import ACTIVATABLE, EVICTED, Change, Upstream, UpstreamTable
 
 MISSING_SECONDS = 10.0
 """Time after which a seat without a roster row is forgotten, and the manager is asked about one whose row stays older
