@@ -17,13 +17,10 @@ from kybernate.homes import Homes
 from kybernate.messages import SeatTarget
 from kybernate.run import PROGRAM
 from kybernate.seat import container_of
+from services.checkpointer.core.failures import StepFailedError
 from services.checkpointer.processes import ProcessIdentity, group, identify, parent, tree
 
 RUNTIMES = ("containerd", "cri-o", "docker")
-
-
-class UnknownContainerError(Exception):
-    """A container id of an unknown runtime, or none that such a one gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +53,8 @@ class Containers:
         return "" if seen else f"{text}: set hostPID: true"
 
     def find(self, target: SeatTarget) -> SeatContainer | None:
-        """The container of a seat; None if it has no process, or kyb-run only. Raises UnknownContainerError,
-        HiddenProcessesError."""
+        """The container of a seat; None if it has no process, or kyb-run only. Raises StepFailedError for
+        an id that no known runtime gives, and HiddenProcessesError."""
         container = self._container(target)
         if container is None or (self._is_keeper(container.root) and not self._engine(container)):
             return None
@@ -101,7 +98,7 @@ class Containers:
             return None if root is None else SeatContainer(root, None)
         if scheme not in RUNTIMES or CONTAINER.fullmatch(name) is None:
             known = ", ".join(f"{one}://" for one in (*RUNTIMES, *(("process",) if self.fake_kubelet else ())))
-            raise UnknownContainerError(f"container {target.container_id!r} has no known id; known are {known}")
+            raise StepFailedError(f"container {target.container_id!r} has no known id; known are {known}")
         cgroup = self._cgroup(name)
         if cgroup is None:
             return None

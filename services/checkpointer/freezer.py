@@ -15,6 +15,7 @@ from pathlib import Path
 
 from kybernate.cgroups import Cgroup, Cgroups
 from kybernate.logs import get_logger
+from services.checkpointer.core.failures import StepFailedError
 from services.checkpointer.processes import ProcessIdentity, send, stopped
 
 POLL_SECONDS = 0.001
@@ -22,10 +23,6 @@ SIGSTOP = "SIGSTOP"
 
 Living = Callable[[], list[ProcessIdentity]]
 """The container's processes as they are now."""
-
-
-class FreezeError(Exception):
-    """A freeze or thaw took no effect; the text names the cause."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Freezer:
         return f"cgroup {_version(cgroup.freezer)}"
 
     async def freeze(self, cgroup: Cgroup | None, living: Living) -> None:
-        """Stop all processes. Raises FreezeError after a control group that did not freeze in time was thawed again."""
+        """Stop all processes. Raises StepFailedError; a control group that did not freeze in time is thawed before."""
         if cgroup is not None and cgroup.freezer is not None and self.means(cgroup) != SIGSTOP:
             try:
                 await self._set(cgroup.freezer, frozen=True)
@@ -58,13 +55,13 @@ class Freezer:
         await self._signal(living, signal.SIGSTOP)
 
     async def thaw(self, cgroup: Cgroup | None, living: Living) -> None:
-        """Let all processes run, however they were frozen. Raises FreezeError."""
+        """Let all processes run, however they were frozen. Raises StepFailedError."""
         if cgroup is not None and cgroup.freezer is not None:
             try:
                 await self._set(cgroup.freezer, frozen=False)
             except OSError as error:
                 if any(self.cgroups.frozen(process.pid) for process in living()):
-                    raise FreezeError(f"{cgroup.freezer} cannot be written: {error.strerror}") from error
+                    raise StepFailedError(f"{cgroup.freezer} cannot be written: {error.strerror}") from error
         await self._signal(living, signal.SIGCONT)
 
     def release(self, cgroup: Cgroup | None, living: Living) -> None:
@@ -81,15 +78,15 @@ class Freezer:
             get_logger().warning("freezer.refused", signal="SIGCONT", error=str(error))
 
     async def _set(self, file: Path, *, frozen: bool) -> None:
-        """Write the state and wait for it. Raises OSError if the write fails, FreezeError if it takes no effect."""
+        """Write the state and wait for it. Raises OSError if the write fails, StepFailedError if it takes no effect."""
         _write(file, frozen=frozen)
         deadline = time.monotonic() + self.seconds
         while _state(file) is not frozen:
             if time.monotonic() > deadline:
                 if frozen:
                     _write(file, frozen=False)
-                    raise FreezeError(f"{file.parent} did not freeze within {self.seconds:.1f} s")
-                raise FreezeError(f"{file.parent} stays frozen; a control group above it is frozen: thaw that")
+                    raise StepFailedError(f"{file.parent} did not freeze within {self.seconds:.1f} s")
+                raise StepFailedError(f"{file.parent} stays frozen; a control group above it is frozen: thaw that")
             await asyncio.sleep(POLL_SECONDS)
             if frozen and _version(file) == "v1":
                 _write(file, frozen=True)  # version 1 misses new processes: write again
@@ -109,13 +106,14 @@ class Freezer:
                 # A process may have forked after it was listed and before it stopped: require the same list twice.
                 settled = None if wrong else found
                 if time.monotonic() > deadline:
-                    raise FreezeError(f"{signum.name} did not take effect on pids {[one.pid for one in wrong]}")
+                    raise StepFailedError(f"{signum.name} did not take effect on pids {[one.pid for one in wrong]}")
                 if wrong:
                     await asyncio.sleep(POLL_SECONDS)
                 for process in wrong if until_stopped else ():
                     send(process, signum)  # forked meanwhile
         except PermissionError as error:
-            raise FreezeError(f"{signum.name} refused: {error.strerror}; run as the engines' user or root") from error
+            text = f"{signum.name} refused: {error.strerror}; run as the engines' user or root"
+            raise StepFailedError(text) from error
 
 
 def _version(file: Path) -> str:

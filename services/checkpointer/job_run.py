@@ -67,8 +67,9 @@ class JobRun:
     @property
     def unfinished(self) -> frozenset[str]:
         """Seats with work left; the others may already be in jobs on other GPUs."""
+        left = ("pending", "started")
         halves = self._progress.items()
-        return frozenset(of for (half, of), one in halves if half == "activate" or one.outcome in ("pending", "started"))
+        return frozenset(seat for (half, seat), one in halves if half == "activate" or one.outcome in left)
 
     @property
     def under_way(self) -> bool:

@@ -17,13 +17,13 @@ from aiohttp.test_utils import TestServer
 from kybernate.messages import SeatTarget
 from kybernate.node.host_memory import HostMemory
 from services.checkpointer.backends import open_backends
-from services.checkpointer.backends.driver_calls import StepFailedError, Timeouts, Usage, Use
+from services.checkpointer.backends.driver_calls import Timeouts, Usage, Use
 from services.checkpointer.backends.engine import EngineBackend
 from services.checkpointer.backends.host import open_host
 from services.checkpointer.backends.port import Member, SeatProcesses
 from services.checkpointer.backends.reservations import Headroom
 from services.checkpointer.backends.restart import RestartBackend
-from services.checkpointer.core.failures import ProcessState, StepTrouble, Verb
+from services.checkpointer.core.failures import ProcessState, StepFailedError, StepTrouble, Verb
 from services.checkpointer.core.refusals import DriverInfo
 from services.checkpointer.engine_http import AnswerCheck, open_engines
 from services.checkpointer.processes import ProcessIdentity, identify
@@ -249,9 +249,9 @@ class Readings:
 
     async def move(self, _: str, verb: Verb, member: Member, *__: Any) -> None:
         if identify(member.who.pid) != member.who:
-            raise StepFailedError(StepTrouble.GONE, "it has ended")
+            raise StepFailedError("it has ended", StepTrouble.GONE)
         if verb in self.fails:
-            raise StepFailedError(self.fails[verb], f"{verb} fails")
+            raise StepFailedError(f"{verb} fails", self.fails[verb])
         before, self.at = self.at, NEEDS[verb][1]
         assert before is NEEDS[verb][0], f"{verb} of a process that is {before}"
 

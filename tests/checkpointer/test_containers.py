@@ -13,8 +13,9 @@ from kybernate.cgroups import Cgroups, HiddenProcessesError, container_path, mem
 from services.checkpointer import containers as containers_module
 from services.checkpointer import freezer as freezer_module
 from services.checkpointer import processes as processes_module
-from services.checkpointer.containers import Containers, UnknownContainerError
-from services.checkpointer.freezer import SIGSTOP, FreezeError, Freezer
+from services.checkpointer.containers import Containers
+from services.checkpointer.core.failures import StepFailedError
+from services.checkpointer.freezer import SIGSTOP, Freezer
 from services.checkpointer.processes import ProcessIdentity, identify, stopped, thread_names
 from tests.checkpointer.machine import CONTAINER, POD, SLICE, machine, target
 
@@ -70,7 +71,7 @@ def test_monitors_and_similar_names_are_not_the_container(path: str) -> None:
 def test_a_name_that_no_runtime_gives_names_no_container(name: str) -> None:
     """A forged status could otherwise name every process of the node."""
     assert container_path(f"/kubepods/{name}/{CONTAINER}", name) is None
-    with pytest.raises(UnknownContainerError, match="no known id"):
+    with pytest.raises(StepFailedError, match="no known id"):
         Containers().find(target(f"containerd://{name}"))
 
 
@@ -233,9 +234,9 @@ def test_a_seat_whose_container_never_started_has_no_process(tmp_path: Path) -> 
 
 def test_b6_a_process_container_is_an_error_unless_the_fake_kubelet_reports_containers() -> None:
     """Who may patch a pod's status could have any process of the node killed."""
-    with pytest.raises(UnknownContainerError, match=r"process://1' .* known are containerd://, cri-o://, docker://$"):
+    with pytest.raises(StepFailedError, match=r"process://1' .* known are containerd://, cri-o://, docker://$"):
         Containers().find(target("process://1"))
-    with pytest.raises(UnknownContainerError):
+    with pytest.raises(StepFailedError):
         Containers().processes(target("process://1"), identify(1))
     found = Containers(fake_kubelet=True).find(target(f"process://{os.getpid()}"))
     assert found is not None
@@ -244,7 +245,7 @@ def test_b6_a_process_container_is_an_error_unless_the_fake_kubelet_reports_cont
 
 @pytest.mark.parametrize("container_id", ["process://x", "rkt://abc", "containerd://"])
 def test_an_unknown_container_id_is_an_error_and_not_a_gone_container(container_id: str, tmp_path: Path) -> None:
-    with pytest.raises(UnknownContainerError, match="containerd://"):
+    with pytest.raises(StepFailedError, match="containerd://"):
         machine(tmp_path, 2).containers.find(target(container_id))
 
 
@@ -324,11 +325,11 @@ async def test_a_freeze_without_effect_is_undone_and_reported(tmp_path: Path) ->
     found = m.containers.find(target())
     assert found is not None
     freezer = Freezer(m.containers.cgroups, 0.05)
-    with pytest.raises(FreezeError, match="did not freeze"):
+    with pytest.raises(StepFailedError, match="did not freeze"):
         await freezer.freeze(found.cgroup, lambda: [found.root])
     assert m.freezer(SCOPE).read_text() == "0"
     m.freezer(SCOPE).with_name("cgroup.events").write_text("frozen 1\n")
-    with pytest.raises(FreezeError, match="a control group above it"):
+    with pytest.raises(StepFailedError, match="a control group above it"):
         await freezer.thaw(found.cgroup, list)
 
 

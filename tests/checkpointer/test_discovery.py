@@ -18,12 +18,12 @@ import pytest
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends import evidence, job_half
 from services.checkpointer.backends.driver import DriverBackend
-from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, Timeouts
+from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts
 from services.checkpointer.backends.evidence import Discovery, Evidence, room_needed
 from services.checkpointer.backends.host import open_host
 from services.checkpointer.backends.job_half import check_park
 from services.checkpointer.backends.port import DriverUnreadableError, Member, NoMemberError, SeatProcesses
-from services.checkpointer.core.failures import ProcessState, StepTrouble
+from services.checkpointer.core.failures import ProcessState, StepFailedError, StepTrouble
 from services.checkpointer.helper_pool import HelperCall, HelperHungError
 from services.checkpointer.job_run import find_processes
 from services.checkpointer.processes import ProcessIdentity, alive, identify

@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from services.checkpointer.backends.driver_calls import StepFailedError, Timeouts, Usage, Use
+from services.checkpointer.backends.driver_calls import Timeouts, Usage, Use
 from services.checkpointer.backends.engine import EngineRefusedError, verdict, well
 from services.checkpointer.backends.port import Ending, EngineReply, SeatProcesses
 from services.checkpointer.backends.vllm import Vllm
-from services.checkpointer.core.failures import StepTrouble
+from services.checkpointer.core.failures import StepFailedError, StepTrouble
 from tests.checkpointer.engine_cases import CASES, ENGINES, Case
 from tests.checkpointer.engines import FULL, GIB, GPU, IN_VAIN, RESIDUE, PlayedEngine, Stand, played
 
@@ -303,7 +303,7 @@ async def test_a_driver_that_is_silent_shows_no_standstill(monkeypatch: pytest.M
         async def late(*arguments: object) -> Usage:
             asked.append(time.monotonic())
             if it.engine.calls and asked[-1] - next(at for at in asked if at >= begun[0]) < 1.0:
-                raise StepFailedError(StepTrouble.SLOW, "the driver stalls")
+                raise StepFailedError("the driver stalls", StepTrouble.SLOW)
             return await usage(*arguments)
 
         begun = [time.monotonic()]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from kybernate.messages import SeatTarget
-from services.checkpointer.backends.driver_calls import StepFailedError, Timeouts, Usage, Use
+from services.checkpointer.backends.driver_calls import Timeouts, Usage, Use
 from services.checkpointer.backends.evidence import Evidence, room_needed
 from services.checkpointer.backends.port import Member, SeatProcesses
-from services.checkpointer.core.failures import ProcessState
+from services.checkpointer.core.failures import ProcessState, StepFailedError
 from services.checkpointer.processes import ProcessIdentity
 
 A, B = "GPU-a", "GPU-b"

@@ -9,13 +9,9 @@ import pytest
 from kybernate.cgroups import Cgroup, Cgroups
 from kybernate.node.host_memory import KernelMemory
 from services.checkpointer.backends.host import Inspection, NoDeviceError
-from services.checkpointer.backends.reservations import (
-    GpuReservations,
-    Headroom,
-    NoHeadroomError,
-    ReservedError,
-)
+from services.checkpointer.backends.reservations import GpuReservations, Headroom
 from services.checkpointer.containers import Containers
+from services.checkpointer.core.failures import StepFailedError
 from services.checkpointer.processes import ProcessIdentity
 from tests.checkpointer.machine import CONTAINER, SLICE, Machine, machine, target
 
@@ -48,7 +44,7 @@ async def test_h6_the_pods_limit_must_have_room_for_the_copy(tmp_path: Path, ver
     mine = cgroup(m)
     m.memory(SCOPE, limit=60 * GIB, used=20 * GIB)
     headroom = Headroom(Host(500 * GIB), m.containers.cgroups)
-    with pytest.raises(NoHeadroomError, match=r"needs 44.0 GiB .* has 40.0 GiB free; raise the pod's memory limit"):
+    with pytest.raises(StepFailedError, match=r"needs 44.0 GiB .* has 40.0 GiB free; raise the pod's memory limit"):
         await headroom.reserve("s00", mine, 40 * GIB, 1.0)
     m.memory(SCOPE, limit=64 * GIB, used=20 * GIB)
     await headroom.reserve("s00", mine, 40 * GIB, 1.0)
@@ -62,7 +58,7 @@ async def test_h6_clean_page_cache_counts_as_free_and_dirty_does_not(tmp_path: P
     m.memory(SCOPE, limit=64 * GIB, used=50 * GIB, cache=30 * GIB)
     await headroom.reserve("s00", mine, 40 * GIB, 1.0)
     m.memory(SCOPE, limit=64 * GIB, used=50 * GIB, cache=30 * GIB, dirty=10 * GIB)
-    with pytest.raises(NoHeadroomError, match=r"has 34.0 GiB free"):
+    with pytest.raises(StepFailedError, match=r"has 34.0 GiB free"):
         await headroom.reserve("s00", mine, 40 * GIB, 1.0)
 
 
@@ -83,16 +79,16 @@ async def test_h6_every_limit_above_the_container_counts(tmp_path: Path, version
     m.memory(SCOPE, limit=None, used=GIB)
     m.memory("/kubepods.slice", limit=100 * GIB, used=90 * GIB)
     headroom = Headroom(Host(500 * GIB), m.containers.cgroups)
-    with pytest.raises(NoHeadroomError, match=r"/kubepods.slice has 10.0 GiB free"):
+    with pytest.raises(StepFailedError, match=r"/kubepods.slice has 10.0 GiB free"):
         await headroom.reserve("s00", mine, 40 * GIB, 1.0)
 
 
 async def test_h6_the_hosts_memory_counts_too(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   1048576 kB\n")
     assert await KernelMemory(tmp_path).free_bytes() == GIB
-    with pytest.raises(NoHeadroomError, match=r"the host has 1.0 GiB free"):
+    with pytest.raises(StepFailedError, match=r"the host has 1.0 GiB free"):
         await Headroom(KernelMemory(tmp_path), None).reserve("s00", None, 40 * GIB, 1.0)
-    with pytest.raises(NoHeadroomError, match="nowhere/meminfo has no MemAvailable"):
+    with pytest.raises(StepFailedError, match="nowhere/meminfo has no MemAvailable"):
         await Headroom(KernelMemory(tmp_path / "nowhere"), None).reserve("s00", None, 40 * GIB, 1.0)
 
 
@@ -100,7 +96,7 @@ async def test_h6_memory_reserved_by_another_park_is_not_free() -> None:
     host = Host(100 * GIB)
     headroom = Headroom(host, None)
     await headroom.reserve("a", None, 50 * GIB, 1.0)
-    with pytest.raises(NoHeadroomError, match="other parks"):
+    with pytest.raises(StepFailedError, match="other parks"):
         await headroom.reserve("b", None, 50 * GIB, 0.0)
     headroom.release("a")
     await headroom.reserve("b", None, 50 * GIB, 0.0)
@@ -118,7 +114,7 @@ async def test_h6_a_park_waits_for_another_that_is_copying() -> None:
     await waiting
     late = asyncio.create_task(headroom.reserve("c", None, 45 * GIB, 30.0))
     host.free -= 45 * GIB
-    with pytest.raises(NoHeadroomError, match=r"has 25.0 GiB free"):
+    with pytest.raises(StepFailedError, match=r"has 25.0 GiB free"):
         await late
 
 
@@ -172,7 +168,7 @@ async def test_h6_a_limit_that_is_not_mounted_is_unknown_and_not_absent(tmp_path
     found = containers.find(target())
     assert found is not None
     headroom = Headroom(Host(500 * GIB), containers.cgroups)
-    with pytest.raises(NoHeadroomError, match="mount the host's /sys/fs/cgroup"):
+    with pytest.raises(StepFailedError, match="mount the host's /sys/fs/cgroup"):
         await headroom.reserve("s00", found.cgroup, 40 * GIB, 1.0)
 
 
@@ -182,7 +178,7 @@ async def test_h6_memory_high_is_a_limit_for_the_copy(tmp_path: Path) -> None:
     m.memory(SCOPE, limit=100 * GIB, used=20 * GIB)
     (m.folders(SCOPE)[0] / "memory.high").write_text(f"{60 * GIB}\n")
     headroom = Headroom(Host(500 * GIB), m.containers.cgroups)
-    with pytest.raises(NoHeadroomError, match=r"has 40.0 GiB free"):
+    with pytest.raises(StepFailedError, match=r"has 40.0 GiB free"):
         await headroom.reserve("s00", mine, 40 * GIB, 1.0)
     (m.folders(SCOPE)[0] / "memory.high").write_text("max\n")
     await headroom.reserve("s00", mine, 40 * GIB, 1.0)
@@ -193,7 +189,7 @@ async def test_gpus_are_reserved_as_a_whole_for_one_owner_until_it_releases_them
     await gpus.take("s00", ("GPU-a",), 1.0)
     await gpus.take("s01", ("GPU-b", "GPU-c"), 1.0)
     assert not gpus.holds("s00", ("GPU-a", "GPU-b"))
-    with pytest.raises(ReservedError, match="s01 restores there"):
+    with pytest.raises(StepFailedError, match="s01 restores there"):
         await gpus.take("s00", ("GPU-a", "GPU-b"), 0.0)
 
     gpus.release("s00")

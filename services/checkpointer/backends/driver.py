@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kybernate.messages import SeatTarget
-from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError
+from services.checkpointer.backends.driver_calls import DriverCalls
 from services.checkpointer.backends.evidence import Discovery, Evidence, unseen
 from services.checkpointer.backends.host import Host
 from services.checkpointer.backends.job_half import JobHalf
@@ -21,7 +21,7 @@ from services.checkpointer.backends.port import (
     Note,
     SeatProcesses,
 )
-from services.checkpointer.core.failures import JobGoal, ProcessState
+from services.checkpointer.core.failures import JobGoal, ProcessState, StepFailedError
 from services.checkpointer.core.refusals import kill_hangs
 
 

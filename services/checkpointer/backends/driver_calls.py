@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from kybernate import deadlines
 from kybernate.cuda import CudaResult
 from services.checkpointer.backends.port import Member, SeatProcesses
-from services.checkpointer.core.failures import ProcessState, StepTrouble, Verb
+from services.checkpointer.core.failures import ProcessState, StepFailedError, StepTrouble, Verb
 from services.checkpointer.core.refusals import DriverInfo, driver_from
 from services.checkpointer.helper.serving import UNREACHABLE
 from services.checkpointer.helper_pool import HelperCall, HelperDiedError, HelperHungError, HelperPool
@@ -108,14 +108,6 @@ class Usage(NamedTuple):
     """(bytes in use, total bytes) by GPU."""
 
 
-class StepFailedError(Exception):
-    """A step failed; ``trouble`` is the kind, ``text`` the reason for the operator."""
-
-    def __init__(self, trouble: StepTrouble, text: str) -> None:
-        super().__init__(text)
-        self.trouble, self.text = trouble, text
-
-
 @dataclass
 class DriverCalls:
     """Typed driver calls. ``key`` selects the helper that makes the call. All raise StepFailedError."""
@@ -159,7 +151,7 @@ class DriverCalls:
             return ProcessState(str(reply["state"]))
         except ValueError:
             text = f"pid {member.who.pid} is in the unknown state {reply['state']}"
-            raise StepFailedError(StepTrouble.REFUSED, text) from None
+            raise StepFailedError(text) from None
 
     async def move(
         self, key: str, verb: Verb, member: Member, epoch: int, seconds: float, gpu_map: dict[str, str] | None = None
@@ -170,7 +162,7 @@ class DriverCalls:
         of the machine.
         """
         if not alive(member.who):
-            raise StepFailedError(StepTrouble.GONE, f"pid {member.who.pid} is gone")
+            raise StepFailedError(f"pid {member.who.pid} is gone", StepTrouble.GONE)
         arguments: dict[str, Any] = {"pid": member.who.pid, "epoch": epoch}
         if gpu_map is not None:
             arguments["gpu_map"] = gpu_map
@@ -184,9 +176,9 @@ class DriverCalls:
                 deadline = self.seconds_left(seconds)
         reply = await self._call(key, HelperCall(str(verb), deadline, arguments))
         if reply["code"] != CudaResult.SUCCESS and not alive(member.who):
-            raise StepFailedError(StepTrouble.GONE, f"pid {member.who.pid} ended during {verb}")
+            raise StepFailedError(f"pid {member.who.pid} ended during {verb}", StepTrouble.GONE)
         if reply["code"] == CudaResult.NOT_INITIALIZED and not member.holds:
-            raise StepFailedError(StepTrouble.GONE, f"pid {member.who.pid} has no context: nothing to {verb}")
+            raise StepFailedError(f"pid {member.who.pid} has no context: nothing to {verb}", StepTrouble.GONE)
         self._check(reply, str(verb), member.who)
 
     async def describe(self, key: str, *, fresh: bool = False) -> DriverInfo:
@@ -270,10 +262,10 @@ class DriverCalls:
             return await self.pool.calls(key, calls)
         except HelperHungError as error:
             if error.verb in _ABOUT_A_PROCESS and await self._answers(key):
-                raise StepFailedError(StepTrouble.HUNG, str(error)) from error
-            raise StepFailedError(StepTrouble.SLOW, f"{error}; the driver stalls") from error
+                raise StepFailedError(str(error), StepTrouble.HUNG) from error
+            raise StepFailedError(f"{error}; the driver stalls", StepTrouble.SLOW) from error
         except HelperDiedError as error:
-            raise StepFailedError(StepTrouble.HELPER_DIED, str(error)) from error
+            raise StepFailedError(str(error), StepTrouble.HELPER_DIED) from error
 
     async def _answers(self, key: str) -> bool:
         """True if the driver answers another call now: then the one that did not end hangs because of its process."""
@@ -287,12 +279,12 @@ class DriverCalls:
         if code == CudaResult.SUCCESS:
             return
         if code == UNREACHABLE:  # about the driver, whatever was asked
-            raise StepFailedError(StepTrouble.HELPER_DIED, str(reply["text"]))
+            raise StepFailedError(str(reply["text"]), StepTrouble.HELPER_DIED)
         of = "" if process is None else f" of pid {process.pid}"
         hint = reply.get("text") or _HINTS.get((verb, code))
         detail = f": {hint}" if hint else ""
         text = f"{verb}{of} answered {reply.get('name', 'UNKNOWN')} ({code}){detail}"
-        raise StepFailedError(_TROUBLES.get(code, StepTrouble.REFUSED), text)
+        raise StepFailedError(text, _TROUBLES.get(code, StepTrouble.REFUSED))
 
 
 def unaccounted(

@@ -19,10 +19,9 @@ from kybernate.engines import METRICS_PATHS, requests_in
 from kybernate.footprint import RESIDUE_MOST, most_residue
 from kybernate.messages import Outcome, SeatTarget
 from services.checkpointer.backends.driver import ReadingsBackend
-from services.checkpointer.backends.driver_calls import StepFailedError, unaccounted
+from services.checkpointer.backends.driver_calls import unaccounted
 from services.checkpointer.backends.port import Ending, EngineReply, EngineSilentError, Note, SeatProcesses
-from services.checkpointer.backends.reservations import ReservedError
-from services.checkpointer.core.failures import MAX_REFUSALS, JobGoal, StepTrouble
+from services.checkpointer.core.failures import MAX_REFUSALS, JobGoal, StepFailedError, StepTrouble
 
 POLL_SECONDS = 0.01
 STABLE_SECONDS = 0.2
@@ -344,10 +343,7 @@ class EngineBackend(ReadingsBackend):
         """Reserve its GPUs and wait for room for all that it does not hold. Raises StepFailedError."""
         left = await self._left(seat)
         need = {gpu: size - left.get(gpu, 0) for gpu, size in seat.footprint.items() if size > left.get(gpu, 0)}
-        try:
-            await self.host.reservations.take(seat.owner, seat.at, self.calls.timeouts.half(seat))
-        except ReservedError as error:
-            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+        await self.host.reservations.take(seat.owner, seat.at, self.calls.timeouts.half(seat))
         await self.evidence.wait_for_room(seat, need)
 
     async def _call(self, ending: Ending, step: str, call: Any) -> str:

@@ -9,14 +9,7 @@ from dataclasses import dataclass
 from kybernate.cuda import FREED_SHARE
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
-from services.checkpointer.backends.driver_calls import (
-    DriverCalls,
-    StepFailedError,
-    Timeouts,
-    Usage,
-    Use,
-    unaccounted,
-)
+from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts, Usage, Use, unaccounted
 from services.checkpointer.backends.host import Host
 from services.checkpointer.backends.port import (
     DriverUnreadableError,
@@ -27,7 +20,7 @@ from services.checkpointer.backends.port import (
     SeatProcesses,
 )
 from services.checkpointer.containers import SeatContainer
-from services.checkpointer.core.failures import ProcessState, StepTrouble
+from services.checkpointer.core.failures import ProcessState, StepFailedError
 from services.checkpointer.freezer import Freezer
 from services.checkpointer.processes import ProcessIdentity, alive
 
@@ -55,9 +48,7 @@ async def unseen(calls: DriverCalls, host: Host, target: SeatTarget, group: str)
         return None
     keeper = host.keeper(target)
     if keeper in inside:
-        raise StepFailedError(
-            StepTrouble.REFUSED, f"pid {keeper.pid} is named kyb-run and holds GPU memory; delete its pod"
-        )
+        raise StepFailedError(f"pid {keeper.pid} is named kyb-run and holds GPU memory; delete its pod")
     return SeatContainer(inside[0], None)
 
 
@@ -75,7 +66,7 @@ async def until_none(timeouts: Timeouts, missing: Callable[[], Awaitable[str]]) 
     deadline = began + timeouts.settle()
     while text := await missing():
         if began > deadline:
-            raise StepFailedError(StepTrouble.REFUSED, text)
+            raise StepFailedError(text)
         await asyncio.sleep(POLL_SECONDS)
         began = time.monotonic()
 
@@ -277,7 +268,7 @@ class Evidence:
 
 def _require(member: Member, state: ProcessState, wanted: ProcessState) -> None:
     if state is not wanted and (member.holds or state is not ProcessState.GONE):
-        raise StepFailedError(StepTrouble.REFUSED, f"pid {member.who.pid} is {state} and not {wanted}")
+        raise StepFailedError(f"pid {member.who.pid} is {state} and not {wanted}")
 
 
 def _missing_evidence(seat: SeatProcesses, usage: Usage, left: dict[str, int]) -> str:

@@ -14,11 +14,10 @@ from kybernate.cgroups import PROC, Cgroup, HiddenProcessesError, read_text
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
 from kybernate.node.host_memory import open_host_memory
-from services.checkpointer.backends.driver_calls import StepFailedError
 from services.checkpointer.backends.port import SeatProcesses
 from services.checkpointer.backends.reservations import GpuReservations, Headroom
-from services.checkpointer.containers import Containers, SeatContainer, UnknownContainerError
-from services.checkpointer.core.failures import StepTrouble
+from services.checkpointer.containers import Containers, SeatContainer
+from services.checkpointer.core.failures import StepFailedError
 from services.checkpointer.core.refusals import Allowance, ProcessFacts, comma_list
 from services.checkpointer.freezer import Freezer
 from services.checkpointer.processes import ProcessIdentity, alive, thread_names
@@ -115,8 +114,8 @@ def _visible() -> Iterator[None]:
     """Where processes cannot be seen, a step fails. Raises StepFailedError."""
     try:
         yield
-    except (UnknownContainerError, HiddenProcessesError) as error:
-        raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+    except HiddenProcessesError as error:
+        raise StepFailedError(str(error)) from error
 
 
 @dataclass

@@ -7,16 +7,23 @@ import signal
 import time
 from dataclasses import dataclass, field
 
-from services.checkpointer.backends.driver_calls import DriverCalls, StepFailedError, unaccounted
+from services.checkpointer.backends.driver_calls import DriverCalls, unaccounted
 from services.checkpointer.backends.evidence import Discovery, Evidence, listed, room_needed
 from services.checkpointer.backends.host import Host, NoDeviceError
 from services.checkpointer.backends.port import Ending, Note, SeatProcesses
-from services.checkpointer.backends.reservations import NoHeadroomError, ReservedError
-from services.checkpointer.core.failures import READS, SPENT, TERMINAL, JobGoal, ProcessState, StepTrouble, Verb
+from services.checkpointer.core.failures import (
+    READS,
+    SPENT,
+    TERMINAL,
+    JobGoal,
+    ProcessState,
+    StepFailedError,
+    StepTrouble,
+    Verb,
+)
 from services.checkpointer.core.procedure import Procedure, Step
 from services.checkpointer.core.refusals import Allowance, MoveRefusal, move_refusal, park_refusal, permutation
 from services.checkpointer.file_locks import why_not_frozen
-from services.checkpointer.freezer import FreezeError
 from services.checkpointer.processes import ProcessIdentity, alive, send
 
 POLL_SECONDS = 0.01
@@ -142,29 +149,26 @@ class JobHalf:
             await self._move(step.verb, step.member, states)
             return None, 0
         seat, host = self.seat, self.host
-        try:
-            match step.verb:
-                case Verb.CHECKS:
-                    await check_park(seat, self.calls, self.host)
-                    await self._let_go()
-                case Verb.HEADROOM:
-                    await self._reserve_memory(states)
-                case Verb.EVIDENCE:
-                    self._residue_bytes = await self.evidence.prove(seat)
-                case Verb.MAP:
-                    await self._make_map()
-                case Verb.ROOM:
-                    await self._reserve_gpus(states)
-                case Verb.VERIFY:
-                    await self.evidence.verify(seat)
-                case Verb.FREEZE:
-                    await host.freezer.freeze(host.cgroup(seat), lambda: host.living(seat))
-                case Verb.THAW:
-                    await host.freezer.thaw(host.cgroup(seat), lambda: host.living(seat))
-                case Verb.KILL:
-                    return None, await self._kill()
-        except FreezeError as error:
-            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+        match step.verb:
+            case Verb.CHECKS:
+                await check_park(seat, self.calls, self.host)
+                await self._let_go()
+            case Verb.HEADROOM:
+                await self._reserve_memory(states)
+            case Verb.EVIDENCE:
+                self._residue_bytes = await self.evidence.prove(seat)
+            case Verb.MAP:
+                await self._make_map()
+            case Verb.ROOM:
+                await self._reserve_gpus(states)
+            case Verb.VERIFY:
+                await self.evidence.verify(seat)
+            case Verb.FREEZE:
+                await host.freezer.freeze(host.cgroup(seat), lambda: host.living(seat))
+            case Verb.THAW:
+                await host.freezer.thaw(host.cgroup(seat), lambda: host.living(seat))
+            case Verb.KILL:
+                return None, await self._kill()
         return None, 0
 
     async def _let_go(self) -> None:
@@ -174,13 +178,13 @@ class JobHalf:
         while why := why_not_frozen(self.host.living(self.seat), shared=shared, proc=self.host.inspection.proc):
             if time.monotonic() > deadline:
                 self._holds = True
-                raise StepFailedError(StepTrouble.REFUSED, why)
+                raise StepFailedError(why)
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _move(self, verb: Verb, index: int, states: list[ProcessState]) -> None:
         seat, member = self.seat, self.seat.members[index]
         if verb is Verb.RESTORE and not self.host.reservations.holds(seat.owner, room_needed(seat, states)):
-            raise StepFailedError(StepTrouble.REFUSED, "its GPUs are not reserved")
+            raise StepFailedError("its GPUs are not reserved")
         gpu_map = self._gpu_map if verb is Verb.RESTORE else None
         await self.calls.move(seat.group, verb, member, seat.epoch, self._left(), gpu_map)
         if verb is Verb.CHECKPOINT:
@@ -201,19 +205,12 @@ class JobHalf:
         ]
         size = sum(todo) or (seat.target.vram_bytes if len(todo) == len(seat.members) else 0)
         seconds = self.calls.timeouts.transfer(size) if only is None else 0.0  # a kill does not wait for memory
-        try:
-            await self.host.headroom.reserve(seat.owner, self.host.cgroup(seat), size, seconds)
-        except NoHeadroomError as error:
-            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+        await self.host.headroom.reserve(seat.owner, self.host.cgroup(seat), size, seconds)
 
     async def _reserve_gpus(self, states: list[ProcessState]) -> None:
         """Reserve the GPUs for this seat, then wait for free memory on them."""
         seat, need = self.seat, room_needed(self.seat, states)
-        try:
-            seconds = self.calls.timeouts.half(seat)
-            await self.host.reservations.take(seat.owner, need, seconds)
-        except ReservedError as error:
-            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+        await self.host.reservations.take(seat.owner, need, self.calls.timeouts.half(seat))
         await self.evidence.wait_for_room(seat, need)
 
     async def _make_map(self) -> None:
@@ -231,10 +228,10 @@ class JobHalf:
         except NoDeviceError as error:
             why = MoveRefusal(str(error))
         except ValueError as error:  # the GPU may answer again later, so the seat is not marked unmovable
-            raise StepFailedError(StepTrouble.REFUSED, str(error)) from error
+            raise StepFailedError(str(error)) from error
         if why is not None:
             self._unmovable = why
-            raise StepFailedError(StepTrouble.REFUSED, why.reason)
+            raise StepFailedError(why.reason)
 
     def _gpus_of(self, ending: Ending) -> tuple[str, ...]:
         """GPUs that hold its memory at the end of this half; empty if uncertain."""
@@ -273,15 +270,13 @@ class JobHalf:
                 for process in sorted(living, key=lambda who: -who.start):
                     killed |= {process} if send(process, signal.SIGKILL) else set()
             except PermissionError as error:
-                raise StepFailedError(StepTrouble.REFUSED, f"SIGKILL refused: {error.strerror}") from error
+                raise StepFailedError(f"SIGKILL refused: {error.strerror}") from error
             if any(self.host.freezer.stopped(process) for process in living):
                 # A frozen control group of version 1 delays even SIGKILL; after it no process resumes.
                 self.host.freezer.release(self.host.cgroup(self.seat), list)
             if began > deadline:
                 who = sorted(process.pid for process in living)
-                raise StepFailedError(
-                    StepTrouble.REFUSED, f"pids {who} do not end; see the kernel log, restart the machine"
-                )
+                raise StepFailedError(f"pids {who} do not end; see the kernel log, restart the machine")
             deadline = min(deadline, time.monotonic() + seconds)
             await asyncio.sleep(POLL_SECONDS)
             began = time.monotonic()
@@ -297,7 +292,7 @@ class JobHalf:
                 killed |= {keeper} if send(keeper, signal.SIGKILL) else set()
                 keeper, deadline = None, time.monotonic() + seconds
             elif began > deadline:
-                raise StepFailedError(StepTrouble.REFUSED, found[1])
+                raise StepFailedError(found[1])
             await asyncio.sleep(POLL_SECONDS)
             began = time.monotonic()
         return len(killed)
@@ -346,4 +341,4 @@ async def check_park(seat: SeatProcesses, calls: DriverCalls, host: Host) -> Non
     gpus = tuple(dict.fromkeys((*seat.at, *(gpu for gpu, size in seat.footprint.items() if size))))
     why = park_refusal(gpus, driver, processes, neighbours, _allowed(seat, host), host.machine)
     if why is not None:
-        raise StepFailedError(StepTrouble.REFUSED, why)
+        raise StepFailedError(why)

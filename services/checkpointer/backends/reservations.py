@@ -14,13 +14,10 @@ from dataclasses import dataclass, field
 from kybernate.cgroups import Cgroup, Cgroups, HiddenLimitsError
 from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
 from kybernate.node.host_memory import HostMemory
+from services.checkpointer.core.failures import StepFailedError
 
 HOST = "the host"
 POLL_SECONDS = 0.05
-
-
-class NoHeadroomError(Exception):
-    """The copy would not fit, or the free memory of the host or below a limit cannot be read; the text says why."""
 
 
 @dataclass
@@ -36,7 +33,7 @@ class Headroom:
 
     async def reserve(self, owner: str, cgroup: Cgroup | None, vram_bytes: int, seconds: float) -> None:
         """Reserve memory for a copy of ``vram_bytes``. If only other reservations are in the way, wait up to
-        ``seconds`` (wall) for their release. Raises NoHeadroomError."""
+        ``seconds`` (wall) for their release. Raises StepFailedError."""
         self.release(owner)
         need = round(vram_bytes * HOST_BYTES_PER_VRAM_BYTE)
         deadline = time.monotonic() + seconds
@@ -44,13 +41,13 @@ class Headroom:
             places = await self._places(cgroup)
             short = next(((where, free) for where, free in places.items() if free < need), None)
             if short is not None:
-                raise NoHeadroomError(_no_room(*short, need, vram_bytes))
+                raise StepFailedError(_no_room(*short, need, vram_bytes))
             crowded = next((w for w, free in places.items() if free - self._reserved(w) < need), None)
             if crowded is None:
                 self._taken[owner] = dict.fromkeys(places, need)
                 return
             if time.monotonic() > deadline:
-                raise NoHeadroomError(f"{_no_room(crowded, places[crowded], need, vram_bytes)}; other parks wait too")
+                raise StepFailedError(f"{_no_room(crowded, places[crowded], need, vram_bytes)}; other parks wait too")
             await self._wait(deadline)
 
     def copied(self, owner: str, vram_bytes: int) -> None:
@@ -81,7 +78,7 @@ class Headroom:
                 for room in self.cgroups.memory_rooms(cgroup):
                     places[f"memory limit of {room.where}"] = room.free
         except (OSError, HiddenLimitsError) as error:
-            raise NoHeadroomError(str(error)) from error
+            raise StepFailedError(str(error)) from error
         return places
 
     async def _wait(self, deadline: float) -> None:
@@ -103,10 +100,6 @@ def _gib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB"
 
 
-class ReservedError(Exception):
-    """Another owner holds the GPUs and did not release them in time."""
-
-
 @dataclass
 class GpuReservations:
     """GPUs reserved for restores: each as a whole, for one owner (a seat's name), all GPUs of a seat at once.
@@ -118,7 +111,7 @@ class GpuReservations:
     _freed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def take(self, owner: str, gpus: Iterable[str], seconds: float) -> None:
-        """Reserve all of these GPUs; ``owner`` may hold some already. Raises ReservedError after ``seconds`` (wall)."""
+        """Reserve all of these GPUs; the owner may hold some. Raises StepFailedError after ``seconds`` (wall)."""
         wanted = frozenset(gpus)
         try:
             async with asyncio.timeout(seconds):
@@ -126,7 +119,7 @@ class GpuReservations:
                     self._freed.clear()
                     await self._freed.wait()
         except TimeoutError:
-            raise ReservedError(f"{', '.join(sorted(wanted))}: {', '.join(others)} restores there") from None
+            raise StepFailedError(f"{', '.join(sorted(wanted))}: {', '.join(others)} restores there") from None
         self._owners.update(dict.fromkeys(wanted, owner))
 
     def release(self, owner: str) -> None:

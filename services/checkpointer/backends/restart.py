@@ -8,9 +8,8 @@ gives a ticket: the activation is a cold start, whose time the manager learns as
 from dataclasses import dataclass
 
 from services.checkpointer.backends.driver import ReadingsBackend
-from services.checkpointer.backends.driver_calls import StepFailedError
 from services.checkpointer.backends.port import Ending, Note, SeatProcesses
-from services.checkpointer.core.failures import JobGoal
+from services.checkpointer.core.failures import JobGoal, StepFailedError
 
 
 @dataclass

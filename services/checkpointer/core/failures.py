@@ -63,6 +63,14 @@ class StepTrouble(StrEnum):
     GONE = "gone"  # the process ended; its pid may be reused
 
 
+class StepFailedError(Exception):
+    """A step failed; ``text`` is the reason for the operator."""
+
+    def __init__(self, text: str, trouble: StepTrouble = StepTrouble.REFUSED) -> None:
+        super().__init__(text)
+        self.text, self.trouble = text, trouble
+
+
 TERMINAL = frozenset({StepTrouble.OUT_OF_MEMORY, StepTrouble.OPERATING_SYSTEM})
 """Of a restore: the process is lost, and its state reads CHECKPOINTED as before (cuda-checkpoint #44)."""
 SPENT = "spent"
