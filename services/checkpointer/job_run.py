@@ -13,7 +13,6 @@ from kybernate.logs import get_logger
 from kybernate.messages import JobStatus, SeatProgress, SeatTarget
 from services.checkpointer.backends.port import (
     Backend,
-    DriverUnreadableError,
     Ending,
     NoMemberError,
     NoProcessError,
@@ -22,7 +21,7 @@ from services.checkpointer.backends.port import (
     Verification,
 )
 from services.checkpointer.core.answers import well
-from services.checkpointer.core.failures import SPENT, JobGoal
+from services.checkpointer.core.failures import SPENT, JobGoal, StepFailedError
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import HalfName, JobFile, Record
 
@@ -225,13 +224,12 @@ class JobRun:
             return processes.model_copy(update=self._past(target))
         except NoProcessError as error:
             return Ending("gone", str(error))
-        except NoMemberError as error:
+        except (NoMemberError, StepFailedError) as error:
+            container = backend.container(target, key, self.file.epoch)
             if half == "kill":
-                return backend.container(target, key, self.file.epoch)
-            return await self._without_memory(backend.container(target, key, self.file.epoch), half, str(error))
-        except DriverUnreadableError as error:
-            if half == "kill":
-                return backend.container(target, key, self.file.epoch)
+                return container
+            if isinstance(error, NoMemberError):
+                return await self._without_memory(container, half, str(error))
             return Ending("quarantined", str(error))
 
     async def _without_memory(self, seat: SeatProcesses, half: HalfName, why: str) -> Ending:
@@ -279,7 +277,7 @@ class JobRun:
 async def find_processes(journal: Journal, backend: Backend, target: SeatTarget, key: str, epoch: int) -> SeatProcesses:
     """The processes of a seat: from the journal if this container was parked here, else discovered.
 
-    Raises NoProcessError, NoMemberError or DriverUnreadableError.
+    Raises NoProcessError, NoMemberError or StepFailedError.
     """
     known = journal.on_record(target)
     if known is not None and not known.nothing:

@@ -21,14 +21,8 @@ from kybernate.messages import (
     SeatTarget,
     SwitchJob,
 )
-from services.checkpointer.backends.port import (
-    Backend,
-    DriverUnreadableError,
-    Ending,
-    NoMemberError,
-    NoProcessError,
-    Verification,
-)
+from services.checkpointer.backends.port import Backend, Ending, NoMemberError, NoProcessError, Verification
+from services.checkpointer.core.failures import StepFailedError
 from services.checkpointer.helper_pool import HelperDiedError, HelperPool
 from services.checkpointer.job_run import JobRun, find_processes, progress_of
 from services.checkpointer.journal import Journal
@@ -263,7 +257,7 @@ class CheckpointWorker:
             await backend.thaw(seat)  # stopped by something else: let it end
             if not backend.ends_released():
                 return None
-            with contextlib.suppress(NoProcessError, NoMemberError, DriverUnreadableError):
+            with contextlib.suppress(NoProcessError, NoMemberError, StepFailedError):
                 seat = await backend.discover(target, "ask", 0)
             return await backend.kill(seat, _not_journaled)
         # Killed and not thawed: a SIGTERM handler of a checkpointed process blocks in the driver until the grace period
@@ -311,7 +305,7 @@ class CheckpointWorker:
             known = self._journal.on_record(target)
             nothing = known is not None and known.nothing
             ending = Ending("parked" if nothing else "active", "" if nothing else str(error), no_context=True)
-        except DriverUnreadableError as error:
+        except StepFailedError as error:
             ending = Ending("quarantined", f"its state is not known: {error}")
         else:
             if ending.outcome == "parked" and self._journal.on_record(target) is None:

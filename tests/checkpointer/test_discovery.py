@@ -22,7 +22,7 @@ from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts
 from services.checkpointer.backends.evidence import Discovery, Evidence, room_needed
 from services.checkpointer.backends.host import open_host
 from services.checkpointer.backends.job_half import check_park
-from services.checkpointer.backends.port import DriverUnreadableError, Member, NoMemberError, SeatProcesses
+from services.checkpointer.backends.port import Member, NoMemberError, SeatProcesses
 from services.checkpointer.core.failures import ProcessState, StepFailedError, StepTrouble
 from services.checkpointer.helper_pool import HelperCall, HelperHungError
 from services.checkpointer.job_run import find_processes
@@ -251,7 +251,7 @@ async def test_a_seat_without_gpu_processes_differs_from_one_that_the_driver_can
         with pytest.raises(NoMemberError):
             await it.find()
         it.driver.tid_code = 304
-        with pytest.raises(DriverUnreadableError, match="restore_tid of pid"):
+        with pytest.raises(StepFailedError, match="restore_tid of pid"):
             await it.find()
 
 
@@ -260,7 +260,7 @@ async def test_no_driver_call_is_made_about_a_frozen_process_without_a_record() 
         it.driver.cuda = {it.child.pid}
         living = lambda: [it.root, it.child]  # noqa: E731
         await it.host.freezer.freeze(None, living)
-        with pytest.raises(DriverUnreadableError, match="frozen and its GPU processes are not on record"):
+        with pytest.raises(StepFailedError, match="frozen and its GPU processes are not on record"):
             await it.find()
         assert not [call for call in it.driver.asked if call[1]]
         await it.host.freezer.thaw(None, living)
@@ -509,7 +509,7 @@ async def test_a_frozen_container_without_a_record_is_parked_if_other_processes_
         target = it.target.model_copy(update={"vram_bytes": size, "kept_bytes": kept})
         found = Discovery(it.calls, it.host).find(target, "G0", 1)
         if why:
-            with pytest.raises(DriverUnreadableError, match=why):
+            with pytest.raises(StepFailedError, match=why):
                 await found
             return
         seat = await found

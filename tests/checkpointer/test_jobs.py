@@ -12,9 +12,9 @@ import pytest
 
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.messages import AskJobs, JobStatus, KillJob, Outcome, ReleaseJob, SeatTarget, SwitchJob
-from services.checkpointer.backends.port import DriverUnreadableError, Ending, NoMemberError, Note, SeatProcesses
+from services.checkpointer.backends.port import Ending, NoMemberError, Note, SeatProcesses
 from services.checkpointer.core.answers import ModelAnswer
-from services.checkpointer.core.failures import SPENT, JobGoal
+from services.checkpointer.core.failures import SPENT, JobGoal, StepFailedError
 from services.checkpointer.job_run import JobRun
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record, read_records
@@ -371,7 +371,7 @@ async def test_the_second_half_is_not_begun_while_the_victim_serves(tmp_path: Pa
         assert "activate w" not in stand.backend.done
 
 
-@pytest.mark.parametrize("error", [NoMemberError("no GPU process yet"), DriverUnreadableError("no answer")])
+@pytest.mark.parametrize("error", [NoMemberError("no GPU process yet"), StepFailedError("no answer")])
 async def test_a_container_whose_gpu_processes_are_not_found_is_not_gone(tmp_path: Path, error: Exception) -> None:
     async with running(tmp_path) as stand:
         stand.backend.unknown = error
@@ -505,7 +505,7 @@ async def test_processes_on_record_count_for_the_container_that_was_parked(tmp_p
 async def test_a_kill_of_a_container_without_a_known_process_is_read_again(tmp_path: Path) -> None:
     """Its record has no first process. An unreadable file would lose the job, and the epoch that fences."""
     async with running(tmp_path) as stand:
-        stand.backend.unknown = DriverUnreadableError("no answer")
+        stand.backend.unknown = StepFailedError("no answer")
         stand.backend.hold("kill v")
         await stand.worker.kill(KillJob(cause="c", node="n1", epoch=6, target=target("v")))
         await stand.begun("kill v")

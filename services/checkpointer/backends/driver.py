@@ -13,14 +13,7 @@ from services.checkpointer.backends.driver_calls import DriverCalls
 from services.checkpointer.backends.evidence import Discovery, Evidence, unseen
 from services.checkpointer.backends.host import Host
 from services.checkpointer.backends.job_half import JobHalf
-from services.checkpointer.backends.port import (
-    DriverUnreadableError,
-    Ending,
-    NoMemberError,
-    NoProcessError,
-    Note,
-    SeatProcesses,
-)
+from services.checkpointer.backends.port import Ending, NoMemberError, NoProcessError, Note, SeatProcesses
 from services.checkpointer.core.failures import JobGoal, ProcessState, StepFailedError
 from services.checkpointer.core.refusals import kill_hangs
 
@@ -172,7 +165,7 @@ class ReadingsBackend(DriverBackend):
                 await DriverBackend.discover(self, seat.target, "ask", 0)
             except NoMemberError:
                 ending.no_context = True
-            except (NoProcessError, DriverUnreadableError):
+            except (NoProcessError, StepFailedError):
                 pass
         return ending
 

@@ -11,14 +11,7 @@ from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
 from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts, Usage, Use, unaccounted
 from services.checkpointer.backends.host import Host
-from services.checkpointer.backends.port import (
-    DriverUnreadableError,
-    Member,
-    NoMemberError,
-    NoProcessError,
-    Reading,
-    SeatProcesses,
-)
+from services.checkpointer.backends.port import Member, NoMemberError, NoProcessError, Reading, SeatProcesses
 from services.checkpointer.containers import SeatContainer
 from services.checkpointer.core.failures import ProcessState, StepFailedError
 from services.checkpointer.freezer import Freezer
@@ -79,17 +72,14 @@ class Discovery:
     host: Host
 
     async def find(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
-        """The GPU processes of a seat; a failed driver call is repeated once. Raises NoProcessError, NoMemberError or
-        DriverUnreadableError."""
-        try:
-            container = self.host.container(target) or await unseen(self.calls, self.host, target, group)
-            if container is None:
-                raise NoProcessError(f"container {target.container_id} has no process")
-            with contextlib.suppress(StepFailedError):
-                return await self._find(target, group, epoch, container)
+        """The GPU processes of a seat; what fails is tried once more. Raises NoProcessError, NoMemberError or
+        StepFailedError."""
+        container = self.host.container(target) or await unseen(self.calls, self.host, target, group)
+        if container is None:
+            raise NoProcessError(f"container {target.container_id} has no process")
+        with contextlib.suppress(StepFailedError):
             return await self._find(target, group, epoch, container)
-        except StepFailedError as error:
-            raise DriverUnreadableError(error.text) from error
+        return await self._find(target, group, epoch, container)
 
     async def observe(self, seat: SeatProcesses, key: str) -> tuple[list[ProcessState], bool]:
         """(state of each member, True if any process of the seat is stopped).
@@ -121,7 +111,7 @@ class Discovery:
             [one for one in found if one.pid not in strangers and await self._uses_gpu(one, group, uses, known)], uses
         )
         if not members and any(self.host.freezer.stopped(process) for process in found):
-            raise DriverUnreadableError(f"{_unrecorded(target)}; delete its pod")
+            raise StepFailedError(f"{_unrecorded(target)}; delete its pod")
         if not members:
             raise NoMemberError(f"no process of container {target.container_id} uses a GPU")
         holding = {use.pid for use in uses if use.holds}
@@ -148,8 +138,7 @@ class Discovery:
         the driver does not list.
 
         Processes are frozen only once they are checkpointed. So it is parked if the memory in use on its GPUs belongs
-        to other processes, or is what parked ones are known to keep. Raises DriverUnreadableError where that is not
-        proven.
+        to other processes, or is what parked ones are known to keep. Raises StepFailedError where that is not proven.
         """
         gpus = target.parked_on or target.gpus
         memory = await self.calls.memory(group, gpus)
@@ -157,7 +146,7 @@ class Discovery:
         for gpu, left in unaccounted(uses, memory).items():
             if left > UNKNOWN_FOOTPRINT_IDLE_SHARE * memory[gpu][1] + target.kept_bytes or (size and left >= size):
                 text = f"{left} bytes on {gpu} that no process accounts for may be its own; delete its pod"
-                raise DriverUnreadableError(f"{_unrecorded(target)}; {text}")
+                raise StepFailedError(f"{_unrecorded(target)}; {text}")
         share = {gpu: size // len(members) for gpu in gpus}
         known = tuple(member.model_copy(update={"gpu_bytes": share}) for member in members)
         get_logger().info("seat.learned", seat=target.seat, pids=[member.who.pid for member in known], parked_on=gpus)

@@ -142,10 +142,6 @@ class NoMemberError(Exception):
     """The container runs, but no process in it uses a GPU."""
 
 
-class DriverUnreadableError(Exception):
-    """The driver did not answer, so the seat's processes are unknown."""
-
-
 @dataclass(slots=True)
 class Ending:
     """Result of a half for one seat; ``seconds`` are wall seconds by step."""
@@ -219,7 +215,7 @@ class Backend(Protocol):
         """None if it works on this node, else the reason."""
 
     async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
-        """The GPU processes of the target. Raises NoProcessError, NoMemberError or DriverUnreadableError."""
+        """The GPU processes of the target. Raises NoProcessError, NoMemberError; StepFailedError: they are unknown."""
 
     def container(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """The target's container without its GPU processes: enough to kill it if they are unknown."""
