@@ -147,7 +147,9 @@ class JobRun:
             _add(ending, "verify", self._recording.get(target.seat, 0.0))
         ending = await self._verified(half, found, ending)
         ending.unverified = found.unverified
-        self._weigh(found, ending)
+        if ending.outcome in ("parked", "active"):  # engines keep pinned buffers, also while they are active
+            measured = backend.host_bytes(found)
+            ending.host_bytes = ending.host_bytes if measured is None else measured
         return progress_of(target, ending)
 
     async def _begin(self, half: HalfName, target: SeatTarget, key: str) -> tuple[SeatProcesses | Ending, bool]:
@@ -189,13 +191,6 @@ class JobRun:
         killed.reason = "; ".join(text for text in (ending.reason, f"verify: {wrong}", killed.reason) if text)
         killed.seconds, killed.failed = ending.seconds, True
         return killed
-
-    def _weigh(self, seat: SeatProcesses, ending: Ending) -> None:
-        """Read the host memory that the seat takes now, where it can be read: engines keep pinned buffers, also while
-        they are active."""
-        if ending.outcome in ("parked", "active"):
-            measured = self._backends[seat.target.backend].host_bytes(seat)
-            ending.host_bytes = ending.host_bytes if measured is None else measured
 
     def _begun(self, half: HalfName, target: SeatTarget) -> SeatProcesses | None:
         """The processes of an interrupted half, with the sizes and hangs as of now; None if it was not begun."""

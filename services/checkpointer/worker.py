@@ -168,8 +168,12 @@ class CheckpointWorker:
         known = {op: self._journal.jobs[op] for op in job.ops if op in self._journal.jobs}
         known |= {op: run.file for op, run in self.running.items() if run.file.switch is not None}
         statuses = tuple(self._status(file) for file in known.values())
-        seats = tuple([progress_of(target, await self._seat_state(target)) for target in job.targets])
-        return self._taken(*statuses).model_copy(update={"seats": seats})
+        seats = []
+        for target in job.targets:
+            ending = await self._state_of(target)
+            ending.keeper = self._known(target.backend).keeps(target)
+            seats.append(progress_of(target, ending))
+        return self._taken(*statuses).model_copy(update={"seats": tuple(seats)})
 
     # --- taking and running jobs ---------------------------------------------------------------------------------
 
@@ -278,11 +282,6 @@ class CheckpointWorker:
             await self._ended.wait()
 
     # --- answers ------------------------------------------------------------------------------------------------
-
-    async def _seat_state(self, target: SeatTarget) -> Ending:
-        ending = await self._state_of(target)
-        ending.keeper = self._known(target.backend).keeps(target)
-        return ending
 
     def _known(self, backend: str) -> Backend:
         """The backend, or any other if this node lacks it."""

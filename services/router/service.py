@@ -71,7 +71,7 @@ class RunningRouter:
         self.levels = LevelPublisher(bus, traffic, clock, settings.instance, self._identity.incarnation)
         self.dispatcher.on_level = self.levels.touch
         self.health = health = self._health()
-        memory = BodyMemory(settings.held_bytes, settings.caller_bytes)
+        memory = BodyMemory(settings.held_bytes, settings.held_bytes // 2)
         self.connections = ConnectionLimits(settings.connections, settings.address_connections, self._rejected)
         health.notes["files"] = lambda: self.connections.few
         self.requests = log = RequestLog(bus, settings.instance, access_log=settings.access_log)

@@ -77,8 +77,3 @@ class RouterSettings(RouterConstants, Settings):
     engine_metrics_seconds: float = Field(0.0, ge=0, le=60)
     """Interval at which active engines are asked how many requests they compute and queue, so that callers beside the
     routers count, too; 0: never."""
-
-    @property
-    def caller_bytes(self) -> int:
-        """Most bytes of request bodies of one caller."""
-        return self.held_bytes // 2

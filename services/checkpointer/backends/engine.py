@@ -116,10 +116,10 @@ class EngineBackend(ReadingsBackend):
     async def learned(self, seat: SeatProcesses) -> SeatProcesses:
         """The seat as found, with its footprint if it is asleep and has no record."""
         target = seat.target
-        asleep = None if target.vram_bytes * RESIDUE_MOST < seat.vram_bytes else await self._asleep(seat)
-        if not (
-            asleep or (asleep is None and target.parked_on and target.vram_bytes * RESIDUE_MOST >= seat.vram_bytes)
-        ):
+        if target.vram_bytes * RESIDUE_MOST < seat.vram_bytes:
+            return seat
+        asleep = await self._asleep(seat)
+        if not (asleep or (asleep is None and target.parked_on)):
             return seat
         gpus = target.parked_on or target.gpus
         share = {gpu: target.vram_bytes // len(gpus) for gpu in gpus}
