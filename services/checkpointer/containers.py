@@ -9,7 +9,7 @@ have. That a container without a process holds no memory, the driver has to show
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from kybernate.cgroups import CONTAINER, Cgroup, Cgroups, HiddenProcessesError, read
@@ -33,6 +33,15 @@ class SeatContainer:
     """None for ``process://``: such processes share the control group of the process that started them."""
 
 
+@contextlib.contextmanager
+def _visible() -> Iterator[None]:
+    """Where processes cannot be seen, a step fails. Raises StepFailedError."""
+    try:
+        yield
+    except HiddenProcessesError as error:
+        raise StepFailedError(str(error)) from error
+
+
 @dataclass
 class Containers:
     """Containers of this machine; tests pass other folders."""
@@ -52,14 +61,16 @@ class Containers:
         text = f"no control group in {self.cgroups.proc} is named by a container's id, so no seat's processes are found"
         return "" if seen else f"{text}: set hostPID: true"
 
+    @_visible()
     def find(self, target: SeatTarget) -> SeatContainer | None:
         """The container of a seat; None if it has no process, or kyb-run only. Raises StepFailedError for
-        an id that no known runtime gives, and HiddenProcessesError."""
+        an id that no known runtime gives, and where no processes can be seen."""
         container = self._container(target)
         if container is None or (self._is_keeper(container.root) and not self._engine(container)):
             return None
         return container
 
+    @_visible()
     def keeper(self, target: SeatTarget) -> ProcessIdentity | None:
         """``kyb-run``, if it is the first process of the seat's container. Raises as ``find``."""
         container = self._container(target)
@@ -108,6 +119,7 @@ class Containers:
             return None
         return SeatContainer(min(found, key=lambda who: (who.start, who.pid)), cgroup)
 
+    @_visible()
     def processes(
         self, target: SeatTarget, root: ProcessIdentity | None, *, strays: bool = False
     ) -> list[ProcessIdentity]:

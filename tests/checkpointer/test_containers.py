@@ -133,7 +133,7 @@ def test_processes_of_another_pid_namespace_are_an_error_and_not_an_empty_contai
     m = machine(tmp_path, 2)
     m.process(50, SCOPE)
     (m.folders(SCOPE)[0] / "cgroup.procs").write_text("50\n0\n")
-    with pytest.raises(HiddenProcessesError, match="hostPID"):
+    with pytest.raises(StepFailedError, match="hostPID"):
         m.containers.find(target())
 
 
@@ -193,7 +193,7 @@ def test_a_proc_that_hides_processes_is_an_error_and_not_an_empty_container(tmp_
     """hidepid=2 leaves them out, process 1 among them."""
     m = machine(tmp_path, version)
     shutil.rmtree(m.proc / "1")
-    with pytest.raises(HiddenProcessesError, match="hidepid"):
+    with pytest.raises(StepFailedError, match="hidepid"):
         m.containers.find(target())
     m.process(50, SCOPE)
     assert m.containers.find(target()) is not None
@@ -211,7 +211,7 @@ def test_a_process_that_may_not_be_read_is_an_error_and_not_gone(
 
     for module in (cgroups_module, processes_module, containers_module):
         monkeypatch.setattr(module, "read", refused)
-    with pytest.raises(HiddenProcessesError, match="hidepid"):
+    with pytest.raises(StepFailedError, match="hidepid"):
         m.containers.find(target())
     with pytest.raises(HiddenProcessesError, match="hidepid"):
         identify(50, m.proc)

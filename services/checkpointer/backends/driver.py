@@ -46,7 +46,7 @@ class DriverBackend:
         """The container without its GPU processes; makes no driver call."""
         found = None
         with contextlib.suppress(StepFailedError):
-            found = self.host.container(target)
+            found = self.host.containers.find(target)
         root = None if found is None else found.root
         return SeatProcesses(target=target, group=group, epoch=epoch, root=root, members=())
 
@@ -112,7 +112,7 @@ class DriverBackend:
     def keeps(self, target: SeatTarget) -> bool:
         """By the program of its first process; True where that cannot be seen."""
         try:
-            return self.host.keeper(target) is not None
+            return self.host.containers.keeper(target) is not None
         except StepFailedError:
             return True
 

@@ -39,7 +39,7 @@ async def unseen(calls: DriverCalls, host: Host, target: SeatTarget, group: str)
     await until_none(calls.timeouts, unclear)
     if not inside:
         return None
-    keeper = host.keeper(target)
+    keeper = host.containers.keeper(target)
     if keeper in inside:
         raise StepFailedError(f"pid {keeper.pid} is named kyb-run and holds GPU memory; delete its pod")
     return SeatContainer(inside[0], None)
@@ -74,7 +74,7 @@ class Discovery:
     async def find(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """The GPU processes of a seat; what fails is tried once more. Raises NoProcessError, NoMemberError or
         StepFailedError."""
-        container = self.host.container(target) or await unseen(self.calls, self.host, target, group)
+        container = self.host.containers.find(target) or await unseen(self.calls, self.host, target, group)
         if container is None:
             raise NoProcessError(f"container {target.container_id} has no process")
         with contextlib.suppress(StepFailedError):

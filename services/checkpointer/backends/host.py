@@ -5,18 +5,16 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kybernate import files
-from kybernate.cgroups import PROC, Cgroup, HiddenProcessesError, read_text
+from kybernate.cgroups import PROC, Cgroup, read_text
 from kybernate.logs import get_logger
-from kybernate.messages import SeatTarget
 from kybernate.node.host_memory import open_host_memory
 from services.checkpointer.backends.port import SeatProcesses
 from services.checkpointer.backends.reservations import GpuReservations, Headroom
-from services.checkpointer.containers import Containers, SeatContainer
+from services.checkpointer.containers import Containers
 from services.checkpointer.core.failures import StepFailedError
 from services.checkpointer.core.refusals import Allowance, ProcessFacts, comma_list
 from services.checkpointer.freezer import Freezer
@@ -109,15 +107,6 @@ class Inspection:
         return read_text(self.proc / str(pid) / name)
 
 
-@contextlib.contextmanager
-def _visible() -> Iterator[None]:
-    """Where processes cannot be seen, a step fails. Raises StepFailedError."""
-    try:
-        yield
-    except HiddenProcessesError as error:
-        raise StepFailedError(str(error)) from error
-
-
 @dataclass
 class Host:
     """The machine that all halves share: containers, freezer, reservations."""
@@ -136,16 +125,11 @@ class Host:
     device_nodes: bool = True
     """False on a fake machine, whose GPUs have no device nodes."""
 
-    def container(self, target: SeatTarget) -> SeatContainer | None:
-        """The container of the seat; None if it has no process, or kyb-run only. Raises StepFailedError."""
-        with _visible():
-            return self.containers.find(target)
-
     def cgroup(self, seat: SeatProcesses) -> Cgroup | None:
         """The control group of the seat's container; None if it has none or is gone. Raises StepFailedError."""
         if seat.target.container_id.startswith("process://"):
             return None
-        container = self.container(seat.target)
+        container = self.containers.find(seat.target)
         return None if container is None else container.cgroup
 
     def memory_bytes(self, seat: SeatProcesses) -> int | None:
@@ -161,14 +145,8 @@ class Host:
 
         ``strays``: search all of /proc; see ``Containers.processes``. Raises StepFailedError.
         """
-        with _visible():
-            found = self.containers.processes(seat.target, seat.root, strays=strays)
+        found = self.containers.processes(seat.target, seat.root, strays=strays)
         return found + [m.who for m in seat.members if m.who not in found and alive(m.who)]
-
-    def keeper(self, target: SeatTarget) -> ProcessIdentity | None:
-        """``kyb-run`` of the seat's container, if it has one. Raises StepFailedError."""
-        with _visible():
-            return self.containers.keeper(target)
 
     def announce_end(self, seat: SeatProcesses) -> None:
         """Tell kyb-run that the node ends what it runs now, so that the container goes on. It compares the text with

@@ -241,7 +241,7 @@ class JobHalf:
 
     async def _kill(self) -> int:
         """End all, and announce that to ``kyb-run``. Returns the number of processes."""
-        if (keeper := self.host.keeper(self.seat.target)) is not None:
+        if (keeper := self.host.containers.keeper(self.seat.target)) is not None:
             self.host.announce_end(self.seat)
         try:
             return await self._end_all(keeper)
