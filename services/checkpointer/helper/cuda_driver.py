@@ -45,17 +45,12 @@ class CudaDriver:
         self._cuda_version = 0
 
     def call(self, verb: str, arguments: dict[str, Any]) -> Reply:
-        """One call. While the driver is not ready every verb returns the reason; ``describe`` also what is known."""
+        """One call. While the driver is not ready every verb returns the reason."""
         try:
             api, trouble = self._ready()
-            if verb == "describe":
-                return self._describe(api, trouble)
-            if trouble is not None:
-                return trouble
-            return self._do(api, verb, arguments)
+            return trouble or self._do(api, verb, arguments)
         except (CudaUnavailableError, GpuError) as error:
-            reply = unreachable(str(error))
-            return {**reply, **self._machine()} if verb == "describe" else reply
+            return unreachable(str(error))
 
     def _ready(self) -> tuple[CheckpointApi, Reply | None]:
         """The driver, and the reply to every verb while it cannot be used. Raises CudaUnavailableError."""
@@ -79,6 +74,15 @@ class CudaDriver:
             case "init":
                 self._driver_version()  # opens NVML now rather than in the first call that needs it
                 return _reply(0)
+            case "describe":
+                return _reply(
+                    0,
+                    driver=self._nvml.driver_version(),
+                    cuda=self._cuda_version,
+                    binding=api.binding,
+                    capabilities=support(self._cuda_version)._asdict(),
+                    mig={gpu.uuid: gpu.mig_enabled for gpu in self._nvml.gpus()},
+                )
             case "state":
                 code, state = api.state(pid)
                 return _reply(code) if code else _reply(code, state=state_name(state))
@@ -115,26 +119,6 @@ class CudaDriver:
             text = "this driver cannot restore to other GPUs; needs 580 or newer; nothing was done"
             return _reply(CudaResult.NOT_SUPPORTED, text=text)
         return _reply(api.restore(pid, pairs))
-
-    def _describe(self, api: CheckpointApi, trouble: Reply | None) -> Reply:
-        return {
-            **(trouble or _reply(0)),
-            "cuda": self._cuda_version,
-            "binding": api.binding,
-            "capabilities": support(self._cuda_version)._asdict(),
-            **self._machine(),
-        }
-
-    def _machine(self) -> Reply:
-        """Driver release and GPU modes from NVML; ``nvml`` is the reason if it does not answer."""
-        try:
-            return {
-                "driver": self._nvml.driver_version(),
-                "persistence": self._nvml.persistence(),
-                "mig": {gpu.uuid: gpu.mig_enabled for gpu in self._nvml.gpus()},
-            }
-        except GpuError as error:
-            return {"driver": "", "persistence": {}, "mig": {}, "nvml": str(error)}
 
     def _driver_version(self) -> str:
         try:
