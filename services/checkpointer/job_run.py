@@ -4,7 +4,6 @@ The same code runs a fresh job and one that a crash interrupted: halves that the
 result, those recorded as begun are replayed from the present states, and the rest runs normally.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -91,10 +90,8 @@ class JobRun:
 
     async def run(self) -> JobStatus:
         """Run to the end. Raises OSError if the journal cannot be written; the job continues after a restart."""
-        async with asyncio.TaskGroup() as group:
-            for index, target in enumerate(self.file.first_targets):
-                key = self.file.group if index == 0 else f"{self.file.group}#{index}"
-                group.create_task(self._half(self._first, target, key))
+        for target in self.file.first_targets:
+            await self._half(self._first, target)
         second = self.file.activate
         stuck = [one for one in self._first_halves if one.outcome not in ROOM_MADE]
         if second is not None and stuck:
@@ -102,7 +99,7 @@ class JobRun:
             not_begun = Ending("pending", f"not begun: {reason}")
             self._progress["activate", second.seat] = progress_of(second, not_begun)
         elif second is not None:
-            await self._half("activate", second, self.file.group)
+            await self._half("activate", second)
         status = self.status.model_copy(update={"done": True})
         await self._journal.finish(self.file, Record(kind="done", status=status))
         return status
@@ -111,13 +108,13 @@ class JobRun:
     def _first_halves(self) -> tuple[SeatProgress, ...]:
         return tuple(one for (half, _), one in self._progress.items() if half == self._first)
 
-    async def _half(self, half: HalfName, target: SeatTarget, key: str) -> None:
+    async def _half(self, half: HalfName, target: SeatTarget) -> None:
         at = half, target.seat
         ended = self.file.ended(half, target.seat)
         if ended is not None:
             self._progress[at] = ended
             return
-        found, begun = await self._begin(half, target, key)
+        found, begun = await self._begin(half, target)
         if isinstance(found, SeatProcesses):  # for who asks; no report, since nothing follows from it
             self._progress[at] = progress_of(target, Ending("started"))
         progress = await self._act(half, target, found, begun=begun)
@@ -152,13 +149,13 @@ class JobRun:
             ending.host_bytes = ending.host_bytes if measured is None else measured
         return progress_of(target, ending)
 
-    async def _begin(self, half: HalfName, target: SeatTarget, key: str) -> tuple[SeatProcesses | Ending, bool]:
+    async def _begin(self, half: HalfName, target: SeatTarget) -> tuple[SeatProcesses | Ending, bool]:
         """(the processes of a half, journaled; without any, the ending; True if a crash interrupted the half)."""
         backend = self._backends[target.backend]
         begun = self._begun(half, target)
         if begun is not None:
             return begun, True
-        found = await self._find(backend, target, key, half)
+        found = await self._find(backend, target, half)
         if isinstance(found, SeatProcesses):
             if half == "park":
                 began = time.monotonic()
@@ -212,15 +209,15 @@ class JobRun:
         hangs = history.hangs(target.seat, target.container_id, time.time())
         return {"hangs": hangs, "refusals": history.refusals(target.seat, target.container_id)}
 
-    async def _find(self, backend: Backend, target: SeatTarget, key: str, half: HalfName) -> SeatProcesses | Ending:
+    async def _find(self, backend: Backend, target: SeatTarget, half: HalfName) -> SeatProcesses | Ending:
         """The seat's processes, from the journal if it is parked, else from the driver; without any, the ending."""
         try:
-            processes = await find_processes(self._journal, backend, target, key, self.file.epoch)
+            processes = await find_processes(self._journal, backend, target, self.file.group, self.file.epoch)
             return processes.model_copy(update=self._past(target))
         except NoProcessError as error:
             return Ending("gone", str(error))
         except (NoMemberError, StepFailedError) as error:
-            container = backend.container(target, key, self.file.epoch)
+            container = backend.container(target, self.file.group, self.file.epoch)
             if half == "kill":
                 return container
             if isinstance(error, NoMemberError):

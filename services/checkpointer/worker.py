@@ -238,8 +238,6 @@ class CheckpointWorker:
         self.reporter.report(status, run.file.command.cause)
         if run.file.kill is not None:
             await self._pool.close(run.file.group)
-        for index in range(1, len(status.park)):
-            await self._pool.close(f"{run.file.group}#{index}")
 
     async def _release(self, target: SeatTarget, key: tuple[str, str, str]) -> None:
         """Release a seat; what did not end its processes is done again when it is asked for again."""
