@@ -1,6 +1,7 @@
 """The async shell around the core: feeds inputs to ``Traffic`` and performs its effects. The only writer of traffic."""
 
 import asyncio
+import contextlib
 import itertools
 import time
 from collections import deque
@@ -147,10 +148,8 @@ class Dispatcher:
         """Send drain acknowledgements, in order."""
         while True:
             ack = await self._acks.get()
-            try:
+            with contextlib.suppress(BusError):  # it is repeated each second, and at the next reading of the roster
                 await self._bus.publish(ack)
-            except BusError:
-                continue  # it is repeated each second, and at the next reading of the roster
 
     def stop(self) -> None:
         """Reject all waiting calls, because the router stops; their callers can retry at another router."""

@@ -5,6 +5,7 @@ each other instead of adding up.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Coroutine, Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -100,11 +101,9 @@ class OutsideLoad:
             seq=self._seq,
             ttl_seconds=VALID_INTERVALS * seconds,
         )
-        try:
+        with contextlib.suppress(BusError):  # the next reading is published again, and receivers drop this level
             for one in addressed(signal, self._dispatcher.traffic.table.records_of(place.model, place.seat)):
                 await self._bus.publish(one)
-        except BusError:
-            pass  # the next reading is published again, and receivers drop this level
 
     async def _engines(self) -> Levels:
         """Ask the active engines; return the requests of other callers that they had in this reading and the last."""

@@ -178,13 +178,10 @@ class RequestLog:
 
     async def run(self) -> NoReturn:
         """Publish until cancelled."""
-        after = 0.0
         while True:
             record = await self._queue.get()
-            if (pause := after - time.monotonic()) > 0:
-                await asyncio.sleep(pause)
             try:
                 await self._bus.publish(record)
             except BusError:
                 self.dropped += 1
-            after = time.monotonic() + PAUSE_SECONDS
+            await asyncio.sleep(PAUSE_SECONDS)

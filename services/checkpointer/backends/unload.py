@@ -7,7 +7,7 @@ import contextlib
 from dataclasses import dataclass
 
 from services.checkpointer.backends.engine import EngineCalls, EngineRefusedError, SleepingEngine
-from services.checkpointer.backends.port import EngineReply, SeatProcesses
+from services.checkpointer.backends.port import SeatProcesses
 from services.checkpointer.core.answers import MISSHAPEN
 
 FOR_EVER = -1
@@ -73,8 +73,7 @@ class Unload(SleepingEngine):
         if reply.status != 200:
             await self._post(seat, "/api/embed", {**body, "input": ""}, seconds)
 
-    async def _post(self, seat: SeatProcesses, path: str, body: dict[str, object], seconds: float) -> EngineReply:
+    async def _post(self, seat: SeatProcesses, path: str, body: dict[str, object], seconds: float) -> None:
         reply = await self.http.call(seat, "POST", path, seconds=seconds, body=body)
         if reply.status != 200:
             raise EngineRefusedError(f"{path} answers {reply.status} for {body['model']}: {reply.text[:200]}")
-        return reply

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kybernate.messages import NodeTrafficSignal, TrafficSignal
 from kybernate.roster import SeatRecord
-from services.router.core.upstreams import RoutedCall, UpstreamTable
+from services.router.core.upstreams import UpstreamTable
 
 HISTOGRAM_STEPS = 16
 
@@ -43,7 +43,7 @@ def level_of(table: UpstreamTable, model: str, key: str | None, now: float) -> R
             len(orphans),
             oldest_wait=now - first.arrived if first else None,
             cause=first.cause if first else model,
-            ages=_ages(orphans, now),
+            ages=age_histogram(now - call.arrived for call in orphans.values()),
         )
     upstream = table.upstreams.get(key)
     if upstream is None or upstream.model != model:
@@ -63,12 +63,8 @@ def level_of(table: UpstreamTable, model: str, key: str | None, now: float) -> R
         oldest.cause if oldest else counts.last_cause,
         counts.served,
         counts.served_seconds,
-        _ages(waiting, now),
+        age_histogram(now - call.arrived for call in waiting.values()),
     )
-
-
-def _ages(calls: dict[int, RoutedCall], now: float) -> tuple[tuple[float, int], ...]:
-    return age_histogram(now - call.arrived for call in calls.values())
 
 
 def addressed(signal: TrafficSignal, records: Sequence[SeatRecord]) -> list[TrafficSignal]:

@@ -138,9 +138,7 @@ class Tenants:
         account = self._accounts.get(name)
         if account is not None:
             account.running = max(0, account.running - 1)
-        used = self.used.get((name, model))
-        if used is None:
-            used = self.used[name, model] = Used()
+        used = self.used.setdefault((name, model), Used())
         used.requests += 1
         used.prompt_tokens += tokens.prompt
         used.completion_tokens += tokens.completion
