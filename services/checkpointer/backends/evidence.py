@@ -114,51 +114,37 @@ class Discovery:
             raise StepFailedError(f"{_unrecorded(target)}; delete its pod")
         if not members:
             raise NoMemberError(f"no process of container {target.container_id} uses a GPU")
-        holding = {use.pid for use in uses if use.holds}
-        if all(one.who.pid not in holding and self.host.freezer.stopped(one.who) for one in members):
-            return await self._parked_without_record(target, group, epoch, container, members, uses)
         target = _with_observed_gpus(target, members, uses)
         seat = SeatProcesses(target=target, group=group, epoch=epoch, root=container.root, members=tuple(members))
+        holding = {use.pid for use in uses if use.holds}
+        if all(one.who.pid not in holding and self.host.freezer.stopped(one.who) for one in members):
+            return await self._parked_without_record(seat, uses)
         seat = seat if seat.vram_bytes else await self._estimated(seat, uses)
         if not set(seat.at) <= usage.memory.keys():  # a reading of all GPUs leaves out those that fail
             return seat
         pids = frozenset(use.pid for use in uses if use.gpu in seat.at)
         return seat.model_copy(update={"reading": Reading(_baseline(seat, usage), pids)})
 
-    async def _parked_without_record(
-        self,
-        target: SeatTarget,
-        group: str,
-        epoch: int,
-        container: SeatContainer,
-        members: list[Member],
-        uses: list[Use],
-    ) -> SeatProcesses:
+    async def _parked_without_record(self, seat: SeatProcesses, uses: list[Use]) -> SeatProcesses:
         """A frozen container that this checkpointer has no record of (its state folder was lost), and whose processes
         the driver does not list.
 
         Processes are frozen only once they are checkpointed. So it is parked if the memory in use on its GPUs belongs
         to other processes, or is what parked ones are known to keep. Raises StepFailedError where that is not proven.
         """
+        target = seat.target
         gpus = target.parked_on or target.gpus
-        memory = await self.calls.memory(group, gpus)
+        memory = await self.calls.memory(seat.group, gpus)
         size = target.vram_bytes // max(1, len(gpus))
         for gpu, left in unaccounted(uses, memory).items():
             if left > UNKNOWN_FOOTPRINT_IDLE_SHARE * memory[gpu][1] + target.kept_bytes or (size and left >= size):
                 text = f"{left} bytes on {gpu} that no process accounts for may be its own; delete its pod"
                 raise StepFailedError(f"{_unrecorded(target)}; {text}")
-        share = {gpu: size // len(members) for gpu in gpus}
-        known = tuple(member.model_copy(update={"gpu_bytes": share}) for member in members)
+        share = {gpu: size // len(seat.members) for gpu in gpus}
+        known = tuple(member.model_copy(update={"gpu_bytes": share}) for member in seat.members)
         get_logger().info("seat.learned", seat=target.seat, pids=[member.who.pid for member in known], parked_on=gpus)
-        return SeatProcesses(
-            target=target,
-            group=group,
-            epoch=epoch,
-            root=container.root,
-            members=known,
-            parked_on=gpus,
-            residue_bytes=round(target.vram_bytes * (1 - FREED_SHARE)),  # not known: as much as a proof admits
-        )
+        residue = round(target.vram_bytes * (1 - FREED_SHARE))  # not known: as much as a proof admits
+        return seat.model_copy(update={"members": known, "parked_on": gpus, "residue_bytes": residue})
 
     def _asked(self, process: ProcessIdentity) -> bool:
         """Whether the driver is asked about it: not of a stopped process, as the call may hang."""
@@ -187,7 +173,7 @@ class Discovery:
         if not seat.holders:
             return seat
         first, *others = sorted(seat.members, key=lambda member: not member.holds)
-        known = first.model_copy(update={"gpu_bytes": {gpu: max(0, size) for gpu, size in sizes.items()}})
+        known = first.model_copy(update={"gpu_bytes": sizes})
         return seat.model_copy(update={"members": (known, *others)})
 
 
