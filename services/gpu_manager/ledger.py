@@ -80,12 +80,6 @@ class Durable:
     reserved_bytes: int | None = None
     """VRAM that its lease reserves over all its GPUs, 0: all of it; None: it has no lease, or one from before this was
     kept."""
-    host_bytes: int = 0
-    """Host memory that it takes while it is parked, as measured at its last park; 0: it was not parked with a copy."""
-    host_active_bytes: int = 0
-    """The same while it is active; 0: not measured."""
-    host_taken_bytes: int = 0
-    """Host memory on its account now: reserved, and then as measured."""
     spilled: str = ""
     """Why a restart parks it, or its copy is dropped: host memory is short. Until it is active again."""
     started: bool = False
@@ -137,6 +131,12 @@ class OperatorOrder:
 
 _FACTS = ("seen_running", "inherited", "unlocated", "conflict")
 """Fields of an entry that some releases wrote in its ``durable``."""
+FLAT = {
+    "host_taken_bytes": ("host_memory", "taken_bytes"),
+    "host_bytes": ("host_memory", "parked_bytes"),
+    "host_active_bytes": ("host_memory", "active_bytes"),
+}
+"""Field of a seat up to release 843f10d5 → the rider that has it now, and its name there. Written for one release."""
 
 
 class LedgerEntry(BaseModel):
@@ -166,7 +166,7 @@ class LedgerEntry(BaseModel):
     """As in ``Facts``."""
     conflict: bool = False
     """As in ``Facts``."""
-    riders: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    riders: dict[str, Any] = Field(default_factory=dict)
     """What riders remember of it, by their names. Those of a later release are kept."""
     durable: Durable = Field(default_factory=Durable)
     """On disk its fields stand beside the entry's own, as every release reads them; some wrote them as this record."""
@@ -174,20 +174,20 @@ class LedgerEntry(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_flat(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
+        if not isinstance(data, dict) or not isinstance(seat := data.get("durable", {**data, "costs": data}), dict):
             return data
-        if isinstance(nested := data.get("durable"), dict):
-            return {**{name: nested[name] for name in _FACTS if name in nested}, **data}
-        if nested is not None:
-            return data
-        return {**data, "durable": {**data, "costs": data}}
+        riders = {rider: {**known} for rider, known in data.get("riders", {}).items()}
+        for flat, (rider, own) in ((flat, FLAT[flat]) for flat in FLAT if flat in seat):
+            riders.setdefault(rider, {})[own] = seat[flat]
+        return {**{name: seat[name] for name in _FACTS if name in seat}, **data, "durable": seat, "riders": riders}
 
     @model_serializer(mode="wrap")
     def _to_flat(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         data: dict[str, Any] = dump(self)
         durable = data.pop("durable")
-        costs = durable.pop("costs")
-        return {**data, **durable, **costs}
+        costs, riders = durable.pop("costs"), data["riders"]
+        flat = {flat: riders[rider][own] for flat, (rider, own) in FLAT.items() if own in riders.get(rider, {})}
+        return {**data, **durable, **costs, **flat}
 
 
 class Ledger(BaseModel):

@@ -106,7 +106,7 @@ class HostWorld(World):
             return
         assert sum(self.copies.values()) <= self.gib * GIB
         for seat, size in self.copies.items():
-            assert self.managed(seat).durable.host_taken_bytes >= size, seat
+            assert host_memory.account(self.managed(seat)).taken_bytes >= size, seat
 
     def visit(self, seat: str) -> None:
         """A request for this seat takes the group to it, and is answered."""
@@ -277,7 +277,7 @@ def being_dropped(world: HostWorld) -> tuple[str, str, KillJob]:
 
 def test_what_was_measured_counts_and_what_the_seat_has_grown_by(world: HostWorld) -> None:
     a, b = world.fill("a", "b")
-    assert world.managed(a).durable.host_taken_bytes == VRAM * GIB
+    assert host_memory.account(world.managed(a)).taken_bytes == VRAM * GIB
     assert host_memory.needed_bytes(world.managed(b)) == round(1.1 * world.managed(b).group.gpus[0].memory_bytes)
     world.receive(ForeignProcessesSeen((), {world.managed(b).durable.container_id: 30 * GIB}))
     assert host_memory.needed_bytes(world.managed(b)) == 33 * GIB
@@ -292,7 +292,7 @@ def test_before_its_first_park_a_seat_counts_a_copy_unless_its_backend_keeps_non
     monkeypatch.setattr("kybernate.annotations.BACKENDS", (*BACKENDS, "acme"))
     (seat,) = world.fill("v", backend=backend, vram=SIZE)
     assert host_memory.needed_bytes(world.managed(seat)) == gib * GIB
-    world.managed(seat).durable.host_bytes = GIB
+    host_memory.account(world.managed(seat)).parked_bytes = GIB
     assert (host_memory.needed_bytes(world.managed(seat)) == 0) == (backend == "restart"), "kyb-run's memory is no copy"
 
 
@@ -300,7 +300,7 @@ def test_an_engine_that_pins_has_its_memory_reserved_before_it_starts_and_keeps_
     seat = world.seat(1, 0)
     world.pod(seat, "v", backend="vllm", vram="50GiB")
     world.call(seat)
-    assert world.managed(seat).durable.host_taken_bytes == 55 * GIB
+    assert host_memory.account(world.managed(seat)).taken_bytes == 55 * GIB
     world.start(seat)
     world.healthy(seat)
     job = world.job()
@@ -313,7 +313,7 @@ def test_an_engine_that_pins_has_its_memory_reserved_before_it_starts_and_keeps_
     )
     world.healthy(seat)
     assert world.state(seat) is S.ACTIVE
-    assert world.managed(seat).durable.host_taken_bytes == 58 * GIB
+    assert host_memory.account(world.managed(seat)).taken_bytes == 58 * GIB
     assert host_memory.needed_bytes(world.managed(seat)) == 60 * GIB
 
 
@@ -341,27 +341,26 @@ def restarted(world: HostWorld, known: Ledger, *jobs: JobStatus) -> None:
 @pytest.mark.parametrize("ledger_is", ["lost", "from before there was a budget"])
 def test_what_an_engine_has_pinned_is_on_its_account_also_without_a_record(world: HostWorld, ledger_is: str) -> None:
     (seat,) = world.fill("v", backend="sglang", vram=SIZE)
-    durable = world.managed(seat).durable
-    durable.measured, durable.host_active_bytes = True, 0
+    world.managed(seat).durable.measured, host_memory.account(world.managed(seat)).active_bytes = True, 0
     known = Ledger(lost=True) if ledger_is == "lost" else ledger(world.node, "")
     restarted(world, known)
     assert world.state(seat) is S.ACTIVE
-    assert world.managed(seat).durable.host_taken_bytes == 44 * GIB, "1.1 x what it declares"
+    assert host_memory.account(world.managed(seat)).taken_bytes == 44 * GIB, "1.1 x what it declares"
 
 
 def test_a_switch_under_way_keeps_both_accounts_over_a_restart_of_the_manager(world: HostWorld) -> None:
     a, b = world.fill("a", "b", vram=SIZE)
     for seat in (a, b):
-        world.managed(seat).durable.host_active_bytes = 5 * GIB
+        host_memory.account(world.managed(seat)).active_bytes = 5 * GIB
     world.tick(30)
     world.traffic(a, waiting=1)
     world.quiet(b)
-    reserved = world.managed(b).durable.host_taken_bytes
+    reserved = host_memory.account(world.managed(b)).taken_bytes
     assert reserved >= VRAM * GIB
     restarted(world, ledger(world.node, ""), status(world.job(), "started", "pending", done=False))
     assert (world.state(a), world.state(b)) == (S.PARKED, S.PARKING)
-    assert world.managed(b).durable.host_taken_bytes == reserved
-    assert world.managed(a).durable.host_taken_bytes == VRAM * GIB
+    assert host_memory.account(world.managed(b)).taken_bytes == reserved
+    assert host_memory.account(world.managed(a)).taken_bytes == VRAM * GIB
 
 
 @pytest.mark.parametrize("backend", ["fake", "sglang"])
@@ -371,15 +370,15 @@ def test_a_drain_that_is_called_off_gives_its_host_memory_back(world: HostWorld,
     world.tick(30)
     world.traffic(a, waiting=1)
     assert world.state(b) is S.DRAINING
-    assert world.managed(b).durable.host_taken_bytes == 44 * GIB
+    assert host_memory.account(world.managed(b)).taken_bytes == 44 * GIB
     if ends_by == "demand":
         world.traffic(a)
         world.tick(1)
     else:
         restarted(world, ledger(world.node, ""))
     assert world.state(b) is S.ACTIVE
-    assert world.managed(b).durable.host_taken_bytes == 0
-    assert world.managed(a).durable.host_taken_bytes == VRAM * GIB
+    assert host_memory.account(world.managed(b)).taken_bytes == 0
+    assert host_memory.account(world.managed(a)).taken_bytes == VRAM * GIB
 
 
 def test_what_an_engine_pinned_in_a_park_that_failed_stays_on_its_account(world: HostWorld) -> None:
@@ -391,7 +390,7 @@ def test_what_an_engine_pinned_in_a_park_that_failed_stays_on_its_account(world:
     failed = failed.model_copy(update={"park": (failed.park[0].model_copy(update={"host_bytes": 20 * GIB}),)})
     world.receive(JobProgress(cause="j", node="n1", status=failed))
     assert world.state(b) is S.ACTIVE
-    assert world.managed(b).durable.host_taken_bytes == 20 * GIB
+    assert host_memory.account(world.managed(b)).taken_bytes == 20 * GIB
 
 
 def test_an_engine_without_room_for_what_it_pins_does_not_rehearse(world: HostWorld) -> None:
@@ -402,7 +401,7 @@ def test_an_engine_without_room_for_what_it_pins_does_not_rehearse(world: HostWo
     world.healthy(seat)
     assert world.state(seat) is S.ACTIVE
     assert not any(isinstance(effect, SwitchJob) for effect in world.effects)
-    assert world.managed(seat).durable.host_taken_bytes == 0
+    assert host_memory.account(world.managed(seat)).taken_bytes == 0
 
 
 class AnyOrder(RuleBasedStateMachine):

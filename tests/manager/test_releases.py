@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery
-from services.gpu_manager.ledger import LedgerFile
+from services.gpu_manager.ledger import FLAT, Ledger, LedgerFile
 from tests.manager.pulling import Pulls
 from tests.manager.test_recovery import restart
 from tests.manager.world import World, make_group
-from tests.releases import OLDER, unpack
+from tests.releases import BEFORE, OLDER, unpack
 
 POOL = (("G0", 0), ("G1", 1))
 SERVE = """
@@ -104,7 +105,7 @@ def pool() -> World:
     return world
 
 
-@pytest.mark.parametrize("commit", OLDER, ids=lambda commit: commit[:8])
+@pytest.mark.parametrize("commit", [*OLDER, BEFORE], ids=lambda commit: commit[:8])
 def test_a_manager_of_an_earlier_release_serves_on_what_this_one_wrote_and_back(tmp_path: Path, commit: str) -> None:
     release, ledger, world = unpack(commit, tmp_path), tmp_path / "ledger", pool()
     d = world.seat(1, 1)
@@ -124,3 +125,48 @@ def test_a_manager_of_an_earlier_release_serves_on_what_this_one_wrote_and_back(
     again = {seat.pod.name: [str(seat.state), seat.group.name] for seat in world.node.seats.values() if seat.pod}
     assert again == last
     assert {entry.pod for entry in back.seats if entry.durable.started} == {"default/a", "default/b", "default/c"}
+
+
+REMEMBERS = """
+import dataclasses, json, sys
+from pathlib import Path
+from services.gpu_manager.ledger import LedgerFile
+print(json.dumps({one.seat: dataclasses.asdict(one.durable) for one in LedgerFile(Path(sys.argv[1])).read().seats}))
+"""
+"""What a manager of the release before reads of each seat."""
+OF_A_SEAT: dict[str, Any] = {
+    "backend": "cuda", "demoted": "vllm failed twice", "unverified": "it samples", "failures": 1,
+    "fixed": "the driver refused it", "vram_bytes": 40, "peak_bytes": 45, "residue_bytes": 5, "measured": True,
+    "host_bytes": 41, "host_active_bytes": 2, "host_taken_bytes": 43, "spilled": "host memory is short",
+    "started": True, "pinned": True, "waited": 7.5,
+}  # fmt: skip
+"""Fields of a seat as that manager writes them."""
+
+
+def test_the_release_before_remembers_of_a_seat_what_this_one_does_and_back(tmp_path: Path) -> None:
+    """What riders remember is among the seat's own fields there, and decides: a manager that does not know the rider
+    changes only these. The release after this one writes them no more."""
+    release, path, world = unpack(BEFORE, tmp_path), tmp_path / "ledger", pool()
+    (seat,) = [one.id for one in world.node.seats.values() if one.state is S.PARKED and one.name == "c"]
+
+    def again(given: dict[str, Any], *, but: tuple[str, ...] = ()) -> dict[str, Any]:
+        """What is written after a restart with this line about the seat, without some of its fields."""
+        known = json.loads(recovery.ledger(world.node, "b").model_dump_json())
+        rows = [{**one, **given} if one["seat"] == seat else one for one in known["seats"]]
+        known["seats"] = [{name: one[name] for name in one.keys() - but} for one in rows]
+        restart(world, ledger=Ledger.model_validate(known))
+        written = json.loads(recovery.ledger(world.node, "b").model_dump_json())
+        (found,) = [one for one in written["seats"] if one["seat"] == seat]
+        return {name: found[name] for name in (*given, *OF_A_SEAT)}
+
+    stale = {rider: {own: 1} for rider, own in FLAT.values()}
+    written = again({**OF_A_SEAT, "riders": stale})
+    file = LedgerFile(path)
+    file.write(recovery.ledger(world.node, "b"), durable=True)
+    file.close()
+    command, env = [sys.executable, "-c", REMEMBERS, str(path)], os.environ | {"PYTHONPATH": str(release)}
+    done = subprocess.run(command, cwd=release, env=env, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr
+    assert {name: value for name, value in json.loads(done.stdout)[seat].items() if name in OF_A_SEAT} == OF_A_SEAT
+    assert again({"riders": written["riders"]}, but=tuple(FLAT)) == written

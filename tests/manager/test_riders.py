@@ -1,7 +1,7 @@
 """Three riders that the product does not have, whole: what they forbid and delay, the list explains."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.core.state import NodeState, Rider, Sample, SeatChange, by_hook
 from services.gpu_manager.http import why_answer
-from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.ledger import FLAT, Durable, Ledger
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.publish import record
 from tests.granted import BEGINS
@@ -196,6 +196,14 @@ def test_a_rider_remembers_shows_and_measures_without_a_line_elsewhere(hours: Ho
     world.board.node.riders = by_hook(RIDERS)  # a manager without it
     again = recovery.ledger(world.node, "boot")
     restart(world, ledger=again)
-    assert {entry.seat: entry.riders for entry in recovery.ledger(world.node, "boot").seats} == {
-        entry.seat: entry.riders for entry in again.seats
-    }
+    kept = recovery.ledger(world.node, "boot").model_dump()["seats"]
+    assert [one["riders"] for one in kept] == [one["riders"] for one in again.model_dump()["seats"]]
+
+
+def test_what_a_rider_remembers_is_no_field_of_the_seat() -> None:
+    """And what the release before had there is read into its record."""
+    seat = {one.name for kind in (Durable, ManagedSeat) for one in fields(kind)}
+    records = {(rider.name, one.name) for rider in RIDERS if rider.record is not object for one in fields(rider.record)}
+
+    assert {*FLAT.values()} <= records
+    assert not FLAT.keys() & seat

@@ -206,12 +206,12 @@ def test_an_upgrade_reads_the_ledger_of_the_manager_before_and_loses_nothing(tmp
     assert (seat.pod, seat.pod_uid, seat.annotations) == ("default/llama", "u-1", {"kyb.ai/model": "llama"})
     assert (seat.gpus, seat.on) == (("GPU-0",), ("GPU-1",))
     assert (seat.seen_running, seat.inherited, seat.unlocated, seat.conflict) == (True, True, False, False)
+    assert seat.riders == {"host_memory": {"parked_bytes": 41}}
     assert seat.durable == Durable(
         container_id="containerd://abc",
         ticket="call-1",
         fixed="the driver refused it",
         vram_bytes=40,
-        host_bytes=41,
         started=True,
         pinned=True,
         costs=Costs(park_seconds=1.25, parks=3, activate_seconds=2.25, activations=4, switch_seconds=5.25),

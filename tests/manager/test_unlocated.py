@@ -9,6 +9,7 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view
 from services.gpu_manager.core.inputs import BusChanged, JobsReported, PodsSeen, Recovered, SeatTicket, StartTicket
 from services.gpu_manager.core.managed_seat import REHEARSAL
+from services.gpu_manager.core.riders import host_memory
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.publish import record
@@ -369,9 +370,8 @@ def test_a_copy_that_is_found_late_is_on_the_account_of_host_memory(world: World
 
     answer(world, seen(world, seat, "parked", "GPU-2").model_copy(update={"vram_bytes": 30 * GIB}))
 
-    durable = world.managed(seat).durable
-    assert durable.vram_bytes == 30 * GIB
-    assert durable.host_taken_bytes >= 30 * GIB
+    assert world.managed(seat).durable.vram_bytes == 30 * GIB
+    assert host_memory.account(world.managed(seat)).taken_bytes >= 30 * GIB
 
 
 def test_its_pod_can_be_deleted_and_the_pool_waits_for_its_processes(world: World) -> None:

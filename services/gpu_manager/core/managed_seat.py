@@ -389,7 +389,7 @@ class ManagedSeat:
         if durable.failures < DEMOTE_AFTER or progress.outcome == "parked" or not below:
             return
         durable.demoted = f"{self.backend} failed {durable.failures} times in a row: {progress.reason}"
-        durable.backend, durable.failures, durable.host_bytes = below, 0, 0
+        durable.backend, durable.failures = below, 0
         self.good_halves = 0
 
     def forgive(self, good: int = 1) -> None:
@@ -397,7 +397,7 @@ class ManagedSeat:
         a single failure demotes."""
         self.good_halves += good
         if self.good_halves >= FORGIVEN_AFTER and self.durable.backend:
-            self.durable.backend, self.durable.demoted, self.durable.host_bytes = "", "", 0
+            self.durable.backend = self.durable.demoted = ""
             self.durable.failures, self.good_halves = DEMOTE_AFTER - 1, 0
 
     def learn_park(self, parked: SeatProgress) -> None:
@@ -405,8 +405,6 @@ class ManagedSeat:
         durable = self.durable
         durable.vram_bytes = parked.vram_bytes or durable.vram_bytes
         durable.residue_bytes, durable.measured = parked.residue_bytes, True
-        durable.host_taken_bytes = 0 if durable.spilled else parked.host_bytes
-        durable.host_bytes = durable.host_taken_bytes or durable.host_bytes
 
     @property
     def size(self) -> int:

@@ -8,7 +8,8 @@ router was asked to go on with it, so the seat serves.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from copy import copy, deepcopy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -425,7 +426,7 @@ def _recover_seat(
     if unlocated:
         facts, reason = _unlocated(facts, reason, evidence.seen)
     if entry is not None:  # (3)
-        seat.epoch, seat.durable, seat.records = entry.epoch, entry.durable.copy(), dict(entry.riders)
+        seat.epoch, seat.durable, seat.records = entry.epoch, entry.durable.copy(), deepcopy(entry.riders)
     elif pod.running:
         seat.durable.started = True
         seat.durable.vram_bytes = evidence.seen.vram_bytes if evidence.seen is not None else 0
@@ -630,12 +631,6 @@ def ledger(node: NodeState, boot: str, last: Ledger | None = None) -> Ledger:
     return last if last is not None and found == last else found
 
 
-def _kept(record: Any) -> dict[str, Any]:
-    """What of a rider's record differs from its defaults."""
-    found: dict[str, Any] = asdict(record) if is_dataclass(record) and not isinstance(record, type) else record
-    return {name: value for name, value in found.items() if record is found or value != getattr(type(record)(), name)}
-
-
 def _entry(seat: ManagedSeat, pod: SeatPod, known: LedgerEntry | None) -> LedgerEntry:
     """The seat's entry; ``known`` itself, if that is still true."""
     facts: dict[str, Any] = {
@@ -653,9 +648,10 @@ def _entry(seat: ManagedSeat, pod: SeatPod, known: LedgerEntry | None) -> Ledger
         "gpus": seat.home.uuids,
         "on": seat.group.uuids if seat.group.name != seat.home.name else (),
         "copied": seat.parked_on.uuids if seat.parked_on is not None else (),
-        "riders": {name: kept for name, one in seat.records.items() if (kept := _kept(one))},
+        "riders": seat.records,
         "durable": seat.durable,
     }
     if known is not None and vars(known) == facts:
         return known
-    return LedgerEntry(**facts | {"durable": seat.durable.copy()})
+    riders = {name: copy(one) for name, one in seat.records.items()}
+    return LedgerEntry(**facts | {"durable": seat.durable.copy(), "riders": riders})

@@ -40,11 +40,7 @@ from services.gpu_manager.core.inputs import (
     UnixTime,
     WallTime,
 )
-from services.gpu_manager.core.managed_seat import (
-    Backoff,
-    ManagedSeat,
-    PodTerms,
-)
+from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat, PodTerms
 from services.gpu_manager.core.seat_pod import Reserved, SeatPod
 from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.ledger import OperatorOrder
@@ -399,13 +395,13 @@ class Rider:
     record: type[Any] = object
     """What it remembers of a seat while a pod owns it, also over a restart: a dataclass of defaults and JSON types."""
 
-    def of(self, seat: ManagedSeat) -> Any:
+    @classmethod
+    def of(cls, seat: ManagedSeat) -> Any:
         """Its record of a seat, which only it changes."""
-        known = seat.records.get(self.name, {})
+        known = seat.records.get(cls.name, {})
         if isinstance(known, dict):  # as the ledger has it
-            names = {one.name for one in fields(self.record)}
-            known = self.record(**{name: value for name, value in known.items() if name in names})
-            seat.records[self.name] = known
+            names = {one.name for one in fields(cls.record)}
+            seat.records[cls.name] = known = cls.record(**{name: known[name] for name in names & known.keys()})
         return known
 
     def row(self, node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:

@@ -491,7 +491,7 @@ def _on_victim_progress(
 
 
 def _parked(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
-    times, costs = switch.times, seat.durable.costs
+    times, costs, cold = switch.times, seat.durable.costs, seat.starts_cold
     seat.learn_park(progress)
     took, verify = sum(progress.seconds.values()), progress.seconds.get("verify", 0.0)
     leaves = times.drained if times.leaves is None else times.leaves
@@ -500,7 +500,7 @@ def _parked(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: S
     seat.backoff.park = Backoff()
     node.groups[switch.group].backoff.count = 0
     times.parked, times.park_seconds, times.verify_seconds = now.wall, took - verify, verify
-    node.transition(seat, T.EVIDENCE, now, epoch=switch.epoch, switch=switch, reason=seat.starts_cold)
+    node.transition(seat, T.EVIDENCE, now, epoch=switch.epoch, switch=switch, reason=cold, progress=progress)
 
 
 def _on_incoming_progress(

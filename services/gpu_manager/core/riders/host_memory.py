@@ -1,12 +1,13 @@
 """Host memory as a budget of the node: which copies it has room for, and which seat goes without one. Pure.
 
 A copy is reserved before it is made: when the drain of a seat begins, and before the start of an engine that rehearses.
-Then its account (``Durable.host_taken_bytes``) is what the checkpointer measured. Without room the seat that is
+Then its account (``Account.taken_bytes``) is what the checkpointer measured. Without room the seat that is
 expected back last goes without a copy: the victim is parked by a restart, or a parked seat's copy is dropped for it.
 Either starts cold when it is wanted again. The sum of all accounts never exceeds the budget by what is granted here.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
@@ -38,7 +39,7 @@ def budget(written: int | str, machine_bytes: int) -> int | None:
 
 def taken_bytes(node: NodeState) -> int:
     """Host memory on the accounts of all seats."""
-    return sum(seat.durable.host_taken_bytes for seat in node.seats.values())
+    return sum(account(seat).taken_bytes for seat in node.seats.values())
 
 
 def needed_bytes(seat: ManagedSeat) -> int:
@@ -47,12 +48,12 @@ def needed_bytes(seat: ManagedSeat) -> int:
     As measured at its last park, and what it has grown since then where the driver copies all of it. Else a copy of
     the most VRAM that is known of it; of all memory of its GPUs if nothing is.
     """
-    durable = seat.durable
+    durable, mine = seat.durable, account(seat)
     if seat.backend == RESTART:
         return 0
-    if durable.host_bytes:
+    if mine.parked_bytes and mine.parked_by in ("", seat.backend):
         grown = max(0, durable.peak_bytes - durable.vram_bytes) if seat.backend in DRIVER_BACKENDS else 0
-        return durable.host_bytes + grown
+        return mine.parked_bytes + grown
     if seat.backend in WITHOUT_COPY:
         return 0
     declared = seat.pod.vram_bytes if seat.pod is not None else 0
@@ -65,18 +66,32 @@ def fits(node: NodeState, seat: ManagedSeat) -> bool:
     return node.setup.host_bytes is None or _short(node, seat) <= 0
 
 
+@dataclass(slots=True)
+class Account:
+    """Host memory of one seat."""
+
+    taken_bytes: int = 0
+    """Reserved, and then as measured."""
+    parked_bytes: int = 0
+    """What it takes while it is parked, as measured at its last park; 0: it was not parked with a copy."""
+    parked_by: str = ""
+    """The backend of that park."""
+    active_bytes: int = 0
+    """What it takes while it is active; 0: not measured."""
+
+
 class HostMemory(Rider):
     """Which seat goes without a copy."""
 
-    name = "host_memory"
+    name, record = "host_memory", Account
 
     def row(self, node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         """What is on its account."""
-        return {"host_bytes": seat.durable.host_taken_bytes}
+        return {"host_bytes": account(seat).taken_bytes}
 
     def metrics(self, node: NodeState, now: Now) -> Iterable[Sample]:
         """The budget, and what is taken of it."""
-        parked = sum(one.durable.host_taken_bytes for one in node.seats.values() if one.state is SeatState.PARKED)
+        parked = sum(account(one).taken_bytes for one in node.seats.values() if one.state is SeatState.PARKED)
         yield Sample("kybernate_parked_host_bytes", "Host memory that parked seats take", parked)
         text = "Host memory that seats take or have reserved, parked or active"
         yield Sample("kybernate_host_bytes", text, taken_bytes(node))
@@ -132,15 +147,17 @@ class HostMemory(Rider):
 
     def after(self, node: NodeState, seat: ManagedSeat, change: SeatChange, now: Now) -> None:
         """What it keeps of the host's memory now."""
-        durable, progress = seat.durable, change.progress
+        mine, progress = account(seat), change.progress
         if change.switch is not None and seat.state is SeatState.DRAINING:
             reserve(node, change.switch, seat, now)
-        if progress is not None:
-            durable.host_active_bytes = progress.host_bytes or (
-                0 if change.before in COMING else durable.host_active_bytes
-            )
+        if progress is not None and progress.outcome == "parked":
+            mine.taken_bytes = 0 if seat.durable.spilled else progress.host_bytes
+            if mine.taken_bytes:
+                mine.parked_bytes, mine.parked_by = mine.taken_bytes, seat.backend
+        elif progress is not None:
+            mine.active_bytes = progress.host_bytes or (0 if change.before in COMING else mine.active_bytes)
         if seat.state in AT_HOME:
-            durable.host_taken_bytes = durable.host_active_bytes = 0
+            mine.taken_bytes = mine.active_bytes = 0
         elif seat.state is SeatState.ACTIVE:
             _keeps_active(seat)
 
@@ -148,12 +165,7 @@ class HostMemory(Rider):
         """A copy could not be dropped: the seat is parked as before, and if it was to start elsewhere it stays."""
         for progress in status.park:
             seat = node.seats.get(progress.seat)
-            if (
-                seat is None
-                or seat.pod is None
-                or seat.pod.uid != progress.pod_uid
-                or progress.outcome != "quarantined"
-            ):
+            if seat is None or progress.outcome != "quarantined" or seat.target().pod_uid != progress.pod_uid:
                 continue
             if seat.facts.promise is Promise.DROPS:
                 if seat.heads_to:
@@ -170,16 +182,23 @@ class HostMemory(Rider):
         may have been parked before. (3) A drain that had reserved a copy is over. (4) The manager that decided to drop
         this copy may have died before it asked for it.
         """
-        durable = seat.durable
+        durable, mine = seat.durable, account(seat)
+        mine.parked_by = mine.parked_by or (seat.backend if mine.parked_bytes else "")
         if durable.spilled:
             if seat.state is SeatState.PARKED and seat.facts.promise is Promise.NONE:  # (4)
                 node.kill_copy(seat, node.next_epoch(now))
         elif seat.state in (SeatState.PARKED, SeatState.PARKING, *COMING):  # (1)
-            durable.host_taken_bytes = durable.host_taken_bytes or needed_bytes(seat)
+            mine.taken_bytes = mine.taken_bytes or needed_bytes(seat)
         elif seat.state is SeatState.ACTIVE:
             if seat.backend in PINNING and (durable.measured or not remembered):  # (2)
-                durable.host_active_bytes = durable.host_active_bytes or needed_bytes(seat)
+                mine.active_bytes = mine.active_bytes or needed_bytes(seat)
             _keeps_active(seat)  # (3)
+
+
+def account(seat: ManagedSeat) -> Account:
+    """The account of a seat."""
+    known = seat.records.get(HostMemory.name)
+    return known if isinstance(known, Account) else HostMemory.of(seat)
 
 
 def reserve(node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> None:
@@ -193,29 +212,29 @@ def reserve(node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now)
 
 def _keeps_active(seat: ManagedSeat) -> None:
     """What it keeps while it is active: as measured, else what an engine pins at its first park."""
-    durable = seat.durable
-    durable.spilled = ""
-    if seat.backend not in PINNING or durable.host_active_bytes or not durable.measured:
-        durable.host_taken_bytes = durable.host_active_bytes
+    mine = account(seat)
+    seat.durable.spilled = ""
+    if seat.backend not in PINNING or mine.active_bytes or not seat.durable.measured:
+        mine.taken_bytes = mine.active_bytes
 
 
 def _take(node: NodeState, seat: ManagedSeat) -> bool:
     """Reserve the copy of a seat; False without room."""
     if not fits(node, seat):
         return False
-    seat.durable.host_taken_bytes = max(seat.durable.host_taken_bytes, needed_bytes(seat))
+    account(seat).taken_bytes = max(account(seat).taken_bytes, needed_bytes(seat))
     return True
 
 
 def _short(node: NodeState, seat: ManagedSeat) -> int:
     """Bytes that the budget lacks for the copy of a seat; below 0: that much is left over."""
-    more = max(0, needed_bytes(seat) - seat.durable.host_taken_bytes)
+    more = max(0, needed_bytes(seat) - account(seat).taken_bytes)
     return taken_bytes(node) + more - (node.setup.host_bytes or 0) if more else 0
 
 
 def _ending(node: NodeState) -> int:
     """Bytes of copies that are being dropped."""
-    return sum(seat.durable.host_taken_bytes for seat in node.seats.values() if seat.facts.promise is Promise.DROPS)
+    return sum(account(seat).taken_bytes for seat in node.seats.values() if seat.facts.promise is Promise.DROPS)
 
 
 def _give_way(node: NodeState, victim: ManagedSeat, now: Now) -> list[ManagedSeat]:
@@ -232,7 +251,7 @@ def _give_way(node: NodeState, victim: ManagedSeat, now: Now) -> list[ManagedSea
     for _, name in ranked:
         if lacking > 0:
             found.append(node.seats[name])
-            lacking -= found[-1].durable.host_taken_bytes
+            lacking -= account(found[-1]).taken_bytes
     return found if lacking <= 0 else []
 
 
@@ -244,7 +263,7 @@ def _expected(node: NodeState, seat: ManagedSeat, now: Now) -> float:
 def _may_drop(node: NodeState, seat: ManagedSeat, victim: ManagedSeat, now: Now) -> bool:
     """True for a parked seat with a copy that nothing needs now: no request, operator or switch wants it, and its group
     is in no switch that would make the kill wait."""
-    if seat.state is not SeatState.PARKED or seat.durable.spilled or not seat.durable.host_taken_bytes:
+    if seat.state is not SeatState.PARKED or seat.durable.spilled or not account(seat).taken_bytes:
         return False
     if node.ordered_to(seat) or view.wanted(node, seat, now):
         return False

@@ -22,28 +22,17 @@ class Rehearsals(Rider):
 
         The answer to a repeated job is its status, so that no report needs to arrive. A refused job is no reason not to
         serve; "busy" and "stale-epoch" are asked again."""
-        known = seat.rehearsal
+        known = seat.rehearsal if seat.rehearsal is not None and _same_container(seat, seat.rehearsal) else None
         if seat.durable.backend == RESTART:
             seat.forgive(COLD_START)
-        if (
-            seat.backend not in REHEARSED
-            or seat.starts_cold
-            or (known is not None and known.done and _same_container(seat, known))
-        ):
+        if seat.backend not in REHEARSED or seat.starts_cold or (known is not None and known.done):
             return True
-        if known is None or known.done or not _same_container(seat, known):
+        if known is None:
             epoch = node.next_epoch(now)
-            known = Rehearsal(
-                f"{REHEARSAL}{seat.id}-{epoch}",
-                epoch,
-                seat.durable.container_id,
-                WallTime(-RESEND_SECONDS),
-                begun=now.wall,
-            )
-            seat.rehearsal = known
+            op, never = f"{REHEARSAL}{seat.id}-{epoch}", WallTime(-RESEND_SECONDS)
+            seat.rehearsal = known = Rehearsal(op, epoch, seat.durable.container_id, never, begun=now.wall)
         if now.wall >= known.sent + RESEND_SECONDS:
             known.sent = now.wall
-            target = seat.target()
             node.effects.append(
                 SwitchJob(
                     cause=seat.default_cause,
@@ -51,8 +40,8 @@ class Rehearsals(Rider):
                     epoch=known.epoch,
                     op=known.op,
                     group=seat.group.name,
-                    park=(target,),
-                    activate=target,
+                    park=(seat.target(),),
+                    activate=seat.target(),
                 )
             )
         return False
@@ -80,9 +69,9 @@ class Rehearsals(Rider):
         progress = second if second is not None and first.outcome == "parked" else first
         if first.outcome == "parked":
             seat.learn_park(first)
-        if progress.outcome == "active":
+        for half in [first] * (first.outcome == "parked") + [progress] * (progress.outcome == "active"):
             for rider in node.riders[Rider.after]:
-                rider.after(node, seat, SeatChange(seat.state, progress=progress), now)
+                rider.after(node, seat, SeatChange(seat.state, progress=half), now)
         seat.judge_backend(progress, weight=2)
         known, seat.rehearsal.done = seat.rehearsal, progress.outcome == "active"
         if not known.done:
