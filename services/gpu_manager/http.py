@@ -149,8 +149,6 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "activate_seconds": round(seen.activate_seconds, 3),
         "backend": seat.backend,
         "way": seat.durable.way,
-        "demoted": seat.durable.demoted,
-        "unverified": seat.durable.unverified,
         "peak_bytes": seat.durable.peak_bytes,
         "woke": asdict(woke) if (woke := node.woke.get(seat.id)) is not None and woke.model == seat.model else None,
         **_of_riders(node, seat, now),

@@ -61,12 +61,6 @@ class Durable:
     """Groups on which that start could not be: a GPU was gone, or the container was made without it."""
     backend: str = ""
     """The backend that it was demoted to; empty: its pod's."""
-    demoted: str = ""
-    """Why."""
-    unverified: str = ""
-    """Why its engine's answers are not compared after a park, as of its last job."""
-    failures: int = 0
-    """Parks and activations in a row in which its backend failed."""
     fixed: str = ""
     """Why it is not moved to other groups any more: the driver refused it."""
     vram_bytes: int = 0
@@ -131,7 +125,7 @@ class OperatorOrder:
 
 _FACTS = ("seen_running", "inherited", "unlocated", "conflict")
 """Fields of an entry that some releases wrote in its ``durable``."""
-FLAT = {
+FLAT = {name: ("rehearsal", name) for name in ("demoted", "unverified", "failures")} | {
     "host_taken_bytes": ("host_memory", "taken_bytes"),
     "host_bytes": ("host_memory", "parked_bytes"),
     "host_active_bytes": ("host_memory", "active_bytes"),

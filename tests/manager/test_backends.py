@@ -11,7 +11,7 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view
 from services.gpu_manager.core.inputs import BusChanged, JobAnswered, JobsReported, Recovered, RecoveryBegun, WallTime
 from services.gpu_manager.core.obstacles import of_group
-from services.gpu_manager.core.riders.rehearsal import Rehearsals
+from services.gpu_manager.core.riders.rehearsal import Rehearsals, halves
 from services.gpu_manager.ledger import Ledger
 from tests.manager.world import World, status
 
@@ -227,10 +227,10 @@ def test_a_pod_gets_engine_keys_of_no_other_namespace(world: World) -> None:
 def test_a_backend_that_fails_twice_is_demoted_also_after_a_restart(world: World) -> None:
     seat = serving(world)
     failing(world, seat, "active")
-    assert (world.managed(seat).backend, world.managed(seat).durable.failures) == ("fake", 1)
+    assert (world.managed(seat).backend, halves(world.managed(seat)).failures) == ("fake", 1)
     failing(world, seat, "active")
     assert world.managed(seat).backend == "restart"
-    assert world.managed(seat).durable.demoted.startswith("fake failed 2 times in a row: made active")
+    assert halves(world.managed(seat)).demoted.startswith("fake failed 2 times in a row: made active")
     assert world.managed(seat).target().backend == "restart"
 
     again = Ledger.model_validate_json(recovery.ledger(world.node, "boot").model_dump_json())
@@ -244,16 +244,16 @@ def test_a_seat_whose_engine_cannot_be_asked_is_shown_until_it_can(world: World)
         report = status(next_job(world, seat), "active", "pending")
         park = tuple(one.model_copy(update={"unverified": unverified}) for one in report.park)
         world.receive(JobAnswered(report.op, JobReply(accepted=True, jobs=(report.model_copy(update={"park": park}),))))
-        assert world.managed(seat).durable.unverified == unverified
+        assert halves(world.managed(seat)).unverified == unverified
 
 
 def test_a_success_between_two_failures_demotes_nothing(world: World) -> None:
     seat = serving(world)
     failing(world, seat, "active")
-    assert world.managed(seat).durable.failures == 1
+    assert halves(world.managed(seat)).failures == 1
     world.progress(next_job(world, seat))
     assert world.state(seat) is S.PARKED
-    assert world.managed(seat).durable.failures == 0
+    assert halves(world.managed(seat)).failures == 0
 
 
 @pytest.mark.parametrize(("backend", "below"), [("fake", "restart"), ("cuda", "restart"), ("sglang", "cuda")])
@@ -285,14 +285,14 @@ def test_the_floor_of_all_backends_is_a_restart(backend: str, mig: bool, below: 
 def test_a_seat_that_is_parked_keeps_the_backend_that_parked_it(world: World) -> None:
     seat = world.managed(starting(world, "sglang"))
     for outcome, backend in (("parked", "sglang"), ("parked", "sglang"), ("lost", "cuda")):
-        seat.judge_backend(SeatProgress(seat=seat.id, pod_uid="u", container_id="c", outcome=outcome, failed=True))
+        judged(world, seat.id, outcome, failed=True)
         assert seat.backend == backend
 
 
 def judged(world: World, seat: str, outcome: str, times: int = 1, **more: Any) -> None:
     for _ in range(times):
         progress = SeatProgress(seat=seat, pod_uid="u", container_id="c", outcome=outcome, **more)
-        world.managed(seat).judge_backend(progress)
+        Rehearsals().reported(world.node, world.managed(seat), S.PARKING, progress)
 
 
 def test_a_failed_rehearsal_demotes_at_once(world: World) -> None:
@@ -301,7 +301,7 @@ def test_a_failed_rehearsal_demotes_at_once(world: World) -> None:
     report = status(job, "active", "pending")
     park = tuple(one.model_copy(update={"failed": True, "reason": "it kept its memory"}) for one in report.park)
     world.receive(JobAnswered(job.op, JobReply(accepted=True, jobs=(report.model_copy(update={"park": park}),))))
-    assert (world.managed(seat).backend, world.managed(seat).durable.failures) == ("cuda", 0)
+    assert (world.managed(seat).backend, halves(world.managed(seat)).failures) == ("cuda", 0)
 
 
 def test_a_demotion_ends_after_twenty_good_activations_and_one_failure_renews_it(world: World) -> None:
@@ -312,7 +312,7 @@ def test_a_demotion_ends_after_twenty_good_activations_and_one_failure_renews_it
     judged(world, seat, "active", 19)
     assert world.managed(seat).backend == "cuda"
     judged(world, seat, "active")
-    assert (world.managed(seat).backend, world.managed(seat).durable.demoted) == ("vllm", "")
+    assert (world.managed(seat).backend, halves(world.managed(seat)).demoted) == ("vllm", "")
     judged(world, seat, "active", failed=True)
     assert world.managed(seat).backend == "cuda"
 
@@ -346,13 +346,13 @@ def test_a_failed_park_counts_also_where_it_ended_while_no_manager_ran(world: Wo
         reply = JobReply(accepted=True, jobs=(report,), seats=(*report.park, parked))
         world.receive(Recovered(world.owners(), ledger, reply))
         assert world.state(seat) is S.ACTIVE
-        assert world.managed(seat).durable.failures == 1, "once: the ledger has not seen it end"
+        assert halves(world.managed(seat)).failures == 1, "once: the ledger has not seen it end"
     ledger = recovery.ledger(world.node, "boot")
     world.board = world.new_board()
     asked = world.receive(RecoveryBegun(world.owners(), ledger))
     assert [one.ops for one in asked if isinstance(one, AskJobs)] == [()], "the ledger has seen it end"
     world.receive(Recovered(world.owners(), ledger, reply))
-    assert world.managed(seat).durable.failures == 1
+    assert halves(world.managed(seat)).failures == 1
 
 
 def test_what_a_park_has_left_is_known_also_where_it_ended_while_no_manager_ran(world: World) -> None:

@@ -14,7 +14,7 @@ from services.gpu_manager.core.phases import clock
 from services.gpu_manager.core.stage import Clock
 from services.gpu_manager.http import why_answer
 from services.gpu_manager.live_policy import GuardedPolicy
-from services.gpu_manager.metrics import _phases
+from services.gpu_manager.metrics import _seats
 from tests.manager.world import World
 
 
@@ -153,12 +153,13 @@ def test_a_late_phase_has_a_sample(world: World) -> None:
     world.quiet(b)
     values = []
     for _ in range(2):
-        found = {one.name: one.samples for one in _phases(world.node, world.now)}
-        values.append([sample.value for sample in found["kybernate_phase_late"]])
+        named = [one for one in _seats(world.node, world.now) if one.name == "kybernate_phase_late"]
+        found = [one for one in named if one.value is not None]
+        values.append([one.value for one in found])
         world.tick(6.1)
 
     assert values == [[0.0], [1.0]]
-    assert found["kybernate_phase_late"][0].labels["phase"] == "parking"
+    assert found[0].labels["phase"] == "parking"
 
 
 def test_why_shows_what_else_keeps_a_seat_waiting(world: World) -> None:

@@ -32,7 +32,7 @@ from services.gpu_manager.core.inputs import (
     StartTicket,
 )
 from services.gpu_manager.core.recovery import ledger
-from services.gpu_manager.core.riders import host_memory
+from services.gpu_manager.core.riders import host_memory, rehearsal
 from services.gpu_manager.http import why_answer
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.live_policy import GuardedPolicy
@@ -174,6 +174,17 @@ def test_without_room_a_seat_is_parked_by_a_restart_that_says_why(world: HostWor
     world.visit(c)
     assert why(world, c)["spilled"] == "", "it is decided anew at its next park"
     assert set(world.copies) == {a, b}, "and d was parked by a restart, too"
+
+
+def test_a_failed_restart_without_room_counts_against_no_backend(world: HostWorld) -> None:
+    _, _, c = world.fill("a", "b", "c", vram=SIZE)
+    world.pod(d := world.seat(0, 3), "d", vram=SIZE)
+    world.call(d)
+    world.quiet(c)
+    failed = status(world.job(), "active", "pending")
+    parked = (failed.park[0].model_copy(update={"failed": True, "reason": "it lives"}),)
+    world.receive(JobProgress(cause="j", node="n1", status=failed.model_copy(update={"park": parked})))
+    assert (world.state(c), rehearsal.halves(world.managed(c)).failures) == (S.ACTIVE, 0)
 
 
 def test_without_a_budget_every_seat_is_parked_with_its_copy() -> None:

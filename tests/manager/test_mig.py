@@ -97,7 +97,5 @@ def test_the_fault_of_a_gpu_keeps_seats_from_each_of_its_instances(world: World)
         one.stage.stage for one in obstacles(world.node, world.managed(world.seat(0, 0)), world.groups[0], world.now)
     ]
     assert "faulty-gpu" in found
-    samples = [
-        one for metric in metrics._gpus(world.node) if metric.name.endswith("gpu_faulty") for one in metric.samples
-    ]
+    samples = [one for one in metrics._gpus(world.node) if one.name.endswith("gpu_faulty")]
     assert {one.labels["gpu"]: one.value for one in samples} == {"MIG-0": 1.0, "MIG-1": 1.0, "MIG-2": 0.0}

@@ -13,7 +13,7 @@ from kybernate import deadlines
 from kybernate.annotations import PREFER_GROUP, tier_problem
 from kybernate.config import STANDARD, Tier
 from kybernate.cuda import FREED_SHARE
-from kybernate.engines import RESTART, next_backend
+from kybernate.engines import RESTART
 from kybernate.messages import SeatProgress, SeatTarget
 from kybernate.seat import COMING, SeatState, container_of, start_inside
 from kybernate.topology import Group
@@ -28,10 +28,6 @@ FIRST_STAY_SECONDS, LONGEST_STAY_SECONDS = 15.0, 600.0
 """Wall: how long a seat that could not be moved is left where it is: twice the first, at most the last."""
 REHEARSAL = "rehearsal-"
 """Begins the names of rehearsals' jobs."""
-DEMOTE_AFTER = 2
-"""Failures in a row of a backend with a seat, after which the next backend parks it."""
-FORGIVEN_AFTER = 20
-"""Good activations by the backend that it was demoted to, after which its own is tried again."""
 PEAK_MARGIN = 1.05
 """Times the most VRAM that a seat was seen to use: what is reserved for it where seats share memory."""
 PARKED_NOWHERE = "nothing tells on which GPUs it was parked; it starts cold"
@@ -203,8 +199,6 @@ class ManagedSeat:
     """What riders remember of it, by their names: ``Rider.of``; of others as the ledger has it."""
     rehearsal: Rehearsal | None = None
     """Of its present container, while it starts."""
-    good_halves: int = 0
-    """Good activations since it was demoted, or since this manager started."""
     heads_to: str = ""
     """The group on which its engine is to start, other than its home: it has a place there until it has started."""
     heads_until: WallTime = WallTime(0.0)
@@ -367,38 +361,6 @@ class ManagedSeat:
     def backend(self) -> str:
         """How it is parked: as its pod wants, or by what it was demoted to."""
         return self.durable.backend or (self.pod.notes.backend if self.pod is not None else "cuda")
-
-    def judge_backend(self, progress: SeatProgress, *, weight: int = 1) -> None:
-        """Count what became of a half, and demote the backend that failed, or was refused, twice in a row.
-
-        While it is parked it needs the backend that parked it. ``weight``: how often a failure counts.
-        """
-        durable = self.durable
-        if progress.outcome in ("parked", "active"):
-            durable.unverified = progress.unverified
-        if durable.spilled:
-            return  # a restart parks it
-        if not (progress.failed or progress.refused):
-            good = progress.outcome in ("parked", "active") and not progress.reason
-            durable.failures = 0 if good else durable.failures
-            if good and progress.outcome == "active":
-                self.forgive()
-            return
-        durable.failures += weight
-        below = next_backend(self.backend, mig=self.group.is_mig)
-        if durable.failures < DEMOTE_AFTER or progress.outcome == "parked" or not below:
-            return
-        durable.demoted = f"{self.backend} failed {durable.failures} times in a row: {progress.reason}"
-        durable.backend, durable.failures = below, 0
-        self.good_halves = 0
-
-    def forgive(self, good: int = 1) -> None:
-        """After ``FORGIVEN_AFTER`` good activations by the backend that it was demoted to, it has its own again, which
-        a single failure demotes."""
-        self.good_halves += good
-        if self.good_halves >= FORGIVEN_AFTER and self.durable.backend:
-            self.durable.backend = self.durable.demoted = ""
-            self.durable.failures, self.good_halves = DEMOTE_AFTER - 1, 0
 
     def learn_park(self, parked: SeatProgress) -> None:
         """Learn from a park what the seat takes and keeps."""

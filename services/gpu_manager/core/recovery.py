@@ -498,14 +498,14 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
 
 
 def _judge(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry]) -> None:
-    """A job that ended while no manager ran: what its backends did counts, and what its parks left, as in
-    ``switch.on_job_status``."""
+    """A job that ended while no manager ran: what became of it counts, and what its parks left."""
     for progress in (*status.park, *((status.activate,) if status.activate is not None else ())):
         seat, entry = node.seats.get(progress.seat), entries.get(progress.seat)
         if seat is not None and entry is not None and _op_of(node, entry) == status.op and _concerns(progress, seat):
-            seat.judge_backend(progress)
             if progress in status.park and progress.outcome == "parked":
                 seat.learn_park(progress)
+            for rider in node.riders[Rider.reported]:
+                rider.reported(node, seat, entry.state, progress)
 
 
 def _starts_on(node: NodeState, status: JobStatus, now: Now) -> None:

@@ -6,6 +6,7 @@ only while ``Board.handle`` runs; everything else reads.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from inspect import isfunction
 from typing import Any
 
 from kybernate.config import STANDARD, TIERS, Tier
@@ -279,8 +280,11 @@ class NodeState:
         measured. ``progress``: what the checkpointer reported of it.
         """
         before, backend = seat.become(after(seat.facts, trigger), to), seat.backend
+        if progress is not None:
+            for rider in self.riders[Rider.reported]:
+                rider.reported(self, seat, before, progress)
         for rider in self.riders[Rider.after]:
-            rider.after(self, seat, SeatChange(before, switch, progress), now)
+            rider.after(self, seat, SeatChange(before, switch), now)
         self.moved_views.clear()
         seat.epoch, seat.reason = self.next_epoch(now) if epoch is None else epoch, reason
         took = now.wall - seat.entered_wall
@@ -367,8 +371,6 @@ class SeatChange:
     before: SeatState
     switch: GroupSwitch | None = None
     """In this switch."""
-    progress: SeatProgress | None = None
-    """What the checkpointer reported of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,8 +445,11 @@ class Rider:
         """An engine is healthy: may its seat serve."""
         return True
 
+    def reported(self, node: NodeState, seat: ManagedSeat, before: SeatState, half: SeatProgress) -> None:
+        """How a park or an activation of a seat ended, which came from this state."""
+
     def after(self, node: NodeState, seat: ManagedSeat, change: SeatChange, now: Now) -> None:
-        """The state of a seat has changed, or it was rehearsed."""
+        """The state of a seat has changed."""
 
     def found(self, node: NodeState, seat: ManagedSeat, now: Now, *, remembered: bool) -> None:
         """A seat was found with its processes. ``remembered``: by the ledger, which may be older than what it keeps."""
@@ -461,5 +466,5 @@ class Rider:
 
 def by_hook(riders: tuple[Rider, ...]) -> dict[Hook, tuple[Rider, ...]]:
     """``NodeState.riders`` of these."""
-    hooks = {name: hook for name, hook in vars(Rider).items() if not name.startswith("_")}
+    hooks = {name: hook for name, hook in vars(Rider).items() if isfunction(hook) and not name.startswith("_")}
     return {hook: tuple(one for one in riders if getattr(type(one), name) is not hook) for name, hook in hooks.items()}

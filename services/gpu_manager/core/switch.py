@@ -470,8 +470,6 @@ def _on_victim_progress(
     (1) Its pod was deleted: evidence ends its lease. (2) It is parked. (3) The park failed: the group and the seat back
     off, and a claim that it stands in the way of is dropped.
     """
-    if seat.state is S.PARKING and progress.outcome not in ("pending", "started"):
-        seat.judge_backend(progress)
     if seat.state is S.RELEASING:  # (1)
         if seat.facts.alive and progress.outcome in ("parked", "gone"):
             seat.learn(residence=Residence.RAM)
@@ -518,7 +516,6 @@ def _on_incoming_progress(
     if not _same_pod(seat, progress):
         return
     if arrives(seat, switch) and progress.outcome not in ("pending", "started", *(() if done else ("parked",))):
-        seat.judge_backend(progress)
         then = _activated if progress.outcome == "active" else _not_activated  # (2), (3)
         then(node, switch, seat, progress, now)
     elif seat.state is S.RELEASING and seat.facts.alive:  # (4)
@@ -588,7 +585,7 @@ def _not_activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, prog
         _back_off_group(node, switch.group, f"{seat.name} was not activated: {progress.reason}", now)
         _back_off_activation(node, switch, seat, progress.reason, now)
     trigger = T.NOT_RESTORED if progress.outcome == "parked" else ACTIVATE_FAILED[progress.outcome]
-    node.transition(seat, trigger, now, switch=switch, reason=progress.reason)
+    node.transition(seat, trigger, now, switch=switch, reason=progress.reason, progress=progress)
 
 
 def arrives(seat: ManagedSeat, switch: GroupSwitch) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
 from kybernate.engines import DRIVER_BACKENDS, PINNING, REHEARSED, RESTART, WITHOUT_COPY
-from kybernate.messages import JobStatus, SeatParked, SeatTarget
+from kybernate.messages import JobStatus, SeatParked, SeatProgress, SeatTarget
 from kybernate.seat import COMING, SeatState
 from kybernate.sizes import format_bytes
 from kybernate.topology import Group
@@ -145,17 +145,21 @@ class HostMemory(Rider):
             _spill(node, victim, _without_room(node, victim))  # (3)
         return target.model_copy(update={"backend": RESTART}) if durable.spilled else target
 
-    def after(self, node: NodeState, seat: ManagedSeat, change: SeatChange, now: Now) -> None:
-        """What it keeps of the host's memory now."""
-        mine, progress = account(seat), change.progress
-        if change.switch is not None and seat.state is SeatState.DRAINING:
-            reserve(node, change.switch, seat, now)
-        if progress is not None and progress.outcome == "parked":
-            mine.taken_bytes = 0 if seat.durable.spilled else progress.host_bytes
+    def reported(self, node: NodeState, seat: ManagedSeat, before: SeatState, half: SeatProgress) -> None:
+        """What it took, as measured."""
+        mine, comes = account(seat), before in COMING
+        if half.outcome == "parked" and not comes:
+            mine.taken_bytes = 0 if seat.durable.spilled else half.host_bytes
             if mine.taken_bytes:
                 mine.parked_bytes, mine.parked_by = mine.taken_bytes, seat.backend
-        elif progress is not None:
-            mine.active_bytes = progress.host_bytes or (0 if change.before in COMING else mine.active_bytes)
+        elif half.outcome == "active" or not comes:
+            mine.active_bytes = half.host_bytes or (0 if comes else mine.active_bytes)
+
+    def after(self, node: NodeState, seat: ManagedSeat, change: SeatChange, now: Now) -> None:
+        """What it keeps of the host's memory now."""
+        mine = account(seat)
+        if change.switch is not None and seat.state is SeatState.DRAINING:
+            reserve(node, change.switch, seat, now)
         if seat.state in AT_HOME:
             mine.taken_bytes = mine.active_bytes = 0
         elif seat.state is SeatState.ACTIVE:
