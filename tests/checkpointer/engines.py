@@ -113,7 +113,7 @@ class PlayedEngine:
 
     async def _sleep(self) -> None:
         if "dies" in self.lies:
-            self.end()
+            return self.end()  # its process still ends while it is looked at: nothing of a sleep is seen
         if "fails" in self.lies:
             raise web.HTTPInternalServerError
         if "late" in self.lies:
@@ -131,6 +131,7 @@ class PlayedEngine:
             self.end()
         if "dies-awake" in self.lies:
             self.end()
+            return web.Response()
         if "no-room" in self.lies:
             return web.Response(status=500, text="out of memory")
         if "stays" not in self.lies:
