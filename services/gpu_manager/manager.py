@@ -347,7 +347,7 @@ class Manager:
             self.look_now.clear()
             self.roster.refresh()
             missed = any(seat.pod_misses for seat in seats if seat.pod is not None)
-            if not pace.due(self.clock.wall(), changing=bool(changed or starting or self.calling or missed or pending)):
+            if not pace.due(self.clock.wall(), changing=changed or starting or self._unsettled() or missed or pending):
                 continue
             try:
                 owners = await self.pods.seats(self._unconfirmed())
@@ -361,6 +361,11 @@ class Manager:
                 self.unread = str(error)
                 failed.log(error=self.unread)
                 pending = True
+
+    def _unsettled(self) -> bool:
+        """True while reads of the pods may change what a call at the start gate means: of a seat that is known to wait
+        there, they do not."""
+        return any(self.node.seats[seat].state is not SeatState.WAITING for seat in self.calling)
 
     def _unconfirmed(self) -> frozenset[str]:
         """Seats whose call at the start gate may be another pod's, where it matters (``allocations._at_gate``)."""
@@ -402,7 +407,8 @@ class Manager:
             self.calling = found.calls
             if found != known:
                 known = found
-                self.look_now.set()
+                if self._unsettled():
+                    self.look_now.set()
                 await self.receive(found)
             if (now := self.now()).wall >= due:
                 due = now.wall + TEXT_SECONDS

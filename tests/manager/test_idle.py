@@ -1,0 +1,160 @@
+"""What the manager's shell reads while nothing happens, counted; its clock is moved by hand."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from kybernate import files
+from kybernate.clock import Clock
+from kybernate.dev.memory_bus import MemoryBus, MemoryServer
+from kybernate.envelope import Message
+from kybernate.messages import AskJobs, JobReply
+from kybernate.seat import SeatState as S
+from services.gpu_manager import manager as shell
+from services.gpu_manager.core.seat_pod import Owners
+from services.gpu_manager.engines import EngineProbes
+from services.gpu_manager.ledger import Durable, Ledger, LedgerEntry, LedgerFile
+from services.gpu_manager.manager import Manager
+from services.gpu_manager.pods import SETTLE_SECONDS
+from services.gpu_manager.publish import GateFiles
+from tests.manager.test_manager import NoPods, look
+from tests.manager.world import World
+from tests.until import until
+
+WAKES = 20
+"""Rounds of the shell's job in which a needless read would have come."""
+
+
+class CountedPods(NoPods):
+    """One pod in whose container kyb-run waits; counts the reads."""
+
+    settled_seconds = 3600.0
+
+    def __init__(self, owners: Owners) -> None:
+        self.owners, self.reads = owners, 0
+
+    async def seats(self, prove: Collection[str] = ()) -> Owners:
+        self.reads += 1
+        return self.owners
+
+
+class MovedClock(Clock):
+    """The machine's clock, further ahead each time that a test says so."""
+
+    ahead: float = 0.0
+
+    def wall(self) -> float:
+        return time.monotonic() + self.ahead
+
+    def move(self, seconds: float) -> None:
+        object.__setattr__(self, "ahead", self.ahead + seconds)
+
+
+class Idle:
+    """A manager whose only seat, parked by restart, has no request."""
+
+    def __init__(self, folder: Path) -> None:
+        self.world, self.folder, self.clock, self.wakes = World(warmup=False), folder, MovedClock(), 0
+        self.seat = self.world.seat(0, 0)
+        self.world.pod(self.seat, "m", backend="restart")
+        owner = replace(self.world.pods[self.seat], running=True, container_id="process://1", restarts_inside=True)
+        self.pods = CountedPods(Owners((owner,), frozenset({owner.uid})))
+        self.manager: Manager
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Manager]:
+        async def ask(job: Message) -> JobReply:
+            assert isinstance(job, AskJobs)
+            return look(job, "gone")
+
+        file, (owner,) = LedgerFile(self.folder / "ledger"), self.pods.owners.pods
+        known = Durable(container_id=owner.container_id or "", started=True)
+        entry = LedgerEntry(
+            seat=self.seat, state=S.WAITING, epoch=3, lease=False, pod=owner.pod, pod_uid=owner.uid, durable=known
+        )
+        file.write(Ledger(epoch=3, seats=(entry,)), durable=True)
+        file.close()
+        async with AsyncExitStack() as stack:
+            bus = await stack.enter_async_context(MemoryBus.connect(MemoryServer()))
+            await stack.enter_async_context(bus.serve(AskJobs.pattern(node="n1"), ask))
+            ledger = LedgerFile(self.folder / "ledger")
+            stack.callback(ledger.close)
+            session = await stack.enter_async_context(aiohttp.ClientSession())
+            board, gate, probes = self.world.new_board(), GateFiles(self.folder), EngineProbes(session)
+            manager = self.manager = Manager(board, bus, bus, self.pods, gate, ledger, self.clock, probes)
+            refresh = manager.roster.refresh
+
+            def woken() -> None:
+                self.wakes += 1
+                refresh()
+
+            manager.roster.refresh = woken  # type: ignore[method-assign]
+            task = asyncio.create_task(manager.run())
+            try:
+                yield manager
+            finally:
+                task.cancel()
+                await asyncio.wait([task])
+
+    def call(self, name: str, seat: str = "") -> None:
+        folder = self.folder / "seats" / (seat or self.seat)
+        folder.mkdir(parents=True, exist_ok=True)
+        call = {"call": name, "since": time.time(), "until": time.time() + 3600, "inside": not seat, "closed": []}
+        files.replace(folder / "call.json", json.dumps(call), durable=False)
+
+    async def known(self, name: str) -> None:
+        """The board has the call."""
+        gate = self.manager.node.seats[self.seat].gate
+        await until(lambda: gate.call is not None and gate.call.call == name, what=f"call {name} is known")
+
+    async def some_wakes(self) -> None:
+        before = self.wakes
+        await until(lambda: self.wakes >= before + WAKES, what="some rounds of the job")
+
+
+@pytest.fixture
+def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Idle:
+    for name in ("POLL_SECONDS", "POLL_SOON_SECONDS", "GATE_SECONDS"):
+        monkeypatch.setattr(shell, name, 0.001)
+    return Idle(tmp_path)
+
+
+async def test_a_kyb_run_that_waits_for_a_request_causes_no_reads_of_the_pods(idle: Idle) -> None:
+    """Each read asks kubelet, whose limit is for the whole node."""
+    idle.call("first")
+    async with idle.running() as manager:
+        await until(lambda: manager.node.recovered, what="the board is recovered")
+        await until(lambda: manager.node.seats[idle.seat].state is S.WAITING, what="it waits at the gate")
+        await idle.known("first")
+        idle.clock.move(SETTLE_SECONDS + 1)
+        await idle.some_wakes()
+        reads = idle.pods.reads
+
+        await idle.some_wakes()
+        idle.call("again")
+        await idle.known("again")
+        await idle.some_wakes()
+
+        assert idle.pods.reads == reads
+
+
+async def test_a_call_for_a_seat_without_a_known_pod_causes_reads(idle: Idle) -> None:
+    free = idle.world.seat(0, 1)
+    async with idle.running() as manager:
+        await until(lambda: manager.node.recovered, what="the board is recovered")
+        idle.clock.move(SETTLE_SECONDS + 1)
+        await idle.some_wakes()
+
+        idle.call("of kubelet", free)
+        await until(lambda: free in manager.calling, what="the call is known")
+        for _ in range(3):
+            idle.clock.move(SETTLE_SECONDS + 1)
+            reads = idle.pods.reads
+            await until(lambda: idle.pods.reads > reads, what="a read of the pods")  # noqa: B023
