@@ -24,27 +24,21 @@ class PodResources:
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
-        self._channel: grpc.aio.Channel | None = None
 
     async def list(self) -> pb.ListPodResourcesResponse:
-        """All active pods with their devices. Raises PodResourcesError."""
-        if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
-        stub: rpc.PodResourcesListerAsyncStub = rpc.PodResourcesListerStub(self._channel)
+        """All active pods with their devices. Raises PodResourcesError.
+
+        Each time by a fresh connection: the threads that gRPC has for an open one wake up some 20 times a second.
+        """
         try:
-            return await stub.List(pb.ListPodResourcesRequest(), timeout=TIMEOUT_SECONDS)
+            async with grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS) as channel:
+                stub: rpc.PodResourcesListerAsyncStub = rpc.PodResourcesListerStub(channel)
+                return await stub.List(pb.ListPodResourcesRequest(), timeout=TIMEOUT_SECONDS)
         except grpc.aio.AioRpcError as error:
-            await self.close()  # a fresh connection next time, without this one's backoff
             raise PodResourcesError(
                 f"PodResources at {self._socket}: {error.code().name}: {error.details()}; "
                 f"check that kubelet runs and that its pod-resources folder is mounted here"
             ) from error
-
-    async def close(self) -> None:
-        """Close the connection."""
-        if self._channel is not None:
-            channel, self._channel = self._channel, None
-            await channel.close()
 
 
 def devices(answer: pb.ListPodResourcesResponse) -> dict[str, str]:

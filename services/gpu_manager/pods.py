@@ -123,7 +123,6 @@ class KubeletPods:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
-        await self._resources.close()
 
     async def _read(self) -> bytes:
         if self._session is None:
@@ -212,7 +211,6 @@ class ApiServerPods:
         if self._notification is not None:
             self._notification.cancel()
         await self._kube.close()
-        await self._resources.close()
 
     async def _behind(self, pod: SeatPod, known: Mapping[str, Any]) -> bool:
         """True if the API server shows another pod, or another state of this one, than this copy. Raises KubeError."""

@@ -341,7 +341,6 @@ class NodePlugin:
 
     async def close(self) -> None:
         """Remove the CDI spec unless a seat is allocated: each restart of a container resolves its names again."""
-        await self._pod_resources.close()
         await self.gate_sockets.close()
         if not self.settings.fakes and not self.node.allocations.seats:
             with contextlib.suppress(OSError):

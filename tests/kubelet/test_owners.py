@@ -13,6 +13,7 @@ from kybernate import kube
 from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.health import HttpServer
+from kybernate.node.pod_resources import PodResources
 from kybernate.pb import podresources_pb2 as pb
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pace, PodsError, joined, wishes_matter
@@ -213,6 +214,21 @@ async def test_kubelet_away_is_an_error_that_names_it_and_its_return_is_seen() -
         finally:
             await source.close()
             await nowhere.close()
+
+
+async def test_no_connection_to_kubelet_is_left_open_between_two_observations() -> None:
+    """Its threads would wake the process many times a second."""
+    async with running_kubelet() as kubelet:
+        socket = kubelet.options.folder.parent / "pod-resources" / "kubelet.sock"
+
+        def connections() -> int:
+            rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+            return sum(row[5] == "03" and row[-1] == str(socket) for row in rows)  # connected, kubelet's end
+
+        source = PodResources(socket)
+        for _ in range(2):
+            await source.list()
+            await until(lambda: connections() == 0, what="the connection is closed")
 
 
 async def test_an_equal_answer_of_kubelet_causes_no_observation_and_another_one_or_none_does(

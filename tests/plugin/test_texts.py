@@ -61,7 +61,6 @@ async def manager(kubelet: Kubelet, offer: Offer) -> AsyncIterator[Board]:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
-        await owners.close()
 
 
 async def test_two_kinds_of_seats_in_one_container_are_refused_by_name() -> None:
