@@ -12,6 +12,12 @@ import time
 from dataclasses import dataclass
 
 
+def to_beat(seconds: float) -> float:
+    """Wall seconds until the machine's clock is a multiple of ``seconds``: the jobs of a process, and of a node, that
+    look at such moments wake together."""
+    return seconds - time.monotonic() % seconds
+
+
 @dataclass(frozen=True, slots=True)
 class Clock:
     """The two times of a stack. ``speed`` is model seconds per wall second and must be above zero."""

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from kybernate.clock import to_beat
+
 NO_FILE = "it is a FIFO, a socket or a device, not a file"
 MOST_BYTES = 2 * 2**20
 """Of a file that a person writes: YAML of this size takes half a minute."""
@@ -121,7 +123,7 @@ async def changes(path: Path, poke: asyncio.Event, *, seconds: float = LOOK_SECO
     yield
     while True:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(poke.wait(), seconds)
+            await asyncio.wait_for(poke.wait(), to_beat(seconds))
         poked = poke.is_set()
         poke.clear()
         found = await asyncio.to_thread(_fingerprint, path)

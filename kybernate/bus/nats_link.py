@@ -16,6 +16,7 @@ from nats.js.api import ClusterInfo
 from kybernate.bus.credentials import Credentials
 from kybernate.bus.inbox import Troubles
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
+from kybernate.clock import to_beat
 from kybernate.logs import get_logger
 
 PING_SECONDS = 5
@@ -103,7 +104,7 @@ class NatsLink:
         """Wait for the loss: nats-py's callback, or a check every second in case it is not called."""
         while self.alive:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(to_beat(1.0)):
                     await self.lost.wait()
         self.lose()
 

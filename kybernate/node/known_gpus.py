@@ -21,6 +21,8 @@ from kybernate.logs import get_logger
 from kybernate.machine import Gpu, Link
 
 FILE = "gpus.json"
+LOOK_SECONDS = 5.0
+"""Wall: how often manager and plugin look for GPUs that the other one has seen first."""
 _MOST_BEFORE = 64
 """Limit of ``KnownGpus.before``: recreated MIG instances have new UUIDs, so the list would grow forever."""
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from aiohttp import web
 
 from kybernate.bus.port import Bus, BusError
-from kybernate.clock import Clock
+from kybernate.clock import Clock, to_beat
 from kybernate.http_api import Handler, number
 from kybernate.logs import get_logger
 from kybernate.messages import GroupDecided, SeatEvent
@@ -101,7 +101,7 @@ class Page:
     async def run(self) -> NoReturn:
         """Sample waiting requests, and send changes to the pages that are open, until cancelled."""
         while True:
-            await asyncio.sleep(TICK_SECONDS)
+            await asyncio.sleep(to_beat(TICK_SECONDS))
             now = time.time()
             self.waits.settle()
             # No pause in a step: a page that opens later has what is new in its state.

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from kybernate.bus.port import Bus, BusError
+from kybernate.clock import to_beat
 from kybernate.doctor.local import local_facts, silent_engines
 from kybernate.doctor.model import Severity
 from kybernate.doctor.stack import StackFacts, check_stack
@@ -49,7 +50,7 @@ class Problems:
                     self.found = None
                 elif self.found is None:
                     break
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(to_beat(1.0))
 
     async def _examine(self) -> dict[str, Any]:
         managers, history = await asyncio.gather(self._api.explained(), self._stream_trouble())

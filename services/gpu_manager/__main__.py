@@ -183,7 +183,7 @@ async def _until_reconfigured(settings: ManagerSettings, sources: GroupSources, 
 
 async def _until_gpus_changed(settings: ManagerSettings, sources: GroupSources) -> None:
     """Raises ChangedError once the plugin has seen GPUs that make other groups here: both form the same."""
-    async for _ in changes(settings.state_dir / known_gpus.FILE, asyncio.Event()):
+    async for _ in changes(settings.state_dir / known_gpus.FILE, asyncio.Event(), seconds=known_gpus.LOOK_SECONDS):
         fresh = await asyncio.to_thread(known_gpus.load, settings.state_dir)
         config, before = sources.config, sources.known
         if not fresh.gpus or fresh == before or config is None or before is None:

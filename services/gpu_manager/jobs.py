@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError, NodeBus
+from kybernate.clock import to_beat
 from kybernate.logs import get_logger
 from kybernate.messages import AskJobs, Job, JobReply, KillJob, ReleaseJob, SwitchJob
 from services.gpu_manager.core.inputs import EndingAnswered, JobAnswered, JobsReported, WallTime
@@ -65,7 +66,7 @@ class CheckpointerClient:
         """Reports may be lost: ask ``questions(seconds that a report may take)`` again and again, until cancelled."""
         timeout = JOB_TIMEOUT_SECONDS
         while True:
-            await asyncio.sleep(ASK_SECONDS)
+            await asyncio.sleep(to_beat(ASK_SECONDS))
             for question in questions(ASK_SECONDS):
                 asked_at = WallTime(time.monotonic())
                 reply = await self._request(question, timeout)

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, Protocol
 import aiohttp
 
 from kybernate.annotations import PREFER_GROUP, with_options
+from kybernate.clock import to_beat
 from kybernate.kube import ACCOUNT, Kube, KubeError, Mirror, in_cluster
 from kybernate.node.pod_resources import PodResources, PodResourcesError
 from kybernate.pb import podresources_pb2 as pb
@@ -111,7 +112,7 @@ class KubeletPods:
         """Poll until cancelled. Equal answers are not parsed."""
         known: bytes | None = None
         while True:
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(to_beat(POLL_SECONDS))
             found: bytes | None = None
             with contextlib.suppress(PodsError):  # an observation reports it
                 found = await self._read()

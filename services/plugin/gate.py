@@ -17,9 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from kybernate import files
+from kybernate.clock import to_beat
 from kybernate.logs import get_logger
 
-POLL_SECONDS = 0.05
+POLL_SECONDS, LATER_SECONDS = 1 / 16, 1 / 4
+"""Wall: how often a call looks for its ticket in its first second, and later, when its model has no request: all calls
+at the same time, so that many wake the plugin no more often than one."""
 
 
 class NotGrantedError(Exception):
@@ -65,10 +68,11 @@ class StartGate:
                 await self._exclusively(call, _announce, seconds)
             except OSError as error:
                 raise NotGrantedError(f"the start cannot be announced: {error}") from error
-            while time.monotonic() < deadline and self._present(call):
+            while (now := time.monotonic()) < deadline and self._present(call):
                 if ticket := await self._taken(call):
                     return ticket
-                await asyncio.sleep(POLL_SECONDS)
+                pause = POLL_SECONDS if now < began + 1.0 else LATER_SECONDS
+                await asyncio.sleep(min(to_beat(pause), deadline - now))
             if self._present(call):
                 call.announcement.unlink(missing_ok=True)
                 if ticket := await self._taken(call):  # written before the announcement was removed

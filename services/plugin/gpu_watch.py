@@ -182,7 +182,7 @@ class GpuWatch:
     async def watch_known(self) -> None:
         """Adopt GPUs that the manager saw first, so that both form the same groups."""
         folder = self._settings.state_dir
-        async for _ in changes(folder / known_gpus.FILE, asyncio.Event()):
+        async for _ in changes(folder / known_gpus.FILE, asyncio.Event(), seconds=known_gpus.LOOK_SECONDS):
             known = await asyncio.to_thread(known_gpus.load, folder)
             if known.gpus and known != self.reading.known:
                 await self._adopt(await read_device_nodes(known, self._present & {gpu.uuid for gpu in known.gpus}))

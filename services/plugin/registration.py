@@ -23,6 +23,7 @@ import grpc
 import grpc.aio
 
 from kybernate.backoff import Backoff
+from kybernate.clock import to_beat
 from kybernate.envelope import slug
 from kybernate.health import Health
 from kybernate.logs import OnceLogger, get_logger
@@ -87,7 +88,7 @@ class Registration:
         while (left := deadline - time.monotonic()) > 0:
             if _identity(self.folder / "kubelet.sock") not in (None, self._tried):
                 return
-            await asyncio.sleep(min(left, WATCH_SECONDS))
+            await asyncio.sleep(min(left, to_beat(WATCH_SECONDS)))
 
     async def _once(self) -> NoReturn:
         """Register once and wait until the registration ends. Raises NotRegisteredError."""
@@ -147,7 +148,7 @@ async def _while_unchanged(step: Coroutine[Any, Any, object], kubelet: Path, ide
                 raise NotRegisteredError("kubelet restarted")
             if _identity(own) is None:
                 raise NotRegisteredError("the plugin's socket was removed")
-            await asyncio.wait((task,), timeout=WATCH_SECONDS)
+            await asyncio.wait((task,), timeout=to_beat(WATCH_SECONDS))
         await task
     finally:
         task.cancel()

@@ -657,7 +657,8 @@ def explore(seed: int, folder: Path, actions: int = 120) -> Mapping[str, int]:
         async with contextlib.AsyncExitStack() as stack:
             patches = stack.enter_context(ExitStack())
             patches.enter_context(mock.patch.object(files, "replace", shells.write))
-            patches.enter_context(mock.patch.object(plugin, "POLL_SECONDS", 0.5))  # as often as nothing happens
+            for name in ("POLL_SECONDS", "LATER_SECONDS"):
+                patches.enter_context(mock.patch.object(plugin, name, 0.5))  # as often as nothing happens
             patches.enter_context(mock.patch.object(StartGate, "_taken", lambda gate, call: shells.taken(gate, call)))
             near, shells.far = [await stack.enter_async_context(MemoryBus.connect(bus)) for _ in range(2)]
             node_bus, shells.worker = [await stack.enter_async_context(MemoryBus.connect(socket)) for _ in range(2)]

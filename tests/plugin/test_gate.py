@@ -14,6 +14,7 @@ import pytest
 from kybernate import files
 from services.plugin import gate as plugin
 from services.plugin.gate import NotGrantedError, StartGate
+from tests.exploration.shells import VirtualTime, run
 from tests.until import until
 
 SEAT = "1x-abcdef.s00"
@@ -165,11 +166,39 @@ async def test_a_start_that_cannot_be_announced_is_refused_with_the_reason(
 
 
 async def test_a_ticket_written_at_the_deadline_still_counts(gate: StartGate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.plugin.gate.POLL_SECONDS", 0.5)
+    monkeypatch.setattr("services.plugin.gate.POLL_SECONDS", 1e9)
     gate.wait_seconds = 0.3
     async with waiting(gate) as (task, call):
         ticket(gate, call["call"])  # the next look comes after the deadline
         await asyncio.wait_for(task, 5)
+
+
+def test_calls_that_wait_for_long_look_rarely_and_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model without a request waits at the gate for days."""
+    looks: dict[str, set[float]] = {}
+    seats = [f"1x-abcdef.s0{number}" for number in range(3)]
+
+    async def wait(clock: VirtualTime) -> None:
+        gate = StartGate(tmp_path / "seats")
+        gate.prepare(seats)
+
+        async def taken(_: StartGate, call: Any) -> dict[str, Any]:
+            looks.setdefault(call.seat, set()).add(round(clock.now, 3))
+            return {}
+
+        monkeypatch.setattr(StartGate, "_taken", taken)
+        calls = []
+        for seat in seats:
+            calls.append(asyncio.create_task(gate.wait(seat)))
+            await asyncio.sleep(0.017)
+        for call in calls:
+            with pytest.raises(NotGrantedError):
+                await call
+
+    run(wait)
+    one, together = looks[seats[0]], set().union(*looks.values())
+    assert len(one) < 150
+    assert len(together) < len(one) + 50
 
 
 async def test_a_newer_call_of_the_seat_replaces_the_older_one(gate: StartGate) -> None:
