@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 
 def to_beat(seconds: float) -> float:
-    """Wall seconds until the machine's clock is a multiple of ``seconds``: the jobs of a process, and of a node, that
-    look at such moments wake together."""
-    return seconds - time.monotonic() % seconds
+    """Wall seconds until the event loop's clock, which is the machine's, is a multiple of ``seconds``: the jobs of a
+    process, and of a node, that look at such moments wake together. A tenth of it at least: a timer may be early."""
+    left = seconds - asyncio.get_running_loop().time() % seconds
+    return left if left > seconds / 10 else left + seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from kybernate.annotations import PREFER_GROUP
 from kybernate.bus.port import Bus, BusDownError, BusError, NodeBus
-from kybernate.clock import Clock
+from kybernate.clock import Clock, to_beat
 from kybernate.envelope import slug
 from kybernate.lifecycle import boot_id
 from kybernate.logs import OnceLogger, get_logger
@@ -61,7 +61,7 @@ from services.gpu_manager.core.inputs import (
     UnixTime,
     WallTime,
 )
-from services.gpu_manager.core.managed_seat import PodTerms
+from services.gpu_manager.core.managed_seat import AT_HOME, PodTerms
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.core.state import Effect, NodeState
 from services.gpu_manager.engines import EngineProbes
@@ -74,8 +74,9 @@ from services.gpu_manager.publish import GateFiles, RosterWriter
 
 log = get_logger()
 
-GATE_SECONDS, TEXT_SECONDS = 0.25, 0.5
-"""Wall: how often calls are looked for, and how often it is written what they wait for."""
+GATE_SECONDS, QUIET_GATE_SECONDS, TEXT_SECONDS = 0.25, 1.0, 5.0
+"""Wall: how often calls are looked for while a request waits for a start, and while none does; how often it is written
+what they wait for."""
 FOREIGN_SECONDS = 2.0
 WISH_SECONDS = 10.0
 """Wall: how long a pending pod's wish for a group outlives the last read of the pod."""
@@ -339,7 +340,7 @@ class Manager:
             starting = any(seat.state is SeatState.STARTING for seat in seats)
             unknown = any(seat.state is SeatState.FREE for seat in seats if seat.id in self.calling)
             try:
-                async with asyncio.timeout(POLL_SOON_SECONDS if starting or unknown else POLL_SECONDS):
+                async with asyncio.timeout(to_beat(POLL_SOON_SECONDS if starting or unknown else POLL_SECONDS)):
                     await self.look_now.wait()
             except TimeoutError:
                 pass
@@ -413,12 +414,14 @@ class Manager:
             if (now := self.now()).wall >= due:
                 due = now.wall + TEXT_SECONDS
                 self.gate.write_texts(publish.gate_texts(self.node, now))
-            await asyncio.sleep(GATE_SECONDS)
+            comes = (seat for seat in self.node.seats.values() if seat.state in AT_HOME)
+            asked = any(view.asked(self.node, seat) for seat in comes)
+            await asyncio.sleep(to_beat(GATE_SECONDS if asked else QUIET_GATE_SECONDS))
 
     async def _watch_gpu_processes(self) -> None:
         known: ForeignProcessesSeen | None = None
         while True:
-            await asyncio.sleep(FOREIGN_SECONDS)
+            await asyncio.sleep(to_beat(FOREIGN_SECONDS))
             faults = self.gate.faulty_gpus(self.node.faulty)
             if faults != self.node.faulty:
                 await self.receive(FaultyGpusSeen(faults))

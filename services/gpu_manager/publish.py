@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from kybernate import files
 from kybernate.bus.port import Bucket, Bus, BusError
+from kybernate.clock import to_beat
 from kybernate.envelope import slug
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.node import run_files
@@ -244,7 +245,7 @@ class RosterWriter:
     async def _look(self) -> None:
         """Write rows again that have vanished: a purge sends no message, and routers that start lack them."""
         while True:
-            await asyncio.sleep(min(LOOK_SECONDS, self._compare_seconds))
+            await asyncio.sleep(to_beat(min(LOOK_SECONDS, self._compare_seconds)))
             with contextlib.suppress(BusError):
                 bucket = await self._bus.bucket(BUCKET)
                 expected = dict(self._written)
@@ -302,15 +303,14 @@ class GateFiles:
 
     def _call(self, seat: str) -> StartCall | None:
         """Read a folder again only if a file of it was replaced."""
-        folder = self.seats / seat
         try:
-            changed = os.stat(folder).st_mtime_ns
+            changed = os.stat(f"{self.seats}/{seat}").st_mtime_ns
         except OSError:
             return None
         known = self._read.get(seat)
         if known is not None and known[0] == changed:
             return known[1]
-        call = None
+        call, folder = None, self.seats / seat
         with contextlib.suppress(KeyError, TypeError, ValueError):
             data = _read(folder / "call.json") or {}
             since, until = UnixTime(float(str(data["since"]))), UnixTime(float(str(data["until"])))

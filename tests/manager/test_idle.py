@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,14 @@ from kybernate import files
 from kybernate.clock import Clock
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.envelope import Message
-from kybernate.messages import AskJobs, JobReply
+from kybernate.messages import AskJobs, JobReply, NodeTrafficSignal
 from kybernate.seat import SeatState as S
 from services.gpu_manager import manager as shell
+from services.gpu_manager import publish
+from services.gpu_manager.core import view
+from services.gpu_manager.core.inputs import Now, StartCall
 from services.gpu_manager.core.seat_pod import Owners
+from services.gpu_manager.core.state import NodeState
 from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.ledger import Durable, Ledger, LedgerEntry, LedgerFile
 from services.gpu_manager.manager import Manager
@@ -62,6 +66,7 @@ class Idle:
 
     def __init__(self, folder: Path) -> None:
         self.world, self.folder, self.clock, self.wakes = World(warmup=False), folder, MovedClock(), 0
+        self.looks = 0
         self.seat = self.world.seat(0, 0)
         self.world.pod(self.seat, "m", backend="restart")
         owner = replace(self.world.pods[self.seat], running=True, container_id="process://1", restarts_inside=True)
@@ -89,13 +94,17 @@ class Idle:
             session = await stack.enter_async_context(aiohttp.ClientSession())
             board, gate, probes = self.world.new_board(), GateFiles(self.folder), EngineProbes(session)
             manager = self.manager = Manager(board, bus, bus, self.pods, gate, ledger, self.clock, probes)
-            refresh = manager.roster.refresh
+            refresh, calls = manager.roster.refresh, manager.gate.calls
 
             def woken() -> None:
                 self.wakes += 1
                 refresh()
 
-            manager.roster.refresh = woken  # type: ignore[method-assign]
+            def looked(seats: Iterable[str]) -> dict[str, StartCall]:
+                self.looks += 1
+                return calls(seats)
+
+            manager.roster.refresh, manager.gate.calls = woken, looked  # type: ignore[method-assign]
             task = asyncio.create_task(manager.run())
             try:
                 yield manager
@@ -118,10 +127,14 @@ class Idle:
         before = self.wakes
         await until(lambda: self.wakes >= before + WAKES, what="some rounds of the job")
 
+    async def some_looks(self) -> None:
+        before = self.looks
+        await until(lambda: self.looks >= before + WAKES, what="some looks at the gate")
+
 
 @pytest.fixture
 def idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Idle:
-    for name in ("POLL_SECONDS", "POLL_SOON_SECONDS", "GATE_SECONDS"):
+    for name in ("POLL_SECONDS", "POLL_SOON_SECONDS", "GATE_SECONDS", "QUIET_GATE_SECONDS"):
         monkeypatch.setattr(shell, name, 0.001)
     return Idle(tmp_path)
 
@@ -158,3 +171,52 @@ async def test_a_call_for_a_seat_without_a_known_pod_causes_reads(idle: Idle) ->
             idle.clock.move(SETTLE_SECONDS + 1)
             reads = idle.pods.reads
             await until(lambda: idle.pods.reads > reads, what="a read of the pods")  # noqa: B023
+
+
+async def test_what_a_call_waits_for_is_not_written_anew_every_second(
+    idle: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, make = 0, publish.gate_texts
+
+    def texts(node: NodeState, now: Now) -> dict[str, str]:
+        nonlocal written
+        written += 1
+        return make(node, now)
+
+    monkeypatch.setattr(publish, "gate_texts", texts)
+    idle.call("first")
+    status = idle.folder / "seats" / idle.seat / "status.json"
+    async with idle.running():
+        await idle.known("first")
+        idle.clock.move(60.0)
+        await until(status.exists, what="it is written once")
+        await idle.some_looks()
+        before = written
+
+        idle.clock.move(1.0)
+        await idle.some_looks()
+
+        assert written == before
+
+
+async def test_the_gate_is_looked_at_often_only_while_a_request_waits_for_a_start(
+    idle: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with idle.running() as manager:
+        await until(lambda: manager.node.recovered, what="the board is recovered")
+        seat = manager.node.seats[idle.seat]
+
+        async def requests(waiting: int) -> None:
+            level = {"cause": "c", "source": "r", "model": "m", "seat": seat.id, "node": "n1", "ttl_seconds": 3600.0}
+            await manager.receive(NodeTrafficSignal(**level, waiting=waiting))  # type: ignore[arg-type]
+            await until(lambda: view.demand(manager.node, seat).waiting == waiting, what="the level is known")
+
+        await requests(1)
+        monkeypatch.setattr(shell, "QUIET_GATE_SECONDS", 1e9)
+        await idle.some_looks()
+
+        await requests(0)
+        await idle.some_wakes()
+        looks = idle.looks
+        await idle.some_wakes()
+        assert idle.looks == looks

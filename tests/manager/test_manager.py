@@ -151,7 +151,7 @@ async def test_a_manager_knows_the_faulty_gpus_before_it_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else its first decisions move seats to a GPU that is not there."""
-    monkeypatch.setattr(shell, "FOREIGN_SECONDS", 3600.0)
+    monkeypatch.setattr(shell, "FOREIGN_SECONDS", 1e9)
     run_files.write_gpu_faults(tmp_path, {"GPU-1": "XID 79"})
 
     async def ask(job: Message) -> JobReply:
@@ -175,7 +175,7 @@ async def test_a_manager_knows_the_foreign_processes_before_it_decides(
         assert isinstance(job, AskJobs)
         return look(job, "parked")
 
-    monkeypatch.setattr(shell, "FOREIGN_SECONDS", 3600.0)
+    monkeypatch.setattr(shell, "FOREIGN_SECONDS", 1e9)
     async with running(world, tmp_path, ask, taken, Processes(found)) as manager:
         await until(lambda: manager.node.recovered, what="the board is recovered")
         assert [one.pid for one in manager.node.foreign] == [found.pid]
