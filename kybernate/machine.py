@@ -92,11 +92,6 @@ class PcieLevel(StrEnum):
     """The link between NUMA nodes."""
 
 
-def distance(level: PcieLevel) -> int:
-    """0 for the nearest (PIX) to 4 for the farthest (SYS)."""
-    return tuple(PcieLevel).index(level)
-
-
 @dataclass(frozen=True, slots=True)
 class Link:
     """The connection between two GPUs."""

@@ -52,7 +52,9 @@ def write(folder: Path, devices: Mapping[str, Sequence[str]]) -> bool:
     """
     path = folder / FILE
     if not devices:
-        return remove(folder)
+        there = path.exists()
+        remove(folder)
+        return there
     text = json.dumps(spec(devices), indent=2) + "\n"
     with contextlib.suppress(OSError):
         if path.read_text() == text:
@@ -62,13 +64,9 @@ def write(folder: Path, devices: Mapping[str, Sequence[str]]) -> bool:
     return True
 
 
-def remove(folder: Path) -> bool:
-    """Remove the spec file; return whether there was one. Blocking."""
-    try:
-        (folder / FILE).unlink()
-    except FileNotFoundError:
-        return False
-    return True
+def remove(folder: Path) -> None:
+    """Remove the spec file, if there is one. Blocking."""
+    (folder / FILE).unlink(missing_ok=True)
 
 
 def nvidia_devices(folders: Iterable[Path] = FOLDERS) -> frozenset[str]:

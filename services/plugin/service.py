@@ -127,7 +127,10 @@ class NodePlugin:
         watch = GpuWatch(settings, self.gpus, self.node, self.reading, self._adopt, self._health_changed)
         self.gpu_watch = watch
         self.metrics = PluginMetrics(
-            self.health.registry, settings.node, self._seats_by_resource, lambda: watch.sensors
+            self.health.registry,
+            settings.node,
+            lambda: Counter(seat.resource for seat in self.node.offer.seats.values()),
+            lambda: watch.sensors,
         )
         gate.on_wait = self.metrics.waited
         await self.apply()
@@ -230,31 +233,24 @@ class NodePlugin:
         for change in changed:
             gpu, groups = known[change.gpu], sorted(offer.groups_with({change.gpu}))
             seats = tuple(seat.id for seat in offer.seats.values() if seat.group.name in groups)
-            facts = {
-                "gpu": gpu.uuid,
-                "index": gpu.index,
-                "reason": change.reason,
-                "groups": groups,
-                "seats": len(seats),
-            }
+            event = GpuHealthChanged(
+                cause=uuid.uuid4().hex,
+                node=self.settings.node,
+                gpu=gpu.uuid,
+                index=gpu.index,
+                healthy=not change.reason,
+                reason=change.reason,
+                xid=change.xid,
+                groups=tuple(groups),
+                seats=seats,
+            )
+            facts = event.model_dump(include={"gpu", "index", "reason", "groups"}) | {"seats": len(seats)}
             if change.reason:
                 log.warning("gpu.faulty", **facts)
             else:
                 log.info("gpu.recovered", **facts)
             self._inventory.health_changed(gpu.uuid)
-            self.outbox.put(
-                GpuHealthChanged(
-                    cause=uuid.uuid4().hex,
-                    node=self.settings.node,
-                    gpu=gpu.uuid,
-                    index=gpu.index,
-                    healthy=not change.reason,
-                    reason=change.reason,
-                    xid=change.xid,
-                    groups=tuple(groups),
-                    seats=seats,
-                )
-            )
+            self.outbox.put(event)
         if changed:
             self.node.notify()
             self._write_faults()
@@ -268,12 +264,9 @@ class NodePlugin:
 
     # --- allocated seats ----------------------------------------------------------------------------------------
 
-    def _seats_by_resource(self) -> Counter[str]:
-        return Counter(seat.resource for seat in self.node.offer.seats.values())
-
     def _on_allocated(self, seat_id: str) -> None:
         self.metrics.allocations.inc()
-        group, cause = self.node.offer.seats[seat_id].group_name, uuid.uuid4().hex
+        group, cause = self.node.offer.seats[seat_id].group.name, uuid.uuid4().hex
         waiting = SeatState.WAITING
         self.outbox.put(SeatAllocated(cause=cause, node=self.settings.node, seat=seat_id, state=waiting, group=group))
         self._allocated.set()

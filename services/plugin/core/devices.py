@@ -28,7 +28,6 @@ class SeatDevice:
     group: Group
     order: int
     """Position among all seats: groups in the order of the configuration, then by number. Breaks ties."""
-    group_name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class Offer:
     def __post_init__(self) -> None:
         pairs = [(seat_id, group) for group in self.groups for seat_id in group.seat_ids]
         seats = {
-            seat_id: SeatDevice(seat_id, group.profile.resource, group, order, group.name)
+            seat_id: SeatDevice(seat_id, group.profile.resource, group, order)
             for order, (seat_id, group) in enumerate(pairs)
         }
         object.__setattr__(self, "seats", seats)
@@ -152,8 +151,8 @@ class Offer:
         free: dict[str, list[int]] = {}
         for seat_id in available.difference(self.orphaned) if self.orphaned else available:
             seat = self.seats.get(seat_id)
-            if seat is not None and seat.group_name not in sick:
-                free.setdefault(seat.group_name, []).append(seat.order)
+            if seat is not None and seat.group.name not in sick:
+                free.setdefault(seat.group.name, []).append(seat.order)
         return free
 
     def _loads(self, resource: str, free: Mapping[str, list[int]], allocated: Collection[str]) -> dict[str, GroupLoad]:
@@ -162,7 +161,7 @@ class Offer:
         for seat_id in allocated:
             seat = self.seats.get(seat_id)
             if seat is not None and seat.resource != resource:
-                used[seat.group_name] += 1
+                used[seat.group.name] += 1
         own = [group for group in self.groups if group.profile.resource == resource]
         for group in own:
             used[group.name] = len(group.seat_ids) - len(free.get(group.name, ()))
@@ -245,7 +244,7 @@ class Offer:
         seat = self.seats.get(seat_id)
         if seat is None:
             raise AllocationRefusedError("its seat is not on this node any more; delete the pod")
-        if group_name in ("", seat.group_name):
+        if group_name in ("", seat.group.name):
             return {}
         group = next((one for one in self.groups if one.name == group_name), None)
         if group is None:

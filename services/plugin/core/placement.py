@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from kybernate.machine import Link, distance
+from kybernate.machine import Link, PcieLevel
 from kybernate.node.run_files import Wish
 from kybernate.topology import Group
 
@@ -142,7 +142,7 @@ def group_distance(uuids: Iterable[str], links: Mapping[frozenset[str], Link]) -
 def _pair_distance(link: Link | None) -> tuple[int, int]:
     if link is None:
         return UNKNOWN, 0
-    return (0, -link.nvlinks) if link.nvlinks else (1 + distance(link.level), 0)
+    return (0, -link.nvlinks) if link.nvlinks else (1 + tuple(PcieLevel).index(link.level), 0)
 
 
 def _near(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
