@@ -32,10 +32,6 @@ UNUSABLE = frozenset(
 A_SECOND_NODE = "for a second node on this machine give its services another KYB_NODE, KYB_RUN_DIR and KYB_STATE_DIR"
 
 
-class JobReturnedError(Exception):
-    """A job ended by itself; jobs run until they are cancelled."""
-
-
 class CannotRunError(Exception):
     """This process cannot run; the text says what is wrong, where, and the remedy, so that no traceback is logged."""
 
@@ -185,7 +181,7 @@ def _each(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
 
 async def _forever(name: str, job: Coroutine[Any, Any, object]) -> None:
     await job
-    raise JobReturnedError(f"job {name!r} returned")
+    raise RuntimeError(f"job {name!r} returned")
 
 
 async def _first(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:

@@ -31,7 +31,7 @@ def configure(
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info if not pretty else _keep,
+            *([] if pretty else [structlog.processors.format_exc_info]),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
@@ -72,7 +72,3 @@ class OnceLogger:
         if self._repeated:
             get_logger().info(self._event, over=True, repeated=self._repeated)
         self._last, self._repeated = None, 0
-
-
-def _keep(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    return event

@@ -49,7 +49,10 @@ class Span:
 class Tracer:
     """Begins spans."""
 
-    def __init__(self, service: str, instance: str, node: str, exporter: Callable[[], SpanExporter]) -> None:
+    def __init__(
+        self, service: str, instance: str, node: str, exporter: Callable[[], SpanExporter] = OTLPSpanExporter
+    ) -> None:
+        """Exports by OTLP over HTTP, as ``OTEL_EXPORTER_OTLP_*`` say, or by ``exporter``."""
         log = logging.getLogger("opentelemetry")
         log.handlers, log.propagate = [_Warnings()], False
         self._provider = TracerProvider(resource=_resource(service, instance, node), shutdown_on_exit=False)
@@ -69,11 +72,6 @@ class Tracer:
         closing = threading.Thread(target=self._provider.shutdown, name="close traces", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
-
-
-def exporting_tracer(service: str, instance: str, node: str) -> Tracer:
-    """Return a tracer that exports by OTLP over HTTP, as ``OTEL_EXPORTER_OTLP_*`` say."""
-    return Tracer(service, instance, node, OTLPSpanExporter)
 
 
 class _Warnings(logging.Handler):

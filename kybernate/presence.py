@@ -21,10 +21,6 @@ OBJECTION_SECONDS = 0.5
 """Wall: how long a process that starts waits for the objection of one that serves."""
 
 
-class AnotherServesError(CannotRunError):
-    """Another manager serves the node; the text names it."""
-
-
 class NodePresence:
     """The presence of the one manager of a node. Run ``keep`` beside the work; begin the work after
     ``claim``.
@@ -60,7 +56,7 @@ class NodePresence:
         """``at_once``: publish now, not only when it is due."""
 
     async def keep(self) -> NoReturn:
-        """Publish the presence every ``PRESENCE_SECONDS``. Raises AnotherServesError."""
+        """Publish the presence every ``PRESENCE_SECONDS``. Raises CannotRunError if another manager serves."""
         pattern = Presence.pattern(component="gpu-manager", instance=self._node)
         async with self._bus.subscribe(pattern) as messages, asyncio.TaskGroup() as group:
             group.create_task(self._publish_regularly(), name="publish presence")
@@ -119,7 +115,7 @@ class NodePresence:
         if self._serving:  # (4): the other one must hear of it, too
             await self._publish()
         place = f" at {other.url}" if other.url else ""
-        raise AnotherServesError(
+        raise CannotRunError(
             f"another gpu-manager serves node {self._node}: instance {other.instance}{place} "
             f"(incarnation {other.incarnation}); a node has one: stop it, or set another KYB_NODE on its machine"
         )

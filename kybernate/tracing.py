@@ -71,4 +71,4 @@ def _tracer(service: str, instance: str, node: str) -> "Tracer":
     except ImportError as error:
         text = f"{error.name} is not installed; install kybernate[otel], or set OTEL_TRACES_EXPORTER=none"
         raise TracingError(text) from error
-    return otel.exporting_tracer(service, instance, node)
+    return otel.Tracer(service, instance, node)

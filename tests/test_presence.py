@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
+from kybernate.lifecycle import CannotRunError
 from kybernate.messages import Presence
-from kybernate.presence import AnotherServesError, NodePresence
+from kybernate.presence import NodePresence
 from tests.until import until
 
 
@@ -34,7 +35,7 @@ class Process:
         error: BaseException | None = self.task.exception()
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        assert isinstance(error, AnotherServesError), error
+        assert isinstance(error, CannotRunError), error
         return str(error)
 
 

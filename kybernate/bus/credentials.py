@@ -7,6 +7,7 @@ stay in the files and in ``Identity``, whose repr shows none of them.
 import base64
 import binascii
 import json
+import os
 import re
 import ssl
 import struct
@@ -176,8 +177,6 @@ _MISTYPED = "its check sum is wrong: it is cut off or mistyped"
 
 def new_seed() -> str:
     """A new seed of a user's nkey, from the operating system's randomness."""
-    import os
-
     import nkeys
 
     return str(nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER).decode())

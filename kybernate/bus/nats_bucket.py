@@ -22,7 +22,6 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
-from nats.js.client import JetStreamContext
 from nats.js.kv import KeyValue
 
 from kybernate.backoff import Backoff
@@ -261,8 +260,9 @@ class NatsBucket:
             if subscription is not None and link.alive:
                 with contextlib.suppress(nats.errors.Error, TimeoutError):
                     await subscription.unsubscribe()
-                    if consumer:
-                        await _forget(js, self._stream, consumer)
+                    if consumer:  # else the server removes it after IDLE_SECONDS
+                        async with asyncio.timeout(1.0):
+                            await js.delete_consumer(self._stream, consumer)
 
     def _filter(self, prefix: str) -> str:
         return self._root + (prefix + ">" if prefix.endswith(".") else ">")
@@ -280,12 +280,6 @@ class NatsBucket:
             mem_storage=True,
             num_replicas=1,
         )
-
-
-async def _forget(js: JetStreamContext, stream: str, consumer: str) -> None:
-    """Remove the consumer now; otherwise the server does so after IDLE_SECONDS."""
-    async with asyncio.timeout(1.0):
-        await js.delete_consumer(stream, consumer)
 
 
 class _Watch:

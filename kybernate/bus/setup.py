@@ -50,8 +50,9 @@ def streams(replicas: int = 1) -> tuple[StreamConfig, ...]:
         (AUDIT, "kyb.v1.audit.>", 90 * _DAY, 256 << 20, -1, "Who asked for what"),
         (REQUESTS, "kyb.v1.req.>", _DAY, 64 << 20, 1, "Requests that were held or failed"),
     ]
+    every = StreamConfig(storage=StorageType.FILE, duplicate_window=120.0, allow_direct=True, num_replicas=replicas)
     return tuple(
-        StreamConfig(
+        every.evolve(
             name=name,
             description=description,
             subjects=[subject],
@@ -59,24 +60,16 @@ def streams(replicas: int = 1) -> tuple[StreamConfig, ...]:
             max_bytes=size,
             max_msgs_per_subject=each,
             discard=DiscardPolicy.OLD,
-            storage=StorageType.FILE,
-            duplicate_window=120.0,
-            allow_direct=True,
-            num_replicas=replicas,
         )
         for name, subject, age, size, each, description in kept
     ) + tuple(
-        StreamConfig(
+        every.evolve(
             name=f"KV_{bucket}",
             subjects=[f"$KV.{bucket}.>"],
             max_msgs_per_subject=1,
             discard=DiscardPolicy.NEW,
-            storage=StorageType.FILE,
-            duplicate_window=120.0,
-            allow_direct=True,
             allow_rollup_hdrs=True,
             deny_delete=True,
-            num_replicas=replicas,
         )
         for bucket in BUCKETS
     )

@@ -26,7 +26,7 @@ LOST_SECONDS = 30.0
 
 def find_url() -> str:
     """``--url``, else ``KYB_URL``, else the running stack's. Raises CliError when there is none."""
-    given = given_url()
+    given = given_url.get()
     if given or os.environ.get("KYB_URL"):
         url = str(given or os.environ["KYB_URL"]).rstrip("/")
         try:

@@ -55,12 +55,12 @@ def gpu(
 
 
 def _report(findings: "list[Finding]") -> None:
-    from kybernate.doctor import exit_code
+    from kybernate.doctor import Severity
 
-    code = exit_code(findings)
-    data = {"ok": code == 0, "findings": [asdict(finding) for finding in findings]}
+    ok = all(finding.level is not Severity.FAIL for finding in findings)
+    data = {"ok": ok, "findings": [asdict(finding) for finding in findings]}
     answer(data, "\n".join(map(line, findings)))
-    raise typer.Exit(code)
+    raise typer.Exit(int(not ok))
 
 
 def line(finding: "Finding") -> str:

@@ -26,7 +26,8 @@ class CliError(Exception):
 Output = Literal["text", "json"]
 """Format of a command's answer."""
 _output: ContextVar[Output] = ContextVar("output", default="text")
-_url: ContextVar[str] = ContextVar("url", default="")
+given_url: ContextVar[str] = ContextVar("url", default="")
+"""``--url``; empty without it."""
 
 
 def _keep_output(context: typer.Context, value: Output | None) -> None:
@@ -36,7 +37,7 @@ def _keep_output(context: typer.Context, value: Output | None) -> None:
 
 def _keep_url(context: typer.Context, value: str | None) -> None:
     if value is not None or context.parent is None:
-        _url.set(value or "")
+        given_url.set(value or "")
 
 
 OutputOption = Annotated[
@@ -101,11 +102,6 @@ def shown(value: Any) -> Any:
     if isinstance(value, dict):
         return {shown(name): shown(of) for name, of in value.items()}
     return [shown(one) for one in value] if isinstance(value, list) else value
-
-
-def given_url() -> str:
-    """``--url``; empty without it."""
-    return _url.get()
 
 
 def answer(data: dict[str, Any], text: str) -> None:

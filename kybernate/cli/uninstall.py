@@ -8,9 +8,9 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from kybernate.cli.output import CliError, answer
 from kybernate.cli.uninstall_view import (
@@ -29,6 +29,7 @@ LOOK_SECONDS = 1.0
 UNSURE_SECONDS = 20.0
 """How long to wait until the state of every pod's seat is known."""
 PAGE = 500
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -121,12 +122,7 @@ async def sure_look(cluster: Cluster) -> Look:
 def uninstall_check() -> None:
     """Refuse an uninstall that would leave engines frozen (exit code 1). Runs in a hook of the chart, which says by
     KYB_URL, KYB_MANAGER_PORT and KYB_RESOURCE_PREFIXES what it needs to know."""
-
-    async def work() -> str:
-        async with _this_cluster() as cluster:
-            return refusal(await sure_look(cluster))
-
-    if why := asyncio.run(work()):
+    if why := refusal(asyncio.run(_asked(sure_look))):
         raise CliError(why)
     text = "no engine would be left frozen; the uninstall may go on"
     answer({"ok": True, "text": text}, text)
@@ -135,12 +131,7 @@ def uninstall_check() -> None:
 def rollback_check() -> None:
     """Refuse a rollback to this release while its managers would stop seats (exit code 1). Runs in a hook of the chart,
     which says by KYB_MANAGER_PORT and KYB_RESOURCE_PREFIXES what it needs to know."""
-
-    async def work() -> str:
-        async with _this_cluster() as cluster:
-            return check_rollback(await cluster.managers())
-
-    text = asyncio.run(work())
+    text = check_rollback(asyncio.run(_asked(Cluster.managers)))
     answer({"ok": True, "text": text}, text)
 
 
@@ -154,9 +145,8 @@ def check_rollback(managers: Mapping[str, Mapping[str, Any] | None]) -> str:
     return f"this release can go on with the seats of {len(managers) - len(silent)} node(s){asked}"
 
 
-@contextlib.asynccontextmanager
-async def _this_cluster() -> AsyncIterator[Cluster]:
-    """The cluster of this pod, as the chart describes it. Raises CliError elsewhere."""
+async def _asked(question: Callable[[Cluster], Awaitable[T]]) -> T:
+    """What the cluster of this pod answers, as the chart describes it. Raises CliError elsewhere."""
     from kybernate.annotations import PREFIX
     from kybernate.kube import Kube, in_cluster
 
@@ -170,6 +160,8 @@ async def _this_cluster() -> AsyncIterator[Cluster]:
     env, kube = os.environ.get, Kube(where)
     prefixes = tuple(env("KYB_RESOURCE_PREFIXES", PREFIX).split(","))
     try:
-        yield Cluster(kube, env("KYB_URL", "").rstrip("/"), int(env("KYB_MANAGER_PORT", "9471")), prefixes)
+        return await question(
+            Cluster(kube, env("KYB_URL", "").rstrip("/"), int(env("KYB_MANAGER_PORT", "9471")), prefixes)
+        )
     finally:
         await kube.close()

@@ -59,8 +59,7 @@ def from_outside(url: str, ca_file: Path | None) -> tuple[str, float | None]:
         return "", None
     try:
         if parts.scheme == "http":
-            plain = http.client.HTTPConnection(parts.hostname, parts.port, timeout=OUTSIDE_SECONDS)
-            return _healthy(plain, url), None
+            return _healthy(http.client.HTTPConnection(parts.hostname, parts.port, timeout=OUTSIDE_SECONDS), url), None
         context = trusting(None)
         if ca_file is not None:
             context.load_verify_locations(ca_file)

@@ -1,6 +1,5 @@
 """The records of the doctor: the facts that it reads of a machine, and the findings that it reports. Pure."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -126,8 +125,3 @@ def warn(check: str, finding: str, remedy: str) -> Finding:
 def fail(check: str, finding: str, remedy: str) -> Finding:
     """A finding of severity FAIL."""
     return Finding(check, Severity.FAIL, finding, remedy)
-
-
-def exit_code(findings: Iterable[Finding]) -> int:
-    """1 if any finding is FAIL, else 0. (2 is wrong usage, as everywhere in ``kyb``.)"""
-    return int(any(finding.level is Severity.FAIL for finding in findings))

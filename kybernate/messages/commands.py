@@ -4,9 +4,6 @@ from typing import ClassVar, Literal
 
 from kybernate.envelope import Message, Record
 
-Purpose = Literal["maintenance", "upgrade"]
-"""Of a drain. Only ``upgrade`` also parks pinned seats."""
-
 
 class Command(Message):
     """Base of commands to a node's manager."""
@@ -74,7 +71,8 @@ class DrainNode(OrderCommand):
 
     group: str = ""
     """Name of the group; empty: all of the node."""
-    purpose: Purpose = "maintenance"
+    purpose: Literal["maintenance", "upgrade"] = "maintenance"
+    """Only ``upgrade`` also parks pinned seats."""
 
 
 class ResumeNode(OrderCommand):

@@ -8,13 +8,13 @@ from kybernate.machine import Gpu
 from kybernate.topology.groups import Group, numbered, numbered_are
 from kybernate.topology.wiring import in_order
 
-_CANNOT_PARK_MIG = ("cuda", "criu")
-"""Both park through the CUDA driver's checkpoint, which answers "out of memory" on MIG (cuda-checkpoint issue 42)."""
-
 
 def mig_refusal(group: Group, backend: str) -> str | None:
-    """Return why this backend cannot park seats of this group, with the remedy; None if it can."""
-    if not group.is_mig or backend not in _CANNOT_PARK_MIG:
+    """Return why this backend cannot park seats of this group, with the remedy; None if it can.
+
+    The CUDA driver's checkpoint answers "out of memory" on MIG (cuda-checkpoint issue 42).
+    """
+    if not group.is_mig or backend != "cuda":
         return None
     return (
         f"backend {backend} cannot park MIG instances ({group.name}): the CUDA driver's checkpoint does not support "
@@ -66,12 +66,6 @@ def instance_name(gpu: Gpu) -> str:
     profile = gpu.mig.profile.replace("+", ".").replace("-", ".")
     compute = f".{gpu.mig.compute_instance}" if gpu.mig.compute_instance else ""
     return f"G{gpu.index}-{profile}-{gpu.mig.gpu_instance}{compute}"
-
-
-def describe_instance(gpu: Gpu) -> str:
-    """Return the reason for a group of one instance, for users."""
-    assert gpu.mig is not None
-    return f"MIG instance {gpu.mig.profile} of GPU {gpu.index}; instances are groups of one"
 
 
 def _not_offered(cut: tuple[Gpu, ...]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from kybernate.topology.groups import (
     seat_id,
 )
 from kybernate.topology.listed_groups import candidate_profiles, resolve
-from kybernate.topology.mig import GpuStock, describe_instance, instance_name, take_stock
+from kybernate.topology.mig import GpuStock, instance_name, take_stock
 from kybernate.topology.search import best_cut
 from kybernate.topology.wiring import Wiring
 
@@ -90,7 +90,9 @@ class _Draft:
         self.groups[profile.name].append(((name, gpus), why))
 
     def describe(self, gpus: tuple[Gpu, ...]) -> str:
-        return describe_instance(gpus[0]) if gpus[0].mig is not None else self.wiring.describe(gpus)
+        if (mig := gpus[0].mig) is not None:
+            return f"MIG instance {mig.profile} of GPU {gpus[0].index}; instances are groups of one"
+        return self.wiring.describe(gpus)
 
     def discover(self, profile: Profile) -> None:
         """Find the groups of a profile that has none listed."""

@@ -130,7 +130,7 @@ class Page:
         self._readers.add(reader)
         stream = _Stream(request)
         try:
-            await stream.open()
+            await stream.response.prepare(request)
             await self._read_back(time.time() - FIRST_SECONDS)
             await stream.write(b"event: state\n")
             for piece in self._state():
@@ -341,15 +341,10 @@ class _Stream:
 
     def __init__(self, request: web.Request) -> None:
         self.response = web.StreamResponse(headers={"Content-Type": "text/event-stream", **HEADERS})
-        self._request = request
         self._gzip: Any = None
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             self._gzip = zlib.compressobj(zlib.Z_BEST_SPEED, wbits=31)
             self.response.headers["Content-Encoding"] = "gzip"
-
-    async def open(self) -> None:
-        """Send the head."""
-        await self.response.prepare(self._request)
 
     async def write(self, data: bytes) -> None:
         """Send a part. Raises ConnectionResetError if the reader has left."""

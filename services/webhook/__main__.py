@@ -22,34 +22,28 @@ REVIEW_BYTES = 8 * 2**20
 """The API server accepts requests of 3 MiB, and a review has the old and the new object."""
 
 
-class Configurations:
+def configurations(path: Path | None, failed: OnceLogger) -> tuple[NodeConfig, ...]:
     """The nodes' configurations, read for each pod: they may change, and pods are rare. Without them, or while they are
     wrong, their names are not checked."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path, self._failed = path, OnceLogger("config.refused", level="warning")
-
-    def read(self) -> tuple[NodeConfig, ...]:
-        """Return what the file or folder holds now."""
-        if self._path is None:
-            return ()
-        try:
-            found = tuple(load_all(self._path).values())
-        except (ConfigError, OSError) as error:
-            self._failed.log(reason=str(error), meaning="tiers, groups and resources of pods are not checked")
-            return ()
-        self._failed.clear()
-        return found
+    try:
+        found = () if path is None else tuple(load_all(path).values())
+    except (ConfigError, OSError) as error:
+        failed.log(reason=str(error), meaning="tiers, groups and resources of pods are not checked")
+        return ()
+    failed.clear()
+    return found
 
 
 def application(settings: WebhookSettings, health: Health) -> web.Application:
     """Return the application with ``POST /mutate``."""
-    configurations = Configurations(settings.config)
+    failed = OnceLogger("config.refused")
     reviews = Counter("kybernate_webhook_reviews", "Reviewed pods", ["outcome"], registry=health.registry)
 
     async def mutate(request: web.Request) -> web.Response:
         try:
-            review = respond(await request.json(), settings, await asyncio.to_thread(configurations.read))
+            review = respond(
+                await request.json(), settings, await asyncio.to_thread(configurations, settings.config, failed)
+            )
         except (ValueError, ReviewError) as error:
             return web.json_response({"error": {"message": f"{error}"}}, status=400)
         reviews.labels(outcome(review)).inc()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kybernate.doctor import Finding, Severity, exit_code
+from kybernate.doctor import Finding, Severity
 from kybernate.doctor.driver_checks import check_backends, check_driver
 from kybernate.doctor.host_checks import check_host
 from kybernate.doctor.model import DriverFacts, GpuFacts, HostFacts, TargetFacts
@@ -56,7 +56,7 @@ def the(check: str, driver: DriverFacts = DRIVER, host: HostFacts = HOST) -> Fin
 def test_on_a_good_node_every_line_is_ok_and_nothing_is_to_be_done() -> None:
     assert {finding.level for finding in findings()} == {Severity.OK}
     assert {finding.remedy for finding in findings()} == {""}
-    assert exit_code(findings()) == 0
+    assert all(one.level is not Severity.FAIL for one in findings())
     names = [finding.check for finding in findings()]
     assert names[:6] == ["libcuda", "version", "nvml", "mig", "persistence", "access"]
     assert names[6:] == ["machine", "nodes", "ptrace", "pids", "cgroup", "memory", "host memory", "huge pages", "criu"]

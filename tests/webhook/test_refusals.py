@@ -6,7 +6,8 @@ import pytest
 
 from kybernate.config import NodeConfig, load
 from kybernate.dev.stack import LAPTOP
-from services.webhook.__main__ import Configurations
+from kybernate.logs import OnceLogger
+from services.webhook.__main__ import configurations
 from services.webhook.core.mutation import mutate
 from services.webhook.core.probes import PodRefusedError
 from services.webhook.settings import WebhookSettings
@@ -81,10 +82,10 @@ def test_groups_that_nodes_discover_are_not_checked(tmp_path: Path) -> None:
 
 def test_configurations_are_read_anew_and_a_wrong_one_checks_no_names(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    configurations = Configurations(path)
-    assert configurations.read() == ()
+    failed = OnceLogger("config.refused")
+    assert configurations(path, failed) == ()
     path.write_text((LAPTOP / "config.yaml").read_text())
-    assert [config.resources for config in configurations.read()] == [CONFIG.resources]
+    assert [config.resources for config in configurations(path, failed)] == [CONFIG.resources]
     path.write_text("profiles: 3")
-    assert configurations.read() == ()
-    assert Configurations(None).read() == ()
+    assert configurations(path, failed) == ()
+    assert configurations(None, failed) == ()

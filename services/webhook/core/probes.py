@@ -66,9 +66,12 @@ def found(path: str, container: Mapping[str, Any]) -> list[ProbeMove]:
             )
         scheme = {"tcpSocket": "TCP", "grpc": "GRPC"}.get(handler) or str(given.get("scheme") or "HTTP").upper()
         port, timeout = _port(given.get("port"), container, where), float(probe.get("timeoutSeconds") or 1)
-        moves.append(
-            ProbeMove(f"{path}/{name}", kind, handler, port, scheme, timeout, _warnings(where, scheme, kind, probe))
-        )
+        warnings: tuple[str, ...] = ()
+        if kind != "readiness" and scheme == "GRPC" and probe.get("failureThreshold") == 1:
+            warnings = (
+                f"{where} allows no failure, and parking during a probe can cause one; set failureThreshold to 3",
+            )
+        moves.append(ProbeMove(f"{path}/{name}", kind, handler, port, scheme, timeout, warnings))
     return moves
 
 
@@ -93,10 +96,3 @@ def _port(port: object, container: Mapping[str, Any], where: str) -> int:
         return int(str(port))
     known = ", ".join(sorted(str(name) for name in named if name)) or "none"
     raise PodRefusedError(f"{where} uses port {port!r}, which is not a port of the container (known: {known})")
-
-
-def _warnings(where: str, scheme: str, kind: str, probe: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return warnings about a probe that works but may restart the engine."""
-    if kind != "readiness" and scheme == "GRPC" and probe.get("failureThreshold") == 1:
-        return (f"{where} allows no failure, and parking during a probe can cause one; set failureThreshold to 3",)
-    return ()
