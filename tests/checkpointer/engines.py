@@ -113,7 +113,8 @@ class PlayedEngine:
 
     async def _sleep(self) -> None:
         if "dies" in self.lies:
-            return self.end()  # its process still ends while it is looked at: nothing of a sleep is seen
+            self.end()
+            return  # its process still ends while it is looked at: nothing of a sleep is seen
         if "fails" in self.lies:
             raise web.HTTPInternalServerError
         if "late" in self.lies:
