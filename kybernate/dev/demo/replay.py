@@ -22,6 +22,7 @@ MODEL_TIMEOUT_SECONDS = 1800.0
 MOST_OPEN = 500
 """Requests that wait for answers under chaos, about those of 25 s: with more of them the demo itself is late on a busy
 machine, and what comes of that would count as errors of the stack."""
+CONNECT_SECONDS = 30.0
 _REPEAT_SECONDS = 0.25
 
 
@@ -154,9 +155,10 @@ class Player:
 
 @asynccontextmanager
 async def client_session() -> AsyncIterator[aiohttp.ClientSession]:
-    """The client's connections: as many as there are requests, no time-outs but our own."""
+    """The client's connections: as many as there are requests, no time-outs but our own. A connection may take long:
+    where a machine has ten times the work that it can do, its kernel answers some only after seconds."""
     connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         yield session
 
