@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -142,8 +143,10 @@ async def test_models_that_missed_their_slo_are_shown_with_what_the_longest_wait
 async def counting(used: dict[tuple[str, str], Used] | None, status: int = 200) -> AsyncIterator[str]:
     """The operations port of a router on which tenants have used this; None: it does not show that."""
     registry = CollectorRegistry()
-    shown = None if used is None else used.items
-    Metrics(registry, Clock(), lambda: (), lambda: 0, used=shown)
+    table: Any = SimpleNamespace(upstreams={}, models={})
+    rest: Any = SimpleNamespace(connected=True, total=0, open=0, dropped=0)
+    tenants: Any = None if used is None else SimpleNamespace(used=used)
+    Metrics(registry, Clock(), rest, table, rest, rest, rest, tenants)
     Gauge("process_start_time_seconds", "", registry=registry).set(1.7e9)
 
     async def metrics(_: web.Request) -> web.Response:

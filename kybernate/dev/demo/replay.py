@@ -156,7 +156,7 @@ class Player:
 @asynccontextmanager
 async def client_session() -> AsyncIterator[aiohttp.ClientSession]:
     """The client's connections: as many as there are requests, no time-outs but our own. A connection may take long:
-    where a machine has ten times the work that it can do, its kernel answers some only after seconds."""
+    where hundreds come again to a server that was killed, the kernel answers some SYNs only at the second or third."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
