@@ -10,7 +10,7 @@ began=$(date +%s)
 step() { printf '\n=== %s (at %d s)\n' "$*" $(($(date +%s) - began)); }
 project=kybtest$$
 out=$(mktemp -d)
-export KYB_SPEED="${KYB_SPEED:-24}" KYB_IMAGE="${IMAGE:-kybernate:compose-test}" COMPOSE_PROFILES=fake
+export KYB_SPEED="${KYB_SPEED:-12}" KYB_IMAGE="${IMAGE:-kybernate:compose-test}" COMPOSE_PROFILES=fake
 export KYB_DEV_IMAGE="$KYB_IMAGE-dev"
 export KYB_BOX_DIR="$out/box"
 cp -r examples/compose "$KYB_BOX_DIR"
