@@ -70,6 +70,8 @@ class SeatRecord(Record):
     """Unix seconds by which this state ends; 0: nothing bounds it."""
     started: bool = False
     """It has been active at least once since its pod came."""
+    cold: bool = False
+    """It has no engine: an activation starts one."""
     max_requests: int = 0
     """Requests that its engine serves at once, as its pod declares; 0: not declared."""
     activate_seconds: float = 0.0

@@ -20,7 +20,7 @@ class SeatState(StrEnum):
     ACTIVE = "active"  # holds VRAM and serves
     DRAINING = "draining"  # holds VRAM, finishes what is in flight, gets nothing new
     PARKING = "parking"  # the checkpointer moves its VRAM out
-    PARKED = "parked"  # checkpointed; its VRAM is free
+    PARKED = "parked"  # its VRAM is free
     ACTIVATING = "activating"  # the checkpointer moves its VRAM back
     MIGRATING = "migrating"  # as activating, on another group than it was parked on; holds that one
     BACKOFF = "backoff"  # its container exited; kubelet will start it again
@@ -50,10 +50,8 @@ COMING = frozenset({SeatState.ACTIVATING, SeatState.MIGRATING})
 # --- starts inside a container ----------------------------------------------------------------------------------------
 
 _START = "#"
-ENDED_HERE = "Kybernate ended its engine"
-"""Begins the reason of a seat in back-off that a restart parks: nothing has failed."""
 WITHOUT_RUN = "without kyb-run in front of its engine"
-"""Ends that reason where kubelet, and its pause, starts the engine again."""
+"""Ends the reason of a seat that a restart parks where kubelet, and its pause, starts the engine again."""
 
 
 def container_of(container_id: str) -> str:

@@ -7,6 +7,7 @@ import enum
 import inspect
 import json
 import re
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from kybernate.roster import SeatRecord
 from kybernate.seat import HOLDING, SeatState
 from scripts.config_schema import annotations_schema, config_schema
 from scripts.field_docs import describe, field_docs, models_below
-from services.gpu_manager.core.facts import TABLE, Facts, Process, Residence, Ticket, Trigger, after
+from services.gpu_manager.core.facts import Facts, IllegalTransitionError, Process, Residence, Ticket, Trigger, after
 
 REPLIES: dict[type[Message], type[BaseModel]] = {Command: CommandReply, Job: JobReply}
 """What answers each kind of request."""
@@ -98,7 +99,7 @@ def transitions() -> dict[tuple[SeatState, Trigger], set[SeatState]]:
         starts = facts.state is SeatState.STARTING
         nexts = [replace(facts, process=Process.LOADS, residence=Residence.VRAM, ticket=Ticket.NONE)] if starts else []
         for trigger in Trigger:
-            if facts.state in TABLE[trigger][0]:
+            with suppress(IllegalTransitionError):
                 nexts.append(after(facts, trigger))
                 found.setdefault((facts.state, trigger), set()).add(nexts[-1].state)
         waiting += [one for one in nexts if one not in known]
@@ -111,7 +112,7 @@ def seat_states() -> str:
     """The page about a seat's states: table and diagram."""
     meanings = _member_comments(SeatState)
     triggers = _member_comments(Trigger)
-    pairs = {pair: next(iter(states)) for pair, states in transitions().items()}
+    pairs = [(pair, after) for pair, states in transitions().items() for after in sorted(states)]
     lines = [
         "# Seat states",
         "",
@@ -123,15 +124,13 @@ def seat_states() -> str:
     ]
     for state in SeatState:
         holds = "yes" if state in HOLDING else "what it held" if state is SeatState.RELEASING else "–"
-        leaves = "; ".join(f"{t} → {after}" for (s, t), after in pairs.items() if s is state)
+        leaves = "; ".join(f"{t} → {after}" for (s, t), after in pairs if s is state)
         lines.append(f"| {state} | {meanings[state.name]} | {holds} | {leaves} |")
     lines += ["", "| trigger | meaning |", "|---|---|"]
     lines += [f"| {trigger} | {triggers[trigger.name]} |" for trigger in Trigger]
     lines += ["", "```mermaid", "stateDiagram-v2", "    [*] --> free"]
     lines += [
-        f"    {before} --> {after}: {trigger}"
-        for (before, trigger), after in pairs.items()
-        if trigger is not Trigger.DELETED
+        f"    {before} --> {after}: {trigger}" for (before, trigger), after in pairs if trigger is not Trigger.DELETED
     ]
     lines += ["```", "", f"Left out of the diagram: `{Trigger.DELETED}` leads from every state to `releasing`,"]
     lines += ["except from `free` and `releasing` themselves.", ""]

@@ -12,6 +12,7 @@ WAITS = Facts(Owner.POD)
 RUNS = Facts(Owner.POD, Process.RUNS, Residence.VRAM)
 UNLISTED = replace(RUNS, unlisted=True)
 COPY = replace(RUNS, residence=Residence.RAM)
+COLD = replace(WAITS, residence=Residence.NOTHING)
 LEGAL = {
     Residence.NOWHERE: (Process.NONE, Process.ENDED),
     Residence.VRAM: (Process.LOADS, Process.RUNS),

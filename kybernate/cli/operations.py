@@ -62,7 +62,7 @@ def resume(
 
 
 GOALS = {"activate": ("active",), "pin": ("active",), "park": ("parked", "waiting")}
-"""States of a seat in which a command is carried out; waiting: it is parked without a process."""
+"""States of a seat in which a command is carried out; waiting: its engine has ended by itself."""
 
 
 def command_seat(verb: str, name: str, wait: bool) -> None:

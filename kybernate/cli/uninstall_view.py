@@ -67,7 +67,8 @@ class Look:
         for owner in self.owners:
             row = self.rows.get(owner.uid)
             state = None if row is None else SeatState(row["state"])
-            if (state is None and owner.runs) or state in FROZEN:
+            frozen = state in FROZEN and not (row or {}).get("cold")
+            if (state is None and owner.runs) or frozen:
                 found.append(Held(owner, str((row or {}).get("seat", "")), state))
         return tuple(found)
 

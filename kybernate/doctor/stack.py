@@ -9,7 +9,7 @@ from kybernate.doctor.cluster import ClusterFacts, check_cluster
 from kybernate.doctor.model import Finding, fail, ok, warn
 from kybernate.roster import MOST_NAMES
 from kybernate.run import FOLDER, PROGRAM
-from kybernate.seat import ENDED_HERE, WITHOUT_RUN
+from kybernate.seat import WITHOUT_RUN
 from kybernate.sizes import format_bytes
 
 MOST_SKEW_SECONDS = 2.0
@@ -30,7 +30,7 @@ _OF_RUN = {
     WITHOUT_RUN: "begin its command with /kyb/kyb-run --, or bound kubelet's pause before each start: "
     "crashLoopBackOff.maxContainerRestartPeriod in its configuration (docs/dev/backends.md#kyb-run)",
 }
-"""What to do about a container in back-off, by what its reason says."""
+"""What to do about a container that does not start, by what its reason says."""
 _5XX = "a 5xx"
 _OF_ANSWERS = {
     "401": "start it without a key of its own: the routers ask their callers for keys (docs/security.md)",
@@ -374,17 +374,18 @@ def _gate(facts: StackFacts) -> Iterator[Finding]:
         )
         yield fail("start gate", f"{folder}: {why}", remedy)
     known = _known(facts)
-    waiting = [seat for seat in facts.seats if seat.get("state") == "waiting" and not _rests(seat, known)]
-    waiting = [seat for seat in waiting if not seat.get("failed")]  # the seats tell
+    owned = [seat for seat in facts.seats if not seat.get("failed")]  # else the seats tell
+    at_gate = [seat for seat in owned if seat.get("state") == "waiting" or _called(seat, known) is False]
+    waiting = [seat for seat in at_gate if not _called(seat, known)]
     late = [seat for seat in waiting if facts.now - float(seat.get("since") or facts.now) > MOST_GATE_SECONDS]
     for seat in late:
         stage = known.get(str(seat.get("seat")), {}).get("stage") or {}
         why = stage.get("text") or stage.get("stage") or "its manager gives no reason"
         text = f"{seat.get('model')} waits since {facts.now - float(seat['since']):.0f} s: {why}"
         remedy = f"kyb why {seat.get('model')}"
-        if (stage.get("data") or {}).get("called") is False:
+        if _called(seat, known) is False:
             log = "kyb logs kubelet" if facts.processes else "kubectl describe pod"
-            remedy = f"it says why: {log}; does the plugin run? kyb logs plugin"
+            remedy = f"it says why: {log}; does the plugin run? kyb logs plugin{_of_run(str(seat.get('reason')))}"
         yield warn("start gate", text, remedy)
     if not facts.gate_folders and not late:
         yield ok("start gate", f"{len(waiting)} wait there, none for more than {MOST_GATE_SECONDS:.0f} s")
@@ -397,11 +398,19 @@ def _known(facts: StackFacts) -> dict[str, dict[str, Any]]:
 
 
 def _rests(seat: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether it waits for nothing: by the roster, or by its manager. One that has served and is at the start gate
-    does, as far as is known while its manager gives no answer."""
-    told = known.get(str(seat.get("seat")))
-    at_gate = bool(seat.get("started")) and seat.get("state") == "waiting"
-    return seat.get("state") in ("active", "parked") or (at_gate if told is None else bool(told.get("rests")))
+    """Whether it serves, is parked, or waits at the start gate for a request."""
+    return seat.get("state") in ("active", "parked") or _called(seat, known) is True
+
+
+def _called(seat: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> bool | None:
+    """Whether kubelet has called the start gate for one that only a request starts; None: for another one."""
+    stage = known.get(str(seat.get("seat")), {}).get("stage") or {}
+    called: bool | None = (stage.get("data") or {}).get("called")
+    return called
+
+
+def _of_run(reason: str) -> str:
+    return next((f"; {do}" for why, do in _OF_RUN.items() if why in reason), "")
 
 
 def _gpus(facts: StackFacts) -> Iterator[Finding]:
@@ -422,10 +431,9 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
         elif state in _TROUBLED:
             remedy = "docs/operate.md#a-quarantined-seat" if state == "quarantined" else _anew(facts)
             yield fail("seat", f"{name} is {state}: {seat.get('reason') or 'no reason was given'}", remedy)
-        elif state == "backoff" and not _comes_to_gate(seat, facts):
+        elif state == "backoff":
             text = f"{name}: its container exited and is started again: {seat.get('reason') or 'see its log'}"
-            more = next((f"; {do}" for why, do in _OF_RUN.items() if why in text), "")
-            yield warn("seat", text, _logs(facts, seat) + more)
+            yield warn("seat", text, _logs(facts, seat) + _of_run(text))
         elif seat.get("blocked") and not seat.get("drained"):
             yield warn("seat", f"{name}: {seat['blocked']}", f"kyb why {seat.get('model')}")
         if state == "active" and "holds a lock of" in str(seat.get("reason")):
@@ -436,11 +444,7 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
     settled = sum(_rests(seat, known) for seat in owned)
     groups = [group for node in facts.managers for group in node.get("groups") or ()]
     late = {phase["seat"] for group in groups for phase in group.get("phases") or () if phase.get("late")}
-    on_time = [
-        seat
-        for seat in owned
-        if (seat.get("state") in _SWITCHING or _comes_to_gate(seat, facts)) and seat.get("seat") not in late
-    ]
+    on_time = [seat for seat in owned if seat.get("state") in _SWITCHING and seat.get("seat") not in late]
     if settled == len(owned):
         yield ok("seats", f"{len(owned)}, all active or parked")
     elif settled + len(on_time) == len(owned):
@@ -448,12 +452,6 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
         yield ok("seats", f"{len(owned)}, {settled} active or parked; {doing}, for no longer than usual")
     else:
         yield warn("seats", f"{settled} of {len(owned)} are active or parked", "kyb status shows what the others do")
-
-
-def _comes_to_gate(seat: Mapping[str, Any], facts: StackFacts) -> bool:
-    """Whether its engine ended a moment ago because a restart parks it."""
-    ours = seat.get("state") == "backoff" and str(seat.get("reason")).startswith(ENDED_HERE)
-    return ours and facts.now - float(seat.get("since") or facts.now) <= MOST_GATE_SECONDS
 
 
 def _log(facts: StackFacts, name: str, pod: str) -> str:

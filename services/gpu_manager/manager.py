@@ -61,7 +61,7 @@ from services.gpu_manager.core.inputs import (
     UnixTime,
     WallTime,
 )
-from services.gpu_manager.core.managed_seat import AT_HOME, PodTerms
+from services.gpu_manager.core.managed_seat import PodTerms
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.core.state import Effect, NodeState
 from services.gpu_manager.engines import EngineProbes
@@ -366,14 +366,14 @@ class Manager:
     def _unsettled(self) -> bool:
         """True while reads of the pods may change what a call at the start gate means: of a seat that is known to wait
         there, they do not."""
-        return any(self.node.seats[seat].state is not SeatState.WAITING for seat in self.calling)
+        return any(self.node.seats[seat].acts_as is not SeatState.WAITING for seat in self.calling)
 
     def _unconfirmed(self) -> frozenset[str]:
         """Seats whose call at the start gate may be another pod's, where it matters (``allocations._at_gate``)."""
         return frozenset(
             seat.id
             for seat in self.node.seats.values()
-            if (seat.state in HAS_PROCESS or seat.state is SeatState.LOST)
+            if seat.acts_as in (*HAS_PROCESS, SeatState.LOST)
             and (call := self.calling.get(seat.id)) is not None
             and not (seat.gate.call == call and seat.gate.confirmed >= 2)
         )
@@ -414,7 +414,7 @@ class Manager:
             if (now := self.now()).wall >= due:
                 due = now.wall + TEXT_SECONDS
                 self.gate.write_texts(publish.gate_texts(self.node, now))
-            comes = (seat for seat in self.node.seats.values() if seat.state in AT_HOME)
+            comes = (seat for seat in self.node.seats.values() if seat.facts.at_home)
             asked = any(view.asked(self.node, seat) for seat in comes)
             await asyncio.sleep(to_beat(GATE_SECONDS if asked else QUIET_GATE_SECONDS))
 

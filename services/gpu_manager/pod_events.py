@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 from kybernate.kube import Kube, KubeError
 from kybernate.logs import OnceLogger
 from kybernate.roster import SeatRecord
-from kybernate.seat import ENDED_HERE
 from kybernate.seat import SeatState as S
 
 ROUTINE_SECONDS = 60.0
@@ -34,8 +33,6 @@ def describe(row: SeatRecord) -> tuple[str, str] | None:
     """Reason and message of what a seat does or waits for; None for states that last only for a moment. Pure."""
     if row.failed and row.state is not S.ACTIVE:
         reason, text, why = "EngineFailed", row.failed, ""
-    elif row.state is S.BACKOFF and row.reason.startswith(ENDED_HERE):
-        return None  # it was told as parked
     elif found := _WARNINGS.get(row.state):
         (reason, text), why = found, row.reason
     elif row.blocked:

@@ -87,6 +87,7 @@ def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
         usual_seconds=time["usual_seconds"] or 0.0,
         deadline_at=time["deadline_at"] or 0.0,
         started=seat.durable.started,
+        cold=seat.acts_as is SeatState.WAITING,
         max_requests=pod.notes.max_requests if pod else 0,
         activate_seconds=seat.durable.costs.switch_seconds,
         manager_url=node.manager_url,

@@ -48,6 +48,10 @@ def test_frozen_engines_refuse_the_uninstall(states: tuple[str, ...], held: int)
     assert len(look(*(row(f"p{n}", state) for n, state in enumerate(states))).held) == held
 
 
+def test_what_is_parked_without_an_engine_is_not_frozen() -> None:
+    assert not look({**row("p", "parked"), "cold": True}).held
+
+
 def test_pods_that_are_over_or_request_no_seat_are_ignored() -> None:
     every = [pod("over", phase="Succeeded"), pod("plain", limits={"nvidia.com/gpu": "1"}), pod("own", limits={})]
     assert owners(every, ["kyb.ai/"]) == ()

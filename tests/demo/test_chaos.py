@@ -207,12 +207,10 @@ async def _no() -> bool:
     return False
 
 
-@pytest.mark.parametrize(("backend", "ordered"), [("fake", False), ("restart", True)])
-async def test_a_parked_seat_without_a_process_is_in_order_where_parking_ends_it(backend: str, ordered: bool) -> None:
-    stack = Stack(StackOptions(backend=backend))
-    rows = [
-        {"seat": f"s{n}", "model": model, "state": "waiting", "started": True} for n, model in enumerate(stack.models)
-    ]
+@pytest.mark.parametrize(("state", "ordered"), [("waiting", False), ("parked", True)])
+async def test_a_seat_at_the_gate_is_in_order_where_it_is_parked(state: str, ordered: bool) -> None:
+    stack = Stack(StackOptions())
+    rows = [{"seat": f"s{n}", "model": model, "state": state, "started": True} for n, model in enumerate(stack.models)]
 
     async def seats(_: web.Request) -> web.Response:
         return web.json_response({"seats": rows})

@@ -19,7 +19,7 @@ from kybernate.doctor.model import DriverFacts, HostFacts
 from kybernate.doctor.stack import StackFacts, check_stack
 from kybernate.messages import EngineFaults
 from kybernate.redaction import without_secrets
-from kybernate.seat import ENDED_HERE, WITHOUT_RUN
+from kybernate.seat import WITHOUT_RUN
 
 NO_RUN = 'could not be started: exec: "/kyb/kyb-run": stat /kyb/kyb-run: no such file or directory: unknown'
 FAILED = "has failed 14 times in a row since 09:12 UTC: exited with code 1: no such file"
@@ -215,10 +215,11 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         "seat", "no such file", "upgrade the node agent",
     ),
     "kubelet pauses before each start of an engine without kyb-run": (
-        lambda facts: replace(facts, seats=(
-            {**SEAT, "state": "backoff", "since": facts.now - 61.0, "reason": f"{ENDED_HERE}: …, {WITHOUT_RUN}"},
-        )),
-        "seat", WITHOUT_RUN, "crashLoopBackOff.maxContainerRestartPeriod",
+        lambda facts: replace(
+            waits(facts, "parked", f"it is parked by restart, {WITHOUT_RUN}"),
+            managers=(node("start-gate", "its container has not come to the start gate yet", called=False),),
+        ),
+        "start gate", "qwen waits since 100 s: its container has not", "crashLoopBackOff.maxContainerRestartPeriod",
     ),
     "an engine holds the lock of a shared cache": (
         lambda facts: replace(facts, seats=({**SEAT, "state": "active", "reason": "pid 7 holds a lock of /x"},)),
@@ -280,9 +281,9 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
 }  # fmt: skip
 
 
-def waits(facts: StackFacts) -> StackFacts:
-    """A seat has waited at the start gate for 100 s."""
-    return replace(facts, seats=({**SEAT, "state": "waiting", "since": facts.now - 100.0},))
+def waits(facts: StackFacts, state: str = "waiting", reason: str = "") -> StackFacts:
+    """A seat is in this state for 100 s."""
+    return replace(facts, seats=({**SEAT, "state": state, "since": facts.now - 100.0, "reason": reason},))
 
 
 def woken(at: float = 9_900.0) -> dict[str, Any]:
@@ -317,25 +318,28 @@ def test_a_broken_stack_is_named_with_its_remedy(broken: str) -> None:
 
 
 def test_a_seat_that_a_request_starts_is_at_rest() -> None:
-    rests = node("start-gate", "a request starts it, or kyb activate")
-    assert [finding.check for finding in troubles(replace(waits(SOUND), managers=(rests,)))] == ["start gate", "seats"]
-    rests["groups"][0]["seats"][0]["rests"] = True
+    between = node("start-gate", "its container comes to the start gate again in a moment")
+    found = troubles(replace(waits(SOUND), managers=(between,)))
+    assert [finding.check for finding in found] == ["start gate", "seats"]
+    rests = node("start-gate", "a request starts it, or kyb activate", called=True)
     assert troubles(replace(waits(SOUND), managers=(rests,))) == []
 
 
-def test_a_seat_that_rests_at_the_gate_is_no_trouble_while_its_manager_restarts() -> None:
+def test_a_seat_that_a_restart_parks_is_no_trouble_while_its_manager_restarts() -> None:
     silent = {"node": "n1", "unanswered": "its manager at http://m does not answer (refused)"}
     facts = replace(waits(SOUND), managers=(silent,))
     assert "start gate" in [finding.check for finding in troubles(facts)]
-    served = tuple({**seat, "started": True} for seat in facts.seats)
-    assert not {"start gate", "seats"} & {finding.check for finding in troubles(replace(facts, seats=served))}
+    parked = troubles(replace(waits(SOUND, "parked"), managers=(silent,)))
+    assert not {"start gate", "seats"} & {finding.check for finding in parked}
 
 
 def test_a_seat_whose_engine_a_restart_ended_a_moment_ago_is_no_trouble() -> None:
-    ended = {**SEAT, "state": "backoff", "since": SOUND.now - 59.0, "reason": f"{ENDED_HERE}: it is parked by restart"}
-    assert troubles(replace(SOUND, seats=(ended,))) == []
-    found = troubles(replace(SOUND, seats=({**ended, "reason": "its container exited with code 137"},)))
-    assert [finding.check for finding in found] == ["seat", "seats"]
+    uncalled = node("start-gate", "its container has not come to the start gate yet", called=False)
+    facts = replace(SOUND, managers=(uncalled,))
+    ended = {**SEAT, "state": "parked", "since": SOUND.now - 59.0}
+    assert troubles(replace(facts, seats=(ended,))) == []
+    found = troubles(replace(facts, seats=({**ended, "since": SOUND.now - 61.0},)))
+    assert [finding.check for finding in found] == ["start gate"]
 
 
 def test_a_seat_that_woke_is_told_for_an_hour() -> None:

@@ -44,8 +44,8 @@ gpuTopology:
 """
 KYB_RUN = "command: [/kyb/kyb-run, --, python,"
 """In front of engines that move by a restart."""
-LATER = ("backoff", "waiting", "starting", "active")
-"""States of a seat that moves by a restart, in order."""
+LATER = ("waiting", "starting", "active")
+"""States of a seat that moves by a restart, in order; waiting: it has no engine."""
 MODELS = ("a", "b", "c")
 SPEED = 4.0
 SETTLED_SECONDS = 90.0
@@ -248,7 +248,8 @@ class Failures:
         reached = LATER[LATER.index(state) :] if state in LATER else (state,)
 
         async def holds() -> bool:
-            return any(row["model"] == model and row["state"] in reached for row in await self.seats())
+            rows = [row for row in await self.seats() if row["model"] == model]
+            return any(("waiting" if row["cold"] else row["state"]) in reached for row in rows)
 
         await until(holds, what=f"{model} is {state}", timeout=60, interval=0.005)
 

@@ -128,7 +128,7 @@ def test_a_process_in_a_container_whose_engine_rests_is_ended(world: World) -> N
     """``kubectl exec`` of a CUDA program in a container that kyb-run keeps."""
     parked, active = beside(world, "restart")
     world.end_processes(parked)
-    assert world.state(parked) in (S.WAITING, S.BACKOFF)
+    assert world.managed(parked).acts_as is S.WAITING
     world.receive(held(world, parked, GIB))
     assert (world.state(parked), world.managed(parked).lease) == (S.LOST, True)
     assert world.state(active) is S.ACTIVE

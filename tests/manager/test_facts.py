@@ -21,7 +21,7 @@ from services.gpu_manager.core.facts import (
     Trigger,
     after,
 )
-from tests.facts import COPY, RUNS, WAITS, check, contradictions
+from tests.facts import COLD, COPY, RUNS, WAITS, check, contradictions
 from tests.manager.test_mid_switch import switch_under_way
 from tests.manager.world import World
 
@@ -44,6 +44,8 @@ from tests.manager.world import World
         (replace(RUNS, promise=Promise.ENDS), S.LOST, True),
         (replace(COPY, unlocated=True, promise=Promise.ENDS), S.LOST, False),
         (replace(COPY, promise=Promise.DROPS), S.PARKED, False),
+        (COLD, S.PARKED, False),
+        (replace(COLD, ticket=Ticket.OPEN), S.STARTING, True),
         (replace(RUNS, promise=Promise.HANDS_OFF), S.QUARANTINED, True),
         (replace(RUNS, owner=Owner.LEAVING), S.RELEASING, True),
         (replace(COPY, owner=Owner.LEAVING), S.RELEASING, False),
@@ -87,9 +89,24 @@ LEGAL = [
 
 @pytest.mark.parametrize("trigger", Trigger)
 def test_what_can_happen_leads_to_no_facts_that_exclude_each_other(trigger: Trigger) -> None:
-    listed = [facts for facts in LEGAL if facts.state in TABLE[trigger][0]]
+    listed = [facts for facts in LEGAL if facts.acts_as in TABLE[trigger][0]]
+    if trigger is Trigger.NO_PROCESS:
+        listed = [facts for facts in listed if not facts.alive]
     assert listed
     assert {check(after(facts, trigger)): facts for facts in listed if check(after(facts, trigger))} == {}
+
+
+@pytest.mark.parametrize(
+    ("facts", "trigger"),
+    [
+        (COPY, Trigger.TICKET),
+        *((COLD, one) for one in (Trigger.LEASE, Trigger.REMAP, Trigger.WOKE, Trigger.EMPTIED)),
+    ],
+)
+def test_a_switch_brings_what_is_kept_and_a_ticket_what_is_not(facts: Facts, trigger: Trigger) -> None:
+    assert (facts.acts_as is S.PARKED, facts.acts_as is S.WAITING) == (facts is COPY, facts is COLD)
+    with pytest.raises(IllegalTransitionError):
+        after(facts, trigger)
 
 
 @pytest.mark.parametrize("promise", [Promise.ARRIVES, Promise.MOVES])
@@ -106,7 +123,8 @@ PAIRS = transitions()
 
 
 def test_what_follows_depends_on_the_state_alone() -> None:
-    assert {pair: states for pair, states in PAIRS.items() if len(states) > 1} == {}
+    several = {pair: states for pair, states in PAIRS.items() if len(states) > 1}
+    assert several == {(S.STARTING, Trigger.NO_PROCESS): {S.WAITING, S.PARKED}}
     assert {pair[1] for pair in PAIRS} == {*Trigger}
 
 
@@ -115,7 +133,9 @@ def test_what_follows_depends_on_the_state_alone() -> None:
 def test_what_the_table_does_not_list_is_refused(state: S, trigger: Trigger) -> None:
     facts = next(facts for facts in ALL if facts.state is state)
     if (state, trigger) in PAIRS:
-        assert {after(facts, trigger).state} == PAIRS[state, trigger]
+        alike = [facts for facts in ALL if facts.state is state and facts.acts_as in TABLE[trigger][0]]
+        facts = alike[-1] if trigger is Trigger.NO_PROCESS else alike[0]
+        assert after(facts, trigger).state in PAIRS[state, trigger]
         return
     with pytest.raises(IllegalTransitionError, match=f"a {state} seat cannot take {trigger}") as refused:
         after(facts, trigger)
@@ -127,7 +147,9 @@ ALL = [
     WAITS,
     *(replace(RUNS, promise=promise) for promise in Promise),
     COPY,
+    COLD,
     *(replace(WAITS, process=process) for process in Process),
+    replace(WAITS, ticket=Ticket.OPEN),
     replace(RUNS, owner=Owner.LEAVING),
 ]
 
@@ -157,6 +179,7 @@ def test_only_what_is_listed_ends_a_hold_of_a_process() -> None:
     freeing = {t for (before, t), states in PAIRS.items() if before in HOLDING and not states & {*HOLDING, S.RELEASING}}
     assert freeing == {
         Trigger.EVIDENCE,
+        Trigger.EMPTIED,
         Trigger.NOT_RESTORED,
         Trigger.NO_PROCESS,
         Trigger.EXITED,

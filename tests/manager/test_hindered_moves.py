@@ -91,7 +91,7 @@ def test_a_drain_of_the_group_to_which_a_seat_moves_sends_it_home_at_once(
     leaves(world, b)
     home = [""] if scope == "" else ["", ""]
     assert (tickets(world, a), world.managed(a).group.name) == (home, "G01")
-    assert world.state(a) is (S.WAITING if scope == "" else S.STARTING)
+    assert world.managed(a).acts_as is (S.WAITING if scope == "" else S.STARTING)
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -165,7 +165,7 @@ def test_without_room_a_seat_is_parked_by_a_restart_that_says_why(world: HostWor
     world.finish()
     assert world.job().park[0].backend == "restart"
     assert set(world.copies) == {a, b}, "no copy of c was made, and none was dropped"
-    assert world.state(c) is S.BACKOFF
+    assert world.managed(c).acts_as is S.WAITING
     assert "no room for the copy of" in str(why(world, c)["spilled"])
     assert world.node.spills == 1
     world.start(d)
@@ -212,7 +212,7 @@ def test_the_copy_of_a_seat_that_is_expected_back_later_is_dropped_for_one_that_
     assert world.job().park[0].backend == "fake"
     world.finish()
     assert set(world.copies) == {a, c}
-    assert world.state(b) is S.BACKOFF
+    assert world.managed(b).acts_as is S.WAITING
     assert "no room for the copy of c" in str(why(world, b)["spilled"])
 
 

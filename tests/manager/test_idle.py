@@ -144,7 +144,7 @@ async def test_a_kyb_run_that_waits_for_a_request_causes_no_reads_of_the_pods(id
     idle.call("first")
     async with idle.running() as manager:
         await until(lambda: manager.node.recovered, what="the board is recovered")
-        await until(lambda: manager.node.seats[idle.seat].state is S.WAITING, what="it waits at the gate")
+        await until(lambda: manager.node.seats[idle.seat].acts_as is S.WAITING, what="it waits at the gate")
         await idle.known("first")
         idle.clock.move(SETTLE_SECONDS + 1)
         await idle.some_wakes()

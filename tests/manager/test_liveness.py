@@ -81,7 +81,7 @@ def test_a_seat_that_is_parked_by_restart_has_waited_as_long_as_its_request(worl
     world.traffic(a, waiting=1, oldest=3.0)
 
     seen = view.seat_view(world.node, world.managed(a), world.now)
-    assert world.state(a) is S.WAITING
+    assert (world.state(a), seen.state) == (S.PARKED, S.WAITING)
     assert (seen.start_wait_seconds, seen.pinned) == (3.0, False)
     assert world.state(b) is S.DRAINING
 

@@ -8,7 +8,6 @@ import pytest
 
 from kybernate.kube import Kube, KubeError
 from kybernate.roster import SeatRecord
-from kybernate.seat import ENDED_HERE
 from kybernate.seat import SeatState as S
 from services.gpu_manager.pod_events import PodEventFilter, PodEvents
 from tests.until import until
@@ -35,7 +34,6 @@ def test_an_event_names_the_seat_that_a_pod_waits_for_and_why() -> None:
 def test_a_seat_that_a_restart_parks_has_no_copy() -> None:
     found = taken(PodEventFilter(), 0.0, S.PARKED, reason="it is parked by restart")
     assert found == ("Normal", "SeatParked", "is parked on group G0: it is parked by restart")
-    assert taken(PodEventFilter(), 0.0, S.BACKOFF, reason=f"{ENDED_HERE}: it is parked by restart") is None
 
 
 def test_turns_of_a_busy_seat_come_to_one_event_a_minute() -> None:

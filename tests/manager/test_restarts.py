@@ -11,7 +11,7 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager.core import moves, recovery
 from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.inputs import BusChanged, Recovered, SeatTicket, StartCall, StartCalls, StartTicket
-from services.gpu_manager.core.obstacles import obstacles, rests
+from services.gpu_manager.core.obstacles import obstacles
 from services.gpu_manager.core.starts import INSIDE_SECONDS
 from services.gpu_manager.failures import Failures
 from services.gpu_manager.ledger import Ledger
@@ -74,7 +74,7 @@ def dropped(world: World, seat: str) -> None:
     assert isinstance(world.last(KillJob), KillJob)
     assert world.managed(seat).facts.promise is Promise.DROPS
     world.end_processes(seat)
-    assert world.state(seat) is S.BACKOFF
+    assert (world.state(seat), world.managed(seat).acts_as is S.WAITING) == (S.PARKED, True)
 
 
 def arrives(world: World, seat: str) -> None:
@@ -97,7 +97,7 @@ def test_a_seat_at_the_gate_starts_on_another_group_while_its_own_is_busy(world:
     world.end_processes(a)
     world.look()
     world.look()
-    assert world.state(a) is S.WAITING
+    assert world.managed(a).acts_as is S.WAITING
     assert moves.seconds(world.node, world.managed(a)) == 0.0, "it starts in any case"
     world.traffic(a, waiting=2)
     assert tickets(world, a) == ["", "G23"]
@@ -107,23 +107,22 @@ def test_a_seat_at_the_gate_starts_on_another_group_while_its_own_is_busy(world:
     assert world.managed(a).heads_to == ""
 
 
-def test_a_seat_at_the_gate_rests_until_a_request_comes_and_not_before_a_call(world: World) -> None:
-    a, _ = busy_home(world, "restart")
-    found = [rests(world.node, world.managed(a), world.now)]
-    world.end_processes(a)
-    found.append(rests(world.node, world.managed(a), world.now))
-    call(world, a)
-    world.look()
-    world.look()
-    found.append(rests(world.node, world.managed(a), world.now))
+def test_a_seat_at_the_gate_waits_for_its_call_then_for_a_request_and_then_for_more(world: World) -> None:
+    a, fresh = busy_home(world, "restart")[0], world.seat(1, 0)
+    world.pod(fresh, "c", backend="restart")
+    found = []
+    for seat in (a, fresh):
+        found.append(world.stage(seat).data.get("called"))
+        call(world, seat)
+        world.look()
+        world.look()
+        found.append(world.stage(seat).data.get("called"))
     world.calls.clear()
     world.receive(StartCalls({}))
     world.traffic(a, waiting=1)
-    found.append(rests(world.node, world.managed(a), world.now))
-    assert (world.state(a), found) == (S.WAITING, [True, False, True, False])
-    fresh = world.seat(1, 0)
-    world.pod(fresh, "c", backend="restart")
-    assert (world.state(fresh), rests(world.node, world.managed(fresh), world.now)) == (S.WAITING, False)
+    found.append(world.stage(a).data.get("called"))
+    assert found == [False, True, False, True, None]
+    assert (world.stage(a).stage, world.state(a), world.state(fresh)) == ("start-gate", S.PARKED, S.WAITING)
 
 
 @pytest.mark.parametrize("backend", ["restart", "cuda"])
@@ -135,7 +134,7 @@ def test_kubelets_call_of_the_same_seat_starts_at_home_only(world: World, backen
     world.look()
     world.look()
     world.traffic(a, waiting=2)
-    assert (world.state(a), moves.way(world.node, world.managed(a))) == (S.WAITING, None)
+    assert (world.managed(a).acts_as, moves.way(world.node, world.managed(a))) == (S.WAITING, None)
     assert tickets(world, a) == [""]
 
 
@@ -328,7 +327,7 @@ def test_a_seat_that_will_not_come_gives_its_place_back_at_once(world: World, *,
         call(world, a)
         world.look()
         world.look()
-        assert world.state(a) is S.WAITING
+        assert world.managed(a).acts_as is S.WAITING
     world.tick()
     assert not any(seat.heads_to for seat in world.node.seats.values())
 
@@ -530,14 +529,13 @@ def test_a_manager_that_is_killed_at_any_step_of_a_move_leaves_the_seat_on_one_g
     if step == "starts":
         world.traffic(a, waiting=2)
     before = world.state(a)
-    alive = before is S.PARKED
+    alive = world.managed(a).facts.alive
     remembered = recovery.ledger(world.node, "")
     world.effects.clear()
     restart(world, remembered, parked=(a,) if alive else ())
     seat = world.managed(a)
     place = "G23" if step == "starts" else "G01"
-    then = S.BACKOFF if step == "waits" else before  # until the gate is asked again
-    assert (world.state(a), seat.group.name, seat.lease) == (then, place, step == "starts")
+    assert (world.state(a), seat.group.name, seat.lease) == (before, place, step == "starts")
     assert world.state(b) is S.ACTIVE
     assert (seat.facts.promise is Promise.DROPS) is alive, "the kill is sent again"
     if alive:

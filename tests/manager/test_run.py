@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import JobReply, SeatProgress
+from kybernate.messages import JobReply, ParkSeat, SeatProgress
 from kybernate.messages.jobs import Outcome
-from kybernate.seat import ENDED_HERE, WITHOUT_RUN, container_of, start_inside
+from kybernate.seat import WITHOUT_RUN, container_of, start_inside
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import view
-from services.gpu_manager.core.facts import Trigger
+from services.gpu_manager.core.facts import Process, Residence, Trigger
 from services.gpu_manager.core.inputs import JobsReported, StartCalls, StartTicket, WallTime
 from services.gpu_manager.core.starts import INSIDE_SECONDS, KUBELET_SECONDS
 from services.gpu_manager.ledger import Ledger
@@ -51,7 +51,7 @@ def waits(world: World) -> World:
     world.call(a, inside=True)
     report(world, a, "gone")
     world.look()
-    assert (world.state(a), world.state(b)) == (S.WAITING, S.ACTIVE)
+    assert (world.state(a), world.managed(a).acts_as is S.WAITING, world.state(b)) == (S.PARKED, True, S.ACTIVE)
     return world
 
 
@@ -82,7 +82,7 @@ def test_a_call_from_inside_ends_nothing_and_has_the_checkpointer_asked(world: W
         world.call(seat, inside=True)
         for _ in range(reads):
             world.look()
-        assert (world.state(seat), asked(world, seat)) == (state, True)
+        assert (world.state(seat), asked(world, seat)) == (state, seat == b), "a has none"
     report(world, b, "active")
     assert world.state(b) is S.ACTIVE
     report(world, b, "gone")
@@ -182,17 +182,20 @@ def test_a_container_that_ends_with_a_ticket_of_kyb_run_frees_the_group(starts: 
 
 
 @pytest.mark.parametrize(("inside", "more"), [(True, ""), (False, f", {WITHOUT_RUN}")])
-@pytest.mark.parametrize("seen_by", ["pods", "checkpointer", "gate"])
+@pytest.mark.parametrize("seen_by", ["job", "pods", "checkpointer", "gate"])
 def test_an_end_that_a_restart_made_is_no_exit_and_names_kyb_run_where_it_is_missing(
     world: World, inside: bool, more: str, seen_by: str
 ) -> None:
-    a, _ = world.fill("a", "b", backend="restart")
-    pod = world.pods[a]
-    world.pods[a] = replace(pod, restarts_inside=inside)
+    (a,) = world.fill("a", backend="restart")
+    world.pods[a] = replace(world.pods[a], restarts_inside=inside)
     world.look()
-    assert world.state(a) is S.PARKED
-    if seen_by == "pods":
-        world.pods[a] = replace(pod, running=False, ended="exited with code 137", restarts_inside=inside)
+    assert world.command(ParkSeat, a).accepted
+    world.quiet(a)
+    assert world.state(a) is S.PARKING
+    if seen_by == "job":
+        world.progress(world.job())
+    elif seen_by == "pods":
+        world.pods[a] = replace(world.pods[a], running=False, ended="exited with code 137")
         world.look()
     elif seen_by == "checkpointer":
         report(world, a, "gone")
@@ -200,8 +203,10 @@ def test_an_end_that_a_restart_made_is_no_exit_and_names_kyb_run_where_it_is_mis
         world.call(a)
         world.look()
         world.look()
-    ended = next(event for event in reversed(world.events(a)) if event.state is S.BACKOFF)
-    assert ended.reason == f"{ENDED_HERE}: it is parked by restart{more}"
+    facts = world.managed(a).facts
+    assert (facts.state, facts.process, facts.residence) == (S.PARKED, Process.NONE, Residence.NOTHING)
+    assert world.managed(a).reason == f"it is parked by restart{more}"
+    assert not any(event.state is S.BACKOFF for event in world.events(a))
 
 
 @pytest.mark.parametrize("backend", ["restart", "cuda"])
@@ -242,7 +247,7 @@ def test_a_manager_that_restarts_while_kyb_run_waits_finds_it_waiting(waits: Wor
     waits.call(a, inside=True)
     waits.look()
     waits.look()
-    assert (waits.state(a), waits.state(waits.seat(0, 1))) == (S.WAITING, S.ACTIVE)
+    assert (waits.state(a), waits.state(waits.seat(0, 1))) == (S.PARKED, S.ACTIVE)
 
 
 @pytest.mark.parametrize(("driver", "alive"), [("gone", False), ("active", True)])

@@ -120,7 +120,7 @@ def test_kyb_run_alone_after_the_end_of_its_permission_ends_its_hold(world: Worl
     world.look_at(a, "gone", asked=5.1)
     assert world.managed(a).lease, "as it was before the end of its permission"
     world.look_at(a, "gone")
-    assert (world.state(a), world.managed(a).lease) == (S.WAITING, False)
+    assert (world.state(a), world.managed(a).lease) == (S.PARKED, False)
     assert world.managed(a).reason == "kyb-run did not start its engine"
 
 

@@ -321,6 +321,21 @@ def test_the_time_at_an_engine_that_did_not_answer_is_no_wait():
     assert (forward.request, forward.held_seconds) == (1, 0.5)
 
 
+@pytest.mark.parametrize("cold", [True, False])
+def test_a_call_waits_for_a_start_under_way_before_it_makes_another_engine_start(cold: bool):
+    """A copy comes back sooner than that start ends; what has no engine, later."""
+    traffic = router(record("s0", cold=cold), record("s1", S.STARTING))
+    wakes = kinds(arrive(traffic), step.RequestActivation)
+    assert [wake.command.seat for wake in wakes] == ([] if cold else ["s0"])
+
+
+def test_a_call_leaves_the_seat_whose_row_says_that_its_engine_has_ended():
+    traffic = router(record("s0"), record("s1", S.STARTING))
+    arrive(traffic)
+    traffic.handle(record("s0", cold=True, since=2.0), 2.0)
+    assert level_of(traffic.table, "m", K1, 3.0)[0] == 1
+
+
 def test_held_calls_move_to_a_better_seat():
     traffic = router(record("s0"), record("s1", S.WAITING))
     arrive(traffic, 1)

@@ -82,9 +82,9 @@ async def test_a_program_in_a_container_whose_engine_rests_is_ended(tmp_path: Pa
 
             async def resting() -> str:
                 found = await seats(session, stack)
-                return next((model for model in "ab" if found[model]["state"] == "waiting"), "")
+                return next((model for model in "ab" if found[model]["state"] == "parked"), "")
 
-            rests = await until(resting, what="one waits at its gate", timeout=60)
+            rests = await until(resting, what="one is parked", timeout=60)
             async with session.get(f"{stack.layout.kubelet_url}/pods") as answer:
                 of = next(one for one in (await answer.json())["items"] if one["metadata"]["name"] == rests)
             folder = cgroups / of["status"]["containerStatuses"][0]["containerID"].removeprefix("containerd://")

@@ -77,7 +77,7 @@ async def test_kyb_run_that_is_stopped_at_the_gate_starts_nothing_by_an_old_perm
         os.kill(keeper, signal.SIGSTOP)
         held = asyncio.create_task(ask("b"))
         await until(lambda: on(seat("b"), "starting"), what="b has a ticket", timeout=60)
-        await until(lambda: on(seat("b"), "waiting"), what="nothing comes of the ticket", timeout=90)
+        await until(lambda: on(seat("b"), "parked"), what="nothing comes of the ticket", timeout=90)
         assert (await seat("b"))["reason"] == "kyb-run did not start its engine"
         assert await ask("a") == 200
         os.kill(keeper, signal.SIGCONT)

@@ -20,7 +20,6 @@ from typing import Any, NoReturn, Self
 import aiohttp
 
 from kybernate import files
-from kybernate.annotations import BACKEND
 from kybernate.bus import setup
 from kybernate.bus.port import BusError
 from kybernate.cli.operations import in_brackets
@@ -31,7 +30,6 @@ from kybernate.dev.stack.options import Plan, StackOptions, check
 from kybernate.dev.stack.pod_changes import alone
 from kybernate.dev.stack.process import LineSink, SupervisedProcess
 from kybernate.dev.stack.stack_file import StackFile
-from kybernate.engines import RESTART
 from kybernate.local_stack import stack_file
 
 SERVICES = ("plugin", "gpu_manager", "checkpointer", "router")
@@ -210,7 +208,7 @@ class Stack:
                         if missing is None:
                             return seats
                         unmet = missing
-                        if (count := len(settled(seats, restart=self.restarts))) > most:
+                        if (count := len(settled(seats))) > most:
                             progress(missing.partition(";")[0])
                             most = count
                             limit.reschedule(asyncio.get_running_loop().time() + timeout)
@@ -369,15 +367,9 @@ class Stack:
         seats = body.get("seats") if isinstance(body, dict) else None
         return seats if isinstance(seats, list) else None
 
-    @property
-    def restarts(self) -> bool:
-        """Whether a parked seat may have no process: its engine is started again."""
-        backends = {*(self.options.parked_by or "").split(","), *(p.annotations.get(BACKEND) for p in self.plan.pods)}
-        return RESTART in backends or self.plan.config.host_memory != "off"
-
     def missing(self, seats: list[dict[str, Any]]) -> str | None:
         """Why these rows of ``GET /v1/seats`` are not this stack, ready; None when they are."""
-        return unready(seats, len(self.models), restart=self.restarts)
+        return unready(seats, len(self.models))
 
     def _raise_refusal(self) -> None:
         keeping = self._keeping_bus
@@ -394,16 +386,14 @@ class Stack:
         return self._processes[name]
 
 
-def settled(seats: list[dict[str, Any]], *, restart: bool = False) -> list[dict[str, Any]]:
-    """The rows of ``GET /v1/seats`` whose models are ready. ``restart``: those that are parked wait at the start
-    gate."""
-    states = ("active", "parked", *(("waiting", "backoff") if restart else ()))
-    return [seat for seat in seats if seat.get("started") and seat.get("state") in states]
+def settled(seats: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of ``GET /v1/seats`` whose models are ready."""
+    return [seat for seat in seats if seat.get("started") and seat.get("state") in ("active", "parked")]
 
 
-def unready(seats: list[dict[str, Any]], pods: int, *, restart: bool = False) -> str | None:
+def unready(seats: list[dict[str, Any]], pods: int) -> str | None:
     """Why these rows of ``GET /v1/seats`` are not a ready stack of so many pods; None when they are."""
-    owned, ready = [seat for seat in seats if seat.get("state") != "free"], settled(seats, restart=restart)
+    owned, ready = [seat for seat in seats if seat.get("state") != "free"], settled(seats)
     if len(ready) >= pods:
         return None
     late = [f"{seat.get('model') or seat.get('seat')} is {seat.get('state')}{in_brackets(seat)}" for seat in owned]

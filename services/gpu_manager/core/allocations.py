@@ -2,9 +2,8 @@
 
 from collections.abc import Collection
 
-from kybernate.engines import RESTART
 from kybernate.messages import JobReply, KillJob, ReleaseJob, SeatActivated, SeatProgress
-from kybernate.seat import ENDED_HERE, WITHOUT_RUN, SeatState, container_of
+from kybernate.seat import SeatState, container_of
 from kybernate.topology import Group
 from services.gpu_manager.core import arbiter, decisions, resting, starts, switch, view
 from services.gpu_manager.core.facts import Process, Promise, Residence, Ticket, Trigger
@@ -158,11 +157,11 @@ def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
         return
     away = seat.group.name != seat.home.name
     ungated = away or not seat.facts.waits
-    if seat.state in HAS_PROCESS and (away or seat.state is not S.STARTING):  # (3)
+    if seat.state in HAS_PROCESS and seat.acts_as is not S.WAITING and (away or seat.state is not S.STARTING):  # (3)
         _exit(node, seat, "its container was started again", now)
     if seat.state is S.BACKOFF:
         node.transition(seat, T.CALLED, now)
-    if seat.state is S.WAITING:  # (4)
+    if seat.acts_as is S.WAITING:  # (4)
         ungated = True
         node.transition(seat, T.TICKET, now, reason="its container started without a ticket")
     seat.begins(container_id, pod.restarts)  # (2)
@@ -207,9 +206,9 @@ def _exit(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
     switch.leave(node, seat)
     pod = seat.pod
     if seat.starts_cold and seat.state in (S.PARKING, S.PARKED):
-        by_kubelet = seat.backend == RESTART and pod is not None and not pod.restarts_inside
-        reason = f"{ENDED_HERE}: {seat.starts_cold}{f', {WITHOUT_RUN}' if by_kubelet else ''}"
-    elif seat.state is S.STARTING and pod is not None and 0 < pod.probe_seconds <= now.wall - seat.entered_wall:
+        node.transition(seat, T.EMPTIED, now, reason=seat.starts_cold)
+        return
+    if seat.state is S.STARTING and pod is not None and 0 < pod.probe_seconds <= now.wall - seat.entered_wall:
         reason = f"{reason}: {switch.failed_start(seat, now)}"
     elif seat.state is S.STARTING or (seat.state in (S.ACTIVE, S.DRAINING) and not seat.usage.proven):
         seat.failed(reason if pod is None or pod.running else pod.ended or reason, now)

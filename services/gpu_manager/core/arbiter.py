@@ -66,7 +66,7 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
             _clear(node, group, others, now)
         return
     for seat in node.seats.values():
-        if seat.heads_to == group.name and seat.state is S.WAITING and seat.calls(now, group):  # (4)
+        if seat.heads_to == group.name and seat.acts_as is S.WAITING and seat.calls(now, group):  # (4)
             state.picked, state.why = seat.id, "its place is kept here"
             _grant(node, group, seat, state.why, now)
             return
@@ -116,7 +116,7 @@ def _grant(node: NodeState, group: Group, incoming: ManagedSeat, reason: str, no
     """
     if found := first(obstacles(node, incoming, group, now)):
         node.groups[group.name].why = found.text
-    elif incoming.state is S.WAITING:
+    elif incoming.acts_as is S.WAITING:
         decisions.decided(node, group, "start", reason, now, incoming=incoming)
         give_ticket(node, incoming, group, now)
         node.claims.pop(group.name, None)
@@ -142,7 +142,7 @@ def give_ticket(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> N
     if call.inside:
         seat.durable.container_id = start_inside(pod.container_id or "", call.call)
     away = group.name if group.name != seat.home.name else ""
-    if seat.state is S.WAITING:
+    if seat.acts_as is S.WAITING:
         seat.heads_to, seat.heads_until = away, WallTime(0.0)
         seat.durable.spilled = "" if away else seat.durable.spilled
         for rider in node.riders[Rider.starts]:

@@ -86,7 +86,11 @@ class Facts:
     """Its group's GPUs are its own, or may become so by its ticket."""
     may_hold: bool = field(init=False, compare=False)
     """It may hold GPUs of any group of its pool."""
+    at_home: bool = field(init=False, compare=False)
+    """A container starts, if ever, with the GPUs that kubelet gave it."""
     state: SeatState = field(init=False, compare=False)
+    acts_as: SeatState = field(init=False, compare=False)
+    """Its state, but one that is parked and has no process waits: a call at the start gate brings it, and no switch."""
 
     def __post_init__(self) -> None:
         alive, waits = self.process in (Process.LOADS, Process.RUNS), self.ticket is not Ticket.NONE
@@ -96,7 +100,9 @@ class Facts:
         object.__setattr__(self, "comes", comes)
         object.__setattr__(self, "holds", waits or comes or self.residence is Residence.VRAM)
         object.__setattr__(self, "may_hold", self.unlocated and (alive or waits))
+        object.__setattr__(self, "at_home", not (alive or waits))
         object.__setattr__(self, "state", _state(self))
+        object.__setattr__(self, "acts_as", S.WAITING if self.state is S.PARKED and not alive else self.state)
 
 
 _SERVING = {
@@ -117,7 +123,7 @@ def _state(facts: Facts) -> SeatState:
         (facts.promise is Promise.ENDS, S.LOST),
         (facts.waits or facts.process is Process.LOADS, S.STARTING),
         (facts.process is Process.ENDED, S.BACKOFF),
-        (facts.process is Process.NONE, S.WAITING),
+        (facts.residence is Residence.NOWHERE, S.WAITING),
         (facts.residence is not Residence.VRAM and not facts.comes, S.PARKED),
     )
     return next((state for fits, state in rules if fits), None) or _SERVING.get(facts.promise, S.PARKED)
@@ -135,6 +141,7 @@ class Trigger(StrEnum):
     DEMAND = "demand"  # it is wanted again while it drains
     DRAINED = "drained"  # nothing in flight any more, or the deadline passed
     EVIDENCE = "evidence"  # the backend proved that its VRAM is free
+    EMPTIED = "emptied"  # its engine was ended: it starts cold
     ROLLED_BACK = "rolled-back"  # a failed park was undone; it runs
     GOES_ON = "goes-on"  # the same of one whose start gave way: it loads
     LEASE = "lease"  # its group's GPUs are reserved for it
@@ -171,11 +178,12 @@ TABLE: dict[Trigger, tuple[tuple[SeatState, ...], dict[str, Any]]] = {
     _T.TICKET: ((S.WAITING,), {"ticket": Ticket.OPEN}),
     _T.HEALTHY: ((S.STARTING,), {**_IN_USE, "ticket": Ticket.NONE}),
     _T.YIELDS: ((S.STARTING,), {**_IN_USE, "ticket": Ticket.NONE, "promise": Promise.PARKS}),
-    _T.NO_PROCESS: ((S.STARTING,), _EMPTY),
+    _T.NO_PROCESS: ((S.STARTING,), {"ticket": Ticket.NONE, "unlocated": False, "conflict": False}),
     _T.EVICT: ((S.ACTIVE,), {"promise": Promise.DRAINS}),
     _T.DEMAND: ((S.DRAINING,), {"promise": Promise.NONE}),
     _T.DRAINED: ((S.DRAINING,), {"promise": Promise.PARKS}),
     _T.EVIDENCE: ((S.STARTING, S.PARKING), _COPY),
+    _T.EMPTIED: ((S.PARKING, S.PARKED), {**_EMPTY, "residence": Residence.NOTHING}),
     _T.ROLLED_BACK: ((S.PARKING,), {"promise": Promise.NONE}),
     _T.GOES_ON: ((S.PARKING,), {"process": Process.LOADS, "promise": Promise.NONE}),
     _T.LEASE: ((S.PARKED,), {"promise": Promise.ARRIVES}),
@@ -201,7 +209,7 @@ TABLE: dict[Trigger, tuple[tuple[SeatState, ...], dict[str, Any]]] = {
     _T.GONE: ((S.LOST,), _EMPTY),
     _T.FREED: ((S.RELEASING,), {**_EMPTY, "owner": Owner.NONE}),
 }
-"""In which states it can happen, and which facts it changes."""
+"""In which states (``acts_as``) it can happen, and which facts it changes."""
 
 
 class IllegalTransitionError(Exception):
@@ -216,7 +224,7 @@ class IllegalTransitionError(Exception):
 def after(facts: Facts, trigger: Trigger) -> Facts:
     """The facts after it. Raises IllegalTransitionError for a state that the table does not list."""
     states, changes = TABLE[trigger]
-    if facts.state not in states:
+    if facts.acts_as not in states or (trigger is Trigger.NO_PROCESS and facts.alive):
         raise IllegalTransitionError(facts.state, trigger)
     return changed(facts, **changes)
 

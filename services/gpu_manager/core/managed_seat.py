@@ -15,7 +15,7 @@ from kybernate.config import STANDARD, Tier
 from kybernate.cuda import FREED_SHARE
 from kybernate.engines import RESTART
 from kybernate.messages import SeatProgress, SeatTarget
-from kybernate.seat import COMING, SeatState, container_of, start_inside
+from kybernate.seat import COMING, WITHOUT_RUN, SeatState, container_of, start_inside
 from kybernate.topology import Group
 from services.gpu_manager.core.facts import Facts, Process, Residence, Ticket
 from services.gpu_manager.core.inputs import ModelTime, Now, StartCall, UnixTime, WallTime
@@ -32,8 +32,6 @@ PEAK_MARGIN = 1.05
 """Times the most VRAM that a seat was seen to use: what is reserved for it where seats share memory."""
 PARKED_NOWHERE = "nothing tells on which GPUs it was parked; it starts cold"
 """Why a parked seat ends: a restore without a map goes to these GPUs, which another seat may have by now."""
-AT_HOME = (SeatState.FREE, SeatState.WAITING, SeatState.BACKOFF)
-"""States without a process: a container starts, if ever, with the GPUs that kubelet gave it."""
 
 
 @dataclass(slots=True)
@@ -187,8 +185,10 @@ class ManagedSeat:
     durable: Durable = field(default_factory=Durable)
     """What survives a restart of the manager."""
     facts: Facts = field(default_factory=Facts)
-    """What is known of it; ``know`` keeps it, and the state and the lease that follow."""
+    """What is known of it; ``know`` keeps it, and what follows."""
     state: SeatState = SeatState.FREE
+    acts_as: SeatState = SeatState.FREE
+    """As in ``Facts``."""
     lease: bool = False
     """Its group's GPUs are reserved for it."""
     epoch: int = 0
@@ -236,7 +236,7 @@ class ManagedSeat:
 
     def know(self, facts: Facts) -> None:
         """This is what is known of it."""
-        self.facts, self.state, self.lease = facts, facts.state, facts.holds
+        self.facts, self.state, self.acts_as, self.lease = facts, facts.state, facts.acts_as, facts.holds
 
     def learn(self, **facts: Any) -> None:
         """Take in facts that leave it in its state; ``NodeState.transition`` changes that."""
@@ -270,7 +270,7 @@ class ManagedSeat:
             durable.way, durable.came_from, durable.waited = self.before_move
         elif self.state is SeatState.ACTIVE:
             self.parked_on = None
-        if self.state in AT_HOME:
+        if facts.at_home:
             self.group, self.parked_on, self.started_on = self.home, None, self.home
             durable.way = durable.came_from = ""
             durable.residue_bytes, durable.measured = 0, False
@@ -347,9 +347,10 @@ class ManagedSeat:
     @property
     def starts_cold(self) -> str:
         """Why it is parked by restart: its container ends, and starts again at its gate; empty: it is not."""
-        if self.pod is None:
-            return ""
-        return self.durable.spilled or ("it is parked by restart" if self.backend == RESTART else "")
+        if self.durable.spilled or self.backend != RESTART:
+            return self.durable.spilled
+        inside = self.pod is not None and self.pod.restarts_inside
+        return f"it is parked by restart{'' if inside else f', {WITHOUT_RUN}'}"
 
     @property
     def activate_seconds(self) -> float:

@@ -37,7 +37,7 @@ from kybernate.topology import Group
 from services.gpu_manager.core import view
 from services.gpu_manager.core.group_switch import SwitchPhase
 from services.gpu_manager.core.inputs import Now
-from services.gpu_manager.core.managed_seat import AT_HOME, ManagedSeat
+from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.state import NodeState
 
 S = SeatState
@@ -64,7 +64,7 @@ class Way:
 
 
 def _no_map(node: NodeState, seat: ManagedSeat) -> str:
-    if seat.state in AT_HOME:
+    if seat.facts.at_home:
         return "it has no copy"
     if seat.group.is_mig:
         return "the driver cannot checkpoint MIG instances"
@@ -76,13 +76,13 @@ def _no_map(node: NodeState, seat: ManagedSeat) -> str:
 def _no_restart(_: NodeState, seat: ManagedSeat) -> str:
     call, pod = seat.gate.call, seat.pod
     anywhere = pod is not None and pod.restarts_inside and pod.running
-    if seat.state in AT_HOME and call is not None:
+    if seat.facts.at_home and call is not None:
         anywhere = call.inside
     return "" if anywhere else "its container has its GPUs; with kyb-run in front it could start on others"
 
 
 def _cold(_: NodeState, seat: ManagedSeat) -> float:
-    if seat.state in AT_HOME:
+    if seat.facts.at_home:
         return 0.0  # it starts in any case
     return max(0.0, (seat.durable.costs.cold_seconds or COLD_SECONDS) - seat.activate_seconds)
 
@@ -109,7 +109,7 @@ def why_immovable(node: NodeState, seat: ManagedSeat) -> str:
 
 def starts_on(node: NodeState, seat: ManagedSeat, group: Group) -> bool:
     """True for a parked seat that comes to this group by a start of its engine."""
-    return seat.state is S.PARKED and group.name != seat.group.name and way(node, seat) is RESTART
+    return seat.acts_as is S.PARKED and group.name != seat.group.name and way(node, seat) is RESTART
 
 
 def _bound(seat: ManagedSeat) -> str:
@@ -176,7 +176,7 @@ def step(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     """
     if seat.state is S.STARTING:
         return
-    gone = seat.state is S.WAITING and not view.wanted(node, seat, now)
+    gone = seat.acts_as is S.WAITING and seat.gate.called is not None and not view.wanted(node, seat, now)
     late = now.wall > seat.heads_until or seat.state not in (S.PARKED, S.BACKOFF, S.WAITING)
     if not seat.heads_until and seat.state is not S.ACTIVE:  # (1)
         seat.stay(now)

@@ -22,7 +22,7 @@ from kybernate.topology import Group
 from services.gpu_manager.core import moves, phases, view
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
-from services.gpu_manager.core.managed_seat import AT_HOME, ManagedSeat
+from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.stage import NO_CLOCK, Clock, Stage
 from services.gpu_manager.core.state import NodeState
 
@@ -216,7 +216,7 @@ def IMMOVABLE(ask: Ask) -> Stage | None:
         return None
     why = next((f"GPU {gpu.index} is faulty: {fault}" for gpu in group.gpus if (fault := gpu.fault(node.faulty))), "")
     if not why and any(peer.name == group.name for peer in node.groups[seat.group.name].peers):
-        lacks = seat.state not in AT_HOME and group.name in seat.durable.closed
+        lacks = not seat.facts.at_home and group.name in seat.durable.closed
         why = moves.why_immovable(node, seat) or "its container was made without a GPU of it; a new pod has it" * lacks
     elif not why and len(group.gpus) != len(seat.home.gpus):
         why = f"GPUs: it has {len(group.gpus)}, the seat needs {len(seat.home.gpus)}"
@@ -263,9 +263,9 @@ def FAILED(ask: Ask) -> Stage | None:
     """Its engine has ended twice in a row or more without having served: it is in its pause, or no request asks for it.
     Data: ``failures``, ``code``, ``why``, ``line``, ``since``, ``until`` (unix)."""
     seat, failed = ask.seat, ask.seat.durable.failed
-    if not failed.failing or seat.state not in (S.WAITING, S.BACKOFF):
+    if not failed.failing or not seat.facts.at_home:
         return None
-    if seat.state is S.WAITING and view.may_start(ask.node, seat, view.demand(ask.node, seat), ask.now):
+    if seat.acts_as is S.WAITING and view.may_start(ask.node, seat, view.demand(ask.node, seat), ask.now):
         return None
     left = failed.until - float(ask.now.unix)
     time = Clock(deadline=ask.now.wall + left) if failed.pausing(float(ask.now.unix)) else NO_CLOCK
@@ -280,28 +280,28 @@ def CONTAINER(ask: Ask) -> Stage | None:
     seat = ask.seat
     if seat.state is S.BACKOFF:
         return Stage("container", f"its container starts again: {seat.reason}")
-    if seat.state is S.PARKED and seat.starts_cold:
+    if seat.acts_as is S.PARKED and seat.starts_cold:
         return Stage("container", f"its container ends and is started again: {seat.starts_cold}")
     return None
 
 
 @row(240, "start-gate", "seat", "-", "kubelet's call, a request, startWithin", turn=True)
 def START_GATE(ask: Ask) -> Stage | None:
-    """Kubelet has not called the start gate for it, or no request asks for it: it was parked, or warm-up is off."""
+    """Kubelet has not called the start gate for it (data ``called``), or no request asks for it."""
     node, seat = ask.node, ask.seat
-    if seat.state is not S.WAITING or view.wanted(node, seat, ask.now):
+    if seat.acts_as is not S.WAITING or view.wanted(node, seat, ask.now):
         return None
     if seat.gate.called is None:
         return Stage("start-gate", "its container has not come to the start gate yet", {"called": False})
     failed, pauses = seat.durable.failed, ""
     if failed.gave_way and failed.unasked(float(ask.now.unix)):
         pauses = f"; {failed.gave_way} of its starts gave way to requests for others, and it pauses"
-    return Stage("start-gate", f"a request starts it, or kyb activate{pauses}{_goes_first(ask)}")
+    return Stage("start-gate", f"a request starts it, or kyb activate{pauses}{_goes_first(ask)}", {"called": True})
 
 
 def _goes_first(ask: Ask) -> str:
     """When a start needs no request any more, if it has waited at the gate for as long."""
-    if ask.seat.state is not S.WAITING or not 0.0 < view.first_in(ask.node, ask.seat, ask.now) < inf:
+    if ask.seat.acts_as is not S.WAITING or not 0.0 < view.first_in(ask.node, ask.seat, ask.now) < inf:
         return ""
     return f"; {ask.node.setup.start_within_seconds:.0f} s after its first call it goes before requests"
 
@@ -311,7 +311,7 @@ def IDLE(ask: Ask) -> Stage | None:
     """It is parked, no request asks for it, and the policy does not fetch it ahead of requests."""
     named = ask.node.groups[ask.group.name].picked == ask.seat.id
     return (
-        None if ask.seat.state is not S.PARKED or named or view.wanted(ask.node, ask.seat, ask.now) else Stage("idle")
+        None if ask.seat.acts_as is not S.PARKED or named or view.wanted(ask.node, ask.seat, ask.now) else Stage("idle")
     )
 
 
@@ -324,7 +324,7 @@ def ROUTERS(ask: Ask) -> Stage | None:
     node = ask.node
     if node.bus_up and node.routers.settled(ask.now):
         return None
-    if ask.of is not None and (node.bus_up or ask.of.state is not S.PARKED) and ask.fits:
+    if ask.of is not None and (node.bus_up or ask.of.acts_as is not S.PARKED) and ask.fits:
         return None  # no seat has to leave for it
     text = "the bus is away" if not node.bus_up else "routers publish their presence after a restart or outage"
     return Stage("routers", f"nothing is evicted: {text}", {"bus": node.bus_up})
@@ -437,7 +437,7 @@ def UNPARKED(ask: Ask) -> Stage | None:
 @row(355, "start-gate", "seat", "-", "kubelet's next call", turn=True)
 def NO_CALL(ask: Ask) -> Stage | None:
     """No start waits at the gate at this moment, or none that can be on this group."""
-    if ask.seat.state is not S.WAITING or ask.seat.calls(ask.now, ask.group):
+    if ask.seat.acts_as is not S.WAITING or ask.seat.calls(ask.now, ask.group):
         return None
     if ask.seat.calls(ask.now):
         call = ask.seat.gate.call
@@ -658,12 +658,6 @@ def stage(node: NodeState, seat: ManagedSeat, now: Now) -> Stage:
     if seat.state in (S.PARKED, S.WAITING):
         return Stage("policy", node.groups[seat.group.name].why)
     return Stage("switch", "its switch is over in a moment")
-
-
-def rests(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
-    """True while it serves, is parked, or is at the start gate until a request comes, as one parked by restart is."""
-    first_row = next((one.row for one in waits(node, seat, now)), None) if seat.state is S.WAITING else None
-    return seat.state in (S.ACTIVE, S.PARKED) or (first_row is START_GATE and seat.gate.called is not None)
 
 
 def also(node: NodeState, seat: ManagedSeat, now: Now) -> list[Obstacle]:

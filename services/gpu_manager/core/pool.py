@@ -48,7 +48,7 @@ def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
     for seat in node.seats.values():
         if seat.state not in (S.PARKED, S.WAITING) or seat.group.name not in parked:
             continue
-        if (guest := node.moved_views.get(seat.id)) is None or seat.state is S.WAITING:  # its call names groups
+        if (guest := node.moved_views.get(seat.id)) is None or seat.acts_as is S.WAITING:  # its call names groups
             guest = moves.as_guest(node, seat, group, now)
             if guest.wait_seconds is not None:
                 guest = replace(guest, home_busy=_home_busy(node, seat, now))
@@ -58,7 +58,7 @@ def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
             node.moved_views[seat.id] = guest
         if seat.prefers(group, node.name):
             guest = replace(guest, prefers=True)
-        if seat.state is S.PARKED and not guest.loses_copy:
+        if seat.acts_as is S.PARKED and not guest.loses_copy:
             parked[seat.group.name].append(guest)
         if guest.wait_seconds is not None and not node.ordered_to(seat):
             found.append(_judged(node, guest, group, now))
@@ -119,6 +119,6 @@ def _home_busy(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
     switch = node.switches.get(seat.group.name)
     victim = node.seats.get(switch.victim or "") if switch is not None and switch.incoming is None else None
     over = victim is not None and victim.state is S.PARKED
-    elsewhere = seat.state is S.WAITING and seat.calls(now) and not seat.calls(now, seat.group)
+    elsewhere = seat.acts_as is S.WAITING and seat.calls(now) and not seat.calls(now, seat.group)
     found = home_obstacles(node, seat, now)
     return elsewhere or not seat.group.seat_ids or any(not (over and one.row is SWITCH) for one in found)

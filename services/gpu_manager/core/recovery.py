@@ -20,7 +20,7 @@ from services.gpu_manager.core import starts, switch, view
 from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Residence, Ticket, changed
 from services.gpu_manager.core.group_switch import Drain, GroupSwitch, JobExchange, SwitchPhase, SwitchTimes
 from services.gpu_manager.core.inputs import Now, Recovered, RecoveryBegun, SeatTicket
-from services.gpu_manager.core.managed_seat import AT_HOME, PARKED_NOWHERE, REHEARSAL, ManagedSeat, Rehearsal
+from services.gpu_manager.core.managed_seat import PARKED_NOWHERE, REHEARSAL, ManagedSeat, Rehearsal
 from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeState, Rider
@@ -377,7 +377,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
             _judge(node, status, entries)
     node.effects.clear()  # (6) publishes what came of it
     for seat in node.seats.values():  # (4)
-        if seat.state is S.PARKED or seat.state in COMING:
+        if seat.acts_as is S.PARKED or seat.state in COMING:
             seat.assume_residue()
         for rider in node.riders[Rider.found]:
             rider.found(node, seat, now, remembered=seat.id in entries)
@@ -405,7 +405,8 @@ def _recover_seat(
 
     (1) Its facts; an answer about another container than the present one tells nothing. (2) Where it is. A container
     starts, and gets its first context, at home; the ledger tells nothing about the place of a younger one, and of one
-    that was being moved. (3) What the ledger has learned of it; of the container before nothing about memory.
+    that was being moved. (3) What the ledger has learned of it; of the container before nothing about memory. (4) A
+    restart has parked it; some releases wrote that it waits.
     """
     asked = _present(pod, entry)
     end = None if ticket is None else ticket.expires
@@ -433,10 +434,13 @@ def _recover_seat(
     if pod.running and (entry is None or fresh):
         seat.durable.container_id, seat.durable.restarts = pod.container_id or "", pod.restarts
         seat.durable.residue_bytes, seat.durable.measured = 0, False
+    parked = entry is None or entry.state in (S.PARKED, S.PARKING, S.WAITING, S.BACKOFF)
+    if parked and seat.starts_cold and seat.durable.started and facts.state in (S.WAITING, S.BACKOFF):  # (4)
+        facts, reason = replace(facts, process=Process.NONE, residence=Residence.NOTHING), seat.starts_cold
     conflict = entry is not None and entry.conflict and facts.state in (S.QUARANTINED, S.RELEASING)
     seat.know(replace(facts, unlocated=unlocated, conflict=conflict and not unlocated))
     seat.reason, seat.group = reason, place or seat.group
-    if seat.state in AT_HOME:
+    if facts.at_home:
         seat.group = seat.started_on = seat.home
     if seat.state is S.STARTING:
         seat.started_on = seat.group

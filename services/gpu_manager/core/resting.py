@@ -47,7 +47,7 @@ def look(node: NodeState, seen: ForeignProcessesSeen, now: Now) -> None:
         room = view.room(node, seat)
         if not room:
             seat.learn(conflict=True)
-        serves = room and seat.state is S.PARKED
+        serves = room and seat.acts_as is S.PARKED
         if serves:
             seat.usage.active_since = seat.usage.busy = now.model
         else:
@@ -73,7 +73,7 @@ def _above(seat: ManagedSeat, seen: ForeignProcessesSeen) -> Mapping[str, int]:
 
 def _kept(seat: ManagedSeat, gpu: str) -> int:
     """What its processes may keep there: as measured at its park; nothing without a process."""
-    if seat.state is not S.PARKED:
+    if seat.acts_as is not S.PARKED:
         return 0
     if seat.durable.measured or seat.backend not in ENGINE_BACKENDS:
         return seat.residue_on(gpu)

@@ -313,7 +313,7 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     switch.job.sent = now.wall
     if incoming is not None:
         restarts = moves.starts_on(node, incoming, group)
-        if restarts or (incoming.state is not S.PARKED and not arrives(incoming, switch)):
+        if restarts or (incoming.acts_as is not S.PARKED and not arrives(incoming, switch)):
             incoming = None  # it starts with a ticket once the group is free, or it is gone
     if incoming is not None and incoming.epoch > switch.epoch:
         _rename(node, switch, now)  # it was parked after this switch began; its epoch must not fall
@@ -498,7 +498,8 @@ def _parked(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: S
     seat.backoff.park = Backoff()
     node.groups[switch.group].backoff.count = 0
     times.parked, times.park_seconds, times.verify_seconds = now.wall, took - verify, verify
-    node.transition(seat, T.EVIDENCE, now, epoch=switch.epoch, switch=switch, reason=cold, progress=progress)
+    trigger = T.EMPTIED if cold and not progress.no_context else T.EVIDENCE  # with none it lives on
+    node.transition(seat, trigger, now, epoch=switch.epoch, switch=switch, reason=cold, progress=progress)
 
 
 def _on_incoming_progress(
@@ -511,7 +512,7 @@ def _on_incoming_progress(
     the GPUs of the job until that lets them go.
     """
     dropped = done and progress.outcome == "pending"
-    if seat.state is S.PARKED and not dropped and about(seat, progress):  # (1)
+    if seat.acts_as is S.PARKED and not dropped and about(seat, progress):  # (1)
         _lease(node, switch, seat, now)
     if not _same_pod(seat, progress):
         return

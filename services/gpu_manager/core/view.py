@@ -47,7 +47,7 @@ def demand(node: NodeState, seat: ManagedSeat) -> SeatDemand:
 def best_seat(node: NodeState, model: str) -> str | None:
     """The seat that would serve a request for this model soonest."""
     seats = [seat for seat in node.seats.values() if seat.model == model and seat.state in PREFERENCE]
-    return min(((PREFERENCE[seat.state], seat.id) for seat in seats), default=(0, None))[1]
+    return min(((PREFERENCE[seat.acts_as], seat.id) for seat in seats), default=(0, None))[1]
 
 
 def requested(seat: SeatView) -> bool:
@@ -57,9 +57,9 @@ def requested(seat: SeatView) -> bool:
 
 def wanted(node: NodeState, seat: ManagedSeat, now: Now) -> bool:
     """True when a parked seat, or one at the start gate, has a reason to take its group's GPUs."""
-    if seat.state is S.WAITING:  # also between two calls of kubelet
+    if seat.acts_as is S.WAITING:  # also between two calls of kubelet
         return seat.gate.called is not None and may_start(node, seat, demand(node, seat), now)
-    return seat.state is S.PARKED and requested(seat_view(node, seat, now))
+    return seat.acts_as is S.PARKED and requested(seat_view(node, seat, now))
 
 
 def may_start(node: NodeState, seat: ManagedSeat, of_seat: SeatDemand, now: Now) -> bool:
@@ -151,7 +151,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
             start_wait = min(start_wait, max(oldest_wait, wanted_seconds or 0.0))
     seen = SeatView(
         seat=seat.id,
-        state=seat.state,
+        state=seat.acts_as,
         group=seat.group.name,
         waiting=found.waiting,
         ages=ages,

@@ -48,7 +48,7 @@ class Rank(IntEnum):
     PARKED = 4
     STARTING = 5  # a cold start takes longer than an activation
     BUSY = 6  # draining, or its engine has just refused a connection
-    DOWN = 7  # its container is not running
+    DOWN = 7  # its engine does not run
     REFUSED = 8  # its manager refuses to activate it, or its engine fails again and again
     UNUSABLE = 9
 
@@ -240,6 +240,8 @@ class Upstream:
             return Rank.FULL if self.full else Rank.OPEN
         if self.activation_request.refusal is not None or self.record.failed_until:
             return Rank.REFUSED
+        if state is _S.PARKED and self.record.cold:
+            return Rank.DOWN
         return _RANK_OF_STATE[state]
 
     def apply_record(self, record: SeatRecord, *, complete: bool = False, asked: float = -inf) -> bool:
@@ -271,7 +273,7 @@ class Upstream:
         old, self.record = self.record, new
         changed = (old.state, old.epoch, old.endpoint, old.model) != (new.state, new.epoch, new.endpoint, new.model)
         changed = changed or old.drained != new.drained  # a refusal for a drain ends with it
-        changed = changed or old.failed_until != new.failed_until
+        changed = changed or (old.failed_until, old.cold) != (new.failed_until, new.cold)
         if changed:
             self.suspect_until = 0.0
             self.share = 0

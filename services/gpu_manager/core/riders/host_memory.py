@@ -20,7 +20,7 @@ from services.gpu_manager.core import view
 from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
-from services.gpu_manager.core.managed_seat import AT_HOME, ManagedSeat
+from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.core.state import NodeState, Rider, Sample, SeatChange
 
@@ -160,7 +160,7 @@ class HostMemory(Rider):
         mine = account(seat)
         if change.switch is not None and seat.state is SeatState.DRAINING:
             reserve(node, change.switch, seat, now)
-        if seat.state in AT_HOME:
+        if seat.facts.at_home:
             mine.taken_bytes = mine.active_bytes = 0
         elif seat.state is SeatState.ACTIVE:
             _keeps_active(seat)
@@ -189,7 +189,7 @@ class HostMemory(Rider):
         durable, mine = seat.durable, account(seat)
         mine.parked_by = mine.parked_by or (seat.backend if mine.parked_bytes else "")
         if durable.spilled:
-            if seat.state is SeatState.PARKED and seat.facts.promise is Promise.NONE:  # (4)
+            if seat.acts_as is SeatState.PARKED and seat.facts.promise is Promise.NONE:  # (4)
                 node.kill_copy(seat, node.next_epoch(now))
         elif seat.state in (SeatState.PARKED, SeatState.PARKING, *COMING):  # (1)
             mine.taken_bytes = mine.taken_bytes or needed_bytes(seat)

@@ -69,7 +69,7 @@ def _copies(node: NodeState, switch: GroupSwitch, now: Now) -> bool:
 
 
 def _is_copied(seat: ManagedSeat) -> bool:
-    return not seat.starts_cold and seat.backend != RESTART and seat.state is not SeatState.WAITING
+    return not seat.starts_cold and seat.backend != RESTART and seat.acts_as is not SeatState.WAITING
 
 
 def _needs_none(ask: Ask) -> bool:
@@ -77,7 +77,7 @@ def _needs_none(ask: Ask) -> bool:
     node, group, seats = ask.node, ask.group, [ask.of] if ask.of is not None else ask.node.seats_on(ask.group)
     if not any(map(_is_copied, (*seats, *view.holders(node, group)))):
         return True
-    starts = (one for one in seats if one.state is SeatState.WAITING and view.wanted(node, one, ask.now))
+    starts = (one for one in seats if one.acts_as is SeatState.WAITING and view.wanted(node, one, ask.now))
     return any(view.room(node, one, on=group) and not unready(node, one, group, ask.now) for one in starts)
 
 

@@ -317,7 +317,7 @@ def _result(node: NodeState, order: OperatorOrder, now: Now) -> tuple[Literal[""
 def _busy(node: NodeState, order: OperatorOrder) -> list[ManagedSeat]:
     """The seats for which a drain waits: holders of its GPUs, and those that a switch brings there."""
     coming = {switch.incoming for switch in node.switches.values() if switch.holds_group}
-    return [seat for seat in _concerned(node, order) if seat.lease or (seat.id in coming and seat.state is S.PARKED)]
+    return [seat for seat in _concerned(node, order) if seat.lease or (seat.id in coming and seat.acts_as is S.PARKED)]
 
 
 def _text(node: NodeState, seat: ManagedSeat, now: Now) -> str:
