@@ -48,7 +48,7 @@ async def why(session: aiohttp.ClientSession, stack: Stack) -> dict[str, dict[st
 async def test_an_engine_that_is_never_healthy_gives_its_gpu_back(tmp_path: Path) -> None:
     options = small_node(tmp_path, ONE_GROUP, [NEVER, pod("good")])
     async with Stack(options) as stack, aiohttp.ClientSession() as session:
-        await until(lambda: "never" in stack.logs("gpu_manager"), what="its pod is seen", timeout=60)
+        await until(lambda: "console.listening" in stack.logs("console"), what="it can be asked", timeout=60)
 
         async def starts() -> bool:
             seat = (await why(session, stack)).get("never", {})
