@@ -68,8 +68,8 @@ until docker info >/dev/null 2>&1; do
   sleep 0.2
 done
 export BUILD_NETWORK=host
-# All containers together have the share of one process else, and answer no ping beside twenty. Version 1 of cgroups;
-# with version 2 systemd gives them system.slice's.
+# All containers together have the share of one session else, and answer no ping beside twenty. Version 1 of cgroups
+# only: version 2 was not tried.
 shares=/sys/fs/cgroup/cpu/docker/cpu.shares
 if [ -e /sys/fs/cgroup/cpu/cpu.shares ]; then mkdir -p "${shares%/*}" && echo 10240 >"$shares"; fi
 compose
