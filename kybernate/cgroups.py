@@ -333,7 +333,7 @@ def read(file: str | Path) -> str:
     return b"".join(pieces).decode(errors="replace")
 
 
-def read_text(file: Path) -> str:
+def read_text(file: str | Path) -> str:
     """Return its text without surrounding space; empty if it cannot be read: control groups and processes end."""
     try:
         return read(file).strip()

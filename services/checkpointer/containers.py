@@ -94,7 +94,7 @@ class Containers:
 
     def _is_keeper(self, root: ProcessIdentity) -> bool:
         try:
-            program = os.readlink(self.cgroups.proc / str(root.pid) / "exe")
+            program = os.readlink(f"{self.cgroups.proc}/{root.pid}/exe")
         except OSError:
             return False
         return os.path.basename(program.removesuffix(" (deleted)")) == PROGRAM

@@ -55,9 +55,9 @@ def held(pids: Iterable[int], proc: Path = PROC) -> list[HeldLock]:
 
 def _may_hold(pid: int, proc: Path) -> bool:
     """True if a descriptor of this process has a lock, or its descriptors cannot be read."""
-    folder = proc / str(pid) / "fdinfo"
+    folder = f"{proc}/{pid}/fdinfo"
     try:
-        return any("\nlock:" in read_text(folder / name) for name in os.listdir(folder))
+        return any("\nlock:" in read_text(f"{folder}/{name}") for name in os.listdir(folder))
     except OSError:
         return True
 
@@ -72,7 +72,7 @@ def why_not_frozen(processes: list[ProcessIdentity], *, shared: bool, proc: Path
         if shared and lock.exclusive and path and not _own(lock.pid, path, proc):
             return f"pid {lock.pid} holds a lock of {path}, which other engines may share"
     for one in processes:
-        if (name := read_text(proc / str(one.pid) / "comm")) in COMPILERS:
+        if (name := read_text(f"{proc}/{one.pid}/comm")) in COMPILERS:
             return f"pid {one.pid} compiles for it ({name})"
     return ""
 

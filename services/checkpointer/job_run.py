@@ -6,7 +6,7 @@ result, those recorded as begun are replayed from the present states, and the re
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 
 from kybernate.logs import get_logger
 from kybernate.messages import JobStatus, SeatProgress, SeatTarget
@@ -284,4 +284,5 @@ def _add(ending: Ending, step: str, seconds: float) -> None:
 
 def progress_of(target: SeatTarget, ending: Ending) -> SeatProgress:
     """What is reported of a seat whose half, or whose state, is this ending."""
-    return SeatProgress(seat=target.seat, pod_uid=target.pod_uid, container_id=target.container_id, **asdict(ending))
+    known = {one.name: getattr(ending, one.name) for one in fields(ending)}
+    return SeatProgress(seat=target.seat, pod_uid=target.pod_uid, container_id=target.container_id, **known)

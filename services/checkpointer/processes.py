@@ -33,7 +33,8 @@ def identify(pid: int, proc: Path = PROC) -> ProcessIdentity | None:
 
 def alive(process: ProcessIdentity, proc: Path = PROC) -> bool:
     """True if this process (not another with its pid) exists and is no zombie."""
-    return identify(process.pid, proc) == process
+    fields = _stat(process.pid, proc)
+    return fields is not None and int(fields[19]) == process.start
 
 
 async def ended(process: ProcessIdentity) -> None:

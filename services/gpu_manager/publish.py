@@ -60,8 +60,8 @@ _NONE: tuple[str, dict[str, Any], int, str, float, str] = ("", {}, 0, "", 0.0, "
 # --- the roster -------------------------------------------------------------------------------------------------------
 
 
-def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
-    """The seat's row of the roster, as of now."""
+def record(node: NodeState, seat: ManagedSeat, now: Now, riders: dict[str, Any] | None = None) -> SeatRecord:
+    """The seat's row of the roster, as of now; ``riders``: what they show, where it is known."""
     pod, time = seat.pod, clock(node, seat, now).as_json(now)
     return SeatRecord(
         node=node.name,
@@ -97,7 +97,7 @@ def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
         failed_until=_failed_until(seat, now),
         fixed=why_immovable(node, seat),
         reported_at=float(now.unix),
-        **_of_riders(node, seat, now),
+        **(riders or _of_riders(node, seat, now)),
     )
 
 
@@ -219,8 +219,9 @@ class RosterWriter:
         await self._until_recorded()
         del self._dirty[seat]
         of = self._node.seats[seat]
-        state, row = of.state, record(self._node, of, self._now())
-        riders = _of_riders(self._node, of, self._now())
+        now = self._now()
+        riders = _of_riders(self._node, of, now)
+        state, row = of.state, record(self._node, of, now, riders)
         self._blocked[seat] = row.blocked, riders, round(row.deadline_at), row.failed, row.failed_until, row.reason
         try:
             if state is SeatState.FREE and not row.drained:  # a drained node without pods is still known by its rows
