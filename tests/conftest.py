@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import forked
 from tests.skipped import refused_in_ci
 from tests.until import TIME_FACTOR
 
@@ -28,6 +29,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 # A shell ignores both for jobs in its background, and what a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+if "PYTEST_XDIST_WORKER" in os.environ and "KYB_EXEC" not in os.environ:
+    forked.install()
 
 HERE = Path(__file__).parent
 LONG = {

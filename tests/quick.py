@@ -10,7 +10,7 @@ if __name__ == "__main__":
     service, *changes = sys.argv[1:]
     sys.argv[1:] = []
     program = importlib.import_module(f"{service}.__main__")
-    (constants,) = Constants.__subclasses__()
+    (constants,) = (one for one in Constants.__subclasses__() if one.__module__.startswith(f"{service}."))
     (settings,) = constants.__subclasses__()
     for change in changes:
         name, _, value = change.partition("=")
