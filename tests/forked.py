@@ -9,6 +9,7 @@ fork what ``_Program.of`` takes; everything else is executed. Such a fork is a c
 import atexit
 import contextlib
 import ctypes
+import errno
 import gc
 import importlib
 import inspect
@@ -84,8 +85,12 @@ class _Program:
         """Whether it may start programs."""
         return not {"up", "demo", "kybernate.dev.fakes.kubelet"}.isdisjoint(self.words)
 
-    def become(self) -> None:
-        """Change this process into one that was just executed, all but its memory. Ends it when its parent is gone."""
+    def become(self, fds: Sequence[int], asked: int) -> None:
+        """Change this process into one that was just executed, all but its memory, with ``fds`` as stdio; then answer
+        with its pid. Ends it when its parent is gone, or with the error where the folder is missing."""
+        asked = os.dup(asked)  # it may be 0
+        for number, fd in enumerate(fds):
+            os.dup2(fd, number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number, (name, mode, buffered) in enumerate((("stdin", "r", -1), ("stdout", "w", -1), ("stderr", "w", 1))):
             old = getattr(sys, name)
@@ -94,7 +99,11 @@ class _Program:
             setattr(sys, f"__{name}__", new)
         os.environ.clear()
         os.environ.update(self.env)
-        os.chdir(self.folder)
+        try:
+            os.chdir(self.folder)
+        except OSError as error:
+            os.write(asked, f"{os.getpid()} {error.errno}".encode())
+            os._exit(127)
         if self.session:
             os.setsid()
         if self.launch:
@@ -103,6 +112,8 @@ class _Program:
                 os._exit(137)
             os.nice(int(self.launch[1]))
         _show(self.argv if not self.launch else [self.argv[6], *self.words], self.env)
+        os.write(asked, f"{os.getpid()} 0".encode())  # not before: who has the pid may signal its group
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
 
     def run(self) -> None:
         """What Python does with the words."""
@@ -143,9 +154,12 @@ def _let(zygote: socket.socket) -> None:
             return
         with lock:
             socket.send_fds(zygote, [json.dumps(asdict(program)).encode()], _stdio(call))
-            self.pid = int(zygote.recv(100))
-        if self.pid < 0:
-            raise OSError("the zygote cannot fork")
+            pid, error = map(int, zygote.recv(100).split())
+        if error:
+            if pid:
+                os.waitpid(pid, 0)
+            raise OSError(error, os.strerror(error), program.folder)
+        self.pid = pid
         self._child_created = True
         self._close_pipe_fds(*(call[f"{name}{end}"] for name in ("p2c", "c2p", "err") for end in ("read", "write")))
 
@@ -168,10 +182,7 @@ def main() -> None:
     """Import once, fork for each request, and run the program in the fork."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the tests
     program = _serve(socket.socket(fileno=0))
-    while True:
-        program.become()
-        if not program.starts:
-            break
+    while program.starts:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork():
             theirs.close()
@@ -213,14 +224,13 @@ def _serve(requests: socket.socket) -> _Program:
         _import_all()
         pid = _fork()
         if pid == 0:
-            requests.detach()
-            for number, fd in enumerate(fds):
-                os.dup2(fd, number)
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            return _Program(**json.loads(text))
+            program = _Program(**json.loads(text))
+            program.become(fds, requests.detach())
+            return program
         for fd in fds:
             os.close(fd)
-        requests.send(str(pid).encode())
+        if pid < 0:
+            requests.send(f"0 {errno.EAGAIN}".encode())
 
 
 def _import_all() -> None:
