@@ -67,10 +67,14 @@ class Look:
         for owner in self.owners:
             row = self.rows.get(owner.uid)
             state = None if row is None else SeatState(row["state"])
-            frozen = state in FROZEN and not (row or {}).get("cold")
-            if (state is None and owner.runs) or frozen:
+            if owner.runs if row is None else _frozen(row):
                 found.append(Held(owner, str((row or {}).get("seat", "")), state))
         return tuple(found)
+
+
+def _frozen(row: Mapping[str, Any]) -> bool:
+    """Of a row of ``/v1/seats`` or ``/v1/why``. A cold seat is parked without a process."""
+    return row["state"] in FROZEN and not row.get("cold")
 
 
 def owners(pods: Iterable[Mapping[str, Any]], prefixes: Sequence[str], known: Iterable[str] = ()) -> tuple[Owner, ...]:
@@ -122,7 +126,7 @@ def rollback_refusal(nodes: Iterable[Mapping[str, Any]]) -> str:
         if (written := node.get("ledger_format", 1)) > LEDGER_FORMAT:
             what = f"its group is in a ledger of format {written}, of which this release reads {LEDGER_FORMAT}"
             pooled = (seat for group in groups if group["peers"] for seat in group["seats"])
-            frozen = (seat for seat in pooled if seat["state"] in FROZEN)
+            frozen = (seat for seat in pooled if _frozen(seat))
             found += [f"{name}: {seat['model']} is {seat['state']}, and {what}" for seat in frozen]
     if not found:
         return ""

@@ -134,6 +134,7 @@ def _why_seat(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
         "stage": obstacles.stage(node, seat, now).as_json(now),
         "also": [one.stage.as_json(now) for one in obstacles.also(node, seat, now)],
         "state": str(seat.state),
+        "cold": seat.acts_as is SeatState.WAITING,
         "tier": seen.tier,
         "weight": seen.weight,
         "slo_seconds": seen.slo_seconds,
