@@ -349,17 +349,20 @@ class Journal:
         """Have the files written and removed now, without a record."""
         await self._do(self._writer, self._change_parked)
 
-    async def _do(self, thread: ThreadPoolExecutor, work: Callable[[], R]) -> R:
+    def _do(self, thread: ThreadPoolExecutor, work: Callable[[], R]) -> "asyncio.Future[R]":
         """Have it done, in order, also if the caller is cancelled meanwhile: what was recorded must be on disk."""
         done = thread.submit(work)
         with contextlib.suppress(TimeoutError):
-            done.exception(BRIEF_SECONDS)
-        if done.done():
-            return done.result()
+            brief = asyncio.get_running_loop().create_future()
+            if (error := done.exception(BRIEF_SECONDS)) is None:
+                brief.set_result(done.result())
+            else:
+                brief.set_exception(error)
+            return brief
         awaited = asyncio.wrap_future(done)
         self._under_way[awaited] = time.monotonic()
         awaited.add_done_callback(self._under_way.pop)
-        return await asyncio.shield(awaited)
+        return asyncio.shield(awaited)
 
     def _change_parked(self) -> None:
         while self._parked_changes:
