@@ -238,9 +238,9 @@ def _import_all() -> None:
         return
     gc.disable()
     for name in PROGRAMS:
-        if hasattr(importlib.import_module(name), "__path__"):
-            importlib.import_module(f"{name}.__main__")
-            del sys.modules[f"{name}.__main__"]
+        program = f"{name}.__main__" if hasattr(importlib.import_module(name), "__path__") else name
+        importlib.import_module(program)
+        del sys.modules[program]  # -m warns of one that was imported before
     for folder in ("kybernate.cli", "kybernate.doctor"):
         for module in pkgutil.iter_modules(sys.modules[folder].__path__):
             importlib.import_module(f"{folder}.{module.name}")
