@@ -218,7 +218,10 @@ def forbidden(error: Exception | None) -> bool:
 
 @contextlib.contextmanager
 def failures(what: str) -> Iterator[None]:
-    """Translate nats-py's errors into the bus' own. TimeoutError passes: its meaning depends on the caller."""
+    """Translate nats-py's errors into the bus' own. TimeoutError passes: its meaning depends on the caller. A
+    cancellation that nats-py loses (``wait_for`` of Python 3.11 does, where the answer comes at once) is raised."""
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
     try:
         yield
     except TimeoutError:
@@ -233,6 +236,9 @@ def failures(what: str) -> Iterator[None]:
         raise BusDownError(f"{what}: the connection to NATS is away") from error
     except nats.errors.Error as error:
         raise BusError(f"{what}: {error}") from error
+    finally:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 class LinkErrors(Troubles):

@@ -1,11 +1,16 @@
-"""A bus that is left while it connects ends, also where the client loses the stop."""
+"""A bus that is left while it connects ends, and a task that is cancelled while it asks, also where the client loses
+the stop."""
 
 import asyncio
+import contextlib
 
+import nats.errors
 import pytest
 
 from kybernate.bus import nats_connection
 from kybernate.bus.nats import NatsBus
+from kybernate.bus.nats_link import failures
+from kybernate.bus.port import BusError
 
 
 async def test_a_stop_that_the_client_loses_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,3 +34,29 @@ async def test_a_stop_that_the_client_loses_is_a_stop(monkeypatch: pytest.Monkey
     done, _ = await asyncio.wait({visiting}, timeout=10)
     assert done
     assert len(dials) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_cancellation_that_comes_with_the_answer_ends_the_task(*, fails: bool) -> None:
+    """Seen on a stack: a manager that was to start again with another configuration looked at the roster for ever."""
+    answer = asyncio.get_running_loop().create_future()
+
+    async def looks() -> None:
+        while True:
+            with contextlib.suppress(BusError), failures("the roster"):
+                await asyncio.wait_for(answer, 5)  # as nats-py does
+            await asyncio.sleep(3600)
+
+    task = asyncio.create_task(looks())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    if fails:
+        answer.set_exception(nats.errors.Error())
+    else:
+        answer.set_result(None)
+    task.cancel()
+    await asyncio.wait([task], timeout=1)
+    lost = not task.done()
+    task.cancel()
+    await asyncio.wait([task])
+    assert not lost
