@@ -73,7 +73,11 @@ async def test_a_move_and_a_drain_go_on_although_the_manager_dies_on_the_way(tmp
         assert "kyb resume node" in (await order("groups/G0/resume"))["error"]["message"]
         assert (await over(f"nodes/{node}/resume"))["outcome"] == "done"
         await until_resumed(seats)
-        assert (await ask(model))[0] == 200
+
+        async def served() -> bool:
+            return (await ask(model))[0] == 200
+
+        await until(served, what="the router, too, knows that nothing is drained", timeout=30)
         async with await FakeDriverClient.connect(stack.layout.driver_socket) as driver:
             violations = (await driver.call("stats"))["violations"]
         assert violations["count"] == 0, violations
