@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from services.probe.settings import ProbeSettings, ProbeTarget
 from services.probe.wire import (
-    FrameError,
     ProbeRequest,
     ProbeResponse,
     WireError,
@@ -147,22 +147,21 @@ class ProbeServer:
     ports: list[int] = field(default_factory=list)
     """Ports it listens on: its own health, then the targets in order."""
     _tls: "ssl.SSLContext | None" = None
+    _connections: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.manager = ManagerClient(self.settings.host_ip, self.settings.manager_port, self.settings.pod_uid)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["ProbeServer"]:
-        """Listen on all ports. Raises OSError when one is taken."""
+        """Listen on all ports; connections end with the loop. Raises OSError when a port is taken."""
         host = "::" if ":" in self.settings.pod_ip else "0.0.0.0"  # all addresses of the pod's IP family
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self.manager.close)
             for target in (None, *self.settings.targets):
-                handle = _Listener(self, target)
                 port = target.listen if target is not None else self.settings.health_port
-                server = await asyncio.start_server(handle, host, port, backlog=64)
+                server = await asyncio.start_server(partial(self._accept, target), host, port, backlog=64)
                 stack.callback(server.close)
-                stack.push_async_callback(handle.close)
                 self.ports.append(server.sockets[0].getsockname()[1])
             yield self
 
@@ -222,27 +221,16 @@ class ProbeServer:
             self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
         return self._tls
 
+    def _accept(self, target: ProbeTarget | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # asyncio's own task for it, one that is cancelled at the end, is an error in the log of Python 3.11.
+        task = asyncio.create_task(self._answer(target, reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
 
-class _Listener:
-    """Serves one port; ``target`` None: the health of kyb-probe itself."""
-
-    def __init__(self, probe: ProbeServer, target: ProbeTarget | None) -> None:
-        self._probe, self._target = probe, target
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._answer(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def close(self) -> None:
-        for task in tuple(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(tuple(self._tasks))
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        target = self._target
+    async def _answer(
+        self, target: ProbeTarget | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Serve a connection to one port; ``target`` None: to that of kyb-probe's own health."""
         seconds = _GRACE_SECONDS + (target.timeout if target is not None else 0.0)
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -258,28 +246,28 @@ class _Listener:
                     response = ProbeResponse(400, f"{error}\n".encode())
                 writer.write(response.bytes())
                 await writer.drain()
-        except (OSError, TimeoutError, FrameError):
+        except (OSError, TimeoutError, WireError):
             pass  # the caller disconnected, or did not speak HTTP/2
         finally:
             writer.close()
 
     async def _http(self, target: ProbeTarget | None, request: ProbeRequest) -> ProbeResponse:
         if target is None and request.path.partition("?")[0] == "/stop":
-            await self._probe.manager.wait_before_stop()
+            await self.manager.wait_before_stop()
             return ProbeResponse(200, b"the engine may be stopped\n")
         if target is None:
             return ProbeResponse(200, b"ok\n") if request.path.partition("?")[0] == "/healthz" else ProbeResponse(404)
         if target.scheme == "TCP":
-            return await self._probe.judge(target, lambda: self._probe.engine_tcp(target))
-        return await self._probe.judge(target, lambda: self._probe.engine_http(target, request))
+            return await self.judge(target, lambda: self.engine_tcp(target))
+        return await self.judge(target, lambda: self.engine_http(target, request))
 
     async def _grpc(self, target: ProbeTarget, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass the connection through to a running engine, or answer SERVING; a gRPC probe cannot be sent twice."""
-        seat = await self._probe.manager.seat(target.timeout * ASK_SHARE)
-        if not self._probe.runs(seat, target):
+        seat = await self.manager.seat(target.timeout * ASK_SHARE)
+        if not self.runs(seat, target):
             await serve_grpc_health(reader, writer)
             return
-        async with connected(self._probe.settings.pod_ip, target.port) as (from_engine, to_engine):
+        async with connected(self.settings.pod_ip, target.port) as (from_engine, to_engine):
             both = [asyncio.create_task(_pour(reader, to_engine)), asyncio.create_task(_pour(from_engine, writer))]
             try:
                 await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

@@ -137,26 +137,22 @@ _SERVING = b"\x00" + (2).to_bytes(4, "big") + b"\x08\x01"
 """Length-prefixed HealthCheckResponse{status: SERVING}."""
 
 
-class FrameError(Exception):
-    """The bytes received are not HTTP/2."""
-
-
 async def serve_grpc_health(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer Health/Check calls on this connection with SERVING until it ends. Raises FrameError, OSError.
+    """Answer Health/Check calls on this connection with SERVING until it ends. Raises WireError, OSError.
 
     grpc.health.v1, gRPC over HTTP/2. Kubelet makes one call per connection, and every call gets the same response, so
     request headers are not decoded. Frames: RFC 9113; header fields without indexing: RFC 7541, 6.2.2.
     """
     try:
         if await reader.readexactly(len(PREFACE)) != PREFACE:
-            raise FrameError("the bytes are not HTTP/2; a gRPC probe was expected")
+            raise WireError("the bytes are not HTTP/2; a gRPC probe was expected")
         writer.write(_frame(_SETTINGS, 0, 0))
         while True:
             head = await reader.readexactly(9)
             length, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
             stream = int.from_bytes(head[5:], "big") & 0x7FFFFFFF
             if length > _LONGEST:
-                raise FrameError(f"a frame of {length} bytes")
+                raise WireError(f"a frame of {length} bytes")
             body = await reader.readexactly(length)
             if kind == _SETTINGS and not flags & _ACK:
                 writer.write(_frame(_SETTINGS, _ACK, 0))
