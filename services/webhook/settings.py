@@ -5,17 +5,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from kybernate.settings import EMPTY_IS_NONE, Constants, ListenHost, OptionalFile, Settings
+from kybernate.settings import EMPTY_IS_NONE, ListenHost, OptionalFile, Settings
 
 
-class WebhookConstants(Constants):
-    """Values of the webhook that no environment sets."""
-
-    probe_port: int = 9479
-    """First port of kyb-probe in a pod; annotation kyb.ai/probe-port overrides it."""
-
-
-class WebhookSettings(WebhookConstants, Settings):
+class WebhookSettings(Settings):
     """Settings of the webhook."""
 
     host: ListenHost = "127.0.0.1"

@@ -34,6 +34,8 @@ VERSION = "admission.k8s.io/v1"
 WARNING_CHARACTERS = 250
 """The API server cuts longer warnings, and drops those beyond 4096 characters in total."""
 NAME = "kyb-probe"
+FIRST_PORT = 9479
+"""Of kyb-probe in a pod; the annotation moves it."""
 PROBE_MEMORY = "40Mi"
 """Of kyb-probe: request and limit."""
 STOP_GRACE_SECONDS = 300
@@ -132,7 +134,7 @@ def mutate(pod: Mapping[str, Any], settings: WebhookSettings, configs: Sequence[
     has_probe = any(one.get("name") == NAME for one in inits)
     moves = [] if has_probe else [move for path, container in engines for move in probes.found(path, container)]
     if moves:
-        ports = _ports(spec, notes, settings, 1 + len(moves))
+        ports = _ports(spec, notes, 1 + len(moves))
         for move, port in zip(moves, ports[1:], strict=True):
             patch += move.patch(port)
             warnings += move.warnings
@@ -151,7 +153,7 @@ def _seats(container: Mapping[str, Any], known: Collection[str]) -> list[str]:
     return [name for name in limits if name in known or name.startswith(PREFIX)]
 
 
-def _ports(spec: Mapping[str, Any], notes: SeatAnnotations, settings: WebhookSettings, count: int) -> list[int]:
+def _ports(spec: Mapping[str, Any], notes: SeatAnnotations, count: int) -> list[int]:
     """Return ``count`` ports that the pod does not use. Raises PodRefusedError."""
     if notes.probe_port is None and spec.get("hostNetwork"):
         raise PodRefusedError(
@@ -164,7 +166,7 @@ def _ports(spec: Mapping[str, Any], notes: SeatAnnotations, settings: WebhookSet
         for container in spec.get(kind) or ()
         for port in container.get("ports") or ()
     }
-    port, found = notes.probe_port or settings.probe_port, list[int]()
+    port, found = notes.probe_port or FIRST_PORT, list[int]()
     while len(found) < count:
         if port not in taken:
             found.append(port)
