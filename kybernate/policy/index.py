@@ -129,11 +129,6 @@ class Bid:
     overdue: float
     """Wait of its oldest request by the time it is served, in SLOs."""
 
-    @property
-    def guest(self) -> bool:
-        """Whether it would have to move here from another group."""
-        return self.seat.move_seconds is not None
-
     def __str__(self) -> str:
         seat = self.seat
         share = 100 * (seat.wait_seconds or 0.0) / max(seat.slo_seconds, _LEAST_COST)

@@ -125,8 +125,8 @@ def take_turns(
     holders = movable(view)
     if not holders:
         return blocked(view)
-    times = [(_later(yields_in(holder, incoming), settles_in(holder)), holder) for holder in holders]
-    due = [(wait, holder) for wait, holder in times if wait is not None]
+    times = [(yields_in(holder, incoming), holder) for holder in holders]
+    due = [(max(wait, settles_in(holder)), holder) for wait, holder in times if wait is not None]
     if not due:
         return Stay(None, f"no holder is idle; {what}")
     alone = {one.seat: fits(view, incoming, (one,)) for _, one in due}
@@ -137,7 +137,3 @@ def take_turns(
         return Stay(wait, f"{holder.name} keeps the group for {wait:.1f} s more; {what}", settles=True)
     how = f"has {holder.in_flight} in flight" if own_load(holder) else f"is idle for {holder.idle_seconds:.1f} s"
     return Switch(incoming.seat, holder.seat, f"{what}; {holder.name} {how}")
-
-
-def _later(wait: float | None, settle: float) -> float | None:
-    return None if wait is None else max(wait, settle)
