@@ -10,12 +10,13 @@ import sys
 import time
 from typing import Any
 
-from kybernate.cuda import CheckpointApi, open_cuda, result_name, state_name
+from kybernate.cuda import result_name, state_name
 from kybernate.cuda.codes import uuid_bytes
+from kybernate.cuda.ctypes_api import CheckpointApi
 
 
 def main() -> None:
-    api = open_cuda()
+    api = CheckpointApi()
     began = time.perf_counter()
     code = api.init()
     _say({"code": code, "name": result_name(code), "binding": api.binding, "seconds": time.perf_counter() - began})

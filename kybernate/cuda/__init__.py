@@ -1,4 +1,4 @@
-"""The CUDA driver's checkpoint API: the only package that calls libcuda. Light to import."""
+"""The CUDA driver's checkpoint API: the only package that calls libcuda, by ``ctypes_api``. Light to import."""
 
 from kybernate.cuda.codes import (
     FREED_SHARE,
@@ -11,11 +11,3 @@ from kybernate.cuda.codes import (
     support,
     why_no_checkpoint,
 )
-from kybernate.cuda.port import CheckpointApi, CudaUnavailableError
-
-
-def open_cuda() -> CheckpointApi:
-    """The driver library of this machine, not initialized. Raises CudaUnavailableError."""
-    from kybernate.cuda.ctypes_api import CtypesApi
-
-    return CtypesApi()

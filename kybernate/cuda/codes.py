@@ -4,15 +4,6 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
-CHECKPOINT_CUDA = 12080
-"""Driver 570: the checkpoint API."""
-GPU_MAP_CUDA = 13000
-"""Driver 580: restore to other GPUs."""
-LAUNCH_JOB_CUDA = 13010
-"""Driver 590: several processes as one job."""
-CUSTOM_STORAGE_CUDA = 13040
-"""CUDA 13.4: the caller moves the bytes; states CHECKPOINTING and RESTORING."""
-
 HOST_BYTES_PER_VRAM_BYTE = 1.1
 """A checkpoint takes this much: copy, page tables and buffers. A margin above the
 bytes themselves, which the driver copies into ordinary memory of the process."""
@@ -101,10 +92,10 @@ class Support(NamedTuple):
 def support(cuda_version: int) -> Support:
     """Capabilities of a driver that reports ``cuda_version`` (13000 is 13.0), its bugs not considered."""
     return Support(
-        checkpoint=cuda_version >= CHECKPOINT_CUDA,
-        gpu_map=cuda_version >= GPU_MAP_CUDA,
-        launch_job=cuda_version >= LAUNCH_JOB_CUDA,
-        custom_storage=cuda_version >= CUSTOM_STORAGE_CUDA,
+        checkpoint=cuda_version >= 12080,  # driver 570
+        gpu_map=cuda_version >= 13000,  # driver 580: restore to other GPUs
+        launch_job=cuda_version >= 13010,  # driver 590: several processes as one job
+        custom_storage=cuda_version >= 13040,  # the caller moves the bytes; states CHECKPOINTING and RESTORING
     )
 
 

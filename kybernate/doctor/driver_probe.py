@@ -11,7 +11,8 @@ import time
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from kybernate.cuda import CudaUnavailableError, open_cuda, support
+from kybernate.cuda import support
+from kybernate.cuda.ctypes_api import CheckpointApi, CudaUnavailableError
 from kybernate.gpus.nvml_reader import NvmlReader
 from kybernate.gpus.port import GpuError
 
@@ -61,7 +62,7 @@ class _DriverProbe:
         """Load and initialize libcuda, and try its access to the processes."""
         self._write(begin="loading libcuda")
         try:
-            cuda = open_cuda()
+            cuda = CheckpointApi()
             version = cuda.driver_version()[1]
             self._write(binding=cuda.binding, cuda_version=version)
             self._write(begin="cuInit")

@@ -10,8 +10,8 @@ from tests.cuda.recorder import Recorder, needs_no_driver
 
 PRELUDE = """
 import json, sys
-from kybernate.cuda import open_cuda
-cuda = open_cuda()
+from kybernate.cuda.ctypes_api import CheckpointApi
+cuda = CheckpointApi()
 """
 OLD, NEW = bytes(range(16)), bytes(range(200, 216))
 ZEROS = "00" * 64
@@ -118,7 +118,7 @@ def test_a_library_without_the_api_still_says_its_version_and_then_what_it_lacks
     output = old.python(
         PRELUDE
         + """
-from kybernate.cuda import CudaUnavailableError
+from kybernate.cuda.ctypes_api import CudaUnavailableError
 try:
     cuda.lock(7)
 except CudaUnavailableError as error:
@@ -136,9 +136,9 @@ def test_without_a_library_it_says_what_to_install(tmp_path: Path) -> None:
     output = Recorder(tmp_path).python(
         """
         import json, sys
-        from kybernate.cuda import CudaUnavailableError, open_cuda
+        from kybernate.cuda.ctypes_api import CheckpointApi, CudaUnavailableError
         try:
-            open_cuda()
+            CheckpointApi()
         except CudaUnavailableError as error:
             print(json.dumps([str(error)]))
         """,

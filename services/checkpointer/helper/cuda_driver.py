@@ -7,17 +7,8 @@ stale jobs.
 from dataclasses import asdict
 from typing import Any
 
-from kybernate.cuda import (
-    CheckpointApi,
-    CudaResult,
-    CudaUnavailableError,
-    gpu_pairs,
-    open_cuda,
-    result_name,
-    state_name,
-    support,
-    why_no_checkpoint,
-)
+from kybernate.cuda import CudaResult, gpu_pairs, result_name, state_name, support, why_no_checkpoint
+from kybernate.cuda.ctypes_api import CheckpointApi, CudaUnavailableError
 from kybernate.gpus.nvml_reader import NvmlReader
 from kybernate.gpus.port import GpuError
 from services.checkpointer.helper.serving import Reply, unreachable
@@ -55,7 +46,7 @@ class CudaDriver:
     def _ready(self) -> tuple[CheckpointApi, Reply | None]:
         """The driver, and the reply to every verb while it cannot be used. Raises CudaUnavailableError."""
         if self._api is None:
-            self._api = open_cuda()
+            self._api = CheckpointApi()
         if self._init_code is None or (self._init_code != 0 and self._init_code not in _LASTING):
             self._cuda_version = self._api.driver_version()[1]
             self._init_code = self._api.init()
