@@ -45,10 +45,6 @@ class NvmlGpus:
         """Every pair of GPUs once. Raises GpuError."""
         return await self._in_thread(self._reader.links)
 
-    async def used_bytes(self) -> dict[str, int]:
-        """Memory in use by UUID, MIG instances included. Raises GpuError."""
-        return await self._in_thread(self._reader.used_bytes)
-
     async def processes(self) -> tuple[GpuProcess, ...]:
         """Processes with a compute context. Raises GpuError."""
         return await self._in_thread(self._reader.processes)

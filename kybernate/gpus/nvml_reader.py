@@ -46,10 +46,6 @@ class NvmlReader:
         """The connection of every pair of GPUs, each pair once."""
         return self.call(lambda nvml: read_links(nvml, self._each(lambda _, handle: handle)))
 
-    def used_bytes(self) -> dict[str, int]:
-        """Memory in use by UUID, without the driver's own reserve; MIG instances too."""
-        return self.call(lambda _: dict(self._flat(self._used_of)))
-
     def processes(self) -> tuple[GpuProcess, ...]:
         """Processes with a compute context, by GPU or MIG instance."""
         return self.call(lambda _: self._flat(self._processes_of))
@@ -199,10 +195,6 @@ class NvmlReader:
                 mig=mig,
             )
 
-    def _used_of(self, _: int, handle: Any) -> Iterator[tuple[str, int]]:
-        for one in (handle, *self._instance_handles(handle)):
-            yield text(self._nvml.nvmlDeviceGetUUID(one)), self._memory(one)[0]
-
     def _memory(self, handle: Any) -> tuple[int, int]:
         # Version 1 of this struct counts the driver's own reserve (hundreds of MiB) as used; version 2 does not.
         known = self._nvml.nvmlDeviceGetMemoryInfo(handle, version=self._nvml.nvmlMemory_v2)
@@ -222,22 +214,16 @@ class NvmlReader:
         return found
 
 
-def load_pynvml() -> Any:
-    """The module of nvidia-ml-py. Raises GpuError if it is not installed."""
+def _opened() -> Any:
     try:
         import pynvml
     except ImportError as error:
         raise GpuError(f"no NVML: {error}; pip install nvidia-ml-py, or {_FAKE}") from error
-    return pynvml
-
-
-def _opened() -> Any:
-    nvml = load_pynvml()
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
         raise GpuError(
             f"no NVML on this machine: {error}; install the NVIDIA driver, give this container runtimeClass nvidia and "
             f"NVIDIA_DRIVER_CAPABILITIES=compute,utility, or {_FAKE}"
         ) from error
-    return nvml
+    return pynvml

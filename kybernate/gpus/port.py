@@ -21,9 +21,6 @@ class Gpus(Protocol):
     async def links(self) -> tuple[Link, ...]:
         """The connection of every pair of GPUs, each pair once."""
 
-    async def used_bytes(self) -> dict[str, int]:
-        """Memory in use by UUID, without the driver's own reserve, MIG instances included."""
-
     async def processes(self) -> tuple[GpuProcess, ...]:
         """Processes with a compute context on a GPU or MIG instance."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from kybernate.gpus import GpuError
 from kybernate.gpus.nvml import NvmlGpus
 from kybernate.gpus.nvml_hardware import read_ports
-from kybernate.gpus.nvml_reader import load_pynvml
+from kybernate.gpus.nvml_reader import NvmlReader
 
 
 def plain(found):
@@ -22,26 +22,27 @@ def plain(found):
 
 def cliques(nvml):
     """The fabric's clique of each GPU, as the rule for switches gets it."""
-    nvml.nvmlInit()
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     found = [read_ports(nvml, handle).clique for handle in handles]
-    nvml.nvmlShutdown()
     return [clique and (list(clique[0]), clique[1]) for clique in found]
 
 
 async def main() -> None:
-    gpus = NvmlGpus(Path(sys.argv[1]))
+    gpus, blocking = NvmlGpus(Path(sys.argv[1])), NvmlReader()
     while line := await asyncio.to_thread(sys.stdin.readline):
         method, *arguments = json.loads(line)
         try:
             if method == "cliques":
-                answer = {"ok": cliques(load_pynvml())}
+                answer = {"ok": blocking.call(cliques)}
+            elif method == "memory":
+                answer = {"ok": blocking.memory()}
             else:
                 answer = {"ok": plain(await getattr(gpus, method)(*arguments))}
         except GpuError as error:
             answer = {"error": str(error)}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
+    blocking.close()
     await gpus.close()
 
 

@@ -35,7 +35,8 @@ class Reader:
         return tuple(Link(**one | {"level": PcieLevel(one["level"])}) for one in await self.ask("links"))
 
     async def used_bytes(self) -> dict[str, int]:
-        return await self.ask("used_bytes")
+        """Of physical GPUs, as the checkpointer's helper reads them."""
+        return {gpu: used for gpu, (used, _) in (await self.ask("memory")).items()}
 
     async def processes(self) -> tuple[GpuProcess, ...]:
         return tuple(GpuProcess(**one) for one in await self.ask("processes"))

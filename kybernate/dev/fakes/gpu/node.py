@@ -39,14 +39,10 @@ class FakeGpus:
         found = (await self._call("links"))["links"]
         return tuple(_link(one) for one in found if {one["a"], one["b"]} <= there)
 
-    async def used_bytes(self) -> dict[str, int]:
-        """Memory in use by UUID, MIG instances included. Raises GpuError."""
-        reply = await self._call("devices")
-        return {one["uuid"]: one["used_bytes"] for one in (*reply["gpus"], *reply["instances"]) if not one["lost"]}
-
     async def processes(self) -> tuple[GpuProcess, ...]:
         """Processes with a context. Raises GpuError."""
-        there = await self.used_bytes()
+        devices = await self._call("devices")
+        there = {one["uuid"] for one in (*devices["gpus"], *devices["instances"]) if not one["lost"]}
         found = (await self._call("processes"))["processes"]
         return tuple(GpuProcess(one["pid"], one["gpu"], one["bytes"]) for one in found if one["gpu"] in there)
 
