@@ -1,6 +1,5 @@
 """The one reader of the cluster: roster, inventory, levels, routers, events and records of requests."""
 
-import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
@@ -23,8 +22,6 @@ from kybernate.roster import BUCKET, INVENTORY_BUCKET, GpuRecord, SeatRecord
 from services.console.core.cluster import Cluster
 
 RETRY_SECONDS = 0.5
-FORGET_SECONDS = 10.0
-"""Interval at which expired levels are forgotten."""
 Event = SeatEvent | GpuHealthChanged | GroupDecided
 EVENTS = (SeatEvent, GpuHealthChanged, GroupDecided)
 
@@ -45,7 +42,6 @@ class Reader:
             "inventory": self._follow(INVENTORY_BUCKET, self._gpu, lambda: None),
             "events": self._events(),
             "levels": self._levels(),
-            "forget": self._forget(),
         }
 
     async def _follow(self, bucket: str, take: Callable[[Entry], None], complete: Callable[[], None]) -> NoReturn:
@@ -100,8 +96,3 @@ class Reader:
                 elif isinstance(message, Presence):
                     self.cluster.present(message, time.monotonic())
         raise BusError("the bus was closed")
-
-    async def _forget(self) -> NoReturn:
-        while True:
-            await asyncio.sleep(FORGET_SECONDS)
-            self.cluster.loads.forget(time.monotonic())

@@ -103,6 +103,7 @@ class Page:
         while True:
             await asyncio.sleep(to_beat(TICK_SECONDS))
             now = time.time()
+            self._cluster.loads.forget(time.monotonic())
             self.waits.settle()
             # No pause in a step: a page that opens later has what is new in its state.
             lanes = self._lines.sample(self._waiting(), now)
