@@ -8,9 +8,6 @@ from typing import Any, NoReturn
 
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import to_beat
-from kybernate.doctor.local import local_facts, silent_engines
-from kybernate.doctor.model import Severity
-from kybernate.doctor.stack import StackFacts, check_stack
 from kybernate.local_stack import find_stack
 from kybernate.logs import get_logger
 from services.console.api import OperatorApi
@@ -59,6 +56,11 @@ class Problems:
     def _check(
         self, managers: tuple[dict[str, Any], ...], routers: tuple[dict[str, Any], ...], history: str
     ) -> dict[str, Any]:
+        # A tenth of the console's start, and needed only once a page is open.
+        from kybernate.doctor.local import local_facts, silent_engines
+        from kybernate.doctor.model import Severity
+        from kybernate.doctor.stack import StackFacts, check_stack
+
         now, stack = time.time(), local_stack(self.url())
         seats = tuple(row.model_dump(mode="json") for row in list(self._cluster.seats.rows.values()))
         facts = StackFacts(

@@ -75,7 +75,7 @@ async def test_problems_that_cannot_be_read_are_reported_and_end_no_console(monk
     def broken(_: StackFacts) -> None:
         raise ValueError("a fact is missing")
 
-    monkeypatch.setattr(problems, "check_stack", broken)
+    monkeypatch.setattr("kybernate.doctor.stack.check_stack", broken)
     async with page() as (w, url):
         assert "a fact is missing" in (await problems_of(w, url))["error"]
 
