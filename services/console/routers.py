@@ -30,8 +30,9 @@ class Routers:
                 502, "no_router", "the console knows no router for this: set KYB_ROUTER_URL to one's address"
             )
         url, body = f"{self._url}{path}", await request.read()
+        sent = {name: value for name, value in request.headers.items() if name.lower() in _SENT}
         try:
-            async with self._http.post(url, data=body, headers=_headers(request), allow_redirects=False) as answer:
+            async with self._http.post(url, data=body, headers=sent, allow_redirects=False) as answer:
                 passed = {name: value for name, value in answer.headers.items() if name.lower().startswith("x-kyb-")}
                 response = web.StreamResponse(status=answer.status, headers=passed | {"Cache-Control": "no-cache"})
                 response.content_type = answer.content_type
@@ -57,8 +58,3 @@ class Routers:
             | {"faults": [fault.model_dump() for fault in one.faults]}
             for one in self._cluster.routers(time.monotonic())
         ]
-
-
-def _headers(request: web.Request) -> dict[str, str]:
-    """Return what a router gets of a request's headers."""
-    return {name: value for name, value in request.headers.items() if name.lower() in _SENT}
