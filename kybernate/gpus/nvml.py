@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kybernate.gpus.nvml_hardware import text
 from kybernate.gpus.nvml_reader import PCI_DEVICES, NvmlReader
 from kybernate.gpus.port import GpuError
 from kybernate.machine import Gpu, GpuEvent, GpuProcess, GpuSensors, Link
@@ -154,7 +153,7 @@ class EventSet:
                 continue
             with contextlib.suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                uuid = text(nvml.nvmlDeviceGetUUID(handle))
+                uuid = nvml.nvmlDeviceGetUUID(handle)
                 if nvml.nvmlDeviceGetSupportedEventTypes(handle) & nvml.nvmlEventTypeXidCriticalError:
                     nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._set)
                     self._uuids[_address(handle)] = uuid
@@ -175,7 +174,7 @@ class EventSet:
                     instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(data.device, number)
                     own = nvml.nvmlDeviceGetGpuInstanceId(instance), nvml.nvmlDeviceGetComputeInstanceId(instance)
                     if own == (data.gpuInstanceId, data.computeInstanceId):
-                        return text(nvml.nvmlDeviceGetUUID(instance))
+                        return str(nvml.nvmlDeviceGetUUID(instance))
         return parent
 
     def _free(self) -> None:

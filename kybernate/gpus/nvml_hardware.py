@@ -27,14 +27,9 @@ _LEVELS = {
 """NVML_TOPOLOGY_*; INTERNAL (0) is two GPUs on one board."""
 
 
-def text(value: str | bytes) -> str:
-    """Decode a text: some releases of nvidia-ml-py return bytes, some str."""
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def pci_address(bus_id: str | bytes) -> str:
+def pci_address(bus_id: str) -> str:
     """NVML's ``00000000:3B:00.0`` as sysfs names it: ``0000:3b:00.0``."""
-    domain, _, rest = text(bus_id).partition(":")
+    domain, _, rest = bus_id.partition(":")
     return f"{int(domain, 16):04x}:{rest.lower()}"
 
 
@@ -103,7 +98,7 @@ def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[Link, ...]:
     readings = []
     for handle in handles:
         try:
-            readings.append((handle, text(nvml.nvmlDeviceGetUUID(handle)), read_ports(nvml, handle)))
+            readings.append((handle, nvml.nvmlDeviceGetUUID(handle), read_ports(nvml, handle)))
         except nvml.NVMLError:  # a lost GPU has no links
             continue
     found = []

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kybernate.gpus.nvml_hardware import mig_profile, numa_node_of, pci_address, read_links, text
+from kybernate.gpus.nvml_hardware import mig_profile, numa_node_of, pci_address, read_links
 from kybernate.gpus.port import GpuError
 from kybernate.machine import Gpu, GpuProcess, GpuSensors, Link, Mig
 
@@ -56,7 +56,7 @@ class NvmlReader:
 
     def driver_version(self) -> str:
         """The driver's release, as 580.95.05."""
-        return self.call(lambda nvml: text(nvml.nvmlSystemGetDriverVersion()))
+        return self.call(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()))
 
     def count(self) -> int:
         """Number of GPUs, also of those that do not answer."""
@@ -115,7 +115,7 @@ class NvmlReader:
         """``read`` of the GPUs named, each of which must answer, or of all that answer."""
         nvml = self._nvml
         if gpus is None:
-            return self._each(lambda _, handle: read(text(nvml.nvmlDeviceGetUUID(handle)), handle))
+            return self._each(lambda _, handle: read(nvml.nvmlDeviceGetUUID(handle), handle))
         return [read(uuid, nvml.nvmlDeviceGetHandleByUUID(uuid)) for uuid in gpus]
 
     def _gpu(self, index: int, handle: Any) -> Gpu:
@@ -123,10 +123,10 @@ class NvmlReader:
         address = pci_address(nvml.nvmlDeviceGetPciInfo_v3(handle).busId)
         return Gpu(
             index=index,
-            uuid=text(nvml.nvmlDeviceGetUUID(handle)),
+            uuid=nvml.nvmlDeviceGetUUID(handle),
             minor=nvml.nvmlDeviceGetMinorNumber(handle),
             pci_bus_id=address,
-            name=text(nvml.nvmlDeviceGetName(handle)),
+            name=nvml.nvmlDeviceGetName(handle),
             memory_bytes=nvml.nvmlDeviceGetMemoryInfo(handle).total,
             numa_node=numa_node_of(nvml, handle, self._pci_devices / address),
             mig_enabled=self._in_mig_mode(handle),
@@ -149,14 +149,14 @@ class NvmlReader:
     def _persistence(self, _: int, handle: Any) -> tuple[str, bool | None]:
         mode = self._optional(lambda: self._nvml.nvmlDeviceGetPersistenceMode(handle))
         on = None if mode is None else bool(mode == self._nvml.NVML_FEATURE_ENABLED)
-        return text(self._nvml.nvmlDeviceGetUUID(handle)), on
+        return self._nvml.nvmlDeviceGetUUID(handle), on
 
     def _sensors(self, _: int, handle: Any) -> GpuSensors:
         nvml = self._nvml
         milliwatts = self._optional(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         percent = self._optional(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         return GpuSensors(
-            gpu=text(nvml.nvmlDeviceGetUUID(handle)),
+            gpu=nvml.nvmlDeviceGetUUID(handle),
             celsius=self._optional(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
             watts=None if milliwatts is None else milliwatts / 1000,
             utilization=None if percent is None else percent / 100,
@@ -186,10 +186,10 @@ class NvmlReader:
             )
             yield Gpu(
                 index=index,
-                uuid=text(nvml.nvmlDeviceGetUUID(instance)),
+                uuid=nvml.nvmlDeviceGetUUID(instance),
                 minor=parent.minor,
                 pci_bus_id=parent.pci_bus_id,
-                name=text(nvml.nvmlDeviceGetName(instance)),
+                name=nvml.nvmlDeviceGetName(instance),
                 memory_bytes=nvml.nvmlDeviceGetMemoryInfo(instance).total,
                 numa_node=parent.numa_node,
                 mig=mig,
@@ -203,7 +203,7 @@ class NvmlReader:
     def _processes_of(self, _: int, handle: Any) -> Iterator[GpuProcess]:
         # In MIG mode the GPU itself would list the same processes once more, with their instances' numbers.
         for one in tuple(self._instance_handles(handle)) or (handle,):
-            yield from self._readings(text(self._nvml.nvmlDeviceGetUUID(one)), one)
+            yield from self._readings(self._nvml.nvmlDeviceGetUUID(one), one)
 
     def _readings(self, uuid: str, handle: Any) -> list[GpuProcess]:
         found = []
