@@ -46,9 +46,8 @@ class ProbeSettings:
     """KYB_PROBE_TARGETS: JSON list of targets."""
 
 
-def read(env: Mapping[str, str] | None = None) -> ProbeSettings:
+def read(env: Mapping[str, str] = os.environ) -> ProbeSettings:
     """Read the settings; unknown KYB_* names are ignored, since the pod may use them. Raises ProbeSettingsError."""
-    env = os.environ if env is None else env
     for name in ("KYB_HOST_IP", "KYB_POD_UID", "KYB_PROBE_TARGETS"):
         if not env.get(name):
             raise ProbeSettingsError(
@@ -56,10 +55,10 @@ def read(env: Mapping[str, str] | None = None) -> ProbeSettings:
             )
     return ProbeSettings(
         host_ip=env["KYB_HOST_IP"],
-        manager_port=_port("KYB_MANAGER_PORT", env.get("KYB_MANAGER_PORT", "9471"), least=0),
+        manager_port=_port("KYB_MANAGER_PORT", env.get("KYB_MANAGER_PORT", "9471")),
         pod_uid=env["KYB_POD_UID"],
         pod_ip=env.get("KYB_POD_IP") or "127.0.0.1",
-        health_port=_port("KYB_HEALTH_PORT", env.get("KYB_HEALTH_PORT", "9479"), least=0),
+        health_port=_port("KYB_HEALTH_PORT", env.get("KYB_HEALTH_PORT", "9479")),
         targets=_targets(env["KYB_PROBE_TARGETS"]),
     )
 
@@ -76,7 +75,7 @@ def _targets(text: str) -> tuple[ProbeTarget, ...]:
     return targets
 
 
-def _port(name: str, text: str, *, least: int) -> int:
-    if not text.isdigit() or not least <= int(text) <= 65535:
-        raise ProbeSettingsError(f"{name}={text!r} is not a port; write a number from {least} to 65535")
+def _port(name: str, text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise ProbeSettingsError(f"{name}={text!r} is not a port; write a number from 0 to 65535")
     return int(text)
