@@ -52,8 +52,8 @@ class History:
             raise ApiError(400, "invalid_field", f"kind: {kind[:100]!r} is none of {', '.join(sorted(KINDS))}")
         wanted = {name: query[name] for name in ("kind", "model", "group", "op") if query.get(name)}
         async with self.reading("events", "ask for less time or one kind"):
-            events, found = await self._read(since, number(query, "until", time.time()), wanted, limit)
-        return web.json_response({"since": since, "events": events, "complete": found <= limit})
+            events = await self._read(since, number(query, "until", time.time()), wanted, limit + 1)
+        return web.json_response({"since": since, "events": events[-limit:], "complete": len(events) <= limit})
 
     async def request(self, request: web.Request) -> web.StreamResponse:
         """Return the record of a request that was held or failed, the steps to its end, and the events behind them."""
@@ -127,11 +127,8 @@ class History:
         except BusError as error:
             raise ApiError(503, "events_unavailable", f"past {what} cannot be read: {error}", 2) from error
 
-    async def _read(
-        self, since: float, until: float, wanted: dict[str, str], limit: int
-    ) -> tuple[list[dict[str, Any]], int]:
-        kept: deque[dict[str, Any]] = deque(maxlen=limit)
-        found = 0
+    async def _read(self, since: float, until: float, wanted: dict[str, str], most: int) -> list[dict[str, Any]]:
+        kept: deque[dict[str, Any]] = deque(maxlen=most)
         stored = max(0.0, since - STORED_SECONDS)
         async for event in self._bus.replay(since=stored, pattern=_pattern(wanted.get("kind", ""))):
             if event.at > until + STORED_SECONDS:
@@ -140,8 +137,7 @@ class History:
                 continue
             if event.at >= since and _matches(event, wanted):
                 kept.append(_as_json(event))
-                found += 1
-        return list(kept), found
+        return list(kept)
 
 
 def _since(query: Mapping[str, str], before: float) -> float:
