@@ -65,13 +65,11 @@ class BoardInbox:
                 await self._taken.wait()
         self.put(message)
 
-    async def get(self, seconds: float | None = None) -> tuple[object, Reply | None, float]:
-        """Take the oldest message, and when it arrived (CLOCK_MONOTONIC); waits for one.
-
-        Raises TimeoutError when none arrives within ``seconds``.
-        """
-        if not self._queue:
-            await self._wait(seconds)
+    async def get(self) -> tuple[object, Reply | None, float]:
+        """Take the oldest message, and when it arrived (CLOCK_MONOTONIC); waits for one."""
+        while not self._queue:
+            self._arrived.clear()
+            await self._arrived.wait()
         _, (message, reply, arrived) = self._queue.popitem(last=False)
         if isinstance(message, _Level):
             self._levels.popleft()
@@ -79,25 +77,6 @@ class BoardInbox:
             self._statuses.pop(message.status.op, None)
         self._taken.set()
         return message, reply, arrived
-
-    async def _wait(self, seconds: float | None) -> None:
-        over = False
-
-        def end() -> None:
-            nonlocal over
-            over = True
-            self._arrived.set()
-
-        timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, end)
-        try:
-            while not self._queue:
-                if over:
-                    raise TimeoutError
-                self._arrived.clear()
-                await self._arrived.wait()
-        finally:
-            if timer is not None:
-                timer.cancel()
 
     def withdraw(self, key: int) -> bool:
         """Take a message back; False if the board has it already."""

@@ -250,10 +250,14 @@ class Manager:
             await self.recorded.wait()
 
     async def _next(self) -> tuple[object, asyncio.Future[CommandReply] | None, float]:
+        if len(self.inbox):
+            return await self.inbox.get()
+        seconds = view.next_wake(self.node, self.now())
+        tick = asyncio.get_running_loop().call_later(seconds, self.inbox.put, Tick())
         try:
-            return await self.inbox.get(None if len(self.inbox) else view.next_wake(self.node, self.now()))
-        except TimeoutError:
-            return Tick(), None, self.clock.wall()
+            return await self.inbox.get()
+        finally:
+            tick.cancel()
 
     async def _publish(self, effect: Effect, group: asyncio.TaskGroup) -> None:
         match effect:
