@@ -58,10 +58,6 @@ class CheckpointerClient:
             case ReleaseJob() | KillJob():
                 await self._receive(EndingAnswered(job, reply))
 
-    async def ask(self, question: AskJobs, timeout: float) -> JobReply:
-        """One question whose answer the caller needs. Raises BusError."""
-        return await self._bus.request(question, JobReply, timeout=timeout)
-
     async def ask_regularly(self, questions: Callable[[float], list[AskJobs]]) -> None:
         """Reports may be lost: ask ``questions(seconds that a report may take)`` again and again, until cancelled."""
         timeout = JOB_TIMEOUT_SECONDS
@@ -85,9 +81,9 @@ class CheckpointerClient:
             self._timeout = max(self._timeout, min(timeout * 2, LONGEST_TIMEOUT_SECONDS))
         return reply
 
-    async def _request(self, job: Job, timeout: float | None = None) -> JobReply | None:
+    async def _request(self, job: Job, timeout: float) -> JobReply | None:
         try:
-            return await self._bus.request(job, JobReply, timeout=timeout or JOB_TIMEOUT_SECONDS)
+            return await self._bus.request(job, JobReply, timeout=timeout)
         except BusError as error:
             if not isinstance(error, NoAnswerError | BusDownError) and (op := _op(job)) not in self._unsent:
                 self._unsent.add(op)

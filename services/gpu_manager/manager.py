@@ -25,6 +25,7 @@ from kybernate.messages import (
     DrainAck,
     GroupDecided,
     JobProgress,
+    JobReply,
     KillJob,
     NodeTrafficSignal,
     Presence,
@@ -458,7 +459,7 @@ class Manager:
                 published = await self.roster.published()
                 effects = self.board.handle(RecoveryBegun(owners, ledger, published, tickets, seen), self.now())
                 question = next(effect for effect in effects if isinstance(effect, AskJobs))
-                reply = await self.jobs.ask(question, timeout)
+                reply = await self.node_bus.request(question, JobReply, timeout=timeout)
                 if reply.accepted:
                     break
                 seen = reply.highest_epoch
