@@ -62,7 +62,6 @@ from services.gpu_manager.core.inputs import (
     UnixTime,
     WallTime,
 )
-from services.gpu_manager.core.managed_seat import PodTerms
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.core.state import Effect, NodeState
 from services.gpu_manager.engines import EngineProbes
@@ -352,6 +351,7 @@ class Manager:
             changed = self.look_now.is_set()
             self.look_now.clear()
             self.roster.refresh()
+            self._log_problems()
             missed = any(seat.pod_misses for seat in seats if seat.pod is not None)
             if not pace.due(self.clock.wall(), changing=changed or starting or self._unsettled() or missed or pending):
                 continue
@@ -360,7 +360,6 @@ class Manager:
                 self.unread = ""
                 failed.clear()
                 self.gate.write_wishes(self._wishes(owners))
-                self._log_problems(owners)
                 await self.receive(PodsSeen(owners))
                 pending = bool(owners.pending)
             except PodsError as error:
@@ -383,11 +382,9 @@ class Manager:
             and not (seat.gate.call == call and seat.gate.confirmed >= 2)
         )
 
-    def _log_problems(self, owners: Owners) -> None:
+    def _log_problems(self) -> None:
         """Log annotations that cannot be used, once each."""
-        setup = self.node.setup
-        terms = (PodTerms.of(pod, setup.tiers, setup.reserved) for pod in owners.pods)
-        found = {text for one in terms for text in one.problems}
+        found = {text for seat in self.node.seats.values() for text in seat.terms.problems}
         for text in sorted(found - self.problems):
             log.warning("pod.annotation_unusable", reason=text, meaning="it counts as absent")
         self.problems = found
