@@ -394,11 +394,10 @@ class Manager:
         unix = time.time()
         until = (unix // WISH_SECONDS + 2) * WISH_SECONDS  # in steps: an unchanged wish is not written each second
         found = [
-            Wish(id=pod.uid, group=group, resource=resource, until=until, why=f"{PREFER_GROUP} of {pod.pod}")
+            Wish(id=pod.uid, group=group.name, resource=resource, until=until, why=f"{PREFER_GROUP} of {pod.pod}")
             for pod in owners.pending
-            if (group := pod.group_on(self.node.name))
-            for resource in sorted({g.profile.resource for g in self.node.setup.groups if g.name == group})
-            if resource in pod.resources
+            for group in self.node.setup.groups
+            if group.name == pod.group_on(self.node.name) and (resource := group.profile.resource) in pod.resources
         ]
         return tuple(sorted(found, key=lambda wish: wish.id))
 
