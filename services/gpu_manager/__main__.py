@@ -21,7 +21,7 @@ from kybernate.kube import Kube, in_cluster
 from kybernate.lifecycle import alone_in_both
 from kybernate.logs import get_logger
 from kybernate.node import known_gpus
-from kybernate.node.config import label_decides, load_by_label, load_now
+from kybernate.node.config import label_decides, load_now
 from kybernate.node.host_memory import open_host_memory
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.policy import UNUSABLE
@@ -42,7 +42,7 @@ from services.gpu_manager.manager import Manager
 from services.gpu_manager.metrics import ManagerMetrics
 from services.gpu_manager.pod_conditions import PodConditions
 from services.gpu_manager.pod_events import PodEvents
-from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods, wishes_matter
+from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pods, PodsError, wishes_matter
 from services.gpu_manager.publish import GateFiles
 from services.gpu_manager.settings import ManagerSettings
 
@@ -67,9 +67,10 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
         gpus = open_gpus(settings.fakes, settings.fake_driver)
         stack.push_async_callback(gpus.close)
         api = in_cluster()
-        kube = Kube(api or "")
-        stack.push_async_callback(kube.close)
-        config = sources.config = sources.config or await load_by_label(settings.config, settings.node, kube)
+        kube = None if api is None else Kube(api)
+        if kube is not None:
+            stack.push_async_callback(kube.close)
+        config = sources.config = sources.config or await load_now(settings.config, settings.node, kube)
         known = sources.known = sources.known or await _read_gpus(settings, gpus)
         topology = _planned(config, known)
         _log_groups(config, topology)
@@ -95,7 +96,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
         )
         node_bus = await stack.enter_async_context(connecting(settings.node_socket))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        pods = open_pods(settings, setup.groups)
+        pods = open_pods(settings, setup.groups, kube)
         stack.push_async_callback(pods.close)
         health = Health()
         health.registry.register(BusMetrics(cluster=bus, node=node_bus))
@@ -141,11 +142,11 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
             await manager.run()
 
         more = {}
-        if api is not None:
+        if kube is not None:
             events = PodEvents(kube)
             manager.roster.on_record.append(events.take)
             more["pod_events"] = events.run()
-        if api is not None and settings.pod_conditions:
+        if kube is not None and settings.pod_conditions:
             conditions = PodConditions(kube)
             manager.roster.on_record.append(conditions.take)
             more["pod_conditions"] = conditions.run()
@@ -153,7 +154,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
             **more,
             manager=manage(),
             learned=learned.keep(board.node.learning, manager.now),
-            config=_until_reconfigured(settings, sources, kube if api is not None else None),
+            config=_until_reconfigured(settings, sources, kube),
             gpus=_until_gpus_changed(settings, sources),
             presence=presence.keep(),
             bus=bus.closed(),
@@ -223,11 +224,13 @@ def _log_groups(config: NodeConfig, topology: Topology) -> None:
         log.error("policy.unusable", policy=policy, reason=why, meaning="no configuration can name it")
 
 
-def open_pods(settings: ManagerSettings, groups: Iterable[Group]) -> Pods:
-    """The source of pods that the settings name."""
+def open_pods(settings: ManagerSettings, groups: Iterable[Group], kube: Kube | None) -> Pods:
+    """The source of pods that the settings name. Raises PodsError without one."""
     if settings.kubelet_url:
         return KubeletPods(settings.kubelet_url, settings.pod_resources)
-    return ApiServerPods(settings.node, settings.pod_resources, wishes=wishes_matter(groups))
+    if kube is None:
+        raise PodsError("KUBERNETES_SERVICE_HOST is not set: this is no pod; set KYB_KUBELET_URL")
+    return ApiServerPods(kube, settings.node, settings.pod_resources, wishes=wishes_matter(groups))
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import aiohttp
 
 from kybernate.annotations import PREFER_GROUP, with_options
 from kybernate.clock import to_beat
-from kybernate.kube import ACCOUNT, Kube, KubeError, Mirror, in_cluster
+from kybernate.kube import Kube, KubeError, Mirror
 from kybernate.node.pod_resources import PodResources, PodResourcesError
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.redaction import without_secrets
@@ -157,28 +157,12 @@ class ApiServerPods:
 
     settled_seconds = SETTLED_SECONDS
 
-    def __init__(
-        self,
-        node: str,
-        pod_resources_socket: Path,
-        *,
-        wishes: bool,
-        url: str | None = None,
-        account: Path = ACCOUNT,
-    ) -> None:
-        """``wishes``: watch also pods without a node, for their ``kyb.ai/prefer-group``. ``url`` and ``account``
-        (folder with ``token`` and ``ca.crt``): as Kubernetes gives them to every pod."""
-        url = url or in_cluster()
-        if url is None:
-            text = "KUBERNETES_SERVICE_HOST is not set: this is no pod; set KYB_KUBELET_URL"
-            raise PodsError(text)
-        self._kube = Kube(url, account)
-        self._resources = PodResources(pod_resources_socket)
-        self._own = Mirror(self._kube, PODS, {"fieldSelector": f"spec.nodeName={node}"}, on_change=self._changed)
+    def __init__(self, kube: Kube, node: str, pod_resources_socket: Path, *, wishes: bool) -> None:
+        """``wishes``: watch also pods without a node, for their ``kyb.ai/prefer-group``."""
+        self._kube, self._resources = kube, PodResources(pod_resources_socket)
+        self._own = Mirror(kube, PODS, {"fieldSelector": f"spec.nodeName={node}"}, on_change=self._changed)
         unplaced = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
-        self._unplaced = (
-            Mirror(self._kube, PODS, unplaced, on_change=self._changed, keep=_wants_group) if wishes else None
-        )
+        self._unplaced = Mirror(kube, PODS, unplaced, on_change=self._changed, keep=_wants_group) if wishes else None
         self._notify: Callable[[], None] = lambda: None
         self._notification: asyncio.TimerHandle | None = None
         self._notified = float("-inf")
@@ -208,10 +192,9 @@ class ApiServerPods:
                     group.create_task(mirror.run(), name="watch pods")
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Notify no more."""
         if self._notification is not None:
             self._notification.cancel()
-        await self._kube.close()
 
     async def _behind(self, pod: SeatPod, known: Mapping[str, Any]) -> bool:
         """True if the API server shows another pod, or another state of this one, than this copy. Raises KubeError."""

@@ -16,7 +16,7 @@ from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.gpus import GpuError, open_gpus
 from kybernate.health import BusMetrics, Health
 from kybernate.lifecycle import PREDECESSOR_SECONDS, alone
-from kybernate.node.config import label_decides, load_by_label
+from kybernate.node.config import label_decides, load_now
 from kybernate.roster import INVENTORY_BUCKET
 from kybernate.settings import refused
 from services.plugin.coexistence import Neighbours
@@ -58,11 +58,10 @@ async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
             reading = await first_reading(gpus, settings.state_dir)
             chosen = config
             if chosen is None:
-                assert client is not None, "a label decides only in a cluster"
                 health.conditions["gpus"] = lambda: (
                     "waits for the API server: the node's label chooses the configuration"
                 )
-                chosen = await load_by_label(settings.config, settings.node, client)
+                chosen = await load_now(settings.config, settings.node, client)
             plugin = NodePlugin(settings, chosen, reading, gpus, bus, health, neighbours, hangup=hangup)
             health.conditions.pop("gpus")
             await plugin.run()

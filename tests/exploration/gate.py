@@ -439,8 +439,7 @@ class GateShells:
         """Managers, each until it ends of a fault."""
         while True:
             self.ledger = FaultyLedger(self.folder / "ledger", self.clock)
-            pods = ApiServerPods(NODE, self.folder, wishes=False, url="http://api")
-            pods._kube = pods._own._kube = PlayedKube(self.api)
+            pods = ApiServerPods(PlayedKube(self.api), NODE, self.folder, wishes=False)
             pods._resources = cast(PodResources, Resources(self))
             engines = GateEngines(cast(aiohttp.ClientSession, None))
             engines.node = self

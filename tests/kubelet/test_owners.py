@@ -15,8 +15,10 @@ from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.health import HttpServer
 from kybernate.node.pod_resources import PodResources
 from kybernate.pb import podresources_pb2 as pb
+from services.gpu_manager.__main__ import open_pods
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.pods import ApiServerPods, KubeletPods, Pace, PodsError, joined, wishes_matter
+from services.gpu_manager.settings import ManagerSettings
 from tests.kube.api_server import ApiServer, api_server
 from tests.kubelet.stand import (
     RESOURCE,
@@ -24,7 +26,6 @@ from tests.kubelet.stand import (
     pods,
     registered,
     running_kubelet,
-    short_folder,
     state,
     until_restarted,
     until_running,
@@ -265,10 +266,9 @@ async def test_an_equal_answer_of_kubelet_causes_no_observation_and_another_one_
             await source.close()
 
 
-def test_outside_of_a_cluster_the_api_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with short_folder() as folder, pytest.raises(PodsError, match="this is no pod; set KYB_KUBELET_URL"):
-        ApiServerPods("n", folder / "s", wishes=False)
+def test_outside_of_a_cluster_the_api_server_is_refused() -> None:
+    with pytest.raises(PodsError, match="this is no pod; set KYB_KUBELET_URL"):
+        open_pods(ManagerSettings(), (), None)
 
 
 @asynccontextmanager
@@ -276,7 +276,7 @@ async def watching(folder: Path, kubelet: Kubelet, *, wishes: bool = False) -> A
     """The owners as a manager in a cluster learns them: kubelet's devices, the API server's pods."""
     async with api_server(folder) as (server, kube):
         socket = kubelet.options.folder.parent / "pod-resources" / "kubelet.sock"
-        source = ApiServerPods("node-7", socket, wishes=wishes, url=kube.url, account=folder)
+        source = ApiServerPods(kube, "node-7", socket, wishes=wishes)
         task = asyncio.create_task(source.run())
         try:
             yield server, source

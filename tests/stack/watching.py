@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from kybernate.kube import Kube
 from kybernate.topology import Group
 from services.gpu_manager import __main__ as service
 from services.gpu_manager.pods import ApiServerPods, Pods, wishes_matter
@@ -13,10 +14,17 @@ from services.gpu_manager.settings import ManagerSettings
 ACCOUNT, URL = Path(sys.argv.pop()), sys.argv.pop()
 
 
-def watched(settings: ManagerSettings, groups: Iterable[Group]) -> Pods:
+class WatchedPods(ApiServerPods):
+    """Has its own client."""
+
+    async def close(self) -> None:
+        await super().close()
+        await self._kube.close()
+
+
+def watched(settings: ManagerSettings, groups: Iterable[Group], _: Kube | None) -> Pods:
     """The source of pods."""
-    wishes = wishes_matter(groups)
-    return ApiServerPods(settings.node, settings.pod_resources, wishes=wishes, url=URL, account=ACCOUNT)
+    return WatchedPods(Kube(URL, ACCOUNT), settings.node, settings.pod_resources, wishes=wishes_matter(groups))
 
 
 service.open_pods = watched
