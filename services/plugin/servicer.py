@@ -14,7 +14,7 @@ from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from kybernate.topology import AllocatedSeat
 from services.plugin.allocations import Allocations
-from services.plugin.core.devices import AllocationRefusedError, Offer, SeatAnswer
+from services.plugin.core.devices import AllocationRefusedError, Offer
 from services.plugin.core.faults import GONE, Probation
 from services.plugin.core.placement import OpenWishes
 from services.plugin.gate import NotGrantedError, StartGate
@@ -62,11 +62,10 @@ class NodeSeats:
             get_logger().info("wish.granted", group=wished, seats=chosen, why=wish.why)
         return chosen
 
-    def allocate(self, resource: str, requests: Sequence[Sequence[str]]) -> list[SeatAnswer]:
+    def allocate(self, resource: str, requests: Sequence[Sequence[str]]) -> list[pb.ContainerAllocateResponse]:
         """Return one answer per container and record the seats. Raises AllocationRefusedError, recording nothing."""
         answers = [self.offer.answer(resource, seat_ids) for seat_ids in requests]
-        for answer in answers:
-            seat = answer.seat
+        for seat in (self.offer.seats[seat_ids[0]] for seat_ids in requests):
             self.allocations.allocate(AllocatedSeat(seat.id, resource, seat.group.uuids, self.offer.reach(seat.group)))
             self.on_allocated(seat.id)
         return answers
@@ -132,7 +131,7 @@ class SeatPlugin(rpc.DevicePluginServicer):
         try:
             while True:
                 changed.clear()
-                yield self._list()
+                yield self._node.offer.listed(self._resource, self._node.probation.faulty)
                 await changed.wait()
                 await asyncio.sleep(BATCH_SECONDS)
         finally:
@@ -161,7 +160,7 @@ class SeatPlugin(rpc.DevicePluginServicer):
         except AllocationRefusedError as refusal:
             get_logger().warning("plugin.allocation_refused", resource=self._resource, reason=str(refusal))
             await _refuse(context, str(refusal))
-        return pb.AllocateResponse(container_responses=[_container_response(answer) for answer in answers])
+        return pb.AllocateResponse(container_responses=answers)
 
     async def PreStartContainer(  # noqa: N802
         self,
@@ -183,23 +182,6 @@ class SeatPlugin(rpc.DevicePluginServicer):
         except NotGrantedError as refusal:
             await _refuse(context, str(refusal))
         return pb.PreStartContainerResponse()
-
-    def _list(self) -> pb.ListAndWatchResponse:
-        answer = pb.ListAndWatchResponse()
-        for seat in self._node.offer.listed(self._resource, self._node.probation.faulty):
-            device = answer.devices.add(ID=seat.id, health="Healthy" if seat.healthy else "Unhealthy")
-            for numa_node in seat.numa_nodes:
-                device.topology.nodes.add(ID=numa_node)
-        return answer
-
-
-def _container_response(answer: SeatAnswer) -> pb.ContainerAllocateResponse:
-    return pb.ContainerAllocateResponse(
-        envs=answer.envs,
-        mounts=[pb.Mount(container_path=inside, host_path=host, read_only=True) for inside, host in answer.mounts],
-        devices=[pb.DeviceSpec(container_path=path, host_path=path, permissions="rw") for path in answer.devices],
-        cdi_devices=[pb.CDIDevice(name=name) for name in answer.cdi],
-    )
 
 
 async def _refuse(context: grpc.aio.ServicerContext[Request, Response], text: str) -> NoReturn:

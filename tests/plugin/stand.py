@@ -11,6 +11,7 @@ from typing import Any
 from kybernate.config import NodeConfig
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.machine import Gpu
+from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.topology import plan
 from services.plugin.core.devices import Offer
 from services.plugin.core.faults import Probation
@@ -43,6 +44,12 @@ def config(expose: str = "group") -> dict[str, Any]:
             ]
         },
     }
+
+
+def paths(answer: pb.ContainerAllocateResponse) -> set[str]:
+    """The device nodes that the container gets; each has the same path on both sides."""
+    assert all((one.host_path, one.permissions) == (one.container_path, "rw") for one in answer.devices)
+    return {one.host_path for one in answer.devices}
 
 
 def offer(expose: str = "group", **changes: Any) -> Offer:

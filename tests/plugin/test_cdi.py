@@ -12,7 +12,7 @@ from services.plugin.core.devices import device_paths
 from services.plugin.gpu_watch import mig_nodes
 from services.plugin.offers import cdi_names
 from tests.plugin import stand
-from tests.plugin.stand import GPUS, ONE, TWO
+from tests.plugin.stand import GPUS, ONE, TWO, paths
 
 PRESENT = frozenset(device_paths(GPUS))
 NVIDIA = """
@@ -87,9 +87,9 @@ def test_the_answer_has_cdi_devices_instead_of_device_nodes(libraries: bool) -> 
     node = stand.offer(present=PRESENT, cdi=names)
     seat = next(seat.id for seat in node.seats.values() if seat.resource == TWO)
     answer = node.answer(TWO, [seat])
-    assert answer.devices == ()
-    assert answer.cdi[0] == f"kyb.ai/group=2x-{groups[2].key}"
-    assert len(answer.cdi) == (3 if libraries else 1)
+    assert paths(answer) == set()
+    assert answer.cdi_devices[0].name == f"kyb.ai/group=2x-{groups[2].key}"
+    assert len(answer.cdi_devices) == (3 if libraries else 1)
     # NVIDIA's devices bring everything; its runtime must not add to them, and images say "all".
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == ("void" if libraries else "GPU-2,GPU-3")
     assert answer.envs["CUDA_VISIBLE_DEVICES"] == "0,1"
@@ -99,7 +99,7 @@ def test_with_the_fakes_there_is_no_cdi() -> None:
     names = cdi_names("cdi-cri", stand.offer().groups, frozenset())
     node = stand.offer(present=PRESENT, cdi=names, fake_driver=Path("/tmp/driver.sock"))
     seat = next(seat.id for seat in node.seats.values() if seat.resource == ONE)
-    assert node.answer(ONE, [seat]).cdi == ()
+    assert not node.answer(ONE, [seat]).cdi_devices
 
 
 def test_a_mig_instance_has_its_own_device_nodes() -> None:

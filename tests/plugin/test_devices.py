@@ -4,12 +4,13 @@ from pathlib import Path
 import pytest
 
 from kybernate.config import NodeConfig
+from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.topology import Group, plan
 from services.plugin.core.devices import AllocationRefusedError, Offer, device_paths
 from services.plugin.core.faults import Probation
 from services.plugin.offers import cdi_names
 from tests.plugin import stand
-from tests.plugin.stand import GPUS, ONE, TWO
+from tests.plugin.stand import GPUS, ONE, TWO, paths
 
 
 def offer(**changes: object) -> Offer:
@@ -20,20 +21,24 @@ def seats(node: Offer, group: str) -> list[str]:
     return [seat.id for seat in node.seats.values() if seat.group.name == group]
 
 
+def mounts(answer: pb.ContainerAllocateResponse) -> list[tuple[str, str]]:
+    return [(one.container_path, one.host_path) for one in answer.mounts if one.read_only]
+
+
 def test_each_resource_lists_its_seats_with_their_numa_nodes() -> None:
     node = offer()
     assert node.resources == (ONE, TWO)
-    listed = node.listed(TWO, frozenset())
-    assert [seat.id for seat in listed] == seats(node, "G23")
-    assert {seat.numa_nodes for seat in listed} == {(1,)}
-    assert all(seat.healthy for seat in listed)
+    listed = node.listed(TWO, frozenset()).devices
+    assert [seat.ID for seat in listed] == seats(node, "G23")
+    assert [[node.ID for node in seat.topology.nodes] for seat in listed] == [[1], [1]]
+    assert {seat.health for seat in listed} == {"Healthy"}
     assert all(len(seat_id) <= 63 for seat_id in node.seats)
 
 
 def test_a_faulty_gpu_makes_all_seats_of_its_group_unhealthy_and_no_others() -> None:
     node = offer()
-    assert {seat.healthy for seat in node.listed(TWO, frozenset({"GPU-3"}))} == {False}
-    assert {seat.healthy for seat in node.listed(ONE, frozenset({"GPU-3"}))} == {True}
+    assert {seat.health for seat in node.listed(TWO, frozenset({"GPU-3"})).devices} == {"Unhealthy"}
+    assert {seat.health for seat in node.listed(ONE, frozenset({"GPU-3"})).devices} == {"Healthy"}
 
 
 def test_first_fit_takes_the_first_free_seat_of_the_first_group() -> None:
@@ -66,9 +71,9 @@ def test_the_answer_names_gpus_for_people_for_the_runtime_and_for_cuda() -> None
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "0,1",
     }
-    assert answer.mounts == ((f"/run/kyb/seats/{seat}", f"/run/kyb/seats/{seat}"),)
+    assert mounts(answer) == [(f"/run/kyb/seats/{seat}", f"/run/kyb/seats/{seat}")]
     # Device nodes by minor number.
-    assert set(answer.devices) == {
+    assert paths(answer) == {
         "/dev/nvidia5",
         "/dev/nvidia4",
         "/dev/nvidiactl",
@@ -82,22 +87,22 @@ def test_with_all_device_nodes_cuda_counts_the_groups_gpus_among_all_in_pci_orde
     node = offer(expose="node")
     answer = node.answer(TWO, seats(node, "G23")[:1])
     assert answer.envs["CUDA_VISIBLE_DEVICES"] == "0,2"  # PCI order of all: 3, 1, 2, 0
-    assert {"/dev/nvidia4", "/dev/nvidia5", "/dev/nvidia6", "/dev/nvidia7"} <= set(answer.devices)
+    assert {"/dev/nvidia4", "/dev/nvidia5", "/dev/nvidia6", "/dev/nvidia7"} <= paths(answer)
 
 
 def test_device_nodes_that_do_not_exist_are_left_out() -> None:
     node = offer(present=frozenset({"/dev/nvidia7"}))
-    assert node.answer(ONE, seats(node, "G0")[:1]).devices == ("/dev/nvidia7",)
+    assert paths(node.answer(ONE, seats(node, "G0")[:1])) == {"/dev/nvidia7"}
 
 
 def test_with_the_fakes_there_are_no_device_nodes_but_the_driver() -> None:
     node = offer(fake_driver=Path("/run/fake/driver.sock"))
     answer = node.answer(ONE, seats(node, "G1")[:1])
-    assert answer.devices == ()
+    assert paths(answer) == set()
     assert answer.envs["KYB_FAKE_GPU"] == "GPU-1"
     assert answer.envs["KYB_FAKE_DRIVER"] == "/run/fake/driver.sock"
     # A container sees the host's files only where they are mounted.
-    assert answer.mounts[1:] == (("/run/fake", "/run/fake"),)
+    assert mounts(answer)[1:] == [("/run/fake", "/run/fake")]
 
 
 @pytest.mark.parametrize("resource", [ONE, TWO])
@@ -137,9 +142,9 @@ def movable(**changes: object) -> Offer:
 def test_a_seat_that_may_move_reaches_the_gpus_of_its_peers_and_sees_its_own() -> None:
     node = movable()
     answers = {name: node.answer(ONE, [seats(node, name)[0]]) for name in ("G0", "G1")}
-    assert {"/dev/nvidia7", "/dev/nvidia6"} <= set(answers["G0"].devices)
-    assert answers["G0"].devices == answers["G1"].devices
-    assert "/dev/nvidia5" not in answers["G0"].devices  # of a group of another profile
+    assert {"/dev/nvidia7", "/dev/nvidia6"} <= paths(answers["G0"])
+    assert paths(answers["G0"]) == paths(answers["G1"])
+    assert "/dev/nvidia5" not in paths(answers["G0"])  # of a group of another profile
     # Its own first; CUDA counts by PCI address, and GPU 1 comes before GPU 0 there.
     assert {name: answer.envs["NVIDIA_VISIBLE_DEVICES"] for name, answer in answers.items()} == {
         "G0": "GPU-0,GPU-1",
@@ -156,7 +161,7 @@ def test_a_pair_that_may_move_counts_its_gpus_among_those_of_all_pairs() -> None
     groups = plan(NodeConfig.model_validate_json(json.dumps(config)), GPUS).groups
     node, two = offer(groups=groups), groups[0].profile.resource
     answers = {name: node.answer(two, [seats(node, name)[0]]) for name in ("G01", "G23")}
-    assert answers["G01"].devices == answers["G23"].devices
+    assert paths(answers["G01"]) == paths(answers["G23"])
     order = [gpu.uuid for gpu in sorted(GPUS, key=lambda gpu: gpu.pci_bus_id) if gpu.index < 4]
     for name, own in (("G01", {"GPU-0", "GPU-1"}), ("G23", {"GPU-2", "GPU-3"})):
         seen = answers[name].envs["CUDA_VISIBLE_DEVICES"].split(",")
@@ -167,7 +172,7 @@ def test_a_missing_gpu_is_no_target_of_moves() -> None:
     node = movable(gpus=tuple(gpu for gpu in GPUS if gpu.uuid != "GPU-1"))
     answer = node.answer(ONE, [seats(node, "G0")[0]])
     assert (answer.envs["NVIDIA_VISIBLE_DEVICES"], answer.envs["CUDA_VISIBLE_DEVICES"]) == ("GPU-0", "0")
-    assert "/dev/nvidia6" not in answer.devices
+    assert "/dev/nvidia6" not in paths(answer)
 
 
 @pytest.mark.parametrize("gone", [None, "GPU-1"])

@@ -13,6 +13,7 @@ from services.plugin.core.faults import GONE, Probation
 from services.plugin.gate import StartGate
 from services.plugin.offers import cdi_names
 from services.plugin.servicer import NodeSeats
+from tests.plugin.stand import paths
 
 MACHINE = hardware("2xA100-mig-3g")
 A, B, C, D = (gpu.uuid for gpu in MACHINE.instances)
@@ -47,7 +48,7 @@ def test_a_container_gets_the_nodes_of_every_instance_of_its_pool_and_cuda_its_u
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == ",".join((B, A, C, D)), "its own first"
     assert answer.envs["CUDA_VISIBLE_DEVICES"] == B, "CUDA counts no second instance"
     every = {path for paths in NODES.values() for path in paths}
-    assert set(answer.devices) == {"/dev/nvidia0", "/dev/nvidia1", *every, *CONTROL}
+    assert paths(answer) == {"/dev/nvidia0", "/dev/nvidia1", *every, *CONTROL}
 
 
 @pytest.mark.parametrize("rebalance", [None, False])
@@ -55,7 +56,7 @@ def test_without_a_pool_a_container_gets_its_own_instance_alone(rebalance: bool 
     node = offer(rebalance=rebalance)
     answer = node.answer(SEAT, [seat_on(node, B)])
     assert (answer.envs["NVIDIA_VISIBLE_DEVICES"], answer.envs["CUDA_VISIBLE_DEVICES"]) == (B, "0")
-    assert set(answer.devices) == {"/dev/nvidia0", *NODES[B], *CONTROL}
+    assert paths(answer) == {"/dev/nvidia0", *NODES[B], *CONTROL}
 
 
 @pytest.mark.parametrize("there", [A, C])
@@ -94,17 +95,17 @@ def test_all_devices_of_a_node_are_no_instances() -> None:
         mig_nodes=nodes,
     )
     of_whole = node.answer("kyb.ai/one", [seat_on(node, whole.uuid)])
-    assert set(of_whole.devices) == {f"/dev/nvidia{whole.minor}", *CONTROL}
+    assert paths(of_whole) == {f"/dev/nvidia{whole.minor}", *CONTROL}
     assert of_whole.envs["CUDA_VISIBLE_DEVICES"] == "0", "CUDA counts no GPU in MIG mode"
     of_part = node.answer("kyb.ai/part", [seat_on(node, part.uuid)])
-    assert set(of_part.devices) == {f"/dev/nvidia{part.minor}", *nodes[part.uuid], *CONTROL}
+    assert paths(of_part) == {f"/dev/nvidia{part.minor}", *nodes[part.uuid], *CONTROL}
 
 
 def test_instances_of_a_gpu_that_is_gone_are_no_target_of_moves() -> None:
     node = offer(away=1)
     answer = node.answer(SEAT, [seat_on(node, A)])
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == f"{A},{B}"
-    assert set(answer.devices) == {"/dev/nvidia0", *NODES[A], *NODES[B], *CONTROL}
+    assert paths(answer) == {"/dev/nvidia0", *NODES[A], *NODES[B], *CONTROL}
 
 
 def test_cdi_names_are_those_of_the_instances_that_are_there() -> None:

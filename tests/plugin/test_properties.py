@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from kybernate.config import ConfigError, NodeConfig
 from kybernate.config.fields import PLACEMENTS
 from kybernate.machine import Gpu, GpuEvent, Link, PcieLevel
+from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.topology import Group, plan, with_orphaned_seats
 from services.plugin.allocations import FORGET_AFTER
-from services.plugin.core.devices import AllocationRefusedError, Offer, SeatAnswer
+from services.plugin.core.devices import AllocationRefusedError, Offer
 from services.plugin.core.faults import Probation
 from services.plugin.gate import StartGate
 from services.plugin.servicer import NodeSeats
@@ -83,14 +84,14 @@ class Kubelet:
     chance: random.Random
     given: dict[str, str] = field(default_factory=dict)
     """Pod by seat ID."""
-    answers: dict[str, SeatAnswer] = field(default_factory=dict)
+    answers: dict[str, pb.ContainerAllocateResponse] = field(default_factory=dict)
     pods: int = 0
     reported: list[str] = field(default_factory=list)
 
     def admit(self, resource: str, containers: int) -> None:
         """A pod whose init containers, then its app container, use the same seat."""
-        listed = self.node.offer.listed(resource, self.node.probation.faulty)
-        healthy = {seat.id for seat in listed if seat.healthy}
+        listed = self.node.offer.listed(resource, self.node.probation.faulty).devices
+        healthy = {seat.ID for seat in listed if seat.health == "Healthy"}
         self.pods += 1
         reusable: list[str] = []
         for _ in range(containers):
@@ -116,7 +117,7 @@ class Kubelet:
     def wrong(self, resource: str) -> None:
         """Requests that only a broken kubelet or a stale list would make: refused, and nothing is allocated."""
         held = dict(self.node.allocations.seats)
-        own = [seat.id for seat in self.node.offer.listed(resource, frozenset())]
+        own = [seat.ID for seat in self.node.offer.listed(resource, frozenset()).devices]
         for seats in ([], ["9x-000000.s00"], own[:2] if len(own) > 1 else ["", "x"]):
             with pytest.raises(AllocationRefusedError, match=r"resources\.limits|delete the pod"):
                 self.node.allocate(resource, [seats])
@@ -148,16 +149,16 @@ class Kubelet:
 
     def check(self) -> None:
         offer = self.node.offer
-        everything = [seat.id for resource in offer.resources for seat in offer.listed(resource, frozenset())]
+        everything = [seat.ID for resource in offer.resources for seat in offer.listed(resource, frozenset()).devices]
         assert len(everything) == len(set(everything)) == len(offer.seats)
         assert all(len(seat) <= 63 for seat in everything)
         assert len({group.name for group in offer.groups}) == len(offer.groups)
         assert self.given.keys() <= self.node.allocations.seats.keys()  # nothing in use is thought free
         faulty = self.node.probation.faulty
         for resource in offer.resources:
-            for seat in offer.listed(resource, faulty):
-                own = {*offer.seats[seat.id].group.uuids}
-                assert seat.healthy == own.isdisjoint(faulty)
+            for seat in offer.listed(resource, faulty).devices:
+                own = {*offer.seats[seat.ID].group.uuids}
+                assert seat.health == ("Healthy" if own.isdisjoint(faulty) else "Unhealthy")
 
 
 steps = st.lists(

@@ -20,7 +20,6 @@ from services.plugin import gpu_watch, offers, service
 from services.plugin.coexistence import Neighbours
 from services.plugin.gpu_watch import GpuReading
 from services.plugin.service import NodePlugin
-from services.plugin.servicer import _container_response
 from services.plugin.settings import PluginSettings
 from tests.kubelet.stand import short_folder
 from tests.plugin.stand import GPUS, ONE, TWO, config
@@ -227,7 +226,7 @@ async def test_a_container_can_write_nothing_that_it_gets_from_the_node() -> Non
     async with opened() as (plugin, _):
         seat = next(one for one in plugin.node.offer.seats if one.startswith("1x-"))
         answer = plugin.node.offer.answer(ONE, [seat])
-        mounts = _container_response(answer).mounts
+        mounts = answer.mounts
         assert [mount.host_path for mount in mounts if mount.container_path == answer.envs["KYB_SEAT_DIR"]]
         assert [mount.host_path for mount in mounts if not mount.read_only] == []
 

@@ -96,7 +96,7 @@ def test_an_orphaned_seat_is_listed_and_answered_but_never_preferred() -> None:
     third = before[0].seat_ids[2]
     found, kept = with_orphaned_seats(after, [AllocatedSeat(third, ONE)], GPUS, former=before)
     node = offer(groups=found, orphaned=kept)
-    assert third in {seat.id for seat in node.listed(ONE, frozenset())}
+    assert third in {seat.ID for seat in node.listed(ONE, frozenset()).devices}
     assert node.answer(ONE, [third]).envs["KYB_GPU_GROUP"] == "G0"
     assert node.preferred([third], (), 1, frozenset()) == ()
 

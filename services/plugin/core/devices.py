@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kybernate import run
 from kybernate.machine import Gpu, Link
+from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.topology import Group, peers
 from services.plugin.core.placement import GroupLoad, GroupRelations, best
 
@@ -28,29 +29,6 @@ class SeatDevice:
     group: Group
     order: int
     """Position among all seats: groups in the order of the configuration, then by number. Breaks ties."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListedSeat:
-    """One entry of ListAndWatch."""
-
-    id: str
-    healthy: bool
-    numa_nodes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SeatAnswer:
-    """What a container gets with its seat."""
-
-    seat: SeatDevice
-    envs: Mapping[str, str]
-    mounts: tuple[tuple[str, str], ...]
-    """Read-only (container path, host path)."""
-    devices: tuple[str, ...]
-    """Device nodes, the same path on both sides; none when ``cdi`` names them."""
-    cdi: tuple[str, ...] = ()
-    """Qualified CDI names, ``vendor/class=name``."""
 
 
 @dataclass(frozen=True)
@@ -98,14 +76,15 @@ class Offer:
         """Resources that have seats here, in the order of the configuration."""
         return tuple(dict.fromkeys(seat.resource for seat in self.seats.values()))
 
-    def listed(self, resource: str, faulty: frozenset[str]) -> tuple[ListedSeat, ...]:
+    def listed(self, resource: str, faulty: frozenset[str]) -> pb.ListAndWatchResponse:
         """Return all seats of a resource. Seats of groups that contain a faulty GPU (UUID) are unhealthy."""
-        sick = self.groups_with(faulty)
-        return tuple(
-            ListedSeat(seat.id, seat.group.name not in sick, self._relations.numa_nodes[seat.group.name])
-            for seat in self.seats.values()
-            if seat.resource == resource
-        )
+        sick, answer = self.groups_with(faulty), pb.ListAndWatchResponse()
+        for seat in self.seats.values():
+            if seat.resource == resource:
+                device = answer.devices.add(ID=seat.id, health="Unhealthy" if seat.group.name in sick else "Healthy")
+                for numa_node in self._relations.numa_nodes[seat.group.name]:
+                    device.topology.nodes.add(ID=numa_node)
+        return answer
 
     def groups_with(self, gpus: Collection[str]) -> frozenset[str]:
         """Return the names of the groups that contain one of these GPUs (UUIDs), or a MIG instance of one."""
@@ -182,7 +161,7 @@ class Offer:
             if group.name in free
         }
 
-    def answer(self, resource: str, seat_ids: Sequence[str]) -> SeatAnswer:
+    def answer(self, resource: str, seat_ids: Sequence[str]) -> pb.ContainerAllocateResponse:
         """Return what the container gets; the same seats always give the same answer. Raises AllocationRefusedError."""
         if len(set(seat_ids)) != 1:
             raise AllocationRefusedError(
@@ -207,14 +186,20 @@ class Offer:
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             **self.group_envs(seat, group),
         }
-        mounts = [(folder, folder)]
+        mounts = {folder: folder}
         if self.run_dir is not None:
-            mounts.append((run.FOLDER, str(self.run_dir)))
+            mounts[run.FOLDER] = str(self.run_dir)
         if self.fake_driver is not None:
             envs["KYB_FAKE_DRIVER"] = str(self.fake_driver)
             # The folder, not the socket: a restarted fake driver creates a new socket.
-            mounts.append((str(self.fake_driver.parent), str(self.fake_driver.parent)))
-        return SeatAnswer(seat, envs, tuple(mounts), () if names else self.devices(group), names)
+            mounts[str(self.fake_driver.parent)] = str(self.fake_driver.parent)
+        paths = () if names else self.devices(group)
+        return pb.ContainerAllocateResponse(
+            envs=envs,
+            mounts=[pb.Mount(container_path=inside, host_path=host, read_only=True) for inside, host in mounts.items()],
+            devices=[pb.DeviceSpec(container_path=path, host_path=path, permissions="rw") for path in paths],
+            cdi_devices=[pb.CDIDevice(name=name) for name in names],
+        )
 
     def reach(self, group: Group) -> tuple[str, ...]:
         """Return the UUIDs of the GPUs that a container with a seat of this group gets now."""
