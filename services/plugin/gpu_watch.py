@@ -17,7 +17,7 @@ from kybernate.machine import Gpu, GpuEvent, GpuSensors
 from kybernate.node import known_gpus
 from kybernate.node.known_gpus import KnownGpus
 from services.plugin.core.devices import device_paths
-from services.plugin.core.faults import NewGpus
+from services.plugin.core.faults import HealthChange, NewGpus
 from services.plugin.servicer import NodeSeats
 from services.plugin.settings import PluginSettings
 
@@ -118,9 +118,9 @@ class GpuWatch:
         node: NodeSeats,
         reading: GpuReading,
         adopt: Callable[[GpuReading], Awaitable[None]],
-        health_changed: Callable[[], None],
+        health_changed: Callable[[list[HealthChange]], None],
     ) -> None:
-        """``adopt`` makes an offer from a new reading; ``health_changed`` is called after faults and recoveries."""
+        """``adopt`` makes an offer from a new reading; ``health_changed`` gets faults and recoveries."""
         self._settings, self._gpus, self._node = settings, gpus, node
         self._adopt, self._health_changed = adopt, health_changed
         self.reading = reading
@@ -140,8 +140,8 @@ class GpuWatch:
         # At the start every present GPU counts as healthy: there are no earlier readings.
         healthy = self._new.healthy(needed) if self._node.probation.expected else reading.present
         self.reading = reading
-        self._node.probation.expect(frozenset(known | (orphaned - parts)), reading.present, healthy)
-        self._health_changed()
+        expected = frozenset(known | (orphaned - parts))
+        self._health_changed(self._node.probation.expect(expected, reading.present, healthy))
 
     async def poll(self) -> NoReturn:
         """Read the GPUs periodically. A missing GPU is faulty; a driver that does not answer proves nothing."""
@@ -165,8 +165,7 @@ class GpuWatch:
         """Apply a reading that began when the probation had counted ``events``. Raises GpuError."""
         reading, probation = self.reading, self._node.probation
         self._present = present
-        if probation.read(present, events):
-            self._health_changed()
+        self._health_changed(probation.read(present, events))
         known = frozenset(gpu.uuid for gpu in reading.known.gpus)
         if self._new.read(present - known, probation.recovery_reads):
             found, present = await learn(self._gpus, self._settings.state_dir, reading.known)
@@ -204,8 +203,7 @@ class GpuWatch:
                 get_logger().warning("gpu.xid", gpu=event.gpu, xid=event.xid, times=times, ignored=ignored)
                 if not ignored:
                     self._new.event(event.gpu)
-                if self._node.probation.event(event, parents):
-                    self._health_changed()
+                self._health_changed(self._node.probation.event(event, parents))
             if events:
                 await asyncio.sleep(EVENT_BATCH_SECONDS)
 

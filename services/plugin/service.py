@@ -27,7 +27,7 @@ from kybernate.topology import SEAT_ID, IncompleteGroup, Topology
 from services.plugin import allocations, cdi, offers
 from services.plugin.coexistence import Neighbours
 from services.plugin.core.devices import Offer
-from services.plugin.core.faults import Probation
+from services.plugin.core.faults import HealthChange, Probation
 from services.plugin.core.placement import OpenWishes
 from services.plugin.gate import StartGate
 from services.plugin.gate_sockets import GateSockets
@@ -223,13 +223,13 @@ class NodePlugin:
 
     # --- health -------------------------------------------------------------------------------------------------
 
-    def _health_changed(self) -> None:
+    def _health_changed(self, changes: list[HealthChange]) -> None:
         """Log and publish the changes of the probation, and send kubelet the new health of the seats."""
         offer, log = self.node.offer, get_logger()
         known = {
             gpu.uuid: gpu for gpu in (*(gpu for group in offer.groups for gpu in group.gpus), *self.reading.known.gpus)
         }
-        changed = [change for change in self.node.probation.take_changes() if change.gpu in known]
+        changed = [change for change in changes if change.gpu in known]
         for change in changed:
             gpu, groups = known[change.gpu], sorted(offer.groups_with({change.gpu}))
             seats = tuple(seat.id for seat in offer.seats.values() if seat.group.name in groups)

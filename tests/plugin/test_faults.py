@@ -31,16 +31,14 @@ def test_faults_of_applications_change_nothing(xid: int) -> None:
 
 def test_a_hardware_fault_marks_its_gpu_and_good_readings_clear_it() -> None:
     probation = Probation(BOTH, recovery_reads=3)
-    assert probation.event(GpuEvent("a", 79))
+    assert probation.event(GpuEvent("a", 79)) == [HealthChange("a", "XID 79", 79)]
     assert probation.reasons == {"a": "XID 79"}
     assert not probation.read(BOTH)
     assert not probation.event(GpuEvent("a", 48))  # faulty already; its probation begins anew
     assert probation.reasons == {"a": "XID 79, XID 48"}
     assert not probation.event(GpuEvent("a", 48))
     assert probation.reasons == {"a": "XID 79, XID 48"}
-    assert [probation.read(BOTH) for _ in range(3)] == [False, False, True]
-    assert probation.take_changes() == [HealthChange("a", "XID 79", 79), HealthChange("a", "")]
-    assert probation.take_changes() == []
+    assert [probation.read(BOTH) for _ in range(3)] == [[], [], [HealthChange("a", "")]]
 
 
 def test_a_missing_gpu_is_reported_as_missing_and_an_event_alone_does_not_clear_it() -> None:

@@ -35,65 +35,64 @@ class Probation:
     recovery_reads: int = RECOVERY_READS
     reasons: dict[str, str] = field(default_factory=dict)
     """By UUID of each faulty GPU: why."""
-    changes: list[HealthChange] = field(default_factory=list)
-    """Changes since the last call of ``take_changes``, in order."""
     events: int = 0
     """Number of events so far that are not ignored."""
     _good_reads: dict[str, int] = field(default_factory=dict)
     _last_event: dict[str, int] = field(default_factory=dict)
     """By UUID: the number of its last event."""
 
-    def expect(self, gpus: frozenset[str], present: Collection[str], healthy: Collection[str]) -> None:
-        """Replace the GPUs that must be present.
+    def expect(self, gpus: frozenset[str], present: Collection[str], healthy: Collection[str]) -> list[HealthChange]:
+        """Replace the GPUs that must be present; return what has changed.
 
         ``present``: GPUs that the driver lists. ``healthy``: added GPUs that need no probation.
         """
+        changes = list[HealthChange]()
         for uuid in sorted(gpus - self.expected):
             if uuid not in present:
-                self._fault(uuid, GONE, None)
+                changes.append(self._fault(uuid, GONE))
             elif uuid not in healthy:
-                self._fault(uuid, NEW, None)
+                changes.append(self._fault(uuid, NEW))
         for uuid in self.expected - gpus:
             self.reasons.pop(uuid, None)
             self._good_reads.pop(uuid, None)
         self.expected = gpus
+        return changes
 
     @property
     def faulty(self) -> frozenset[str]:
         """UUIDs of the faulty GPUs."""
         return frozenset(self.reasons)
 
-    def read(self, uuids: Iterable[str], events: int | None = None) -> bool:
-        """Apply a reading of the GPUs that are present; return whether the faulty ones changed.
+    def read(self, uuids: Iterable[str], events: int | None = None) -> list[HealthChange]:
+        """Apply a reading of the GPUs that are present; return what has changed.
 
         ``events``: the value of ``self.events`` when the reading began. A reading that began before a GPU's last event
         does not count as good for it.
         """
         events = self.events if events is None else events
-        present = set(uuids)
-        before = self.faulty
+        present, changes = set(uuids), list[HealthChange]()
         for uuid in sorted(self.expected):
             if uuid not in present:
                 self._good_reads[uuid] = 0
                 if uuid not in self.reasons:
-                    self._fault(uuid, GONE, None)
+                    changes.append(self._fault(uuid, GONE))
             elif uuid in self.reasons and self._last_event.get(uuid, 0) <= events:
                 self._good_reads[uuid] = self._good_reads.get(uuid, 0) + 1
                 if self._good_reads[uuid] >= self.recovery_reads:
                     del self.reasons[uuid]
-                    self.changes.append(HealthChange(uuid, ""))
-        return self.faulty != before
+                    changes.append(HealthChange(uuid, ""))
+        return changes
 
-    def event(self, event: GpuEvent, parents: Mapping[str, str] | None = None) -> bool:
-        """Apply an XID event; return whether the faulty ones changed. ``parents``: GPU of each MIG instance.
+    def event(self, event: GpuEvent, parents: Mapping[str, str] | None = None) -> list[HealthChange]:
+        """Apply an XID event; return what has changed. ``parents``: GPU of each MIG instance.
 
         An event without a GPU counts for all GPUs; a further event of a faulty GPU restarts its probation.
         """
+        changes = list[HealthChange]()
         if event.xid in self.ignored_xids:
-            return False
+            return changes
         gpu = (parents or {}).get(event.gpu or "", event.gpu)
         hit = sorted(self.expected if gpu is None else self.expected & {gpu})
-        before = self.faulty
         self.events += 1
         for uuid in hit:
             self._good_reads[uuid] = 0
@@ -101,19 +100,14 @@ class Probation:
             which = "" if gpu is not None else " of an unnamed GPU"
             text = f"XID {event.xid}{which}"
             if uuid not in self.reasons:
-                self._fault(uuid, text, event.xid)
+                changes.append(self._fault(uuid, text, event.xid))
             elif text not in self.reasons[uuid].split(", "):
                 self.reasons[uuid] = f"{self.reasons[uuid]}, {text}"
-        return self.faulty != before
+        return changes
 
-    def take_changes(self) -> list[HealthChange]:
-        """Return the changes since the last call."""
-        taken, self.changes = self.changes, []
-        return taken
-
-    def _fault(self, uuid: str, reason: str, xid: int | None) -> None:
+    def _fault(self, uuid: str, reason: str, xid: int | None = None) -> HealthChange:
         self.reasons[uuid] = reason
-        self.changes.append(HealthChange(uuid, reason, xid))
+        return HealthChange(uuid, reason, xid)
 
 
 @dataclass
