@@ -54,7 +54,6 @@ RETRY_SECONDS = 0.25
 COMPARE_SECONDS = 60.0
 LOOK_SECONDS = 4.0
 """How often it is asked whether rows have vanished."""
-_NONE: tuple[str, dict[str, Any], int, str, float, str] = ("", {}, 0, "", 0.0, "")
 
 
 # --- the roster -------------------------------------------------------------------------------------------------------
@@ -136,7 +135,7 @@ class RosterWriter:
         """Seats whose rows are out of date, in the order of their first change."""
         self._written: dict[str, bytes | None] = {}
         """What each key of this node should hold, as far as it was written; None: nothing."""
-        self._blocked: dict[str, tuple[str, dict[str, Any], int, str, float, str]] = {}
+        self._blocked: dict[str, tuple[object, ...]] = {}
         """What was written and changes without an event: why a seat is blocked, what riders show, the deadline of
         its state, unix seconds, and what has failed."""
         self._seq = 0
@@ -167,7 +166,7 @@ class RosterWriter:
                 seat.durable.failed.text(seat.name),
                 _failed_until(seat, now),
                 seat.told,
-            ) != self._blocked.get(seat.id, _NONE):
+            ) != self._blocked.get(seat.id):
                 self.changed(seat.id)
 
     def rows(self) -> tuple[int, int] | None:
@@ -192,7 +191,6 @@ class RosterWriter:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._write_changes(), name="write the roster")
             group.create_task(self._compare(), name="compare the roster")
-            group.create_task(self._look(), name="look for vanished rows")
 
     async def _write_changes(self) -> None:
         bucket: Bucket | None = None
@@ -244,25 +242,21 @@ class RosterWriter:
         if connected and self._node.recovered:  # before, it takes all seats for free; recovery publishes each
             self.all_changed()
 
-    async def _look(self) -> None:
-        """Write rows again that have vanished: a purge sends no message, and routers that start lack them."""
+    async def _compare(self) -> None:
+        """Write rows again that have vanished: a purge sends no message, and routers that start lack them. Less often
+        read back what was written, and replace what another client wrote."""
+        prefix, compared = f"{slug(self._node.name)}.", time.monotonic()
         while True:
             await asyncio.sleep(to_beat(min(LOOK_SECONDS, self._compare_seconds)))
-            with contextlib.suppress(BusError):
-                bucket = await self._bus.bucket(BUCKET)
-                expected = dict(self._written)
-                keys = await bucket.keys(f"{slug(self._node.name)}.")
-                there = {key: value for key, value in expected.items() if value is None or key in keys}
-                await self._repair(bucket, expected, there)
-
-    async def _compare(self) -> None:
-        """Read back what was written, and replace what another client wrote."""
-        while True:
-            await asyncio.sleep(self._compare_seconds)
             try:
                 bucket = await self._bus.bucket(BUCKET)
                 expected = dict(self._written)  # before reading: what is written meanwhile is no difference
-                found = {entry.key: entry.value for entry in await bucket.entries(f"{slug(self._node.name)}.")}
+                if time.monotonic() >= compared + self._compare_seconds:
+                    found = {entry.key: entry.value for entry in await bucket.entries(prefix)}
+                    compared = time.monotonic()
+                else:
+                    keys = await bucket.keys(prefix)
+                    found = {key: value for key, value in expected.items() if value is None or key in keys}
                 await self._repair(bucket, expected, found)
             except BusError as error:
                 log.debug("roster.compare_failed", error=str(error))
