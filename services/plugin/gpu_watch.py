@@ -42,11 +42,6 @@ class GpuReading:
     mig_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By UUID of a MIG instance: its device nodes."""
 
-    @property
-    def parents(self) -> dict[str, str]:
-        """By UUID of a MIG instance: the UUID of its GPU."""
-        return {gpu.uuid: gpu.physical for gpu in self.known.instances}
-
 
 async def first_reading(gpus: Gpus, state_dir: Path) -> GpuReading:
     """Read the GPUs; while the driver does not answer, retry and log it once."""
@@ -209,7 +204,7 @@ class GpuWatch:
 
     async def _parents(self, events: tuple[GpuEvent, ...]) -> dict[str, str]:
         """Return the GPU of each MIG instance; instances are read again if an event names an unknown one."""
-        parents = self.reading.parents
+        parents = {gpu.uuid: gpu.physical for gpu in self.reading.known.instances}
         if any((event.gpu or "").startswith("MIG-") and event.gpu not in parents for event in events):
             try:
                 found = await self._gpus.instances()

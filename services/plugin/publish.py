@@ -4,9 +4,10 @@ Kubelet never waits for the bus: both only mark what to send, and a task sends i
 """
 
 import asyncio
+import collections
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import NoReturn
 
@@ -17,13 +18,14 @@ from prometheus_client.registry import Collector
 from kybernate.bus.port import Bus, BusError
 from kybernate.envelope import Message, slug
 from kybernate.logs import get_logger
-from kybernate.machine import Gpu, GpuSensors
+from kybernate.machine import Gpu
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord
 from kybernate.topology import IncompleteGroup
+from services.plugin.gpu_watch import GpuWatch
 from services.plugin.servicer import NodeSeats
 
 OUTBOX_LIMIT = 10_000
-"""Events that may wait for the bus, some days of a node's life; beyond it the oldest are dropped and counted."""
+"""Events that may wait for the bus, some days of a node's life; beyond it the oldest are dropped."""
 OUTBOX_BATCH = 100
 OUTBOX_RETRY_SECONDS = 0.25
 INVENTORY_BATCH_SECONDS = 0.25
@@ -40,42 +42,33 @@ class Outbox:
 
     def __init__(self, bus: Bus, limit: int = OUTBOX_LIMIT) -> None:
         self._bus = bus
-        self._limit = limit
-        self._waiting: deque[Message] = deque()
+        self.waiting: deque[Message] = deque(maxlen=limit)
+        """Events that are not confirmed yet, oldest first."""
         self._filled = asyncio.Event()
-        self.dropped = 0
 
     def put(self, message: Message) -> None:
         """Queue an event; never waits."""
-        if len(self._waiting) >= self._limit:
-            self._waiting.popleft()
-            self.dropped += 1
-        self._waiting.append(message)
+        self.waiting.append(message)
         self._filled.set()
-
-    @property
-    def waiting(self) -> int:
-        """Number of events that are not confirmed yet."""
-        return len(self._waiting)
 
     async def run(self) -> NoReturn:
         """Send until cancelled."""
         while True:
             await self._filled.wait()
             await self._bus.until_connected()
-            batch = list(islice(self._waiting, OUTBOX_BATCH))
+            batch = list(islice(self.waiting, OUTBOX_BATCH))
             try:
                 for message in batch:
                     await self._bus.publish(message)
                 await self._bus.flush()
             except BusError as error:
-                get_logger().info("outbox.send_failed", messages=len(self._waiting), error=str(error))
+                get_logger().info("outbox.send_failed", messages=len(self.waiting), error=str(error))
                 await asyncio.sleep(OUTBOX_RETRY_SECONDS)
                 continue
             for message in batch:  # some may have been dropped meanwhile
-                if self._waiting and self._waiting[0] is message:
-                    self._waiting.popleft()
-            if not self._waiting:
+                if self.waiting and self.waiting[0] is message:
+                    self.waiting.popleft()
+            if not self.waiting:
                 self._filled.clear()
 
 
@@ -155,14 +148,8 @@ _GATE = (0.1, 0.5, 1, 2.5, 5, 10, 15, 20, 25, 30)
 class PluginMetrics(Collector):
     """Allocations, waits at the start gate, offered seats, and what the GPUs measure."""
 
-    def __init__(
-        self,
-        registry: CollectorRegistry,
-        node: str,
-        offered: Callable[[], Mapping[str, int]],
-        sensors: Callable[[], Iterable[GpuSensors]],
-    ) -> None:
-        self._node, self._offered, self._sensors = node, offered, sensors
+    def __init__(self, registry: CollectorRegistry, name: str, node: NodeSeats, watch: GpuWatch) -> None:
+        self._name, self._node, self._watch = name, node, watch
         text = "Seats that kubelet allocated to a container"
         self.allocations = Counter("kybernate_plugin_allocations", text, registry=registry)
         text = "Wall seconds of a call of kubelet at the start gate; granted: its container starts"
@@ -180,10 +167,10 @@ class PluginMetrics(Collector):
         ``kybernate_gpu_owner``."""
         text = "Seats that are offered to kubelet, by resource"
         gauge = GaugeMetricFamily("kybernate_plugin_seats", text, labels=["resource"])
-        for resource, count in self._offered().items():
+        for resource, count in collections.Counter(seat.resource for seat in self._node.offer.seats.values()).items():
             gauge.add_metric([resource], count)
         yield gauge
-        labels, found = ["node", "gpu"], list(self._sensors())
+        labels, found = ["node", "gpu"], self._watch.sensors
         for name, text, values in (
             ("temperature_celsius", "Temperature of the GPU", [one.celsius for one in found]),
             ("power_watts", "Power that the GPU draws", [one.watts for one in found]),
@@ -192,5 +179,5 @@ class PluginMetrics(Collector):
             gauge = GaugeMetricFamily(f"kybernate_gpu_{name}", text, labels=labels)
             for one, value in zip(found, values, strict=True):
                 if value is not None:
-                    gauge.add_metric([self._node, one.gpu], value)
+                    gauge.add_metric([self._name, one.gpu], value)
             yield gauge

@@ -6,7 +6,6 @@ Each source of changes is watched by a separate job; the answers to kubelet come
 import asyncio
 import contextlib
 import uuid
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,12 +99,12 @@ class NodePlugin:
                     self.gpu_watch.watch_events,
                     self.gpu_watch.watch_known,
                     self._watch_pod_resources,
-                    self._watch_wishes,
                     self.watch_config,
                     self._save,
                     self._inventory.run,
                     self.outbox.run,
                 )
+                group.create_task(follow_wishes(self.settings.run_dir, self.node.wishes), name="wishes")
                 for job in jobs:
                     group.create_task(job(), name=getattr(job, "__name__", "job"))  # type: ignore[arg-type]
         finally:
@@ -124,14 +123,8 @@ class NodePlugin:
         self.node = NodeSeats(Offer((), (), gate.seats_dir), gate, Probation(frozenset()), self._on_allocated, known)
         self.gate_sockets = GateSockets(self.node)
         self._inventory = InventoryWriter(self.bus, settings.node, self.node)
-        watch = GpuWatch(settings, self.gpus, self.node, self.reading, self._adopt, self._health_changed)
-        self.gpu_watch = watch
-        self.metrics = PluginMetrics(
-            self.health.registry,
-            settings.node,
-            lambda: Counter(seat.resource for seat in self.node.offer.seats.values()),
-            lambda: watch.sensors,
-        )
+        self.gpu_watch = GpuWatch(settings, self.gpus, self.node, self.reading, self._adopt, self._health_changed)
+        self.metrics = PluginMetrics(self.health.registry, settings.node, self.node, self.gpu_watch)
         gate.on_wait = self.metrics.waited
         await self.apply()
         known.seats = {seat: one for seat, one in known.seats.items() if seat in self.node.offer.seats}
@@ -309,9 +302,6 @@ class NodePlugin:
         if self._unknown:
             reason = "the GPUs of their groups are not known; delete their pods"
             get_logger().warning("plugin.seats_unknown", seats=sorted(self._unknown), reason=reason)
-
-    async def _watch_wishes(self) -> None:
-        await follow_wishes(self.settings.run_dir, self.node.wishes)
 
     async def _save(self) -> NoReturn:
         """Write the allocations after every change."""
