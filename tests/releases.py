@@ -1,12 +1,10 @@
-"""Earlier releases, as git has them: each reads the ledger that this one writes, and the other way round."""
+"""The release before, as git has it: it reads the ledger that this one writes, and the other way round."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-OLDER = ("d37fa977a5acfb790a95a4f1e5643f3ee765892c", "f4bbe586abdcfeafc2e4efe79838484f65d7bcc0")
-"""Oldest first. The first has all fields of a seat side by side in its ledger, the second writes a record of some."""
 BEFORE = "843f10d57fd1dbddd4daaac728fdd2741fc23d5f"
 """The release before this one, which has what riders remember among the fields of a seat."""
 

@@ -123,8 +123,6 @@ class OperatorOrder:
         return f"group {self.target}" if self.target else "the node"
 
 
-_FACTS = ("seen_running", "inherited", "unlocated", "conflict")
-"""Fields of an entry that some releases wrote in its ``durable``."""
 FLAT = {name: ("rehearsal", name) for name in ("demoted", "unverified", "failures")} | {
     "host_taken_bytes": ("host_memory", "taken_bytes"),
     "host_bytes": ("host_memory", "parked_bytes"),
@@ -163,17 +161,17 @@ class LedgerEntry(BaseModel):
     riders: dict[str, Any] = Field(default_factory=dict)
     """What riders remember of it, by their names. Those of a later release are kept."""
     durable: Durable = Field(default_factory=Durable)
-    """On disk its fields stand beside the entry's own, as every release reads them; some wrote them as this record."""
+    """On disk its fields stand beside the entry's own, as every release reads them."""
 
     @model_validator(mode="before")
     @classmethod
     def _from_flat(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not isinstance(seat := data.get("durable", {**data, "costs": data}), dict):
+        if not isinstance(data, dict) or "durable" in data:
             return data
         riders = {rider: {**known} for rider, known in data.get("riders", {}).items()}
-        for flat, (rider, own) in ((flat, FLAT[flat]) for flat in FLAT if flat in seat):
-            riders.setdefault(rider, {})[own] = seat[flat]
-        return {**{name: seat[name] for name in _FACTS if name in seat}, **data, "durable": seat, "riders": riders}
+        for flat, (rider, own) in ((flat, FLAT[flat]) for flat in FLAT if flat in data):
+            riders.setdefault(rider, {})[own] = data[flat]
+        return {**data, "durable": {**data, "costs": data}, "riders": riders}
 
     @model_serializer(mode="wrap")
     def _to_flat(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -301,8 +299,6 @@ _NEWER = "a later release wrote it: evidence of the processes decides where seat
 _LOST = "nothing is remembered: evidence of the processes and the tickets in the seat folders decide; pins are lost"
 
 _CHECKED = b'{"checksum":"'
-_UNCHECKED = b'{"boot_id":'
-"""How a line of a manager before checksums begins. No damage that leaves a line of today readable makes it one."""
 _DIGITS = 16
 
 
@@ -313,9 +309,7 @@ def _line(ledger: Ledger) -> bytes:
 
 
 def _intact(line: bytes) -> bool:
-    """Whether a line is as it was written, as far as it tells: one without a checksum may be."""
-    if line.startswith(_UNCHECKED):
-        return True
+    """Whether a line is as it was written."""
     begin = len(_CHECKED) + _DIGITS + 2
     return line[:begin] == _CHECKED + _checksum(line[begin:]) + b'",'
 

@@ -324,14 +324,9 @@ class GateFiles:
         found = []
         for seat in seats:
             for name in ("ticket.json", "ticket.taken.json"):
-                path = self.seats / seat / name
-                data = _read(path)
-                if data is None:
-                    continue
-                with contextlib.suppress(KeyError, TypeError, ValueError, OSError):
-                    age = time.time() - path.stat().st_mtime
-                    if "given" in data:  # the clock of the day may have been set since
-                        age = time.monotonic() - float(str(data["given"]))
+                data = _read(self.seats / seat / name) or {}
+                with contextlib.suppress(KeyError, TypeError, ValueError):
+                    age = time.monotonic() - float(str(data["given"]))
                     call, pod_uid, epoch = str(data["call"]), str(data["pod_uid"]), int(str(data["epoch"]))
                     end = WallTime(float(str(data["expires"]))) if "expires" in data else None
                     vram_bytes = int(str(data.get("vram_bytes", 0)))

@@ -1,7 +1,6 @@
 """The ledger on a full, a failing and a damaging disk: it is the state before or after, never another one."""
 
 import asyncio
-import json
 import os
 import random
 import subprocess
@@ -238,16 +237,6 @@ def test_damaged_lines_are_named_in_the_log_with_what_follows(tmp_path: Path, li
     else:
         assert (line["event"], line["lines"]) == ("ledger.unreadable", [1, 2, 3])
         assert Path(line["kept_as"]).exists()
-
-
-def test_a_ledger_without_checksums_is_read(tmp_path: Path) -> None:
-    old = ledger(7).model_dump(mode="json", exclude={"seq"})
-    lines = [json.dumps(old | {"epoch": epoch}, separators=(",", ":")) for epoch in (6, 7)]
-    (tmp_path / "ledger").write_text("\n".join([*lines, lines[1][:200]]))
-
-    found = LedgerFile(tmp_path / "ledger").read()
-
-    assert (found.epoch, found.seq, found.seats) == (7, 0, ledger(7).seats)
 
 
 def test_a_manager_of_before_reads_the_ledger_of_today(tmp_path: Path) -> None:

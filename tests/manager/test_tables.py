@@ -21,7 +21,7 @@ from services.gpu_manager.core.group_switch import (
 from services.gpu_manager.core.inputs import ModelTime, WallTime
 from services.gpu_manager.core.recovery import Evidence
 from services.gpu_manager.core.seat_pod import SeatPod
-from services.gpu_manager.ledger import Costs, Durable, LedgerEntry, LedgerFile
+from services.gpu_manager.ledger import _CHECKED, Costs, Durable, LedgerEntry, LedgerFile, _checksum
 from tests.facts import check
 
 DELETED = "its pod is being deleted"
@@ -192,13 +192,18 @@ BEFORE = {
         "activations": 4, "switch_seconds": 5.25,
     }],
 }  # fmt: skip
-"""A line of release d37fa97: every field as it wrote it."""
+"""What an earlier release wrote: not every field of today, and one that is gone."""
+
+
+def written(path: Path) -> Path:
+    """A ledger with this line."""
+    rest = json.dumps(BEFORE).encode()[1:]
+    path.write_bytes(_CHECKED + _checksum(rest) + b'",' + rest + b"\n")
+    return path
 
 
 def test_an_upgrade_reads_the_ledger_of_the_manager_before_and_loses_nothing(tmp_path: Path) -> None:
-    (tmp_path / "ledger").write_text(json.dumps(BEFORE) + "\n")
-
-    ledger = LedgerFile(tmp_path / "ledger").read()
+    ledger = LedgerFile(written(tmp_path / "ledger")).read()
 
     assert (ledger.boot_id, ledger.epoch, ledger.routers, ledger.move_seconds) == ("b", 1800000000123, {"r0": "a"}, 1.5)
     (seat,) = ledger.seats
@@ -219,8 +224,7 @@ def test_an_upgrade_reads_the_ledger_of_the_manager_before_and_loses_nothing(tmp
 
 
 def test_what_is_written_is_read_again_and_has_the_fields_of_the_manager_before(tmp_path: Path) -> None:
-    (tmp_path / "ledger").write_text(json.dumps(BEFORE) + "\n")
-    before = LedgerFile(tmp_path / "ledger").read()
+    before = LedgerFile(written(tmp_path / "ledger")).read()
     file = LedgerFile(tmp_path / "ledger")
     file.write(before, durable=True)
     file.close()
