@@ -79,7 +79,8 @@ class Neighbours:
     unchecked: str | None = "not checked yet"
     """Why the API server cannot be read; None while its watch is open."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _checked: asyncio.Event = field(default_factory=asyncio.Event)
+    checked: asyncio.Event = field(default_factory=asyncio.Event)
+    """The first check is over, whatever its result."""
 
     async def watch(self) -> NoReturn:
         """Check now, after each change of the Node and of its ResourceSlices, and every ``seconds``."""
@@ -93,10 +94,6 @@ class Neighbours:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self.seconds):
                         await self._changed.wait()
-
-    async def checked(self) -> None:
-        """Wait until the first check is over, whatever its result."""
-        await self._checked.wait()
 
     def _mirrors(self) -> tuple[Mirror, ...]:
         if self.kube is None:
@@ -122,7 +119,7 @@ class Neighbours:
             self.unchecked = str(error)
         if (self.conflict, self.unchecked) != before:
             self._log()
-        self._checked.set()
+        self.checked.set()
 
     def _log(self) -> None:
         if self.conflict is not None:

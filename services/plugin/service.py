@@ -81,7 +81,8 @@ class NodePlugin:
         self.outbox = Outbox(self.bus)
         folder = self.settings.device_plugin_dir
         self.registrations = Registrations(
-            lambda resource: Registration(self.node, resource, folder, refused=self._conflict), self.health
+            lambda resource: Registration(self.node, resource, folder, refused=lambda: self.neighbours.conflict),
+            self.health,
         )
         self._pod_resources = PodResources(self.settings.pod_resources)
 
@@ -92,7 +93,7 @@ class NodePlugin:
             async with asyncio.TaskGroup() as group:
                 if self.settings.neighbours == "refuse":
                     group.create_task(self.neighbours.watch(), name="neighbours")
-                    await self.neighbours.checked()
+                    await self.neighbours.checked.wait()
                 jobs: tuple[Callable[[], object], ...] = (
                     self._register,
                     self.gpu_watch.poll,
@@ -130,7 +131,7 @@ class NodePlugin:
         known.seats = {seat: one for seat, one in known.seats.items() if seat in self.node.offer.seats}
         self._write_faults()
         self.health.conditions["config"] = lambda: self.refused_config
-        self.health.conditions["neighbours"] = self._conflict
+        self.health.conditions["neighbours"] = lambda: self.neighbours.conflict
         self.health.notes["kyb-run"] = lambda: self._note or None
         self.health.notes["gpus"] = lambda: "; ".join(group.why for group in self._incomplete) or None
 
@@ -179,9 +180,6 @@ class NodePlugin:
             await asyncio.sleep(WISHES_SECONDS)
         del self.health.conditions["manager"]
         await self.registrations.run()
-
-    def _conflict(self) -> str | None:
-        return self.neighbours.conflict if self.settings.neighbours == "refuse" else None
 
     async def _adopt(self, reading: GpuReading) -> None:
         try:

@@ -74,7 +74,7 @@ async def checking(folder: Path, server: ApiServer) -> AsyncIterator[Neighbours]
         neighbours = Neighbours(kube, "node-0", seconds=0.05)
         task = asyncio.create_task(neighbours.watch())
         try:
-            await asyncio.wait_for(neighbours.checked(), PATIENCE)
+            await asyncio.wait_for(neighbours.checked.wait(), PATIENCE)
             yield neighbours
         finally:
             task.cancel()
@@ -126,7 +126,7 @@ async def test_without_an_api_server_the_last_result_stands_and_the_reason_is_sh
 ) -> None:
     outside = Neighbours(None, "node-0")
     task = asyncio.create_task(outside.watch())
-    await asyncio.wait_for(outside.checked(), PATIENCE)
+    await asyncio.wait_for(outside.checked.wait(), PATIENCE)
     task.cancel()
     await asyncio.wait([task])
     assert (outside.conflict, "KUBERNETES_SERVICE_HOST" in str(outside.unchecked)) == (None, True)
