@@ -167,7 +167,8 @@ class PluginMetrics(Collector):
         ``kybernate_gpu_owner``."""
         text = "Seats that are offered to kubelet, by resource"
         gauge = GaugeMetricFamily("kybernate_plugin_seats", text, labels=["resource"])
-        for resource, count in collections.Counter(seat.resource for seat in self._node.offer.seats.values()).items():
+        offered = collections.Counter(group.profile.resource for group in self._node.offer.seats.values())
+        for resource, count in offered.items():
             gauge.add_metric([resource], count)
         yield gauge
         labels, found = ["node", "gpu"], self._watch.sensors

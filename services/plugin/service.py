@@ -223,7 +223,7 @@ class NodePlugin:
         changed = [change for change in changes if change.gpu in known]
         for change in changed:
             gpu, groups = known[change.gpu], sorted(offer.groups_with({change.gpu}))
-            seats = tuple(seat.id for seat in offer.seats.values() if seat.group.name in groups)
+            seats = tuple(seat for seat, group in offer.seats.items() if group.name in groups)
             event = GpuHealthChanged(
                 cause=uuid.uuid4().hex,
                 node=self.settings.node,
@@ -257,7 +257,7 @@ class NodePlugin:
 
     def _on_allocated(self, seat_id: str) -> None:
         self.metrics.allocations.inc()
-        group, cause = self.node.offer.seats[seat_id].group.name, uuid.uuid4().hex
+        group, cause = self.node.offer.seats[seat_id].name, uuid.uuid4().hex
         waiting = SeatState.WAITING
         self.outbox.put(SeatAllocated(cause=cause, node=self.settings.node, seat=seat_id, state=waiting, group=group))
         self._allocated.set()

@@ -52,12 +52,12 @@ class NodeSeats:
     def preferred(self, resource: str, available: Sequence[str], must: Sequence[str], size: int) -> tuple[str, ...]:
         """Return the seats to take; grants a wish that fits."""
         offer = self.offer
-        groups = {offer.seats[seat].group.name for seat in available if seat in offer.seats}
+        groups = {offer.seats[seat].name for seat in available if seat in offer.seats}
         wish = self.wishes.matching(resource, groups, time.time())
         wished = wish.group if wish is not None else ""
         faulty = self.probation.faulty
         chosen = offer.preferred(available, must, size, faulty, allocated=self.allocations.seats, wish=wished)
-        if wish is not None and any(offer.seats[seat].group.name == wished for seat in chosen[len(must) :]):
+        if wish is not None and any(offer.seats[seat].name == wished for seat in chosen[len(must) :]):
             self.wishes.grant(wish)
             get_logger().info("wish.granted", group=wished, seats=chosen, why=wish.why)
         return chosen
@@ -65,9 +65,10 @@ class NodeSeats:
     def allocate(self, resource: str, requests: Sequence[Sequence[str]]) -> list[pb.ContainerAllocateResponse]:
         """Return one answer per container and record the seats. Raises AllocationRefusedError, recording nothing."""
         answers = [self.offer.answer(resource, seat_ids) for seat_ids in requests]
-        for seat in (self.offer.seats[seat_ids[0]] for seat_ids in requests):
-            self.allocations.allocate(AllocatedSeat(seat.id, resource, seat.group.uuids, self.offer.reach(seat.group)))
-            self.on_allocated(seat.id)
+        for seat_id, *_ in requests:
+            group = self.offer.seats[seat_id]
+            self.allocations.allocate(AllocatedSeat(seat_id, resource, group.uuids, self.offer.reach(group)))
+            self.on_allocated(seat_id)
         return answers
 
     def reach(self, seat_id: str) -> tuple[str, ...]:
@@ -84,7 +85,7 @@ class NodeSeats:
         made without that GPU; None: it can."""
         if seat_id not in self.offer.seats:
             return "its seat is not on this node any more; delete the pod"
-        own, reasons, reach = self.offer.seats[seat_id].group, self.probation.reasons, self.reach(seat_id)
+        own, reasons, reach = self.offer.seats[seat_id], self.probation.reasons, self.reach(seat_id)
         group = next((one for one in self.offer.groups if one.name == group_name), own)
         for gpu in group.gpus:
             reason, which = gpu.fault(reasons), f"GPU {gpu.index} ({gpu.uuid}) of group {group.name}"

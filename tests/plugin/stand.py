@@ -73,7 +73,7 @@ class Plugin:
         return all(registration.unmet is None for registration in self.registrations)
 
     def seats(self, group: str) -> list[str]:
-        return [seat.id for seat in self.node.offer.seats.values() if seat.group.name == group]
+        return [seat for seat, own in self.node.offer.seats.items() if own.name == group]
 
     def call(self, seat: str) -> dict[str, Any] | None:
         """The waiting start of a seat."""

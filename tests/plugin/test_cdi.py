@@ -85,7 +85,7 @@ def test_the_answer_has_cdi_devices_instead_of_device_nodes(libraries: bool) -> 
     groups = stand.offer().groups
     names = cdi_names("cdi-cri", groups, everything() if libraries else frozenset())
     node = stand.offer(present=PRESENT, cdi=names)
-    seat = next(seat.id for seat in node.seats.values() if seat.resource == TWO)
+    seat = next(seat for seat, group in node.seats.items() if group.profile.resource == TWO)
     answer = node.answer(TWO, [seat])
     assert paths(answer) == set()
     assert answer.cdi_devices[0].name == f"kyb.ai/group=2x-{groups[2].key}"
@@ -98,7 +98,7 @@ def test_the_answer_has_cdi_devices_instead_of_device_nodes(libraries: bool) -> 
 def test_with_the_fakes_there_is_no_cdi() -> None:
     names = cdi_names("cdi-cri", stand.offer().groups, frozenset())
     node = stand.offer(present=PRESENT, cdi=names, fake_driver=Path("/tmp/driver.sock"))
-    seat = next(seat.id for seat in node.seats.values() if seat.resource == ONE)
+    seat = next(seat for seat, group in node.seats.items() if group.profile.resource == ONE)
     assert not node.answer(ONE, [seat]).cdi_devices
 
 

@@ -18,7 +18,7 @@ def offer(**changes: object) -> Offer:
 
 
 def seats(node: Offer, group: str) -> list[str]:
-    return [seat.id for seat in node.seats.values() if seat.group.name == group]
+    return [seat for seat, own in node.seats.items() if own.name == group]
 
 
 def mounts(answer: pb.ContainerAllocateResponse) -> list[tuple[str, str]]:
@@ -109,7 +109,7 @@ def test_with_the_fakes_there_are_no_device_nodes_but_the_driver() -> None:
 def test_more_than_one_seat_is_refused_with_the_remedy(resource: str) -> None:
     node = offer()
     with pytest.raises(AllocationRefusedError, match=r"can have one .*, not 2: .* set resources\.limits to 1"):
-        node.answer(resource, [seat.id for seat in node.seats.values() if seat.resource == resource][:2])
+        node.answer(resource, [seat for seat, group in node.seats.items() if group.profile.resource == resource][:2])
 
 
 def test_a_seat_that_is_unknown_or_of_another_resource_is_refused() -> None:

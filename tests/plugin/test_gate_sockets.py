@@ -42,7 +42,7 @@ async def listening(folder: Path, gate_seconds: float = 20.0) -> AsyncIterator[N
 
 
 def seat_on(node: NodeSeats, group: str) -> str:
-    return next(seat.id for seat in node.offer.seats.values() if seat.group.name == group)
+    return next(seat for seat, own in node.offer.seats.items() if own.name == group)
 
 
 async def ask(node: NodeSeats, seat: str, question: bytes = b"start\n") -> str:

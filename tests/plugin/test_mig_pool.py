@@ -39,7 +39,7 @@ def offer(*, away: int | None = None, rebalance: bool | None = True) -> Offer:
 
 
 def seat_on(node: Offer, uuid: str) -> str:
-    return next(seat.id for seat in node.seats.values() if seat.group.uuids == (uuid,))
+    return next(seat for seat, group in node.seats.items() if group.uuids == (uuid,))
 
 
 def test_a_container_gets_the_nodes_of_every_instance_of_its_pool_and_cuda_its_uuid() -> None:

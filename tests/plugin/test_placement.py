@@ -133,10 +133,10 @@ def offer(placement: str) -> Offer:
 
 def take(node: Offer, resource: str, in_use: set[str], **more: Any) -> str:
     """As kubelet does: ask with what is free, take the first answer. Returns the group."""
-    free = [seat.id for seat in node.seats.values() if seat.resource == resource and seat.id not in in_use]
+    free = [seat for seat, group in node.seats.items() if group.profile.resource == resource and seat not in in_use]
     (chosen,) = node.preferred(free, (), 1, frozenset(), allocated=in_use, **more)
     in_use.add(chosen)
-    return node.seats[chosen].group.name
+    return node.seats[chosen].name
 
 
 def test_topology_aware_takes_the_nvlink_pairs_first() -> None:
@@ -173,8 +173,8 @@ def test_the_distance_of_a_group_is_that_of_its_worst_pair() -> None:
 
 def test_two_containers_of_a_pod_get_seats_one_after_the_other() -> None:
     node = offer("spread")
-    free = [seat.id for seat in node.seats.values() if seat.resource == TWO]
+    free = [seat for seat, group in node.seats.items() if group.profile.resource == TWO]
     chosen = node.preferred(free, (), 3, frozenset())
-    assert len({node.seats[seat].group.name for seat in chosen}) == 3
+    assert len({node.seats[seat].name for seat in chosen}) == 3
     assert node.preferred(free, chosen[:2], 2, frozenset()) == chosen[:2]
     assert node.preferred(free[:2], (), 3, frozenset()) == ()

@@ -130,7 +130,7 @@ class Kubelet:
 
     def owners(self, looks: int) -> None:
         """List PodResources so many times."""
-        resources = {seat.id: seat.resource for seat in self.node.offer.seats.values()}
+        resources = {seat: group.profile.resource for seat, group in self.node.offer.seats.items()}
         for _ in range(looks):
             self.node.allocations.observe({seat: resources[seat] for seat in self.given})
 
@@ -144,8 +144,8 @@ class Kubelet:
         assert held.keys() <= self.node.offer.seats.keys()
         self.answers = {}  # names and device nodes may differ now
         for seat in self.given:
-            assert self.node.offer.seats[seat].resource == before.seats[seat].resource
-            assert self.node.offer.seats[seat].group.key == before.seats[seat].group.key
+            assert self.node.offer.seats[seat].profile.resource == before.seats[seat].profile.resource
+            assert self.node.offer.seats[seat].key == before.seats[seat].key
 
     def check(self) -> None:
         offer = self.node.offer
@@ -157,7 +157,7 @@ class Kubelet:
         faulty = self.node.probation.faulty
         for resource in offer.resources:
             for seat in offer.listed(resource, faulty).devices:
-                own = {*offer.seats[seat.ID].group.uuids}
+                own = {*offer.seats[seat.ID].uuids}
                 assert seat.health == ("Healthy" if own.isdisjoint(faulty) else "Unhealthy")
 
 

@@ -96,7 +96,7 @@ def without_pairs() -> dict[str, Any]:
 
 async def test_a_seat_that_is_allocated_while_its_group_is_removed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened() as (plugin, folder):
-        seat = next(seat.id for seat in plugin.node.offer.seats.values() if seat.resource == TWO)
+        seat = next(seat for seat, group in plugin.node.offer.seats.items() if group.profile.resource == TWO)
         write = offers.write_cdi_spec
 
         async def slowly(*arguments: Any, **more: Any) -> Any:
@@ -132,7 +132,7 @@ async def test_two_changes_at_once_end_with_the_later_one(monkeypatch: pytest.Mo
 
 async def test_an_allocated_seat_that_pod_resources_shows_late_is_listed() -> None:
     async with opened() as (plugin, folder):
-        seat = next(seat.id for seat in plugin.node.offer.seats.values() if seat.resource == TWO)
+        seat = next(seat for seat, group in plugin.node.offer.seats.items() if group.profile.resource == TWO)
         await plugin.apply(changed(folder, **without_pairs()))
         assert seat not in plugin.node.offer.seats
         # PodResources did not answer at the start, and the file did not have the seat.

@@ -112,7 +112,7 @@ async def test_the_next_pod_gets_the_group_and_the_one_after_it_does_not() -> No
         await until(
             lambda: len(kubelet.devices.allocations) == 2, what="kubelet has allocated two seats", timeout=PATIENCE
         )
-        given = [plugin.node.offer.seats[a.device_ids[0]].group.name for a in kubelet.devices.allocations]
+        given = [plugin.node.offer.seats[a.device_ids[0]].name for a in kubelet.devices.allocations]
         assert given == ["G1", "G0"]
 
 

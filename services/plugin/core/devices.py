@@ -20,17 +20,6 @@ class AllocationRefusedError(Exception):
     """A request that must not be granted; ``kubectl describe pod`` shows this text."""
 
 
-@dataclass(frozen=True, slots=True)
-class SeatDevice:
-    """A seat as a device of kubelet."""
-
-    id: str
-    resource: str
-    group: Group
-    order: int
-    """Position among all seats: groups in the order of the configuration, then by number. Breaks ties."""
-
-
 @dataclass(frozen=True)
 class Offer:
     """All seats of this node, and the answers for them."""
@@ -54,35 +43,30 @@ class Offer:
     """By group name: the CDI names of its devices. None: device nodes and environment instead."""
     orphaned: frozenset[str] = frozenset()
     """Seats that the configuration no longer has; listed while they are allocated."""
-    seats: Mapping[str, SeatDevice] = field(init=False)
-    _ordered: tuple[SeatDevice, ...] = field(init=False)
+    seats: Mapping[str, Group] = field(init=False)
+    """The group of each seat: groups in the order of the configuration, then by number."""
     _relations: GroupRelations = field(init=False)
     _peers: Mapping[str, tuple[Group, ...]] = field(init=False)
     """By group: the groups to which its seats may be moved."""
 
     def __post_init__(self) -> None:
-        pairs = [(seat_id, group) for group in self.groups for seat_id in group.seat_ids]
-        seats = {
-            seat_id: SeatDevice(seat_id, group.profile.resource, group, order)
-            for order, (seat_id, group) in enumerate(pairs)
-        }
+        seats = {seat_id: group for group in self.groups for seat_id in group.seat_ids}
         object.__setattr__(self, "seats", seats)
-        object.__setattr__(self, "_ordered", tuple(seats.values()))
         object.__setattr__(self, "_relations", GroupRelations.of(self.groups, self.links))
         object.__setattr__(self, "_peers", peers(self.groups))
 
     @property
     def resources(self) -> tuple[str, ...]:
         """Resources that have seats here, in the order of the configuration."""
-        return tuple(dict.fromkeys(seat.resource for seat in self.seats.values()))
+        return tuple(dict.fromkeys(group.profile.resource for group in self.seats.values()))
 
     def listed(self, resource: str, faulty: frozenset[str]) -> pb.ListAndWatchResponse:
         """Return all seats of a resource. Seats of groups that contain a faulty GPU (UUID) are unhealthy."""
         sick, answer = self.groups_with(faulty), pb.ListAndWatchResponse()
-        for seat in self.seats.values():
-            if seat.resource == resource:
-                device = answer.devices.add(ID=seat.id, health="Unhealthy" if seat.group.name in sick else "Healthy")
-                for numa_node in self._relations.numa_nodes[seat.group.name]:
+        for seat_id, group in self.seats.items():
+            if group.profile.resource == resource:
+                device = answer.devices.add(ID=seat_id, health="Unhealthy" if group.name in sick else "Healthy")
+                for numa_node in self._relations.numa_nodes[group.name]:
                     device.topology.nodes.add(ID=numa_node)
         return answer
 
@@ -109,38 +93,33 @@ class Offer:
         free = self._free({*available}.difference(must), faulty)
         if len(must) >= size or not free:
             return tuple(must[: max(size, 0)]) if len(must) >= size else ()
-        some = self._ordered[next(iter(free.values()))[0]]
-        loads = self._loads(some.resource, free, allocated)
-        strategy = some.group.profile.placement
+        profile = self.seats[next(iter(free.values()))[0]].profile
+        loads = self._loads(profile.resource, free, allocated)
         chosen = list(must)
         while len(chosen) < size:
-            load = best(strategy, loads.values(), wish)
+            load = best(profile.placement, loads.values(), wish)
             if load is None:
                 return ()
-            seats = free[load.name]
-            first = min(seats)
-            seats.remove(first)
-            chosen.append(self._ordered[first].id)
+            chosen.append(free[load.name].pop(0))
             loads[load.name] = replace(load, free=load.free - 1, nearby_allocated=load.nearby_allocated + 1)
         return tuple(chosen)
 
-    def _free(self, available: set[str], faulty: frozenset[str]) -> dict[str, list[int]]:
-        """Return by group the orders of its seats that can be allocated. Orphaned seats cannot."""
-        sick = self.groups_with(faulty) if faulty else frozenset()
-        free: dict[str, list[int]] = {}
-        for seat_id in available.difference(self.orphaned) if self.orphaned else available:
-            seat = self.seats.get(seat_id)
-            if seat is not None and seat.group.name not in sick:
-                free.setdefault(seat.group.name, []).append(seat.order)
+    def _free(self, available: set[str], faulty: frozenset[str]) -> dict[str, list[str]]:
+        """Return by group its seats that can be allocated, in order. Orphaned seats cannot."""
+        sick = self.groups_with(faulty)
+        free: dict[str, list[str]] = {}
+        for seat_id, group in self.seats.items():
+            if seat_id in available and seat_id not in self.orphaned and group.name not in sick:
+                free.setdefault(group.name, []).append(seat_id)
         return free
 
-    def _loads(self, resource: str, free: Mapping[str, list[int]], allocated: Collection[str]) -> dict[str, GroupLoad]:
+    def _loads(self, resource: str, free: Mapping[str, list[str]], allocated: Collection[str]) -> dict[str, GroupLoad]:
         """Return the present load of the groups of a resource."""
         used = dict.fromkeys((group.name for group in self.groups), 0)
         for seat_id in allocated:
-            seat = self.seats.get(seat_id)
-            if seat is not None and seat.resource != resource:
-                used[seat.group.name] += 1
+            holder = self.seats.get(seat_id)
+            if holder is not None and holder.profile.resource != resource:
+                used[holder.name] += 1
         own = [group for group in self.groups if group.profile.resource == resource]
         for group in own:
             used[group.name] = len(group.seat_ids) - len(free.get(group.name, ()))
@@ -148,7 +127,7 @@ class Offer:
         return {
             group.name: GroupLoad(
                 name=group.name,
-                order=self.seats[group.seat_ids[0]].order,
+                order=order,
                 seats=len(group.seat_ids),
                 free=len(free[group.name]),
                 slots=group.slots,
@@ -157,7 +136,7 @@ class Offer:
                 distance=relations.distance[group.name],
                 numa_nodes=len(relations.numa_nodes[group.name]),
             )
-            for group in own
+            for order, group in enumerate(own)
             if group.name in free
         }
 
@@ -168,23 +147,23 @@ class Offer:
                 f"a container can have one {resource}, not {len(set(seat_ids))}: a seat already is a whole group of "
                 f"GPUs; set resources.limits to 1 and take a larger profile for more GPUs"
             )
-        seat = self.seats.get(seat_ids[0])
-        if seat is None or seat.resource != resource:
+        seat_id = seat_ids[0]
+        group = self.seats.get(seat_id)
+        if group is None or group.profile.resource != resource:
             raise AllocationRefusedError(
                 f"this seat of {resource} does not exist on this node any more; "
                 f"its configuration changed since the seat was offered; delete the pod so that it gets another one"
             )
-        group = seat.group
-        folder = str(self.seats_dir / seat.id)
+        folder = str(self.seats_dir / seat_id)
         reachable = ",".join(gpu.uuid for gpu in (*group.gpus, *self._peer_gpus(group)))
         names = self.cdi.get(group.name, ()) if self.cdi is not None and self.fake_driver is None else ()
         envs = {
-            "KYB_GPU_SEAT": seat.id,
+            "KYB_GPU_SEAT": seat_id,
             "KYB_SEAT_DIR": folder,
             # Images carry "all". Where NVIDIA's CDI devices are named, its runtime must not inject a second time.
             "NVIDIA_VISIBLE_DEVICES": "void" if len(names) > 1 else reachable,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            **self.group_envs(seat, group),
+            **self.group_envs(group, group),
         }
         mounts = {folder: folder}
         if self.run_dir is not None:
@@ -205,11 +184,11 @@ class Offer:
         """Return the UUIDs of the GPUs that a container with a seat of this group gets now."""
         return tuple(gpu.uuid for gpu in self._exposed(group))
 
-    def group_envs(self, seat: SeatDevice, group: Group, reach: Collection[str] = ()) -> dict[str, str]:
-        """Return what names the GPUs of a start on ``group``, in a container that has the devices of the seat's;
+    def group_envs(self, home: Group, group: Group, reach: Collection[str] = ()) -> dict[str, str]:
+        """Return what names the GPUs of a start on ``group``, in a container that has the devices of ``home``;
         ``reach``: those GPUs, else the ones that it would get now."""
         own = {*group.uuids}
-        counted = [gpu for gpu in self._exposed(seat.group, reach) if gpu in self.gpus or gpu.uuid in own]
+        counted = [gpu for gpu in self._exposed(home, reach) if gpu in self.gpus or gpu.uuid in own]
         # CUDA counts what the container has, but of several MIG instances the first alone.
         named = group.is_mig and self._peers[group.name]
         visible = [gpu.uuid if named else str(at) for at, gpu in enumerate(counted) if gpu.uuid in own]
@@ -226,15 +205,15 @@ class Offer:
 
         Raises AllocationRefusedError: the seat or the group is not on this node any more.
         """
-        seat = self.seats.get(seat_id)
-        if seat is None:
+        home = self.seats.get(seat_id)
+        if home is None:
             raise AllocationRefusedError("its seat is not on this node any more; delete the pod")
-        if group_name in ("", seat.group.name):
+        if group_name in ("", home.name):
             return {}
         group = next((one for one in self.groups if one.name == group_name), None)
         if group is None:
             raise AllocationRefusedError(f"group {group_name} is not on this node any more; another one is looked for")
-        return self.group_envs(seat, group, reach)
+        return self.group_envs(home, group, reach)
 
     def cdi_devices(self) -> dict[str, tuple[str, ...]]:
         """Return the device nodes of each CDI device, for the spec file; a group without device nodes is left out."""
