@@ -96,7 +96,7 @@ class KubeletPods:
     def __init__(self, kubelet_url: str, pod_resources_socket: Path) -> None:
         self._url = kubelet_url.rstrip("/") + "/pods"
         self._resources = PodResources(pod_resources_socket)
-        self._session: aiohttp.ClientSession | None = None
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
         self._notify: Callable[[], None] = lambda: None
 
     def on_change(self, notify: Callable[[], None]) -> None:
@@ -122,12 +122,9 @@ class KubeletPods:
 
     async def close(self) -> None:
         """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
+        await self._session.close()
 
     async def _read(self) -> bytes:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
         try:
             async with self._session.get(self._url) as answer:
                 answer.raise_for_status()
