@@ -19,14 +19,11 @@ from typing import Any
 from kybernate import files
 from kybernate.clock import to_beat
 from kybernate.logs import get_logger
+from services.plugin.core.devices import NotGrantedError
 
 POLL_SECONDS, LATER_SECONDS = 1 / 16, 1 / 4
 """Wall: how often a call looks for its ticket in its first second, and later, when its model has no request: all calls
 at the same time, so that many wake the plugin no more often than one."""
-
-
-class NotGrantedError(Exception):
-    """The start must not happen now; ``kubectl describe pod`` shows this text."""
 
 
 @dataclass

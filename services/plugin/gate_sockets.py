@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from kybernate.logs import get_logger
-from services.plugin.core.devices import AllocationRefusedError
-from services.plugin.gate import NotGrantedError, expires
+from services.plugin.core.devices import NotGrantedError
+from services.plugin.gate import expires
 from services.plugin.servicer import NodeSeats
 
 SOCKET = "gate.sock"
@@ -111,7 +111,7 @@ class GateSockets:
             ticket = await node.gate.wait(seat_id, inside=True, closed=node.closed(seat_id))
             group = str(ticket.get("group", ""))
             variables = node.offer.moved_envs(seat_id, group, node.reach(seat_id))
-        except (NotGrantedError, AllocationRefusedError) as refusal:
+        except NotGrantedError as refusal:
             return _waits(str(refusal))
         if (why := node.missing(seat_id, group)) is not None:
             return _waits(why)

@@ -14,10 +14,10 @@ from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from kybernate.topology import AllocatedSeat
 from services.plugin.allocations import Allocations
-from services.plugin.core.devices import AllocationRefusedError, Offer
+from services.plugin.core.devices import NotGrantedError, Offer
 from services.plugin.core.faults import GONE, Probation
 from services.plugin.core.placement import OpenWishes
-from services.plugin.gate import NotGrantedError, StartGate
+from services.plugin.gate import StartGate
 
 OPTIONS = pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
 DEADLINE_MARGIN_SECONDS = 2.0
@@ -63,7 +63,7 @@ class NodeSeats:
         return chosen
 
     def allocate(self, resource: str, requests: Sequence[Sequence[str]]) -> list[pb.ContainerAllocateResponse]:
-        """Return one answer per container and record the seats. Raises AllocationRefusedError, recording nothing."""
+        """Return one answer per container and record the seats. Raises NotGrantedError, recording nothing."""
         answers = [self.offer.answer(resource, seat_ids) for seat_ids in requests]
         for seat_id, *_ in requests:
             group = self.offer.seats[seat_id]
@@ -158,7 +158,7 @@ class SeatPlugin(rpc.DevicePluginServicer):
         """Answer from memory: kubelet waits without a time-out and does nothing else meanwhile."""
         try:
             answers = self._node.allocate(self._resource, [r.devices_ids for r in request.container_requests])
-        except AllocationRefusedError as refusal:
+        except NotGrantedError as refusal:
             get_logger().warning("plugin.allocation_refused", resource=self._resource, reason=str(refusal))
             await _refuse(context, str(refusal))
         return pb.AllocateResponse(container_responses=answers)

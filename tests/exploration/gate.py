@@ -46,7 +46,8 @@ from services.gpu_manager.manager import Manager
 from services.gpu_manager.pods import ApiServerPods
 from services.gpu_manager.publish import GateFiles
 from services.plugin import gate as plugin
-from services.plugin.gate import NotGrantedError, StartGate
+from services.plugin.core.devices import NotGrantedError
+from services.plugin.gate import StartGate
 from tests.exploration import product
 from tests.exploration.kubelet import CALL_SECONDS, ApiPod, Kubelet, Pod
 from tests.exploration.machine import DriverError, Machine, ViolationError

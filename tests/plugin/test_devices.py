@@ -6,7 +6,7 @@ import pytest
 from kybernate.config import NodeConfig
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.topology import Group, plan
-from services.plugin.core.devices import AllocationRefusedError, Offer, device_paths
+from services.plugin.core.devices import NotGrantedError, Offer, device_paths
 from services.plugin.core.faults import Probation
 from services.plugin.offers import cdi_names
 from tests.plugin import stand
@@ -108,14 +108,14 @@ def test_with_the_fakes_there_are_no_device_nodes_but_the_driver() -> None:
 @pytest.mark.parametrize("resource", [ONE, TWO])
 def test_more_than_one_seat_is_refused_with_the_remedy(resource: str) -> None:
     node = offer()
-    with pytest.raises(AllocationRefusedError, match=r"can have one .*, not 2: .* set resources\.limits to 1"):
+    with pytest.raises(NotGrantedError, match=r"can have one .*, not 2: .* set resources\.limits to 1"):
         node.answer(resource, [seat for seat, group in node.seats.items() if group.profile.resource == resource][:2])
 
 
 def test_a_seat_that_is_unknown_or_of_another_resource_is_refused() -> None:
     node = offer()
     for resource, seat_id in ((ONE, "1x-000000.s00"), (ONE, seats(node, "G23")[0])):
-        with pytest.raises(AllocationRefusedError, match="does not exist on this node any more"):
+        with pytest.raises(NotGrantedError, match="does not exist on this node any more"):
             node.answer(resource, [seat_id])
 
 

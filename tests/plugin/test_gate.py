@@ -13,7 +13,8 @@ import pytest
 
 from kybernate import files
 from services.plugin import gate as plugin
-from services.plugin.gate import NotGrantedError, StartGate
+from services.plugin.core.devices import NotGrantedError
+from services.plugin.gate import StartGate
 from tests.exploration.shells import VirtualTime, run
 from tests.until import until
 

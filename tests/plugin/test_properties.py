@@ -19,7 +19,7 @@ from kybernate.machine import Gpu, GpuEvent, Link, PcieLevel
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.topology import Group, plan, with_orphaned_seats
 from services.plugin.allocations import FORGET_AFTER
-from services.plugin.core.devices import AllocationRefusedError, Offer
+from services.plugin.core.devices import NotGrantedError, Offer
 from services.plugin.core.faults import Probation
 from services.plugin.gate import StartGate
 from services.plugin.servicer import NodeSeats
@@ -119,7 +119,7 @@ class Kubelet:
         held = dict(self.node.allocations.seats)
         own = [seat.ID for seat in self.node.offer.listed(resource, frozenset()).devices]
         for seats in ([], ["9x-000000.s00"], own[:2] if len(own) > 1 else ["", "x"]):
-            with pytest.raises(AllocationRefusedError, match=r"resources\.limits|delete the pod"):
+            with pytest.raises(NotGrantedError, match=r"resources\.limits|delete the pod"):
                 self.node.allocate(resource, [seats])
         assert self.node.allocations.seats == held
 

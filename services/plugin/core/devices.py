@@ -16,8 +16,9 @@ from services.plugin.core.placement import GroupLoad, GroupRelations, best
 CONTROL_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 
 
-class AllocationRefusedError(Exception):
-    """A request that must not be granted; ``kubectl describe pod`` shows this text."""
+class NotGrantedError(Exception):
+    """A seat that must not be allocated, or a start that must not happen now; ``kubectl describe pod`` shows this
+    text."""
 
 
 @dataclass(frozen=True)
@@ -141,16 +142,16 @@ class Offer:
         }
 
     def answer(self, resource: str, seat_ids: Sequence[str]) -> pb.ContainerAllocateResponse:
-        """Return what the container gets; the same seats always give the same answer. Raises AllocationRefusedError."""
+        """Return what the container gets; the same seats always give the same answer. Raises NotGrantedError."""
         if len(set(seat_ids)) != 1:
-            raise AllocationRefusedError(
+            raise NotGrantedError(
                 f"a container can have one {resource}, not {len(set(seat_ids))}: a seat already is a whole group of "
                 f"GPUs; set resources.limits to 1 and take a larger profile for more GPUs"
             )
         seat_id = seat_ids[0]
         group = self.seats.get(seat_id)
         if group is None or group.profile.resource != resource:
-            raise AllocationRefusedError(
+            raise NotGrantedError(
                 f"this seat of {resource} does not exist on this node any more; "
                 f"its configuration changed since the seat was offered; delete the pod so that it gets another one"
             )
@@ -203,16 +204,16 @@ class Offer:
         """Return what a start on this group of the seat's pool needs in another way than its container, which has the
         GPUs ``reach``, has it.
 
-        Raises AllocationRefusedError: the seat or the group is not on this node any more.
+        Raises NotGrantedError: the seat or the group is not on this node any more.
         """
         home = self.seats.get(seat_id)
         if home is None:
-            raise AllocationRefusedError("its seat is not on this node any more; delete the pod")
+            raise NotGrantedError("its seat is not on this node any more; delete the pod")
         if group_name in ("", home.name):
             return {}
         group = next((one for one in self.groups if one.name == group_name), None)
         if group is None:
-            raise AllocationRefusedError(f"group {group_name} is not on this node any more; another one is looked for")
+            raise NotGrantedError(f"group {group_name} is not on this node any more; another one is looked for")
         return self.group_envs(home, group, reach)
 
     def cdi_devices(self) -> dict[str, tuple[str, ...]]:
