@@ -131,7 +131,7 @@ class GpuWatch:
         offer = self._node.offer
         only_orphaned = [group for group in offer.groups if offer.orphaned.issuperset(group.seat_ids)]
         orphaned = {uuid for group in only_orphaned for uuid in group.physical}
-        needed = self._node.probation.recovery_reads
+        needed = self._node.probation.config.recovery_reads
         # At the start every present GPU counts as healthy: there are no earlier readings.
         healthy = self._new.healthy(needed) if self._node.probation.expected else reading.present
         self.reading = reading
@@ -162,7 +162,7 @@ class GpuWatch:
         self._present = present
         self._health_changed(probation.read(present, events))
         known = frozenset(gpu.uuid for gpu in reading.known.gpus)
-        if self._new.read(present - known, probation.recovery_reads):
+        if self._new.read(present - known, probation.config.recovery_reads):
             found, present = await learn(self._gpus, self._settings.state_dir, reading.known)
             self._present = present
             get_logger().info("gpus.found", gpus=sorted(present - known))
@@ -194,7 +194,7 @@ class GpuWatch:
                 continue
             failed.clear()
             for event, times in Counter(events).items():
-                ignored = event.xid in self._node.probation.ignored_xids
+                ignored = event.xid in self._node.probation.config.ignored_xids
                 get_logger().warning("gpu.xid", gpu=event.gpu, xid=event.xid, times=times, ignored=ignored)
                 if not ignored:
                     self._new.event(event.gpu)

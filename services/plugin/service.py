@@ -154,9 +154,7 @@ class NodePlugin:
                 meanwhile = (self.node.allocations.seats.keys() & before.seats.keys()) - allocated.keys()
                 if meanwhile <= offer.seats.keys():
                     break
-            probation = self.node.probation
-            probation.ignored_xids, probation.recovery_reads = config.health.ignored_xids, config.health.recovery_reads
-            self.config, self.reading = config, reading
+            self.config, self.reading, self.node.probation.config = config, reading, config.health
             self.node.replace_offer(offer)
             self._offered(topology)
 

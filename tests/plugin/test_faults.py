@@ -7,7 +7,7 @@ import pytest
 
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.setup import init
-from kybernate.config.model import IGNORED_XIDS
+from kybernate.config.model import IGNORED_XIDS, HealthConfig
 from kybernate.dev.nats_server import NatsServer
 from kybernate.machine import GpuEvent
 from kybernate.messages import GpuHealthChanged
@@ -30,7 +30,7 @@ def test_faults_of_applications_change_nothing(xid: int) -> None:
 
 
 def test_a_hardware_fault_marks_its_gpu_and_good_readings_clear_it() -> None:
-    probation = Probation(BOTH, recovery_reads=3)
+    probation = Probation(BOTH, HealthConfig(recovery_reads=3))
     assert probation.event(GpuEvent("a", 79)) == [HealthChange("a", "XID 79", 79)]
     assert probation.reasons == {"a": "XID 79"}
     assert not probation.read(BOTH)
@@ -64,7 +64,7 @@ def test_an_event_of_a_mig_instance_hits_its_gpu() -> None:
 
 
 def test_ignored_xids_are_configurable() -> None:
-    probation = Probation(BOTH, ignored_xids=(79,))
+    probation = Probation(BOTH, HealthConfig(ignored_xids=(79,)))
     assert not probation.event(GpuEvent("a", 79))
     assert probation.event(GpuEvent("a", 13))
 

@@ -6,11 +6,9 @@ Unhealthy is for hardware faults only. It removes a seat from what the scheduler
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from kybernate.config.model import IGNORED_XIDS, HealthConfig
+from kybernate.config.model import HealthConfig
 from kybernate.machine import GpuEvent
 
-RECOVERY_READS = HealthConfig().recovery_reads
-"""Consecutive readings that must list a faulty GPU before its seats are offered again."""
 GONE = "it is not there: the driver does not list it; look for XID events in the kernel log, reset or replace it"
 NEW = "it was just added: on probation"
 
@@ -31,8 +29,7 @@ class Probation:
     """The faulty ones among the node's GPUs (UUIDs), from events and successive readings of the machine."""
 
     expected: frozenset[str]
-    ignored_xids: Collection[int] = IGNORED_XIDS
-    recovery_reads: int = RECOVERY_READS
+    config: HealthConfig = field(default_factory=HealthConfig)
     reasons: dict[str, str] = field(default_factory=dict)
     """By UUID of each faulty GPU: why."""
     events: int = 0
@@ -78,7 +75,7 @@ class Probation:
                     changes.append(self._fault(uuid, GONE))
             elif uuid in self.reasons and self._last_event.get(uuid, 0) <= events:
                 self._good_reads[uuid] = self._good_reads.get(uuid, 0) + 1
-                if self._good_reads[uuid] >= self.recovery_reads:
+                if self._good_reads[uuid] >= self.config.recovery_reads:
                     del self.reasons[uuid]
                     changes.append(HealthChange(uuid, ""))
         return changes
@@ -89,7 +86,7 @@ class Probation:
         An event without a GPU counts for all GPUs; a further event of a faulty GPU restarts its probation.
         """
         changes = list[HealthChange]()
-        if event.xid in self.ignored_xids:
+        if event.xid in self.config.ignored_xids:
             return changes
         gpu = (parents or {}).get(event.gpu or "", event.gpu)
         hit = sorted(self.expected if gpu is None else self.expected & {gpu})
