@@ -110,11 +110,11 @@ class GateSockets:
         try:
             ticket = await node.gate.wait(seat_id, inside=True, closed=node.closed(seat_id))
             group = str(ticket.get("group", ""))
+            if (why := node.missing(seat_id, group)) is not None:
+                return _waits(why)
             variables = node.offer.moved_envs(seat_id, group, node.reach(seat_id))
         except NotGrantedError as refusal:
             return _waits(str(refusal))
-        if (why := node.missing(seat_id, group)) is not None:
-            return _waits(why)
         end = expires(ticket)
         within = "" if end is None else f"within {int((end - asked) * 1000)}\n"
         return "".join(f"set {name}={value}\n" for name, value in variables.items()) + f"{within}start\n"

@@ -202,13 +202,9 @@ class Offer:
 
     def moved_envs(self, seat_id: str, group_name: str, reach: Collection[str] = ()) -> dict[str, str]:
         """Return what a start on this group of the seat's pool needs in another way than its container, which has the
-        GPUs ``reach``, has it.
-
-        Raises NotGrantedError: the seat or the group is not on this node any more.
+        GPUs ``reach``, has it. Raises NotGrantedError: the group is not on this node any more.
         """
-        home = self.seats.get(seat_id)
-        if home is None:
-            raise NotGrantedError("its seat is not on this node any more; delete the pod")
+        home = self.seats[seat_id]
         if group_name in ("", home.name):
             return {}
         group = next((one for one in self.groups if one.name == group_name), None)
