@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from kybernate import files
 from kybernate.clock import Clock
@@ -171,6 +172,23 @@ async def test_a_call_for_a_seat_without_a_known_pod_causes_reads(idle: Idle) ->
             idle.clock.move(SETTLE_SECONDS + 1)
             reads = idle.pods.reads
             await until(lambda: idle.pods.reads > reads, what="a read of the pods")  # noqa: B023
+
+
+async def test_an_annotation_that_cannot_be_used_is_logged_once(idle: Idle) -> None:
+    (owner,) = idle.pods.owners.pods
+    owner = replace(owner, annotations=owner.annotations | {"kyb.ai/tier": "god"})
+    idle.pods.owners = Owners((owner,), frozenset({owner.uid}))
+    with capture_logs() as logs:
+        async with idle.running():
+
+            def said() -> list[str]:
+                return [line["reason"] for line in logs if line["event"] == "pod.annotation_unusable"]
+
+            await until(said, what="it is logged")
+            await idle.some_wakes()
+
+    (reason,) = said()
+    assert "kyb.ai/tier" in reason
 
 
 async def test_what_a_call_waits_for_is_not_written_anew_every_second(
