@@ -6,11 +6,11 @@ Each source of changes is watched by a separate job; the answers to kubelet come
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from kybernate import lifecycle
 from kybernate.bus.port import Bus
 from kybernate.config import ConfigError, NodeConfig
 from kybernate.files import changes
@@ -94,20 +94,18 @@ class NodePlugin:
                 if self.settings.neighbours == "refuse":
                     group.create_task(self.neighbours.watch(), name="neighbours")
                     await self.neighbours.checked.wait()
-                jobs: tuple[Callable[[], object], ...] = (
-                    self._register,
-                    self.gpu_watch.poll,
-                    self.gpu_watch.watch_events,
-                    self.gpu_watch.watch_known,
-                    self._watch_pod_resources,
-                    self.watch_config,
-                    self._save,
-                    self._inventory.run,
-                    self.outbox.run,
+                await lifecycle.together(
+                    register=self._register(),
+                    gpus=self.gpu_watch.poll(),
+                    gpu_events=self.gpu_watch.watch_events(),
+                    known_gpus=self.gpu_watch.watch_known(),
+                    pod_resources=self._watch_pod_resources(),
+                    wishes=follow_wishes(self.settings.run_dir, self.node.wishes),
+                    config=self.watch_config(),
+                    allocations=self._save(),
+                    inventory=self._inventory.run(),
+                    outbox=self.outbox.run(),
                 )
-                group.create_task(follow_wishes(self.settings.run_dir, self.node.wishes), name="wishes")
-                for job in jobs:
-                    group.create_task(job(), name=getattr(job, "__name__", "job"))  # type: ignore[arg-type]
         finally:
             await self.close()
 
