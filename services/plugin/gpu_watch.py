@@ -48,15 +48,14 @@ async def first_reading(gpus: Gpus, state_dir: Path) -> GpuReading:
     failed = OnceLogger("gpus.unavailable")
     while True:
         try:
-            known, present = await learn(gpus, state_dir)
-            return await read_device_nodes(known, present)
+            return await learn(gpus, state_dir)
         except GpuError as error:
             failed.log(reason=str(error))
             await asyncio.sleep(RETRY_SECONDS)
 
 
-async def learn(gpus: Gpus, state_dir: Path, before: KnownGpus | None = None) -> tuple[KnownGpus, frozenset[str]]:
-    """Read the GPUs and share them with the manager; return the known GPUs and the UUIDs of the present ones.
+async def learn(gpus: Gpus, state_dir: Path, before: KnownGpus | None = None) -> GpuReading:
+    """Read the GPUs and share them with the manager.
 
     ``before``: the known GPUs so far, used when the disk cannot be written. Raises GpuError.
     """
@@ -70,7 +69,7 @@ async def learn(gpus: Gpus, state_dir: Path, before: KnownGpus | None = None) ->
         meaning = "the manager may form other groups while a GPU is away"
         get_logger().error("known_gpus.write_failed", folder=str(state_dir), reason=str(error), meaning=meaning)
         known = known_gpus.merge(before or KnownGpus(), *seen)
-    return known, frozenset(gpu.uuid for gpu in found)
+    return await read_device_nodes(known, [gpu.uuid for gpu in found])
 
 
 async def read_device_nodes(known: KnownGpus, present: Collection[str]) -> GpuReading:
@@ -163,10 +162,10 @@ class GpuWatch:
         self._health_changed(probation.read(present, events))
         known = frozenset(gpu.uuid for gpu in reading.known.gpus)
         if self._new.read(present - known, probation.config.recovery_reads):
-            found, present = await learn(self._gpus, self._settings.state_dir, reading.known)
-            self._present = present
-            get_logger().info("gpus.found", gpus=sorted(present - known))
-            await self._adopt(await read_device_nodes(found, present))
+            found = await learn(self._gpus, self._settings.state_dir, reading.known)
+            self._present = found.present
+            get_logger().info("gpus.found", gpus=sorted(found.present - known))
+            await self._adopt(found)
             return
         # GPUs that were missing when the offer was made, and device nodes: CUDA creates nvidia-uvm at its first use.
         fresh = await read_device_nodes(reading.known, reading.present | ((present & known) - probation.faulty))
@@ -206,9 +205,6 @@ class GpuWatch:
         """Return the GPU of each MIG instance; instances are read again if an event names an unknown one."""
         parents = {gpu.uuid: gpu.physical for gpu in self.reading.known.instances}
         if any((event.gpu or "").startswith("MIG-") and event.gpu not in parents for event in events):
-            try:
-                found = await self._gpus.instances()
-            except GpuError:
-                return parents  # the events must not be lost for it
-            parents |= {gpu.uuid: gpu.physical for gpu in found}
+            with contextlib.suppress(GpuError):  # the events must not be lost for it
+                parents |= {gpu.uuid: gpu.physical for gpu in await self._gpus.instances()}
         return parents
