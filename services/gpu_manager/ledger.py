@@ -166,8 +166,10 @@ class LedgerEntry(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_flat(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or "durable" in data:
+        if not isinstance(data, dict) or isinstance(data.get("durable"), Durable):
             return data
+        if "durable" in data:
+            raise ValueError("a release before 843f10d5 wrote it, whose fields are elsewhere")
         riders = {rider: {**known} for rider, known in data.get("riders", {}).items()}
         for flat, (rider, own) in ((flat, FLAT[flat]) for flat in FLAT if flat in data):
             riders.setdefault(rider, {})[own] = data[flat]

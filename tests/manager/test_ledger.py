@@ -1,6 +1,7 @@
 """The ledger on a full, a failing and a damaging disk: it is the state before or after, never another one."""
 
 import asyncio
+import json
 import os
 import random
 import subprocess
@@ -35,7 +36,7 @@ from services.gpu_manager.core.inputs import (
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.core.state import Effect
-from services.gpu_manager.ledger import Durable, Ledger, LedgerEntry, LedgerFile
+from services.gpu_manager.ledger import _CHECKED, Durable, Ledger, LedgerEntry, LedgerFile, _checksum
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import GateFiles
 from tests.manager.test_manager import look, running, taken
@@ -237,6 +238,19 @@ def test_damaged_lines_are_named_in_the_log_with_what_follows(tmp_path: Path, li
     else:
         assert (line["event"], line["lines"]) == ("ledger.unreadable", [1, 2, 3])
         assert Path(line["kept_as"]).exists()
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_a_ledger_of_a_release_long_before_counts_as_lost(tmp_path: Path, *, checked: bool) -> None:
+    """Releases before 843f10d5 had no checksums, or a seat's own fields in a record: it is not read without them."""
+    known = json.loads(ledger(1).model_dump_json())
+    if checked:
+        known["seats"] = [seat | {"durable": {"container_id": seat.pop("container_id")}} for seat in known["seats"]]
+    rest = json.dumps(known).encode()[1:]
+    begin = _CHECKED + _checksum(rest) + b'",' if checked else b"{"
+    (tmp_path / "ledger").write_bytes(begin + rest + b"\n")
+
+    assert LedgerFile(tmp_path / "ledger").read() == Ledger(lost=True)
 
 
 def test_a_manager_of_before_reads_the_ledger_of_today(tmp_path: Path) -> None:
