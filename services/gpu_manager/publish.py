@@ -15,6 +15,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -349,21 +350,7 @@ class GateFiles:
         if time.monotonic() >= float(ticket.expires):
             log.warning("gate.ticket_late", seat=ticket.seat, epoch=ticket.epoch)
             return
-        self._write(
-            ticket.seat,
-            "ticket.json",
-            {
-                "call": ticket.call,
-                "seat": ticket.seat,
-                "pod_uid": ticket.pod_uid,
-                "epoch": ticket.epoch,
-                "vram_bytes": ticket.vram_bytes,
-                "container": ticket.container,
-                "given": time.monotonic(),
-                "expires": float(ticket.expires),
-                "group": ticket.group,
-            },
-        )
+        self._write(ticket.seat, "ticket.json", asdict(ticket) | {"given": time.monotonic()})
 
     def write_texts(self, texts: dict[str, str]) -> None:
         """Write why each call waits; only what changed is written."""

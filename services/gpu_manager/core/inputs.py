@@ -257,7 +257,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class StartTicket:
-    """Open the start gate for one waiting call."""
+    """Open the start gate for one waiting call. The file of the ticket has these fields."""
 
     seat: str
     call: str
