@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from kybernate import files
 from kybernate.bus.port import Bucket, Bus, BusError
@@ -38,8 +38,6 @@ from services.gpu_manager.core.inputs import (
     SeatTicket,
     StartCall,
     StartTicket,
-    UnixTime,
-    WallTime,
 )
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.moves import why_immovable
@@ -308,13 +306,9 @@ class GateFiles:
         if known is not None and known[0] == changed:
             return known[1]
         call, folder = None, self.seats / seat
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            data = _read(folder / "call.json") or {}
-            since, until = UnixTime(float(str(data["since"]))), UnixTime(float(str(data["until"])))
-            inside, named = data.get("inside") is True, data.get("closed")
-            closed = frozenset(map(str, named)) if isinstance(named, list) else frozenset[str]()
-            call = StartCall(str(data["call"]), since, until, inside, closed)
-            if (_read(folder / "ticket.taken.json") or {}).get("call") == call.call:
+        with contextlib.suppress(ValidationError):
+            call = _CALL.validate_python(_read(folder / "call.json"))
+            if _read(folder / "ticket.taken.json").get("call") == call.call:
                 call = None
         if time.time_ns() - changed > CHANGE_NS:  # else another change may have the same time
             self._read[seat] = changed, call
@@ -325,15 +319,10 @@ class GateFiles:
         found = []
         for seat in seats:
             for name in ("ticket.json", "ticket.taken.json"):
-                data = _read(self.seats / seat / name) or {}
+                data = _read(self.seats / seat / name)
                 with contextlib.suppress(KeyError, TypeError, ValueError):
-                    age = time.monotonic() - float(str(data["given"]))
-                    call, pod_uid, epoch = str(data["call"]), str(data["pod_uid"]), int(str(data["epoch"]))
-                    end = WallTime(float(str(data["expires"]))) if "expires" in data else None
-                    vram_bytes = int(str(data.get("vram_bytes", 0)))
-                    container, group = str(data.get("container", "")), str(data.get("group", ""))
-                    ticket = SeatTicket(seat, call, pod_uid, epoch, max(0.0, age), vram_bytes, container, group, end)
-                    found.append(ticket)
+                    age = time.monotonic() - float(data["given"])
+                    found.append(_TICKET.validate_python(data | {"seat": seat, "age_seconds": max(0.0, age)}))
                     break
         return tuple(found)
 
@@ -384,12 +373,15 @@ class GateFiles:
         return True
 
 
-def _read(path: Path) -> dict[str, object] | None:
+def _read(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-    return data if isinstance(data, dict) else None
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+_CALL, _TICKET = TypeAdapter(StartCall), TypeAdapter(SeatTicket)
 
 
 def gate_texts(node: NodeState, now: Now) -> dict[str, str]:
