@@ -268,11 +268,11 @@ def _decisions(folder: Path, gpus: tuple[Gpu, ...], links: tuple[Link, ...], cal
     node = NodeSeats(offer, StartGate(folder / "seats"), probation, lambda _: None)
     found = {}
     for resource in offer.resources:
-        seats = [seat.id for seat in offer.seats.values() if seat.resource == resource]
+        seats = [seat for seat, group in offer.seats.items() if group.profile.resource == resource]
         began = time.perf_counter()
         for _ in range(calls // 4):
             node.preferred(resource, seats, (), 1)
-        size = offer.seats[seats[0]].group.profile.group_size
+        size = offer.seats[seats[0]].profile.group_size
         found[f"decide_{size}x_of_{len(seats)}_us"] = (time.perf_counter() - began) / (calls // 4) * 1e6
     return found
 

@@ -101,16 +101,19 @@ class Offer:
             load = best(profile.placement, loads.values(), wish)
             if load is None:
                 return ()
-            chosen.append(free[load.name].pop(0))
+            first = min(free[load.name])  # by number, which has two digits
+            free[load.name].remove(first)
+            chosen.append(first)
             loads[load.name] = replace(load, free=load.free - 1, nearby_allocated=load.nearby_allocated + 1)
         return tuple(chosen)
 
     def _free(self, available: set[str], faulty: frozenset[str]) -> dict[str, list[str]]:
-        """Return by group its seats that can be allocated, in order. Orphaned seats cannot."""
-        sick = self.groups_with(faulty)
+        """Return by group its seats that can be allocated. Orphaned seats cannot."""
+        sick = self.groups_with(faulty) if faulty else frozenset()
         free: dict[str, list[str]] = {}
-        for seat_id, group in self.seats.items():
-            if seat_id in available and seat_id not in self.orphaned and group.name not in sick:
+        for seat_id in available.difference(self.orphaned):
+            group = self.seats.get(seat_id)
+            if group is not None and group.name not in sick:
                 free.setdefault(group.name, []).append(seat_id)
         return free
 
