@@ -45,11 +45,8 @@ class PodCondition:
 
     def patch(self) -> Mapping[str, Any]:
         """The change of this pod's status and label only, not of another one with its name."""
-        return {"metadata": {"uid": self.uid, "labels": self.label()}, "status": {"conditions": [self.entry()]}}
-
-    def label(self) -> dict[str, str]:
-        """As Kubernetes writes it."""
-        return {LABEL: self.state}
+        labels = {LABEL: self.state}
+        return {"metadata": {"uid": self.uid, "labels": labels}, "status": {"conditions": [self.entry()]}}
 
     def entry(self) -> dict[str, str]:
         """As Kubernetes writes it."""
@@ -118,7 +115,7 @@ class ConditionQueue:
             known = self._known[condition.uid]
             if known.status == condition.status:
                 self._known[condition.uid] = replace(known, since=since)
-        stands = condition.entry().items() <= there.items() and condition.label().items() <= labels.items()
+        stands = condition.entry().items() <= there.items() and labels.get(LABEL) == condition.state
         return None if stands else condition
 
     def written(self, condition: PodCondition) -> None:

@@ -89,7 +89,7 @@ def test_what_a_manager_before_has_written_keeps_its_time_and_is_not_written_aga
     queue.take(row(S.PARKED, reported_at=5000.0))
     first = queue.next(0.0)
     assert isinstance(first, PodCondition)
-    kept = queue.found(first, there(before, **before.label()))
+    kept = queue.found(first, there(before, **{LABEL: before.state}))
     assert kept is not None, "its message is another one"
     assert (kept.since, queue.unread("u1")) == (1000.0, False)
     assert queue.found(first, there(kept, **{LABEL: "parked"})) is None
