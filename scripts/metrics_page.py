@@ -73,7 +73,9 @@ def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
     CheckpointerMetrics(checkpointer, "", empty, empty, empty)
     yield "Checkpointer", checkpointer
     plugin = CollectorRegistry()
-    PluginMetrics(plugin, "", dict, lambda: [GpuSensors("", 0, 0.0, 0.0)])
+    watch: Any = SimpleNamespace(sensors=(GpuSensors("", 0, 0.0, 0.0),))
+    no_seats: Any = SimpleNamespace(offer=SimpleNamespace(seats={}))
+    PluginMetrics(plugin, "", no_seats, watch)
     yield "Device plugin", plugin
     webhook, every = Health(), Health()
     settings: Any = SimpleNamespace(config=None)

@@ -25,6 +25,7 @@ from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.metrics import ManagerMetrics
 from services.plugin.publish import PluginMetrics
 from tests.manager.world import World
+from tests.plugin.stand import offer
 from tests.router.world import world as router_world
 
 CHART = Path(__file__).parent.parent / "helm/kybernate"
@@ -113,8 +114,9 @@ def checkpointer_series(folder: Path) -> Series:
 @pytest.fixture
 async def series(tmp_path: Path) -> Series:
     plugin = CollectorRegistry()
-    sensors = [GpuSensors("GPU-0", 40, 70.0, 0.5)]
-    metrics = PluginMetrics(plugin, "n1", lambda: {"kyb.ai/gpu-1x-seat": 3}, lambda: sensors)
+    node: Any = SimpleNamespace(offer=offer())
+    watch: Any = SimpleNamespace(sensors=(GpuSensors("GPU-0", 40, 70.0, 0.5),))
+    metrics = PluginMetrics(plugin, "n1", node, watch)
     metrics.waited(True, 0.2)
     async with router_world() as w:
         await w.seat("s0", "llama", slo_seconds=20.0)
