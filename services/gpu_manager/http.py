@@ -7,6 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
+from kybernate.http_api import ApiError
 from kybernate.node import run_files
 from kybernate.node.host_memory import HostMemory
 from kybernate.seat import LEDGER_FORMAT, SeatState
@@ -26,7 +27,7 @@ def routes(manager: Manager, policy: GuardedPolicy, memory: HostMemory) -> list[
 
     async def seats(_: web.Request) -> web.Response:
         if not manager.node.recovered:
-            return _error("the manager has just started", 503)
+            raise ApiError(503, "not_ready", "the manager has just started")
         await manager.receive(RouterAskedOverHttp())  # before the answer is made: a drain that begins now waits for it
         await manager.until_recorded()
         node, now = manager.node, manager.now()
@@ -37,7 +38,7 @@ def routes(manager: Manager, policy: GuardedPolicy, memory: HostMemory) -> list[
 
     async def reasons(_: web.Request) -> web.Response:
         if not manager.node.recovered:
-            return _error("the manager has just started", 503)
+            raise ApiError(503, "not_ready", "the manager has just started")
         body = why_answer(manager.node, policy, manager.now()) | {"unread": manager.unread}
         with contextlib.suppress(OSError):
             body["note"] = run_files.read_note(manager.gate.run_dir)
@@ -57,11 +58,11 @@ def pod_route(manager: Manager) -> web.RouteDef:
         node, uid = manager.node, request.match_info["uid"]
         await manager.until_recorded()
         if not node.recovered:
-            return _error("the manager has just started and reads its seats; ask again", 503)
+            raise ApiError(503, "not_ready", "the manager has just started and reads its seats; ask again")
         for seat in node.seats.values():
             if seat.pod is not None and seat.pod.uid == uid and seat.state is not SeatState.FREE:
                 return web.json_response(record(node, seat, manager.now()).model_dump(mode="json"))
-        return _error(f"no seat of node {node.name} belongs to pod {uid}", 404)
+        raise ApiError(404, "not_found", f"no seat of node {node.name} belongs to pod {uid}")
 
     return web.get("/v1/pods/{uid}", pod)
 
@@ -80,10 +81,6 @@ def stop_route(manager: Manager) -> web.RouteDef:
         return web.json_response({"wait": waits, "deleted": deleted})
 
     return web.get("/v1/pods/{uid}/stop", stop)
-
-
-def _error(text: str, status: int) -> web.Response:
-    return web.json_response({"error": {"message": text}}, status=status)
 
 
 # --- why --------------------------------------------------------------------------------------------------------------

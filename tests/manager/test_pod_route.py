@@ -6,6 +6,7 @@ import pytest
 from aiohttp import web
 
 from kybernate.health import HttpServer
+from kybernate.http_api import errors
 from kybernate.messages import JobReply, ReleaseJob
 from kybernate.node import run_files
 from kybernate.node.host_memory import KernelMemory
@@ -41,7 +42,7 @@ class ReadOnlyManager:
 async def test_what_the_seat_of_a_pod_does(world: World) -> None:
     seat = world.seat(0, 0)
     world.serve(seat, "m")
-    app = web.Application()
+    app = web.Application(middlewares=[errors])
     app.add_routes([pod_route(cast(Manager, ReadOnlyManager(world)))])
     async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
 
@@ -59,7 +60,7 @@ async def test_what_the_seat_of_a_pod_does(world: World) -> None:
 
 async def test_what_the_plugin_found_about_the_node_is_beside_its_groups(world: World, tmp_path: Path) -> None:
     run_files.write_gpu_faults(tmp_path, {}, "no container starts by kyb-run here")
-    app = web.Application()
+    app = web.Application(middlewares=[errors])
     manager = cast(Manager, ReadOnlyManager(world, GateFiles(tmp_path)))
     app.add_routes(routes(manager, GuardedPolicy("kyb-balanced", KybBalanced()), KernelMemory()))
     async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
