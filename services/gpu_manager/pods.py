@@ -105,7 +105,10 @@ class KubeletPods:
 
     async def seats(self, prove: Collection[str] = ()) -> Owners:  # noqa: ARG002  (each answer is current)
         """One observation. Raises PodsError."""
-        resources = await _list(self._resources)
+        try:
+            resources = await self._resources.list()
+        except PodResourcesError as error:
+            raise PodsError(str(error)) from error
         return joined(resources, _items(await self._read(), self._url))
 
     async def run(self) -> NoReturn:
@@ -172,11 +175,11 @@ class ApiServerPods:
         """One observation. Raises PodsError while the watch is not open."""
         try:
             await self._own.current()
-            resources = await _list(self._resources)
+            resources = await self._resources.list()
             own = dict(await self._own.current(0))
             owners = joined(resources, own.values(), self._unplaced.objects.values() if self._unplaced else ())
             behind = {pod.seat for pod in owners.pods if pod.seat in prove and await self._behind(pod, own[pod.uid])}
-        except KubeError as error:
+        except (KubeError, PodResourcesError) as error:
             raise PodsError(str(error)) from error
         pods = tuple(pod for pod in owners.pods if pod.seat not in behind)
         return replace(owners, pods=pods, unproven=frozenset(pod.seat for pod in pods) - frozenset(prove))
@@ -212,13 +215,6 @@ def wishes_matter(groups: Iterable[Group]) -> bool:
     """True if some resource is offered by several groups: only then can a pod prefer one of them. Pure."""
     resources = [group.profile.resource for group in groups if group.seat_ids]
     return len(resources) > len(set(resources))
-
-
-async def _list(resources: PodResources) -> pb.ListPodResourcesResponse:
-    try:
-        return await resources.list()
-    except PodResourcesError as error:
-        raise PodsError(str(error)) from error
 
 
 def joined(
