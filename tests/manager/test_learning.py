@@ -221,7 +221,8 @@ def test_a_source_that_names_no_seat_is_counted_once_wherever_its_requests_go() 
     for number, (seat, reported, new) in enumerate([("s", 10, 0), ("s", 20, 10), ("t", 30, 10), ("s", 31, 1)]):
         learning.update(signal(number, seat=None, arrived=reported), seat, at(1000.0 + number))
         counted[seat].add(1000.0 + number, new)
-    assert learning.rates(counted, at(1003.0)) == {seat: one.at(1003.0) for seat, one in counted.items()}
+    learned = {seat: one.arrivals.at(1003.0) for seat, one in learning.seats.items()}
+    assert learned == {seat: one.at(1003.0) for seat, one in counted.items()}
 
 
 @pytest.mark.parametrize("fields", [{"served_seconds": INFINITE}, {"age_histogram": ((NAN, 1),)}])

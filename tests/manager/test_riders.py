@@ -17,7 +17,7 @@ from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import ROWS, Ask, row
 from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.stage import Stage
-from services.gpu_manager.core.state import NodeState, Rider, Sample, SeatChange, by_hook
+from services.gpu_manager.core.state import NodeState, Rider, Sample, by_hook
 from services.gpu_manager.http import why_answer
 from services.gpu_manager.ledger import FLAT, Durable, Ledger
 from services.gpu_manager.live_policy import GuardedPolicy
@@ -77,7 +77,7 @@ class Hours(Rider):
         mine = self.of(seat)
         return float(mine.seconds) + (0.0 if mine.since is None else float(now.unix) - mine.since)
 
-    def after(self, node: NodeState, seat: ManagedSeat, change: SeatChange, now: Now) -> None:
+    def after(self, node: NodeState, seat: ManagedSeat, switch: GroupSwitch | None, now: Now) -> None:
         mine, seconds = self.of(seat), self.used(seat, now)
         mine.seconds, mine.since = seconds, float(now.unix) if seat.state is S.ACTIVE else None
 

@@ -364,12 +364,6 @@ class Learning:
         known = self.durations.get(f"{model} {backend} {phase}")
         return median(known) if known else 0.0
 
-    def rates(self, seats: Iterable[str], now: Now) -> dict[str, float]:
-        """Expected requests per second of these seats, where anything is known."""
-        then = float(now.model)
-        known = {seat: self.seats[seat].arrivals for seat in seats if seat in self.seats}
-        return {seat: (of.fast.at(then) + of.slow.at(then)) / 2 for seat, of in known.items()}
-
     def of(self, seat: str, model: str) -> LearnedSeat | None:
         """What is known about this seat; None: nothing about this model there."""
         known = self.seats.get(seat)

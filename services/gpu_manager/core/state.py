@@ -284,7 +284,7 @@ class NodeState:
             for rider in self.riders[Rider.reported]:
                 rider.reported(self, seat, before, progress)
         for rider in self.riders[Rider.after]:
-            rider.after(self, seat, SeatChange(before, switch), now)
+            rider.after(self, seat, switch, now)
         self.moved_views.clear()
         seat.epoch, seat.reason = self.next_epoch(now) if epoch is None else epoch, reason
         took = now.wall - seat.entered_wall
@@ -365,15 +365,6 @@ class NodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class SeatChange:
-    """How a seat has come into its state."""
-
-    before: SeatState
-    switch: GroupSwitch | None = None
-    """In this switch."""
-
-
-@dataclass(frozen=True, slots=True)
 class Sample:
     """A value of a metric, of this node and by these labels."""
 
@@ -422,10 +413,6 @@ class Rider:
         """Its answer to a command; None: that of another one."""
         return None
 
-    def sees(self, node: NodeState, seat: ManagedSeat, seen: SeatView, now: Now) -> SeatView:
-        """What the policy sees of a seat."""
-        return seen
-
     def expels(self, node: NodeState, holder: ManagedSeat) -> str:
         """Why a seat has to leave its group, whatever the policy decides; empty: it need not."""
         return ""
@@ -448,8 +435,8 @@ class Rider:
     def reported(self, node: NodeState, seat: ManagedSeat, before: SeatState, half: SeatProgress) -> None:
         """How a park or an activation of a seat ended, which came from this state."""
 
-    def after(self, node: NodeState, seat: ManagedSeat, change: SeatChange, now: Now) -> None:
-        """The state of a seat has changed."""
+    def after(self, node: NodeState, seat: ManagedSeat, switch: GroupSwitch | None, now: Now) -> None:
+        """The state of a seat has changed, in this switch if in one."""
 
     def found(self, node: NodeState, seat: ManagedSeat, now: Now, *, remembered: bool) -> None:
         """A seat was found with its processes. ``remembered``: by the ledger, which may be older than what it keeps."""

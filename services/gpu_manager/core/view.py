@@ -18,7 +18,7 @@ from services.gpu_manager.core.demand import ASSUMED_SERVICE_SECONDS, NO_DEMAND,
 from services.gpu_manager.core.group_switch import CUT_GRACE_SECONDS, GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import EngineProbe, Now, WallTime
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.state import NodeState, Rider
+from services.gpu_manager.core.state import NodeState
 
 S = SeatState
 
@@ -149,7 +149,7 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         start_wait, goes_first = (now.wall - since) * now.pace, first_in(node, seat, now) < 0
         if _rests(seat):  # it came to the gate when it was parked
             start_wait = min(start_wait, max(oldest_wait, wanted_seconds or 0.0))
-    seen = SeatView(
+    return SeatView(
         seat=seat.id,
         state=seat.acts_as,
         group=seat.group.name,
@@ -176,9 +176,6 @@ def seat_view(node: NodeState, seat: ManagedSeat, now: Now, *, on: Group | None 
         vram_bytes=max(taken.values()) if (taken := taken_bytes(node, seat, on or seat.group)) else 0,
         model=seat.model,
     )
-    for rider in node.riders[Rider.sees]:
-        seen = rider.sees(node, seat, seen, now)
-    return seen
 
 
 # --- room -------------------------------------------------------------------------------------------------------------

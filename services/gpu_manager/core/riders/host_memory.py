@@ -6,7 +6,7 @@ expected back last goes without a copy: the victim is parked by a restart, or a 
 Either starts cold when it is wanted again. The sum of all accounts never exceeds the budget by what is granted here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.stage import Stage
-from services.gpu_manager.core.state import NodeState, Rider, Sample, SeatChange
+from services.gpu_manager.core.state import NodeState, Rider, Sample
 
 LEAST_RESERVE_BYTES = 4 * 2**30
 """With ``auto``: what is left to everything else on the machine, at least; a tenth where that is more."""
@@ -155,11 +155,11 @@ class HostMemory(Rider):
         elif half.outcome == "active" or not comes:
             mine.active_bytes = half.host_bytes or (0 if comes else mine.active_bytes)
 
-    def after(self, node: NodeState, seat: ManagedSeat, change: SeatChange, now: Now) -> None:
+    def after(self, node: NodeState, seat: ManagedSeat, switch: GroupSwitch | None, now: Now) -> None:
         """What it keeps of the host's memory now."""
         mine = account(seat)
-        if change.switch is not None and seat.state is SeatState.DRAINING:
-            reserve(node, change.switch, seat, now)
+        if switch is not None and seat.state is SeatState.DRAINING:
+            reserve(node, switch, seat, now)
         if seat.facts.at_home:
             mine.taken_bytes = mine.active_bytes = 0
         elif seat.state is SeatState.ACTIVE:
@@ -199,19 +199,17 @@ class HostMemory(Rider):
             _keeps_active(seat)  # (3)
 
 
-def account(seat: ManagedSeat) -> Account:
-    """The account of a seat."""
-    known = seat.records.get(HostMemory.name)
-    return known if isinstance(known, Account) else HostMemory.of(seat)
+account: Callable[[ManagedSeat], Account] = HostMemory.of
 
 
 def reserve(node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> None:
     """Reserve the copy of a victim whose drain begins. Without room, begin to drop copies of seats that are
-    expected back later than it, if they are enough."""
+    expected back later than it, if they are enough: the account of each lasts until its container has ended."""
     if node.setup.host_bytes is None or _take(node, victim):
         return
     for seat in _give_way(node, victim, now):
-        _drop(node, seat, switch.epoch, f"{_without_room(node, victim)}, which is expected back sooner", now)
+        node.spills += 1
+        node.drop_copy(seat, f"{_without_room(node, victim)}, which is expected back sooner", now, switch.epoch)
 
 
 def _keeps_active(seat: ManagedSeat) -> None:
@@ -261,7 +259,8 @@ def _give_way(node: NodeState, victim: ManagedSeat, now: Now) -> list[ManagedSea
 
 def _expected(node: NodeState, seat: ManagedSeat, now: Now) -> float:
     """How soon a seat is expected back, as the policy sees it: requests per second."""
-    return node.learning.rates((seat.id,), now).get(seat.id, 0.0)
+    known = node.learning.seats.get(seat.id)
+    return 0.0 if known is None else known.arrivals.at(float(now.model))
 
 
 def _may_drop(node: NodeState, seat: ManagedSeat, victim: ManagedSeat, now: Now) -> bool:
@@ -275,12 +274,6 @@ def _may_drop(node: NodeState, seat: ManagedSeat, victim: ManagedSeat, now: Now)
     if any(seat.id == switch.incoming for switch in switches):
         return False
     return seat.group.name == victim.group.name or seat.group.name not in node.switches
-
-
-def _drop(node: NodeState, seat: ManagedSeat, epoch: int, reason: str, now: Now) -> None:
-    """End the container of a parked seat. Its account lasts until the container has ended."""
-    node.spills += 1
-    node.drop_copy(seat, reason, now, epoch)
 
 
 def _spill(node: NodeState, seat: ManagedSeat, reason: str) -> None:
