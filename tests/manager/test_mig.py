@@ -42,7 +42,7 @@ def world() -> World:
 
 def test_a_parked_seat_moves_to_another_instance_of_its_gpu_by_a_restart(world: World) -> None:
     a, _ = busy_home(world, "sglang")
-    assert moves.way(world.node, world.managed(a)) is moves.RESTART
+    assert moves.way(world.node, world.managed(a)) == moves.RESTART
     world.traffic(a, waiting=2)
     dropped(world, a)
     call(world, a)
@@ -60,10 +60,10 @@ def test_no_backend_moves_a_seat_of_an_instance_by_the_drivers_map_and_the_note_
 ) -> None:
     a, _ = busy_home(world, backend)
     seat = world.managed(a)
-    assert moves.MAP.refused(world.node, seat) == "the driver cannot checkpoint MIG instances"
+    assert moves.way(world.node, seat) == moves.RESTART
     world.pods[a] = replace(world.pods[a], restarts_inside=False)
     world.look()
-    assert moves.way(world.node, seat) is None
+    assert not moves.way(world.node, seat)
     note = (
         "the driver cannot checkpoint MIG instances; its container has its GPUs; "
         "with kyb-run in front it could start on others"

@@ -25,8 +25,7 @@ Ways: ``map``: the driver restores its copy on other GPUs. ``restart``: its engi
 copy.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kybernate.annotations import REBALANCE
 from kybernate.engines import DRIVER_BACKENDS
@@ -47,20 +46,11 @@ COLD_SECONDS = 60.0
 HEADS_SECONDS = 30.0
 """Wall: how long a seat that drops its copy to start on another group keeps its place there."""
 _NO_WAY_SECONDS = 3600.0
+MAP, RESTART = "map", "restart"
+"""The ways."""
 
 
 # --- may it, and what it costs ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way."""
-
-    name: str
-    refused: Callable[[NodeState, ManagedSeat], str]
-    """Why a seat does not have it; empty: it has."""
-    seconds: Callable[[NodeState, ManagedSeat], float]
-    """Model seconds beyond what bringing it back at home takes."""
 
 
 def _no_map(node: NodeState, seat: ManagedSeat) -> str:
@@ -73,7 +63,7 @@ def _no_map(node: NodeState, seat: ManagedSeat) -> str:
     return seat.durable.fixed or node.immovable
 
 
-def _no_restart(_: NodeState, seat: ManagedSeat) -> str:
+def _no_restart(seat: ManagedSeat) -> str:
     call, pod = seat.gate.call, seat.pod
     anywhere = pod is not None and pod.restarts_inside and pod.running
     if seat.facts.at_home and call is not None:
@@ -81,35 +71,32 @@ def _no_restart(_: NodeState, seat: ManagedSeat) -> str:
     return "" if anywhere else "its container has its GPUs; with kyb-run in front it could start on others"
 
 
-def _cold(_: NodeState, seat: ManagedSeat) -> float:
+def _seconds(node: NodeState, seat: ManagedSeat, by: str) -> float:
+    if by == MAP:
+        return node.move_seconds
     if seat.facts.at_home:
         return 0.0  # it starts in any case
     return max(0.0, (seat.durable.costs.cold_seconds or COLD_SECONDS) - seat.activate_seconds)
 
 
-MAP = Way("map", _no_map, lambda node, _: node.move_seconds)
-RESTART = Way("restart", _no_restart, _cold)
-WAYS = (MAP, RESTART)
-
-
-def way(node: NodeState, seat: ManagedSeat) -> Way | None:
-    """The cheapest way that a seat of a pool has; None: it has none."""
+def way(node: NodeState, seat: ManagedSeat) -> str:
+    """The cheapest way that a seat of a pool has; empty: it has none."""
     if _bound(seat):
-        return None
-    found = [one for one in WAYS if not one.refused(node, seat)]
-    return min(found, key=lambda one: one.seconds(node, seat), default=None)
+        return ""
+    found = [one for one, refused in ((MAP, _no_map(node, seat)), (RESTART, _no_restart(seat))) if not refused]
+    return min(found, key=lambda one: _seconds(node, seat, one), default="")
 
 
 def why_immovable(node: NodeState, seat: ManagedSeat) -> str:
     """Why this seat stays on its group although that is part of a pool; empty: it may move, or has no other group."""
-    if seat.pod is None or not node.groups[seat.group.name].peers or way(node, seat) is not None:
+    if seat.pod is None or not node.groups[seat.group.name].peers or way(node, seat):
         return ""
-    return _bound(seat) or "; ".join(one.refused(node, seat) for one in WAYS)
+    return _bound(seat) or f"{_no_map(node, seat)}; {_no_restart(seat)}"
 
 
 def starts_on(node: NodeState, seat: ManagedSeat, group: Group) -> bool:
     """True for a parked seat that comes to this group by a start of its engine."""
-    return seat.acts_as is S.PARKED and group.name != seat.group.name and way(node, seat) is RESTART
+    return seat.acts_as is S.PARKED and group.name != seat.group.name and way(node, seat) == RESTART
 
 
 def _bound(seat: ManagedSeat) -> str:
@@ -120,7 +107,7 @@ def _bound(seat: ManagedSeat) -> str:
 def seconds(node: NodeState, seat: ManagedSeat) -> float:
     """What bringing it back on another group costs beyond bringing it back where it is; very much without a way."""
     found = way(node, seat)
-    return _NO_WAY_SECONDS if found is None else found.seconds(node, seat)
+    return _seconds(node, seat, found) if found else _NO_WAY_SECONDS
 
 
 # --- it is pulled -----------------------------------------------------------------------------------------------------
