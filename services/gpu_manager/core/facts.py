@@ -84,8 +84,6 @@ class Facts:
     """A switch brings it back; its memory is where it was, as far as evidence shows."""
     holds: bool = field(init=False, compare=False)
     """Its group's GPUs are its own, or may become so by its ticket."""
-    may_hold: bool = field(init=False, compare=False)
-    """It may hold GPUs of any group of its pool."""
     at_home: bool = field(init=False, compare=False)
     """A container starts, if ever, with the GPUs that kubelet gave it."""
     state: SeatState = field(init=False, compare=False)
@@ -99,7 +97,6 @@ class Facts:
         object.__setattr__(self, "waits", waits)
         object.__setattr__(self, "comes", comes)
         object.__setattr__(self, "holds", waits or comes or self.residence is Residence.VRAM)
-        object.__setattr__(self, "may_hold", self.unlocated and (alive or waits))
         object.__setattr__(self, "at_home", not (alive or waits))
         object.__setattr__(self, "state", _state(self))
         object.__setattr__(self, "acts_as", S.WAITING if self.state is S.PARKED and not alive else self.state)

@@ -247,7 +247,7 @@ def UNLOCATED(ask: Ask) -> Stage | None:
     """Nothing tells on which GPU of its pool a seat is. Data: ``seat``."""
     node, gpus = ask.node, ask.group.uuids
     for seat in node.seats.values():
-        if seat.facts.may_hold and not node.gpus_of(seat).isdisjoint(gpus):
+        if seat.facts.unlocated and not seat.facts.at_home and not node.gpus_of(seat).isdisjoint(gpus):
             text = (
                 f"neither the ledger nor the driver tells on which GPU of its pool {seat.name} is; "
                 f"the driver is asked again; if it stays silent, delete the pod {seat.pod.pod if seat.pod else ''}"
@@ -503,11 +503,6 @@ def RETRIED(ask: Ask) -> Stage | None:
 
 
 @cache
-def _stops_of_group() -> tuple[Row, ...]:
-    return tuple(one for one in ROWS if one.subject == "group" and one.kind == "stop")
-
-
-@cache
 def counted(act: Act | None) -> tuple[Row, ...]:
     """The rows that count for an act; None: those about a group alone, without the routers, which only evictions and
     switches need."""
@@ -672,7 +667,7 @@ def also(node: NodeState, seat: ManagedSeat, now: Now) -> list[Obstacle]:
 def blocked(node: NodeState, seat: ManagedSeat, now: Now) -> str:
     """Why a seat is not started or activated at present, whatever the demand, if no holder is the reason; empty:
     nothing prevents it. What is on the GPUs of a seat that serves does not stop it."""
-    stops, serves = _stops_of_group(), seat.state in (S.ACTIVE, S.DRAINING)
+    stops, serves = [one for one in counted(None) if one.kind == "stop"], seat.state in (S.ACTIVE, S.DRAINING)
     there = [one for one in stops if one.drives_out or not serves]
     rows = (*there, REFUSED) if serves else (*there, REFUSED, UNLOCATED, RESTS)
     for one in _of(rows, Ask(node, seat.group, now, seat)):
