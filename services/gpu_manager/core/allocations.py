@@ -317,15 +317,12 @@ def on_ending_answer(node: NodeState, answer: EndingAnswered, now: Now) -> None:
     moved on meanwhile. (3) A switch of its group overtook the job: send it again under a new epoch. (4) No answer: send
     it again.
     """
-    job, reply = answer.job, answer.reply
-    stale = reply is not None and reply.code == "stale-epoch"
-    if reply is not None and not stale:  # (1)
-        released = node.seats.get(job.target.seat)
-        if isinstance(job, ReleaseJob) and released is not None and released.state is S.RELEASING:
-            released.ended_here = reply.ends
+    job, reply, seat = answer.job, answer.reply, node.seats.get(answer.job.target.seat)
+    if reply is not None and reply.code != "stale-epoch":  # (1)
+        if isinstance(job, ReleaseJob) and seat is not None and seat.state is S.RELEASING:
+            seat.ended_here = reply.ends
         on_jobs_report(node, JobsReported(reply), now)
         return
-    seat = node.seats.get(job.target.seat)
     ends = S.RELEASING if isinstance(job, ReleaseJob) else S.LOST
     awaits = seat is not None and (seat.state is ends or seat.facts.promise is Promise.DROPS)
     if seat is None or not awaits or seat.target().pod_uid != job.target.pod_uid:  # (2)

@@ -19,16 +19,11 @@ LONGEST_GAP_SECONDS = 10.0
 """Wall: between two reads of the pods kubelet counts as answering for at most so long."""
 
 
-def seconds(*, inside: bool) -> float:
-    """How long a permission lasts."""
-    return INSIDE_SECONDS if inside else KUBELET_SECONDS
-
-
 def opened(seat: ManagedSeat, call: StartCall, now: Now) -> WallTime:
     """A permission is given to this call now; returns its end."""
     gate = seat.gate
     gate.given, gate.given_call, gate.answered_seconds = now.wall, call.since, 0.0
-    gate.expires = now.wall + seconds(inside=call.inside)
+    gate.expires = now.wall + (INSIDE_SECONDS if call.inside else KUBELET_SECONDS)
     return gate.expires
 
 
@@ -36,7 +31,7 @@ def recovered(seat: ManagedSeat, end: WallTime | None, now: Now) -> None:
     """A manager has started: what it does not know of the permission lasts from now on. ``end``: as its folder says."""
     gate = seat.gate
     gate.given, gate.answered_seconds = now.wall, 0.0
-    latest = now.wall + seconds(inside=seat.starts_inside)
+    latest = now.wall + (INSIDE_SECONDS if seat.starts_inside else KUBELET_SECONDS)
     gate.expires = latest if end is None else min(end, latest)
 
 

@@ -8,8 +8,6 @@ incoming seat is chosen again when the victim is drained (``late_binding.py``), 
 A job status is always the whole truth about a job, so receiving it twice or late changes nothing.
 """
 
-from collections.abc import Sequence
-
 from kybernate.deadlines import is_late, span
 from kybernate.engines import RESTART
 from kybernate.messages import JobStatus, SeatProgress, SeatTarget, SwitchJob
@@ -43,10 +41,9 @@ UNPARKED_SECONDS = 60.0
 """Wall: how long a seat that cannot be parked is no victim, about at most; seats that wait for its GPUs wait as
 long."""
 
-PARK_FAILED = {"active": T.ROLLED_BACK, "lost": T.UNRECOVERABLE, "gone": T.EXITED, "quarantined": T.QUARANTINE}
-"""What follows for the victim, by the reported outcome."""
-ACTIVATE_FAILED = {"lost": T.UNRECOVERABLE, "gone": T.EXITED, "quarantined": T.QUARANTINE}
-"""What follows for the incoming seat, by the reported outcome; or ``parked``: see _not_activated."""
+FAILED = {"active": T.ROLLED_BACK, "lost": T.UNRECOVERABLE, "gone": T.EXITED, "quarantined": T.QUARANTINE}
+"""What follows for a victim that is not parked, by the reported outcome, and for an incoming seat that is not active;
+or ``parked``: see _not_activated."""
 ON_GPUS = ("active", "started", "lost", "quarantined")
 """Reports of processes that hold VRAM, or may."""
 
@@ -299,17 +296,16 @@ def _send(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     if switch.job.sent is None:
         late_binding.bind(node, switch, now)
     group = node.groups[switch.group].group
-    untouched = switch.incoming is not None and node.seats[switch.incoming].state not in COMING
-    if switch.victim is None and untouched and switch.job.sent is None:
-        end(node, switch, SwitchTrigger.REFUSED)  # the checkpointer lost the job, and its only seat comes no more
-        return
     victim = node.seats[switch.victim] if switch.victim else None
     if victim is not None and not _is_parked_by(victim, switch):
         victim = None
     incoming = node.seats[switch.incoming] if switch.incoming else None
-    asked = switch.job.sent is None and untouched and incoming is not None
-    if asked and incoming and first(obstacles(node, incoming, group, now, act="send", without=victim)) is not None:
-        switch.incoming = incoming = None  # the victim may leave
+    if switch.job.sent is None and incoming is not None and incoming.state not in COMING:
+        if switch.victim is None:
+            end(node, switch, SwitchTrigger.REFUSED)  # the checkpointer lost the job, and its only seat comes no more
+            return
+        if first(obstacles(node, incoming, group, now, act="send", without=victim)) is not None:
+            switch.incoming = incoming = None  # the victim may leave
     switch.job.sent = now.wall
     if incoming is not None:
         restarts = moves.starts_on(node, incoming, group)
@@ -355,9 +351,9 @@ def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
     if switch is None or switch.job.journaled or reply is None or _unsent(node, switch, "answer"):  # (1)
         return
     if reply.accepted:  # (2)
-        _journaled(switch, now, reply.jobs)
         for status in reply.jobs:
             on_job_status(node, status, now)
+        _journaled(switch, 0.0, now)
     elif reply.code == "stale-epoch":  # (3)
         node.epoch = max(node.epoch, reply.highest_epoch)
         _rename(node, switch, now)
@@ -366,11 +362,10 @@ def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
         _refused(node, switch, reply.reason or reply.code, now)
 
 
-def _journaled(switch: GroupSwitch, now: Now, jobs: Sequence[JobStatus]) -> None:
-    """The checkpointer has the job; it began when it was journaled, before this was received."""
+def _journaled(switch: GroupSwitch, at: float, now: Now) -> None:
+    """The checkpointer has the job; it began when it was journaled ``at`` (0: not known), before this was received."""
     if not switch.job.journaled:
         switch.job.journaled = True
-        at = next((status.journaled_at for status in jobs if status.op == switch.op), 0.0)
         since = max(0.0, float(now.unix) - at) if at else 0.0
         switch.times.control_seconds = max(0.0, now.wall - switch.times.drained - since)
 
@@ -430,7 +425,7 @@ def on_job_status(node: NodeState, status: JobStatus, now: Now) -> None:
         return
     if _unsent(node, switch, "status"):
         return
-    _journaled(switch, now, (status,))  # (2)
+    _journaled(switch, status.journaled_at, now)  # (2)
     late_binding.follow(node, switch, status, now)
     for progress in status.park:  # (3)
         seat = node.seats.get(progress.seat)
@@ -477,10 +472,10 @@ def _on_victim_progress(
         return
     elif progress.outcome == "parked":  # (2)
         _parked(node, switch, seat, progress, now)
-    elif progress.outcome in PARK_FAILED:  # (3)
+    elif progress.outcome in FAILED:  # (3)
         _back_off_group(node, switch.group, f"{seat.name} was not parked: {progress.reason}", now)
         _back_off_park(node, switch, seat, now)
-        trigger = PARK_FAILED[progress.outcome]
+        trigger = FAILED[progress.outcome]
         if switch.gives_way and trigger is T.ROLLED_BACK:
             trigger = T.GOES_ON
         node.transition(seat, trigger, now, switch=switch, reason=progress.reason, progress=progress)
@@ -573,10 +568,6 @@ def failed_start(seat: ManagedSeat, now: Now) -> str:
     return reason
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times in a row"
-
-
 def _not_activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
     """The incoming seat stays parked, or is beyond use.
 
@@ -585,7 +576,7 @@ def _not_activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, prog
     if not (seat.state is S.MIGRATING and moves.failed(node, seat, progress, now)):
         _back_off_group(node, switch.group, f"{seat.name} was not activated: {progress.reason}", now)
         _back_off_activation(node, switch, seat, progress.reason, now)
-    trigger = T.NOT_RESTORED if progress.outcome == "parked" else ACTIVATE_FAILED[progress.outcome]
+    trigger = T.NOT_RESTORED if progress.outcome == "parked" else FAILED[progress.outcome]
     node.transition(seat, trigger, now, switch=switch, reason=progress.reason, progress=progress)
 
 
@@ -662,7 +653,8 @@ def _back_off_activation(node: NodeState, switch: GroupSwitch, seat: ManagedSeat
     long-waiting seat is retried at once and starves the rest."""
     backoff = seat.backoff.activation
     seconds = backoff.fail(now, first=0.5, longest=LONGEST_REST_SECONDS, least=2 * _pause(node, switch, now))
-    backoff.reason = f"did not come back {_times(backoff.count)}; others go first for {seconds:.0f} s: {reason}"
+    times = "once" if backoff.count == 1 else f"{backoff.count} times in a row"
+    backoff.reason = f"did not come back {times}; others go first for {seconds:.0f} s: {reason}"
 
 
 def _back_off_park(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, now: Now) -> None:

@@ -115,22 +115,19 @@ def answer(node: NodeState, command: OrderCommand, now: Now) -> CommandReply:
     """Set or take away an order, or refuse it with a reason; a command that is repeated answers what is true."""
     if command.dry_run:
         return no("unsupported", "a dry run is not known any more: kyb why shows the seats and what they wait for")
+    who: dict[str, Any] = {"actor": command.actor, "cause": command.cause, "begun": float(now.unix)}
     match command:
         case MigrateSeat(seat=seat, to=to):
-            return _migrate(node, command, OperatorOrder(f"migrate {seat}", "migrate", seat, to), now)
+            return _migrate(node, OperatorOrder(f"migrate {seat}", "migrate", seat, to, **who), now)
         case DrainNode(group=group, purpose=purpose):
-            return _drain(node, command, OperatorOrder(f"drain {group}", "drain", group, purpose=purpose), now)
+            return _drain(node, OperatorOrder(f"drain {group}", "drain", group, purpose=purpose, **who), now)
         case ResumeNode(group=group):
             return _resume(node, OperatorOrder(f"resume {group}", "resume", group))
         case _:
             raise TypeError(f"{type(command).__name__} is no order")
 
 
-def _begins(order: OperatorOrder, command: OrderCommand, now: Now) -> None:
-    order.actor, order.cause, order.begun = command.actor, command.cause, float(now.unix)
-
-
-def _migrate(node: NodeState, command: OrderCommand, order: OperatorOrder, now: Now) -> CommandReply:
+def _migrate(node: NodeState, order: OperatorOrder, now: Now) -> CommandReply:
     """(1) It is ordered already. (2) It is where it shall be, and not on its way: a move elsewhere is called off."""
     known = node.moves.get(order.target)
     if known is not None and not known.outcome and known.to == order.to:  # (1)
@@ -139,7 +136,6 @@ def _migrate(node: NodeState, command: OrderCommand, order: OperatorOrder, now: 
     if refused is not None:
         return refused
     seat = node.seats[order.target]
-    _begins(order, command, now)
     if _result(node, order, now)[0] == "done":  # (2)
         _forget(node, order.target)
     else:
@@ -149,7 +145,7 @@ def _migrate(node: NodeState, command: OrderCommand, order: OperatorOrder, now: 
     return _yes(node, order, now)
 
 
-def _drain(node: NodeState, command: OrderCommand, order: OperatorOrder, now: Now) -> CommandReply:
+def _drain(node: NodeState, order: OperatorOrder, now: Now) -> CommandReply:
     """It is known if it is for the same, on the same GPUs: groups change. Drains under way on the group go on, without
     the seat that they made room for."""
     known = node.drains.get(order.target)
@@ -163,7 +159,6 @@ def _drain(node: NodeState, command: OrderCommand, order: OperatorOrder, now: No
         if pinned and order.purpose != "upgrade":
             names, cure = ", ".join(pinned), "unpin it first, or drain for upgrade, which parks pinned seats too"
             return no("pinned", f"pinned {names} would stay; {cure}")
-        _begins(order, command, now)
         node.drains[order.target] = known = order
         for switch in node.switches.values():
             if switch.victim is None or switch.holds_group:
