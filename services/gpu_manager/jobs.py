@@ -8,7 +8,7 @@ from kybernate.bus.port import BusDownError, BusError, NoAnswerError, NodeBus
 from kybernate.clock import to_beat
 from kybernate.logs import get_logger
 from kybernate.messages import AskJobs, Job, JobReply, KillJob, ReleaseJob, SwitchJob
-from services.gpu_manager.core.inputs import EndingAnswered, JobAnswered, JobsReported, WallTime
+from services.gpu_manager.core.inputs import JobAnswered, JobsReported, WallTime
 
 log = get_logger()
 
@@ -52,11 +52,7 @@ class CheckpointerClient:
             self._in_flight.discard(key)
         if reply is not None and not reply.accepted:
             log.warning("job.refused", op=_op(job), code=reply.code, reason=reply.reason)
-        match job:
-            case SwitchJob():
-                await self._receive(JobAnswered(job.op, reply))
-            case ReleaseJob() | KillJob():
-                await self._receive(EndingAnswered(job, reply))
+        await self._receive(JobAnswered(job, reply))
 
     async def ask_regularly(self, questions: Callable[[float], list[AskJobs]]) -> None:
         """Reports may be lost: ask ``questions(seconds that a report may take)`` again and again, until cancelled."""

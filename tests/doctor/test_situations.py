@@ -184,7 +184,7 @@ def park_hangs(it: Stand) -> None:
     world.tick(30)
     world.traffic(a, waiting=29)
     world.quiet(b)
-    world.receive(JobAnswered(world.job().op, JobReply(accepted=True)))
+    world.receive(JobAnswered(world.job(), JobReply(accepted=True)))
     world.tick(18)
     it.manager()
 

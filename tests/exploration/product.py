@@ -46,7 +46,6 @@ from services.gpu_manager.core.board import Board
 from services.gpu_manager.core.inputs import (
     BusChanged,
     DrainAnnounced,
-    EndingAnswered,
     EngineProbe,
     EngineSeen,
     ForeignProcess,
@@ -301,12 +300,10 @@ def recovered(known: RecoveryKnown, reply: JobReply) -> Recovered:
 def answered(job: object, reply: JobReply | None, sent: float) -> object:
     """The checkpointer's answer to a job of this wall time (None: none in time), as a message to the board."""
     match job:
-        case SwitchJob():
-            return JobAnswered(job.op, reply)
         case AskJobs():
             return None if reply is None else JobsReported(reply, asked=job.ops, asked_at=WallTime(sent))
         case _:
-            return EndingAnswered(job, reply)  # type: ignore[arg-type]
+            return JobAnswered(job, reply)  # type: ignore[arg-type]
 
 
 def seat_row(board: Board, seat: str, now: Now) -> SeatRecord:

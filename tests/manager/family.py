@@ -98,7 +98,7 @@ class Busy:
             world.quiet(switch.victim)
         elif switch.phase == "job" and took >= max(self.moves(seat) for seat in seats):
             job = world.job_of(switch.op)
-            world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+            world.receive(JobAnswered(job, JobReply(accepted=True)))
             self._report(job)
 
     def _report(self, job: SwitchJob) -> None:

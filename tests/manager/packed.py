@@ -89,7 +89,7 @@ class PackedWorld(World):
 
     def report(self, op: str) -> None:
         """The board hears how far a job is."""
-        self.receive(JobAnswered(op, JobReply(accepted=True)))
+        self.receive(JobAnswered(self.job_of(op), JobReply(accepted=True)))
         self.receive(JobProgress(cause="j", node="n1", status=self.jobs[op]))
 
     def inherit(self, seat: str, gib: int, *, heir: int) -> None:

@@ -55,7 +55,7 @@ def failing(world: World, seat: str, *outcomes: str, refused: bool = False) -> N
         report = status(job, outcome, "pending")
         update = {"failed": not refused, "refused": refused}
         park = tuple(one.model_copy(update=update) for one in report.park)
-        world.receive(JobAnswered(job.op, JobReply(accepted=True, jobs=(report.model_copy(update={"park": park}),))))
+        world.receive(JobAnswered(job, JobReply(accepted=True, jobs=(report.model_copy(update={"park": park}),))))
 
 
 def serving(world: World, **annotations: str) -> str:
@@ -87,12 +87,12 @@ def test_an_engine_that_sleeps_rehearses_before_its_seat_serves(world: World) ->
 
 def test_a_rehearsal_is_sent_again_under_its_name_and_its_answer_is_its_status(world: World) -> None:
     seat = starting(world)
-    world.receive(JobAnswered(rehearsals(world)[0].op, None))
+    world.receive(JobAnswered(rehearsals(world)[0], None))
     world.tick(1.5)
     world.healthy(seat)
     first, second = rehearsals(world)
     assert first.op == second.op
-    world.receive(JobAnswered(first.op, JobReply(accepted=True, jobs=(status(first),))))
+    world.receive(JobAnswered(first, JobReply(accepted=True, jobs=(status(first),))))
     world.healthy(seat)
     assert world.state(seat) is S.ACTIVE
 
@@ -106,8 +106,9 @@ def test_a_rehearsal_that_is_not_taken_is_asked_again_unless_it_never_will_be(
 ) -> None:
     seat = starting(world)
     (job,) = rehearsals(world)
-    world.receive(JobAnswered("rehearsal-of-another-seat", JobReply(accepted=False, code="unsupported")))
-    world.receive(JobAnswered(job.op, JobReply(accepted=not code, code=code, highest_epoch=job.epoch + 50)))
+    another = job.model_copy(update={"op": "rehearsal-of-another-seat"})
+    world.receive(JobAnswered(another, JobReply(accepted=False, code="unsupported")))
+    world.receive(JobAnswered(job, JobReply(accepted=not code, code=code, highest_epoch=job.epoch + 50)))
     world.tick(1.5)
     world.healthy(seat)
     assert world.state(seat) is state
@@ -241,9 +242,10 @@ def test_a_seat_whose_engine_cannot_be_asked_is_shown_until_it_can(world: World)
     seat = serving(world)
     for unverified in ("GET /health: refused", ""):
         world.traffic(world.seat(0, 1), waiting=1)
-        report = status(next_job(world, seat), "active", "pending")
+        job = next_job(world, seat)
+        report = status(job, "active", "pending")
         park = tuple(one.model_copy(update={"unverified": unverified}) for one in report.park)
-        world.receive(JobAnswered(report.op, JobReply(accepted=True, jobs=(report.model_copy(update={"park": park}),))))
+        world.receive(JobAnswered(job, JobReply(accepted=True, jobs=(report.model_copy(update={"park": park}),))))
         assert halves(world.managed(seat)).unverified == unverified
 
 
@@ -300,7 +302,7 @@ def test_a_failed_rehearsal_demotes_at_once(world: World) -> None:
     (job,) = rehearsals(world)
     report = status(job, "active", "pending")
     park = tuple(one.model_copy(update={"failed": True, "reason": "it kept its memory"}) for one in report.park)
-    world.receive(JobAnswered(job.op, JobReply(accepted=True, jobs=(report.model_copy(update={"park": park}),))))
+    world.receive(JobAnswered(job, JobReply(accepted=True, jobs=(report.model_copy(update={"park": park}),))))
     assert (world.managed(seat).backend, halves(world.managed(seat)).failures) == ("cuda", 0)
 
 
@@ -367,7 +369,7 @@ def test_what_a_park_has_left_is_known_also_where_it_ended_while_no_manager_ran(
     assert report.activate is not None
     comes = report.activate.model_copy(update={"outcome": "started", "reason": ""})
     under_way = report.model_copy(update={"activate": comes, "done": False})
-    world.receive(JobAnswered(job.op, JobReply(accepted=True, jobs=(under_way,))))
+    world.receive(JobAnswered(job, JobReply(accepted=True, jobs=(under_way,))))
     assert world.state(comes.seat) is S.ACTIVATING
     ledgers.append(recovery.ledger(world.node, "boot"))
     back = report.activate.model_copy(update={"residue_bytes": 1})

@@ -246,7 +246,7 @@ def test_an_unanswered_job_is_sent_again_with_the_same_name(world: World) -> Non
     world.drained_switch()
     job = world.job()
 
-    world.receive(JobAnswered(job.op, None))
+    world.receive(JobAnswered(job, None))
     again = [e for e in world.tick(1.5) if isinstance(e, SwitchJob)]
 
     assert [(e.op, e.epoch) for e in again] == [(job.op, job.epoch)]
@@ -257,7 +257,7 @@ def test_a_stale_epoch_is_raised_above_what_the_checkpointer_saw(world: World) -
     job = world.job()
     high = job.epoch + 1_000_000_000
 
-    world.receive(JobAnswered(job.op, JobReply(accepted=False, code="stale-epoch", highest_epoch=high)))
+    world.receive(JobAnswered(job, JobReply(accepted=False, code="stale-epoch", highest_epoch=high)))
 
     assert world.job().epoch > high
 
@@ -499,7 +499,7 @@ def test_a_status_that_comes_twice_changes_nothing(world: World) -> None:
     before = len(world.events(a))
 
     world.progress(job)
-    world.receive(JobAnswered(job.op, JobReply(accepted=True, jobs=(status(job),))))
+    world.receive(JobAnswered(job, JobReply(accepted=True, jobs=(status(job),))))
 
     assert len(world.events(a)) == before
 

@@ -14,7 +14,7 @@ from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.envelope import Message
 from kybernate.messages import Job, JobReply, ReleaseJob, SeatTarget, SwitchJob
 from services.gpu_manager import jobs
-from services.gpu_manager.core.inputs import EndingAnswered, JobAnswered
+from services.gpu_manager.core.inputs import JobAnswered
 from services.gpu_manager.jobs import CheckpointerClient
 from tests.until import until
 
@@ -58,11 +58,7 @@ async def test_a_job_whose_answer_is_due_is_not_sent_again(job: ReleaseJob | Swi
         await until(lambda: received, what="the answer is received")
 
         assert len(checkpointer.asked) == 1
-        assert received == [
-            EndingAnswered(job, JobReply(accepted=True))
-            if isinstance(job, ReleaseJob)
-            else JobAnswered(job.op, JobReply(accepted=True))
-        ]
+        assert received == [JobAnswered(job, JobReply(accepted=True))]
 
 
 @pytest.mark.parametrize("job", [RELEASE, SWITCH], ids=["release", "switch"])
@@ -78,7 +74,7 @@ async def test_a_job_that_the_bus_does_not_take_is_logged_once_and_counts_as_not
             monkeypatch.setattr(client._bus, "request", refuse)
             for _ in range(2):
                 await client.send(job)
-    assert received == [EndingAnswered(job, None) if isinstance(job, ReleaseJob) else JobAnswered(job.op, None)] * 2
+    assert received == [JobAnswered(job, None)] * 2
     assert [line["event"] for line in logs] == ["job.not_sent"]
 
 
@@ -101,7 +97,7 @@ async def test_each_missing_answer_is_waited_for_longer_than_the_one_before(monk
         await client.send(RELEASE.model_copy(update={"epoch": 9}))
 
     assert waited == pytest.approx([0.01, 0.02, 0.04, waited[3], 0.01])
-    assert received[:3] == [EndingAnswered(RELEASE, None)] * 3
+    assert received[:3] == [JobAnswered(RELEASE, None)] * 3
 
 
 async def test_an_ending_that_no_checkpointer_takes_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,5 +110,5 @@ async def test_an_ending_that_no_checkpointer_takes_is_left_alone_for_a_while(mo
     monkeypatch.setattr(jobs, "asyncio", SimpleNamespace(sleep=sleep))
     async with serving(SwitchJob) as (client, _, received):
         await client.send(RELEASE)
-    assert received == [EndingAnswered(RELEASE, None)]
+    assert received == [JobAnswered(RELEASE, None)]
     assert sum(slept) >= jobs.ASK_SECONDS

@@ -25,7 +25,7 @@ def parks(world: World, victim: str, incoming: str, seconds: float) -> None:
     world.traffic(incoming, waiting=1)
     world.quiet(victim)
     job = world.job()
-    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    world.receive(JobAnswered(job, JobReply(accepted=True)))
     assert world.state(victim) is S.PARKING
     world.tick(seconds)
     world.progress(job)

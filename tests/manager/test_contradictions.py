@@ -196,7 +196,7 @@ def test_4_a_job_whose_report_was_lost_is_asked_about(world: World, *, adopted: 
     if adopted:
         restart(world, jobs=(status(job, "started", "pending", done=False),))
     else:
-        world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+        world.receive(JobAnswered(job, JobReply(accepted=True)))
     world.tick(2)
 
     questions = view.checkpointer_questions(world.node, world.now, world.now.wall)
@@ -289,7 +289,7 @@ def test_7_a_count_of_restarts_that_began_anew_costs_a_question(world: World) ->
 
 def test_8_a_job_that_the_checkpointer_forgot_is_sent_again_under_its_name(world: World) -> None:
     _, _, job = switch_under_way(world)
-    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    world.receive(JobAnswered(job, JobReply(accepted=True)))
 
     effects = world.receive(JobsReported(JobReply(accepted=True), asked=(job.op,)))
 

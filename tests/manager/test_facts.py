@@ -137,9 +137,8 @@ def test_what_the_table_does_not_list_is_refused(state: S, trigger: Trigger) -> 
         facts = alike[-1] if trigger is Trigger.NO_PROCESS else alike[0]
         assert after(facts, trigger).state in PAIRS[state, trigger]
         return
-    with pytest.raises(IllegalTransitionError, match=f"a {state} seat cannot take {trigger}") as refused:
+    with pytest.raises(IllegalTransitionError, match=f"a {state} seat cannot take {trigger}$"):
         after(facts, trigger)
-    assert (refused.value.state, refused.value.trigger) == (state, trigger)
 
 
 ALL = [

@@ -213,7 +213,7 @@ def test_a_start_that_could_not_be_ended_goes_on(world: World, refused: bool) ->
     world.tick(0.5)
     assert world.state(slow) is S.PARKING
     if refused:
-        world.receive(JobAnswered(world.job().op, JobReply(accepted=False, code="unsupported")))
+        world.receive(JobAnswered(world.job(), JobReply(accepted=False, code="unsupported")))
     else:
         world.progress(world.job(), park="active", activate="pending")
     assert (world.state(slow), world.managed(slow).lease) == (S.STARTING, True)

@@ -25,7 +25,6 @@ from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.group_switch import Drain, GroupSwitch, SwitchPhase, SwitchTimes
 from services.gpu_manager.core.inputs import (
     BusChanged,
-    EndingAnswered,
     ForeignProcessesSeen,
     JobAnswered,
     Recovered,
@@ -248,7 +247,7 @@ def test_a_copy_that_cannot_be_dropped_stays(world: HostWorld) -> None:
         seat=b, pod_uid=job.target.pod_uid, container_id=job.target.container_id, outcome="quarantined", reason="no"
     )
     reported = JobStatus(op="kill-b", epoch=job.epoch, group="G0", park=(failed,), done=True)
-    world.receive(EndingAnswered(job, JobReply(accepted=True, jobs=(reported,))))
+    world.receive(JobAnswered(job, JobReply(accepted=True, jobs=(reported,))))
     assert world.state(b) is S.PARKED
     assert not world.managed(b).starts_cold
     assert world.events(b)[-1].reason == "its copy was not dropped, it keeps its host memory: no"
@@ -258,7 +257,7 @@ def test_a_copy_that_cannot_be_dropped_stays(world: HostWorld) -> None:
 def test_a_drop_that_was_not_taken_is_asked_for_again(world: HostWorld, reply: JobReply | None) -> None:
     _, b, job = being_dropped(world)
     world.effects.clear()
-    world.receive(EndingAnswered(job, reply))
+    world.receive(JobAnswered(job, reply))
     (again,) = (effect for effect in world.effects if isinstance(effect, KillJob))
     assert again.target.seat == b
     assert (again.epoch > job.epoch) == (reply is not None)
@@ -466,7 +465,7 @@ class AnyOrder(RuleBasedStateMachine):
             world.quiet(switch.victim)
         elif switch.job.sent is not None:
             job = world.job_of(switch.op)
-            world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+            world.receive(JobAnswered(job, JobReply(accepted=True)))
             world.progress(job, park=park)
 
     @rule(seconds=st.sampled_from([0.1, 3.0, 60.0]))

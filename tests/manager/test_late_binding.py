@@ -166,7 +166,7 @@ def parking_for(world: World) -> tuple[str, str, str]:
     """The checkpointer has journaled: park c, then activate a. No other seat is wanted."""
     a, b, c = leaving(world)
     world.quiet(c)
-    world.receive(JobAnswered(world.job().op, JobReply(accepted=True)))
+    world.receive(JobAnswered(world.job(), JobReply(accepted=True)))
     assert world.state(c) is S.PARKING
     return a, b, c
 

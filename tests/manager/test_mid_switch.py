@@ -6,7 +6,7 @@ import pytest
 
 from kybernate.messages import JobProgress, JobReply, JobStatus, KillJob, ParkSeat, ReleaseJob, SeatProgress, SwitchJob
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core.inputs import EndingAnswered, InputRefused, JobAnswered, JobsReported, StartTicket
+from services.gpu_manager.core.inputs import InputRefused, JobAnswered, JobsReported, StartTicket
 from tests.manager.world import World, status
 
 
@@ -100,7 +100,7 @@ def test_a_ticket_that_may_still_be_used_keeps_the_group_of_a_deleted_pod(world:
 
 def test_a_job_that_the_checkpointer_lost_is_sent_again(world: World) -> None:
     a, b, job = switch_under_way(world)
-    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    world.receive(JobAnswered(job, JobReply(accepted=True)))
 
     effects = world.receive(JobsReported(JobReply(accepted=True), asked=(job.op,)))
 
@@ -119,7 +119,7 @@ def test_a_lost_job_whose_only_seat_was_deleted_is_over(world: World) -> None:
     world.wish(a)
     job = world.job()
     assert (job.park, job.activate and job.activate.seat) == ((), a)
-    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    world.receive(JobAnswered(job, JobReply(accepted=True)))
     delete(world, a)
 
     effects = world.receive(JobsReported(JobReply(accepted=True), asked=(job.op,)))
@@ -156,12 +156,12 @@ def test_a_kill_that_is_sent_again_because_its_answer_was_lost_learns_from_the_n
     kill = world.last(KillJob)
     assert isinstance(kill, KillJob)
 
-    again = [e for e in world.receive(EndingAnswered(kill, None)) if isinstance(e, KillJob)]
+    again = [e for e in world.receive(JobAnswered(kill, None)) if isinstance(e, KillJob)]
     assert again == [kill]
     stuck = status(
         SwitchJob(cause="k", node="n1", epoch=kill.epoch, op="kill", group="kill", park=(kill.target,)), "quarantined"
     )
-    world.receive(EndingAnswered(kill, JobReply(accepted=True, jobs=(stuck,))))
+    world.receive(JobAnswered(kill, JobReply(accepted=True, jobs=(stuck,))))
 
     assert (world.state(b), world.managed(b).reason) == (S.QUARANTINED, "made quarantined")
 
@@ -211,7 +211,8 @@ def test_a_report_about_a_job_that_was_never_sent_is_refused_and_counted(world: 
     done = JobStatus(op=switch.op, epoch=switch.epoch, group=switch.group, park=(progress,), done=True)
 
     reply = JobReply(accepted=False, code="unsupported", jobs=(done,))
-    effects = world.receive(JobAnswered(switch.op, reply) if answer else JobProgress(cause="c", node="n1", status=done))
+    job = SwitchJob(cause="c", node="n1", epoch=switch.epoch, op=switch.op, group=switch.group)
+    effects = world.receive(JobAnswered(job, reply) if answer else JobProgress(cause="c", node="n1", status=done))
 
     assert world.state(b) is S.DRAINING
     assert (switch.phase, switch.job.journaled) == ("draining", False)

@@ -244,7 +244,7 @@ class AnyMove(RuleBasedStateMachine):
         board, job = self.letters.pop(-1 if last else 0)
         reply = self.node.take(job)
         if board is self.world.board:
-            self.world.receive(JobAnswered(job.op, reply if answered else None))
+            self.world.receive(JobAnswered(job, reply if answered else None))
 
     @precondition(lambda self: self.node.open)
     @rule(last=st.booleans(), fails=st.sampled_from([False, False, False, True]), reported=st.booleans())

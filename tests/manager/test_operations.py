@@ -246,7 +246,7 @@ def test_a_job_that_the_checkpointer_forgot_is_sent_again_without_the_seat_that_
     _a, b = world.drained_switch()
     job = world.job()
     assert job.activate is not None
-    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    world.receive(JobAnswered(job, JobReply(accepted=True)))
     world.order(DrainNode, group="G0")
     world.receive(JobsReported(JobReply(accepted=True), asked=(job.op,)))
     assert [target.seat for target in world.job().park] == [b]

@@ -136,7 +136,7 @@ def pair_switches(node: World) -> tuple[str, str]:
     node.tick(10)
     node.traffic(incoming, waiting=1)
     node.quiet(victim)
-    node.receive(JobAnswered(node.job().op, JobReply(accepted=True)))
+    node.receive(JobAnswered(node.job(), JobReply(accepted=True)))
     assert node.state(victim) is S.PARKING
     return incoming, victim
 
@@ -409,7 +409,7 @@ def test_a_refused_park_does_not_keep_the_other_gpu_from_its_seats(node: World) 
     node.traffic(b, waiting=1)
     assert node.state(b) is S.PARKED
 
-    node.receive(JobAnswered(first, JobReply(accepted=False, code="unsupported", reason="made refused")))
+    node.receive(JobAnswered(node.job_of(first), JobReply(accepted=False, code="unsupported", reason="made refused")))
 
     node.finish()
     assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)

@@ -11,7 +11,7 @@ from kybernate.messages import JobReply, ReleaseJob
 from kybernate.node import run_files
 from kybernate.node.host_memory import KernelMemory
 from kybernate.policy import KybBalanced
-from services.gpu_manager.core.inputs import EndingAnswered, Now
+from services.gpu_manager.core.inputs import JobAnswered, Now
 from services.gpu_manager.core.state import NodeState
 from services.gpu_manager.http import pod_route, routes, stop_route
 from services.gpu_manager.live_policy import GuardedPolicy
@@ -95,7 +95,7 @@ async def test_b8_kubelet_waits_for_a_deleted_pod_while_the_checkpointer_ends_it
         assert await ask() == (True, True), "the checkpointer has not answered"
         job = world.last(ReleaseJob)
         assert isinstance(job, ReleaseJob)
-        world.receive(EndingAnswered(job, JobReply(accepted=True, ends=ends)))
+        world.receive(JobAnswered(job, JobReply(accepted=True, ends=ends)))
         assert await ask() == (ends, True)
         world.look_at(seat, "gone")
         assert (await ask())[0] is False

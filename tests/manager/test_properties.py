@@ -137,7 +137,7 @@ class AnyOrder(RuleBasedStateMachine):
         switch = next(o for o in self.world.node.switches.values() if o.phase == "job")
         reply = JobReply(accepted=not code, code=code, reason=code, highest_epoch=self.world.board.epoch + 5)
         answer = None if code == "silence" else reply
-        self.world.receive(JobAnswered(switch.op, answer))
+        self.world.receive(JobAnswered(self.world.job_of(switch.op), answer))
 
     @rule(seconds=st.sampled_from([0.01, 1.0, 5.0, 70.0]))
     def time_passes(self, seconds: float) -> None:

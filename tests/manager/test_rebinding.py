@@ -129,7 +129,7 @@ def test_an_idle_seat_elsewhere_makes_room_for_one_that_waits(world: World, a: s
     job = world.job()
     assert job.activate is not None
     assert (job.group, job.activate.seat, job.activate.gpus) == ("G1", a, ("GPU-1",))
-    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    world.receive(JobAnswered(job, JobReply(accepted=True)))
     world.progress(job, "parked", "started", done=False)
     assert (world.state(a), world.state(c)) == (S.MIGRATING, S.PARKED)
     moved = world.last(SeatMoved)
@@ -166,7 +166,7 @@ def test_a_seat_that_is_asked_for_while_it_is_parked_comes_back_at_home(
     world.command(ParkSeat, c)
     world.quiet(c)
     job = world.job()
-    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    world.receive(JobAnswered(job, JobReply(accepted=True)))
     world.traffic(c, waiting=1)
     world.progress(job, done=False)  # it is off the GPUs; that the job is over is reported a moment later
     assert (world.state(c), world.managed(c).group.name) == (S.PARKED, "G1")
@@ -457,7 +457,7 @@ def back_while_its_successor_comes(world: World, a: str, b: str, c: str) -> None
     world.traffic(a, waiting=2, oldest=1.0)
     world.quiet(b)
     slow = world.job()
-    world.receive(JobAnswered(slow.op, JobReply(accepted=True)))
+    world.receive(JobAnswered(slow, JobReply(accepted=True)))
     world.progress(slow, "parked", "started", done=False)
     world.traffic(b, waiting=1)
     world.quiet(c)
@@ -561,7 +561,7 @@ def spilled_guest_starts_at_home(world: World, a: str, b: str, c: str, *, journa
     job = world.job()
     assert (job.group, job.park[0].seat, job.park[0].backend) == ("G1", a, "restart")
     if journaled:
-        world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+        world.receive(JobAnswered(job, JobReply(accepted=True)))
         world.progress(job, "parked", "started", done=False)
     world.exit(a)
     world.traffic(b)

@@ -671,7 +671,7 @@ def test_a_job_that_was_sent_again_under_a_higher_epoch_lets_in_what_it_brings(w
     a, b = world.drained_switch()
     first = world.job()
     high = first.epoch + 1_000_000_000
-    world.receive(JobAnswered(first.op, JobReply(accepted=False, code="stale-epoch", highest_epoch=high)))
+    world.receive(JobAnswered(first, JobReply(accepted=False, code="stale-epoch", highest_epoch=high)))
     job, ledger = world.job(), recovery.ledger(world.node, "boot")
     begun = world.new_board().handle(RecoveryBegun(world.owners(), ledger), world.now)
     asked = next(effect for effect in begun if isinstance(effect, AskJobs)).ops

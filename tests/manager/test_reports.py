@@ -6,7 +6,7 @@ import pytest
 
 from kybernate.messages import JobProgress, JobReply, JobStatus, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core.inputs import EndingAnswered, JobsReported
+from services.gpu_manager.core.inputs import JobAnswered, JobsReported
 from tests.manager.test_mid_switch import delete, switch_under_way
 from tests.manager.test_recovery import restart
 from tests.manager.world import World, make_group, status
@@ -181,5 +181,5 @@ def test_the_answer_to_a_release_says_who_ends_the_processes(world: World, ends:
     job = world.last(ReleaseJob)
     assert isinstance(job, ReleaseJob)
     assert world.managed(a).ended_here is None
-    world.receive(EndingAnswered(job, JobReply(accepted=True, ends=ends)))
+    world.receive(JobAnswered(job, JobReply(accepted=True, ends=ends)))
     assert world.managed(a).ended_here is ends

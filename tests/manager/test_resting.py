@@ -41,9 +41,9 @@ def live(world: World, broken: str, seconds: int, *, refused: bool = False) -> t
             fails = job.activate is not None and job.activate.seat == broken
             tries += fails
             if fails and refused:
-                world.receive(JobAnswered(job.op, JobReply(accepted=False, code="unsupported", reason="no")))
+                world.receive(JobAnswered(job, JobReply(accepted=False, code="unsupported", reason="no")))
             else:
-                world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+                world.receive(JobAnswered(job, JobReply(accepted=True)))
                 world.progress(job, activate="parked" if fails else "active")
         served += any(world.state(seat) is S.ACTIVE for seat in world.groups[0].seat_ids[:2] if seat != broken)
     return served, tries
@@ -73,7 +73,7 @@ def test_alone_it_is_tried_for_as_long_as_the_group_pauses(world: World, a: str,
                 world.quiet(under_way.victim)
             job = world.job_of(under_way.op)
             tries += job.activate is not None
-            world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+            world.receive(JobAnswered(job, JobReply(accepted=True)))
             world.progress(job, activate="parked")
     assert 200 / 32 <= tries <= 20
 

@@ -42,7 +42,7 @@ def switch_without_a_lease(world: World, group: int) -> None:
     world.tick(10)
     world.traffic(incoming, waiting=1)
     world.quiet(victim)
-    world.receive(JobAnswered(world.job().op, JobReply(accepted=True)))
+    world.receive(JobAnswered(world.job(), JobReply(accepted=True)))
     world.exit(victim)
     assert not world.managed(victim).lease
     assert not world.managed(incoming).lease

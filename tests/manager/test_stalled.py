@@ -19,7 +19,7 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager import manager as manager_module
 from services.gpu_manager.core.inputs import (
     BusChanged,
-    JobAnswered,
+    DrainAnnounced,
     Now,
     Paused,
     PodsSeen,
@@ -303,7 +303,7 @@ async def test_the_oldest_levels_are_dropped_and_counted_and_a_job_keeps_its_las
 
 async def test_a_message_that_must_not_be_lost_waits_for_room_and_levels_do_not() -> None:
     inbox = BoardInbox(others=2)
-    first, second, third = (JobAnswered(op, None) for op in "abc")
+    first, second, third = (DrainAnnounced(seat, 1) for seat in "abc")
     await inbox.receive(first)
     await inbox.receive(second)
     waiting, level = asyncio.create_task(inbox.receive(third)), signal(1)
@@ -320,16 +320,16 @@ async def test_a_message_that_must_not_be_lost_waits_for_room_and_levels_do_not(
 @pytest.mark.parametrize("seed", range(20))
 async def test_in_any_order_of_senders_only_levels_and_replaced_statuses_are_lost(seed: int) -> None:
     chance, inbox = random.Random(seed), BoardInbox(levels=5, others=3)
-    answers = [JobAnswered(str(number), None) for number in range(60)]
+    answers = [DrainAnnounced(str(number), 1) for number in range(60)]
     got: list[object] = []
 
     async def send() -> None:
         for answer in answers:
             for number in range(chance.randrange(4)):
                 inbox.put(signal(number))
-            presence = Presence(cause="p", component="router", instance="r", incarnation=answer.op)
+            presence = Presence(cause="p", component="router", instance="r", incarnation=answer.seat)
             await inbox.receive(presence)
-            inbox.put(status(chance.choice("ab"), int(answer.op)))
+            inbox.put(status(chance.choice("ab"), int(answer.seat)))
             await inbox.receive(answer)
             assert len(inbox) <= 5 + 3 + 2
 
@@ -340,7 +340,7 @@ async def test_in_any_order_of_senders_only_levels_and_replaced_statuses_are_los
         await asyncio.sleep(0)
     await sender
 
-    assert [one for one in got if isinstance(one, JobAnswered)] == answers
+    assert [one for one in got if isinstance(one, DrainAnnounced)] == answers
     last = {one.status.op: one.status.epoch for one in got if isinstance(one, JobProgress)}
     assert max(last.values()) == 59
     assert inbox.dropped == 0 or len(got) < 60 * 6

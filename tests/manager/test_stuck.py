@@ -206,7 +206,7 @@ def test_a_park_and_an_activation_end_by_what_was_learned_and_the_checkpointer_i
     assert job.activate.usual_seconds == 1.7
     began = world.now.wall
     assert clock(world.node, world.managed(b), world.now).ends == "the checkpointer has to take the job"
-    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    world.receive(JobAnswered(job, JobReply(accepted=True)))
     world.tick(19.0)
     (found,) = going_on(world.node, world.groups[0], world.now)
     assert found["text"] == "G0: parking b, for 19 s (usually 1.7 s; given up at 20 s); 29 requests wait"

@@ -32,7 +32,7 @@ def job_that_ends_a_switch(world: World) -> Callable[[], object]:
     world.traffic(a, waiting=1)
     world.quiet(b)
     job = world.job()
-    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    world.receive(JobAnswered(job, JobReply(accepted=True)))
     assert world.state(b) is S.PARKING
     return lambda: world.progress(job)
 

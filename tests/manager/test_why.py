@@ -79,7 +79,7 @@ def test_a_park_waits_for_the_evidence_that_its_vram_is_free(world: World) -> No
     world.tick(7)
     later = waits(world, a, "vram-evidence")[1]
     assert (later["journaled"], later["drained_seconds"]) == (False, pytest.approx(float(str(since)) + 7))
-    world.receive(JobAnswered(world.job().op, JobReply(accepted=True)))
+    world.receive(JobAnswered(world.job(), JobReply(accepted=True)))
     assert waits(world, b, "vram-evidence")[1]["journaled"] is True
 
 

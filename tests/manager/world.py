@@ -382,7 +382,7 @@ class World:
                     self.tick(2.5)
                 elif switch.phase == "job":
                     job = self.job_of(switch.op)
-                    self.receive(JobAnswered(job.op, JobReply(accepted=True)))
+                    self.receive(JobAnswered(job, JobReply(accepted=True)))
                     self.progress(job)
             if not self.node.switches:
                 return

@@ -8,7 +8,6 @@ from kybernate.topology import Group
 from services.gpu_manager.core import arbiter, decisions, resting, starts, switch, view
 from services.gpu_manager.core.facts import Process, Promise, Residence, Ticket, Trigger
 from services.gpu_manager.core.inputs import (
-    EndingAnswered,
     ForeignProcessesSeen,
     JobsReported,
     Now,
@@ -310,14 +309,14 @@ def on_jobs_report(node: NodeState, report: JobsReported, now: Now) -> None:
     _on_processes(node, report.reply, report.asked_at, now)
 
 
-def on_ending_answer(node: NodeState, answer: EndingAnswered, now: Now) -> None:
+def on_ending_answer(node: NodeState, job: ReleaseJob | KillJob, reply: JobReply | None, now: Now) -> None:
     """The checkpointer's answer to a ReleaseJob or KillJob.
 
     (1) It has the job, and may report how it ended: the answer to a kill that it knows is its status. (2) The seat has
     moved on meanwhile. (3) A switch of its group overtook the job: send it again under a new epoch. (4) No answer: send
     it again.
     """
-    job, reply, seat = answer.job, answer.reply, node.seats.get(answer.job.target.seat)
+    seat = node.seats.get(job.target.seat)
     if reply is not None and reply.code != "stale-epoch":  # (1)
         if isinstance(job, ReleaseJob) and seat is not None and seat.state is S.RELEASING:
             seat.ended_here = reply.ends

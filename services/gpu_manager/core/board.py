@@ -18,7 +18,7 @@ property tests:
 The shell (``manager``) writes the ledger before it carries out any effect.
 """
 
-from kybernate.messages import Command, DrainAck, JobProgress, Presence, TrafficSignal
+from kybernate.messages import Command, DrainAck, JobProgress, KillJob, Presence, ReleaseJob, SwitchJob, TrafficSignal
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import allocations, arbiter, commands, moves, obstacles, recovery, switch, view
@@ -26,7 +26,6 @@ from services.gpu_manager.core.group_switch import SwitchPhase
 from services.gpu_manager.core.inputs import (
     BusChanged,
     DrainAnnounced,
-    EndingAnswered,
     EngineSeen,
     FaultyGpusSeen,
     ForeignProcessesSeen,
@@ -72,16 +71,16 @@ class Board:
                 node.effects.append(commands.answer(node, message, now))
             case JobProgress(status=status):
                 switch.on_job_status(node, status, now)
-            case JobAnswered():
-                switch.on_job_answer(node, message, now)
+            case JobAnswered(job=SwitchJob() as job, reply=reply):
+                switch.on_job_answer(node, job, reply, now)
             case EngineSeen():
                 switch.on_engine_answer(node, message, now)
             case DrainAnnounced(seat=seat, epoch=epoch):
                 switch.on_drain_announced(node, seat, epoch, now)
             case JobsReported():
                 allocations.on_jobs_report(node, message, now)
-            case EndingAnswered():
-                allocations.on_ending_answer(node, message, now)
+            case JobAnswered(job=KillJob() | ReleaseJob() as job, reply=reply):
+                allocations.on_ending_answer(node, job, reply, now)
             case PodsSeen(owners=owners):
                 allocations.on_pods(node, owners, now)
             case StartCalls(calls=calls):
@@ -214,8 +213,8 @@ def _concerned(node: NodeState, message: object, *, repeated: bool) -> tuple[Gro
         case JobProgress(status=status):
             freed = status.done and bool(node.setup.lanes)  # any other may have its lane now
             groups = tuple(group for group in groups if freed or group.name == status.group)
-        case JobAnswered(op=op):
-            groups = tuple(group for group in groups if op.startswith(f"{group.name}-"))
+        case JobAnswered(job=SwitchJob(group=name)):
+            groups = tuple(group for group in groups if group.name == name)
         case _:
             seat = node.seats.get(getattr(message, "seat", None) or "")
             if seat is not None:

@@ -212,17 +212,12 @@ TABLE: dict[Trigger, tuple[tuple[SeatState, ...], dict[str, Any]]] = {
 class IllegalTransitionError(Exception):
     """The table has no such row; the seat stays as it was."""
 
-    def __init__(self, state: SeatState, trigger: Trigger) -> None:
-        super().__init__(f"a {state} seat cannot take {trigger!s}")
-        self.state = state
-        self.trigger = trigger
-
 
 def after(facts: Facts, trigger: Trigger) -> Facts:
     """The facts after it. Raises IllegalTransitionError for a state that the table does not list."""
     states, changes = TABLE[trigger]
     if facts.acts_as not in states or (trigger is Trigger.NO_PROCESS and facts.alive):
-        raise IllegalTransitionError(facts.state, trigger)
+        raise IllegalTransitionError(f"a {facts.state} seat cannot take {trigger!s}")
     return changed(facts, **changes)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from kybernate.messages import JobReply, KillJob, ReleaseJob
+from kybernate.messages import JobReply, KillJob, ReleaseJob, SwitchJob
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.ledger import Ledger
 
@@ -151,17 +151,9 @@ class DrainAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class JobAnswered:
-    """The checkpointer's answer to a SwitchJob; None: no answer in time, which proves nothing."""
+    """The checkpointer's answer to a job; None: no answer in time, which proves nothing."""
 
-    op: str
-    reply: JobReply | None
-
-
-@dataclass(frozen=True, slots=True)
-class EndingAnswered:
-    """The checkpointer's answer to a ReleaseJob or KillJob; None: no answer in time, which proves nothing."""
-
-    job: ReleaseJob | KillJob
+    job: SwitchJob | ReleaseJob | KillJob
     reply: JobReply | None
 
 

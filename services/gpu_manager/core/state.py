@@ -358,11 +358,6 @@ class NodeState:
         seat.learn(promise=Promise.DROPS)
         self.effects.append(KillJob(cause=seat.default_cause, node=self.name, epoch=epoch, target=seat.target()))
 
-    def refuse(self, text: str) -> None:
-        """Count and log an input that contradicts the state. The caller changes nothing."""
-        self.refused += 1
-        self.effects.append(InputRefused(text))
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:

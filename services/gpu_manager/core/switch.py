@@ -10,7 +10,7 @@ A job status is always the whole truth about a job, so receiving it twice or lat
 
 from kybernate.deadlines import is_late, span
 from kybernate.engines import RESTART
-from kybernate.messages import JobStatus, SeatProgress, SeatTarget, SwitchJob
+from kybernate.messages import JobReply, JobStatus, SeatProgress, SeatTarget, SwitchJob
 from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
@@ -26,7 +26,7 @@ from services.gpu_manager.core.group_switch import (
     SwitchTimes,
     SwitchTrigger,
 )
-from services.gpu_manager.core.inputs import EngineSeen, JobAnswered, Now, WallTime
+from services.gpu_manager.core.inputs import EngineSeen, InputRefused, Now, WallTime
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
 from services.gpu_manager.core.obstacles import QUARANTINED, first, obstacles, unready
 from services.gpu_manager.core.state import NodeState, Rider
@@ -338,16 +338,16 @@ def _is_parked_by(victim: ManagedSeat, switch: GroupSwitch) -> bool:
     return victim.group.name == switch.group and victim.state in (S.PARKING, S.RELEASING, S.LOST, S.QUARANTINED)
 
 
-def on_job_answer(node: NodeState, answer: JobAnswered, now: Now) -> None:
+def on_job_answer(node: NodeState, job: SwitchJob, reply: JobReply | None, now: Now) -> None:
     """The checkpointer's answer to the job.
 
     (1) None, or about no open question: it is sent again. (2) Accepted: it is journaled. (3) A stale epoch: it is sent
     again under a new one. (4) Busy: it is sent again. (5) Refused: everything stays as it was before.
     """
-    switch, reply = node.switch_of_op(answer.op), answer.reply
+    switch = node.switch_of_op(job.op)
     if reply is not None and switch is None:
         for rider in node.riders[Rider.on_answer]:
-            rider.on_answer(node, answer.op, reply, now)
+            rider.on_answer(node, job.op, reply, now)
     if switch is None or switch.job.journaled or reply is None or _unsent(node, switch, "answer"):  # (1)
         return
     if reply.accepted:  # (2)
@@ -442,7 +442,8 @@ def _unsent(node: NodeState, switch: GroupSwitch, what: str) -> bool:
     """True, and the input refused, for a report about a job that was never sent: its switch still drains."""
     if switch.phase is SwitchPhase.JOB:
         return False
-    node.refuse(f"a {what} of job {switch.op}, which was not sent: its switch is {switch.phase}")
+    node.refused += 1
+    node.effects.append(InputRefused(f"a {what} of job {switch.op}, which was not sent: its switch is {switch.phase}"))
     return True
 
 
