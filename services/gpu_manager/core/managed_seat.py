@@ -378,10 +378,9 @@ class ManagedSeat:
     def assume_residue(self) -> None:
         """Where its park was not measured it keeps as much as park evidence admits: a share of its size, or of all
         memory of its GPUs where seats share that and its size is not known."""
-        size = max(self.durable.vram_bytes, self.pod.vram_bytes if self.pod else 0)
-        if not size and self.group.profile.packs:
-            size = self.size
+        known = max(self.durable.vram_bytes, self.pod.vram_bytes if self.pod else 0)
         if not self.durable.measured:
+            size = self.size if self.group.profile.packs else known
             self.durable.residue_bytes = round(size * (1 - FREED_SHARE))
 
     def half_seconds(self, usual: float, pace: float) -> float:

@@ -552,9 +552,9 @@ def kept_by(node: NodeState, holder: ManagedSeat, group: Group, now: Now) -> Row
     return next((row for row in ROWS if row.nr == nr), None)
 
 
-def first(found: Iterable[Obstacle], *kinds: Kind) -> Obstacle | None:
-    """The first stop or wait; the first of some ``kinds``."""
-    return next((one for one in found if one.row.kind in (kinds or ("stop", "wait"))), None)
+def first(found: Iterable[Obstacle]) -> Obstacle | None:
+    """The first stop or wait."""
+    return next((one for one in found if one.row.kind != "prefer"), None)
 
 
 def _of(rows: Iterable[Row], ask: Ask) -> Iterator[Obstacle]:

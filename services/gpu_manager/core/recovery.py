@@ -418,8 +418,7 @@ def _recover_seat(
     was = None
     if entry is not None and (evidence.unused if fresh else facts.alive or facts.waits):
         seat.group = was = view.group_with_gpus(node, seat, entry.on) or seat.home
-    moves = entry is not None and (fresh or entry.state is S.MIGRATING)
-    known = entry is not None and not entry.unlocated and (begins or not moves)
+    known = entry is not None and not entry.unlocated and (begins or not (fresh or entry.state is S.MIGRATING))
     if not facts.alive:
         known = not (facts.waits and entry is not None and entry.on and seat.group is seat.home)
     place = view.place(node, seat, evidence.seen if facts.alive else None, known=known)  # (2)

@@ -194,10 +194,10 @@ def overlapping(node: NodeState, group: Group) -> list[ManagedSeat]:
 
 def rivals(node: NodeState, seat: ManagedSeat, among: Collection[str] | None = None) -> list[str]:
     """The other seats (``among`` these) that hold GPUs of a holder's group, where it and they are more than may."""
-    others = [one.id for one in overlapping(node, seat.group)]
-    same = [one.id for one in holders(node, seat.group) if one is not seat]
-    found = [others, same] if among is None else [[one for one in part if one in among] for part in (others, same)]
-    return [*found[0], *(found[1] if len(found[1]) >= seat.group.slots else ())]
+    known = node.seats if among is None else among
+    others = [one.id for one in overlapping(node, seat.group) if one.id in known]
+    same = [one.id for one in holders(node, seat.group) if one is not seat and one.id in known]
+    return [*others, *(same if len(same) >= seat.group.slots else ())]
 
 
 def contested(
