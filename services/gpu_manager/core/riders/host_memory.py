@@ -6,7 +6,7 @@ expected back last goes without a copy: the victim is parked by a restart, or a 
 Either starts cold when it is wanted again. The sum of all accounts never exceeds the budget by what is granted here.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,7 +199,10 @@ class HostMemory(Rider):
             _keeps_active(seat)  # (3)
 
 
-account: Callable[[ManagedSeat], Account] = HostMemory.of
+def account(seat: ManagedSeat) -> Account:
+    """The account of a seat."""
+    known = seat.records.get(HostMemory.name)
+    return known if isinstance(known, Account) else HostMemory.of(seat)
 
 
 def reserve(node: NodeState, switch: GroupSwitch, victim: ManagedSeat, now: Now) -> None:

@@ -1,7 +1,7 @@
 """Whether a backend parks a seat well. An engine that sleeps rehearses: it is parked and activated once, in one job,
 before its seat serves. A backend that fails, or is refused, twice in a row gives way to the next one. Pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,7 +142,10 @@ class Rehearsals(Rider):
             node.transition(seat, T.EVIDENCE, now, reason=progress.reason)
 
 
-halves: Callable[[ManagedSeat], Halves] = Rehearsals.of
+def halves(seat: ManagedSeat) -> Halves:
+    """What became of them."""
+    known = seat.records.get(Rehearsals.name)
+    return known if isinstance(known, Halves) else Rehearsals.of(seat)
 
 
 def _forgive(seat: ManagedSeat, mine: Halves, good: int = 1) -> None:
