@@ -10,13 +10,13 @@ A job status is always the whole truth about a job, so receiving it twice or lat
 
 from kybernate.deadlines import is_late, span
 from kybernate.engines import RESTART
-from kybernate.messages import JobReply, JobStatus, SeatProgress, SeatTarget, SwitchJob
+from kybernate.messages import JobReply, JobStatus, SeatParked, SeatProgress, SeatTarget, SwitchJob
 from kybernate.policy.estimators import COST_WEIGHT
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import decisions, late_binding, moves, view
 from services.gpu_manager.core.demand import SILENT_SECONDS
-from services.gpu_manager.core.facts import Residence, Trigger
+from services.gpu_manager.core.facts import Promise, Residence, Trigger
 from services.gpu_manager.core.group_switch import (
     CUT_GRACE_SECONDS,
     RESEND_SECONDS,
@@ -448,14 +448,25 @@ def _unsent(node: NodeState, switch: GroupSwitch, what: str) -> bool:
 
 
 def _on_kill_status(node: NodeState, status: JobStatus, now: Now) -> None:
-    """A kill that failed needs an operator, or leaves a copy; one that succeeded shows when the processes are read."""
+    """What follows from a kill that failed; one that succeeded shows when the processes are read.
+
+    (1) It needs an operator. (2) The copy is left: the seat is parked as before, and if it was to start elsewhere it
+    stays.
+    """
     for progress in status.park:
         seat = node.seats.get(progress.seat)
         if seat is None or not _same_pod(seat, progress) or progress.outcome != "quarantined":
             continue
-        if seat.state is S.LOST:
+        if seat.state is S.LOST:  # (1)
             seat.unkilled = progress.container_id
             node.transition(seat, T.QUARANTINE, now, reason=progress.reason)
+        elif seat.facts.promise is Promise.DROPS:  # (2)
+            if seat.heads_to:
+                seat.stay(now)
+            seat.durable.spilled = seat.heads_to = ""
+            seat.learn(promise=Promise.NONE)
+            seat.reason = f"its copy was not dropped, it keeps its host memory: {progress.reason}"
+            node.emit(seat, SeatParked, now, previous=seat.state)
 
 
 def _on_victim_progress(

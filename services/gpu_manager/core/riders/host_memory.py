@@ -12,7 +12,7 @@ from typing import Any
 
 from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
 from kybernate.engines import DRIVER_BACKENDS, PINNING, REHEARSED, RESTART, WITHOUT_COPY
-from kybernate.messages import JobStatus, SeatParked, SeatProgress, SeatTarget
+from kybernate.messages import SeatProgress, SeatTarget
 from kybernate.seat import COMING, SeatState
 from kybernate.sizes import format_bytes
 from kybernate.topology import Group
@@ -164,20 +164,6 @@ class HostMemory(Rider):
             mine.taken_bytes = mine.active_bytes = 0
         elif seat.state is SeatState.ACTIVE:
             _keeps_active(seat)
-
-    def on_status(self, node: NodeState, status: JobStatus, now: Now) -> None:
-        """A copy could not be dropped: the seat is parked as before, and if it was to start elsewhere it stays."""
-        for progress in status.park:
-            seat = node.seats.get(progress.seat)
-            if seat is None or progress.outcome != "quarantined" or seat.target().pod_uid != progress.pod_uid:
-                continue
-            if seat.facts.promise is Promise.DROPS:
-                if seat.heads_to:
-                    seat.stay(now)
-                seat.durable.spilled = seat.heads_to = ""
-                seat.learn(promise=Promise.NONE)
-                seat.reason = f"its copy was not dropped, it keeps its host memory: {progress.reason}"
-                node.emit(seat, SeatParked, now, previous=seat.state)
 
     def found(self, node: NodeState, seat: ManagedSeat, now: Now, *, remembered: bool) -> None:
         """What its account is.
