@@ -19,7 +19,7 @@ from kybernate.seat import COMING, WITHOUT_RUN, SeatState, container_of, start_i
 from kybernate.topology import Group
 from services.gpu_manager.core.facts import Facts, Process, Residence, Ticket
 from services.gpu_manager.core.inputs import ModelTime, Now, StartCall, UnixTime, WallTime
-from services.gpu_manager.core.seat_pod import NONE_RESERVED, Reserved, SeatPod, not_its_own, refusal
+from services.gpu_manager.core.seat_pod import Reserved, SeatPod, not_its_own, refusal
 from services.gpu_manager.ledger import Durable
 
 LAST_MOMENT_SECONDS = 0.5
@@ -82,7 +82,7 @@ class PodTerms:
     """Why its seat is not started: what is reserved for other namespaces."""
 
     @classmethod
-    def of(cls, pod: SeatPod, tiers: Mapping[str, Tier], reserved: Reserved = NONE_RESERVED) -> "PodTerms":
+    def of(cls, pod: SeatPod, tiers: Mapping[str, Tier], reserved: Reserved) -> "PodTerms":
         """The terms of a pod where these tiers are configured, and these names reserved."""
         notes = pod.notes
         if refused := not_its_own(pod, reserved):

@@ -9,7 +9,6 @@ from typing import Any
 from kybernate import deadlines
 from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import starts as permission
 from services.gpu_manager.core import view
 from services.gpu_manager.core.demand import PHASES
 from services.gpu_manager.core.group_switch import CUT_GRACE_SECONDS, GroupSwitch, SwitchPhase
@@ -171,8 +170,11 @@ def unproven(node: NodeState, seat: ManagedSeat, now: Now) -> Stage:
     what = "its pod is deleted"
     if seat.state is not S.RELEASING:
         what = f"its processes are being killed{f' ({seat.reason})' if seat.reason else ''}"
-    by_ticket = seat.facts.waits and not seat.facts.alive
-    ends = permission.awaited(seat) if by_ticket else "the checkpointer finds none of its processes"
+    ends = "the checkpointer finds none of its processes"
+    if seat.starts_inside:
+        ends = "the checkpointer finds that kyb-run has not started its engine by its ticket"
+    elif seat.facts.waits and not seat.facts.alive:
+        ends = "its ticket is over, by which its container may still start"
     text = f"{seat.name}: {what}; group {seat.group.name} is held until {ends}"
     data = {"seat": seat.id, "processes_gone": not (seat.facts.alive or seat.facts.waits)}
     return Stage("vram-evidence", text, data, clock(node, seat, now))

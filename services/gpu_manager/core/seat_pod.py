@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from kybernate.annotations import AnnotationProblem, SeatAnnotations, parse
 from kybernate.node.known_gpus import KnownGpus
@@ -11,7 +10,6 @@ from services.gpu_manager.ledger import Ledger
 
 Reserved = Mapping[str, tuple[str, ...]]
 """By claim (``model/NAME``, ``tier/NAME``, ``pin``): the namespaces that alone may have it."""
-NONE_RESERVED: Reserved = MappingProxyType({})
 ORPHANED = "kyb.ai/kept"
 """The resource of an owned seat when no profile of its size is left; only for people."""
 

@@ -68,10 +68,3 @@ def over(seat: ManagedSeat, seen: SeatProgress | None = None, asked_at: WallTime
         return seen.outcome == "gone" and shows_none(seat, seen, asked_at)
     ended = seat.pod_ends and seat.pod_misses >= 2 and seat.facts.ticket is not Ticket.FORMER
     return ended or (not seat.starts_inside and seat.gate.answered_seconds >= KUBELET_SECONDS)
-
-
-def awaited(seat: ManagedSeat) -> str:
-    """What ends the hold of its ticket."""
-    if seat.starts_inside:
-        return "the checkpointer finds that kyb-run has not started its engine by its ticket"
-    return "its ticket is over, by which its container may still start"
