@@ -112,7 +112,7 @@ class _Node:
         )
         effects = self.receive(EngineSeen(victim, seat.durable.container_id, True, 0, self.wall + 1))
         job = next(effect for effect in effects if isinstance(effect, SwitchJob))
-        self.receive(JobAnswered(job.op, JobReply(accepted=True)))
+        self.receive(JobAnswered(job, JobReply(accepted=True)))
         self.receive(JobProgress(cause=job.cause, node="bench", status=_status(job)))
         assert self.board.node.seats[winner].state is SeatState.ACTIVE, self.board.node.seats[winner].state
         self.signal(winner)

@@ -178,7 +178,7 @@ class Family:
             if job is None:
                 return
             world.take(world.job_of(job.op))
-            world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+            world.receive(JobAnswered(job, JobReply(accepted=True)))
             step = SWITCH_SECONDS[len(world.node.groups[switch.group].group.gpus)]
             pending = any(one.outcome == "pending" for one in world.jobs[job.op].park)
             if took >= step * (1 if pending or not job.park else 2):
