@@ -41,7 +41,7 @@ UNPARKED_SECONDS = 60.0
 """Wall: how long a seat that cannot be parked is no victim, about at most; seats that wait for its GPUs wait as
 long."""
 
-FAILED = {"active": T.ROLLED_BACK, "lost": T.UNRECOVERABLE, "gone": T.EXITED, "quarantined": T.QUARANTINE}
+HALF_FAILED = {"active": T.ROLLED_BACK, "lost": T.UNRECOVERABLE, "gone": T.EXITED, "quarantined": T.QUARANTINE}
 """What follows for a victim that is not parked, by the reported outcome, and for an incoming seat that is not active;
 or ``parked``: see _not_activated."""
 ON_GPUS = ("active", "started", "lost", "quarantined")
@@ -484,10 +484,10 @@ def _on_victim_progress(
         return
     elif progress.outcome == "parked":  # (2)
         _parked(node, switch, seat, progress, now)
-    elif progress.outcome in FAILED:  # (3)
+    elif progress.outcome in HALF_FAILED:  # (3)
         _back_off_group(node, switch.group, f"{seat.name} was not parked: {progress.reason}", now)
         _back_off_park(node, switch, seat, now)
-        trigger = FAILED[progress.outcome]
+        trigger = HALF_FAILED[progress.outcome]
         if switch.gives_way and trigger is T.ROLLED_BACK:
             trigger = T.GOES_ON
         node.transition(seat, trigger, now, switch=switch, reason=progress.reason, progress=progress)
@@ -588,7 +588,7 @@ def _not_activated(node: NodeState, switch: GroupSwitch, seat: ManagedSeat, prog
     if not (seat.state is S.MIGRATING and moves.failed(node, seat, progress, now)):
         _back_off_group(node, switch.group, f"{seat.name} was not activated: {progress.reason}", now)
         _back_off_activation(node, switch, seat, progress.reason, now)
-    trigger = T.NOT_RESTORED if progress.outcome == "parked" else FAILED[progress.outcome]
+    trigger = T.NOT_RESTORED if progress.outcome == "parked" else HALF_FAILED[progress.outcome]
     node.transition(seat, trigger, now, switch=switch, reason=progress.reason, progress=progress)
 
 
