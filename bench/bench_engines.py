@@ -25,9 +25,9 @@ from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.nats_server import free_port
 from kybernate.messages import SeatProgress, SeatTarget, SwitchJob
 from services.checkpointer.backends import open_backends
+from services.checkpointer.backends.driver import Backend
 from services.checkpointer.backends.driver_calls import Timeouts
 from services.checkpointer.backends.host import open_host
-from services.checkpointer.backends.port import Backend
 from services.checkpointer.engine_http import AnswerCheck, open_engines
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.job_run import JobRun

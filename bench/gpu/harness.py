@@ -10,11 +10,10 @@ from pathlib import Path
 
 from kybernate.dev.fakes.gpu.node import FakeHostMemory
 from kybernate.messages import KillJob, SeatProgress, SeatTarget, SwitchJob
-from services.checkpointer.backends.driver import DriverBackend
+from services.checkpointer.backends.driver import Backend, DriverBackend
 from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts
 from services.checkpointer.backends.evidence import Evidence
 from services.checkpointer.backends.host import open_host
-from services.checkpointer.backends.port import Backend
 from services.checkpointer.backends.reservations import Headroom
 from services.checkpointer.core.refusals import Allowance
 from services.checkpointer.helper_pool import HelperPool

@@ -10,17 +10,11 @@ from dataclasses import fields
 
 from kybernate.logs import get_logger
 from kybernate.messages import JobStatus, SeatProgress, SeatTarget
-from services.checkpointer.backends.port import (
-    Backend,
-    Ending,
-    NoMemberError,
-    NoProcessError,
-    Note,
-    SeatProcesses,
-    Verification,
-)
+from services.checkpointer.backends.driver import Backend
+from services.checkpointer.backends.port import Ending, NoMemberError, NoProcessError, Note, SeatProcesses
 from services.checkpointer.core.answers import well
 from services.checkpointer.core.failures import SPENT, JobGoal, StepFailedError
+from services.checkpointer.engine_http import AnswerCheck
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import HalfName, JobFile, Record
 
@@ -39,11 +33,11 @@ class JobRun:
         journal: Journal,
         backends: Mapping[str, Backend],
         report: Callable[[JobStatus], None],
-        verification: Verification | None = None,
+        check: AnswerCheck | None = None,
     ) -> None:
-        """``verification``: None where no engine serves, as in the GPU bench."""
+        """``check``: None where no engine serves, as in the GPU bench."""
         self.file = file
-        self._journal, self._backends, self._report, self._verification = journal, backends, report, verification
+        self._journal, self._backends, self._report, self._check = journal, backends, report, check
         self._recording: dict[str, float] = {}
         """Wall seconds that the recording of a seat's answers took."""
         self._first: HalfName = "park" if file.switch is not None else "kill"
@@ -141,7 +135,7 @@ class JobRun:
             ending = await backend.activate(found, note)
         else:
             ending = await backend.park(found, note)
-            _add(ending, "verify", self._recording.get(target.seat, 0.0))
+            ending.seconds["verify"] = ending.seconds.get("verify", 0.0) + self._recording.get(target.seat, 0.0)
         ending = await self._verified(half, found, ending)
         ending.unverified = found.unverified
         if ending.outcome in ("parked", "active"):  # engines keep pinned buffers, also while they are active
@@ -159,9 +153,9 @@ class JobRun:
         if isinstance(found, SeatProcesses):
             if half == "park":
                 began = time.monotonic()
-                if self._verification is not None and backend.keeps_processes:
+                if self._check is not None and backend.keeps_processes:
                     rehearses = self.file.activate is not None and self.file.activate.seat == target.seat
-                    found = await self._verification.recorded(found, patient=rehearses)
+                    found = await self._check.recorded(found, patient=rehearses)
                 self._recording[target.seat] = time.monotonic() - began
                 if found.unanswered:
                     return Ending("active", found.unanswered), False
@@ -173,11 +167,10 @@ class JobRun:
     async def _verified(self, half: HalfName, seat: SeatProcesses, ending: Ending) -> Ending:
         """The ending, once the engine of a seat that a step has touched answers as before its first park. One that
         answers otherwise, late or not at all is killed: its seat starts cold. A replay asks again."""
-        if self._verification is None or ending.outcome != "active" or not self.file.touched(half, seat.target.seat):
+        if self._check is None or ending.outcome != "active" or not self.file.stepped(half, seat.target.seat):
             return ending
-        began = time.monotonic()
-        wrong = await self._verification.wrong(seat)
-        _add(ending, "verify", time.monotonic() - began)
+        with ending.timed("verify"):
+            wrong = await self._check.wrong(seat)
         if not wrong:
             ending.last_call_at = time.time()
             return ending
@@ -231,7 +224,7 @@ class JobRun:
             known = self._journal.on_record(seat.target)
             nothing = known is not None and known.nothing
             return Ending("active" if nothing else "lost", why, no_context=nothing)
-        health = None if self._verification is None else (await self._verification.recorded(seat)).health
+        health = None if self._check is None else (await self._check.recorded(seat)).health
         if health is None or not well(health):
             return Ending("active", why)
         self._journal.remember(seat.model_copy(update={"nothing": True}))
@@ -276,10 +269,6 @@ async def find_processes(journal: Journal, backend: Backend, target: SeatTarget,
         now = {"target": target, "group": key, "epoch": epoch, "baseline": {}, "reading": None, "parked_on": known.at}
         return known.model_copy(update=now)
     return await backend.discover(target, key, epoch)
-
-
-def _add(ending: Ending, step: str, seconds: float) -> None:
-    ending.seconds[step] = ending.seconds.get(step, 0.0) + seconds
 
 
 def progress_of(target: SeatTarget, ending: Ending) -> SeatProgress:

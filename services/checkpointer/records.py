@@ -126,13 +126,10 @@ class JobFile:
         found = (r.unit for r in reversed(self.records) if (r.kind, r.half, r.seat) == ("half", half, seat))
         return next(found, None)
 
-    def stepped(self, half: HalfName, seat: str, step: str) -> bool:
-        """True if a step was journaled in this half."""
-        return any((r.kind, r.half, r.seat, r.step) == ("step", half, seat, step) for r in self.records)
-
-    def touched(self, half: HalfName, seat: str) -> bool:
-        """True if any step was journaled in this half."""
-        return any((r.kind, r.half, r.seat) == ("step", half, seat) for r in self.records)
+    def stepped(self, half: HalfName, seat: str, step: str | None = None) -> bool:
+        """True if a step was journaled in this half. ``step``: which one; None: any."""
+        steps = (r.step for r in self.records if (r.kind, r.half, r.seat) == ("step", half, seat))
+        return any(step in (None, one) for one in steps)
 
     def ended(self, half: HalfName, seat: str) -> SeatProgress | None:
         """How a half ended for a seat; None before the end."""

@@ -21,8 +21,10 @@ from kybernate.messages import (
     SeatTarget,
     SwitchJob,
 )
-from services.checkpointer.backends.port import Backend, Ending, NoMemberError, NoProcessError, Verification
+from services.checkpointer.backends.driver import Backend
+from services.checkpointer.backends.port import Ending, NoMemberError, NoProcessError
 from services.checkpointer.core.failures import StepFailedError
+from services.checkpointer.engine_http import AnswerCheck
 from services.checkpointer.helper_pool import HelperDiedError, HelperPool
 from services.checkpointer.job_run import JobRun, find_processes, progress_of
 from services.checkpointer.journal import Journal
@@ -80,10 +82,10 @@ class CheckpointWorker:
         journal: Journal,
         pool: HelperPool,
         backends: Mapping[str, Backend],
-        verification: Verification,
+        check: AnswerCheck,
     ) -> None:
         self._node, self._bus, self._journal, self._pool, self._backends = node, bus, journal, pool, backends
-        self._verification = verification
+        self._check = check
         self.reporter = Reporter(bus, node)
         self.running: dict[str, JobRun] = {}
         """Jobs under way by op."""
@@ -223,7 +225,7 @@ class CheckpointWorker:
             self._journal,
             self._backends,
             lambda status: self.reporter.report(status, cause),
-            self._verification,
+            self._check,
         )
 
     async def _run(self, run: JobRun) -> None:

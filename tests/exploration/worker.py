@@ -37,7 +37,8 @@ from kybernate.messages import (
     SeatTarget,
     SwitchJob,
 )
-from services.checkpointer.backends.port import Backend, Ending, Member, NoProcessError, Note, SeatProcesses
+from services.checkpointer.backends.driver import Backend
+from services.checkpointer.backends.port import Ending, Member, NoProcessError, Note, SeatProcesses
 from services.checkpointer.core.failures import JobGoal
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal

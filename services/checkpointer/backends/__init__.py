@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from kybernate.engines import DRIVER_BACKENDS, RESTART
 from kybernate.extras import registered
 from kybernate.logs import get_logger
-from services.checkpointer.backends.driver import DriverBackend
+from services.checkpointer.backends.driver import Backend, DriverBackend
 from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts
 from services.checkpointer.backends.engine import EngineBackend, EngineCalls, EngineRefusedError, SleepingEngine
 from services.checkpointer.backends.evidence import Evidence
 from services.checkpointer.backends.host import Host
-from services.checkpointer.backends.port import Backend, SeatProcesses
+from services.checkpointer.backends.port import SeatProcesses
 from services.checkpointer.backends.restart import RestartBackend
 from services.checkpointer.backends.sglang import Sglang
 from services.checkpointer.backends.unload import Unload

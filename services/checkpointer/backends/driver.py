@@ -5,6 +5,7 @@ steps, ``evidence`` finds the processes and proves the results.
 """
 
 import contextlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,15 +20,17 @@ from services.checkpointer.core.refusals import kill_hangs
 
 
 @dataclass
-class DriverBackend:
-    """Parks and activates with the checkpoint API of the driver that the helper calls."""
+class Backend(ABC):
+    """A way of parking: the CUDA driver, an engine's sleep mode … A failure of driver or process is an ``Ending``."""
 
     calls: DriverCalls
     host: Host
     evidence: Evidence
     keeps_processes: ClassVar[bool] = True
-    gentle: ClassVar[bool] = True
-    """Lock and checkpoint processes before they are killed."""
+    """True if the processes of a parked seat live on, and are to be remembered."""
+    moved_by_driver: ClassVar[bool] = False
+    """True if it parks by calls of the driver about single processes, which it then also locks and checkpoints before
+    they are killed. The others need readings of the driver only, and park and end a container as a whole."""
 
     async def probe(self) -> str | None:
         """None if the driver answers and can checkpoint, else the reason."""
@@ -39,11 +42,12 @@ class DriverBackend:
         return None
 
     async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
-        """The container's processes that use CUDA, with their bytes."""
-        return await Discovery(self.calls, self.host).find(target, group, epoch)
+        """The container's processes, with their bytes: those that use CUDA, or all of them. Raises NoProcessError,
+        NoMemberError; StepFailedError: they are unknown."""
+        return await Discovery(self.calls, self.host, whole=not self.moved_by_driver).find(target, group, epoch)
 
     def container(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
-        """The container without its GPU processes; makes no driver call."""
+        """The container without its GPU processes: enough to kill it if they are unknown; makes no driver call."""
         found = None
         with contextlib.suppress(StepFailedError):
             found = self.host.containers.find(target)
@@ -60,6 +64,84 @@ class DriverBackend:
         except StepFailedError:
             return seat
 
+    @abstractmethod
+    async def park(self, seat: SeatProcesses, note: Note) -> Ending:
+        """Take it out of VRAM."""
+
+    @abstractmethod
+    async def activate(self, seat: SeatProcesses, note: Note) -> Ending:
+        """Bring it back to VRAM."""
+
+    @abstractmethod
+    async def replay(self, seat: SeatProcesses, intent: JobGoal, note: Note) -> Ending:
+        """Finish or undo a half that a crash interrupted."""
+
+    async def kill(self, seat: SeatProcesses, note: Note) -> Ending:
+        """Lock and checkpoint where possible, kill the container's processes, prove that the memory is free."""
+        ending = await self._half(seat, note).run(JobGoal.DEAD)
+        if ending.outcome == "lost":  # the kill succeeded: no process is left
+            ending.outcome = "gone"
+        return ending
+
+    @abstractmethod
+    async def state(self, seat: SeatProcesses) -> Ending:
+        """The present state of its processes, by evidence. Changes nothing."""
+
+    async def living(self, seat: SeatProcesses) -> bool:
+        """True while a process of its container lives that is no kyb-run without memory. Raises StepFailedError."""
+        return bool(self.host.living(seat)) or await unseen(self.calls, self.host, seat.target, "ask") is not None
+
+    async def located(self, seat: SeatProcesses, ending: Ending) -> Ending:
+        """The state of an active or lost seat with the GPUs that the driver lists its processes on, or that none has a
+        context. Where it does neither (virtual machines list no processes), nothing is known. Raises StepFailedError.
+        """
+        pids = {process.pid for process in self.host.living(seat)}
+        uses = await self.calls.processes("ask")
+        ending.gpus = tuple(sorted({use.gpu for use in uses if use.holds and use.pid in pids}))
+        if not ending.gpus:
+            try:
+                await Discovery(self.calls, self.host).find(seat.target, "ask", 0)
+            except NoMemberError:
+                ending.no_context = True
+            except (NoProcessError, StepFailedError):
+                pass
+        return ending
+
+    def keeps(self, target: SeatTarget) -> bool:
+        """True unless no kyb-run lives in the target's container, or that cannot be seen."""
+        try:
+            return self.host.containers.keeper(target) is not None
+        except StepFailedError:
+            return True
+
+    def host_bytes(self, seat: SeatProcesses) -> int | None:
+        """Host memory that its container takes now, by its control group; None where it cannot be read."""
+        with contextlib.suppress(StepFailedError):
+            cgroup = self.host.cgroup(seat)
+            if cgroup is not None:
+                return self.host.containers.cgroups.memory_bytes(cgroup)
+        return None
+
+    def ends_released(self) -> bool:
+        """True if running processes of a deleted pod must be ended by ``kill``, before kubelet signals them: where the
+        end of a process that the driver has restored can hang the machine (H2)."""
+        return self.moved_by_driver and kill_hangs(self.calls.known, self.host.inspection.kernel_module())
+
+    async def thaw(self, seat: SeatProcesses) -> None:
+        """Let its frozen processes run, so that they can terminate; does not wait for the effect."""
+        with contextlib.suppress(StepFailedError):  # processes that are not visible were not frozen from here
+            self.host.freezer.release(self.host.cgroup(seat), lambda: self.host.living(seat))
+
+    def _half(self, seat: SeatProcesses, note: Note) -> JobHalf:
+        return JobHalf(seat, note, self.calls, self.host, self.evidence, gentle=self.moved_by_driver)
+
+
+@dataclass
+class DriverBackend(Backend):
+    """Parks and activates with the checkpoint API of the driver that the helper calls."""
+
+    moved_by_driver = True
+
     async def park(self, seat: SeatProcesses, note: Note) -> Ending:
         """Check, reserve host memory, lock all, checkpoint each, prove, freeze."""
         return await self._half(seat, note).run(JobGoal.PARKED)
@@ -71,13 +153,6 @@ class DriverBackend:
     async def replay(self, seat: SeatProcesses, intent: JobGoal, note: Note) -> Ending:
         """After a crash: choose the goal from the states of the processes, and run to it."""
         return await self._half(seat, note).run(intent, replaying=True)
-
-    async def kill(self, seat: SeatProcesses, note: Note) -> Ending:
-        """Lock and checkpoint where possible, kill the container's processes, prove that the memory is free."""
-        ending = await self._half(seat, note).run(JobGoal.DEAD)
-        if ending.outcome == "lost":  # the kill succeeded: no process is left
-            ending.outcome = "gone"
-        return ending
 
     async def state(self, seat: SeatProcesses) -> Ending:
         """States of the processes now; the driver is called only for those that are not frozen."""
@@ -103,70 +178,6 @@ class DriverBackend:
             ending.gpus = seat.memory_on
         elif seen <= {ProcessState.GONE} and not await self.living(seat):
             ending.outcome, ending.reason = "gone", ""
-        return ending
-
-    async def living(self, seat: SeatProcesses) -> bool:
-        """True while a process of its container lives that is no kyb-run without memory. Raises StepFailedError."""
-        return bool(self.host.living(seat)) or await unseen(self.calls, self.host, seat.target, "ask") is not None
-
-    def keeps(self, target: SeatTarget) -> bool:
-        """By the program of its first process; True where that cannot be seen."""
-        try:
-            return self.host.containers.keeper(target) is not None
-        except StepFailedError:
-            return True
-
-    def host_bytes(self, seat: SeatProcesses) -> int | None:
-        """By the control group of its container."""
-        return self.host.memory_bytes(seat)
-
-    def ends_released(self) -> bool:
-        """True where the end of a once restored process can hang the machine (H2)."""
-        return kill_hangs(self.calls.known, self.host.inspection.kernel_module())
-
-    async def thaw(self, seat: SeatProcesses) -> None:
-        """Thaw all processes of the seat; does not wait for the effect."""
-        with contextlib.suppress(StepFailedError):  # processes that are not visible were not frozen from here
-            self.host.freezer.release(self.host.cgroup(seat), lambda: self.host.living(seat))
-
-    def _half(self, seat: SeatProcesses, note: Note) -> JobHalf:
-        return JobHalf(seat, note, self.calls, self.host, self.evidence, gentle=self.gentle)
-
-
-class _WholeContainer(Discovery):
-    """Takes every process of the container as a member, whether the driver knows it or not."""
-
-    def _asked(self, *_: object) -> bool:
-        return False
-
-    async def _uses_gpu(self, *_: object) -> bool:
-        return True
-
-
-@dataclass
-class ReadingsBackend(DriverBackend):
-    """Base of backends that need readings of the driver only, and end a container as a whole."""
-
-    gentle = False
-
-    async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
-        """All processes of the container, with their bytes."""
-        return await _WholeContainer(self.calls, self.host).find(target, group, epoch)
-
-    async def located(self, seat: SeatProcesses, ending: Ending) -> Ending:
-        """The state of an active or lost seat with the GPUs that the driver lists its processes on, or that none has a
-        context. Where it does neither (virtual machines list no processes), nothing is known. Raises StepFailedError.
-        """
-        pids = {process.pid for process in self.host.living(seat)}
-        uses = await self.calls.processes("ask")
-        ending.gpus = tuple(sorted({use.gpu for use in uses if use.holds and use.pid in pids}))
-        if not ending.gpus:
-            try:
-                await DriverBackend.discover(self, seat.target, "ask", 0)
-            except NoMemberError:
-                ending.no_context = True
-            except (NoProcessError, StepFailedError):
-                pass
         return ending
 
 

@@ -197,15 +197,8 @@ class DriverCalls:
         """The driver as last described, however old; unknown before the first answer."""
         return self._driver or DriverInfo()
 
-    async def knows(self, key: str, process: ProcessIdentity, *, surely: bool = False) -> bool:
-        """True if this process uses CUDA: only then it has a restore thread.
-
-        ``surely``: the driver's process list has it, so every other result raises.
-        """
-        return self._knows(await self._call(key, self._tid_of(process)), process, surely)
-
     async def survey(self, key: str, processes: Sequence[ProcessIdentity]) -> tuple[Usage, dict[ProcessIdentity, bool]]:
-        """``usage`` of all GPUs, and ``knows`` of each process, in one exchange with the helper."""
+        """``usage`` of all GPUs, and whether each process uses CUDA, in one exchange with the helper."""
         first, *tids = await self._calls(key, [self._reading("usage"), *map(self._tid_of, processes)])
         usage = self._usage(first)
         listed = {use.pid for use in usage.uses if use.holds}
@@ -216,6 +209,7 @@ class DriverCalls:
         return HelperCall("restore_tid", self.timeouts.wall(self.timeouts.read_seconds), {"pid": process.pid})
 
     def _knows(self, reply: dict[str, Any], process: ProcessIdentity, surely: bool) -> bool:
+        """True if it has a restore thread. ``surely``: the driver's process list has it, so another result raises."""
         if reply["code"] == UNREACHABLE or (surely and reply["code"] != CudaResult.NOT_INITIALIZED and alive(process)):
             self._check(reply, "restore_tid", process)
         return bool(reply["code"] == CudaResult.SUCCESS) and alive(process)

@@ -9,8 +9,6 @@ ends in any other state kills the engine: its seat starts cold.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 from urllib.parse import quote
@@ -18,7 +16,7 @@ from urllib.parse import quote
 from kybernate.engines import METRICS_PATHS, requests_in
 from kybernate.footprint import RESIDUE_MOST, most_residue
 from kybernate.messages import Outcome, SeatTarget
-from services.checkpointer.backends.driver import ReadingsBackend
+from services.checkpointer.backends.driver import Backend
 from services.checkpointer.backends.driver_calls import unaccounted
 from services.checkpointer.backends.port import Ending, EngineReply, EngineSilentError, Note, SeatProcesses
 from services.checkpointer.core.failures import MAX_REFUSALS, JobGoal, StepFailedError, StepTrouble
@@ -100,7 +98,7 @@ def verdict(asleep: bool | None, holds: bool) -> Outcome | None:
 
 
 @dataclass
-class EngineBackend(ReadingsBackend):
+class EngineBackend(Backend):
     """Parks by ``engine``."""
 
     http: EngineCalls
@@ -138,7 +136,7 @@ class EngineBackend(ReadingsBackend):
         """(1) Refuse what must not sleep, or computes. (2) Sleep. (3) Parked when engine and driver agree. (4) One that
         sleeps and holds memory is woken. (5) One that is awake serves on. (6) Else it is killed."""
         ending = Ending("active", vram_bytes=seat.vram_bytes, gpus=seat.memory_on)
-        async with self._timed(ending, "checks"):
+        with ending.timed("checks"):
             why, busy = await self._unfit(seat)
         if why or busy:  # (1)
             ending.reason, ending.refused = f"checks: {why or busy}", bool(why)
@@ -166,7 +164,7 @@ class EngineBackend(ReadingsBackend):
         killed."""
         ending = Ending("parked", vram_bytes=seat.vram_bytes, gpus=seat.memory_on)
         try:
-            async with self._timed(ending, "room"):
+            with ending.timed("room"):
                 await self._reserve(seat)  # (1)
             deadline, began = self.calls.timeouts.half(seat), time.monotonic()
             if (await self._look(seat))[0] != "active":  # (2)
@@ -225,10 +223,6 @@ class EngineBackend(ReadingsBackend):
         ending.reason = "" if found else "its engine and the driver contradict each other about its memory"
         return ending
 
-    def ends_released(self) -> bool:
-        """False: its processes were never restored by the driver."""
-        return False
-
     # --- evidence -----------------------------------------------------------------------------------------------------
 
     async def _left(self, seat: SeatProcesses) -> dict[str, int]:
@@ -263,7 +257,7 @@ class EngineBackend(ReadingsBackend):
         since: float | None = None
         held, moved = -1, time.monotonic()
         reads = self.engine.loads and wanted == "active"
-        async with self._timed(ending, "verify"):
+        with ending.timed("verify"):
             while True:
                 found, left = None, -1
                 with contextlib.suppress(StepFailedError):
@@ -349,7 +343,7 @@ class EngineBackend(ReadingsBackend):
     async def _call(self, ending: Ending, step: str, call: Any) -> str:
         """Await a call of the engine; why it failed, empty if it answered well. Neither is believed."""
         try:
-            async with self._timed(ending, step):
+            with ending.timed(step):
                 await call
         except (EngineSilentError, EngineRefusedError, TimeoutError) as error:
             return str(error) or f"{step} took too long"
@@ -371,14 +365,6 @@ class EngineBackend(ReadingsBackend):
         ending.reason = "; ".join(text for text in (ending.reason, killed.reason) if text)
         ending.failed, ending.gpus = True, ()
         return ending
-
-    @asynccontextmanager
-    async def _timed(self, ending: Ending, step: str) -> AsyncIterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            ending.seconds[step] = ending.seconds.get(step, 0.0) + time.monotonic() - began
 
     def _ask(self) -> float:
         return self.calls.timeouts.wall(ASK_SECONDS)

@@ -70,6 +70,8 @@ class Discovery:
 
     calls: DriverCalls
     host: Host
+    whole: bool = False
+    """Every process of the container counts as one, whether the driver knows it or not."""
 
     async def find(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """The GPU processes of a seat; what fails is tried once more. Raises NoProcessError, NoMemberError or
@@ -100,16 +102,18 @@ class Discovery:
 
     async def _find(self, target: SeatTarget, group: str, epoch: int, container: SeatContainer) -> SeatProcesses:
         found = self.host.containers.processes(target, container.root)
-        usage, known = await self.calls.survey(group, [one for one in found if self._asked(one)])
+        usage, known = await self.calls.survey(group, self._asked(found))
         uses = usage.uses
         # A pid of the container may have been reused by a process that the driver lists under another seat.
         strangers = {use.pid for use in uses if use.seat not in ("", target.seat, f"process/{use.pid}")}
         own = {process.pid for process in found}
-        listed = [pid for pid in dict.fromkeys(use.pid for use in uses) if pid not in own]
-        found += self.host.containers.own(target, listed)
-        members = _classified(
-            [one for one in found if one.pid not in strangers and await self._uses_gpu(one, group, uses, known)], uses
-        )
+        listed = [pid for pid in dict.fromkeys(use.pid for use in uses) if pid not in own | strangers]
+        late = self.host.containers.own(target, listed)
+        if to_ask := self._asked(late):
+            known |= (await self.calls.survey(group, to_ask))[1]
+        found += late
+        ours = (one for one in found if one.pid not in strangers)
+        members = _classified([one for one in ours if self.whole or self._uses_gpu(one, known)], uses)
         if not members and any(self.host.freezer.stopped(process) for process in found):
             raise StepFailedError(f"{_unrecorded(target)}; delete its pod")
         if not members:
@@ -146,20 +150,14 @@ class Discovery:
         residue = round(target.vram_bytes * (1 - FREED_SHARE))  # not known: as much as a proof admits
         return seat.model_copy(update={"members": known, "parked_on": gpus, "residue_bytes": residue})
 
-    def _asked(self, process: ProcessIdentity) -> bool:
-        """Whether the driver is asked about it: not of a stopped process, as the call may hang."""
-        return not self.host.freezer.stopped(process)
+    def _asked(self, found: list[ProcessIdentity]) -> list[ProcessIdentity]:
+        """Those that the driver is asked about: no stopped one, as the call may hang."""
+        return [] if self.whole else [one for one in found if not self.host.freezer.stopped(one)]
 
-    async def _uses_gpu(
-        self, process: ProcessIdentity, group: str, uses: list[Use], known: Mapping[ProcessIdentity, bool]
-    ) -> bool:
-        """True if the driver reports it (``known``: it was asked); a stopped process is judged by its threads."""
-        if process in known:
-            return known[process]
-        if self.host.freezer.stopped(process):
-            return self.host.inspection.uses_cuda(process)
-        surely = any(use.pid == process.pid and use.holds for use in uses)
-        return await self.calls.knows(group, process, surely=surely)
+    def _uses_gpu(self, process: ProcessIdentity, known: Mapping[ProcessIdentity, bool]) -> bool:
+        """True if the driver reports it; one that it was not asked about, since it is stopped, is judged by its
+        threads."""
+        return known[process] if process in known else self.host.inspection.uses_cuda(process)
 
     async def _estimated(self, seat: SeatProcesses, uses: list[Use]) -> SeatProcesses:
         """The seat with estimated sizes: all memory in use on its GPUs that no other process accounts for.

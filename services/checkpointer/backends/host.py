@@ -15,7 +15,6 @@ from kybernate.node.host_memory import open_host_memory
 from services.checkpointer.backends.port import SeatProcesses
 from services.checkpointer.backends.reservations import GpuReservations, Headroom
 from services.checkpointer.containers import Containers
-from services.checkpointer.core.failures import StepFailedError
 from services.checkpointer.core.refusals import Allowance, ProcessFacts, comma_list
 from services.checkpointer.freezer import Freezer
 from services.checkpointer.processes import ProcessIdentity, alive, thread_names
@@ -131,14 +130,6 @@ class Host:
             return None
         container = self.containers.find(seat.target)
         return None if container is None else container.cgroup
-
-    def memory_bytes(self, seat: SeatProcesses) -> int | None:
-        """Host memory that the container of a seat takes; None where it cannot be read."""
-        with contextlib.suppress(StepFailedError):
-            cgroup = self.cgroup(seat)
-            if cgroup is not None:
-                return self.containers.cgroups.memory_bytes(cgroup)
-        return None
 
     def living(self, seat: SeatProcesses, *, strays: bool = False) -> list[ProcessIdentity]:
         """All living processes of the seat: those of its container, and members that left it.

@@ -101,33 +101,31 @@ class JobHalf:
         pid, goal = None if step.member is None else self.seat.members[step.member].who.pid, procedure.goal
         if step.verb not in READS:
             await self._journal(step, pid)
-        began = time.monotonic()
-        try:
-            seen, killed = await self._do(step, procedure.states, dying=procedure.goal is JobGoal.DEAD)
-        except StepFailedError as error:
-            self._failed.add(step.verb)
-            if error.trouble is StepTrouble.HUNG:
-                await self.note(StepTrouble.HUNG, pid, str(step.verb))
-            elif error.trouble is StepTrouble.SLOW:
-                self._until = 0.0  # while the driver stalled, nothing was transferred
-            elif step.verb is Verb.RESTORE and error.trouble in TERMINAL:
-                # At once: its state reads CHECKPOINTED on, and a replay must not believe it.
-                await self.note(SPENT, pid)
-            elif step.verb is Verb.RESTORE and error.trouble is StepTrouble.REFUSED:
-                if self.seat.moves:
-                    self._unmovable = MoveRefusal(error.text)
-                else:
-                    await self.note(StepTrouble.REFUSED, pid, str(step.verb))
-            procedure.failed(step, error.trouble, error.text)
-            if procedure.goal is not goal:
-                self._until = 0.0  # what undoes it has its own time
-        else:
-            procedure.done(step, seen, killed)
+        with ending.timed(_LABELS.get(step.verb, str(step.verb))):
+            try:
+                seen, killed = await self._do(step, procedure.states, dying=procedure.goal is JobGoal.DEAD)
+            except StepFailedError as error:
+                self._failed.add(step.verb)
+                if error.trouble is StepTrouble.HUNG:
+                    await self.note(StepTrouble.HUNG, pid, str(step.verb))
+                elif error.trouble is StepTrouble.SLOW:
+                    self._until = 0.0  # while the driver stalled, nothing was transferred
+                elif step.verb is Verb.RESTORE and error.trouble in TERMINAL:
+                    # At once: its state reads CHECKPOINTED on, and a replay must not believe it.
+                    await self.note(SPENT, pid)
+                elif step.verb is Verb.RESTORE and error.trouble is StepTrouble.REFUSED:
+                    if self.seat.moves:
+                        self._unmovable = MoveRefusal(error.text)
+                    else:
+                        await self.note(StepTrouble.REFUSED, pid, str(step.verb))
+                procedure.failed(step, error.trouble, error.text)
+                if procedure.goal is not goal:
+                    self._until = 0.0  # what undoes it has its own time
+            else:
+                procedure.done(step, seen, killed)
         if procedure.goal is not JobGoal.PARKED:
-            self.host.headroom.release(self.seat.owner)  # no copy follows; other parks may wait for that memory
+            self.host.headroom.release(self.seat.target.seat)  # no copy follows; other parks may wait for that memory
         ending.last_call_at = time.time()
-        label = _LABELS.get(step.verb, str(step.verb))
-        ending.seconds[label] = ending.seconds.get(label, 0.0) + time.monotonic() - began
 
     async def _journal(self, step: Step, pid: int | None) -> None:
         if step.member in self.seat.attached:

@@ -1,13 +1,15 @@
-"""The interface of a backend, and the records that it shares with jobs and journal."""
+"""The records that backends share with jobs and journal, and what both are called with."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from kybernate.messages import Outcome, SeatTarget
 from services.checkpointer.core.answers import ModelAnswer
-from services.checkpointer.core.failures import JobGoal
 from services.checkpointer.core.refusals import moves
 from services.checkpointer.processes import ProcessIdentity
 
@@ -170,6 +172,15 @@ class Ending:
     unverified: str = ""
     """Why its engine's answers cannot be compared; empty if they are, or need not be."""
 
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Add the seconds of what is done within."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[step] = self.seconds.get(step, 0.0) + time.monotonic() - began
+
 
 class Note(Protocol):
     """Journals a step before it is done; and each hang, as step ``StepTrouble.HUNG`` with the verb as its detail."""
@@ -193,59 +204,3 @@ class EngineSilentError(Exception):
     def __init__(self, text: str, *, ended: bool = False) -> None:
         super().__init__(text)
         self.ended = ended
-
-
-class Verification(Protocol):
-    """The check of a seat's engine before it serves again, whatever its backend is."""
-
-    async def recorded(self, seat: SeatProcesses, *, patient: bool = False) -> SeatProcesses:
-        """The seat with the answers to compare with later; called before a park."""
-
-    async def wrong(self, seat: SeatProcesses) -> str:
-        """Why its engine must not serve; empty if it may, or if nothing is known to compare it with."""
-
-
-class Backend(Protocol):
-    """A way of parking: the CUDA driver, an engine's sleep mode … A failure of driver or process is an ``Ending``."""
-
-    keeps_processes: ClassVar[bool]
-    """True if the processes of a parked seat live on, and are to be remembered."""
-
-    async def probe(self) -> str | None:
-        """None if it works on this node, else the reason."""
-
-    async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
-        """The GPU processes of the target. Raises NoProcessError, NoMemberError; StepFailedError: they are unknown."""
-
-    def container(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
-        """The target's container without its GPU processes: enough to kill it if they are unknown."""
-
-    async def prepare(self, seat: SeatProcesses) -> SeatProcesses:
-        """Read the baseline before a park. Changes nothing."""
-
-    async def park(self, seat: SeatProcesses, note: Note) -> Ending:
-        """Take it out of VRAM."""
-
-    async def activate(self, seat: SeatProcesses, note: Note) -> Ending:
-        """Bring it back to VRAM."""
-
-    async def replay(self, seat: SeatProcesses, intent: JobGoal, note: Note) -> Ending:
-        """Finish or undo a half that a crash interrupted."""
-
-    def keeps(self, target: SeatTarget) -> bool:
-        """True unless no kyb-run lives in the target's container."""
-
-    async def state(self, seat: SeatProcesses) -> Ending:
-        """The present state of its processes, by evidence. Changes nothing."""
-
-    def host_bytes(self, seat: SeatProcesses) -> int | None:
-        """Host memory that its container takes now; None where it cannot be read."""
-
-    def ends_released(self) -> bool:
-        """True if running processes of a deleted pod must be ended by ``kill``, before kubelet signals them."""
-
-    async def thaw(self, seat: SeatProcesses) -> None:
-        """Let its frozen processes run, so that they can terminate."""
-
-    async def kill(self, seat: SeatProcesses, note: Note) -> Ending:
-        """End its processes and prove that their VRAM is free."""

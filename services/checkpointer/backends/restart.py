@@ -7,13 +7,13 @@ gives a ticket: the activation is a cold start, whose time the manager learns as
 
 from dataclasses import dataclass
 
-from services.checkpointer.backends.driver import ReadingsBackend
+from services.checkpointer.backends.driver import Backend
 from services.checkpointer.backends.port import Ending, Note, SeatProcesses
 from services.checkpointer.core.failures import JobGoal, StepFailedError
 
 
 @dataclass
-class RestartBackend(ReadingsBackend):
+class RestartBackend(Backend):
     """Ends containers."""
 
     keeps_processes = False
@@ -50,7 +50,3 @@ class RestartBackend(ReadingsBackend):
             return await self.located(seat, Ending("active", vram_bytes=seat.vram_bytes))
         except StepFailedError as error:
             return Ending("quarantined", f"the seat's memory cannot be read: {error.text}")
-
-    def ends_released(self) -> bool:
-        """False: its processes were never restored by the driver."""
-        return False
