@@ -131,8 +131,9 @@ class Journal:
                 path.unlink()
                 get_logger().info("journal.never_on_disk", file=str(path))
                 continue
-            job = _parse(path, lambda text, path=path: read_records(path, text))  # type: ignore[misc]
+            job = _parse(path, read_records)
             if job is not None:
+                job.path = path
                 self.jobs[job.op] = job
                 _raise(self.epochs, job.gpus, job.epoch)
                 for record in job.records:

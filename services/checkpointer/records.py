@@ -65,13 +65,8 @@ class JobFile:
 
     @property
     def switch(self) -> SwitchJob | None:
-        """The switch, unless this is a kill."""
+        """The switch; None if this is a kill."""
         return self.records[0].switch
-
-    @property
-    def kill(self) -> KillJob | None:
-        """The kill, unless this is a switch."""
-        return self.records[0].kill
 
     @property
     def op(self) -> str:
@@ -142,11 +137,11 @@ def kill_op(job: KillJob) -> str:
     return f"kill-{job.target.seat}-{job.epoch}"
 
 
-def read_records(path: Path, text: str) -> JobFile:
+def read_records(text: str) -> JobFile:
     """Parse a job's file; a torn last line is ignored. Raises ValueError if the first line is no job."""
     lines = text[: text.rfind("\n") + 1].splitlines()
-    job = JobFile([Record.model_validate_json(line) for line in lines], path)
-    if not job.records or (job.switch is None and job.kill is None):
+    job = JobFile([Record.model_validate_json(line) for line in lines])
+    if not job.records or not (job.records[0].switch or job.records[0].kill):
         raise ValueError("the first line is neither a switch nor a kill")
     return job
 

@@ -230,7 +230,7 @@ class CheckpointWorker:
 
     async def _run(self, run: JobRun) -> None:
         op = run.file.op
-        if run.file.kill is not None:
+        if run.file.switch is None:
             await self._until_free(run.gpus, run.seats, op)
         status = await run.run()
         # Report "done" only now: the manager may send the next job at once, which this one must not refuse as busy.
@@ -238,7 +238,7 @@ class CheckpointWorker:
         self.replaying.discard(op)
         self._ended.set()
         self.reporter.report(status, run.file.command.cause)
-        if run.file.kill is not None:
+        if run.file.switch is None:
             await self._pool.close(run.file.group)
 
     async def _release(self, target: SeatTarget, key: tuple[str, str, str]) -> None:

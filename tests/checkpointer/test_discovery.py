@@ -399,7 +399,7 @@ async def test_memory_that_was_read_for_longer_than_it_may_take_to_become_free_i
         monkeypatch.setattr(it.driver, "answer", slowly)
         monkeypatch.setattr(evidence, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed))
         await it.evidence.wait_for_room(unit, room_needed(unit, [ProcessState.CHECKPOINTED]))
-        assert [verb for verb, _ in it.driver.asked][-2:] == ["memory", "memory"]
+        assert [verb for verb, _ in it.driver.asked][-2:] == ["usage", "usage"]
 
 
 async def test_a_seat_of_unknown_footprint_has_room_only_on_an_idle_gpu() -> None:

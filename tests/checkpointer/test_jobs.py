@@ -240,7 +240,7 @@ async def test_a_job_is_accepted_when_it_survives_a_kill_and_has_an_outcome_when
         assert (await stand.worker.switch(switch(6, "w"))).accepted
 
         path = tmp_path / "journal" / "00000000000000000006-op-6.jsonl"
-        assert read_records(path, path.read_text()).op == "op-6", "a kill loses nothing, though the disk is slow"
+        assert read_records(path.read_text()).op == "op-6", "a kill loses nothing, though the disk is slow"
         assert not made.exists()
         await until(lambda: "discover w" in stand.backend.done, what="the job goes on beside the disk")
         await asyncio.sleep(0.05)

@@ -187,9 +187,7 @@ class DriverCalls:
         Reading takes several NVML calls per GPU, and a GPU in use does not change its MIG mode.
         """
         if self._driver is None or fresh or time.monotonic() - self._described_at > DESCRIBED_SECONDS:
-            reply = await self._call(key, self._reading("describe"))
-            self._check(reply, "describe", None)
-            self._driver, self._described_at = driver_from(reply), time.monotonic()
+            self._driver, self._described_at = driver_from(await self._read("describe", key)), time.monotonic()
         return self._driver
 
     @property
@@ -239,7 +237,7 @@ class DriverCalls:
             if int(e["pid"]) not in own
         ]
 
-    async def _read(self, verb: str, key: str, gpus: Iterable[str] | None) -> dict[str, Any]:
+    async def _read(self, verb: str, key: str, gpus: Iterable[str] | None = None) -> dict[str, Any]:
         reply = await self._call(key, self._reading(verb, gpus))
         self._check(reply, verb, None)
         return reply

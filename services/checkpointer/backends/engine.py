@@ -109,10 +109,7 @@ class EngineBackend(Backend):
     async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
         """All processes of the container, with their bytes. One that is asleep without a record here (its state folder
         was lost) has the footprint that the manager knows."""
-        return await self.learned(await super().discover(target, group, epoch))
-
-    async def learned(self, seat: SeatProcesses) -> SeatProcesses:
-        """The seat as found, with its footprint if it is asleep and has no record."""
+        seat = await super().discover(target, group, epoch)
         target = seat.target
         if target.vram_bytes * RESIDUE_MOST < seat.vram_bytes:
             return seat
@@ -178,7 +175,7 @@ class EngineBackend(Backend):
             ending.reason = f"room: {error.text}"
             return await self._parked(seat, ending)
         finally:
-            self.host.reservations.release(seat.owner)
+            self.host.reservations.release(seat.target.seat)
         if found == "active":  # (3)
             ending.outcome, ending.reason = "active", ""
             return ending
@@ -293,20 +290,15 @@ class EngineBackend(Backend):
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
-    async def refusal(self, seat: SeatProcesses) -> str:
-        """Why it must not sleep, whenever it is asked. Raises EngineSilentError."""
-        try:
-            await self.http.call(seat, "GET", self.engine.metrics, seconds=self._ask())
-            command = "\n".join(map(self.host.inspection.command, self.host.living(seat)))
-            return await self.engine.refusal(seat, command, self._ask())
-        except (EngineRefusedError, StepFailedError) as error:
-            return str(error)
-
     async def _unfit(self, seat: SeatProcesses) -> tuple[str, str]:
         """(why it must not sleep, why it must not sleep now). Silence is no refusal before ``SILENT_SECONDS``."""
         container, now = seat.target.container_id, time.monotonic()
         try:
-            why = await self.refusal(seat)
+            await self.http.call(seat, "GET", self.engine.metrics, seconds=self._ask())
+            command = "\n".join(map(self.host.inspection.command, self.host.living(seat)))
+            why = await self.engine.refusal(seat, command, self._ask())
+        except (EngineRefusedError, StepFailedError) as error:
+            why = str(error)
         except EngineSilentError as error:
             lasts = now - self._silent.setdefault(container, now) > self.calls.timeouts.wall(SILENT_SECONDS)
             return (str(error), "") if lasts or error.ended else ("", str(error))
@@ -337,7 +329,7 @@ class EngineBackend(Backend):
         """Reserve its GPUs and wait for room for all that it does not hold. Raises StepFailedError."""
         left = await self._left(seat)
         need = {gpu: size - left.get(gpu, 0) for gpu, size in seat.footprint.items() if size > left.get(gpu, 0)}
-        await self.host.reservations.take(seat.owner, seat.at, self.calls.timeouts.half(seat))
+        await self.host.reservations.take(seat.target.seat, seat.at, self.calls.timeouts.half(seat))
         await self.evidence.wait_for_room(seat, need)
 
     async def _call(self, ending: Ending, step: str, call: Any) -> str:

@@ -224,10 +224,7 @@ class Evidence:
         """The GPU that lacks room; empty if none does. The margin covers what other processes on the GPU may allocate
         meanwhile; it does not apply without them, or a seat that fills its GPU could never be restored."""
         ours = {member.who.pid for member in seat.members}
-        if self.margin_bytes:
-            uses, memory = await self.calls.usage(seat.group, need)
-        else:
-            uses, memory = [], await self.calls.memory(seat.group, need)
+        uses, memory = await self.calls.usage(seat.group, need)
         shared = {use.gpu for use in uses if use.pid not in ours and use.holds}
         for gpu, size in need.items():
             used, total = memory.get(gpu, (0, 0))

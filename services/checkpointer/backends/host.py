@@ -89,9 +89,7 @@ class Inspection:
 
     def kernel_module(self) -> str:
         """Version text of the kernel driver; empty if there is none."""
-        with contextlib.suppress(OSError):
-            return (self.proc / "driver" / "nvidia" / "version").read_text()
-        return ""
+        return read_text(self.proc / "driver" / "nvidia" / "version")
 
     def _minor(self, gpu: str) -> int | None:
         """N of /dev/nvidiaN, from the kernel driver's /proc files; None if unknown."""

@@ -86,8 +86,8 @@ class JobHalf:
             while isinstance(step := procedure.next(), Step):
                 await self._step(procedure, step, ending)
         finally:
-            self.host.headroom.release(seat.owner)
-            self.host.reservations.release(seat.owner)
+            self.host.headroom.release(seat.target.seat)
+            self.host.reservations.release(seat.target.seat)
         ending.outcome, ending.reason = step.outcome, step.reason
         if step.outcome == "parked":
             ending.host_bytes, ending.residue_bytes = seat.vram_bytes, self._residue_bytes
@@ -181,12 +181,12 @@ class JobHalf:
 
     async def _move(self, verb: Verb, index: int, states: list[ProcessState]) -> None:
         seat, member = self.seat, self.seat.members[index]
-        if verb is Verb.RESTORE and not self.host.reservations.holds(seat.owner, room_needed(seat, states)):
+        if verb is Verb.RESTORE and not self.host.reservations.holds(seat.target.seat, room_needed(seat, states)):
             raise StepFailedError("its GPUs are not reserved")
         gpu_map = self._gpu_map if verb is Verb.RESTORE else None
         await self.calls.move(seat.group, verb, member, seat.epoch, self._left(), gpu_map)
         if verb is Verb.CHECKPOINT:
-            self.host.headroom.copied(seat.owner, member.total)
+            self.host.headroom.copied(seat.target.seat, member.total)
 
     def _left(self) -> float:
         """Wall seconds of this direction's time that are left."""
@@ -203,12 +203,12 @@ class JobHalf:
         ]
         size = sum(todo) or (seat.target.vram_bytes if len(todo) == len(seat.members) else 0)
         seconds = self.calls.timeouts.transfer(size) if only is None else 0.0  # a kill does not wait for memory
-        await self.host.headroom.reserve(seat.owner, self.host.cgroup(seat), size, seconds)
+        await self.host.headroom.reserve(seat.target.seat, self.host.cgroup(seat), size, seconds)
 
     async def _reserve_gpus(self, states: list[ProcessState]) -> None:
         """Reserve the GPUs for this seat, then wait for free memory on them."""
         seat, need = self.seat, room_needed(self.seat, states)
-        await self.host.reservations.take(seat.owner, need, self.calls.timeouts.half(seat))
+        await self.host.reservations.take(seat.target.seat, need, self.calls.timeouts.half(seat))
         await self.evidence.wait_for_room(seat, need)
 
     async def _make_map(self) -> None:

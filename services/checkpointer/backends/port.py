@@ -92,11 +92,6 @@ class SeatProcesses(BaseModel):
         """Old → new GPU, if it is to be restored on other GPUs."""
         return moves(self.at, self.target.gpus)
 
-    @property
-    def owner(self) -> str:
-        """Owner of its reservations: a seat is in one half at a time."""
-        return self.target.seat
-
     def moved(self) -> "SeatProcesses":
         """The same processes after their restore to the target's GPUs."""
         where = self.moves

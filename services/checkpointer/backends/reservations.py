@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from kybernate.cgroups import Cgroup, Cgroups, HiddenLimitsError
 from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
 from kybernate.node.host_memory import HostMemory
+from kybernate.sizes import format_bytes
 from services.checkpointer.core.failures import StepFailedError
 
 HOST = "the host"
@@ -91,13 +92,9 @@ class Headroom:
 def _no_room(where: str, free: int, need: int, vram_bytes: int) -> str:
     remedy = "add memory or park fewer seats here" if where == HOST else "raise the pod's memory limit"
     return (
-        f"the copy needs {_gib(need)} of host memory ({HOST_BYTES_PER_VRAM_BYTE} × {_gib(vram_bytes)} of VRAM) and "
-        f"{where} has {_gib(free)} free; {remedy}, or let the engine take less VRAM"
+        f"the copy needs {format_bytes(need)} of host memory ({HOST_BYTES_PER_VRAM_BYTE} × {format_bytes(vram_bytes)} "
+        f"of VRAM) and {where} has {format_bytes(free)} free; {remedy}, or let the engine take less VRAM"
     )
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB"
 
 
 @dataclass
