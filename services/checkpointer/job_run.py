@@ -64,12 +64,6 @@ class JobRun:
         return frozenset(seat for (half, seat), one in halves if half == "activate" or one.outcome in left)
 
     @property
-    def under_way(self) -> bool:
-        """True while seats have work left. False as soon as "done" is reported, also while the journal file is being
-        closed, so that the manager's next job is not refused as busy."""
-        return not self.file.done
-
-    @property
     def status(self) -> JobStatus:
         """The complete status now."""
         file = self.file

@@ -128,7 +128,7 @@ class CheckpointWorker:
         file = JobFile([Record(kind="switch", switch=job)])
         if not file.targets:
             return self._refused("empty", "the job names no seat")
-        return self._refusal(file.targets, file.gpus, job.epoch) or await self._take(file)
+        return self._refusal(file.targets, file.gpus, job.epoch) or self._busy(file) or await self._take(file)
 
     async def release(self, job: ReleaseJob) -> JobReply:
         """End a parked seat whose pod is deleted and drop its record, after the job that has the seat, if any.
@@ -138,7 +138,7 @@ class CheckpointWorker:
         target = job.target
         key = (target.seat, target.pod_uid, target.container_id)
         if key not in self._releases:
-            refusal = self._refusal((target,), target.gpus, job.epoch, wait=True)
+            refusal = self._refusal((target,), target.gpus, job.epoch)
             if refusal is not None:
                 return refusal
             self._releases[key] = None
@@ -153,7 +153,7 @@ class CheckpointWorker:
         if known is not None:
             return self._taken(self._status(known))
         file = JobFile([Record(kind="kill", kill=job)])
-        return self._refusal((), file.gpus, job.epoch, wait=True) or await self._take(file)
+        return self._refusal((), file.gpus, job.epoch) or await self._take(file)
 
     async def ask(self, job: AskJobs) -> JobReply:
         """Statuses of jobs, and the present states of seats by evidence.
@@ -173,24 +173,16 @@ class CheckpointWorker:
         seats = []
         for target in job.targets:
             ending = await self._state_of(target)
-            ending.keeper = self._known(target.backend).keeps(target)
+            ending.keeper = self._backends[target.backend].keeps(target)
             seats.append(progress_of(target, ending))
         return self._taken(*statuses).model_copy(update={"seats": tuple(seats)})
 
     # --- taking and running jobs ---------------------------------------------------------------------------------
 
-    def _refusal(
-        self,
-        targets: tuple[SeatTarget, ...],
-        gpus: tuple[str, ...],
-        epoch: int,
-        *,
-        wait: bool = False,
-    ) -> JobReply | None:
-        """The refusal of a job; None if it can be taken.
+    def _refusal(self, targets: tuple[SeatTarget, ...], gpus: tuple[str, ...], epoch: int) -> JobReply | None:
+        """The refusal of a job, whatever is under way; None if it can be taken.
 
-        Epochs fence GPUs: a job older than the newest on one of its GPUs is refused. ``wait``: take it although other
-        jobs are under way; it waits for them.
+        Epochs fence GPUs: a job older than the newest on one of its GPUs is refused.
         """
         seen = self._journal.seen_epoch(gpus)
         if epoch < seen:
@@ -199,13 +191,18 @@ class CheckpointWorker:
             if target.backend not in self._backends:
                 known = ", ".join(sorted(self._backends))
                 return self._refused("unsupported", f"this node has no backend {target.backend!r}; it has {known}")
-        seats = {target.seat for target in targets}
-        others = [(op, run) for op, run in self.running.items() if run.under_way]
-        busy = [op for op, run in others if run.gpus & set(gpus) or run.unfinished & seats]
-        if busy and not wait:
-            text = f"{', '.join(busy)} is under way on these GPUs or with this seat; ask again when it is done"
-            return self._refused("busy", text)
         return None
+
+    def _busy(self, file: JobFile) -> JobReply | None:
+        """The refusal of a switch while other jobs are under way with its GPUs or seats: until "done" is reported, and
+        not until their files are closed, as the manager may send the next job at once."""
+        gpus, seats = {*file.gpus}, {target.seat for target in file.targets}
+        others = [(op, run) for op, run in self.running.items() if not run.file.done]
+        busy = [op for op, run in others if run.gpus & gpus or run.unfinished & seats]
+        if not busy:
+            return None
+        text = f"{', '.join(busy)} is under way on these GPUs or with this seat; ask again when it is done"
+        return self._refused("busy", text)
 
     async def _take(self, file: JobFile) -> JobReply:
         run = self.running[file.op] = self._run_of(file)
@@ -283,16 +280,12 @@ class CheckpointWorker:
 
     # --- answers ------------------------------------------------------------------------------------------------
 
-    def _known(self, backend: str) -> Backend:
-        """The backend, or any other if this node lacks it."""
-        return self._backends[backend] if backend in self._backends else next(iter(self._backends.values()))
-
     async def _state_of(self, target: SeatTarget) -> Ending:
         for op, run in self.running.items():
-            if run.under_way and target.seat in run.seats:  # a driver call would block until the transfer ends
+            if not run.file.done and target.seat in run.seats:  # a driver call would block until the transfer ends
                 known = self._journal.parked.get(target.seat)
                 return Ending("started", f"{op} is under way", gpus=known.memory_on if known is not None else ())
-        lacking, backend = target.backend not in self._backends, self._known(target.backend)
+        backend = self._backends[target.backend]
         alone = self._journal.history.left_alone(target.seat, target.container_id, time.time())
         if alone is not None and backend.container(target, "ask", 0).root is not None:
             return Ending("quarantined", alone)
@@ -309,7 +302,7 @@ class CheckpointWorker:
         else:
             if ending.outcome == "parked" and self._journal.on_record(target) is None:
                 ending.gpus = ()  # learned from the driver: only the manager may know where it was parked
-        if lacking and ending.outcome != "gone":
+        if target.backend not in self._backends and ending.outcome != "gone":
             has = ", ".join(sorted(self._backends))
             return Ending("quarantined", f"its pod wants backend {target.backend!r}; this node has {has}: delete it")
         return ending
@@ -326,10 +319,10 @@ class CheckpointWorker:
 
     # --- tasks --------------------------------------------------------------------------------------------------
 
-    async def _guarded(self, work: Awaitable[bool | None]) -> bool | None:
+    async def _guarded(self, work: Awaitable[None]) -> None:
         """Await a journal write. If it fails the process ends: nothing may go on that was not written."""
         try:
-            return await work
+            await work
         except (OSError, RuntimeError) as error:
             self._crash(error)
             raise
