@@ -47,16 +47,6 @@ class JobRun:
         """By half and seat."""
 
     @property
-    def gpus(self) -> frozenset[str]:
-        """GPUs that no other job may touch meanwhile."""
-        return frozenset(self.file.gpus)
-
-    @property
-    def seats(self) -> frozenset[str]:
-        """All seats of the job."""
-        return frozenset(target.seat for target in self.file.targets)
-
-    @property
     def unfinished(self) -> frozenset[str]:
         """Seats with work left; the others may already be in jobs on other GPUs."""
         left = ("pending", "started")

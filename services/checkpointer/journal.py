@@ -19,7 +19,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,7 +171,7 @@ class Journal:
         files.replace(self._epochs_file, json.dumps(self.epochs), durable=True, mode=0o600)
         get_logger().error("journal.rolled_back", file=str(self._jobs), highest=max(newer.values()))
 
-    def _attest(self, gpus: tuple[str, ...], epoch: int) -> None:
+    def _attest(self, gpus: Collection[str], epoch: int) -> None:
         """Called by the writer after the journal has this epoch; no job waits for it."""
         _raise(self._filed, gpus, epoch)
         if self._witness is None:
@@ -187,7 +187,7 @@ class Journal:
         """Over all GPUs."""
         return max(self.epochs.values(), default=0)
 
-    def seen_epoch(self, gpus: tuple[str, ...]) -> int:
+    def seen_epoch(self, gpus: Collection[str]) -> int:
         """The highest epoch of any job that named one of these GPUs."""
         return max((self.epochs.get(gpu, 0) for gpu in gpus), default=0)
 
@@ -322,7 +322,7 @@ class Journal:
             with contextlib.suppress(OSError):
                 self._next = _create(self._jobs / NEXT, b"")
 
-    async def fence(self, gpus: tuple[str, ...], epoch: int) -> None:
+    async def fence(self, gpus: Collection[str], epoch: int) -> None:
         """Refuse jobs below this epoch on these GPUs from now on, also after a restart."""
         _raise(self.epochs, gpus, epoch)
         epochs = json.dumps(self.epochs)
@@ -388,7 +388,7 @@ class Journal:
         return self._parked / f"{slug(seat)}.json"
 
 
-def _raise(epochs: dict[str, int], gpus: tuple[str, ...], epoch: int) -> None:
+def _raise(epochs: dict[str, int], gpus: Collection[str], epoch: int) -> None:
     for gpu in gpus:
         epochs[gpu] = max(epoch, epochs.get(gpu, 0))
 

@@ -93,7 +93,7 @@ class JobFile:
 
     @property
     def targets(self) -> tuple[SeatTarget, ...]:
-        """All seats that it names."""
+        """Both halves' targets."""
         return self.first_targets + ((self.activate,) if self.activate is not None else ())
 
     @property
@@ -102,9 +102,14 @@ class JobFile:
         return self.command.park if isinstance(self.command, SwitchJob) else (self.command.target,)
 
     @property
-    def gpus(self) -> tuple[str, ...]:
-        """All GPUs that it touches."""
-        return tuple(dict.fromkeys(gpu for target in self.targets for gpu in target.gpus))
+    def gpus(self) -> frozenset[str]:
+        """GPUs that no other job may touch meanwhile."""
+        return frozenset(gpu for target in self.targets for gpu in target.gpus)
+
+    @property
+    def seats(self) -> frozenset[str]:
+        """All seats that it names."""
+        return frozenset(target.seat for target in self.targets)
 
     @property
     def status(self) -> JobStatus | None:

@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from kybernate.bus.port import BusError, LocalBus
@@ -161,7 +161,7 @@ class CheckpointWorker:
         The epoch fences the GPUs that the request names: older jobs are refused from now on, so that jobs of the
         previous manager cannot arrive late. One that is not above all that they have seen would not, and is refused.
         """
-        gpus = tuple(sorted({gpu for target in job.targets for gpu in target.gpus} | {*job.gpus}))
+        gpus = {gpu for target in job.targets for gpu in target.gpus} | {*job.gpus}
         if gpus and job.epoch:
             seen = self._journal.seen_epoch(gpus)
             if job.epoch <= seen:
@@ -179,7 +179,7 @@ class CheckpointWorker:
 
     # --- taking and running jobs ---------------------------------------------------------------------------------
 
-    def _refusal(self, targets: tuple[SeatTarget, ...], gpus: tuple[str, ...], epoch: int) -> JobReply | None:
+    def _refusal(self, targets: tuple[SeatTarget, ...], gpus: Collection[str], epoch: int) -> JobReply | None:
         """The refusal of a job, whatever is under way; None if it can be taken.
 
         Epochs fence GPUs: a job older than the newest on one of its GPUs is refused.
@@ -196,9 +196,8 @@ class CheckpointWorker:
     def _busy(self, file: JobFile) -> JobReply | None:
         """The refusal of a switch while other jobs are under way with its GPUs or seats: until "done" is reported, and
         not until their files are closed, as the manager may send the next job at once."""
-        gpus, seats = {*file.gpus}, {target.seat for target in file.targets}
         others = [(op, run) for op, run in self.running.items() if not run.file.done]
-        busy = [op for op, run in others if run.gpus & gpus or run.unfinished & seats]
+        busy = [op for op, run in others if run.file.gpus & file.gpus or run.unfinished & file.seats]
         if not busy:
             return None
         text = f"{', '.join(busy)} is under way on these GPUs or with this seat; ask again when it is done"
@@ -228,7 +227,7 @@ class CheckpointWorker:
     async def _run(self, run: JobRun) -> None:
         op = run.file.op
         if run.file.switch is None:
-            await self._until_free(run.gpus, run.seats, op)
+            await self._until_free(run.file.gpus, run.file.seats, op)
         status = await run.run()
         # Report "done" only now: the manager may send the next job at once, which this one must not refuse as busy.
         self.running.pop(op, None)
@@ -272,7 +271,7 @@ class CheckpointWorker:
     async def _until_free(self, gpus: frozenset[str], seats: frozenset[str], besides: str) -> None:
         """Wait until no earlier job uses these GPUs, or these seats elsewhere. Waiting jobs run in order of arrival."""
         while any(
-            self.running[op].gpus & gpus or self.running[op].unfinished & seats
+            self.running[op].file.gpus & gpus or self.running[op].unfinished & seats
             for op in itertools.takewhile(lambda op: op != besides, self.running)
         ):
             self._ended.clear()
@@ -282,7 +281,7 @@ class CheckpointWorker:
 
     async def _state_of(self, target: SeatTarget) -> Ending:
         for op, run in self.running.items():
-            if not run.file.done and target.seat in run.seats:  # a driver call would block until the transfer ends
+            if not run.file.done and target.seat in run.file.seats:  # a driver call would block until the transfer ends
                 known = self._journal.parked.get(target.seat)
                 return Ending("started", f"{op} is under way", gpus=known.memory_on if known is not None else ())
         backend = self._backends[target.backend]
