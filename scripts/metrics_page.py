@@ -59,7 +59,7 @@ def documents() -> dict[str, str]:
 
 def _registries() -> Iterator[tuple[str, CollectorRegistry]]:
     """Title and the metrics of each service, on parts that hold nothing."""
-    empty: Any = SimpleNamespace(waiting_seconds=0.0, hangs=0, stuck=(), reserved_bytes=0)
+    empty: Any = SimpleNamespace(waiting_seconds=0.0, hangs=0, stuck=(), reserved_bytes=lambda: 0)
     router = CollectorRegistry()
     parts: Any = SimpleNamespace(connected=True, upstreams={}, models={}, total=0, open=0, dropped=0, used={})
     Metrics(router, Clock(), *[parts] * 6)

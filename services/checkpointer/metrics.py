@@ -52,7 +52,7 @@ class CheckpointerMetrics(Collector):
         text = "Host memory that is free for copies; no sample while it cannot be read"
         yield self._gauge("kybernate_host_memory_available_bytes", text, self.available_bytes)
         text = "Host memory that is reserved for copies under way and not yet taken"
-        yield self._gauge("kybernate_host_memory_reserved_bytes", text, self._headroom.reserved_bytes)
+        yield self._gauge("kybernate_host_memory_reserved_bytes", text, self._headroom.reserved_bytes())
 
     def _gauge(self, name: str, text: str, value: float | None) -> Metric:
         gauge = GaugeMetricFamily(name, text, labels=["node"])

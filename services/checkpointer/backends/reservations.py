@@ -43,7 +43,7 @@ class Headroom:
             short = next(((where, free) for where, free in places.items() if free < need), None)
             if short is not None:
                 raise StepFailedError(_no_room(*short, need, vram_bytes))
-            crowded = next((w for w, free in places.items() if free - self._reserved(w) < need), None)
+            crowded = next((w for w, free in places.items() if free - self.reserved_bytes(w) < need), None)
             if crowded is None:
                 self._taken[owner] = dict.fromkeys(places, need)
                 return
@@ -63,12 +63,8 @@ class Headroom:
         self._taken.pop(owner, None)
         self._changed.set()
 
-    @property
-    def reserved_bytes(self) -> int:
-        """Host memory that is reserved and not yet taken."""
-        return self._reserved(HOST)
-
-    def _reserved(self, where: str) -> int:
+    def reserved_bytes(self, where: str = HOST) -> int:
+        """What is reserved at one place, the host or a memory limit, and not yet taken."""
         return sum(taken.get(where, 0) for taken in self._taken.values())
 
     async def _places(self, cgroup: Cgroup | None) -> dict[str, int]:
