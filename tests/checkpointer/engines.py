@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -212,6 +212,7 @@ class Readings:
     timeouts: Timeouts = WAITS
     lists: bool = True
     """False: it lists no processes, as on a virtual machine."""
+    known: ClassVar[DriverInfo] = DriverInfo(DRIVER)
     context: bool = True
     """The engine has a CUDA context."""
     at: ProcessState = ProcessState.RUNNING
@@ -239,12 +240,6 @@ class Readings:
 
     async def states_and_usage(self, key: str, members: Sequence[Member], *_: Any) -> tuple[list[ProcessState], Usage]:
         return [await self.state(key, member) for member in members], await self.usage()
-
-    async def knows(self, *_: Any, **__: Any) -> bool:
-        return self.context
-
-    async def describe(self, *_: Any) -> DriverInfo:
-        return DriverInfo(DRIVER)
 
     async def state(self, _: str, member: Member, *__: Any) -> ProcessState:
         return self.at if identify(member.who.pid) == member.who else ProcessState.GONE

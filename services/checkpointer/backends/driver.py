@@ -16,7 +16,7 @@ from services.checkpointer.backends.host import Host
 from services.checkpointer.backends.job_half import JobHalf
 from services.checkpointer.backends.port import Ending, NoMemberError, NoProcessError, Note, SeatProcesses
 from services.checkpointer.core.failures import JobGoal, ProcessState, StepFailedError
-from services.checkpointer.core.refusals import kill_hangs
+from services.checkpointer.core.refusals import DriverInfo, kill_hangs
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Backend(ABC):
     async def probe(self) -> str | None:
         """None if the driver answers and can checkpoint, else the reason."""
         try:
-            await self.calls.describe("ask", fresh=True)
+            await self.calls.describe("ask")
             await self.calls.memory("ask")
         except StepFailedError as error:
             return error.text
@@ -125,7 +125,8 @@ class Backend(ABC):
     def ends_released(self) -> bool:
         """True if running processes of a deleted pod must be ended by ``kill``, before kubelet signals them: where the
         end of a process that the driver has restored can hang the machine (H2)."""
-        return self.moved_by_driver and kill_hangs(self.calls.known, self.host.inspection.kernel_module())
+        module = self.host.inspection.kernel_module()
+        return self.moved_by_driver and kill_hangs(self.calls.known or DriverInfo(), module)
 
     async def thaw(self, seat: SeatProcesses) -> None:
         """Let its frozen processes run, so that they can terminate; does not wait for the effect."""

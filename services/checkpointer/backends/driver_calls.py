@@ -1,6 +1,5 @@
 """Driver calls through a helper: deadlines, result codes as errors, the identity of a process checked before each."""
 
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,9 +12,6 @@ from services.checkpointer.core.refusals import DriverInfo, driver_from
 from services.checkpointer.helper.serving import UNREACHABLE
 from services.checkpointer.helper_pool import HelperCall, HelperDiedError, HelperHungError, HelperPool
 from services.checkpointer.processes import ProcessIdentity, alive
-
-DESCRIBED_SECONDS = 30.0
-"""Maximum age of the cached driver description; the health probe refreshes it more often."""
 
 _TROUBLES = {
     CudaResult.NOT_READY: StepTrouble.NOT_READY,
@@ -114,8 +110,9 @@ class DriverCalls:
 
     pool: HelperPool
     timeouts: Timeouts
-    _driver: DriverInfo | None = None
-    _described_at: float = 0.0
+    known: DriverInfo | None = None
+    """The driver as last described: the health probe describes it every few seconds, a GPU in use does not change its
+    MIG mode, and no driver is replaced under the helpers. None before the first answer."""
 
     async def state(self, key: str, member: Member, seconds: float = 0.0) -> ProcessState:
         """State of a process. Blocks during a checkpoint or restore of it, for so many wall seconds at most; 0: for a
@@ -181,19 +178,10 @@ class DriverCalls:
             raise StepFailedError(f"pid {member.who.pid} has no context: nothing to {verb}", StepTrouble.GONE)
         self._check(reply, str(verb), member.who)
 
-    async def describe(self, key: str, *, fresh: bool = False) -> DriverInfo:
-        """Version and capabilities of the driver, cached for DESCRIBED_SECONDS unless ``fresh``.
-
-        Reading takes several NVML calls per GPU, and a GPU in use does not change its MIG mode.
-        """
-        if self._driver is None or fresh or time.monotonic() - self._described_at > DESCRIBED_SECONDS:
-            self._driver, self._described_at = driver_from(await self._read("describe", key)), time.monotonic()
-        return self._driver
-
-    @property
-    def known(self) -> DriverInfo:
-        """The driver as last described, however old; unknown before the first answer."""
-        return self._driver or DriverInfo()
+    async def describe(self, key: str) -> DriverInfo:
+        """Read version and capabilities of the driver, by several NVML calls per GPU."""
+        self.known = driver_from(await self._read("describe", key))
+        return self.known
 
     async def survey(self, key: str, processes: Sequence[ProcessIdentity]) -> tuple[Usage, dict[ProcessIdentity, bool]]:
         """``usage`` of all GPUs, and whether each process uses CUDA, in one exchange with the helper."""

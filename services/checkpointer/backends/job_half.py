@@ -214,7 +214,7 @@ class JobHalf:
     async def _make_map(self) -> None:
         """Build the driver's map for a restore to other GPUs; every refusal of a move happens here, before the thaw."""
         seat = self.seat
-        driver = await self.calls.describe(seat.group)
+        driver = self.calls.known or await self.calls.describe(seat.group)
         count = len(seat.holders)
         allowed = _allowed(seat, self.host)
         why = move_refusal(seat.at, count, allowed, driver_can=driver.gpu_map, driver=driver.version)
@@ -329,7 +329,7 @@ def _allowed(seat: SeatProcesses, host: Host) -> frozenset[str]:
 
 async def check_park(seat: SeatProcesses, calls: DriverCalls, host: Host) -> None:
     """Apply the rules of the driver's checkpoint; changes nothing. Raises StepFailedError."""
-    driver = await calls.describe(seat.group)
+    driver = calls.known or await calls.describe(seat.group)
     if seat.reading is not None:
         pids = seat.reading.pids
     else:
