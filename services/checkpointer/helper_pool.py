@@ -215,7 +215,6 @@ class HelperPool:
                 break
             await self._end(helper, "")
         else:
-            self._refuse_more("", "no more helpers: new ones hang while they initialize the driver")
             helper = await self._start()
         self._fill()
         helper.note.write_text(key)
@@ -231,12 +230,13 @@ class HelperPool:
             self._filling = asyncio.create_task(self._start_spare(), name="spare-helper")
 
     async def _start_spare(self) -> None:
-        if not self._spares and [*self.stuck.values()].count("") < MOST_STUCK:
+        if not self._spares:
             with contextlib.suppress(HelperDiedError, HelperHungError):  # the next call tries again and reports it
                 self._spares.append(await self._start())
 
     async def _start(self) -> HelperProcess:
         """A helper that has tried to initialize the driver; if that failed, its calls report why."""
+        self._refuse_more("", "no more helpers: new ones hang while they initialize the driver")
         helper = await HelperProcess.start(self.command, self.folder)
         try:
             await helper.ask([HelperCall("init", self.start_seconds, {})])

@@ -165,11 +165,9 @@ class Discovery:
         For NVML that reports no memory by process, or lists no processes (virtual machines, other pid namespaces).
         """
         ours = {member.who.pid for member in seat.members}
-        if any(use.pid in ours and use.size is not None for use in uses):
+        if not seat.holders or any(use.pid in ours and use.size is not None for use in uses):
             return seat
         sizes = unaccounted(uses, await self.calls.memory(seat.group, seat.at), ours)
-        if not seat.holders:
-            return seat
         first, *others = sorted(seat.members, key=lambda member: not member.holds)
         known = first.model_copy(update={"gpu_bytes": sizes})
         return seat.model_copy(update={"members": (known, *others)})
