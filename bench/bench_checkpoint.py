@@ -145,7 +145,8 @@ async def _journal(folder: Path, records: int) -> dict[str, float]:
         await journal.begin(job)
         for _ in range(records):
             began = time.perf_counter()
-            await journal.add(job, step)
+            await journal.add_step(job, step)
+            await journal._synced(job)
             synced.append(time.perf_counter() - began)
     finally:
         journal.close()

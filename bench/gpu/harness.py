@@ -65,7 +65,7 @@ class TimedJournal(Journal):
     spent = 0.0
     """Wall seconds so far."""
     fsyncs = 0
-    """So far: two of a new file, one of each record that is not put off."""
+    """So far that were waited for: two of a new file."""
 
     async def begin(self, job: JobFile) -> None:
         """See Journal."""
@@ -73,11 +73,10 @@ class TimedJournal(Journal):
         with self._timed():
             await super().begin(job)
 
-    async def add(self, job: JobFile, record: Record, *, put_off: bool = False) -> None:
+    async def add(self, job: JobFile, record: Record) -> None:
         """See Journal."""
-        self.fsyncs += not put_off
         with self._timed():
-            await super().add(job, record, put_off=put_off)
+            await super().add(job, record)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -145,7 +145,7 @@ class JobRun:
                     return Ending("active", found.unanswered), False
                 found = await backend.prepare(found)
             record = Record(kind="half", half=half, seat=target.seat, unit=found)
-            await self._journal.add(self.file, record, put_off=True)  # on disk with the first step
+            await self._journal.add(self.file, record)  # on disk with the first step
         return found, False
 
     async def _verified(self, half: HalfName, seat: SeatProcesses, ending: Ending) -> Ending:
@@ -231,7 +231,7 @@ class JobRun:
         elif progress.outcome not in ("parked", "quarantined"):
             self._journal.forget(progress.seat)
         record = Record(kind="end", half=half, seat=progress.seat, progress=progress)
-        await self._journal.add(self.file, record, put_off=True)
+        await self._journal.add(self.file, record)
         log.info(
             "half.ended",
             op=self.file.op,

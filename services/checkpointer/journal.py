@@ -219,14 +219,11 @@ class Journal:
         self._writer.submit(self._attest, gpus, epoch)
         job.written_at = time.time()
 
-    async def add(self, job: JobFile, record: Record, *, put_off: bool = False) -> None:
-        """Append a record; it and all before it are on disk when this returns.
-
-        ``put_off``: only written, and fsynced together with the next record; those before it are on disk. It survives a
-        kill of the checkpointer. For records next to which no process is touched.
-        """
+    async def add(self, job: JobFile, record: Record) -> None:
+        """Append a record next to which no process is touched: those before it are on disk when this returns. It is
+        written, so that it survives a kill of the checkpointer, and fsynced together with the next record."""
         await self._synced(job)
-        await self._record(job, record, then=None if put_off else self._sync)
+        await self._record(job, record)
 
     async def add_step(self, job: JobFile, record: Record) -> None:
         """Append the record of a step; it survives a kill of the checkpointer when this returns, and is fsynced beside
@@ -263,7 +260,7 @@ class Journal:
             await self._do(self._syncer, lambda: self._sync_unsynced(file))  # after all that was asked for
         self._raise_failed(job)
 
-    async def _record(self, job: JobFile, record: Record, *, then: Callable[[_OpenFile], None] | None) -> None:
+    async def _record(self, job: JobFile, record: Record, then: Callable[[_OpenFile], None] | None = None) -> None:
         """Append a record, and do ``then`` in the writer's thread."""
         job.records.append(record)
         self.history.add(job, record)

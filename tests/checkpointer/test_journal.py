@@ -207,7 +207,7 @@ async def test_an_error_of_the_disk_names_the_file(
     with monkeypatch.context() as patch:
         patch.setattr(os, broken, full)
         with pytest.raises(OSError, match="No space left") as error:
-            await journal.add(one, Record(kind="step", step="lock"))
+            await journal.finish(one, Record(kind="done"))
     assert error.value.filename == str(one.path)
     journal.close()
 
@@ -225,7 +225,7 @@ async def test_a_parked_seat_is_on_record_before_the_end_of_its_park(
 
     monkeypatch.setattr(journal_module.files, "append", crash)
     with pytest.raises(OSError, match="the end of this"):
-        await journal.add(journal.jobs["op-1"], Record(kind="end", half="park", seat="s00"), put_off=True)
+        await journal.add(journal.jobs["op-1"], Record(kind="end", half="park", seat="s00"))
     assert list(opened(tmp_path).parked) == ["s00"]
     journal.forget("s00")
     await journal.write_parked()
@@ -354,14 +354,14 @@ async def test_no_record_is_written_before_the_processes_of_a_parked_seat_that_a
         patch.setattr(journal_module.files, "replace", full)
         for failing in (other, one):
             with pytest.raises(OSError, match="no room"):
-                await journal.add(failing, Record(kind="end", half="park", seat="s00"), put_off=True)
+                await journal.add(failing, Record(kind="end", half="park", seat="s00"))
     assert [len(opened(tmp_path).jobs[op].records) for op in ("op-1", "op-2")] == [1, 1]
     await journal.write_parked()
     assert list(opened(tmp_path).parked) == ["s00"]
     journal.close()
 
 
-async def test_a_put_off_record_is_written_at_once_and_fsynced_with_the_next_record(
+async def test_a_record_is_written_at_once_and_fsynced_with_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened(tmp_path)
@@ -370,12 +370,13 @@ async def test_a_put_off_record_is_written_at_once_and_fsynced_with_the_next_rec
     await journal._synced(one)
     synced: list[int] = []
     monkeypatch.setattr(os, "fdatasync", lambda handle: synced.append(os.fstat(handle).st_size))
-    await journal.add(one, Record(kind="half", half="park", seat="s00"), put_off=True)
+    await journal.add(one, Record(kind="half", half="park", seat="s00"))
     assert [record.kind for record in opened(tmp_path).jobs["op-1"].records] == ["switch", "half"], (
         "a kill loses nothing"
     )
     assert synced == []
-    await journal.add(one, Record(kind="retarget"))
+    await journal.add_step(one, Record(kind="step", step="lock"))
+    await journal._synced(one)
     assert synced == [one.path.stat().st_size]
     journal.close()
 
@@ -401,7 +402,7 @@ async def test_a_step_is_written_at_once_and_on_disk_before_its_half_has_an_outc
     steps = [record.step for record in opened(tmp_path).jobs["op-1"].records]
     assert steps == [None, "lock", "checkpoint", "evidence"], "a kill loses nothing, though the disk is slow"
     written = one.path.stat().st_size
-    end = asyncio.create_task(journal.add(one, Record(kind="end", half="park", seat="s00"), put_off=True))
+    end = asyncio.create_task(journal.add(one, Record(kind="end", half="park", seat="s00")))
     await asyncio.sleep(0.05)
     assert one.path.stat().st_size == written, "the outcome waits for the disk"
     disk.set()
@@ -426,7 +427,7 @@ async def test_a_step_that_could_not_be_synced_ends_the_job_at_the_next_record(
     with pytest.raises(OSError, match="Input/output error"):
         await journal.add_step(one, Record(kind="step", step="checkpoint"))
     with pytest.raises(OSError, match="Input/output error"):
-        await journal.add(one, Record(kind="end", half="park", seat="s00"), put_off=True)
+        await journal.add(one, Record(kind="end", half="park", seat="s00"))
     journal.close()
 
 
