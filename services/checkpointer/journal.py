@@ -264,8 +264,6 @@ class Journal:
         """Append a record, and do ``then`` in the writer's thread."""
         job.records.append(record)
         self.history.add(job, record)
-        gpus, epoch = job.gpus, job.epoch
-        _raise(self.epochs, gpus, epoch)
 
         def write() -> None:
             if job.op not in self._open:
@@ -274,7 +272,6 @@ class Journal:
             self._change_parked()
             with files.named(job.path):
                 files.append(file.handle, record.line())
-            _raise(self._filed, gpus, epoch)
             if then is not None:
                 then(file)
 

@@ -202,6 +202,8 @@ async def test_a_job_that_goes_on_does_not_lower_the_fence(tmp_path: Path) -> No
         await stand.done("op-5")
 
         assert (await stand.worker.switch(switch(99, "v"))).code == "stale-epoch"
+    async with running(tmp_path) as again:
+        assert (await again.worker.switch(switch(99, "v"))).code == "stale-epoch", "its file is read after the fence's"
 
 
 async def test_a_fence_and_the_first_job_are_on_disk_with_their_names_when_they_are_answered(
