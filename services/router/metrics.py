@@ -1,7 +1,7 @@
 """Metrics of a router, ``kybernate_router_*``. Seconds are wall seconds."""
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -21,15 +21,6 @@ _SWITCH = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 120)
 _CONTROL = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25, 1)
 
 
-class ServedMetrics(NamedTuple):
-    """Of the requests of one model and tier that were served. To find a metric by its labels takes longer than to
-    count."""
-
-    first_byte_seconds: Histogram
-    missed: Counter
-    met: Counter
-
-
 class Metrics(Collector):
     """All metrics of one router. The gauges are read from its parts at scrape time."""
 
@@ -47,8 +38,6 @@ class Metrics(Collector):
         """``tenants``: None if what they used is not shown."""
         self._clock, self._bus, self._table, self._memory = clock, bus, table, memory
         self._connections, self._records, self._tenants = connections, records, tenants
-        self._answered: dict[tuple[str, str], Counter] = {}
-        self._served: dict[tuple[str, str], ServedMetrics] = {}
         registry.register(self)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -83,13 +72,14 @@ class Metrics(Collector):
         self.control_part_seconds = histogram("kybernate_router_control_part_seconds", text, _CONTROL, "part")
         text = "From the last backend call of an activation until a held request was sent upstream"
         self.release_seconds = histogram("kybernate_router_release_seconds", text, _CONTROL)
+        # Of each request. To find a metric by its labels takes longer than to count.
+        self._answered = cache(self.requests.labels)
+        self._slo = cache(self.slo.labels)
+        self._first_byte = cache(self.first_byte_seconds.labels)
 
     def answered(self, model: str, code: str) -> None:
         """Count a request."""
-        child = self._answered.get((model, code))
-        if child is None:
-            child = self._answered[model, code] = self.requests.labels(model, code)
-        child.inc()
+        self._answered(model, code).inc()
 
     def ended(self, call: CallRecord, status: int, *, known: bool, served: bool, seat: SeatRecord | None) -> None:
         """The call has ended. ``served``: with a complete answer of ``seat``, which may be gone; ``known``: its model
@@ -99,19 +89,12 @@ class Metrics(Collector):
             tier, slo = (seat.tier, seat.slo_seconds) if seat is not None else ("", 0.0)
             if call.to.held_seconds > 0:
                 self.hold_seconds.labels(call.model, tier).observe(call.to.held_seconds)
-            of = self._served_by(call.model, tier)
             if call.first_byte_at is not None:
-                of.first_byte_seconds.observe(call.first_byte_at - call.arrived_at)
-            (of.missed if 0 < slo < self._clock.to_model(call.to.held_seconds) else of.met).inc()
+                self._first_byte(call.model, tier).observe(call.first_byte_at - call.arrived_at)
+            missed, met = self._slo(call.model, tier, "missed"), self._slo(call.model, tier, "met")  # both begin at 0
+            (missed if 0 < slo < self._clock.to_model(call.to.held_seconds) else met).inc()
         elif known and call.reason in WAITED_IN_VAIN:
             self.slo.labels(call.model, "", "missed").inc()
-
-    def _served_by(self, model: str, tier: str) -> ServedMetrics:
-        found = self._served.get((model, tier))
-        if found is None:
-            outcomes = (self.slo.labels(model, tier, outcome) for outcome in ("missed", "met"))
-            found = self._served[model, tier] = ServedMetrics(self.first_byte_seconds.labels(model, tier), *outcomes)
-        return found
 
     def collect(self) -> Iterable[Metric]:
         """Yield the gauges. The counters of misses begin at 0 for each model: one that begins at 1 has no increase."""
