@@ -7,11 +7,9 @@ the next one, and a receiver drops it ``ttl_seconds`` after its receipt.
 
 import asyncio
 import time
-from typing import Any
 
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
-from kybernate.messages import TrafficSignal
 from services.router.core.reports import addressed, level_of
 from services.router.core.traffic import Traffic
 
@@ -67,31 +65,21 @@ class LevelPublisher:
     async def _publish(self, key: Key) -> None:
         now = time.monotonic()
         model, seat_key = key
-        level = level_of(self._traffic.table, model, seat_key, now)
+        table = self._traffic.table
+        level = level_of(table, model, seat_key, now, self._clock, self._source)
+        arrived = level.arrived or 0
         before, at = self._published.get(key, (0, now - REPEAT_SECONDS))
-        counters: dict[str, Any] = {}
-        if level.seat is not None:
-            counters = {"incarnation": self._incarnation, "arrived": level.arrivals, "served": level.served}
-            counters["served_seconds"] = self._clock.to_model(level.served_seconds)
         self._seq += 1
-        signal = TrafficSignal(
-            cause=level.cause,
-            source=self._source,
-            model=model,
-            seat=level.seat,
-            tier=level.tier,
-            waiting=level.waiting,
-            in_flight=level.in_flight,
-            arrivals=max(0, level.arrivals - before),
-            window_seconds=max(1e-3, self._clock.to_model(now - at)),
-            oldest_wait_seconds=None if level.oldest_wait is None else self._clock.to_model(level.oldest_wait),
-            age_histogram=tuple((self._clock.to_model(age), count) for age, count in level.ages),
-            **counters,
-            seq=self._seq,
-            ttl_seconds=TTL_SECONDS,
+        signal = level.model_copy(
+            update={
+                "incarnation": "" if level.arrived is None else self._incarnation,
+                "arrivals": max(0, arrived - before),
+                "window_seconds": max(1e-3, self._clock.to_model(now - at)),
+                "seq": self._seq,
+                "ttl_seconds": TTL_SECONDS,
+            }
         )
         quiet = not level.waiting and not level.in_flight
-        table = self._traffic.table
         upstream = table.upstreams.get(seat_key or "")
         records = table.records_of(model) if seat_key is None else [upstream.record] if upstream is not None else []
         try:
@@ -100,6 +88,6 @@ class LevelPublisher:
         except BusError:
             quiet = False  # published again; receivers drop the old level after its TTL
         else:
-            self._published[key] = (level.arrivals, now)
+            self._published[key] = (arrived, now)
         if not quiet:
             self._due.setdefault(key, now + REPEAT_SECONDS)

@@ -368,18 +368,5 @@ def is_busy(traffic: Traffic, model: str, key: str | None, now: float) -> bool:
 
 
 def signal_of(traffic: Traffic, model: str, key: str | None, now: float, source: str, seq: int) -> TrafficSignal:
-    level = level_of(traffic.table, model, key, now)
-    return TrafficSignal(
-        cause=level.cause,
-        source=source,
-        model=model,
-        seat=level.seat,
-        waiting=level.waiting,
-        in_flight=level.in_flight,
-        arrived=level.arrivals,
-        served=level.served,
-        served_seconds=level.served_seconds,
-        incarnation=source,
-        oldest_wait_seconds=level.oldest_wait if level.waiting else None,
-        seq=seq,
-    )
+    level = level_of(traffic.table, model, key, now, source=source)
+    return level.model_copy(update={"incarnation": source, "seq": seq})

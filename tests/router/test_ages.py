@@ -36,14 +36,14 @@ def test_a_level_has_ages_and_counters() -> None:
     traffic = router(record())
     for request, at in ((1, 1.0), (2, 3.0)):
         arrive(traffic, request, at)
-    assert level_of(traffic.table, "m", K0, 4.0).ages == ((3.0, 1), (1.0, 1))
+    assert level_of(traffic.table, "m", K0, 4.0).age_histogram == ((3.0, 1), (1.0, 1))
 
     traffic.handle(event(epoch=11), 5.0)
     traffic.handle(step.CallEnded(1), 9.0)
     traffic.handle(step.CallEnded(2), 10.0)
 
     level = level_of(traffic.table, "m", K0, 10.0)
-    assert (level.arrivals, level.served, level.served_seconds, level.ages) == (2, 2, 9.0, ())
+    assert (level.arrived, level.served, level.served_seconds, level.age_histogram) == (2, 2, 9.0, ())
 
 
 def test_permits_and_returned_calls_do_not_count_as_served() -> None:

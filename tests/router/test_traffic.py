@@ -73,11 +73,13 @@ def test_a_call_for_a_parked_seat_requests_activation_once_and_waits():
     (wake,) = kinds(arrive(traffic), step.RequestActivation)
     assert (wake.command.seat, wake.command.cause) == ("s0", "c1")
     assert not kinds(arrive(traffic, 2), step.RequestActivation, step.Forward)
-    assert level_of(traffic.table, "m", K0, 3.0)[:4] == (2, 0, 2, 2.0)
+    level = level_of(traffic.table, "m", K0, 3.0)
+    assert (level.waiting, level.in_flight, level.arrived, level.oldest_wait_seconds) == (2, 0, 2, 2.0)
     activated = event(epoch=11)
     forwards = kinds(traffic.handle(activated, 4.0), step.Forward)
     assert [(f.request, f.opened, f.held_seconds) for f in forwards] == [(1, activated, 3.0), (2, activated, 3.0)]
-    assert level_of(traffic.table, "m", K0, 4.0)[:2] == (0, 2)
+    level = level_of(traffic.table, "m", K0, 4.0)
+    assert (level.waiting, level.in_flight) == (0, 2)
 
 
 def test_a_request_that_waited_is_reported_with_haste_only_when_it_ends() -> None:
@@ -262,7 +264,8 @@ def test_eviction_cuts_calls_in_flight():
     out = traffic.handle(step.CallReturned(1, suspect=False), 3.1)
     assert len(kinds(out, step.RequestActivation)) == 1
     assert [a.in_flight for a in kinds(out, DrainAck)] == [0]
-    assert level_of(traffic.table, "m", K0, 3.1)[:2] == (1, 0)
+    level = level_of(traffic.table, "m", K0, 3.1)
+    assert (level.waiting, level.in_flight) == (1, 0)
     assert not kinds(traffic.handle(event(state=S.PARKED, epoch=11, at=4.0), 4.0), step.RequestActivation), (
         "asked a moment ago"
     )
@@ -287,7 +290,8 @@ def test_a_wake_counts_as_waiting_and_ends_with_the_activation():
     assert kinds(arrive(traffic, 1, kind="wake"), step.RequestActivation)
     assert level_of(traffic.table, "m", K0, 1.0).waiting == 1
     assert kinds(traffic.handle(event(epoch=11), 2.0), step.Forward)
-    assert level_of(traffic.table, "m", K0, 2.0)[:2] == (0, 0)
+    level = level_of(traffic.table, "m", K0, 2.0)
+    assert (level.waiting, level.in_flight) == (0, 0)
 
 
 def test_a_suspect_seat_gets_calls_again_after_a_moment_or_a_change():
@@ -333,7 +337,7 @@ def test_a_call_leaves_the_seat_whose_row_says_that_its_engine_has_ended():
     traffic = router(record("s0"), record("s1", S.STARTING))
     arrive(traffic)
     traffic.handle(record("s0", cold=True, since=2.0), 2.0)
-    assert level_of(traffic.table, "m", K1, 3.0)[0] == 1
+    assert level_of(traffic.table, "m", K1, 3.0).waiting == 1
 
 
 def test_held_calls_move_to_a_better_seat():
@@ -356,7 +360,7 @@ def test_calls_of_a_freed_seat_wait_for_another_seat_of_the_model():
     traffic = router(record())
     arrive(traffic, 1)
     traffic.handle(event(state=S.FREE, epoch=11, model=""), 2.0)
-    assert level_of(traffic.table, "m", None, 3.0)[:1] == (1,)
+    assert level_of(traffic.table, "m", None, 3.0).waiting == 1
     assert kinds(traffic.handle(record("s1", S.ACTIVE, 12), 4.0), step.Forward)
     assert level_of(traffic.table, "m", None, 4.0).waiting == 0
 

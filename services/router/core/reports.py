@@ -1,70 +1,50 @@
 """What a router reports: its own traffic levels, and those of gateways. Pure."""
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from kybernate.clock import Clock
 from kybernate.messages import NodeTrafficSignal, TrafficSignal
 from kybernate.roster import SeatRecord
-from services.router.core.upstreams import UpstreamTable
+from services.router.core.upstreams import CallCounts, RoutedCall, UpstreamTable
 
 HISTOGRAM_STEPS = 16
+CLOCK = Clock()
 
 
 # --- levels of this router --------------------------------------------------------------------------------------------
 
 
-class RouterLevel(NamedTuple):
-    """This router's calls for one (model, seat) now."""
-
-    waiting: int = 0
-    in_flight: int = 0
-    arrivals: int = 0
-    """Since the router started."""
-    oldest_wait: float | None = None
-    """Wall seconds."""
-    seat: str | None = None
-    tier: str = "standard"
-    cause: str = "router"
-    served: int = 0
-    """Since the router started."""
-    served_seconds: float = 0.0
-    """Wall seconds in flight of the served calls."""
-    ages: tuple[tuple[float, int], ...] = ()
-    """Ages of the waiting calls, oldest first: (wall seconds, number of calls)."""
-
-
-def level_of(table: UpstreamTable, model: str, key: str | None, now: float) -> RouterLevel:
-    """Return the level of (model, seat); key None: the calls that wait at no seat, because none is usable."""
+def level_of(
+    table: UpstreamTable, model: str, key: str | None, now: float, clock: Clock = CLOCK, source: str = "router"
+) -> TrafficSignal:
+    """Return this router's calls for (model, seat) now, and those since it started; key None: the calls that wait at no
+    seat, because none is usable. What depends on the last publication is missing."""
+    waiting: Mapping[int, RoutedCall] = {}
+    about: dict[str, Any] = {"cause": "router"}
     if key is None:
-        orphans = table.models[model].orphans if model in table.models else {}
-        first = next(iter(orphans.values()), None)
-        return RouterLevel(
-            len(orphans),
-            oldest_wait=now - first.arrived if first else None,
-            cause=first.cause if first else model,
-            ages=age_histogram(now - call.arrived for call in orphans.values()),
-        )
-    upstream = table.upstreams.get(key)
-    if upstream is None or upstream.model != model:
-        return RouterLevel(seat=upstream.record.seat if upstream else None)
-    waiting, in_flight = upstream.waiting, len(upstream.in_flight)
-    if upstream.full:  # they wait for a place in the engine, not for the seat
-        waiting, in_flight = {}, in_flight + len(waiting)
+        waiting, about = table.model(model).orphans, {"cause": model}
+    elif (upstream := table.upstreams.get(key)) is not None:
+        in_flight, counts = 0, CallCounts()
+        if upstream.model == model:
+            waiting, in_flight, counts = upstream.waiting, len(upstream.in_flight), upstream.counts
+            if upstream.full:  # they wait for a place in the engine, not for the seat
+                waiting, in_flight = {}, in_flight + len(waiting)
+        about = {
+            "cause": counts.last_cause,
+            "seat": upstream.record.seat,
+            "tier": upstream.record.tier,
+            "in_flight": in_flight,
+            "arrived": counts.arrivals,
+            "served": counts.served,
+            "served_seconds": clock.to_model(counts.served_seconds),
+        }
     oldest = min(waiting.values(), key=lambda call: call.request, default=None)
-    counts = upstream.counts
-    return RouterLevel(
-        len(waiting),
-        in_flight,
-        counts.arrivals,
-        now - oldest.arrived if oldest else None,
-        upstream.record.seat,
-        upstream.record.tier,
-        oldest.cause if oldest else counts.last_cause,
-        counts.served,
-        counts.served_seconds,
-        age_histogram(now - call.arrived for call in waiting.values()),
-    )
+    if oldest is not None:
+        about |= {"cause": oldest.cause, "oldest_wait_seconds": clock.to_model(now - oldest.arrived)}
+    ages = age_histogram(clock.to_model(now - call.arrived) for call in waiting.values())
+    return TrafficSignal(source=source, model=model, waiting=len(waiting), age_histogram=ages, **about)
 
 
 def addressed(signal: TrafficSignal, records: Sequence[SeatRecord]) -> list[TrafficSignal]:
@@ -78,13 +58,13 @@ def addressed(signal: TrafficSignal, records: Sequence[SeatRecord]) -> list[Traf
     return [NodeTrafficSignal.model_construct(**dict(signal), node=node) for node in nodes]
 
 
-def age_histogram(ages: Iterable[float], most: int = HISTOGRAM_STEPS) -> tuple[tuple[float, int], ...]:
-    """Return ages, oldest first, in at most ``most`` steps: (mean age of the step, number of calls in it).
+def age_histogram(ages: Iterable[float]) -> tuple[tuple[float, int], ...]:
+    """Return ages, oldest first, in at most HISTOGRAM_STEPS: (mean age of the step, number of calls in it).
 
     Exact while there are no more calls than steps. Otherwise the oldest call has its own step and the others form steps
     of equal size, plus or minus one, so that the sum stays exact and no age is far from its step.
     """
-    ordered = sorted(ages, reverse=True)
+    ordered, most = sorted(ages, reverse=True), HISTOGRAM_STEPS
     if len(ordered) <= most:
         return tuple((age, 1) for age in ordered)
     found = [(ordered[0], 1)]
