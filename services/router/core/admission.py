@@ -43,108 +43,14 @@ class Limits:
     speed: float = 1.0
 
 
-class HoldQueue:
-    """Held calls, by model and by the seat that they wait for. Alarm: ``deadline``."""
-
-    def __init__(self, limits: Limits, table: UpstreamTable, commands: PendingCommands, step: RouterStep) -> None:
-        self._limits, self._table, self._commands, self._step = limits, table, commands, step
-
-    def full(self, call: RoutedCall, model: Model, found: Found, patience: float | None) -> str | None:
-        """Return why a call cannot wait; None if it can. ``patience``: wall seconds that its caller waits, if known.
-
-        (1) Too many calls of its model wait already. (2) Its best seat is active, and a place would be free too late.
-        Where places are declared, as many calls may wait, at most FEW_WAITING, however long answers take.
-        """
-        waiting = len(model.held) - (model.wake is not None)
-        if self._queue_full(model):
-            return f"model {model.name} has {count(waiting, 'request')} waiting already (KYB_QUEUE_LIMIT)"  # (1)
-        if found is None or found[0] is not Rank.FULL:
-            return None
-        upstream, now = found[1], self._step.now
-        ahead = model.ahead(call.priority, call.tenant)
-        busy = count(len(upstream.in_flight), "request")
-        text = f"model {model.name} is overloaded: {busy} in flight, {waiting} waiting"
-        if call.tenant and call.tenant not in upstream.tenants | model.tenants(call.priority):
-            return None  # others' answers are long, which is no reason to refuse its first
-        seconds = upstream.place_seconds(now, ahead + 1)
-        served = upstream.place_seconds(now, ahead + 1 + upstream.limit)
-        if seconds is None or served is None:  # nothing was answered yet
-            return text if ahead >= max(upstream.limit, FEW_WAITING) else None
-        soon = seconds <= self._limits.queue_seconds or ahead < min(upstream.declared, FEW_WAITING)
-        if soon and (patience is None or served <= patience):
-            return None
-        if not soon:
-            return f"{text}; a place is expected in {seconds:.1f} s"
-        return f"{text}; an answer is expected in {served:.1f} s, the caller waits {patience:g} s"  # (2)
-
-    def displaced(self, call: RoutedCall, model: Model) -> RoutedCall | None:
-        """Return the waiting call that must make place for this one.
-
-        (1) The last one with the lowest priority, if that is lower. (2) In a full queue the last one of the tenant with
-        the most calls of the same priority, if this call's tenant has at least two fewer.
-        """
-        lowest = min(model.waiting, default=call.priority)
-        if lowest < call.priority:
-            return model.last(lowest)  # (1)
-        tenants = model.waiting.get(call.priority, Counter[str]())
-        most = max(tenants, key=lambda tenant: tenants[tenant], default=call.tenant)
-        if lowest > call.priority or not self._queue_full(model) or tenants[most] < tenants[call.tenant] + 2:
-            return None
-        return model.last(lowest, most)  # (2)
-
-    def _queue_full(self, model: Model) -> bool:
-        return len(model.held) - (model.wake is not None) >= self._limits.queue_limit
-
-    def hold(self, call: RoutedCall, model: Model, found: Found) -> None:
-        """Hold a call at the best seat until its deadline."""
-        call.held = True
-        self._table.hold(model, call)
-        self.place(call, model, found)
-        self._step.alarms.set(("deadline", call.request), call.deadline)
-
-    def place(self, call: RoutedCall, model: Model, found: Found) -> None:
-        """Move a held call to the best seat, and query that seat's manager or request the activation."""
-        upstream = found[1] if found else None
-        if call.upstream is not upstream or (upstream is None and call.request not in model.orphans):
-            self._leave(call, model)
-            call.upstream = upstream
-            queue = model.orphans if upstream is None else upstream.waiting
-            queue[call.request] = call
-            self._step.effects.append(LevelChanged(model.name, upstream.key if upstream else None, len(queue) == 1))
-        if found is not None and found[0] is Rank.UNCONFIRMED:
-            self._commands.query_manager(found[1])
-        elif found is not None and found[1].record.state in ACTIVATABLE:
-            self._commands.request_activation(found[1])
-
-    def release(self, call: RoutedCall, *, stays: bool = False) -> None:
-        """Remove a call from the queue if it is held; ``stays``: it is forwarded to the seat that it waits for."""
-        if not call.held:
-            return
-        model = self._table.models[call.model]
-        self._leave(call, model, stays=stays)
-        call.held = False
-        self._table.release(model, call)
-        self._step.alarms.clear(("deadline", call.request))
-
-    def _leave(self, call: RoutedCall, model: Model, *, stays: bool = False) -> None:
-        upstream = call.upstream
-        queue = model.orphans if upstream is None else upstream.waiting
-        if queue.pop(call.request, None) is None:
-            return
-        if upstream is not None and not queue:
-            upstream.activation_request.sent_at = None
-        self._step.effects.append(LevelChanged(model.name, upstream.key if upstream else None, not queue and not stays))
-
-
 class Admission:
-    """All calls of one router, held or in flight. Alarms: ``permit``, ``suspect``, and those of its queue."""
+    """All calls of one router, held or in flight. Alarms: ``deadline``, ``permit``, ``suspect``."""
 
     def __init__(
         self, limits: Limits, table: UpstreamTable, trust: Trust, commands: PendingCommands, step: RouterStep
     ) -> None:
         self._limits, self._table, self._trust, self._commands, self._step = limits, table, trust, commands, step
         self._calls: dict[int, RoutedCall] = {}
-        self._queue = HoldQueue(limits, table, commands, step)
 
     def arrived(self, m: CallArrived) -> None:
         """Forward, hold or reject a new call."""
@@ -164,8 +70,8 @@ class Admission:
             self._wake(call, model, found)
             return
         if found is None or found[0] is not Rank.OPEN:
-            reason = self._queue.full(call, model, found, patience)
-            if reason is not None and (other := self._queue.displaced(call, model)) is not None:
+            reason = self._full(call, model, found, patience)
+            if reason is not None and (other := self._displaced(call, model)) is not None:
                 who = "higher priority" if call.priority > other.priority else "a tenant with fewer requests"
                 self._reject(other, 429, "queue_full", f"{reason}; a request of {who} took the place")
             elif reason is not None:
@@ -203,15 +109,15 @@ class Admission:
             code = "activation_refused" if upstream.activation_request.refusal else "seat_quarantined"
             self._reject(call, 503, code, f"model {model.name} cannot be run now", _why(upstream))
         elif call.held:
-            self._queue.place(call, model, found)
+            self._place(call, model, found)
         else:
-            self._queue.hold(call, model, found)
+            self._hold(call, model, found)
 
     def _forward(self, call: RoutedCall, upstream: Upstream, *, opened: bool) -> None:
         stays = call.held and call.upstream is upstream and call.kind != "wake"
         if call.held:
             self._table.models[call.model].served(call)
-        self._queue.release(call, stays=stays)
+        self._release(call, stays=stays)
         record = upstream.record
         assert record.endpoint is not None  # Rank.OPEN implies it
         held_seconds = self._step.now - call.arrived
@@ -237,7 +143,7 @@ class Admission:
         call = self._calls.pop(m.request, None)
         if call is None:
             return
-        self._queue.release(call)
+        self._release(call)
         upstream = call.upstream
         if call.kind == "call" and upstream is not None and call.request in upstream.in_flight:
             seconds = self._step.now - call.sent
@@ -293,13 +199,101 @@ class Admission:
         model = self._table.model(call.model)
         self._route(call, model, self._best(self._ranked(model), call))
 
+    def _full(self, call: RoutedCall, model: Model, found: Found, patience: float | None) -> str | None:
+        """Return why a call cannot wait; None if it can. ``patience``: wall seconds that its caller waits, if known.
+
+        (1) Too many calls of its model wait already. (2) Its best seat is active, and a place would be free too late.
+        Where places are declared, as many calls may wait, at most FEW_WAITING, however long answers take.
+        """
+        waiting = len(model.held) - (model.wake is not None)
+        if self._queue_full(model):
+            return f"model {model.name} has {count(waiting, 'request')} waiting already (KYB_QUEUE_LIMIT)"  # (1)
+        if found is None or found[0] is not Rank.FULL:
+            return None
+        upstream, now = found[1], self._step.now
+        ahead = model.ahead(call.priority, call.tenant)
+        busy = count(len(upstream.in_flight), "request")
+        text = f"model {model.name} is overloaded: {busy} in flight, {waiting} waiting"
+        if call.tenant and call.tenant not in upstream.tenants | model.tenants(call.priority):
+            return None  # others' answers are long, which is no reason to refuse its first
+        seconds = upstream.place_seconds(now, ahead + 1)
+        served = upstream.place_seconds(now, ahead + 1 + upstream.limit)
+        if seconds is None or served is None:  # nothing was answered yet
+            return text if ahead >= max(upstream.limit, FEW_WAITING) else None
+        soon = seconds <= self._limits.queue_seconds or ahead < min(upstream.record.max_requests, FEW_WAITING)
+        if soon and (patience is None or served <= patience):
+            return None
+        if not soon:
+            return f"{text}; a place is expected in {seconds:.1f} s"
+        return f"{text}; an answer is expected in {served:.1f} s, the caller waits {patience:g} s"  # (2)
+
+    def _displaced(self, call: RoutedCall, model: Model) -> RoutedCall | None:
+        """Return the waiting call that must make place for this one.
+
+        (1) The last one with the lowest priority, if that is lower. (2) In a full queue the last one of the tenant with
+        the most calls of the same priority, if this call's tenant has at least two fewer.
+        """
+        lowest = min(model.waiting, default=call.priority)
+        if lowest < call.priority:
+            return model.last(lowest)  # (1)
+        tenants = model.waiting.get(call.priority, Counter[str]())
+        most = max(tenants, key=lambda tenant: tenants[tenant], default=call.tenant)
+        if lowest > call.priority or not self._queue_full(model) or tenants[most] < tenants[call.tenant] + 2:
+            return None
+        return model.last(lowest, most)  # (2)
+
+    def _queue_full(self, model: Model) -> bool:
+        return len(model.held) - (model.wake is not None) >= self._limits.queue_limit
+
+    def _hold(self, call: RoutedCall, model: Model, found: Found) -> None:
+        """Hold a call at the best seat until its deadline."""
+        call.held = True
+        self._table.models[model.name] = model
+        model.add(call)
+        self._place(call, model, found)
+        self._step.alarms.set(("deadline", call.request), call.deadline)
+
+    def _place(self, call: RoutedCall, model: Model, found: Found) -> None:
+        """Move a held call to the best seat, and query that seat's manager or request the activation."""
+        upstream = found[1] if found else None
+        if call.upstream is not upstream or (upstream is None and call.request not in model.orphans):
+            self._leave(call, model)
+            call.upstream = upstream
+            queue = model.orphans if upstream is None else upstream.waiting
+            queue[call.request] = call
+            self._step.effects.append(LevelChanged(model.name, upstream.key if upstream else None, len(queue) == 1))
+        if found is not None and found[0] is Rank.UNCONFIRMED:
+            self._commands.query_manager(found[1])
+        elif found is not None and found[1].record.state in ACTIVATABLE:
+            self._commands.request_activation(found[1])
+
+    def _release(self, call: RoutedCall, *, stays: bool = False) -> None:
+        """Remove a call from the queue if it is held; ``stays``: it is forwarded to the seat that it waits for."""
+        if not call.held:
+            return
+        model = self._table.models[call.model]
+        self._leave(call, model, stays=stays)
+        call.held = False
+        model.remove(call)
+        self._table.forget_empty(model)
+        self._step.alarms.clear(("deadline", call.request))
+
+    def _leave(self, call: RoutedCall, model: Model, *, stays: bool = False) -> None:
+        upstream = call.upstream
+        queue = model.orphans if upstream is None else upstream.waiting
+        if queue.pop(call.request, None) is None:
+            return
+        if upstream is not None and not queue:
+            upstream.activation_request.sent_at = None
+        self._step.effects.append(LevelChanged(model.name, upstream.key if upstream else None, not queue and not stays))
+
     def _reject(
         self, call: RoutedCall, status: int, code: str, message: str, detail: str = "", *, until: float = 0.0
     ) -> None:
         seconds = self._table.retry_after(call.model, self._step.now, self._limits.speed)
         after = math.ceil(seconds * (1 + call.request * _SPREAD % 1))
         self._calls.pop(call.request, None)
-        self._queue.release(call)
+        self._release(call)
         self._step.effects.append(Reject(call.request, status, code, message, after, detail, until))
 
     def _reject_unknown(self, request: int, model: str) -> None:
@@ -358,7 +352,7 @@ class Admission:
         model.expected = False
         for call in list(model.held.values()):
             self._calls.pop(call.request)
-            self._queue.release(call)
+            self._release(call)
             self._reject_unknown(call.request, call.model)
         self._table.forget_empty(model)
 

@@ -173,14 +173,9 @@ class Upstream:
         return (self.doubted_url if self.doubted < inf else "") or self.record.manager_url
 
     @property
-    def declared(self) -> int:
-        """The requests that its pod declares; 0 if it declares none."""
-        return self.record.max_requests
-
-    @property
     def limit(self) -> int:
         """Most requests in flight: what its pod declares, else what was learned, and at most the share."""
-        limit = self.declared or self.capacity.limit
+        limit = self.record.max_requests or self.capacity.limit
         return min(limit, self.share) if self.share else limit
 
     def reported(self, running: int, waiting: int, sources: int) -> bool:
@@ -459,16 +454,6 @@ class UpstreamTable:
     def model(self, name: str) -> Model:
         """Return the model of this name; a new one is known once it has a seat, or a call that waits."""
         return self.models.get(name) or Model(name)
-
-    def hold(self, model: Model, call: RoutedCall) -> None:
-        """Add a call to those that are held."""
-        self.models[model.name] = model
-        model.add(call)
-
-    def release(self, model: Model, call: RoutedCall) -> None:
-        """Remove a call from those that are held."""
-        model.remove(call)
-        self.forget_empty(model)
 
     def forget_empty(self, model: Model) -> None:
         """Forget the model if nothing keeps it."""
