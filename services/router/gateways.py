@@ -22,7 +22,7 @@ from kybernate.roster import some
 from services.router.api import RouterError, model_of
 from services.router.auth import Caller, sender_of
 from services.router.calls import cause_of
-from services.router.core.reports import SignalQuota, addressed
+from services.router.core.reports import SignalQuota, addressed, admits
 from services.router.core.step import Reject
 from services.router.core.tenants import Tokens
 from services.router.dispatch import Dispatcher, WaitingTicket
@@ -151,13 +151,10 @@ class GatewayApi:
         tenant = self._limits.tenants.of(sender.tenant)
         most = (tenant and tenant.concurrency) or MOST_WAKING
         now, waking = time.monotonic(), self._waking.setdefault(sender.tenant, {})
-        for other in [name for name, until in waking.items() if until <= now]:
-            del waking[other]
-        if model not in waking and len(waking) >= most:
+        if not admits(waking, model, most, now, now + self._clock.to_wall(WAKE_SECONDS)):
             self._rejected("tenant")
             text = f"the tenant {sender.tenant!r} wakes {len(waking)} other models; try again in 10 s"
             raise RouterError(429, "tenant_limit", text, 10)
-        waking[model] = now + self._clock.to_wall(WAKE_SECONDS)
 
     async def signals(self, request: web.Request) -> web.StreamResponse:
         """Publish another gateway's traffic levels: CloudEvents JSON, one or an array."""
@@ -171,7 +168,7 @@ class GatewayApi:
         sender = sender_of(request)
         caller = sender.name or f"address {request.remote}"
         wait = self._quota.take(caller, len(items), time.monotonic())
-        if wait is not None:
+        if wait:
             self._rejected("signal_rate")
             text = f"more than {self._settings.signals_per_second:g} signals per second"
             raise RouterError(429, "too_many_signals", f"{text}; try again in {wait} s", wait)
@@ -235,11 +232,9 @@ class GatewayApi:
 
     def _seat(self, data: SignalData, sender: Caller) -> str | None:
         """Return the seat of the signal, or the model's only seat; None: the manager chooses. Raises RouterError."""
-        table = self._dispatcher.traffic.table
-        model = table.models.get(data.model)
-        if model is None or not model.upstreams:
+        seats = [record.seat for record in self._dispatcher.traffic.table.records_of(data.model)]
+        if not seats:
             raise self._limits.not_found(sender, data.model)
-        seats = [upstream.record.seat for upstream in model.upstreams.values()]
         if data.seat is not None and data.seat not in seats:
             text = f"seat {data.seat!r} does not run {data.model}; it has {some(seats, 'kyb status')}"
             raise RouterError(404, "seat_not_found", text)

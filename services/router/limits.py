@@ -59,8 +59,9 @@ class TenantLimits:
         refused = self.tenants.begin(caller.tenant, time.monotonic())
         if refused is not None:
             self.rejected("tenant")
-            text = f"the tenant {caller.tenant!r} has used up its {refused.text}; try again in {refused.retry_after} s"
-            raise RouterError(429, "tenant_limit", text, refused.retry_after)
+            why, after = refused
+            text = f"the tenant {caller.tenant!r} has used up its {why}; try again in {after} s"
+            raise RouterError(429, "tenant_limit", text, after)
         return model
 
     def end(self, caller: Caller, model: str, tokens: Tokens) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from kybernate.clock import Clock
 from kybernate.messages import NodeTrafficSignal, TrafficSignal
 from kybernate.roster import SeatRecord
+from services.router.core.tenants import Allowance
 from services.router.core.upstreams import CallCounts, RoutedCall, UpstreamTable
 
 HISTOGRAM_STEPS = 16
@@ -85,40 +86,43 @@ class SignalQuota:
     """How many signals each caller may send, and for how many sources at a time. Times as in Loads."""
 
     def __init__(self, per_second: float, burst: int, most_sources: int) -> None:
-        self._per_second, self._burst, self._most_sources = per_second, max(burst, math.ceil(per_second)), most_sources
-        self._left: dict[str, tuple[float, float]] = {}
-        """By caller: signals that it may send, and when that was computed."""
+        self._most, self._most_sources = max(burst, math.ceil(per_second)), most_sources
+        self._seconds = self._most / per_second
+        self._left: dict[str, Allowance] = {}
+        """By caller: signals that it may send."""
         self._sources: dict[str, dict[str, float]] = {}
         """By caller, then by source: when its last signal expires."""
         self._forget_at = 0.0
 
-    def take(self, caller: str, count: int, now: float) -> int | None:
-        """Count signals; None if they may be sent, else the seconds until they may."""
+    def take(self, caller: str, count: int, now: float) -> int:
+        """Count signals; 0 if they may be sent, else the seconds until they may."""
         if len(self._left) >= MOST_CALLERS and now >= self._forget_at:
             self._forget(now)
-        left, at = self._left.get(caller, (float(self._burst), now))
-        left = min(self._burst, left + (now - at) * self._per_second)
-        if count > left:
-            return math.ceil((count - left) / self._per_second)
-        self._left[caller] = left - count, now
-        return None
+        if caller not in self._left:
+            self._left[caller] = Allowance(self._most, self._seconds, self._most, now)
+        return self._left[caller].take(count, now)
 
     def admits(self, caller: str, source: str, now: float, ttl_seconds: float) -> bool:
         """Remember a source of the caller; False if it has too many."""
-        sources = self._sources.setdefault(caller, {})
-        if source not in sources and len(sources) >= self._most_sources:
-            for known in [known for known, until in sources.items() if until <= now]:
-                del sources[known]
-            if len(sources) >= self._most_sources:
-                return False
-        sources[source] = now + ttl_seconds
-        return True
+        return admits(self._sources.setdefault(caller, {}), source, self._most_sources, now, now + ttl_seconds)
 
     def _forget(self, now: float) -> None:
         """Drop the callers that may send all again, and have no source any more; at most once a second."""
         self._forget_at = now + 1.0
-        for caller, (left, at) in list(self._left.items()):
+        for caller, allowance in list(self._left.items()):
             expired = all(until <= now for until in self._sources.get(caller, {}).values())
-            if expired and left + (now - at) * self._per_second >= self._burst:
+            allowance.take(0, now)
+            if expired and allowance.left >= self._most:
                 del self._left[caller]
                 self._sources.pop(caller, None)
+
+
+def admits(known: dict[str, float], name: str, most: int, now: float, until: float) -> bool:
+    """Remember a name until a time; False if ``most`` others are remembered now."""
+    if name not in known and len(known) >= most:
+        for other in [other for other, end in known.items() if end <= now]:
+            del known[other]
+        if len(known) >= most:
+            return False
+    known[name] = until
+    return True

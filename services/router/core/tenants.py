@@ -58,17 +58,21 @@ class AnswerTokens:
 
 @dataclass(slots=True)
 class Allowance:
-    """So many requests in a minute; a minute's worth may be used at once."""
+    """``most`` in so many seconds, which may all be used at once."""
 
-    per_minute: int
+    most: int
+    seconds: float
     left: float
     at: float
 
-    def seconds(self, now: float) -> int:
-        """Return the seconds until one is left; 0: one is."""
-        self.left = min(self.per_minute, self.left + (now - self.at) * self.per_minute / 60)
+    def take(self, count: int, now: float) -> int:
+        """Take so many and return 0; else return the seconds until they are left."""
+        self.left = min(self.most, self.left + (now - self.at) * self.most / self.seconds)
         self.at = now
-        return 0 if self.left >= 1 else math.ceil((1 - self.left) * 60 / self.per_minute)
+        if count > self.left:
+            return math.ceil((count - self.left) * self.seconds / self.most)
+        self.left -= count
+        return 0
 
 
 @dataclass(slots=True)
@@ -76,13 +80,6 @@ class _Account:
     tenant: Tenant
     requests: Allowance | None = None
     running: int = 0
-
-
-class Refused(NamedTuple):
-    """Why a request of a tenant is refused, and after how many seconds it may be tried again."""
-
-    text: str
-    retry_after: int
 
 
 @dataclass(slots=True)
@@ -111,25 +108,23 @@ class Tenants:
             limit, had = tenant.requests_per_minute, known.requests if known else None
             if limit is not None:
                 left = limit if had is None else min(limit, had.left)
-                account.requests = Allowance(limit, left, now if had is None else had.at)
+                account.requests = Allowance(limit, 60.0, left, now if had is None else had.at)
 
     def of(self, name: str) -> Tenant | None:
         """Return the tenant of this name, if it has limits."""
         account = self._accounts.get(name)
         return account.tenant if account else None
 
-    def begin(self, name: str, now: float) -> Refused | None:
-        """Count a request, until ``end``; return why it is refused."""
+    def begin(self, name: str, now: float) -> tuple[str, int] | None:
+        """Count a request, until ``end``; return why it is refused, and the seconds until it may be tried again."""
         account = self._accounts.get(name)
         if account is None:
             return None
         most = account.tenant.concurrency
         if most is not None and account.running >= most:
-            return Refused(f"{account.running} of {most} requests at a time (concurrency)", 1)
-        if (requests := account.requests) is not None:
-            if wait := requests.seconds(now):
-                return Refused(f"{requests.per_minute} requests in a minute (requestsPerMinute)", wait)
-            requests.left -= 1
+            return f"{account.running} of {most} requests at a time (concurrency)", 1
+        if account.requests is not None and (wait := account.requests.take(1, now)):
+            return f"{account.requests.most} requests in a minute (requestsPerMinute)", wait
         account.running += 1
         return None
 
