@@ -1,6 +1,6 @@
 """The sum of the traffic levels of all sources. Pure."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kybernate.messages import TrafficSignal
@@ -58,22 +58,19 @@ class Loads:
                 if now < until and (load.waiting or load.in_flight):
                     yield model, seat or "", load
 
-    def sources(self, model: str, seat: str, now: float, *, besides: Collection[str]) -> set[str]:
-        """Return who has requests in flight at this seat, ``besides`` these sources."""
+    def sources(self, model: str, seat: str, now: float) -> set[str]:
+        """Return who has requests in flight at this seat."""
         levels = self._levels.get(model, {}).items()
-        busy = {source for (source, at, _), (_, until, load) in levels if at == seat and now < until and load.in_flight}
-        return busy.difference(besides)
+        return {source for (source, at, _), (_, until, load) in levels if at == seat and now < until and load.in_flight}
 
-    def of(
-        self, model: str, seat: str | None, now: float, *, unassigned: bool = False, besides: Collection[str] = ()
-    ) -> Load:
-        """Return the load of a seat of this model; seat None: of the model; ``besides`` that of these sources.
+    def of(self, model: str, seat: str | None, now: float, *, unassigned: bool = False) -> Load:
+        """Return the load of a seat of this model; seat None: of the model.
 
         ``unassigned`` adds the levels that name no seat, as the manager does for the seat that would serve them.
         """
         loads = [
             load
-            for (source, at, _), (_, until, load) in self._levels.get(model, {}).items()
-            if now < until and source not in besides and (seat in (None, at) or (unassigned and at is None))
+            for (_, at, _), (_, until, load) in self._levels.get(model, {}).items()
+            if now < until and (seat in (None, at) or (unassigned and at is None))
         ]
         return Load(sum(load.waiting for load in loads), sum(load.in_flight for load in loads))

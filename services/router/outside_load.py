@@ -26,6 +26,8 @@ from services.router.core.upstreams import Upstream
 from services.router.dispatch import Dispatcher
 from services.router.settings import RouterSettings
 
+ENGINES = "engines/"
+"""Begin of the sources that these levels name; the node follows."""
 VALID_INTERVALS = 3
 """A level expires if so many readings after it fail."""
 
@@ -57,7 +59,7 @@ class OutsideLoad:
         self._settings, self._bus, self._http, self._dispatcher = settings, bus, http, dispatcher
         self._readings = readings
         self.loads = Loads()
-        """Levels of all sources: an engine computes the requests of them all."""
+        """Levels of all other sources: an engine computes the requests of them all."""
         self._before: dict[str, int] = {}
         """By seat: requests of other callers in the last reading."""
         self._seq = 0
@@ -70,10 +72,11 @@ class OutsideLoad:
         return {"engine-metrics": self._publish_each(seconds), "other levels": self._listen()}
 
     async def _listen(self) -> NoReturn:
-        """Receive the levels of all sources."""
+        """Receive the levels of all sources but this router and the readings of engines."""
         async with self._bus.subscribe(TrafficSignal.pattern(), NodeTrafficSignal.pattern()) as messages:
             async for message in messages:
-                if isinstance(message, TrafficSignal):
+                ours = isinstance(message, TrafficSignal) and message.source == self._settings.instance
+                if isinstance(message, TrafficSignal) and not ours and not message.source.startswith(ENGINES):
                     self.loads.add(message, time.monotonic())
         raise BusError("the bus was closed")
 
@@ -116,7 +119,7 @@ class OutsideLoad:
             last = before.get(seat.key, 0)
             self._before[seat.key] = last if now is None else now
             if last:
-                place = Place(_source(seat), seat.model, seat.record.seat, seat.record.tier)
+                place = Place(f"{ENGINES}{seat.record.node}", seat.model, seat.record.seat, seat.record.tier)
                 found[place] = None if now is None else min(last, now)
         return found
 
@@ -130,8 +133,7 @@ class OutsideLoad:
             known = max(known, self._known(seat))
         self._readings.labels("engine", "failed" if load is None else "ok").inc()
         running, waiting = (min(MOST_REQUESTS, count) for count in load or (0, 0))
-        besides = self._settings.instance, _source(seat)
-        others = self.loads.sources(seat.model, seat.record.seat, time.monotonic(), besides=besides)
+        others = self.loads.sources(seat.model, seat.record.seat, time.monotonic())
         self._dispatcher.feed(EngineReported(seat.key, running, waiting, 1 + len(others)))
         return None if load is None else min(MOST_REQUESTS, max(0, running + waiting - known))
 
@@ -148,10 +150,5 @@ class OutsideLoad:
 
     def _known(self, seat: Upstream) -> int:
         """Return the requests at a seat that this router or another source reports."""
-        besides = self._settings.instance, _source(seat)
-        load = self.loads.of(seat.model, seat.record.seat, time.monotonic(), besides=besides)
+        load = self.loads.of(seat.model, seat.record.seat, time.monotonic())
         return len(seat.in_flight) + load.waiting + load.in_flight
-
-
-def _source(seat: Upstream) -> str:
-    return f"engines/{seat.record.node}"
