@@ -58,13 +58,6 @@ class WaitingTicket:
         """Do nothing: a permit ends with its seat."""
 
 
-class _Unanswered(dict[tuple[str, str], OnceLogger]):
-    """Who does not answer, by (kind, name): logged once, not at each try of an outage."""
-
-    def __missing__(self, key: tuple[str, str]) -> OnceLogger:
-        return self.setdefault(key, OnceLogger(f"{key[0]}.unanswered", level="info"))
-
-
 class Dispatcher:
     """Performs the core's effects. ``run`` is a job; ``close`` ends its tasks."""
 
@@ -86,7 +79,8 @@ class Dispatcher:
         self._delivered = 0
         """Rejects in this turn."""
         self._timer: asyncio.TimerHandle | None = None
-        self._unanswered = _Unanswered()
+        self._unanswered: dict[tuple[str, str], OnceLogger] = {}
+        """Who does not answer, by (kind, name): logged once, not at each try of an outage."""
         self.stopping = False
         """True once ``stop`` was called."""
 
@@ -220,7 +214,7 @@ class Dispatcher:
         try:
             reply = await self._bus.request(command, CommandReply, timeout=ACTIVATE_TIMEOUT_SECONDS)
         except BusError as error:
-            self._unanswered["activation", command.seat].log(seat=command.seat, error=str(error))
+            self._no_answer("activation", command.seat).log(seat=command.seat, error=str(error))
         else:
             self._answered("activation", command.seat)
         ticket = self._tickets.get(effect.request)
@@ -239,7 +233,7 @@ class Dispatcher:
                 rows = (await response.json())["seats"]
                 records = tuple(SeatRecord.model_validate(row) for row in rows)
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError) as error:
-            self._unanswered["manager", effect.node].log(node=effect.node, url=effect.url, error=repr(error))
+            self._no_answer("manager", effect.node).log(node=effect.node, url=effect.url, error=repr(error))
             self.feed(step.ManagerAnswered(effect.node, sent_at, None, away=await self._leader_answers(effect.node)))
         else:
             self._answered("manager", effect.node)
@@ -252,9 +246,12 @@ class Dispatcher:
             return False
         return True
 
+    def _no_answer(self, who: str, name: str) -> OnceLogger:
+        return self._unanswered.setdefault((who, name), OnceLogger(f"{who}.unanswered", level="info"))
+
     def _answered(self, who: str, name: str) -> None:
-        if (who, name) in self._unanswered:
-            self._unanswered.pop((who, name)).clear()
+        if (once := self._unanswered.pop((who, name), None)) is not None:
+            once.clear()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -264,12 +261,10 @@ class Dispatcher:
     def _arm(self) -> None:
         """Schedule TimePassed for the next alarm of the core."""
         at = self.traffic.alarms.at
-        if self._timer is not None:
-            if at is not None and self._timer.when() <= at and not self._timer.cancelled():
-                return
+        if self._timer is not None and (at is None or self._timer.when() > at):
             self._timer.cancel()
             self._timer = None
-        if at is not None:
+        if self._timer is None and at is not None:
             self._timer = asyncio.get_running_loop().call_at(at, self._tick)
 
     def _tick(self) -> None:

@@ -88,12 +88,10 @@ class RunningRouter:
             settings, clock, self.dispatcher, self.pools, self._metrics, intake, log, self.guard, paths, tenants
         )
         gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected, tenants)
-        readings = self._metrics.readings
-        self.outside = OutsideLoad(settings, bus, http, self.dispatcher, readings)
+        self.outside = OutsideLoad(settings, bus, http, self.dispatcher, self._metrics.readings)
         self.app = self._application(gateways, tenants)
         tls = self.certificate.context if self.certificate is not None else None
         self.front = Front(self.app, self.calls, settings, self.connections, tls)
-        self.ports = AsyncExitStack()
         self.server: HttpServer | None = None
         """Of the operations port, if there is one."""
 
@@ -221,10 +219,10 @@ async def open_router(
         if tracer is not None:
             router.calls.tracer = tracer
         try:
-            async with router.ports:
-                router.url = (await router.ports.enter_async_context(router.front)).url
+            async with AsyncExitStack() as ports:
+                router.url = (await ports.enter_async_context(router.front)).url
                 if settings.health_port:
-                    router.server = await router.ports.enter_async_context(router.health.server(settings))
+                    router.server = await ports.enter_async_context(router.health.server(settings))
                 yield router
         finally:
             await router.dispatcher.close()
