@@ -7,7 +7,6 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
@@ -70,16 +69,10 @@ class GatewayApi:
     """The handlers of the three routes."""
 
     def __init__(
-        self,
-        settings: RouterSettings,
-        clock: Clock,
-        bus: Bus,
-        dispatcher: Dispatcher,
-        rejected: Callable[[str], None],
-        limits: TenantLimits,
+        self, settings: RouterSettings, clock: Clock, bus: Bus, dispatcher: Dispatcher, limits: TenantLimits
     ) -> None:
-        self._settings, self._clock, self._bus, self._dispatcher = settings, clock, bus, dispatcher
-        self._rejected, self._limits = rejected, limits
+        self._settings, self._clock, self._bus = settings, clock, bus
+        self._dispatcher, self._limits = dispatcher, limits
         self._quota = SignalQuota(settings.signals_per_second, SIGNAL_LIMIT, settings.signal_sources)
         self._seq = 0
         self._waking: dict[str, dict[str, float]] = {}
@@ -152,7 +145,7 @@ class GatewayApi:
         most = (tenant and tenant.concurrency) or MOST_WAKING
         now, waking = time.monotonic(), self._waking.setdefault(sender.tenant, {})
         if not admits(waking, model, most, now, now + self._clock.to_wall(WAKE_SECONDS)):
-            self._rejected("tenant")
+            self._limits.rejected("tenant")
             text = f"the tenant {sender.tenant!r} wakes {len(waking)} other models; try again in 10 s"
             raise RouterError(429, "tenant_limit", text, 10)
 
@@ -169,14 +162,14 @@ class GatewayApi:
         caller = sender.name or f"address {request.remote}"
         wait = self._quota.take(caller, len(items), time.monotonic())
         if wait:
-            self._rejected("signal_rate")
+            self._limits.rejected("signal_rate")
             text = f"more than {self._settings.signals_per_second:g} signals per second"
             raise RouterError(429, "too_many_signals", f"{text}; try again in {wait} s", wait)
         errors: list[dict[str, Any]] = []
         for index, item in enumerate(items):
             try:
                 signal = self._signal(item, sender, caller)
-                for one in addressed(signal, self._dispatcher.traffic.table.records_of(signal.model, signal.seat)):
+                for one in addressed(signal, self._dispatcher.traffic.table):
                     await self._bus.publish(one)
                 if index % SIGNALS_PER_STEP == SIGNALS_PER_STEP - 1:
                     await asyncio.sleep(0)
@@ -208,7 +201,7 @@ class GatewayApi:
         data.model = self._limits.resolve(sender, data.model)
         ttl = data.ttl_seconds or SIGNAL_TTL_SECONDS
         if not self._quota.admits(caller, source, time.monotonic(), ttl):
-            self._rejected("signal_sources")
+            self._limits.rejected("signal_sources")
             text = f"signals of this caller name {self._settings.signal_sources} sources already"
             raise RouterError(429, "too_many_sources", f"{text}; try again when some have expired", 1)
         oldest = data.oldest_wait_seconds

@@ -80,10 +80,8 @@ class LevelPublisher:
             }
         )
         quiet = not level.waiting and not level.in_flight
-        upstream = table.upstreams.get(seat_key or "")
-        records = table.records_of(model) if seat_key is None else [upstream.record] if upstream is not None else []
         try:
-            for one in addressed(signal, records):
+            for one in addressed(signal, table):
                 await self._bus.publish(one)
         except BusError:
             quiet = False  # published again; receivers drop the old level after its TTL

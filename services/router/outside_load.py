@@ -105,7 +105,7 @@ class OutsideLoad:
             ttl_seconds=VALID_INTERVALS * seconds,
         )
         with contextlib.suppress(BusError):  # the next reading is published again, and receivers drop this level
-            for one in addressed(signal, self._dispatcher.traffic.table.records_of(place.model, place.seat)):
+            for one in addressed(signal, self._dispatcher.traffic.table):
                 await self._bus.publish(one)
 
     async def _engines(self) -> Levels:

@@ -87,7 +87,7 @@ class RunningRouter:
         self.calls = Calls(
             settings, clock, self.dispatcher, self.pools, self._metrics, intake, log, self.guard, paths, tenants
         )
-        gateways = GatewayApi(settings, clock, bus, self.dispatcher, self._rejected, tenants)
+        gateways = GatewayApi(settings, clock, bus, self.dispatcher, tenants)
         self.outside = OutsideLoad(settings, bus, http, self.dispatcher, self._metrics.readings)
         self.app = self._application(gateways, tenants)
         tls = self.certificate.context if self.certificate is not None else None

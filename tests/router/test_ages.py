@@ -1,6 +1,5 @@
 """Levels of a router: the ages of waiting calls as a histogram, and counters."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,20 +56,15 @@ def test_permits_and_returned_calls_do_not_count_as_served() -> None:
 
 
 def test_a_level_is_published_to_the_nodes_of_its_seats() -> None:
+    traffic = router()
     signal = TrafficSignal(cause="c", source="r0", model="m", waiting=3, seq=7)
-    rows = [SeatRecord(node=node, seat="s", state=SeatState.PARKED, node_signals=True) for node in ("n1", "n2", "n1")]
-    both = addressed(signal, rows)
+    assert addressed(signal, traffic.table) == [signal], "to all where no seat is known"
+    assert signal.subject == "kyb.v1.sig.r0.m"
+    for node, seat in (("n1", "s0"), ("n2", "s1"), ("n1", "s2")):
+        traffic.handle(SeatRecord(node=node, seat=seat, state=SeatState.PARKED, model="m"), 1.0)
+    both = addressed(signal, traffic.table)
     assert [one.subject for one in both] == ["kyb.v1.sig.n1.r0.m", "kyb.v1.sig.n2.r0.m"]
     assert [decode(one.subject, one.body()) for one in both] == both
     assert [(one.waiting, one.seq) for one in both] == [(3, 7)] * 2
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_a_level_is_published_to_all_where_a_manager_is_of_an_earlier_version_or_no_seat_is_known(known: bool) -> None:
-    signal = TrafficSignal(cause="c", source="r0", model="m")
-    rows = [
-        SeatRecord(node="n1", seat="s", state=SeatState.PARKED, node_signals=True),
-        SeatRecord(node="n2", seat="s", state=SeatState.PARKED),
-    ]
-    assert addressed(signal, rows if known else []) == [signal]
-    assert signal.subject == "kyb.v1.sig.r0.m"
+    (of_one,) = addressed(signal.model_copy(update={"seat": "s1"}), traffic.table)
+    assert of_one.subject == "kyb.v1.sig.n2.r0.m"

@@ -221,7 +221,7 @@ async def test_metrics_have_the_published_names():
 
 def test_a_router_with_no_keys_remembers_no_wakes() -> None:
     limits = TenantLimits(Tenants(), Any, lambda _: None)  # type: ignore[arg-type]
-    api = GatewayApi(RouterSettings(), Clock(1.0), Any, Any, lambda _: None, limits)  # type: ignore[arg-type]
+    api = GatewayApi(RouterSettings(), Clock(1.0), Any, Any, limits)  # type: ignore[arg-type]
     for at in range(3):
         api._wakes(ANYBODY, f"no-such-model-{at}")
     assert not any(api._waking.values())

@@ -1,12 +1,11 @@
 """What a router reports: its own traffic levels, and those of gateways. Pure."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kybernate.clock import Clock
 from kybernate.messages import NodeTrafficSignal, TrafficSignal
-from kybernate.roster import SeatRecord
 from services.router.core.tenants import Allowance
 from services.router.core.upstreams import CallCounts, RoutedCall, UpstreamTable
 
@@ -48,14 +47,11 @@ def level_of(
     return TrafficSignal(source=source, model=model, waiting=len(waiting), age_histogram=ages, **about)
 
 
-def addressed(signal: TrafficSignal, records: Sequence[SeatRecord]) -> list[TrafficSignal]:
-    """Return a level as it is published: once for each node with a seat that it concerns.
-
-    ``records``: rows of these seats. Without any, or with a manager of an earlier version, all nodes receive it.
-    """
-    if not records or not all(record.node_signals for record in records):
+def addressed(signal: TrafficSignal, table: UpstreamTable) -> list[TrafficSignal]:
+    """Return a level as it is published: once for each node with a seat that it concerns, to all if none is known."""
+    nodes = dict.fromkeys(record.node for record in table.records_of(signal.model, signal.seat))
+    if not nodes:
         return [signal]
-    nodes = dict.fromkeys(record.node for record in records)
     return [NodeTrafficSignal.model_construct(**dict(signal), node=node) for node in nodes]
 
 
