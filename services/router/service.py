@@ -23,8 +23,6 @@ from services.router.api import aliases_of, engine_paths
 from services.router.auth import open_auth
 from services.router.calls import Calls
 from services.router.connections import ConnectionLimits
-from services.router.core.admission import Limits
-from services.router.core.managers import RouterIdentity
 from services.router.core.traffic import Traffic
 from services.router.dispatch import Dispatcher
 from services.router.engines import EnginePools
@@ -56,19 +54,12 @@ class RunningRouter:
     def __init__(self, settings: RouterSettings, bus: Bus, http: aiohttp.ClientSession) -> None:
         self._settings, self._bus, self.url = settings, bus, ""
         self.guard, self.certificate = open_auth(settings)
-        self._clock = clock = Clock(settings.speed)
-        self._identity = RouterIdentity(settings.instance, uuid.uuid4().hex[:12])
-        limits = Limits(
-            hold_seconds=clock.to_wall(settings.hold_seconds),
-            queue_limit=settings.queue_limit,
-            queue_seconds=settings.queue_seconds,
-            permit_seconds=settings.permit_seconds,
-            speed=settings.speed,
-        )
-        self.traffic = traffic = Traffic(limits, self._identity)
+        clock = Clock(settings.speed)
+        self._incarnation = uuid.uuid4().hex[:12]
+        self.traffic = traffic = Traffic(settings, self._incarnation)
         self.pools = EnginePools()
         self.dispatcher = Dispatcher(traffic, bus, http, self.pools)
-        self.levels = LevelPublisher(bus, traffic, clock, settings.instance, self._identity.incarnation)
+        self.levels = LevelPublisher(bus, traffic, clock, settings.instance, self._incarnation)
         self.dispatcher.on_level = self.levels.touch
         self.health = health = self._health()
         memory = BodyMemory(settings.held_bytes, settings.held_bytes // 2)
@@ -140,8 +131,8 @@ class RunningRouter:
         return Presence(
             cause="presence",
             component="router",
-            instance=self._identity.instance,
-            incarnation=self._identity.incarnation,
+            instance=self._settings.instance,
+            incarnation=self._incarnation,
             node=self._settings.node,
             url=self._settings.advertise_url or self.url,
             unmet=self.health.unmet(),

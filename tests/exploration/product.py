@@ -75,10 +75,9 @@ from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.manager import FOREIGN_SECONDS
 from services.gpu_manager.publish import record
 from services.router.core import step as routing
-from services.router.core.admission import Limits
-from services.router.core.managers import RouterIdentity
 from services.router.core.reports import level_of
 from services.router.core.traffic import Traffic
+from services.router.settings import RouterSettings
 
 __all__ = [
     "DRAIN_SECONDS",
@@ -351,7 +350,7 @@ def unhindered(board: Board, now: Now) -> set[str]:
 
 
 def new_traffic(instance: str, incarnation: str) -> Traffic:
-    return Traffic(Limits(hold_seconds=300.0), RouterIdentity(instance, incarnation))
+    return Traffic(RouterSettings(instance=instance), incarnation)
 
 
 def counted(board: Board) -> dict[str, float]:

@@ -55,13 +55,12 @@ from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.ledger import Ledger, LedgerFile
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import GateFiles, record
-from services.router.core.admission import Limits
-from services.router.core.managers import RouterIdentity
 from services.router.core.traffic import Traffic
 from services.router.core.upstreams import Rank
 from services.router.dispatch import Dispatcher
 from services.router.engines import EnginePools
 from services.router.roster_sync import RosterSync
+from services.router.settings import RouterSettings
 from tests.exploration.machine import ViolationError
 from tests.manager.world import World, status
 
@@ -297,7 +296,7 @@ class Shells:
             self.worker = await stack.enter_async_context(MemoryBus.connect(socket))
             for kind, handler in ((AskJobs, self._asked), (SwitchJob, self._taken)):
                 await stack.enter_async_context(self.worker.serve(kind.pattern(node="n1"), handler))
-            self.traffic = Traffic(Limits(), RouterIdentity("router-0", "i1"))
+            self.traffic = Traffic(RouterSettings(instance="router-0"), "i1")
             none = cast(aiohttp.ClientSession, None)
             dispatcher = Dispatcher(self.traffic, self.far, none, cast(EnginePools, Pools()))
             sync = RosterSync(self.far, dispatcher, self._router_presence)

@@ -9,11 +9,10 @@ import pytest
 
 from kybernate.seat import SeatState
 from services.router.core import step
-from services.router.core.admission import Limits
 from services.router.core.capacity import LEAST_LIMIT, MOST_LIMIT, Capacity, share
-from services.router.core.managers import RouterIdentity
 from services.router.core.reports import level_of
 from services.router.core.traffic import Traffic
+from services.router.settings import RouterSettings
 from tests.router.test_traffic import K0, K1, arrive, event, kinds, listed, record, router, synced
 
 S = SeatState
@@ -164,9 +163,9 @@ def test_an_engine_that_gets_faster_with_more_requests_gets_them_back() -> None:
     assert capacity.limit == MOST_LIMIT
 
 
-def full(*, limits: Limits | None = None, **fields: object) -> Traffic:
+def full(*, limits: RouterSettings | None = None, **fields: object) -> Traffic:
     """A router whose only seat is active, with one place unless another number is given; call 1 is in flight."""
-    traffic = Traffic(limits or Limits(), RouterIdentity("r", "i1"))
+    traffic = Traffic(limits or RouterSettings(), "i1")
     traffic.handle(listed(0.0), 0.0)
     traffic.handle(synced(record(state=S.ACTIVE, **{"max_requests": 1, **fields})), 0.0)  # type: ignore[arg-type]
     assert kinds(arrive(traffic, 1), step.Forward)
@@ -215,7 +214,7 @@ def test_a_seat_that_opens_gets_no_more_calls_than_places() -> None:
 
 def busy(seconds: float = 1.0, **limits: float) -> Traffic:
     """A full seat whose rate is known: one answer per ``seconds``."""
-    traffic = full(limits=Limits(**limits))  # type: ignore[arg-type]
+    traffic = full(limits=RouterSettings(**limits))  # type: ignore[arg-type]
     for request in range(1, 30):
         traffic.handle(listed(request * seconds), request * seconds)
         traffic.handle(step.CallArrived(request + 1, "m", "c"), request * seconds)
@@ -261,14 +260,14 @@ def test_a_call_is_rejected_if_its_answer_comes_after_its_caller_left() -> None:
 
 
 def test_a_call_whose_deadline_passes_at_a_full_seat_gets_a_429() -> None:
-    traffic = full(limits=Limits(hold_seconds=3.0))
+    traffic = full(limits=RouterSettings(hold_seconds=3.0))
     arrive(traffic, 2, now=1.0)
     (reject,) = kinds(traffic.handle(step.TimePassed(), 4.1), step.Reject)
     assert (reject.request, reject.status, reject.code) == (2, 429, "queue_full")
 
 
 def test_a_full_queue_makes_place_for_a_higher_priority() -> None:
-    traffic = full(limits=Limits(queue_limit=2))
+    traffic = full(limits=RouterSettings(queue_limit=2))
     for request, priority in [(2, -1), (3, -1)]:
         traffic.handle(step.CallArrived(request, "m", "c", priority=priority), 1.0)
     (reject,) = rejected(traffic, 4, 1.0, priority=1)
@@ -278,7 +277,7 @@ def test_a_full_queue_makes_place_for_a_higher_priority() -> None:
 
 
 def test_all_wakes_of_a_model_are_one_and_no_request() -> None:
-    traffic = Traffic(Limits(queue_limit=1), RouterIdentity("r", "i1"))
+    traffic = Traffic(RouterSettings(queue_limit=1), "i1")
     traffic.handle(listed(0.0), 0.0)
     traffic.handle(synced(record()), 0.0)
     for request in range(1, 2001):
@@ -292,7 +291,7 @@ def test_all_wakes_of_a_model_are_one_and_no_request() -> None:
 
 
 def test_a_later_wake_makes_the_pending_one_last_longer() -> None:
-    traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
+    traffic = Traffic(RouterSettings(), "i1")
     traffic.handle(listed(0.0), 0.0)
     traffic.handle(synced(record()), 0.0)
     traffic.handle(step.CallArrived(1, "m", "c", "wake", 10.0), 0.0)
@@ -322,7 +321,7 @@ def test_an_engine_whose_callers_leave_gets_fewer_requests() -> None:
 
 
 def test_before_the_first_answers_no_more_calls_wait_than_there_are_places() -> None:
-    traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
+    traffic = Traffic(RouterSettings(), "i1")
     traffic.handle(listed(0.0), 0.0)
     traffic.handle(synced(record(state=S.ACTIVE, max_requests=20)), 0.0)
     outcomes = [kinds(arrive(traffic, number), step.Reject) for number in range(1, 43)]
@@ -330,7 +329,7 @@ def test_before_the_first_answers_no_more_calls_wait_than_there_are_places() -> 
 
 
 def test_the_only_call_of_a_model_without_seats_can_be_displaced() -> None:
-    traffic = Traffic(Limits(queue_limit=1), RouterIdentity("r", "i1"))
+    traffic = Traffic(RouterSettings(queue_limit=1), "i1")
     assert not kinds(arrive(traffic, 1, now=0.0, priority=-1), step.Reject)
     (reject,) = kinds(arrive(traffic, 2, now=0.1, priority=1), step.Reject)
     assert reject.request == 1

@@ -22,11 +22,10 @@ from services.router import models
 from services.router.api import PRIORITIES, aliases_of
 from services.router.auth import ApiKeyGuard
 from services.router.core import step
-from services.router.core.admission import Limits
-from services.router.core.managers import RouterIdentity
 from services.router.core.tenants import AnswerTokens, Tenants, Tokens
 from services.router.core.traffic import Traffic
 from services.router.core.upstreams import MOST_LOOKED_AT, UpstreamTable
+from services.router.settings import RouterSettings
 from tests.router.test_front import engine as raw_engine
 from tests.router.test_front import request_of
 from tests.router.test_traffic import arrive, kinds, listed, record, synced
@@ -36,7 +35,7 @@ from tests.until import until
 
 def busy(queue_limit: int = 2000) -> Traffic:
     """A router whose only seat has one place, which a call has taken."""
-    traffic = Traffic(Limits(queue_limit=queue_limit), RouterIdentity("r", "i1"))
+    traffic = Traffic(RouterSettings(queue_limit=queue_limit), "i1")
     traffic.handle(listed(0.0), 0.0)
     traffic.handle(synced(record(state=SeatState.ACTIVE, max_requests=1)), 0.0)
     assert kinds(arrive(traffic, 1000, now=0.0), step.Forward)
@@ -80,7 +79,7 @@ def test_the_first_call_of_a_tenant_waits_behind_the_long_answers_of_another_one
 
 
 def test_the_last_place_is_for_tenants_without_a_request_there():
-    traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
+    traffic = Traffic(RouterSettings(), "i1")
     traffic.handle(listed(0.0), 0.0)
     traffic.handle(synced(record(state=SeatState.ACTIVE, max_requests=4)), 0.0)
 
@@ -99,7 +98,7 @@ def test_the_last_place_is_for_tenants_without_a_request_there():
 
 
 def test_the_kept_place_of_either_replica_is_found():
-    traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
+    traffic = Traffic(RouterSettings(), "i1")
     traffic.handle(listed(0.0), 0.0)
     rows = (record(seat, state=SeatState.ACTIVE, max_requests=4) for seat in ("s1", "s2"))
     traffic.handle(synced(*rows), 0.0)
@@ -114,7 +113,7 @@ def test_the_kept_place_of_either_replica_is_found():
 
 def test_without_a_second_tenant_and_of_few_places_none_is_kept():
     for places, tenant in ((4, ""), (3, "a")):
-        traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
+        traffic = Traffic(RouterSettings(), "i1")
         traffic.handle(listed(0.0), 0.0)
         traffic.handle(synced(record(state=SeatState.ACTIVE, max_requests=places)), 0.0)
         for number in range(places):

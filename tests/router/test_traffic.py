@@ -10,11 +10,10 @@ from kybernate.messages import EVENT_OF_STATE, CommandReply, DrainAck, Presence,
 from kybernate.roster import SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.router.core import step
-from services.router.core.admission import Limits
-from services.router.core.managers import RouterIdentity
 from services.router.core.reports import level_of
 from services.router.core.traffic import Traffic
 from services.router.core.upstreams import CLOSING, Rank
+from services.router.settings import RouterSettings
 
 S = SeatState
 K0, K1 = seat_key("n", "s0"), seat_key("n", "s1")
@@ -48,7 +47,7 @@ def listed(sent: float, node: str = "n") -> Presence:
 
 
 def router(*records: SeatRecord, **limits: Any) -> Traffic:
-    traffic = Traffic(Limits(**limits), RouterIdentity("r", "i1"))
+    traffic = Traffic(RouterSettings(instance="r", **limits), "i1")
     traffic.handle(listed(0.0), 0.0)
     traffic.handle(synced(*records), 0.0)
     traffic.trust.settles = 0.0  # it runs for a while
@@ -137,7 +136,7 @@ def test_a_new_call_after_an_empty_queue_requests_activation_again():
 
 
 def test_nothing_is_forwarded_before_the_first_reading_of_the_roster():
-    traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
+    traffic = Traffic(RouterSettings(), "i1")
     assert not kinds(traffic.handle(record(state=S.ACTIVE), 0.0), step.Forward)
     assert not kinds(arrive(traffic, 1), step.Forward, step.Reject)
     assert not kinds(arrive(traffic, 2, model="other"), step.Forward, step.Reject)
@@ -248,9 +247,7 @@ def test_a_park_is_not_acknowledged_again_but_in_time_and_a_drain_of_another_epo
 def test_a_seat_that_is_closing_at_a_reading_is_acknowledged():
     assert [
         a.epoch
-        for a in kinds(
-            Traffic(Limits(), RouterIdentity("r", "i")).handle(synced(record(state=S.DRAINING, epoch=7)), 0.0), DrainAck
-        )
+        for a in kinds(Traffic(RouterSettings(), "i").handle(synced(record(state=S.DRAINING, epoch=7)), 0.0), DrainAck)
     ]
 
 
@@ -585,9 +582,9 @@ def test_a_seat_can_be_learned_from_an_event_alone():
 
 
 def test_an_unknown_model_is_forgotten_with_its_last_call_before_the_first_reading():
-    traffic = Traffic(Limits(queue_limit=0), RouterIdentity("r", "i1"))
+    traffic = Traffic(RouterSettings(queue_limit=0), "i1")
     assert [r.status for r in kinds(arrive(traffic, 1, model="invented"), step.Reject)] == [429]
-    traffic = Traffic(Limits(), RouterIdentity("r", "i1"))
+    traffic = Traffic(RouterSettings(), "i1")
     arrive(traffic, 2, model="invented too")
     traffic.handle(step.CallEnded(2), 2.0)
     assert not traffic.table.models
@@ -625,7 +622,7 @@ actions = st.one_of(
 
 @given(st.lists(actions, max_size=60))
 def test_a_held_call_ends_in_exactly_one_outcome(script: list[tuple[Any, ...]]):
-    traffic = Traffic(Limits(hold_seconds=20.0, queue_limit=5), RouterIdentity("r", "i1"))
+    traffic = Traffic(RouterSettings(hold_seconds=20.0, queue_limit=5), "i1")
     now, epoch, requests = 0.0, 100, 0
     state: dict[int, str] = {}  # held, sent, done
     kind_of: dict[int, str] = {}

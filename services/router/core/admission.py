@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 
 from kybernate.seat import SeatState
 from kybernate.sizes import count
@@ -20,6 +19,7 @@ from services.router.core.upstreams import (
     UpstreamTable,
     best,
 )
+from services.router.settings import RouterSettings
 
 SUSPECT_SECONDS = 0.25
 """How long a seat whose engine failed before the first byte gets no calls, unless the seat changes earlier."""
@@ -32,24 +32,13 @@ _SPREAD = (math.sqrt(5) - 1) / 2
 """Multiples of it, modulo 1, are spread evenly: callers that are rejected together come back apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one router. Durations in wall seconds; ``speed`` turns learned model seconds into Retry-After."""
-
-    hold_seconds: float = 300.0
-    queue_limit: int = 2000
-    queue_seconds: float = 3.0
-    permit_seconds: float = 2.0
-    speed: float = 1.0
-
-
 class Admission:
     """All calls of one router, held or in flight. Alarms: ``deadline``, ``permit``, ``suspect``."""
 
     def __init__(
-        self, limits: Limits, table: UpstreamTable, trust: Trust, commands: PendingCommands, step: RouterStep
+        self, settings: RouterSettings, table: UpstreamTable, trust: Trust, commands: PendingCommands, step: RouterStep
     ) -> None:
-        self._limits, self._table, self._trust, self._commands, self._step = limits, table, trust, commands, step
+        self._settings, self._table, self._trust, self._commands, self._step = settings, table, trust, commands, step
         self._calls: dict[int, RoutedCall] = {}
 
     def arrived(self, m: CallArrived) -> None:
@@ -60,7 +49,7 @@ class Admission:
                 self._reject_unknown(m.request, m.model)
                 return
             model = Model(m.model)
-        longest, patience = self._limits.hold_seconds, m.hold_seconds
+        longest, patience = self._settings.hold_seconds / self._settings.speed, m.hold_seconds
         hold = longest if patience is None else min(longest, patience)
         now = self._step.now
         gives_up, limit = (math.inf, "") if patience is None else (now + patience, f"{patience:g} s ({m.by})")
@@ -135,7 +124,7 @@ class Admission:
             self._step.effects.append(LevelChanged(call.model, upstream.key, edge))
             if call.kind == "permit":
                 upstream.permits += 1
-                self._step.set_alarm(("permit", call.request), self._limits.permit_seconds)
+                self._step.set_alarm(("permit", call.request), self._settings.permit_seconds)
         self._step.effects.append(effect)
 
     def ended(self, m: CallEnded) -> None:
@@ -220,7 +209,7 @@ class Admission:
         served = upstream.place_seconds(now, ahead + 1 + upstream.limit)
         if seconds is None or served is None:  # nothing was answered yet
             return text if ahead >= max(upstream.limit, FEW_WAITING) else None
-        soon = seconds <= self._limits.queue_seconds or ahead < min(upstream.record.max_requests, FEW_WAITING)
+        soon = seconds <= self._settings.queue_seconds or ahead < min(upstream.record.max_requests, FEW_WAITING)
         if soon and (patience is None or served <= patience):
             return None
         if not soon:
@@ -243,7 +232,7 @@ class Admission:
         return model.last(lowest, most)  # (2)
 
     def _queue_full(self, model: Model) -> bool:
-        return len(model.held) - (model.wake is not None) >= self._limits.queue_limit
+        return len(model.held) - (model.wake is not None) >= self._settings.queue_limit
 
     def _hold(self, call: RoutedCall, model: Model, found: Found) -> None:
         """Hold a call at the best seat until its deadline."""
@@ -290,7 +279,7 @@ class Admission:
     def _reject(
         self, call: RoutedCall, status: int, code: str, message: str, detail: str = "", *, until: float = 0.0
     ) -> None:
-        seconds = self._table.retry_after(call.model, self._step.now, self._limits.speed)
+        seconds = self._table.retry_after(call.model, self._step.now, self._settings.speed)
         after = math.ceil(seconds * (1 + call.request * _SPREAD % 1))
         self._calls.pop(call.request, None)
         self._release(call)
@@ -307,7 +296,7 @@ class Admission:
     def _time_out(self, call: RoutedCall) -> None:
         upstream = call.upstream
         at = f"it is {upstream.record.state}" if upstream else "it has no seat that could serve"
-        own = f"{self._limits.hold_seconds * self._limits.speed:g} s (KYB_HOLD_SECONDS)"
+        own = f"{self._settings.hold_seconds:g} s (KYB_HOLD_SECONDS)"
         limit = call.patience if self._step.now >= call.gives_up else own
         text = f"model {call.model} could not be called within {limit}: {at}"
         if upstream is not None and self._rank(upstream) is Rank.FULL:

@@ -1,7 +1,5 @@
 """What a router asks of the GPU managers and acknowledges to them, and when it repeats that. Pure."""
 
-from dataclasses import dataclass
-
 from kybernate.messages import ActivateSeat, CommandReply, DrainAck
 from services.router.core.step import QueryManager, RequestActivation, RouterStep
 from services.router.core.upstreams import ACTIVATABLE, CLOSING, Upstream
@@ -22,19 +20,11 @@ REFUSAL_SECONDS = 5.0
 """How long a final refusal is valid, unless the manager sets a time or the seat changes earlier."""
 
 
-@dataclass(frozen=True, slots=True)
-class RouterIdentity:
-    """The sender of drain acknowledgements."""
-
-    instance: str
-    incarnation: str
-
-
 class PendingCommands:
     """Commands and queries to managers, and when to repeat them. Alarms: ``wake``, ``ack``, ``query``, ``refusal``."""
 
-    def __init__(self, identity: RouterIdentity, step: RouterStep) -> None:
-        self._identity, self._step = identity, step
+    def __init__(self, instance: str, incarnation: str, step: RouterStep) -> None:
+        self._instance, self._incarnation, self._step = instance, incarnation, step
         self._querying: set[str] = set()
         """Nodes whose manager is being queried, or did not answer within ``QUERY_RETRY_SECONDS``."""
 
@@ -93,8 +83,8 @@ class PendingCommands:
             cause=upstream.cause,
             node=upstream.record.node,
             seat=upstream.record.seat,
-            instance=self._identity.instance,
-            incarnation=self._identity.incarnation,
+            instance=self._instance,
+            incarnation=self._incarnation,
             epoch=upstream.record.epoch,
             in_flight=len(upstream.in_flight),
         )

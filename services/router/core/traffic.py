@@ -13,10 +13,11 @@ from kybernate.messages import Presence, SeatEvent
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from services.router.core import step
-from services.router.core.admission import GONE_SECONDS, Admission, Limits
-from services.router.core.managers import PendingCommands, RouterIdentity
+from services.router.core.admission import GONE_SECONDS, Admission
+from services.router.core.managers import PendingCommands
 from services.router.core.trust import ANSWER_SECONDS, AWAY_SECONDS, Trust
 from services.router.core.upstreams import ACTIVATABLE, EVICTED, Change, Upstream, UpstreamTable
+from services.router.settings import RouterSettings
 
 MISSING_SECONDS = 10.0
 """Time after which a seat without a roster row is forgotten, and the manager is asked about one whose row stays older
@@ -29,15 +30,15 @@ MOST_PREPARED = 64
 class Traffic:
     """All seats and calls of one router. Alarms: ``missing``, ``doubted``, and those of its parts."""
 
-    def __init__(self, limits: Limits, identity: RouterIdentity) -> None:
+    def __init__(self, settings: RouterSettings, incarnation: str) -> None:
         self.trust = Trust()
-        self._incarnation = identity.incarnation
+        self._incarnation = incarnation
         self.table = UpstreamTable()
         self._step = step.RouterStep()
         self.alarms = self._step.alarms
         """TimePassed is needed when the first of them rings."""
-        self._commands = PendingCommands(identity, self._step)
-        self._admission = Admission(limits, self.table, self.trust, self._commands, self._step)
+        self._commands = PendingCommands(settings.instance, incarnation, self._step)
+        self._admission = Admission(settings, self.table, self.trust, self._commands, self._step)
         self._dirty: dict[str, Upstream | None] = {}
         """Models whose held calls must be routed again, with the seat that has just become active, if there is one."""
         self._handlers: dict[type, Callable[[Any], None]] = {
