@@ -21,7 +21,7 @@ REFUSAL_SECONDS = 5.0
 
 
 class PendingCommands:
-    """Commands and queries to managers, and when to repeat them. Alarms: ``wake``, ``ack``, ``query``, ``refusal``."""
+    """Commands and queries to managers, and when to repeat them. Alarms: ``wake``, ``ack``, ``refusal``."""
 
     def __init__(self, instance: str, incarnation: str, step: RouterStep) -> None:
         self._instance, self._incarnation, self._step = instance, incarnation, step
@@ -38,12 +38,6 @@ class PendingCommands:
         self._step.set_alarm(("wake", upstream.key), UNANSWERED_SECONDS)
         command = ActivateSeat(cause=first.cause, node=upstream.record.node, seat=upstream.record.seat)
         self._step.effects.append(RequestActivation(first.request, upstream.key, command))
-
-    def repeat_activation(self, upstream: Upstream) -> None:
-        """Request the activation again when its alarm rings, if calls still wait for it."""
-        if upstream.waiting and upstream.record.state in ACTIVATABLE:
-            self.request_activation(upstream)
-            self._step.set_alarm(("wake", upstream.key), UNANSWERED_SECONDS)
 
     def activation_answered(self, upstream: Upstream, reply: CommandReply | None) -> bool:
         """Record the manager's reply, None if none came; True: a final refusal, which is kept on the upstream."""
@@ -63,15 +57,8 @@ class PendingCommands:
             self._querying.add(node)
             self._step.effects.append(QueryManager(node, url))
 
-    def manager_answered(self, node: str, *, answered: bool) -> None:
-        """End the query; without an answer the next one is delayed."""
-        if answered:
-            self._querying.discard(node)
-        else:
-            self._step.set_alarm(("query", node), QUERY_RETRY_SECONDS)
-
-    def allow_query(self, node: str) -> None:
-        """End the delay after an unanswered query."""
+    def end_query(self, node: str) -> None:
+        """The manager has answered, or the delay after an unanswered query is over."""
         self._querying.discard(node)
 
     def acknowledge_drain(self, upstream: Upstream) -> None:

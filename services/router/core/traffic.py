@@ -14,7 +14,7 @@ from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState
 from services.router.core import step
 from services.router.core.admission import GONE_SECONDS, Admission
-from services.router.core.managers import PendingCommands
+from services.router.core.managers import QUERY_RETRY_SECONDS, UNANSWERED_SECONDS, PendingCommands
 from services.router.core.trust import ANSWER_SECONDS, AWAY_SECONDS, Trust
 from services.router.core.upstreams import ACTIVATABLE, EVICTED, Change, Upstream, UpstreamTable
 from services.router.settings import RouterSettings
@@ -28,7 +28,7 @@ MOST_PREPARED = 64
 
 
 class Traffic:
-    """All seats and calls of one router. Alarms: ``missing``, ``doubted``, and those of its parts."""
+    """All seats and calls of one router. Alarms: ``missing``, ``doubted``, ``query``, and those of its parts."""
 
     def __init__(self, settings: RouterSettings, incarnation: str) -> None:
         self.trust = Trust()
@@ -154,12 +154,13 @@ class Traffic:
     def _manager_answered(self, m: step.ManagerAnswered) -> None:
         records = m.records or ()
         answered = bool(records) and all(record.node == m.node for record in records)
-        self._commands.manager_answered(m.node, answered=answered)
         if m.away:
             self.trust.verify(m.node, m.at + AWAY_SECONDS)
             self._reroute_node(m.node)
         if not answered:  # or by another node's manager, which has the address by now
+            self._step.set_alarm(("query", m.node), QUERY_RETRY_SECONDS)
             return
+        self._commands.end_query(m.node)
         for record in records:
             self._changed(self.table.apply(record, asked=m.at))
         self.trust.verify(m.node, m.at + ANSWER_SECONDS)
@@ -219,18 +220,19 @@ class Traffic:
                 for name in list(self.table.models):
                     self._admission.reject_unknown(name)
             elif kind == "query":
-                self._commands.allow_query(of)
+                self._commands.end_query(of)
                 self._reroute_node(of)
             elif (upstream := self.table.upstreams.get(of)) is not None:
                 self._seat_alarm(kind, upstream)
                 self._reroute([upstream])
 
     def _seat_alarm(self, kind: str, upstream: Upstream) -> None:
-        """Handle an alarm of one seat. ``suspect`` needs only the rerouting that follows."""
+        """Handle an alarm of one seat. ``suspect`` needs only the rerouting that follows, which requests an activation
+        again, too."""
         if kind == "ack":
             self._commands.acknowledge_drain(upstream)
-        elif kind == "wake":
-            self._commands.repeat_activation(upstream)
+        elif kind == "wake" and upstream.waiting and upstream.record.state in ACTIVATABLE:
+            self._step.set_alarm(("wake", upstream.key), UNANSWERED_SECONDS)
         elif kind == "refusal":
             upstream.activation_request.refusal = None
         elif kind == "missing" and upstream.unseen:
