@@ -162,11 +162,6 @@ class Upstream:
     def __post_init__(self) -> None:
         self.key = self.record.key
 
-    def assign(self, model: str) -> None:
-        """Assign the seat to this model (empty: to none)."""
-        self.model = model
-        self.weight = int.from_bytes(hashlib.blake2b(f"{model}|{self.record.seat}".encode(), digest_size=8).digest())
-
     @property
     def manager_url(self) -> str:
         """Where its manager is asked."""
@@ -281,12 +276,11 @@ def _upstream_of(report: SeatEvent | SeatRecord) -> Upstream | None:
     """Return a seat of which only this is known; None if an event names no model or the seat is unusable."""
     if isinstance(report, SeatRecord):
         return Upstream(report, f"roster:{report.key}:{report.epoch}")
-    event = report
-    if not event.model or _RANK_OF_STATE[event.state] is Rank.UNUSABLE:
+    if not report.model or _RANK_OF_STATE[report.state] is Rank.UNUSABLE:
         return None
-    record = after_event(SeatRecord(node=event.node, seat=event.seat, state=event.state, reported_at=event.at), event)
-    activation = event if isinstance(event, SeatActivated) else None
-    return Upstream(record, event.cause, activation=activation)
+    upstream = Upstream(SeatRecord(node=report.node, seat=report.seat, state=report.state, reported_at=report.at))
+    upstream.apply_event(report)
+    return upstream
 
 
 # --- which seat a call goes to ----------------------------------------------------------------------------------------
@@ -529,7 +523,9 @@ class UpstreamTable:
             left = self.models[old]
             del left.upstreams[upstream.key]
             left.expected = not left.upstreams
-        upstream.assign(new)
+        upstream.model = new
+        name = f"{new}|{upstream.record.seat}".encode()
+        upstream.weight = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest())
         if new:
             model = self.models[new] = self.model(new)
             model.upstreams[upstream.key] = upstream
