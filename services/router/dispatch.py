@@ -173,8 +173,7 @@ class Dispatcher:
                 ticket.decide(effect)
         elif isinstance(effect, step.Reject):
             self._rejects.append(effect)
-            if self._delivered < MOST_REJECTS:
-                self._deliver()
+            self._deliver()
         elif isinstance(effect, step.Cut):
             if (ticket := self._tickets.get(effect.request)) is not None:
                 ticket.cut(effect.code)
