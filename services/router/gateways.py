@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from kybernate.bus.follow import Slices
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
 from kybernate.http_api import Handler, body_of, json_of, printable
@@ -33,8 +34,6 @@ SIGNAL_LIMIT = 1000
 """Signals in one call."""
 SIGNAL_BYTES = 512 * 1024
 """Largest body of one call."""
-SIGNALS_PER_STEP = 20
-"""Other calls go on after so many."""
 SIGNAL_TTL_SECONDS = 15.0
 """Validity of a signal that names none."""
 WAKE_BYTES = 64 * 1024
@@ -165,14 +164,13 @@ class GatewayApi:
             self._limits.rejected("signal_rate")
             text = f"more than {self._settings.signals_per_second:g} signals per second"
             raise RouterError(429, "too_many_signals", f"{text}; try again in {wait} s", wait)
-        errors: list[dict[str, Any]] = []
+        errors, slices = list[dict[str, Any]](), Slices()
         for index, item in enumerate(items):
+            await slices.pause()
             try:
                 signal = self._signal(item, sender, caller)
                 for one in addressed(signal, self._dispatcher.traffic.table):
                     await self._bus.publish(one)
-                if index % SIGNALS_PER_STEP == SIGNALS_PER_STEP - 1:
-                    await asyncio.sleep(0)
             except RouterError as error:
                 if not isinstance(parsed, list):
                     raise
