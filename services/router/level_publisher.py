@@ -33,7 +33,6 @@ class LevelPublisher:
         """Arrivals at the last publication, and its time."""
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._next = float("inf")
         # After a restart the sequence must continue above that of the last incarnation.
         self._seq = time.time_ns() // 1_000_000
 
@@ -42,7 +41,7 @@ class LevelPublisher:
         at = time.monotonic() + (EDGE_SECONDS if edge else CHANGE_SECONDS)
         if at < self._due.get((model, key), float("inf")):
             self._due[model, key] = at
-            if at < self._next:
+            if self._timer is None or at < self._timer.when():
                 self._wake_at(at)
 
     async def run(self) -> None:
@@ -59,7 +58,6 @@ class LevelPublisher:
     def _wake_at(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._next = at
         self._timer = asyncio.get_running_loop().call_at(at, self._wake.set) if at < float("inf") else None
 
     async def _publish(self, key: Key) -> None:
