@@ -83,14 +83,14 @@ def _nvml(facts: DriverFacts) -> Iterator[Finding]:
         text = f"{silent} of {facts.gpu_count} GPUs do not answer"
         yield fail("nvml", text, "see the kernel log for XID events and nvidia-smi -L; reset them or reboot the node")
     elif facts.gpus:
-        sizes = sorted({f"{gpu.name} {gpu.total_bytes / 2**30:.0f} GiB" for gpu in facts.gpus})
+        sizes = sorted({f"{gpu.name} {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in facts.gpus})
         yield ok("nvml", f"{len(facts.gpus)} x {', '.join(sizes)}; {len(facts.uses)} entries of processes")
     elif not facts.hung:
         yield fail("nvml", "no GPU", "see nvidia-smi; NVIDIA_VISIBLE_DEVICES=all gives a container all GPUs")
 
 
 def _mig(facts: DriverFacts) -> Iterator[Finding]:
-    split = [gpu for gpu in facts.gpus if gpu.mig]
+    split = [gpu for gpu in facts.gpus if gpu.mig_enabled]
     for gpu in split:
         text = f"GPU {gpu.index} is in MIG mode: its processes cannot be checkpointed"
         yield warn("mig", text, f"nvidia-smi -i {gpu.index} -mig 0, or park by engine sleep there")
@@ -99,13 +99,13 @@ def _mig(facts: DriverFacts) -> Iterator[Finding]:
 
 
 def _persistence(facts: DriverFacts) -> Finding:
-    off = [str(gpu.index) for gpu in facts.gpus if gpu.persistence is False]
+    off = [str(gpu.index) for gpu in facts.gpus if facts.persistence.get(gpu.uuid) is False]
     if off:
         text = (
             f"off on GPU {', '.join(off)}: the driver unloads when no process uses them (the checkpointer keeps it up)"
         )
         return warn("persistence", text, "nvidia-smi -pm 1, or run nvidia-persistenced")
-    if all(gpu.persistence is None for gpu in facts.gpus):
+    if all(facts.persistence.get(gpu.uuid) is None for gpu in facts.gpus):
         return ok("persistence", "not reported; the checkpointer's helper keeps the driver loaded")
     return ok("persistence", "on")
 
@@ -136,7 +136,7 @@ def check_backends(driver: DriverFacts, findings: Sequence[Finding]) -> Iterator
     """
     failed = {one.check: one.finding for one in findings if one.level is Severity.FAIL}
     foreign = [one for one in findings if one.check == "machine" and one.level is Severity.WARN]
-    mig = [gpu.index for gpu in driver.gpus if gpu.mig]
+    mig = [gpu.index for gpu in driver.gpus if gpu.mig_enabled]
     reason = next((f"{check}: {failed[check]}" for check in _DRIVER_NEEDS if check in failed), "")
     reason = reason or next((f"machine: {one.finding}" for one in foreign), "")
     if reason:

@@ -8,8 +8,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, TextIO
+from typing import Any
 
 from kybernate.cuda import support
 from kybernate.cuda.ctypes_api import CheckpointApi, CudaUnavailableError
@@ -21,63 +22,46 @@ def main() -> None:
     """Run the probe."""
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as output:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not mix with the facts
-        probe = _DriverProbe(output)
-        probe.read_cuda(probe.read_nvml())
+
+        def write(**facts: Any) -> None:
+            output.write(json.dumps(facts) + "\n")
+            output.flush()
+
+        read_cuda(write, read_nvml(write))
 
 
-class _DriverProbe:
-    """Makes the calls and writes the facts."""
+def read_nvml(write: Callable[..., None]) -> list[int]:
+    """Read GPUs and processes; returns the pids that use a GPU."""
+    write(begin="NVML")
+    reader = NvmlReader()
+    try:
+        write(release=reader.driver_version(), gpu_count=reader.count())
+        persistence, gpus, uses = reader.persistence(), reader.gpus(), reader.gpu_processes()
+    except GpuError as error:
+        write(nvml_trouble=str(error))
+        return []
+    finally:
+        reader.close()
+    write(gpus=list(map(asdict, gpus)), persistence=persistence, uses=list(map(asdict, uses)))
+    return sorted({use.pid for use in uses})
 
-    def __init__(self, output: TextIO) -> None:
-        self._output = output
 
-    def read_nvml(self) -> list[int]:
-        """Read GPUs and processes; returns the pids that use a GPU."""
-        self._write(begin="NVML")
-        reader = NvmlReader()
-        try:
-            self._write(release=reader.driver_version(), gpu_count=reader.count())
-            persistence = reader.persistence()
-            gpus = [
-                {
-                    "uuid": gpu.uuid,
-                    "minor": gpu.minor,
-                    "name": gpu.name,
-                    "total_bytes": gpu.memory_bytes,
-                    "persistence": persistence.get(gpu.uuid),
-                    "mig": gpu.mig_enabled,
-                }
-                for gpu in reader.gpus()
-            ]
-            uses = reader.gpu_processes()
-        except GpuError as error:
-            self._write(nvml_trouble=str(error))
-            return []
-        finally:
-            reader.close()
-        self._write(gpus=gpus, uses=[asdict(use) for use in uses])
-        return sorted({use.pid for use in uses})
-
-    def read_cuda(self, pids: list[int]) -> None:
-        """Load and initialize libcuda, and try its access to the processes."""
-        self._write(begin="loading libcuda")
-        try:
-            cuda = CheckpointApi()
-            version = cuda.driver_version()[1]
-            self._write(binding=cuda.binding, cuda_version=version)
-            self._write(begin="cuInit")
-            began = time.monotonic()
-            code = cuda.init()
-            self._write(init_code=code, init_seconds=time.monotonic() - began)
-            for pid in pids if code == 0 and support(version).checkpoint else ():
-                self._write(begin=f"cuCheckpointProcessGetRestoreThreadId of process {pid}")
-                self._write(answers={pid: cuda.restore_tid(pid)[0]})
-        except CudaUnavailableError as error:
-            self._write(trouble=str(error))
-
-    def _write(self, **facts: Any) -> None:
-        self._output.write(json.dumps(facts) + "\n")
-        self._output.flush()
+def read_cuda(write: Callable[..., None], pids: list[int]) -> None:
+    """Load and initialize libcuda, and try its access to the processes."""
+    write(begin="loading libcuda")
+    try:
+        cuda = CheckpointApi()
+        version = cuda.driver_version()[1]
+        write(binding=cuda.binding, cuda_version=version)
+        write(begin="cuInit")
+        began = time.monotonic()
+        code = cuda.init()
+        write(init_code=code, init_seconds=time.monotonic() - began)
+        for pid in pids if code == 0 and support(version).checkpoint else ():
+            write(begin=f"cuCheckpointProcessGetRestoreThreadId of process {pid}")
+            write(answers={pid: cuda.restore_tid(pid)[0]})
+    except CudaUnavailableError as error:
+        write(trouble=str(error))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from typing import IO, Any
 from kybernate.doctor.driver_checks import check_backends, check_driver
 from kybernate.doctor.host import read_host
 from kybernate.doctor.host_checks import check_host
-from kybernate.doctor.model import DriverFacts, Finding, GpuFacts
+from kybernate.doctor.model import DriverFacts, Finding
 from kybernate.extras import ExtraMissingError, dev_part
-from kybernate.machine import GpuProcess
+from kybernate.machine import Gpu, GpuProcess
 
 
 class DoctorError(Exception):
@@ -78,7 +78,7 @@ def gather(lines: Iterable[str], ended: str) -> DriverFacts:
         step = entry.pop("begin", step)
         facts["answers"] |= {int(pid): code for pid, code in entry.pop("answers", {}).items()}
         facts |= entry
-    gpus = tuple(GpuFacts(index=index, **gpu) for index, gpu in enumerate(facts.pop("gpus", ())))
+    gpus = tuple(Gpu(**gpu) for gpu in facts.pop("gpus", ()))
     uses = tuple(GpuProcess(**use) for use in facts.pop("uses", ()))
     return DriverFacts(**facts, gpus=gpus, uses=uses, hung=f"{step} {ended}" if ended else "")
 

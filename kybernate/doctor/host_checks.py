@@ -127,7 +127,7 @@ def _limit(cgroup: str, targets: list[TargetFacts], vram: int) -> Finding:
 
 
 def _host_memory(driver: DriverFacts, host: HostFacts) -> Iterator[Finding]:
-    total = sum(gpu.total_bytes for gpu in driver.gpus)
+    total = sum(gpu.memory_bytes for gpu in driver.gpus)
     if host.available_bytes is None:
         yield warn("host memory", "MemAvailable is unknown", "is /proc mounted?")
         return

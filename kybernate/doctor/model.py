@@ -3,21 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kybernate.machine import GpuProcess
-
-
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
-    """One GPU, from NVML or the fake driver."""
-
-    index: int
-    uuid: str
-    minor: int
-    name: str
-    total_bytes: int
-    persistence: bool | None = None
-    """None if the driver does not report it."""
-    mig: bool = False
+from kybernate.machine import Gpu, GpuProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +25,9 @@ class DriverFacts:
     """580.95.05."""
     gpu_count: int = 0
     """Number of GPUs; ``gpus`` has those that answer."""
-    gpus: tuple[GpuFacts, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    persistence: dict[str, bool | None] = field(default_factory=dict)
+    """Persistence mode by UUID; None if the driver does not report it."""
     uses: tuple[GpuProcess, ...] = ()
     answers: dict[int, int] = field(default_factory=dict)
     """Result code of the restore thread call, by pid."""

@@ -8,12 +8,12 @@ import pytest
 from kybernate.doctor import Finding, Severity
 from kybernate.doctor.driver_checks import check_backends, check_driver
 from kybernate.doctor.host_checks import check_host
-from kybernate.doctor.model import DriverFacts, GpuFacts, HostFacts, TargetFacts
-from kybernate.machine import GpuProcess
+from kybernate.doctor.model import DriverFacts, HostFacts, TargetFacts
+from kybernate.machine import Gpu, GpuProcess
 
 GIB = 2**30
 GPUS = tuple(
-    GpuFacts(index=index, uuid=f"GPU-{index}", minor=index, name="H100", total_bytes=80 * GIB, persistence=True)
+    Gpu(index, f"GPU-{index}", index, f"0000:{index}b:00.0", "H100", memory_bytes=80 * GIB, numa_node=0)
     for index in range(2)
 )
 DRIVER = DriverFacts(
@@ -24,6 +24,7 @@ DRIVER = DriverFacts(
     release="580.95.05",
     gpu_count=2,
     gpus=GPUS,
+    persistence={"GPU-0": True, "GPU-1": True},
     uses=(GpuProcess(41, "GPU-0", 40 * GIB),),
     answers={41: 0},
 )
@@ -120,7 +121,7 @@ def test_a_step_that_hung_is_a_failure_and_what_was_read_before_counts() -> None
 
 
 def test_each_gpu_in_mig_mode_has_its_line() -> None:
-    driver = replace(DRIVER, gpus=(GPUS[0], replace(GPUS[1], mig=True)))
+    driver = replace(DRIVER, gpus=(GPUS[0], replace(GPUS[1], mig_enabled=True)))
     finding = the("mig", driver)
     assert (finding.level, finding.finding[:20]) == (Severity.WARN, "GPU 1 is in MIG mode")
     assert "nvidia-smi -i 1 -mig 0" in finding.remedy
@@ -131,7 +132,7 @@ def test_a_gpu_that_does_not_answer_is_a_failure() -> None:
 
 
 def test_persistence_off_is_a_warning_since_the_checkpointer_stands_in() -> None:
-    driver = replace(DRIVER, gpus=(GPUS[0], replace(GPUS[1], persistence=False)))
+    driver = replace(DRIVER, persistence={"GPU-0": True, "GPU-1": False})
     assert the("persistence", driver).level is Severity.WARN
     assert "off on GPU 1" in the("persistence", driver).finding
 
@@ -236,7 +237,7 @@ def test_on_a_good_node_every_backend_works() -> None:
         ({"cuda_version": 12040, "release": "550.163.01"}, {}, "has no checkpoint API", Severity.OK),
         ({}, {"machine": "aarch64"}, "machine: ", Severity.OK),
         ({"nvml_trouble": "no NVML; install it", "gpus": ()}, {}, "nvml: ", Severity.WARN),
-        ({"gpus": (replace(DRIVER.gpus[0], mig=True), DRIVER.gpus[1])}, {}, "none on GPU 0 (MIG)", Severity.OK),
+        ({"gpus": (replace(DRIVER.gpus[0], mig_enabled=True), DRIVER.gpus[1])}, {}, "none on GPU 0 (MIG)", Severity.OK),
     ],
     ids=["old driver", "arm64", "no NVML", "MIG"],
 )

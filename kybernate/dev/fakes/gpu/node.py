@@ -10,7 +10,7 @@ from typing import Any
 
 from kybernate.dev.fakes.gpu.client import DriverError, FakeDriverClient
 from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
-from kybernate.doctor.model import DriverFacts, GpuFacts
+from kybernate.doctor.model import DriverFacts
 from kybernate.gpus.port import GpuError
 from kybernate.machine import Gpu, GpuEvent, GpuProcess, GpuSensors, Link, Mig, PcieLevel
 
@@ -121,18 +121,7 @@ def read_driver_facts(socket: str) -> DriverFacts:
         binding=f"the fake driver at {socket}",
         init_code=0,
         gpu_count=len(gpus),
-        gpus=tuple(
-            GpuFacts(
-                index=gpu["index"],
-                uuid=gpu["uuid"],
-                minor=gpu["minor"],
-                name=gpu["name"],
-                total_bytes=gpu["memory_bytes"],
-                mig=bool(gpu.get("mig_enabled", False)),
-            )
-            for gpu in gpus
-            if not gpu.get("lost", False)
-        ),
+        gpus=tuple(_gpu(gpu) for gpu in gpus if not gpu["lost"]),
         uses=tuple(GpuProcess(use["pid"], use["gpu"], use["bytes"]) for use in uses),
         answers=answers,
     )
