@@ -1,11 +1,12 @@
-"""The commands and their options. Each imports what it needs when it runs, so that ``kyb --help`` is quick."""
+"""The commands and their options. What is slow to import each imports when it runs, so that ``kyb --help`` is quick."""
 
 import contextlib
 import importlib
 import importlib.util
 import json
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
 
@@ -13,17 +14,15 @@ from kybernate.cli import completion, operations
 from kybernate.cli.bus import bus
 from kybernate.cli.completion import SeatArgument
 from kybernate.cli.config import config_app
+from kybernate.cli.console import Console, own_stack
 from kybernate.cli.doctor import doctor_app
+from kybernate.cli.local import local_stack, log_of
 from kybernate.cli.onboard import adopt, offboard, onboard
 from kybernate.cli.output import CliError, Commands, OutputOption, UrlOption, answer, as_json, shown
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.topology import topology
 from kybernate.cli.uninstall import rollback_check, uninstall_check
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kybernate.cli.console import Console
+from kybernate.local_stack import log_lines, pids_of, processes
 
 app = Commands(
     no_args_is_help=True,
@@ -63,8 +62,6 @@ def status(
     services: Annotated[bool, typer.Option("--services", help="The processes of the stack that runs here.")] = False,
 ) -> None:
     """Show nodes, groups and seats: what is active, parked, waiting."""
-    from kybernate.cli.console import Console, own_stack
-
     if services:
         _print_services()
         return
@@ -99,9 +96,6 @@ def logs(
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, max=100_000, help="How many of the last lines.")] = 200,
 ) -> None:
     """Show the log of a service, or of a model's engine, of the stack that runs here."""
-    from kybernate.cli.local import local_stack, log_of
-    from kybernate.local_stack import log_lines
-
     with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
         stack = local_stack("kubectl -n kybernate logs POD -c CONTAINER")
         for line in log_lines(log_of(stack, name), last=lines, follow=follow):
@@ -111,7 +105,6 @@ def logs(
 @app.command(epilog="Examples: kyb top · kyb top | cat · kyb top -o json")
 def top() -> None:
     """Show which models wait, the longest wait first, against their SLO; on a terminal every second until Ctrl-C."""
-    from kybernate.cli.console import Console
     from kybernate.cli.show import open_console, top_rows, top_text
 
     api = Console.found()
@@ -138,7 +131,6 @@ def events(
     kind: Annotated[str, typer.Option(help="switch, park, stay, ... or activated, parked, ...")] = "",
 ) -> None:
     """Show events and decisions. With --since those that were stored; else, or with -f, as they happen."""
-    from kybernate.cli.console import Console
     from kybernate.cli.history import show_events
 
     with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
@@ -150,7 +142,6 @@ def slo(
     since: Annotated[str, typer.Option(metavar="AGE", help="90s, 10m, 24h: at most a day.")] = "1h",
 ) -> None:
     """Show which models missed their SLO, and what their longest wait was for."""
-    from kybernate.cli.console import Console
     from kybernate.cli.history import show_slo
 
     show_slo(Console.found(), since)
@@ -165,7 +156,6 @@ def usage(
 ) -> None:
     """Show requests and tokens (prompt + completion) of each tenant and model, as routers count them."""
     from kybernate.cli.history import show_usage
-    from kybernate.cli.local import local_stack
 
     cluster = "kyb report usage METRICS..., or Prometheus (docs/security.md#tenants)"
     show_usage([one.rstrip("/") for one in routers or local_stack(cluster)["metrics"]])
@@ -187,7 +177,6 @@ def why(
     ] = False,
 ) -> None:
     """Show why each group is as it is: the policy's last reason, and the numbers that it saw."""
-    from kybernate.cli.console import Console
     from kybernate.cli.history import show_last_switch, show_request
     from kybernate.cli.show import select_why, why_lines
 
@@ -247,8 +236,6 @@ def wake(
     model: Annotated[str, typer.Argument(help="The model's name.", autocompletion=completion.models)],
 ) -> None:
     """Ask for a model, as a request would, without waiting for it."""
-    from kybernate.cli.console import Console
-
     reply = Console.found().wake(model.removeprefix("model/"))
     answer(reply, f"{model}: asked for; see kyb status")
 
@@ -280,9 +267,6 @@ add_extras(app)
 
 
 def _print_services() -> None:
-    from kybernate.cli.local import local_stack
-    from kybernate.local_stack import pids_of, processes
-
     stack = local_stack("kubectl -n kybernate get pods")
     found, pids = processes(stack), pids_of(stack)
     if as_json():
@@ -295,7 +279,7 @@ def _print_services() -> None:
         print(f"  {name:14} {row.get(state, f'does not run: kyb logs {name}')}")
 
 
-def _seats(api: "Console", watch: bool) -> "Iterator[dict[str, Any]]":
+def _seats(api: Console, watch: bool) -> Iterator[dict[str, Any]]:
     """The rows once, or each second."""
     yield api.seats()
     while watch:

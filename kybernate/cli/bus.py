@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from kybernate.cli.output import CliError, Commands, answer
+from kybernate.local_stack import find_stack
 
 if TYPE_CHECKING:
     from kybernate.bus import Credentials
@@ -155,8 +156,6 @@ def _report(text: str) -> None:
 
 
 def _address() -> str:
-    from kybernate.local_stack import find_stack
-
     stack = find_stack() or {}
     return os.environ.get("KYB_NATS_URL") or str(stack.get("nats_url", "nats://127.0.0.1:4222"))
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from kybernate.cli.console import Console
 from kybernate.cli.output import CliError
 
 ANSWER_SECONDS = 1.0
@@ -15,8 +16,6 @@ def _names(*fields: str) -> Callable[[str], list[str]]:
     """The completion of a word by these fields of the seats."""
 
     def complete(incomplete: str) -> list[str]:
-        from kybernate.cli.console import Console
-
         try:
             seats = Console.found(ANSWER_SECONDS).seats()["seats"]
         except CliError:

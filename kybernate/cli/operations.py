@@ -2,16 +2,14 @@
 
 import json
 import time
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from kybernate.cli.completion import SeatArgument, groups, groups_and_nodes
+from kybernate.cli.console import Console
 from kybernate.cli.output import CliError, answer, as_json
 from kybernate.seat import COMING, SeatState
-
-if TYPE_CHECKING:
-    from kybernate.cli.console import Console
 
 POLL_SECONDS = 0.5
 WAIT_SECONDS = 900.0
@@ -67,8 +65,6 @@ GOALS = {"activate": ("active",), "pin": ("active",), "park": ("parked", "waitin
 
 def command_seat(verb: str, name: str, wait: bool) -> None:
     """``kyb activate``, ``park``, ``pin``, ``unpin``: of each seat that the name means. Raises CliError."""
-    from kybernate.cli.console import Console
-
     console = Console.found()
     replies = console.commands(name, verb)
     for reply in replies:
@@ -82,7 +78,7 @@ def command_seat(verb: str, name: str, wait: bool) -> None:
             answer(seat, f"{seat.get('model') or seat['seat']} is {seat['state']}")
 
 
-def _settled(console: "Console", seats: list[str], goals: tuple[str, ...]) -> list[dict[str, Any]]:
+def _settled(console: Console, seats: list[str], goals: tuple[str, ...]) -> list[dict[str, Any]]:
     """Their rows once each was seen in one of these states. Raises CliError when that cannot be or takes too long."""
     until, found = time.monotonic() + WAIT_SECONDS, dict[str, dict[str, Any]]()
     while True:
@@ -111,8 +107,6 @@ def in_brackets(seat: dict[str, Any]) -> str:
 
 
 def _run(path: str, fields: dict[str, Any], wait: bool) -> None:
-    from kybernate.cli.console import Console
-
     console, until = Console.found(), time.monotonic() + WAIT_SECONDS
     reply, shown = console.order(path, fields), ""
     while True:
@@ -131,7 +125,7 @@ def _run(path: str, fields: dict[str, Any], wait: bool) -> None:
         reply = _now(console, reply)
 
 
-def _now(console: "Console", reply: dict[str, Any]) -> dict[str, Any]:
+def _now(console: Console, reply: dict[str, Any]) -> dict[str, Any]:
     """The reply with what is true now. A move that is over is not listed any more: its seat is there. Raises CliError
     when it was taken away."""
     order = reply["operation"]

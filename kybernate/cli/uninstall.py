@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from kybernate.cli.console import Console
 from kybernate.cli.output import CliError, answer
 from kybernate.cli.uninstall_view import (
     SKIP,
@@ -54,8 +55,6 @@ class Cluster:
         return Look(pods, rows, failure)
 
     async def _by_console(self) -> tuple[dict[str, Mapping[str, Any]], str]:
-        from kybernate.cli.console import Console
-
         if not self.console:
             return {}, "no console is named (KYB_URL)"
         try:
