@@ -16,9 +16,8 @@ import typer
 
 from kybernate.cli.app import add_extras
 from kybernate.cli.config import plain_machine, report
-from kybernate.cli.output import CliError
 from kybernate.dev.stack.options import fake_hardware
-from kybernate.doctor import DoctorError, examine_gpu
+from kybernate.doctor import examine_gpu
 from kybernate.extras import GROUP, DevPart, ExtraMissingError, dev_part, dev_part_path
 from kybernate.gpus import GpuError, open_gpus
 from services.checkpointer.backends import open_backends
@@ -49,7 +48,7 @@ def test_each_part_is_registered_under_its_name_and_can_be_loaded(part):
 def test_without_the_extra_each_setting_that_asks_for_a_fake_names_the_remedy(without_dev, tmp_path):
     with pytest.raises(GpuError, match=f"KYB_DRIVER=fake {MISSING}"):
         open_gpus(True, tmp_path / "driver.sock")
-    with pytest.raises(DoctorError, match=f"KYB_DRIVER=fake {MISSING}"):
+    with pytest.raises(ExtraMissingError, match=f"KYB_DRIVER=fake {MISSING}"):
         examine_gpu({"KYB_DRIVER": "fake", "KYB_FAKE_DRIVER": "/x"})
     with pytest.raises(ExtraMissingError, match=f"KYB_DRIVER=fake {MISSING}"):
         helper_command(CheckpointerSettings.from_env({"KYB_FAKE_DRIVER": "/x"}))
@@ -60,7 +59,7 @@ def test_without_the_extra_each_setting_that_asks_for_a_fake_names_the_remedy(wi
 def test_without_the_extra_a_configuration_is_checked_and_planned_but_pods_are_not(without_dev):
     config = ROOT / "kybernate/dev/stack/laptop/config.yaml"
     assert [group["gpus"] for group in report(config, 4, None)["default"]["groups"]] == [[0], [1], [2, 3]]
-    with pytest.raises(CliError, match=f"--pods {MISSING}"):
+    with pytest.raises(ExtraMissingError, match=f"--pods {MISSING}"):
         report(config, None, config.with_name("pods.yaml"))
 
 

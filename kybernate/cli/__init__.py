@@ -18,7 +18,6 @@ def main(argv: list[str] | None = None) -> None:
 def _run(argv: list[str] | None) -> None:
     from kybernate.cli.app import app  # only here: importing this package stays cheap
     from kybernate.cli.output import CliError
-    from kybernate.config_errors import ConfigError
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # an arrow that the locale does not have is no reason to end
@@ -29,12 +28,16 @@ def _run(argv: list[str] | None) -> None:
         sys.exit(app(args=argv, prog_name="kyb", standalone_mode=not json) or 0)
     except CliError as error:
         _fail(str(error), error.code, error.reason, json=json)
-    except ConfigError as error:
-        _fail(str(error), 2, json=json)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _fail(f"{where}{error.strerror or error}; check path, permissions and free space", 1, json=json)
     except Exception as error:
+        from kybernate.config_errors import ConfigError
+        from kybernate.extras import ExtraMissingError
+        from kybernate.settings import SettingsError
+
+        if isinstance(error, ConfigError | ExtraMissingError | SettingsError):
+            _fail(str(error), 2, json=json)
         if not (json and hasattr(error, "format_message")):  # Typer's, of wrong usage
             raise
         _fail(error.format_message(), 2, json=json)

@@ -130,7 +130,7 @@ def _flat(path: str, value: object) -> "Iterator[tuple[str, object]]":
 def report(file: Path, gpus: int | None, pods: Path | None, name: str | None = None) -> dict[str, dict[str, Any]]:
     """Return, by name, each configuration of a file or folder: its profiles, and with ``gpus`` groups and warnings.
 
-    ``name`` selects one; all are checked. Raises ConfigError, CliError.
+    ``name`` selects one; all are checked. Raises ConfigError, ExtraMissingError.
     """
     from kybernate.config import ConfigError, load_all
     from kybernate.config_errors import suggest
@@ -142,16 +142,13 @@ def report(file: Path, gpus: int | None, pods: Path | None, name: str | None = N
 
 
 def _one(file: Path, config: "NodeConfig", gpus: int | None, pods: Path | None) -> dict[str, Any]:
-    from kybernate.extras import ExtraMissingError, dev_part
+    from kybernate.extras import dev_part
     from kybernate.topology import Topology, plan
 
     topology = plan(config, *plain_machine(gpus)) if gpus is not None else Topology((), ())
     unchecked = ["the groups of a machine"]
     if pods is not None:
-        try:
-            unchecked += dev_part("check_pods", "--pods")(pods, config, None if gpus is None else topology.groups)
-        except ExtraMissingError as error:
-            raise CliError(str(error), code=2) from None
+        unchecked += dev_part("check_pods", "--pods")(pods, config, None if gpus is None else topology.groups)
     unknown = [f"not checked without --gpus N: {', '.join(unchecked)}"] if gpus is None else []
     return {
         "file": str(file),

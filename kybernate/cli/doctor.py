@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kybernate.cli.output import CliError, Commands, answer
+from kybernate.cli.output import Commands, answer
 
 if TYPE_CHECKING:
     from kybernate.doctor import Finding
@@ -45,13 +45,9 @@ def gpu(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that the driver may take to answer.")] = 60.0,
 ) -> None:
     """Check whether GPU processes can be parked here. Exit code 1: at least one check fails."""
-    from kybernate.doctor import DoctorError, examine_gpu
+    from kybernate.doctor import examine_gpu
 
-    try:
-        findings = examine_gpu(os.environ, seconds=timeout)
-    except DoctorError as error:
-        raise CliError(str(error), code=2) from None
-    _report(findings)
+    _report(examine_gpu(os.environ, seconds=timeout))
 
 
 def _report(findings: "list[Finding]") -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kybernate.cli.output import CliError, answer
+from kybernate.local_stack import find_stack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,28 +146,24 @@ def _columns(rows: "Sequence[Sequence[str]]") -> list[str]:
 def _machine(preset: str | None, stack: bool) -> "tuple[Machine, Path | None]":
     """Return the machine that the options name, and the file of its configuration."""
     if preset:
-        from kybernate.extras import ExtraMissingError, dev_part
+        from kybernate.extras import dev_part
 
         try:
             return dev_part("preset", "--preset")(preset), None
-        except ExtraMissingError as error:
-            raise CliError(str(error), code=2) from None
         except ValueError as error:
             raise CliError(f"--preset: {error}", code=2) from None
     if stack:
-        from kybernate.local_stack import find_stack
-
         running = find_stack()
         if running is None:
             raise CliError("no stack runs here; start one with kyb up, or name a --preset")
         fake = running["driver_socket"]
         return _read(fake is not None, Path(fake) if fake else None), Path(str(running["folder"])) / "config.yaml"
-    kind, socket, path = (os.environ.get(f"KYB_{name}") for name in ("DRIVER", "FAKE_DRIVER", "CONFIG"))
-    if kind not in (None, "", "cuda", "fake"):
-        raise CliError(f"KYB_DRIVER={kind!r}: write cuda or fake", code=2)
-    return _read(kind == "fake" or (not kind and bool(socket)), Path(socket) if socket else None), Path(
-        path
-    ) if path else None
+    from kybernate.settings import NodeSettings
+
+    names = {"KYB_DRIVER", "KYB_FAKE_DRIVER"} & os.environ.keys()
+    settings = NodeSettings.from_env({name: os.environ[name] for name in names})
+    path = os.environ.get("KYB_CONFIG")
+    return _read(settings.fakes, settings.fake_driver), Path(path) if path else None
 
 
 def _read(fakes: bool, socket: Path | None) -> "Machine":

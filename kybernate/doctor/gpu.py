@@ -15,31 +15,25 @@ from kybernate.doctor.driver_checks import check_backends, check_driver
 from kybernate.doctor.host import read_host
 from kybernate.doctor.host_checks import check_host
 from kybernate.doctor.model import DriverFacts, Finding
-from kybernate.extras import ExtraMissingError, dev_part
+from kybernate.extras import dev_part
 from kybernate.machine import Gpu, GpuProcess
-
-
-class DoctorError(Exception):
-    """Wrong usage of the doctor; the text says what to do."""
+from kybernate.settings import NodeSettings, SettingsError
 
 
 def examine_gpu(environment: Mapping[str, str], *, seconds: float = 60.0, root: Path = Path("/")) -> list[Finding]:
-    """All findings. ``seconds`` (wall) is the deadline of the driver. Raises DoctorError."""
-    socket = environment.get("KYB_FAKE_DRIVER")
-    kind = environment.get("KYB_DRIVER") or ("fake" if socket else "cuda")
-    if kind not in ("cuda", "fake"):
-        raise DoctorError(f"KYB_DRIVER={kind!r}: known are cuda and fake")
-    if kind == "cuda":
+    """All findings. ``seconds`` (wall) is the deadline of the driver. Raises SettingsError,
+    ExtraMissingError."""
+    names = {"KYB_DRIVER", "KYB_FAKE_DRIVER"} & environment.keys()
+    settings = NodeSettings.from_env({name: environment[name] for name in names})
+    if not settings.fakes:
         driver = read_driver(environment, seconds)
+    elif settings.fake_driver is None:
+        raise SettingsError("KYB_DRIVER=fake needs KYB_FAKE_DRIVER, the fake driver's socket")
     else:
-        if not socket:
-            raise DoctorError("KYB_DRIVER=fake needs KYB_FAKE_DRIVER, the fake driver's socket")
         try:
-            driver = dev_part("driver_facts", "KYB_DRIVER=fake")(socket)
-        except ExtraMissingError as error:
-            raise DoctorError(str(error)) from error
+            driver = dev_part("driver_facts", "KYB_DRIVER=fake")(str(settings.fake_driver))
         except OSError as error:
-            raise DoctorError(f"KYB_FAKE_DRIVER={socket}: {error}") from error
+            raise SettingsError(f"KYB_FAKE_DRIVER={settings.fake_driver}: {error}") from error
     host = read_host(sorted({use.pid for use in driver.uses}), root)
     findings = [*check_driver(driver, host), *check_host(driver, host)]
     return [*findings, *check_backends(driver, findings)]

@@ -53,6 +53,9 @@ async def test_init_and_check_use_the_given_key(bus: Guarded, kyb: "Kyb", monkey
     none = await bus_with("nowhere", "check", "--role", "router")
     assert (none.code, "nowhere.nk: No such file" in none.err) == (1, True)
     assert (await kyb("bus", "check", "--role", "king")).code == 2
+    monkeypatch.setenv("KYB_NATS_CA_FILE", "/dev/null")
+    device = await kyb("bus", "check", "--role", "router")
+    assert (device.code, device.err.startswith("kyb: KYB_NATS_CA_FILE='/dev/null': it is a")) == (2, True)
 
 
 async def test_users_that_are_jwts_are_checked_with_their_files(

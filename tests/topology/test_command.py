@@ -171,7 +171,7 @@ async def test_config_check_shows_every_configuration_of_a_file(kyb: Kyb, tmp_pa
         (("--preset", "4xB100"), {}, 2, "kyb: --preset: no preset '4xB100'; presets are "),
         (("--preset", "8xL40S", "--stack"), {}, 2, "kyb: --preset and --stack name two machines; leave one out"),
         (("--stack",), {}, 1, "kyb: no stack runs here; start one with kyb up, or name a --preset"),
-        ((), {"KYB_DRIVER": "real"}, 2, "kyb: KYB_DRIVER='real': write cuda or fake"),
+        ((), {"KYB_DRIVER": "real"}, 2, "kyb: KYB_DRIVER='real': is not known; write 'cuda' or 'fake'"),
         ((), {"KYB_DRIVER": "fake"}, 1, "kyb: fake GPUs need the socket of the fake driver; set KYB_FAKE_DRIVER"),
         (("--preset", "8xL40S", "--config", "nowhere.yaml"), {}, 2, "kyb: nowhere.yaml: no such file; check the path"),
     ],
