@@ -6,9 +6,7 @@ plugin and manager would form different groups. ``merge`` is pure.
 
 import fcntl
 import json
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -115,23 +113,14 @@ def load(state_dir: Path) -> KnownGpus:
 def learn(state_dir: Path, gpus: Iterable[Gpu], links: Iterable[Link], instances: Iterable[Gpu]) -> KnownGpus:
     """Merge a reading into the file, for both services. Blocking. Raises OSError."""
     state_dir.mkdir(parents=True, exist_ok=True)
-    with _locked(state_dir / f".{FILE}.lock"):
+    with (state_dir / f".{FILE}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed
         known = merge(load(state_dir), gpus, links, instances)
         text = json.dumps(asdict(known), indent=1)
         path = state_dir / FILE
         if not path.exists() or path.read_text() != text:
             files.replace(path, text, durable=False)
     return known
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 _KNOWN: TypeAdapter[KnownGpus] = TypeAdapter(KnownGpus)

@@ -19,26 +19,21 @@ class PodResourcesError(Exception):
     """Kubelet did not tell; the text says why and what to check."""
 
 
-class PodResources:
-    """Ask at most once a second: kubelet limits the calls for the whole node."""
+async def list_pods(socket: Path) -> pb.ListPodResourcesResponse:
+    """All active pods with their devices. Raises PodResourcesError.
 
-    def __init__(self, socket: Path) -> None:
-        self._socket = socket
-
-    async def list(self) -> pb.ListPodResourcesResponse:
-        """All active pods with their devices. Raises PodResourcesError.
-
-        Each time by a fresh connection: the threads that gRPC has for an open one wake up some 20 times a second.
-        """
-        try:
-            async with grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS) as channel:
-                stub: rpc.PodResourcesListerAsyncStub = rpc.PodResourcesListerStub(channel)
-                return await stub.List(pb.ListPodResourcesRequest(), timeout=TIMEOUT_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise PodResourcesError(
-                f"PodResources at {self._socket}: {error.code().name}: {error.details()}; "
-                f"check that kubelet runs and that its pod-resources folder is mounted here"
-            ) from error
+    Ask at most once a second: kubelet limits the calls for the whole node. Each time by a fresh connection: the threads
+    that gRPC has for an open one wake up some 20 times a second.
+    """
+    try:
+        async with grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS) as channel:
+            stub: rpc.PodResourcesListerAsyncStub = rpc.PodResourcesListerStub(channel)
+            return await stub.List(pb.ListPodResourcesRequest(), timeout=TIMEOUT_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        raise PodResourcesError(
+            f"PodResources at {socket}: {error.code().name}: {error.details()}; "
+            f"check that kubelet runs and that its pod-resources folder is mounted here"
+        ) from error
 
 
 def devices(answer: pb.ListPodResourcesResponse) -> dict[str, str]:

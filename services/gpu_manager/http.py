@@ -8,8 +8,8 @@ from typing import Any
 from aiohttp import web
 
 from kybernate.http_api import ApiError
-from kybernate.node import run_files
 from kybernate.node.host_memory import HostMemory
+from kybernate.node.run_files import GpuFaults
 from kybernate.seat import LEDGER_FORMAT, SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import obstacles, view
@@ -41,7 +41,7 @@ def routes(manager: Manager, policy: GuardedPolicy, memory: HostMemory) -> list[
             raise ApiError(503, "not_ready", "the manager has just started")
         body = why_answer(manager.node, policy, manager.now()) | {"unread": manager.unread}
         with contextlib.suppress(OSError):
-            body["note"] = run_files.read_note(manager.gate.run_dir)
+            body["note"] = GpuFaults.read(manager.gate.run_dir).note
             body.setdefault("host_memory", {})["available_bytes"] = await memory.free_bytes()
         return web.json_response(body)
 

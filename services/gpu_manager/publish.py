@@ -26,8 +26,7 @@ from kybernate.bus.port import Bucket, Bus, BusError
 from kybernate.clock import to_beat
 from kybernate.envelope import slug
 from kybernate.logs import OnceLogger, get_logger
-from kybernate.node import run_files
-from kybernate.node.run_files import Wish
+from kybernate.node.run_files import GpuFaults, Wish, Wishes
 from kybernate.roster import BUCKET, SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.gpu_manager.core import obstacles, view
@@ -329,7 +328,7 @@ class GateFiles:
     def faulty_gpus(self, known: Mapping[str, str]) -> Mapping[str, str]:
         """The GPUs that the plugin takes for faulty: UUID → why; those ``known`` if its file cannot be read."""
         try:
-            return run_files.read_gpu_faults(self.run_dir)
+            return GpuFaults.read(self.run_dir).faults
         except OSError:
             return known
 
@@ -354,7 +353,7 @@ class GateFiles:
         if wanted == self._wishes:
             return
         try:
-            run_files.write_wishes(self.run_dir, wanted)
+            Wishes(wishes=wanted).write(self.run_dir)
         except OSError as error:
             log.warning("wishes.write_failed", folder=str(self.run_dir), reason=str(error))
             return

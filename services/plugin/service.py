@@ -18,9 +18,9 @@ from kybernate.gpus import Gpus
 from kybernate.health import Health
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import GpuHealthChanged, SeatAllocated
-from kybernate.node import run_files
 from kybernate.node.config import load_now
-from kybernate.node.pod_resources import PodResources, PodResourcesError, devices
+from kybernate.node.pod_resources import PodResourcesError, devices, list_pods
+from kybernate.node.run_files import GpuFaults, Wishes
 from kybernate.seat import SeatState
 from kybernate.topology import SEAT_ID, IncompleteGroup, Topology
 from services.plugin import allocations, cdi, offers
@@ -66,7 +66,6 @@ class NodePlugin:
     """Why the last change of the configuration was refused; None: it was applied."""
     hangup: asyncio.Event = field(default_factory=asyncio.Event)
     """Set on SIGHUP: read the configuration again."""
-    _pod_resources: PodResources = field(init=False)
     _allocated: asyncio.Event = field(default_factory=asyncio.Event)
     _unsaved: asyncio.Event = field(default_factory=asyncio.Event)
     _inventory: InventoryWriter = field(init=False)
@@ -84,7 +83,6 @@ class NodePlugin:
             lambda resource: Registration(self.node, resource, folder, refused=lambda: self.neighbours.conflict),
             self.health,
         )
-        self._pod_resources = PodResources(self.settings.pod_resources)
 
     async def run(self) -> None:
         """Make the offer, register, and keep both current until cancelled. Raises ConfigError at the start only."""
@@ -245,7 +243,7 @@ class NodePlugin:
     def _write_faults(self) -> None:
         """Tell the node's manager which GPUs are faulty, and that no kyb-run can be executed here."""
         try:
-            run_files.write_gpu_faults(self.settings.run_dir, self.node.probation.reasons, self._note)
+            GpuFaults(faults=self.node.probation.reasons, note=self._note).write(self.settings.run_dir)
         except OSError as error:
             get_logger().warning("faults.write_failed", folder=str(self.settings.run_dir), reason=str(error))
 
@@ -282,7 +280,7 @@ class NodePlugin:
 
     async def _listed(self) -> dict[str, str]:
         """Return the resource of each of our seats in PodResources. Raises PodResourcesError."""
-        listed = devices(await self._pod_resources.list())
+        listed = devices(await list_pods(self.settings.pod_resources))
         return {seat: resource for seat, resource in listed.items() if SEAT_ID.fullmatch(seat)}
 
     async def update_orphans(self) -> None:
@@ -327,9 +325,9 @@ class NodePlugin:
 async def follow_wishes(run_dir: Path, wishes: OpenWishes) -> None:
     """Keep the wishes current; while their file cannot be read, those known stay."""
     again, failed = asyncio.Event(), OnceLogger("wishes.read_failed")
-    async for _ in changes(run_dir / run_files.WISHES_FILE, again, seconds=WISHES_SECONDS):
+    async for _ in changes(run_dir / Wishes.NAME, again, seconds=WISHES_SECONDS):
         try:
-            wishes.update(await asyncio.to_thread(run_files.read_wishes, run_dir))
+            wishes.update((await asyncio.to_thread(Wishes.read, run_dir)).wishes)
             failed.clear()
         except OSError as error:
             failed.log(folder=str(run_dir), reason=str(error))

@@ -13,7 +13,7 @@ from kybernate import kube
 from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.health import HttpServer
-from kybernate.node.pod_resources import PodResources
+from kybernate.node.pod_resources import list_pods
 from kybernate.pb import podresources_pb2 as pb
 from services.gpu_manager.__main__ import open_pods
 from services.gpu_manager.core.seat_pod import Owners
@@ -226,9 +226,8 @@ async def test_no_connection_to_kubelet_is_left_open_between_two_observations() 
             rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
             return sum(row[5] == "03" and row[-1] == str(socket) for row in rows)  # connected, kubelet's end
 
-        source = PodResources(socket)
         for _ in range(2):
-            await source.list()
+            await list_pods(socket)
             await until(lambda: connections() == 0, what="the connection is closed")
 
 

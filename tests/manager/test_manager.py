@@ -15,7 +15,7 @@ from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.envelope import Message
 from kybernate.machine import GpuProcess
 from kybernate.messages import AskJobs, JobReply, NodeTrafficSignal, ReleaseJob, SeatProgress, TrafficSignal
-from kybernate.node import run_files
+from kybernate.node.run_files import GpuFaults
 from kybernate.seat import SeatState as S
 from services.gpu_manager import jobs
 from services.gpu_manager import manager as shell
@@ -152,7 +152,7 @@ async def test_a_manager_knows_the_faulty_gpus_before_it_decides(
 ) -> None:
     """Else its first decisions move seats to a GPU that is not there."""
     monkeypatch.setattr(shell, "FOREIGN_SECONDS", 1e9)
-    run_files.write_gpu_faults(tmp_path, {"GPU-1": "XID 79"})
+    GpuFaults(faults={"GPU-1": "XID 79"}).write(tmp_path)
 
     async def ask(job: Message) -> JobReply:
         assert isinstance(job, AskJobs)

@@ -8,8 +8,8 @@ from aiohttp import web
 from kybernate.health import HttpServer
 from kybernate.http_api import errors
 from kybernate.messages import JobReply, ReleaseJob
-from kybernate.node import run_files
 from kybernate.node.host_memory import KernelMemory
+from kybernate.node.run_files import GpuFaults
 from kybernate.policy import KybBalanced
 from services.gpu_manager.core.inputs import JobAnswered, Now
 from services.gpu_manager.core.state import NodeState
@@ -59,7 +59,7 @@ async def test_what_the_seat_of_a_pod_does(world: World) -> None:
 
 
 async def test_what_the_plugin_found_about_the_node_is_beside_its_groups(world: World, tmp_path: Path) -> None:
-    run_files.write_gpu_faults(tmp_path, {}, "no container starts by kyb-run here")
+    GpuFaults(note="no container starts by kyb-run here").write(tmp_path)
     app = web.Application(middlewares=[errors])
     manager = cast(Manager, ReadOnlyManager(world, GateFiles(tmp_path)))
     app.add_routes(routes(manager, GuardedPolicy("kyb-balanced", KybBalanced()), KernelMemory()))

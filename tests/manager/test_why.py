@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.messages import ActivateSeat, DrainNode, JobReply, PinSeat
-from kybernate.node import run_files
+from kybernate.node.run_files import GpuFaults
 from kybernate.policy import KybBalanced
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
@@ -244,8 +244,8 @@ def test_a_holder_that_could_not_be_parked_is_named_with_the_end_of_its_back_off
 
 def test_a_faulty_gpu_is_named_with_what_the_plugin_found(world: World, tmp_path: Path) -> None:
     (a,) = world.fill("a")
-    run_files.write_gpu_faults(tmp_path, {"GPU-0": "XID 79"})
-    world.receive(FaultyGpusSeen(run_files.read_gpu_faults(tmp_path)))
+    GpuFaults(faults={"GPU-0": "XID 79"}).write(tmp_path)
+    world.receive(FaultyGpusSeen(GpuFaults.read(tmp_path).faults))
     (found,) = list(obstacles.obstacles(world.node, world.managed(a), world.groups[0], world.now, act="run"))[-1:]
     assert (found.row.kind, found.stage.stage) == ("prefer", "faulty-gpu")
     assert "a GPU of group G0 is faulty, activations on it may fail: GPU 0: XID 79" in found.text

@@ -11,8 +11,8 @@ import pytest
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.setup import init
 from kybernate.dev.nats_server import NatsServer
-from kybernate.node import run_files
 from kybernate.node.known_gpus import FILE
+from kybernate.node.run_files import GpuFaults
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import deviceplugin_pb2_grpc as rpc
 from kybernate.roster import INVENTORY_BUCKET, GpuRecord
@@ -110,10 +110,10 @@ async def test_an_allocated_seat_is_listed_as_unhealthy_while_its_gpu_is_missing
                     await until_capacity(kubelet, expected, timeout=PATIENCE)
                     assert "not there" in (logged(log, "gpu.faulty") or {})["reason"]
                     assert "GPU 3" in await refusal(kubelet.options.folder, seat)
-                    assert "not there" in run_files.read_gpu_faults(folder / "run")[lost], "the manager reads it"
+                    assert "not there" in GpuFaults.read(folder / "run").faults[lost], "the manager reads it"
                     await gpus.call("inject", fault="found", gpu=lost)
                     await until_ready(kubelet, timeout=PATIENCE)
-                    await until(lambda: not run_files.read_gpu_faults(folder / "run"), what="no GPU is faulty any more")
+                    await until(lambda: not GpuFaults.read(folder / "run").faults, what="no GPU is faulty any more")
 
 
 async def test_a_missing_gpu_changes_no_discovered_group() -> None:
@@ -160,4 +160,4 @@ async def test_a_node_without_a_usable_kyb_run_says_so_in_its_readiness_and_to_i
                 assert serving is not None
                 text = "a container whose command begins with /kyb/kyb-run does not start here: "
                 assert (await readyz(serving["url"]))[1]["notes"]["kyb-run"].startswith(text)
-                assert run_files.read_note(folder / "run").startswith(text)
+                assert GpuFaults.read(folder / "run").note.startswith(text)

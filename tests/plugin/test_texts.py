@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from kybernate.config import NodeConfig
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
 from kybernate.machine import Gpu, Mig
-from kybernate.node.pod_resources import PodResources
+from kybernate.node.pod_resources import list_pods
 from kybernate.policy import KybBalanced
 from kybernate.topology import plan
 from services.gpu_manager import publish
@@ -41,7 +41,7 @@ async def manager(kubelet: Kubelet, offer: Offer) -> AsyncIterator[Board]:
     """The start gate of a manager that grants nothing, since it has not recovered: it reads calls and writes texts."""
     board = Board(NodeSetup("n1", offer.groups, KybBalanced()))
     node, gate = board.node, GateFiles(kubelet.options.run_dir)
-    owners = PodResources(kubelet.options.folder.parent / "pod-resources/kubelet.sock")
+    owners = kubelet.options.folder.parent / "pod-resources/kubelet.sock"
 
     async def look() -> None:
         wall = 0.0
@@ -49,7 +49,7 @@ async def manager(kubelet: Kubelet, offer: Offer) -> AsyncIterator[Board]:
             wall += 1.0
             now = Now(wall, wall, 1.0)
             documents = [one.document() for one in kubelet.pods]
-            board.handle(PodsSeen(joined(await owners.list(), documents)), now)
+            board.handle(PodsSeen(joined(await list_pods(owners), documents)), now)
             board.handle(StartCalls(gate.calls(node.seats)), now)
             gate.write_texts(publish.gate_texts(node, now))
             await asyncio.sleep(0.05)

@@ -10,8 +10,7 @@ import pytest
 
 from kybernate.clock import Clock
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
-from kybernate.node import run_files
-from kybernate.node.run_files import Wish
+from kybernate.node.run_files import GpuFaults, Wish, Wishes
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.policy import KybBalanced
 from services.gpu_manager.core.board import Board
@@ -34,21 +33,21 @@ def wish(name: str = "w", group: str = "G1", seconds: float = 60.0, **more: Any)
 
 
 def test_the_file_is_whole_or_not_there(tmp_path: Path) -> None:
-    assert run_files.read_wishes(tmp_path) == ()
-    run_files.write_wishes(tmp_path, [wish("a"), wish("b", resource=ONE, why="an operator")])
-    assert [(one.id, one.resource) for one in run_files.read_wishes(tmp_path)] == [("a", ""), ("b", ONE)]
-    assert [path.name for path in tmp_path.iterdir()] == [run_files.WISHES_FILE]
-    (tmp_path / run_files.WISHES_FILE).write_text('{"wishes": [{"id": "a"}]}')
-    assert run_files.read_wishes(tmp_path) == ()
+    assert Wishes.read(tmp_path).wishes == ()
+    Wishes(wishes=(wish("a"), wish("b", resource=ONE, why="an operator"))).write(tmp_path)
+    assert [(one.id, one.resource) for one in Wishes.read(tmp_path).wishes] == [("a", ""), ("b", ONE)]
+    assert [path.name for path in tmp_path.iterdir()] == [Wishes.NAME]
+    (tmp_path / Wishes.NAME).write_text('{"wishes": [{"id": "a"}]}')
+    assert Wishes.read(tmp_path).wishes == ()
 
 
 async def test_wishes_that_cannot_be_read_are_neither_forgotten_nor_taken_for_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    read, known = run_files.read_wishes, OpenWishes()
+    read, known = Wishes.read, OpenWishes()
     failures: list[Path] = []
 
-    def failing(run_dir: Path) -> tuple[Wish, ...]:
+    def failing(run_dir: Path) -> Wishes:
         failures.append(run_dir)
         raise OSError(errno.EIO, "Input/output error")
 
@@ -57,12 +56,12 @@ async def test_wishes_that_cannot_be_read_are_neither_forgotten_nor_taken_for_re
         return found.group if found else ""
 
     async def follows(before: str, after: str) -> None:
-        monkeypatch.setattr(run_files, "read_wishes", failing)
+        monkeypatch.setattr(Wishes, "read", failing)
         failures.clear()
-        run_files.write_wishes(tmp_path, [wish(after, after)])
+        Wishes(wishes=(wish(after, after),)).write(tmp_path)
         await until(lambda: len(failures) > 1, what="the file is read again")
         assert group() == before
-        monkeypatch.setattr(run_files, "read_wishes", read)
+        monkeypatch.setattr(Wishes, "read", read)
         await until(lambda: group() == after, what="the wish is known")
 
     monkeypatch.setattr("services.plugin.service.WISHES_SECONDS", 0.01)
@@ -76,10 +75,10 @@ async def test_wishes_that_cannot_be_read_are_neither_forgotten_nor_taken_for_re
 
 
 def test_a_file_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
-    for name in (run_files.WISHES_FILE, run_files.GPU_FAULTS_FILE):
+    for name in (Wishes.NAME, GpuFaults.NAME):
         (tmp_path / name).mkdir()
     with pytest.raises(IsADirectoryError):
-        run_files.read_wishes(tmp_path)
+        Wishes.read(tmp_path)
     assert GateFiles(tmp_path).faulty_gpus({"GPU-0": "XID 79"}) == {"GPU-0": "XID 79"}
 
 
@@ -161,6 +160,6 @@ async def test_the_manager_writes_the_wishes_of_pending_pods_and_its_own(tmp_pat
         listed = [pending("a", "G1"), pending("b", "n2/G1"), pending("c", "G9"), pending("d", "G1", TWO)]
         owners = joined(pb.ListPodResourcesResponse(), listed)
         manager.gate.write_wishes(manager._wishes(owners))
-        assert {(one.id, one.group, one.resource) for one in run_files.read_wishes(tmp_path)} == {("a", "G1", ONE)}
+        assert {(one.id, one.group, one.resource) for one in Wishes.read(tmp_path).wishes} == {("a", "G1", ONE)}
         manager.gate.write_wishes(manager._wishes(Owners()))
-        assert run_files.read_wishes(tmp_path) == ()
+        assert Wishes.read(tmp_path).wishes == ()
