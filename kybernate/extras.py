@@ -34,11 +34,6 @@ def dev_part_path(part: DevPart, asked_by: str) -> str:
     return _entry(part, asked_by).value
 
 
-def dev_part_installed(part: DevPart) -> bool:
-    """True if the extra ``dev`` registered this part and its package is installed."""
-    return importlib.util.find_spec(GROUP) is not None and bool(metadata.entry_points(group=GROUP, name=part))
-
-
 def names(group: OpenGroup, *, besides: Collection[str] = ()) -> tuple[str, ...]:
     """The names that installed packages registered in this group; nothing is imported."""
     return tuple(sorted({entry.name for entry in metadata.entry_points(group=group)} - {*besides}))
@@ -62,9 +57,10 @@ def registered(group: OpenGroup) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _entry(part: DevPart, asked_by: str) -> metadata.EntryPoint:
-    if not dev_part_installed(part):
+    found = metadata.entry_points(group=GROUP, name=part)
+    if importlib.util.find_spec(GROUP) is None or not found:
         raise ExtraMissingError(
             f"{asked_by} needs the extra dev: pip install 'kybernate[dev]', or in a checkout: make setup "
             f"(no package {GROUP} with an entry point {part})"
         )
-    return next(iter(metadata.entry_points(group=GROUP, name=part)))
+    return next(iter(found))

@@ -78,10 +78,9 @@ class StalledError(KubeError):
     """The watch is open and delivers nothing: the connection is dead, or nothing has changed in the whole cluster."""
 
 
-def in_cluster(env: Mapping[str, str] | None = None) -> str | None:
+def in_cluster() -> str | None:
     """Address of the API server from the variables that Kubernetes gives every pod; None outside of a cluster."""
-    env = os.environ if env is None else env
-    host, port = env.get("KUBERNETES_SERVICE_HOST"), env.get("KUBERNETES_SERVICE_PORT", "443")
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         return None
     return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
@@ -147,15 +146,15 @@ class Kube:
         UID is changed. Raises MissingError, ConflictError for another UID, KubeError."""
         return await self._request("PATCH", path, body=body)
 
-    async def list(self, path: str, params: Mapping[str, str] | None = None, *, page: int = PAGE) -> Listing:
+    async def list(self, path: str, params: Mapping[str, str] | None = None) -> Listing:
         """All objects of a collection, e.g. ``/api/v1/pods``, in pages. Raises KubeError.
 
         Without a resource version in ``params`` the server answers with its most recent state, not from a cache that
         may lie behind. All pages show the same state; when it expires between two pages, the list starts again, once.
         """
         with contextlib.suppress(RelistError):
-            return await self._pages(path, params or {}, page)
-        return await self._pages(path, params or {}, page)
+            return await self._pages(path, params or {})
+        return await self._pages(path, params or {})
 
     async def newest(self, path: str) -> str:
         """The resource version of the collection's most recent state, from a list of one object. Raises KubeError."""
@@ -207,11 +206,11 @@ class Kube:
             session, self._session = self._session, None
             await session.close()
 
-    async def _pages(self, path: str, params: Mapping[str, str], page: int) -> Listing:
+    async def _pages(self, path: str, params: Mapping[str, str]) -> Listing:
         items: list[Object] = []
         position: dict[str, str] = {}
         while True:
-            answer = await self._request("LIST", path, {**params, "limit": str(page), **position})
+            answer = await self._request("LIST", path, {**params, "limit": str(PAGE), **position})
             found, meta = answer.get("items") or [], answer.get("metadata") or {}
             if not isinstance(found, list):
                 raise KubeError(f"LIST {path}: the answer is no list")

@@ -132,13 +132,12 @@ def report(file: Path, gpus: int | None, pods: Path | None, name: str | None = N
 
     ``name`` selects one; all are checked. Raises ConfigError, ExtraMissingError.
     """
-    from kybernate.config import ConfigError, load_all
-    from kybernate.config_errors import suggest
+    from kybernate.config import load, load_all
 
     configs = load_all(file)
-    if name is not None and name not in configs:
-        raise ConfigError(f"{file}: no configuration {name!r}; {suggest(name, configs)} (it has {', '.join(configs)})")
-    return {each: _one(file, config, gpus, pods) for each, config in configs.items() if name in (None, each)}
+    if name is not None:
+        configs = {name: load(file, name)}
+    return {each: _one(file, config, gpus, pods) for each, config in configs.items()}
 
 
 def _one(file: Path, config: "NodeConfig", gpus: int | None, pods: Path | None) -> dict[str, Any]:

@@ -79,11 +79,9 @@ class Commands(typer.Typer):
     def __init__(self, **settings: Any) -> None:
         super().__init__(cls=_Group, **settings)
 
-    def command(
-        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
-    ) -> Callable[[C], C]:
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[C], C]:
         """As Typer's."""
-        return super().command(name, cls=cls or _Command, **settings)
+        return super().command(name, **{"cls": _Command} | settings)
 
 
 def as_json() -> bool:

@@ -5,10 +5,9 @@ The hooks' Jobs list the pods with seats at the API server, and their states at 
 """
 
 import asyncio
-import contextlib
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,7 +17,6 @@ from kybernate.cli.uninstall_view import (
     SKIP,
     SKIP_ROLLBACK,
     Look,
-    Owner,
     owners,
     refusal,
     rollback_refusal,
@@ -29,7 +27,6 @@ ASK_SECONDS = 3.0
 LOOK_SECONDS = 1.0
 UNSURE_SECONDS = 20.0
 """How long to wait until the state of every pod's seat is known."""
-PAGE = 500
 T = TypeVar("T")
 
 
@@ -45,12 +42,11 @@ class Cluster:
     async def look(self) -> Look:
         """Read pods and the states of their seats. Raises CliError when the API server does not answer."""
         rows, failure = await self._by_console()
-        with _refused("cannot see which pods have seats"):
-            listed = (await self.kube.list("/api/v1/pods", page=PAGE)).items
-        pods = owners(listed, self.prefixes, rows)
+        pods = owners(await self._pods("which pods have seats", SKIP), self.prefixes, rows)
         missing = [owner for owner in pods if owner.runs and owner.uid not in rows]
-        for owner, row in zip(missing, await self._by_managers(missing), strict=True):
-            if row is not None:
+        answers = await self._query([(owner.host, f"/v1/pods/{owner.uid}") for owner in missing])
+        for owner, row in zip(missing, answers, strict=True):
+            if row is not None and row.get("state") in set(SeatState):
                 rows[owner.uid] = row
         return Look(pods, rows, failure)
 
@@ -63,17 +59,22 @@ class Cluster:
             return {}, str(error)
         return {row["pod_uid"]: row for row in body["seats"] if row.get("pod_uid") and row["state"] != "free"}, ""
 
-    async def _by_managers(self, some: Sequence[Owner]) -> list[Mapping[str, Any] | None]:
-        found = await self._query([(owner.host, f"/v1/pods/{owner.uid}") for owner in some])
-        return [body if body and body.get("state") in set(SeatState) else None for body in found]
-
     async def managers(self) -> dict[str, Mapping[str, Any] | None]:
         """``/v1/why`` of the manager of each node with seats, by the node's address; None: it does not answer. Raises
         CliError when the API server does not answer."""
-        with _refused("cannot see which nodes have seats", SKIP_ROLLBACK):
-            listed = (await self.kube.list("/api/v1/pods", page=PAGE)).items
+        listed = await self._pods("which nodes have seats", SKIP_ROLLBACK)
         hosts = sorted({owner.host for owner in owners(listed, self.prefixes) if owner.host})
         return dict(zip(hosts, await self._query([(host, "/v1/why") for host in hosts]), strict=True))
+
+    async def _pods(self, what: str, skip: str) -> list[dict[str, Any]]:
+        """Every pod. Raises CliError when the API server does not answer."""
+        from kybernate.kube import KubeError
+
+        try:
+            found: list[dict[str, Any]] = (await self.kube.list("/api/v1/pods")).items
+        except KubeError as error:
+            raise CliError(f"cannot see {what}: {error}; {skip}") from None
+        return found
 
     async def _query(self, what: Sequence[tuple[str, str]]) -> list[Mapping[str, Any] | None]:
         """Answers of managers, each by its address and the path; None: it does not answer, or not with an object."""
@@ -97,23 +98,12 @@ class Cluster:
             return list(await asyncio.gather(*(request(*one) for one in what)))
 
 
-@contextlib.contextmanager
-def _refused(what: str, skip: str = SKIP) -> Iterator[None]:
-    """Turn an error of the API server into a CliError that begins with ``what``."""
-    from kybernate.kube import KubeError
-
-    try:
-        yield
-    except KubeError as error:
-        raise CliError(f"{what}: {error}; {skip}") from None
-
-
 async def sure_look(cluster: Cluster) -> Look:
     """Look until every state is known, for up to ``UNSURE_SECONDS``: a manager that just started does not answer."""
     deadline = time.monotonic() + UNSURE_SECONDS
     while True:
         look = await cluster.look()
-        if all(one.state is not None for one in look.held) or time.monotonic() > deadline:
+        if all(state is not None for _, state in look.held) or time.monotonic() > deadline:
             return look
         await asyncio.sleep(LOOK_SECONDS)
 

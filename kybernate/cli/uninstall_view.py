@@ -35,22 +35,6 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A pod that blocks the uninstall, and its seat's state."""
-
-    owner: Owner
-    seat: str
-    state: SeatState | None
-    """None: neither a router nor the node's manager answers."""
-
-    @property
-    def text(self) -> str:
-        """The pod and the reason, for an error."""
-        what = "its seat's state is unknown" if self.state is None else f"its seat is {self.state}"
-        return f"{self.owner.pod} ({what})"
-
-
-@dataclass(frozen=True, slots=True)
 class Look:
     """The pods with seats and the seats' states at one moment."""
 
@@ -61,15 +45,15 @@ class Look:
     """Why no router answers; empty: one does."""
 
     @property
-    def held(self) -> tuple[Held, ...]:
-        """Pods that are frozen, or could be."""
+    def held(self) -> list[tuple[Owner, SeatState | None]]:
+        """Pods that block the uninstall, since they are frozen or could be, and their seats' states; None: neither a
+        router nor the node's manager answers."""
         found = []
         for owner in self.owners:
             row = self.rows.get(owner.uid)
-            state = None if row is None else SeatState(row["state"])
             if owner.runs if row is None else _frozen(row):
-                found.append(Held(owner, str((row or {}).get("seat", "")), state))
-        return tuple(found)
+                found.append((owner, None if row is None else SeatState(row["state"])))
+        return found
 
 
 def _frozen(row: Mapping[str, Any]) -> bool:
@@ -103,13 +87,14 @@ def refusal(look: Look) -> str:
     """Return why the uninstall is refused, and the remedies; empty if it is not."""
     if not look.held:
         return ""
+    seats = ["seat's state is unknown" if state is None else f"seat is {state}" for _, state in look.held]
+    pods = ", ".join(f"{owner.pod} (its {seat})" for (owner, _), seat in zip(look.held, seats, strict=True))
     text = [
-        f"{len(look.held)} pods would be left frozen, with no service to activate them: "
-        f"{', '.join(one.text for one in look.held)}",
+        f"{len(look.held)} pods would be left frozen, with no service to activate them: {pods}",
         "scale their Deployments to 0 (or delete these pods) and uninstall again",
         "to keep the release, which helm upgrade refuses from now on:\n       helm rollback RELEASE",
     ]
-    if any(one.state is None for one in look.held):
+    if any(state is None for _, state in look.held):
         why = f"; routers: {look.failure}" if look.failure else ""
         text.append(f"neither a router nor the node's manager answers for some of them{why}; {SKIP}")
     return "\n     ".join(text)

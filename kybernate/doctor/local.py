@@ -58,15 +58,17 @@ def from_outside(url: str, ca_file: Path | None) -> tuple[str, float | None]:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return "", None
     try:
-        if parts.scheme == "http":
-            return _healthy(http.client.HTTPConnection(parts.hostname, parts.port, timeout=OUTSIDE_SECONDS), url), None
-        context = trusting(None)
-        if ca_file is not None:
-            context.load_verify_locations(ca_file)
-        secure = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=OUTSIDE_SECONDS, context=context)
-        secure.connect()
-        ends = str((secure.sock.getpeercert() or {}).get("notAfter", ""))
-        return _healthy(secure, url), ssl.cert_time_to_seconds(ends) if ends else None
+        connection, ends = http.client.HTTPConnection(parts.hostname, parts.port, timeout=OUTSIDE_SECONDS), ""
+        if parts.scheme == "https":
+            context = trusting(None)
+            if ca_file is not None:
+                context.load_verify_locations(ca_file)
+            secure = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=OUTSIDE_SECONDS, context=context)
+            secure.connect()
+            connection, ends = secure, str((secure.sock.getpeercert() or {}).get("notAfter", ""))
+        status = _status(connection, "/healthz")
+        wrong = "" if status == http.client.OK else f"{url} answers /healthz with {status}: is that a router?"
+        return wrong, ssl.cert_time_to_seconds(ends) if ends else None
     except socket.gaierror:
         return f"{url}: this machine cannot resolve the name {parts.hostname}", None
     except ssl.SSLCertVerificationError as error:
@@ -75,11 +77,10 @@ def from_outside(url: str, ca_file: Path | None) -> tuple[str, float | None]:
         return f"{url} does not answer: {getattr(error, 'strerror', None) or error or 'no answer'}", None
 
 
-def _healthy(connection: http.client.HTTPConnection, url: str) -> str:
+def _status(connection: http.client.HTTPConnection, path: str) -> int:
     with contextlib.closing(connection):
-        connection.request("GET", "/healthz")
-        status = connection.getresponse().status
-    return "" if status == http.client.OK else f"{url} answers /healthz with {status}: is that a router?"
+        connection.request("GET", path)
+        return connection.getresponse().status
 
 
 def _open(name: str, path: Path) -> Iterator[tuple[str, str]]:
@@ -132,12 +133,9 @@ def silent_engines(seats: Collection[dict[str, Any]]) -> dict[str, str]:
 def _silence(seat: dict[str, Any]) -> str:
     """Why an engine does not answer; empty: it does."""
     parts = urlsplit(str(seat["endpoint"]))
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ENGINE_SECONDS)
     try:
-        connection.request("GET", "/health")
-        status = connection.getresponse().status
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ENGINE_SECONDS)
+        status = _status(connection, "/health")
     except (OSError, http.client.HTTPException) as error:
         return str(error) or type(error).__name__
-    finally:
-        connection.close()
     return f"HTTP {status}" if status >= 500 else ""

@@ -239,7 +239,7 @@ async def test_pods_are_listed_in_pages_and_watched_without_further_lists(
 ) -> None:
     monkeypatch.setattr(client, "WATCH_SECONDS", (2, 2))
     monkeypatch.setattr(client, "STEADY_SECONDS", 1.0)
-    monkeypatch.setattr(client.Kube.list, "__kwdefaults__", {"page": 2})
+    monkeypatch.setattr(client, "PAGE", 2)
     for number in range(5):
         await cluster.create_pod(f"p{number}")
     await cluster.create_pod("elsewhere", "n2")

@@ -146,11 +146,15 @@ async def test_without_an_api_server_the_last_result_stands_and_the_reason_is_sh
     await lost.close()
 
 
-def test_the_address_of_the_api_server_is_what_kubernetes_says() -> None:
-    assert in_cluster({}) is None
-    assert in_cluster({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == "https://10.0.0.1:443"
-    found = in_cluster({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "6443"})
-    assert found == "https://[fd00::1]:6443"
+def test_the_address_of_the_api_server_is_what_kubernetes_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOST", "PORT"):
+        monkeypatch.delenv(f"KUBERNETES_SERVICE_{name}", raising=False)
+    assert in_cluster() is None
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert in_cluster() == "https://10.0.0.1:443"
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+    assert in_cluster() == "https://[fd00::1]:6443"
 
 
 async def test_it_registers_only_once_nvidias_plugin_is_gone(tmp_path: Path) -> None:
