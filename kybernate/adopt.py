@@ -1,7 +1,6 @@
 """A Service of engines leads to Kybernate's routers instead, and back, by its selector (decision 018). Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kybernate.annotations import MODEL
@@ -13,18 +12,9 @@ ROUTER = {"app.kubernetes.io/part-of": "kybernate", "app.kubernetes.io/component
 """Labels of the chart's Service for routers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adoption:
-    """A Service that leads to the routers."""
-
-    manifest: Json
-    notes: tuple[str, ...]
-    """What to expect, and what to look at."""
-
-
-def adopt(service: Mapping[str, Any], others: Sequence[Mapping[str, Any]], router: str = "") -> Adoption:
-    """The Service as one that selects the routers. ``others``: Services and Pods of its namespace; ``router``: the
-    name of the routers' Service, else the one with the chart's labels. Raises OnboardError."""
+def adopt(service: Mapping[str, Any], others: Sequence[Mapping[str, Any]], router: str = "") -> tuple[Json, list[str]]:
+    """The Service as one that selects the routers, and what to expect. ``others``: Services and Pods of its namespace;
+    ``router``: the name of the routers' Service, else the one with the chart's labels. Raises OnboardError."""
     name = f"service/{service['metadata']['name']}"
     if is_adopted(service):
         if not was_taken_back(service):
@@ -57,7 +47,7 @@ def adopt(service: Mapping[str, Any], others: Sequence[Mapping[str, Any]], route
     draft.put(("spec", "ports", 0, "targetPort"), target["spec"]["ports"][0]["targetPort"])
     draft.put(("spec", "publishNotReadyAddresses"), None)
     draft.record(RECORD)
-    return Adoption(draft.manifest, tuple(_notes(sorted(set(models)), keys="KYB_API_KEYS_FILE" in settings)))
+    return draft.manifest, _notes(sorted(set(models)), keys="KYB_API_KEYS_FILE" in settings)
 
 
 def undo(service: Mapping[str, Any]) -> tuple[Json, tuple[str, ...]]:

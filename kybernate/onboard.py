@@ -23,7 +23,7 @@ RECORD = "kyb.ai/onboarded"
 GPU = f"{VENDOR}gpu"
 ENGINE_LABEL = "kyb.ai/engine"
 WORKLOADS = ("Deployment", "StatefulSet")
-_KUBERNETES = re.compile(r"\$(?:\$|\(([^)]+)\))")
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]+)\))")
 """``$(A)``, and ``$$`` for a dollar sign."""
 _SHELL = re.compile(r"(.*/)?(ba|da|a|k|z)?sh")
 _KEYS = {"VLLM_API_KEY", "LLAMA_API_KEY"}
@@ -376,7 +376,7 @@ def engine_of(name: str, containers: Sequence[Mapping[str, Any]]) -> tuple[int, 
 def _line(container: Mapping[str, Any]) -> list[str]:
     """The words of its command line as its engine gets them, ``--a_b=c`` as ``--a-b c``."""
     environment = _environment(container)
-    given = [_kubernetes(str(word), environment) for part in ("command", "args") for word in container.get(part) or ()]
+    given = [expand(str(word), environment) for part in ("command", "args") for word in container.get(part) or ()]
     split = [word.split("=", 1) if word.startswith("-") else [word] for word in given]
     pieces = itertools.chain.from_iterable(split)
     return [piece.replace("_", "-") if piece.startswith("--") else piece for piece in pieces]
@@ -386,19 +386,19 @@ def _environment(container: Mapping[str, Any]) -> dict[str, str | None]:
     """Its variables; None: the value is not in the manifest."""
     known: dict[str, str | None] = {}
     for one in container.get("env") or ():
-        value = None if "valueFrom" in one else _kubernetes(str(one.get("value") or ""), known)
+        value = None if "valueFrom" in one else expand(str(one.get("value") or ""), known)
         known[str(one.get("name"))] = value
     return known
 
 
-def _kubernetes(text: str, known: Mapping[str, str | None]) -> str:
-    """As kubelet replaces ``$(A)``; what is not known stays."""
+def expand(text: str, known: Mapping[str, str | None]) -> str:
+    """As kubelet replaces ``$(A)``; what is not known stays, ``$$`` is a dollar sign."""
 
     def value(found: re.Match[str]) -> str:
         here = known.get(found[1]) if found[1] else "$"
         return found[0] if here is None else here
 
-    return _KUBERNETES.sub(value, text)
+    return _REFERENCE.sub(value, text)
 
 
 def _option(line: Sequence[str], names: Iterable[str]) -> str:

@@ -75,8 +75,8 @@ def adopt(
             after, kept = change_back(manifest)
             return after, _kept(kept)
         others = json.loads(kubectl(["get", "services,pods", "-o", "json", *_in(namespace)]))["items"]
-        done = change(manifest, others, router)
-        return done.manifest, {"notes": done.notes}
+        after, notes = change(manifest, others, router)
+        return after, {"notes": notes}
 
     _run(target, namespace, make, apply, RECORD)
 

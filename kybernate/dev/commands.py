@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from kybernate.cli import completion
+from kybernate.cli.local import local_stack
 from kybernate.cli.output import CliError, answer
 
 
@@ -110,7 +111,6 @@ def add(
 ) -> None:
     """Start more models on the stack that runs here: those of a file, one seat each, or one whose engine is a command
     line with --port. They are added to the file of kyb up --pods."""
-    from kybernate.cli.local import local_stack
     from kybernate.dev.stack import pod_changes
 
     stack, (first, *command) = local_stack("kubectl apply"), what
@@ -125,7 +125,6 @@ def remove(
     model: Annotated[str, typer.Argument(help="The model's name.", autocompletion=completion.models)],
 ) -> None:
     """End a model of the stack that runs here, whatever its state, and take it out of the file of kyb up --pods."""
-    from kybernate.cli.local import local_stack
     from kybernate.dev.stack.pod_changes import remove
 
     answer({"pods": remove(local_stack("kubectl delete"), model)}, f"{model}: ending; see kyb status")
@@ -133,7 +132,6 @@ def remove(
 
 def edit() -> None:
     """Edit the pods of the stack that runs here in $EDITOR; those that changed start anew."""
-    from kybernate.cli.local import local_stack
     from kybernate.dev.stack.pod_changes import edit
 
     changed = edit(local_stack("kubectl edit"))

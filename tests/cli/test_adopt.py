@@ -47,19 +47,19 @@ OTHERS = [service(), routers(), ROUTER_POD, ENGINE, pod("other", {"app": "x"})]
 
 def test_the_service_selects_the_routers_and_their_port_and_keeps_its_own_address_and_port() -> None:
     before = service(publishNotReadyAddresses=True, sessionAffinity="ClientIP")
-    done = adopt(before, OTHERS)
+    after, notes = adopt(before, OTHERS)
     port = {"name": "api", "port": 8000, "targetPort": "http", "protocol": "TCP"}
     wanted = service(selector=ROUTERS, ports=[port], sessionAffinity="ClientIP")["spec"]
-    assert done.manifest["spec"] == wanted, "not those that are not ready; and it has a selector at all times"
-    assert any("clients have to name one of: org/m" in note for note in done.notes)
-    assert undo(done.manifest) == (before, ())
+    assert after["spec"] == wanted, "not those that are not ready; and it has a selector at all times"
+    assert any("clients have to name one of: org/m" in note for note in notes)
+    assert undo(after) == (before, ())
 
 
 def test_a_service_whose_own_manifest_was_applied_again_is_adopted_again() -> None:
-    adopted = adopt(service(), OTHERS).manifest
+    adopted, _ = adopt(service(), OTHERS)
     applied = adopted | {"spec": service()["spec"]}
-    again = adopt(applied, OTHERS)
-    assert (again.manifest, undo(again.manifest)) == (adopted, (service(), ()))
+    again, _ = adopt(applied, OTHERS)
+    assert (again, undo(again)) == (adopted, (service(), ()))
     with pytest.raises(OnboardError, match="leads to routers already"):
         adopt(adopted, OTHERS)
 
@@ -68,7 +68,7 @@ def test_a_service_whose_own_manifest_was_applied_again_is_adopted_again() -> No
     ("changes", "why"), [({"selector": None}, "has no selector"), ({"type": "ExternalName"}, "is an ExternalName")]
 )
 def test_an_adopted_service_that_selects_no_pods_any_more_is_refused_and_can_be_undone(changes: Json, why: str) -> None:
-    adopted = adopt(service(), OTHERS).manifest
+    adopted, _ = adopt(service(), OTHERS)
     given = {name: value for name, value in (adopted["spec"] | changes).items() if value is not None}
     with pytest.raises(OnboardError, match=why):
         adopt(adopted | {"spec": given}, OTHERS)
@@ -77,7 +77,7 @@ def test_an_adopted_service_that_selects_no_pods_any_more_is_refused_and_can_be_
 
 
 def test_what_was_changed_since_stays_and_is_named() -> None:
-    changed = adopt(service(), OTHERS).manifest
+    changed, _ = adopt(service(), OTHERS)
     changed["spec"]["selector"] = {"app": "new"}
     back, kept = undo(changed)
     assert (kept, back["spec"]["selector"]) == (("spec.selector",), {"app": "new"})
@@ -85,7 +85,7 @@ def test_what_was_changed_since_stays_and_is_named() -> None:
 
 
 def test_without_running_engines_and_with_api_keys_the_notes_say_so() -> None:
-    notes = adopt(service(), [routers(), pod("router-1", ROUTERS, env=KEYS)]).notes
+    _, notes = adopt(service(), [routers(), pod("router-1", ROUTERS, env=KEYS)])
     assert any("none now: no pod of it runs" in note for note in notes)
     assert any("routers want an API key" in note for note in notes)
 
@@ -127,7 +127,7 @@ def test_what_would_lead_clients_nowhere_is_refused(name: str, others: list[Json
 
 def test_the_routers_service_may_be_named() -> None:
     others = [routers(), routers("second"), ROUTER_POD]
-    assert adopt(service(), others, "second").manifest["spec"]["selector"] == ROUTERS
+    assert adopt(service(), others, "second")[0]["spec"]["selector"] == ROUTERS
     with pytest.raises(OnboardError, match="service/third is not in the namespace"):
         adopt(service(), others, "third")
 

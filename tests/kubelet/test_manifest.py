@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.dev.fakes.kubelet.manifest import ManifestError, expand, load, parse
+from kybernate.dev.fakes.kubelet.manifest import ManifestError, load, parse
+from kybernate.onboard import expand
 
 GOOD = """
 apiVersion: v1

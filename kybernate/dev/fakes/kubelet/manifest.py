@@ -13,7 +13,6 @@ from kybernate.config_errors import Place, dotted
 from kybernate.files import read
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_REFERENCE = re.compile(r"\$(\$|\(([^)]*)\))")
 _NAMES = "use small letters, digits and '-'"
 _POLICIES = ("Always", "OnFailure", "Never")
 DEFAULT_GRACE_SECONDS = 30.0
@@ -147,15 +146,6 @@ def parse_pod(document: object, place: str) -> PodSpec:
         host_network=spec.flag("hostNetwork"),
         document=document if isinstance(document, dict) else {},
     )
-
-
-def expand(text: str, env: Mapping[str, str]) -> str:
-    """Kubelet's ``$(NAME)``: known names are replaced, unknown ones stay, ``$$`` is a dollar sign."""
-
-    def value(match: re.Match[str]) -> str:
-        return "$" if match[1] == "$" else env.get(match[2], match[0])
-
-    return _REFERENCE.sub(value, text)
 
 
 def _items(document: object) -> Iterator[tuple[str, object]]:

@@ -13,7 +13,7 @@ from typing import Any
 from kybernate import run
 from kybernate.dev.fakes.kubelet.allocations import ContainerRunOptions
 from kybernate.dev.fakes.kubelet.device_manager import DeviceManager, GateError
-from kybernate.dev.fakes.kubelet.manifest import ContainerSpec, PodSpec, expand
+from kybernate.dev.fakes.kubelet.manifest import ContainerSpec, PodSpec
 from kybernate.dev.fakes.kubelet.process import (
     BackOff,
     Container,
@@ -23,6 +23,7 @@ from kybernate.dev.fakes.kubelet.process import (
     rfc3339,
 )
 from kybernate.logs import get_logger
+from kybernate.onboard import expand
 
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "VLLM_CACHE_ROOT": "vllm"}
 """Caches of compiled code, whose files engines lock, and their folders in that of a pod."""
