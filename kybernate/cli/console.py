@@ -73,12 +73,13 @@ class Console:
         """The one of ``find_url``. Raises CliError."""
         return cls(find_url(), timeout)
 
-    def seats(self) -> dict[str, Any]:
-        """``GET /v1/seats``, all pages: ``{"seats": [...], "models": [...], "nodes": [...]}``."""
-        body = self._page("/v1/seats")
+    def seats(self, model: str = "") -> dict[str, Any]:
+        """``GET /v1/seats``, all pages: ``{"seats": [...], "models": [...], "nodes": [...]}``, of one model or all."""
+        query = {"model": model} if model else {}
+        body = self._page(query)
         models = {model["model"]: model for model in body.get("models", ())}
         while after := body.pop("next", ""):
-            more = self._page(f"/v1/seats?after={quote(after)}")
+            more = self._page({**query, "after": after})
             body["seats"] += more["seats"]
             body["nodes"] += more["nodes"]
             body["next"] = more.get("next", "")
@@ -89,8 +90,8 @@ class Console:
             body["models"] = list(models.values())
         return body
 
-    def _page(self, path: str) -> dict[str, Any]:
-        body = self._call("GET", path)
+    def _page(self, query: dict[str, str]) -> dict[str, Any]:
+        body = self._call("GET", f"/v1/seats{'?' if query else ''}{urlencode(query)}")
         if not isinstance(body.get("seats"), list):
             raise CliError(f"{self.url}/v1/seats does not answer like the Kybernate console; check the address")
         return body
@@ -122,7 +123,7 @@ class Console:
         kind, _, model = name.partition("/")
         if kind != "model" or verb == "activate":
             return [self.command(name, verb)]
-        seats = self._page(f"/v1/seats?model={quote(model)}")["seats"]
+        seats = self.seats(model)["seats"]
         found = [seat for seat in seats if seat["model"] == model and seat["state"] != "free"]
         return [self.command(f"seat/{seat['seat']}", verb) for seat in found] or [self.command(name, verb)]
 

@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -71,6 +72,17 @@ def test_the_command_line_reads_all_pages(monkeypatch: pytest.MonkeyPatch) -> No
     assert [seat["seat"] for seat in body["seats"]] == [row.seat for row in ROWS]
     assert [(model["model"], len(model["seats"])) for model in body["models"]] == [("m0", 30), ("m1", 30)]
     assert len(body["nodes"]) == 30
+
+
+def test_a_command_reaches_the_replicas_of_a_model_on_all_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    def call(_: Console, verb: str, path: str) -> dict[str, Any]:
+        if verb == "POST":
+            return {"path": path}
+        return page(limit=7, **dict(parse_qsl(urlsplit(path).query)))
+
+    monkeypatch.setattr(Console, "_call", call)
+    done = Console("http://router").commands("model/m1", "park")
+    assert [one["path"] for one in done] == [f"/v1/seats/seat/{row.seat}/park" for row in ROWS if row.model == "m1"]
 
 
 def test_an_error_lists_twenty_names_at_most() -> None:

@@ -179,7 +179,7 @@ class PlayedKube(Kube):
 
         return cast("dict[str, Any] | None", await api.answers(found))
 
-    async def list(self, path: str, params: Mapping[str, str] | None = None, *, page: int = 0) -> Listing:
+    async def list(self, path: str, params: Mapping[str, str] | None = None) -> Listing:
         api = self._api
         return cast(Listing, await api.answers(lambda: Listing([*api.objects.values()], str(api.version))))
 
