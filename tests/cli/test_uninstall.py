@@ -9,8 +9,7 @@ from aiohttp import web
 
 from kybernate.cli import uninstall
 from kybernate.cli.output import CliError
-from kybernate.cli.uninstall import Cluster, check_rollback, sure_look
-from kybernate.cli.uninstall_view import Look, owners, refusal
+from kybernate.cli.uninstall import Cluster, Look, check_rollback, owners, refusal, sure_look
 from kybernate.health import HttpServer
 from kybernate.kube import Kube
 from kybernate.seat import LEDGER_FORMAT
