@@ -8,9 +8,10 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -95,7 +96,7 @@ class KubeletPods:
 
     def __init__(self, kubelet_url: str, pod_resources_socket: Path) -> None:
         self._url = kubelet_url.rstrip("/") + "/pods"
-        self._resources = pod_resources_socket
+        self._resources = partial(list_pods, pod_resources_socket)
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
         self._notify: Callable[[], None] = lambda: None
 
@@ -106,7 +107,7 @@ class KubeletPods:
     async def seats(self, prove: Collection[str] = ()) -> Owners:  # noqa: ARG002  (each answer is current)
         """One observation. Raises PodsError."""
         try:
-            resources = await list_pods(self._resources)
+            resources = await self._resources()
         except PodResourcesError as error:
             raise PodsError(str(error)) from error
         return joined(resources, _items(await self._read(), self._url))
@@ -159,7 +160,7 @@ class ApiServerPods:
 
     def __init__(self, kube: Kube, node: str, pod_resources_socket: Path, *, wishes: bool) -> None:
         """``wishes``: watch also pods without a node, for their ``kyb.ai/prefer-group``."""
-        self._kube, self._resources = kube, pod_resources_socket
+        self._kube, self._resources = kube, partial(list_pods, pod_resources_socket)
         self._own = Mirror(kube, PODS, {"fieldSelector": f"spec.nodeName={node}"}, on_change=self._changed)
         unplaced = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
         self._unplaced = Mirror(kube, PODS, unplaced, on_change=self._changed, keep=_wants_group) if wishes else None
@@ -175,7 +176,7 @@ class ApiServerPods:
         """One observation. Raises PodsError while the watch is not open."""
         try:
             await self._own.current()
-            resources = await list_pods(self._resources)
+            resources = await self._resources()
             own = dict(await self._own.current(0))
             owners = joined(resources, own.values(), self._unplaced.objects.values() if self._unplaced else ())
             behind = {pod.seat for pod in owners.pods if pod.seat in prove and await self._behind(pod, own[pod.uid])}

@@ -68,7 +68,7 @@ ROUTER_POD = {
     "spec": {"containers": []},
     "status": {"conditions": [READY]},
 }
-ADOPTED = adopt(SERVICE, [ROUTER_SERVICE, ROUTER_POD]).manifest
+ADOPTED, _ = adopt(SERVICE, [ROUTER_SERVICE, ROUTER_POD])
 SOUND = ClusterFacts((NODE,), (POD, DAEMONS, ROUTERS, BUS, CONFIG), (ADOPTED,), {"n1": frozenset({SEAT})})
 
 

@@ -37,7 +37,7 @@ from kybernate.envelope import Message
 from kybernate.kube import SILENCE_SECONDS, Kube, KubeError, Listing, RelistError, StalledError, WatchEvent
 from kybernate.lifecycle import boot_id
 from kybernate.messages import AskJobs, JobProgress, JobReply, JobStatus, KillJob, ReleaseJob, SeatTarget, SwitchJob
-from kybernate.node.pod_resources import PodResources, PodResourcesError
+from kybernate.node.pod_resources import PodResourcesError
 from kybernate.pb import podresources_pb2 as pb
 from services.gpu_manager.core import recovery
 from services.gpu_manager.core.inputs import EngineProbe
@@ -303,8 +303,6 @@ class Resources:
             container.devices.add(resource_name="kyb.ai/x", device_ids=[seat])
         return answer
 
-    async def close(self) -> None: ...
-
 
 class GateEngines(Engines):
     """Engines are healthy once they have loaded."""
@@ -441,7 +439,7 @@ class GateShells:
         while True:
             self.ledger = FaultyLedger(self.folder / "ledger", self.clock)
             pods = ApiServerPods(PlayedKube(self.api), NODE, self.folder, wishes=False)
-            pods._resources = cast(PodResources, Resources(self))
+            pods._resources = cast(Any, Resources(self).list)
             engines = GateEngines(cast(aiohttp.ClientSession, None))
             engines.node = self
             self.manager = manager = Manager(
