@@ -31,6 +31,8 @@ _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]
+Change = tuple[Path, Any, Any]
+"""One value of the manifest, before and after; None: absent."""
 
 
 class OnboardError(Exception):
@@ -147,15 +149,6 @@ ENGINES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One value of the manifest; None: absent."""
-
-    path: Path
-    before: Any
-    after: Any
-
-
-@dataclass(frozen=True, slots=True)
 class Onboarding:
     """A Deployment as a seat."""
 
@@ -252,15 +245,15 @@ def undone(manifest: Mapping[str, Any], record: str, name: str, command: str) ->
     if text is None:
         raise OnboardError(f"{name} has no annotation {record}: it was not changed by {command}")
     try:
-        changes = [Change(tuple(path), before, after) for path, before, after in json.loads(text)]
+        changes = [(tuple(path), before, after) for path, before, after in json.loads(text)]
     except (ValueError, TypeError):
         raise OnboardError(f"{name}: annotation {record} is damaged; restore the manifest by hand") from None
     draft, kept = Draft(manifest), []
-    for change in reversed(changes):
-        if _covers(draft.get(change.path), change.after):
-            draft.put(change.path, change.before)
+    for path, before, after in reversed(changes):
+        if _covers(draft.get(path), after):
+            draft.put(path, before)
         else:
-            kept.append(".".join(map(str, change.path)))
+            kept.append(".".join(map(str, path)))
     draft.put(("metadata", "annotations", record), None)
     return draft.manifest, tuple(kept)
 
@@ -294,13 +287,12 @@ class Draft:
         before = self.get(path)
         if before == value:
             return
-        self.changes.append(Change(path, before, value))
+        self.changes.append((path, before, value))
         self._set(path, value)
 
     def record(self, annotation: str) -> None:
         """Keep the changes in an annotation, for ``undone``."""
-        record = [[list(one.path), one.before, one.after] for one in self.changes]
-        self.put(("metadata", "annotations", annotation), json.dumps(record, separators=(",", ":")))
+        self.put(("metadata", "annotations", annotation), json.dumps(self.changes, separators=(",", ":")))
 
     def _set(self, path: Path, value: Any) -> None:
         *way, last = path
