@@ -466,8 +466,7 @@ def _anew(facts: StackFacts) -> str:
 
 def _logs(facts: StackFacts, seat: Mapping[str, Any]) -> str:
     """Where the log of an engine is read."""
-    cluster = "" if facts.cluster is None else f", or kubectl logs {seat.get('pod')} --previous"
-    return f"kyb logs {seat.get('model')}{cluster}"
+    return _log(facts, str(seat.get("model")), f"{seat.get('pod')}, with --previous")
 
 
 def _engines(facts: StackFacts) -> Iterator[Finding]:
