@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import IO, Any
 
 from kybernate.doctor.driver_checks import check_backends, check_driver
@@ -20,9 +19,8 @@ from kybernate.machine import Gpu, GpuProcess
 from kybernate.settings import NodeSettings, SettingsError
 
 
-def examine_gpu(environment: Mapping[str, str], *, seconds: float = 60.0, root: Path = Path("/")) -> list[Finding]:
-    """All findings. ``seconds`` (wall) is the deadline of the driver. Raises SettingsError,
-    ExtraMissingError."""
+def examine_gpu(environment: Mapping[str, str], *, seconds: float = 60.0) -> list[Finding]:
+    """All findings. ``seconds`` (wall): the driver's deadline. Raises SettingsError, ExtraMissingError."""
     names = {"KYB_DRIVER", "KYB_FAKE_DRIVER"} & environment.keys()
     settings = NodeSettings.from_env({name: environment[name] for name in names})
     if not settings.fakes:
@@ -34,7 +32,7 @@ def examine_gpu(environment: Mapping[str, str], *, seconds: float = 60.0, root: 
             driver = dev_part("driver_facts", "KYB_DRIVER=fake")(str(settings.fake_driver))
         except OSError as error:
             raise SettingsError(f"KYB_FAKE_DRIVER={settings.fake_driver}: {error}") from error
-    host = read_host(sorted({use.pid for use in driver.uses}), root)
+    host = read_host(sorted({use.pid for use in driver.uses}))
     findings = [*check_driver(driver, host), *check_host(driver, host)]
     return [*findings, *check_backends(driver, findings)]
 
