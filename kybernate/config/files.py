@@ -145,24 +145,20 @@ def _policy(document: Document, data: object, at: Place) -> PolicyConfig:
     if not isinstance(data, Mapping):
         meant = data if isinstance(data, str) and data in POLICIES else PolicyConfig.name
         raise document.source.error(at, data, "is not a mapping", f"write name: {meant} below it")
-    name = data.get("name", PolicyConfig.name)
+    given = document.validate(_Policy, {key: data[key] for key in ("name", "settings") if key in data}, at)
+    name = given.name
     if name in UNUSABLE:
         what, _, remedy = UNUSABLE[name].rpartition("; ")
         raise document.source.error((*at, "name"), name, what, remedy)
     if name not in POLICIES:
-        raise document.source.error((*at, "name"), name, "no such policy", suggest(str(name), POLICIES))
+        raise document.source.error((*at, "name"), name, "no such policy", suggest(name, POLICIES))
     constants = constants_of(name)
     for key in data:
         if key not in ("name", "settings"):
             keys = {field.alias: f"write it below settings: in {at[-1]}" for field in constants.model_fields.values()}
             remedy = keys.get(str(key), suggest(str(key), ("name", "settings")))
             raise document.source.error((*at, key), None, "unknown key", remedy)
-    given = data.get("settings", {})
-    if not isinstance(given, Mapping):
-        raise document.source.error(
-            (*at, "settings"), given, "is not a mapping", "write the policy's constants below it"
-        )
-    settings = document.validate(constants, given, (*at, "settings"))
+    settings = document.validate(constants, given.settings, (*at, "settings"))
     return PolicyConfig(name, settings.model_dump(exclude_unset=True))
 
 
@@ -182,3 +178,8 @@ class _Constants(Strict):
 
 class _Named(Strict):
     name: Name
+
+
+class _Policy(Strict):
+    name: str = PolicyConfig.name
+    settings: dict[str, Any] = Field(default_factory=dict)

@@ -67,6 +67,14 @@ FILES = BAD | {
         ONE + "reserved: {tier/golden: [prod]}\n",
         ":6: reserved.tier/golden: is not a tier; did you mean gold?",
     ),
+    "a policy whose name is a mapping": (
+        ONE + "policy: {name: {a: 1}}\n",
+        "policy.name: is a mapping; it must be text",
+    ),
+    "a policy whose settings are none": (
+        ONE + "policy: {name: quantum, settings: 3}\n",
+        "policy.settings: 3: is a number; it must be a mapping",
+    ),
     "a policy without name:": (ONE + "policy: kyb-slo\n", "policy: 'kyb-slo': is not a mapping; write name: kyb-slo"),
 }
 ANNOTATIONS = {
