@@ -81,7 +81,8 @@ class Commands(typer.Typer):
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[C], C]:
         """As Typer's."""
-        return super().command(name, **{"cls": _Command} | settings)
+        settings.setdefault("cls", _Command)
+        return super().command(name, **settings)
 
 
 def as_json() -> bool:

@@ -42,7 +42,7 @@ def read_nvml(write: Callable[..., None]) -> list[int]:
         return []
     finally:
         reader.close()
-    write(gpus=list(map(asdict, gpus)), persistence=persistence, uses=list(map(asdict, uses)))
+    write(gpus=[asdict(gpu) for gpu in gpus], persistence=persistence, uses=[asdict(use) for use in uses])
     return sorted({use.pid for use in uses})
 
 
