@@ -63,10 +63,8 @@ class Run:
     ``go_on(subject)`` answers the server's flow control: what was sent before has been read.
     """
 
-    def __init__(
-        self, root: str, prefix: str, go_on: Callable[[str], Awaitable[None]], *, limit: int = AT_ONCE
-    ) -> None:
-        self._root, self._prefix, self._go_on = root, prefix, go_on
+    def __init__(self, root: str, go_on: Callable[[str], Awaitable[None]], *, limit: int = AT_ONCE) -> None:
+        self._root, self._go_on = root, go_on
         self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue(limit)
         self._stopped = False
         self._sequence = 0
@@ -115,11 +113,7 @@ class Run:
                 elif self._idle(headers):
                     return None
                 continue
-            entry = self._read(msg)
-            if entry is not None:
-                return entry
-            if self.complete:
-                return None
+            return self._read(msg)
 
     def _idle(self, headers: dict[str, str]) -> bool:
         """Check a heartbeat, sent when the consumer is idle; True if it completes the snapshot."""
@@ -136,8 +130,7 @@ class Run:
         self.complete = True
         return True
 
-    def _read(self, msg: Msg) -> Entry | None:
-        """Return the entry in this message; None if its key has another prefix."""
+    def _read(self, msg: Msg) -> Entry:
         meta = msg.metadata
         if meta.sequence.consumer != self._sequence + 1:
             raise RunOverError(f"message {self._sequence + 1} of the consumer is missing")
@@ -145,12 +138,9 @@ class Run:
         self._missing.discard(msg.subject)
         if not self._missing and (meta.num_pending == 0 or self._sequence >= self._pending):
             self.complete = True
-        key = msg.subject[len(self._root) :]
-        if not key.startswith(self._prefix):
-            return None
         headers = msg.headers or {}
         gone = headers.get("KV-Operation") in ("DEL", "PURGE") or "Nats-Marker-Reason" in headers
-        return Entry(key, None if gone else msg.data, meta.sequence.stream)
+        return Entry(msg.subject[len(self._root) :], None if gone else msg.data, meta.sequence.stream)
 
 
 class NatsBucket:
@@ -171,33 +161,30 @@ class NatsBucket:
         async with self._store(f"delete {key}") as store:
             await store.delete(key)
 
-    async def entries(self, prefix: str = "") -> list[Entry]:
-        """All present entries whose key begins with ``prefix``."""
+    async def entries(self, node: str = "") -> list[Entry]:
+        """All present entries, or those whose key begins with this token."""
         for tries_left in reversed(range(READS)):
             try:
-                return await self._read(prefix)
-            except IncompleteError as error:
-                if not tries_left:
-                    raise self._unread(error) from error
+                return await self._read(node)
             except RunOverError as error:
-                raise self._unread(error) from error
+                if not (tries_left and isinstance(error, IncompleteError)):
+                    raise NoAnswerError(f"bucket {self._name}: read: {error}; read it again") from error
         raise AssertionError("the last try returns or raises")
 
-    async def keys(self, prefix: str = "") -> Set[str]:
+    async def keys(self, node: str = "") -> Set[str]:
         """By the subjects of the stream."""
         async with self._bus.jetstream(f"bucket {self._name}: keys") as js:
-            info = await js.stream_info(self._stream, subjects_filter=self._filter(prefix))
-        subjects = {subject[len(self._root) :] for subject in info.state.subjects or ()}
-        return {key for key in subjects if key.startswith(prefix)}
+            info = await js.stream_info(self._stream, subjects_filter=self._filter(node))
+        return {subject[len(self._root) :] for subject in info.state.subjects or ()}
 
     async def last_revision(self) -> int:
         """The revision of the last change."""
         async with self._bus.jetstream(f"bucket {self._name}: last revision") as js:
             return int((await js.stream_info(self._stream)).state.last_seq)
 
-    async def _read(self, prefix: str) -> list[Entry]:
+    async def _read(self, node: str) -> list[Entry]:
         found: dict[str, Entry] = {}
-        async with self._run(prefix) as run:
+        async with self._run(node) as run:
             while not run.complete:
                 entry = await run.next()
                 if entry is None:
@@ -205,14 +192,11 @@ class NatsBucket:
                 found[entry.key] = entry
         return [entry for entry in found.values() if entry.value is not None]
 
-    def _unread(self, error: RunOverError) -> NoAnswerError:
-        return NoAnswerError(f"bucket {self._name}: read: {error}; read it again")
-
     @asynccontextmanager
-    async def watch(self, prefix: str = "") -> AsyncIterator[AsyncIterator[Entry | None]]:
+    async def watch(self) -> AsyncIterator[AsyncIterator[Entry | None]]:
         """All present entries, one None, then every change; again after each loss of the connection."""
         inbox: Inbox[Entry | None] = Inbox(AT_ONCE)
-        watch = _Watch(self, prefix, inbox)
+        watch = _Watch(self, inbox)
         tasks = [asyncio.create_task(watch.follow()), asyncio.create_task(watch.compare(self._compare_seconds))]
         try:
             yield inbox
@@ -228,7 +212,7 @@ class NatsBucket:
             yield KeyValue(self._name, self._stream, self._root, js, direct=True)
 
     @asynccontextmanager
-    async def _run(self, prefix: str) -> AsyncIterator[Run]:
+    async def _run(self, node: str = "") -> AsyncIterator[Run]:
         """A consumer that delivers the last value of every key, then the changes."""
         link = self._bus.link
 
@@ -236,16 +220,16 @@ class NatsBucket:
             with contextlib.suppress(nats.errors.Error):  # a lost connection ends the run
                 await link.client.publish(subject)
 
-        run = Run(self._root, prefix, go_on)
+        run = Run(self._root, go_on)
         subscription: Subscription | None = None
         deliver = link.client.new_inbox()
         consumer = ""
         link.when_lost.add(run.stop)
         try:
             async with self._bus.jetstream(f"bucket {self._name}: read") as js:
-                stream = await js.stream_info(self._stream, subjects_filter=self._filter(prefix))
+                stream = await js.stream_info(self._stream, subjects_filter=self._filter(node))
                 subscription = await link.client.subscribe(deliver, cb=run.receive)
-                info = await js.add_consumer(self._stream, self._consumer(prefix, deliver))
+                info = await js.add_consumer(self._stream, self._consumer(node, deliver))
                 consumer = info.name
                 pending = (info.num_pending or 0) + (info.delivered.consumer_seq if info.delivered else 0)
                 run.expect(set(stream.state.subjects or ()), pending)
@@ -264,14 +248,14 @@ class NatsBucket:
                         async with asyncio.timeout(1.0):
                             await js.delete_consumer(self._stream, consumer)
 
-    def _filter(self, prefix: str) -> str:
-        return self._root + (prefix + ">" if prefix.endswith(".") else ">")
+    def _filter(self, node: str) -> str:
+        return f"{self._root}{node}.>" if node else f"{self._root}>"
 
-    def _consumer(self, prefix: str, deliver: str) -> ConsumerConfig:
+    def _consumer(self, node: str, deliver: str) -> ConsumerConfig:
         return ConsumerConfig(
             deliver_subject=deliver,
             deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
-            filter_subject=self._filter(prefix),
+            filter_subject=self._filter(node),
             ack_policy=AckPolicy.NONE,
             max_deliver=1,
             idle_heartbeat=HEARTBEAT_SECONDS,
@@ -285,8 +269,8 @@ class NatsBucket:
 class _Watch:
     """A chain of runs, and the entries that its reader knows from them."""
 
-    def __init__(self, bucket: NatsBucket, prefix: str, inbox: Inbox[Entry | None]) -> None:
-        self._bucket, self._prefix, self._inbox = bucket, prefix, inbox
+    def __init__(self, bucket: NatsBucket, inbox: Inbox[Entry | None]) -> None:
+        self._bucket, self._inbox = bucket, inbox
         self._known: dict[str, int] = {}
         """Revision of each key that the reader believes to exist."""
         self._last = 0
@@ -300,7 +284,7 @@ class _Watch:
         while True:
             await self._bucket._bus.until_connected()
             try:
-                async with self._bucket._run(self._prefix) as run:
+                async with self._bucket._run() as run:
                     await self._read(run)
             except (BusError, RunOverError) as error:
                 if self._run:
@@ -348,11 +332,11 @@ class _Watch:
             with contextlib.suppress(BusError, RunOverError):
                 if await self._up_to_date(every):
                     continue
-                before = self._differences(await self._bucket.entries(self._prefix))
+                before = self._differences(await self._bucket.entries())
                 if not before:
                     continue
                 await asyncio.sleep(SETTLE_SECONDS)
-                lasting = before & self._differences(await self._bucket.entries(self._prefix))
+                lasting = before & self._differences(await self._bucket.entries())
                 if lasting and run is self._run:
                     get_logger().error("watch.differs", bucket=self._bucket._name, keys=sorted(k for k, _ in lasting))
                     run.stop()
@@ -363,7 +347,7 @@ class _Watch:
         before, last = self._last, await self._bucket.last_revision()
         if before < last:
             await asyncio.sleep(min(every, SETTLE_SECONDS))
-        return before <= last <= self._last and not self._prefix
+        return before <= last <= self._last
 
     def _differences(self, entries: list[Entry]) -> set[tuple[str, int]]:
         """Return (key, revision) of entries that the watch misses, and (key, 0) of those that it should not have."""

@@ -71,13 +71,13 @@ class Bucket(Protocol):
     async def delete(self, key: str) -> None:
         """Remove the key; watchers see an entry without a value."""
 
-    async def entries(self, prefix: str = "") -> list[Entry]:
-        """All present entries whose key begins with ``prefix``."""
+    async def entries(self, node: str = "") -> list[Entry]:
+        """All present entries, or those whose key begins with this token."""
 
-    async def keys(self, prefix: str = "") -> Set[str]:
-        """The keys that begin with ``prefix`` and were written or deleted; without those that were purged."""
+    async def keys(self, node: str = "") -> Set[str]:
+        """The keys that begin with this token and were written or deleted; without those that were purged."""
 
-    def watch(self, prefix: str = "") -> AbstractAsyncContextManager[AsyncIterator[Entry | None]]:
+    def watch(self) -> AbstractAsyncContextManager[AsyncIterator[Entry | None]]:
         """All present entries, then one None (the snapshot is complete), then every change.
 
         After a reconnect the whole snapshot comes again, followed by None; entries that vanished meanwhile come as

@@ -86,7 +86,7 @@ class MemoryBus:
         self._up = asyncio.Event()
         self._lost = asyncio.Event()
         self._callbacks: list[Callable[[bool], None]] = []
-        self._watches: list[tuple[_Level, str, Inbox[Entry | None], set[str]]] = []
+        self._watches: list[tuple[_Level, Inbox[Entry | None], set[str]]] = []
         self._was_connected = False
 
     @classmethod
@@ -254,10 +254,10 @@ class MemoryBus:
         return _MemoryBucket(self, name)
 
     @asynccontextmanager
-    async def watching(self, level: "_Level", prefix: str) -> AsyncIterator[AsyncIterator[Entry | None]]:
+    async def watching(self, level: "_Level") -> AsyncIterator[AsyncIterator[Entry | None]]:
         """The iterator of ``Bucket.watch``."""
         inbox: Inbox[Entry | None] = Inbox()
-        watch = (level, prefix, inbox, set[str]())
+        watch = (level, inbox, set[str]())
         self._watches.append(watch)
         if self.connected:
             self._snapshot(*watch)
@@ -269,13 +269,13 @@ class MemoryBus:
 
     def changed(self, level: "_Level", entry: Entry) -> None:
         """Deliver one change to this client's watches."""
-        for watched, prefix, inbox, known in self._watches:
-            if watched is level and entry.key.startswith(prefix) and self.connected:
+        for watched, inbox, known in self._watches:
+            if watched is level and self.connected:
                 (known.discard if entry.value is None else known.add)(entry.key)
                 inbox.put(entry)
 
-    def _snapshot(self, level: "_Level", prefix: str, inbox: Inbox[Entry | None], known: set[str]) -> None:
-        present = level.present(prefix)
+    def _snapshot(self, level: "_Level", inbox: Inbox[Entry | None], known: set[str]) -> None:
+        present = level.present()
         gone = known - {entry.key for entry in present}
         known.clear()
         known.update(entry.key for entry in present)
@@ -307,7 +307,8 @@ class _Level:
     def revision_of(self, key: str) -> int:
         return self._last[key].revision if key in self._last else 0
 
-    def present(self, prefix: str) -> list[Entry]:
+    def present(self, node: str = "") -> list[Entry]:
+        prefix = f"{node}." if node else ""
         return [e for e in self._last.values() if e.value is not None and e.key.startswith(prefix)]
 
     def wipe(self) -> None:
@@ -327,14 +328,14 @@ class _MemoryBucket:
     async def delete(self, key: str) -> None:
         self._write(key, None)
 
-    async def entries(self, prefix: str = "") -> list[Entry]:
-        return self._level().present(prefix)
+    async def entries(self, node: str = "") -> list[Entry]:
+        return self._level().present(node)
 
-    async def keys(self, prefix: str = "") -> Set[str]:
-        return {entry.key for entry in self._level().present(prefix)}
+    async def keys(self, node: str = "") -> Set[str]:
+        return {entry.key for entry in self._level().present(node)}
 
-    def watch(self, prefix: str = "") -> contextlib.AbstractAsyncContextManager[AsyncIterator[Entry | None]]:
-        return self._bus.watching(self._bus.server.buckets[self._name], prefix)
+    def watch(self) -> contextlib.AbstractAsyncContextManager[AsyncIterator[Entry | None]]:
+        return self._bus.watching(self._bus.server.buckets[self._name])
 
     def _level(self) -> _Level:
         if not self._bus.connected:

@@ -177,7 +177,7 @@ class RosterWriter:
         if self._bus.connected:
             with contextlib.suppress(BusError):
                 bucket = await self._bus.bucket(BUCKET)
-                for entry in await bucket.entries(f"{slug(self._node.name)}."):
+                for entry in await bucket.entries(slug(self._node.name)):
                     with contextlib.suppress(ValidationError):
                         row = SeatRecord.model_validate_json(entry.value or b"")
                         found = Published(max(found.epoch, row.epoch), max(found.seq, row.seq))
@@ -243,17 +243,17 @@ class RosterWriter:
     async def _compare(self) -> None:
         """Write rows again that have vanished: a purge sends no message, and routers that start lack them. Less often
         read back what was written, and replace what another client wrote."""
-        prefix, compared = f"{slug(self._node.name)}.", time.monotonic()
+        node, compared = slug(self._node.name), time.monotonic()
         while True:
             await asyncio.sleep(to_beat(min(LOOK_SECONDS, self._compare_seconds)))
             try:
                 bucket = await self._bus.bucket(BUCKET)
                 expected = dict(self._written)  # before reading: what is written meanwhile is no difference
                 if time.monotonic() >= compared + self._compare_seconds:
-                    found = {entry.key: entry.value for entry in await bucket.entries(prefix)}
+                    found = {entry.key: entry.value for entry in await bucket.entries(node)}
                     compared = time.monotonic()
                 else:
-                    keys = await bucket.keys(prefix)
+                    keys = await bucket.keys(node)
                     found = {key: value for key, value in expected.items() if value is None or key in keys}
                 await self._repair(bucket, expected, found)
             except BusError as error:

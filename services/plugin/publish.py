@@ -105,7 +105,7 @@ class InventoryWriter:
                 rows = {record.key: record for record in self._records(self._node.probation.reasons)}
                 for key, record in rows.items():
                     await bucket.put(key, record.model_dump_json().encode())
-                for entry in await bucket.entries(f"{slug(self._name)}."):
+                for entry in await bucket.entries(slug(self._name)):
                     if entry.key not in rows:  # of a GPU that was replaced, or is not missing any more
                         await bucket.delete(entry.key)
             except BusError as error:

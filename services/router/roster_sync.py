@@ -84,7 +84,7 @@ class RosterSync:
 
     async def _read_node(self, node: str) -> None:
         """Read the rows of one node. Raises BusError: the leader of the roster's stream did not answer."""
-        rows = await (await self._bus.bucket(BUCKET)).entries(f"{slug(node)}.")
+        rows = await (await self._bus.bucket(BUCKET)).entries(slug(node))
         records = tuple(filter(None, map(self._newer, rows)))
         self._dispatcher.feed(RosterRead(None, records, frozenset()))
 

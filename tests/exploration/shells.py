@@ -212,9 +212,9 @@ class _CutBucket:
             raise NoAnswerError("the answer was lost")
         return revision
 
-    async def entries(self, prefix: str = "") -> Any:
+    async def entries(self, node: str = "") -> Any:
         await self._bus._led()
-        return await self._bucket.entries(prefix)
+        return await self._bucket.entries(node)
 
 
 class Pools:
