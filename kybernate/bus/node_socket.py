@@ -61,7 +61,6 @@ class NodeSocket:
         self._readers: list[tuple[tuple[Pattern[Message], ...], Inbox[Message]]] = []
         self._handlers: list[tuple[Pattern[Message], Inbox[_Request]]] = []
         self._callbacks: list[Callable[[bool], None]] = []
-        self._up = asyncio.Event()
         self._leaving = False
         self._asked = 0
 
@@ -75,10 +74,6 @@ class NodeSocket:
         """Number of tolerated failures since the start: messages dropped because a reader of this process was too
         slow, lines that could not be read, peers that were disconnected since they did not read."""
         return dict(self._troubles.counts)
-
-    async def until_connected(self) -> None:
-        """Wait until ``connected``."""
-        await self._up.wait()
 
     def on_change(self, callback: Callable[[bool], None]) -> None:
         """Call ``callback(connected)`` at each loss, and each time that a peer has connected."""
@@ -170,7 +165,6 @@ class NodeSocket:
     def joined(self, link: "_Link") -> None:
         """A connection was made."""
         self.links.append(link)
-        self._up.set()
         self._changed(True)
 
     def lasts(self) -> None:
@@ -183,7 +177,6 @@ class NodeSocket:
         """A connection was lost."""
         self.links.remove(link)
         if not self.links:
-            self._up.clear()
             self._changed(False)
         if link.lasted and not self._leaving:
             get_logger().info("bus.lost", server=str(self.path))

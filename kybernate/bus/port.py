@@ -96,9 +96,6 @@ class NodeBus(Protocol):
     def troubles(self) -> Mapping[str, int]:
         """Number of tolerated failures since the start, by kind."""
 
-    async def until_connected(self) -> None:
-        """Wait until ``connected``. Returns at once when it is."""
-
     def on_change(self, callback: Callable[[bool], None]) -> None:
         """Call ``callback(connected)`` at each loss and each return of the connection, on the node bus also when a
         further peer connects. It must not raise or block."""
@@ -130,6 +127,9 @@ class LocalBus(NodeBus, Protocol):
 
 class Bus(NodeBus, Protocol):
     """The bus of a cluster: also history and buckets."""
+
+    async def until_connected(self) -> None:
+        """Wait until ``connected``. Returns at once when it is."""
 
     async def closed(self) -> None:
         """Wait for ever, or raise BusError when the connection cannot come back (refused credentials).

@@ -263,8 +263,7 @@ async def test_nothing_is_sent_later_after_an_outage(pair: Pair) -> None:
             with pytest.raises(BusDownError):
                 await forbidden
         await pair.start()
-        await within(near.until_connected())
-        await within(far.until_connected())
+        await until(lambda: near.connected and far.connected, what="both ends have each other again")
         await near.publish(activated(2))
         (message,) = await take(got, 1)
         assert isinstance(message, SeatActivated)
@@ -310,8 +309,7 @@ async def test_what_was_entered_during_an_outage_is_in_force_after_it(pair: Pair
     await until(lambda: not pair.far.connected, what="the far end notices that the connection is away")
     async with pair.far.subscribe(SeatEvent.pattern()) as got, pair.far.serve(ActivateSeat.pattern(), accept):
         await pair.start()
-        await within(pair.far.until_connected())
-        await within(pair.near.until_connected())
+        await until(lambda: pair.far.connected and pair.near.connected, what="both ends have each other again")
         await pair.near.publish(activated(5))
         await take(got, 1)
         await pair.near.request(ActivateSeat(cause="test", node="n1", seat="s1"), CommandReply, timeout=5)

@@ -49,7 +49,7 @@ async def checkpointer(stack: AsyncExitStack, path: Path) -> NodeSocket:
 
 async def manager(stack: AsyncExitStack, path: Path) -> NodeSocket:
     bus = await stack.enter_async_context(connecting(path))
-    await within(bus.until_connected())
+    await until(lambda: bus.connected, what="the manager is connected")
     return bus
 
 
@@ -91,7 +91,7 @@ async def test_the_manager_may_come_first_and_finds_each_next_checkpointer(stack
     for _ in range(2):
         async with AsyncExitStack() as life:
             await checkpointer(life, path)
-            await within(bus.until_connected())
+            await until(lambda: bus.connected, what="the manager is connected")
             assert (await bus.request(QUESTION, JobReply, timeout=5)).accepted
         await until(lambda: changes[-1:] == [False], what="the manager notices the end of the checkpointer")
     assert changes == [True, False, True, False]
@@ -189,7 +189,7 @@ async def test_a_full_queue_of_connections_is_no_connection(stack: AsyncExitStac
 
 async def test_a_report_is_refused_as_soon_as_the_connection_is_given_up(stack: AsyncExitStack, path: Path) -> None:
     server, bus = await checkpointer(stack, path), await manager(stack, path)
-    await within(server.until_connected())
+    await until(lambda: server.connected, what="the checkpointer has the connection")
     cut(server)
     with pytest.raises(BusDownError):
         await server.publish(progress())
@@ -224,7 +224,7 @@ async def test_a_peer_that_does_not_read_is_disconnected_and_counted(
     server = await checkpointer(stack, path)
     with socket.socket(socket.AF_UNIX) as stuck:
         stuck.connect(str(path))
-        await within(server.until_connected())
+        await until(lambda: server.connected, what="the checkpointer has the connection")
 
         async def publish() -> None:
             for _ in range(1_000):

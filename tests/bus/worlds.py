@@ -19,6 +19,7 @@ from kybernate.bus.port import Bus, NodeBus
 from kybernate.bus.setup import init
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.dev.nats_server import NatsServer
+from tests.until import until
 
 T = TypeVar("T")
 
@@ -122,8 +123,7 @@ async def socket_pair(path: Path, *, back: bool = False) -> AsyncIterator[Pair]:
         stack.enter_context(patient)
         server = await stack.enter_async_context(listening(path))
         client = await stack.enter_async_context(connecting(path))
-        await within(client.until_connected())
-        await within(server.until_connected())
+        await until(lambda: client.connected and server.connected, what="both ends have each other")
         near, far = (server, client) if back else (client, server)
 
         async def inject(subject: str, data: bytes) -> None:

@@ -522,7 +522,8 @@ def explore(seed: int, folder: Path, actions: int = 80) -> Mapping[str, int]:
         try:
             with mock.patch.object(files, "append", shell.append):
                 async with shell.open():
-                    await shell.bus.until_connected()
+                    while not shell.bus.connected:
+                        await asyncio.sleep(0.01)
                     for _ in range(actions):
                         await shell.act()
                         if life.done():
