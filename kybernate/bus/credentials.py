@@ -34,9 +34,7 @@ class Identity:
 
     options: dict[str, Any] = field(repr=False)
     """For nats-py's ``connect``: seed, TLS, inbox prefix."""
-    public_key: str = ""
-    """Of the nkey: ``U…``, which is no secret; empty without one."""
-    tls: bool = False
+    tls: bool
     """True if a connection without TLS must be refused."""
 
 
@@ -60,18 +58,8 @@ class Credentials:
         return self.creds_file is not None and self.creds_file.suffix == ".creds"
 
     @property
-    def inbox(self) -> str:
-        """Prefix of the subjects for answers to this role; other roles may not subscribe to it."""
-        return inbox(self.role)
-
-    @property
-    def renewable(self) -> bool:
-        """True if another attempt may succeed because a file was replaced."""
-        return self.file is not None
-
-    @property
     def file(self) -> Path | None:
-        """Where the identity is, for texts."""
+        """Where the identity is: another attempt may succeed because it was replaced. None: there is none."""
         return self.creds_file or self.cert_file
 
     @property
@@ -86,28 +74,24 @@ class Credentials:
 
         ``now``: wall time at which a JWT must not have expired; 0: it may have.
         """
-        options: dict[str, Any] = {"inbox_prefix": self.inbox}
-        public = ""
+        options: dict[str, Any] = {"inbox_prefix": inbox(self.role)}
         if self.creds_file is not None:
             text = self._text(self.creds_file)
             if self.has_jwt:
-                options["user_credentials"], public = self._user(text, now)
+                options["user_credentials"] = self._user(text, now)
             else:
-                public = self._public_key(text)
+                try:
+                    public_key(text)
+                except ValueError as error:
+                    raise self._wrong("creds_file", f"is not the seed of a user's nkey: {error}") from None
                 options["nkeys_seed_str"] = text
         context = self._tls()
         if context is not None:
             options["tls"] = context
-        return Identity(options, public, tls=context is not None)
+        return Identity(options, tls=context is not None)
 
-    def _public_key(self, seed: str) -> str:
-        try:
-            return public_key(seed)
-        except ValueError as error:
-            raise self._wrong("creds_file", f"is not the seed of a user's nkey: {error}") from None
-
-    def _user(self, text: str, now: float) -> tuple[object, str]:
-        """Return what nats-py takes as the content of a .creds file, and the user's public key."""
+    def _user(self, text: str, now: float) -> object:
+        """Return what nats-py takes as the content of a .creds file."""
         from nats.aio.client import RawCredentials  # here, because ``import kybernate.bus`` must stay light
 
         found = {part: re.search(rf"-+BEGIN {part}-+\s+(\w[\w.=-]*)", text) for part in (_JWT, _SEED)}
@@ -126,7 +110,7 @@ class Credentials:
             when = f"{datetime.fromtimestamp(expires, UTC):%Y-%m-%d %H:%M:%S} UTC"
             raise self._wrong("creds_file", f"its JWT expired at {when}: extend it (nsc edit user --expiry), {again}")
         # Written anew, because nats-py takes the line ends of another system as part of JWT and seed.
-        return RawCredentials(f"BEGIN {_JWT}\n{token}\nBEGIN {_SEED}\n{seed}\n"), public
+        return RawCredentials(f"BEGIN {_JWT}\n{token}\nBEGIN {_SEED}\n{seed}\n")
 
     def _tls(self) -> ssl.SSLContext | None:
         if self.ca_file is None and self.cert_file is None:
@@ -168,7 +152,7 @@ ANY_INBOX = "_INBOX"
 
 
 def inbox(role: str) -> str:
-    """Prefix of the inboxes of a role, e.g. ``_INBOX_router``."""
+    """Prefix of the inboxes of a role, e.g. ``_INBOX_router``; other roles may not subscribe to them."""
     return f"{ANY_INBOX}_{role}" if role else ANY_INBOX
 
 

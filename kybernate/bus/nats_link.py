@@ -294,11 +294,11 @@ class LinkErrors(Troubles):
 
     def _refuse(self, reason: str) -> None:
         mine = self._credentials
-        if not mine.renewable:
+        file = mine.file
+        if file is None:
             self.end = BusError(f"NATS at {self._place} refused this process: {reason}; check its credentials")
             self.final.set()
             return
-        file = mine.file
         remedy = f"the server's auth.conf does not list it, or it was rotated: renew {file} (kyb bus keys), reload NATS"
         if mine.has_jwt:
             remedy = f"its JWT expired or was revoked, or the account is not known: renew {file} (nsc generate creds)"

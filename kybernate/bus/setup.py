@@ -244,7 +244,7 @@ async def connection(
     except (OSError, nats.errors.Error) as error:  # time-outs are OSErrors
         why = next(filter(refused, received), received[-1] if received else error)
         if refused(why):
-            of = f"the key of role {credentials.role or '?'}" if credentials.renewable else "these credentials"
+            of = f"the key of role {credentials.role or '?'}" if credentials.file else "these credentials"
             raise BusError(f"NATS at {place} refused {of}: {why}; see docs/security.md") from error
         text = str(why) or type(why).__name__
         if isinstance(why, ssl.SSLError | PlaintextError):
