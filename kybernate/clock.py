@@ -33,10 +33,6 @@ class Clock:
         """Seconds of CLOCK_MONOTONIC."""
         return time.monotonic()
 
-    def model(self) -> float:
-        """Seconds of model time."""
-        return time.monotonic() * self.speed
-
     def to_wall(self, model_seconds: float) -> float:
         """How many wall seconds a duration in model seconds takes."""
         return model_seconds / self.speed
