@@ -17,11 +17,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 
 from kybernate.addresses import address
-from kybernate.bus import NATS_SCHEMES
 from kybernate.bus.credentials import Credentials, CredentialsError
 from kybernate.files import NO_FILE
 
 PREFIX = "KYB_"
+NATS_SCHEMES = ("nats://", "tls://", "ws://", "wss://")
 EMPTY_IS_NONE = BeforeValidator(lambda value: None if value == "" else value)
 """For optional settings that a chart or a shell may set to an empty text."""
 LONGEST_RUN_DIR = 107 - len("/checkpointer.sock")
@@ -127,8 +127,8 @@ class Settings(BaseModel):
     @field_validator("nats_url")
     @classmethod
     def _of_nats(cls, url: str) -> str:
-        if not url.startswith(tuple(f"{scheme}://" for scheme in NATS_SCHEMES)):
-            raise ValueError(f"begins with none of {'://, '.join(NATS_SCHEMES)}://")
+        if not url.startswith(NATS_SCHEMES):
+            raise ValueError(f"begins with none of {', '.join(NATS_SCHEMES)}")
         return url
 
     @classmethod

@@ -92,7 +92,7 @@ class Credentials:
 
     def _user(self, text: str, now: float) -> object:
         """Return what nats-py takes as the content of a .creds file."""
-        from nats.aio.client import RawCredentials  # here, because ``import kybernate.bus`` must stay light
+        from nats.aio.client import RawCredentials  # here, because settings import this module
 
         found = {part: re.search(rf"-+BEGIN {part}-+\s+(\w[\w.=-]*)", text) for part in (_JWT, _SEED)}
         token, seed = (match[1] if match else "" for match in found.values())

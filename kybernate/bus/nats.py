@@ -47,8 +47,9 @@ class NatsBus(NatsConnection):
         compare_seconds: float = 60.0,
         follows: str = "",
     ) -> None:
-        """``source`` is the CloudEvents source of its messages; the server's monitoring shows ``name``. A server that
-        does not reach the leader of the bucket ``follows`` is left for one that does.
+        """``url``: several are separated by commas. ``source`` is the CloudEvents source of its messages, e.g.
+        ``kyb/router/router-0``; the server's monitoring shows ``name``. A server that does not reach the leader of the
+        bucket ``follows`` is left for one that does.
 
         The files of ``credentials`` are read at each connection; each watch is compared with its bucket every
         ``compare_seconds``.

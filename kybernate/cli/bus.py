@@ -15,7 +15,7 @@ from kybernate.cli.output import CliError, Commands, answer
 from kybernate.local_stack import find_stack
 
 if TYPE_CHECKING:
-    from kybernate.bus import Credentials
+    from kybernate.bus.credentials import Credentials
     from kybernate.bus.rights import Role
 
 KEPT_SECONDS = 10.0

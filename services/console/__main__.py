@@ -1,7 +1,7 @@
 """``python -m services.console``: settings, open, run."""
 
 from kybernate import lifecycle
-from kybernate.bus import open_bus
+from kybernate.bus.nats import NatsBus
 from kybernate.config_errors import ConfigError
 from kybernate.logs import configure, get_logger
 from kybernate.settings import refused
@@ -14,7 +14,7 @@ async def serve(settings: ConsoleSettings) -> None:
     source = f"kyb/console/{settings.instance}"
     credentials = settings.credentials("console")
     async with (
-        open_bus(settings.nats_url, source=source, name=settings.instance, credentials=credentials) as bus,
+        NatsBus(settings.nats_url, source=source, name=settings.instance, credentials=credentials).opened() as bus,
         open_console(settings, bus) as console,
     ):
         get_logger().info("console.listening", url=console.url, page=console.page_url)

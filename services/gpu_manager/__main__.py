@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from kybernate import lifecycle, logs
-from kybernate.bus import open_bus
+from kybernate.bus.nats import NatsBus
 from kybernate.bus.node_socket import connecting
 from kybernate.clock import Clock
 from kybernate.config import ConfigError, NodeConfig, load
@@ -92,7 +92,7 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
         source, name = f"kyb/gpu-manager/{settings.node}", f"manager {settings.node}"
         who = settings.credentials("manager")
         bus = await stack.enter_async_context(
-            open_bus(settings.nats_url, source=source, name=name, credentials=who, follows=BUCKET)
+            NatsBus(settings.nats_url, source=source, name=name, credentials=who, follows=BUCKET).opened()
         )
         node_bus = await stack.enter_async_context(connecting(settings.node_socket))
         session = await stack.enter_async_context(aiohttp.ClientSession())

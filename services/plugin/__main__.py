@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from kybernate import kube, lifecycle, logs
-from kybernate.bus import open_bus
+from kybernate.bus.nats import NatsBus
 from kybernate.config import ConfigError, NodeConfig, load
 from kybernate.gpus import GpuError, open_gpus
 from kybernate.health import BusMetrics, Health
@@ -39,13 +39,13 @@ async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
         stack.push_async_callback(gpus.close)
         http = await stack.enter_async_context(health.server(settings))
         bus = await stack.enter_async_context(
-            open_bus(
+            NatsBus(
                 settings.nats_url,
                 source=f"kyb/plugin/{settings.instance}",
                 name=f"plugin {settings.instance}",
                 credentials=settings.credentials("plugin"),
                 follows=INVENTORY_BUCKET,
-            )
+            ).opened()
         )
         health.registry.register(BusMetrics(cluster=bus))
         url = kube.in_cluster()

@@ -4,7 +4,7 @@ import asyncio
 import signal
 
 from kybernate import lifecycle
-from kybernate.bus import open_bus
+from kybernate.bus.nats import NatsBus
 from kybernate.config_errors import ConfigError
 from kybernate.logs import configure, get_logger
 from kybernate.roster import BUCKET
@@ -20,13 +20,13 @@ async def serve(settings: RouterSettings) -> None:
     source = f"kyb/router/{settings.instance}"
     with open_tracer("router", settings.instance, settings.node) as tracer:
         async with (
-            open_bus(
+            NatsBus(
                 settings.nats_url,
                 source=source,
                 name=settings.instance,
                 credentials=settings.credentials("router"),
                 follows=BUCKET,
-            ) as bus,
+            ).opened() as bus,
             open_router(settings, bus, tracer) as router,
         ):
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, router.announce)  # kyb-router-draining

@@ -13,11 +13,11 @@ import nats.errors
 import pytest
 import structlog
 
-from kybernate.bus import BusDownError, BusError, Credentials, CredentialsError, open_bus
-from kybernate.bus.credentials import new_seed, public_key
+from kybernate.bus.credentials import Credentials, CredentialsError, new_seed, public_key
 from kybernate.bus.keys import write
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.nats_link import NatsLink, dial
+from kybernate.bus.port import BusDownError, BusError
 from kybernate.bus.rights import Role
 from kybernate.bus.setup import init
 from kybernate.dev.nats_server import NatsServer, find_server
@@ -152,7 +152,7 @@ async def tls_server(tmp_path: Path, pki: Path) -> AsyncIterator[NatsServer]:
 async def test_both_ends_of_tls_are_verified(tls_server: NatsServer, pki: Path) -> None:
     whole = Credentials("init", None, pki / "ca.crt", pki / "client.crt")
     assert await init(tls_server.url, credentials=whole)
-    async with open_bus(tls_server.url, source="test", name="test", credentials=whole) as bus:
+    async with NatsBus(tls_server.url, source="test", name="test", credentials=whole).opened() as bus:
         await within(bus.until_connected())
         await bus.publish(SeatActivated(cause="c", node="n", seat="s", state=SeatState.ACTIVE))
         await bus.flush()

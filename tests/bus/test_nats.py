@@ -10,7 +10,7 @@ import pytest
 import structlog
 from nats.aio.msg import Msg
 
-from kybernate.bus import nats_bucket, open_bus
+from kybernate.bus import nats_bucket
 from kybernate.bus.nats import NatsBus
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
 from kybernate.bus.setup import init, streams
@@ -301,7 +301,7 @@ async def test_the_answer_of_another_version_may_have_more_fields(server: NatsSe
 
     await raw.subscribe("kyb.v1.cmd.>", cb=reply)
     await raw.flush()
-    async with open_bus(server.url, source="test", name="test") as bus:
+    async with NatsBus(server.url, source="test", name="test").opened() as bus:
         await within(bus.until_connected())
         assert (await bus.request(ActivateSeat(cause="c", node="n", seat="s1"), CommandReply, timeout=5)).accepted
         with pytest.raises(BusError, match="is no CommandReply"):

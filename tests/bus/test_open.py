@@ -1,4 +1,4 @@
-"""Which bus a URL opens, one client's connection, and the example that uses none of our code."""
+"""A bus without its server, one client's connection, and the example that uses none of our code."""
 
 import asyncio
 import sys
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.bus import BusDownError, open_bus
 from kybernate.bus.nats import NatsBus
+from kybernate.bus.port import BusDownError
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.dev.nats_server import NatsServer
 from kybernate.messages import GpuHealthChanged, GroupDecided, SeatActivated, SeatEvent
@@ -21,14 +21,8 @@ def activated(model: str = "") -> SeatActivated:
     return SeatActivated(cause="test", node="n1", seat="s1", state=SeatState.ACTIVE, model=model)
 
 
-def test_an_unknown_scheme_is_named() -> None:
-    with pytest.raises(ValueError, match="scheme 'http' is none of nats"):
-        open_bus("http://x", source="x", name="x")
-
-
 async def test_a_bus_over_nats_opens_without_a_server() -> None:
-    async with open_bus("nats://127.0.0.1:1", source="x", name="x") as bus:
-        assert isinstance(bus, NatsBus)
+    async with NatsBus("nats://127.0.0.1:1", source="x", name="x").opened() as bus:
         with pytest.raises(BusDownError):
             await bus.publish(activated())
 

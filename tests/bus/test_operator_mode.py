@@ -8,8 +8,8 @@ import nkeys
 import pytest
 import structlog
 
-from kybernate.bus import BusError, Credentials, CredentialsError
-from kybernate.bus.credentials import new_seed, public_key
+from kybernate.bus.credentials import Credentials, CredentialsError, new_seed, public_key
+from kybernate.bus.port import BusError
 from kybernate.bus.rights import Role
 from kybernate.bus.setup import init, streams
 from kybernate.messages import SeatActivated
