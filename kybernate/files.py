@@ -18,8 +18,6 @@ MOST_BYTES = 2 * 2**20
 """Of a file that a person writes: YAML of this size takes half a minute."""
 LOOK_SECONDS = 1.0
 
-Fingerprint = tuple[tuple[str, int, int, int, int], ...]
-
 
 @contextlib.contextmanager
 def named(path: Path) -> Iterator[None]:
@@ -97,19 +95,19 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def fingerprint(path: Path) -> Fingerprint:
-    """Which files a file or a folder of configurations is now. Blocking.
+def fingerprint(path: Path) -> tuple[tuple[str, int, int, int, int], ...]:
+    """Which files a file or a folder of configurations is now; none while it is not there. Blocking.
 
     Links are followed: Kubernetes swaps one link in the folder of a mounted ConfigMap, and all files are others.
     """
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
     found = []
-    for file in files:
-        if file.name.startswith(".") and file != path:
-            continue
-        with contextlib.suppress(OSError):
-            at = file.stat()
-            found.append((file.name, at.st_dev, at.st_ino, at.st_mtime_ns, at.st_size))
+    with contextlib.suppress(OSError):
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            if file.name.startswith(".") and file != path:
+                continue
+            with contextlib.suppress(OSError):
+                at = file.stat()
+                found.append((file.name, at.st_dev, at.st_ino, at.st_mtime_ns, at.st_size))
     return tuple(found)
 
 
@@ -119,21 +117,14 @@ async def changes(path: Path, poke: asyncio.Event, *, seconds: float = LOOK_SECO
     And one at the beginning: what was read before may have changed before anybody looked here. ``seconds``: interval of
     the looks.
     """
-    known = await asyncio.to_thread(_fingerprint, path)
+    known = await asyncio.to_thread(fingerprint, path)
     yield
     while True:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(poke.wait(), to_beat(seconds))
         poked = poke.is_set()
         poke.clear()
-        found = await asyncio.to_thread(_fingerprint, path)
+        found = await asyncio.to_thread(fingerprint, path)
         if poked or (found and found != known):  # a file that is being replaced may not be there for a moment
             known = found or known
             yield
-
-
-def _fingerprint(path: Path) -> Fingerprint:
-    try:
-        return fingerprint(path)
-    except OSError:
-        return ()
