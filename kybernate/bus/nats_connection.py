@@ -216,32 +216,29 @@ class NatsConnection:
             await asyncio.sleep(0.0 if self._leaving else backoff.pause())
 
     async def _until_useless(self, link: NatsLink) -> None:
-        """Wait until the connection is lost, or ``_next`` is one to a server that reaches the stream's leader, and this
-        one's does not: it has lost its routes to the others, and what is published here stays there."""
-        if not self._leader_of:
-            await link.until_lost()
+        """Wait until the connection is lost (nats-py calls back, but look from time to time), or ``_next`` is one to a
+        server that reaches the stream's leader, and this one's does not: it has lost its routes to the others, and what
+        is published here stays there."""
         cut_off, due, searches = OnceLogger("bus.cut_off"), time.monotonic() + CUT_OFF_SECONDS, Backoff(*SEARCH_SECONDS)
         while link.alive:
             asked = time.monotonic()
-            seconds = await link.leader_seconds(self._leader_of)
+            seconds = await link.leader_seconds(self._leader_of) if self._leader_of else 0.0
             due = max(due, asked - seconds + CUT_OFF_SECONDS)
             if seconds <= MAJORITY_SECONDS:
                 searches.reset()
                 cut_off.clear()
             elif link.alive and time.monotonic() >= due:
-                self._next = await self._elsewhere(link)
+                self._next = other = await self._elsewhere(link)
                 due = time.monotonic() + searches.pause()
-                more = "" if self._next is None else self._next.server
                 meaning = f"this server does not reach the leader of {self._leader_of}, and is left for one that does"
-                if self._next is None:
+                if other is None:
                     meaning = f"no server of {self.place} reaches the leader of {self._leader_of}; it is tried again"
-                cut_off.log(server=link.server, next=more, meaning=meaning)
-                if self._next is not None:
+                cut_off.log(server=link.server, next=other.server if other else "", meaning=meaning)
+                if other is not None:
                     return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, min(asked + LEADER_SECONDS, due) - time.monotonic())):
                     await link.lost.wait()
-        link.lose()
 
     async def _elsewhere(self, link: NatsLink) -> NatsLink | None:
         """A connection to a server that reaches the leader. One address may be a Service in front of several."""

@@ -16,7 +16,6 @@ from nats.js.api import ClusterInfo
 from kybernate.bus.credentials import Credentials
 from kybernate.bus.inbox import Troubles
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
-from kybernate.clock import to_beat
 from kybernate.logs import get_logger
 
 PING_SECONDS = 5
@@ -99,14 +98,6 @@ class NatsLink:
         except (nats.errors.Error, TimeoutError):
             return inf
         return leader_seconds(info.cluster)
-
-    async def until_lost(self) -> None:
-        """Wait for the loss: nats-py's callback, or a check every second in case it is not called."""
-        while self.alive:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(to_beat(1.0)):
-                    await self.lost.wait()
-        self.lose()
 
 
 def leader_seconds(cluster: ClusterInfo | None) -> float:

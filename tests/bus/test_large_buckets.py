@@ -57,7 +57,7 @@ async def test_the_server_sends_no_more_than_the_reader_takes_and_closes_no_conn
     link, bucket = bus.link, await bus.bucket("kyb_seats")
 
     async with bucket.watch() as entries:
-        reading, lost = asyncio.create_task(snapshot(entries, pause=0.01)), asyncio.create_task(link.until_lost())
+        reading, lost = asyncio.create_task(snapshot(entries, pause=0.01)), asyncio.create_task(link.lost.wait())
         await asyncio.wait((reading, lost), return_when=asyncio.FIRST_COMPLETED)
         assert reading.done(), "the server closed the connection"
         lost.cancel()
