@@ -122,13 +122,12 @@ class HttpServer:
     idle_seconds: float = IDLE_SECONDS
     """Time for a request to arrive on a connection, and for the next one; then it is closed."""
     most_per_address: int = MOST_PER_ADDRESS
-    runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> "HttpServer":
         if not self.app.frozen:
             self.app.on_response_prepare.append(_without_name)
             self.app.middlewares.append(_complete)
-        self.runner = web.AppRunner(
+        self._runner = web.AppRunner(
             self.app,
             handler_cancellation=True,
             access_log=None,
@@ -136,8 +135,8 @@ class HttpServer:
             keepalive_timeout=self.idle_seconds,
             lingering_time=1.0,
         )
-        await self.runner.setup()
-        serving = self.runner.server
+        await self._runner.setup()
+        serving = self._runner.server
         assert serving is not None  # set up
 
         limits, tls = _Connections(self.most_per_address), self.tls
@@ -155,9 +154,8 @@ class HttpServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self.runner is not None:
-            self._server.close()
-            await self.runner.cleanup()
+        self._server.close()
+        await self._runner.cleanup()
 
     @property
     def url(self) -> str:
