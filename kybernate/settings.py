@@ -141,10 +141,6 @@ class Settings(BaseModel):
         """This process' credentials on the cluster bus, in this role."""
         return Credentials(role, self.nats_creds_file, self.nats_ca_file, self.nats_cert_file)
 
-    def every_credentials(self) -> list[Credentials]:
-        """The credentials that can be checked before anything is opened."""
-        return [self.credentials("")]
-
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
         """Read the environment. Raises SettingsError naming the variable, its value and the remedy."""
@@ -183,8 +179,7 @@ class Settings(BaseModel):
             raise SystemExit(2)
         with refused(program, SettingsError, CredentialsError):
             settings = cls.from_env()
-            for credentials in settings.every_credentials():
-                credentials.read()
+            settings.credentials("").read()  # what is wrong with them is said before anything is opened
         return settings
 
     @classmethod
