@@ -138,25 +138,21 @@ async def beside(work: Coroutine[Any, Any, None], *, name: str) -> AsyncIterator
 
     A service that no longer answers must not stay up: the error ends its process, which is started again.
     """
-    host = asyncio.current_task()
-    assert host is not None
-    failed = False
-
-    def end(_: object) -> None:
-        nonlocal failed
-        failed = True
-        host.cancel()
-
     worker = asyncio.create_task(work, name=name)
-    worker.add_done_callback(end)
     try:
-        try:
-            yield
-        finally:
-            worker.remove_done_callback(end)
-            worker.cancel()
-            await asyncio.wait([worker])
-    except asyncio.CancelledError:
-        if not failed or host.uncancel() > 0:
+        async with asyncio.timeout(None) as end:
+
+            def end_now(_: object) -> None:
+                end.reschedule(0.0)
+
+            worker.add_done_callback(end_now)
+            try:
+                yield
+            finally:
+                worker.remove_done_callback(end_now)
+                worker.cancel()
+                await asyncio.wait([worker])
+    except TimeoutError:
+        if not end.expired():
             raise
         raise RuntimeError(f"{name} ended") from (None if worker.cancelled() else worker.exception())
