@@ -26,9 +26,10 @@ from prometheus_client.registry import Collector
 from kybernate import __version__
 from kybernate.bus.port import NodeBus
 from kybernate.http_api import ApiError, Handler, errors, own_pages
+from kybernate.key_guard import KeyGuard
 from kybernate.lifecycle import listening
 from kybernate.settings import Settings
-from kybernate.tls import TlsCaller, address_of
+from kybernate.tls import ServerCertificate, TlsCaller, address_of
 from kybernate.web_origin import WebOrigins
 
 MOST_CONNECTIONS = 512
@@ -77,6 +78,19 @@ class Health:
         app = web.Application(middlewares=[errors, own_pages(WebOrigins())])
         app.add_routes([*self.routes(), *more])
         return HttpServer(app, settings.health_host, settings.health_port)
+
+    def follows_cluster(
+        self, bus: NodeBus, knows: Callable[[], bool], keys: KeyGuard, certificate: ServerCertificate | None
+    ) -> None:
+        """Report on what follows the cluster. Once it ``knows`` the seats it is ready without NATS: all routers lose it
+        together, and a Service needs a ready one."""
+        away = "not connected to NATS; see KYB_NATS_URL"
+        self.conditions["bus"] = lambda: None if bus.connected or knows() else away
+        self.conditions["roster"] = lambda: None if knows() else "the roster was not read yet"
+        self.notes["bus"] = lambda: None if bus.connected else away
+        self.notes["keys"] = lambda: keys.refused
+        self.notes["certificate"] = lambda: certificate.refused if certificate is not None else None
+        self.registry.register(BusMetrics(cluster=bus))
 
     def unmet(self) -> dict[str, str]:
         """Why the service is not ready; empty when it is."""

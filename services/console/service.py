@@ -12,7 +12,7 @@ from aiohttp import web
 
 from kybernate.bus.port import Bus
 from kybernate.clock import Clock
-from kybernate.health import BusMetrics, Health, HttpServer
+from kybernate.health import Health, HttpServer
 from kybernate.http_api import errors, own_pages
 from kybernate.key_guard import KeyGuard
 from kybernate.tls import ServerCertificate, follow_authorities, trust, trusting
@@ -45,7 +45,8 @@ class Console:
         self._origins = WebOrigins(settings.cors_origins)
         self.cluster = cluster = Cluster()
         self.reader = Reader(bus, cluster)
-        self.health = self._health()
+        self.health = Health()
+        self.health.follows_cluster(bus, lambda: cluster.complete, self.guard, self.certificate)
         self.api, self.history = OperatorApi(bus, cluster, http), History(bus, self._slo_seconds)
         self.events = EventLog(bus, self.history.reading)
         self.routers = Routers(cluster, http, settings.router_url)
@@ -135,17 +136,6 @@ class Console:
 
     def _slo_seconds(self) -> dict[str, float]:
         return {row.model: self._clock.to_wall(row.slo_seconds) for row in self.cluster.seats.rows.values()}
-
-    def _health(self) -> Health:
-        health, bus, cluster = Health(), self._bus, self.cluster
-        away = "not connected to NATS; see KYB_NATS_URL"
-        health.conditions["bus"] = lambda: None if bus.connected or cluster.complete else away
-        health.notes["bus"] = lambda: None if bus.connected else away
-        health.notes["keys"] = lambda: self.guard.refused
-        health.notes["certificate"] = lambda: self.certificate.refused if self.certificate is not None else None
-        health.conditions["roster"] = lambda: None if cluster.complete else "the roster was not read yet"
-        health.registry.register(BusMetrics(cluster=bus))
-        return health
 
     def _on_event(self, event: Event) -> None:
         self.events.add(event)

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
-from kybernate.health import BusMetrics, Health, HttpServer
+from kybernate.health import Health, HttpServer
 from kybernate.http_api import errors
 from kybernate.logs import get_logger
 from kybernate.messages import Presence
@@ -61,7 +61,8 @@ class RunningRouter:
         self.dispatcher = Dispatcher(traffic, bus, http, self.pools)
         self.levels = LevelPublisher(bus, traffic, clock, settings.instance, self._incarnation)
         self.dispatcher.on_level = self.levels.touch
-        self.health = health = self._health()
+        self.health = health = Health()
+        health.follows_cluster(bus, lambda: traffic.trust.ever_synced, self.guard, self.certificate)
         memory = BodyMemory(settings.held_bytes, settings.held_bytes // 2)
         self.connections = ConnectionLimits(settings.connections, settings.address_connections, self._rejected)
         health.notes["files"] = lambda: self.connections.few
@@ -139,18 +140,6 @@ class RunningRouter:
             notes=self.health.remarks(),
             faults=self.requests.faults.report(time.time(), self.calls.under_way()),
         )
-
-    def _health(self) -> Health:
-        health, bus, trust = Health(), self._bus, self.traffic.trust
-        # Once it knows seats it is ready without NATS: all routers lose NATS together, and a Service needs a ready one.
-        away = "not connected to NATS; see KYB_NATS_URL"
-        health.conditions["bus"] = lambda: None if bus.connected or trust.ever_synced else away
-        health.notes["bus"] = lambda: None if bus.connected else away
-        health.notes["keys"] = lambda: self.guard.refused
-        health.notes["certificate"] = lambda: self.certificate.refused if self.certificate is not None else None
-        health.conditions["roster"] = lambda: None if trust.ever_synced else "the roster was not read yet"
-        health.registry.register(BusMetrics(cluster=bus))
-        return health
 
     def _application(self, gateways: GatewayApi, tenants: TenantLimits) -> web.Application:
         """Return the application. Health needs no key; metrics are here only without a port of their own."""
