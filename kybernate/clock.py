@@ -8,6 +8,7 @@ machine read the same kernel clock, so model times of one machine compare.
 """
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 
@@ -17,6 +18,14 @@ def to_beat(seconds: float) -> float:
     process, and of a node, that look at such moments wake together. A tenth of it at least: a timer may be early."""
     left = seconds - asyncio.get_running_loop().time() % seconds
     return left if left > seconds / 10 else left + seconds
+
+
+async def wait_for(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for an event, at most so many wall seconds (None: as long as it takes); return whether it has come."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from kybernate.clock import to_beat
+from kybernate.clock import to_beat, wait_for
 
 NO_FILE = "it is a FIFO, a socket or a device, not a file"
 MOST_BYTES = 2 * 2**20
@@ -120,9 +120,7 @@ async def changes(path: Path, poke: asyncio.Event, *, seconds: float = LOOK_SECO
     known = await asyncio.to_thread(fingerprint, path)
     yield
     while True:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(poke.wait(), to_beat(seconds))
-        poked = poke.is_set()
+        poked = await wait_for(poke, to_beat(seconds))
         poke.clear()
         found = await asyncio.to_thread(fingerprint, path)
         if poked or (found and found != known):  # a file that is being replaced may not be there for a moment

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import aiohttp
 
 from kybernate.backoff import Backoff
+from kybernate.clock import wait_for
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.tls import trusting
 
@@ -381,11 +382,8 @@ class Mirror:
 
     async def current(self, timeout_seconds: float = TIMEOUT_SECONDS) -> Mapping[str, Object]:
         """``objects`` while the watch is open; waits for it. Raises KubeError with the reason if it does not open."""
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._live.wait()
-        except TimeoutError:
-            raise KubeError(self._error) from None
+        if not await wait_for(self._live, timeout_seconds):
+            raise KubeError(self._error)
         return self.objects
 
     async def run(self) -> NoReturn:

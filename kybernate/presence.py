@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from kybernate.bus.port import Bus, BusError
+from kybernate.clock import wait_for
 from kybernate.lifecycle import CannotRunError
 from kybernate.messages import Presence
 
@@ -71,10 +72,7 @@ class NodePresence:
         ``patience_seconds``: how long the bus is waited for. Without it nothing can object; ``keep`` then finds out
         later.
         """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_seconds):
-                await self._published.wait()
-        if self._published.is_set():
+        if await wait_for(self._published, patience_seconds):
             await asyncio.sleep(OBJECTION_SECONDS)
         self._serving = True
         await self._publish()
@@ -83,9 +81,7 @@ class NodePresence:
         while True:
             self.at_once.clear()
             await self._publish()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PRESENCE_SECONDS if self._published.is_set() else OBJECTION_SECONDS / 5):
-                    await self.at_once.wait()
+            await wait_for(self.at_once, PRESENCE_SECONDS if self._published.is_set() else OBJECTION_SECONDS / 5)
 
     async def _publish(self) -> None:
         rows, seq = self._rows() or (None, 0)

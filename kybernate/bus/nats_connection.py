@@ -33,6 +33,7 @@ from kybernate.bus.nats_link import (
     failures,
 )
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError, NotSetUpError
+from kybernate.clock import wait_for
 from kybernate.logs import OnceLogger, get_logger
 
 RETRY_SECONDS = 0.25, 2.0
@@ -236,9 +237,7 @@ class NatsConnection:
                 cut_off.log(server=link.server, next=other.server if other else "", meaning=meaning)
                 if other is not None:
                     return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, min(asked + LEADER_SECONDS, due) - time.monotonic())):
-                    await link.lost.wait()
+            await wait_for(link.lost, min(asked + LEADER_SECONDS, due) - time.monotonic())
 
     async def _elsewhere(self, link: NatsLink) -> NatsLink | None:
         """A connection to a server that reaches the leader. One address may be a Service in front of several."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from kybernate.annotations import PREFER_GROUP
 from kybernate.bus.port import Bus, BusDownError, BusError, NodeBus
-from kybernate.clock import Clock, to_beat
+from kybernate.clock import Clock, to_beat, wait_for
 from kybernate.envelope import slug
 from kybernate.lifecycle import boot_id
 from kybernate.logs import OnceLogger, get_logger
@@ -343,12 +343,8 @@ class Manager:
             seats = self.node.seats.values()
             starting = any(seat.state is SeatState.STARTING for seat in seats)
             unknown = any(seat.state is SeatState.FREE for seat in seats if seat.id in self.calling)
-            try:
-                async with asyncio.timeout(to_beat(POLL_SOON_SECONDS if starting or unknown else POLL_SECONDS)):
-                    await self.look_now.wait()
-            except TimeoutError:
-                pass
-            changed = self.look_now.is_set()
+            pause = to_beat(POLL_SOON_SECONDS if starting or unknown else POLL_SECONDS)
+            changed = await wait_for(self.look_now, pause)
             self.look_now.clear()
             self.roster.refresh()
             self._log_problems()

@@ -7,13 +7,13 @@ One patch of ``pods/status`` writes both: the API server takes labels there too 
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NoReturn
 
+from kybernate.clock import wait_for
 from kybernate.kube import Kube, KubeError, MissingError
 from kybernate.logs import OnceLogger
 from kybernate.roster import SeatRecord
@@ -156,9 +156,7 @@ class PodConditions:
                 await self._write(found)
                 continue
             self._taken.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(found):
-                    await self._taken.wait()
+            await wait_for(self._taken, found)
 
     async def _write(self, condition: PodCondition) -> None:
         due: PodCondition | None = condition

@@ -4,11 +4,11 @@
 """
 
 import asyncio
-import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from kybernate.clock import wait_for
 from kybernate.kube import Kube, KubeError, Mirror
 from kybernate.logs import get_logger
 
@@ -91,9 +91,7 @@ class Neighbours:
             while True:
                 self._changed.clear()
                 await self._check(*mirrors)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self.seconds):
-                        await self._changed.wait()
+                await wait_for(self._changed, self.seconds)
 
     def _mirrors(self) -> tuple[Mirror, ...]:
         if self.kube is None:

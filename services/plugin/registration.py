@@ -23,7 +23,7 @@ import grpc
 import grpc.aio
 
 from kybernate.backoff import Backoff
-from kybernate.clock import to_beat
+from kybernate.clock import to_beat, wait_for
 from kybernate.envelope import slug
 from kybernate.health import Health
 from kybernate.logs import OnceLogger, get_logger
@@ -132,11 +132,8 @@ class Registration:
                 await stub.Register(request, timeout=REGISTER_SECONDS)
             except grpc.aio.AioRpcError as error:
                 raise NotRegisteredError(f"kubelet refused ({error.code().name}): {error.details()}") from error
-        try:
-            async with asyncio.timeout(FIRST_LIST_SECONDS):
-                await plugin.streaming.wait()
-        except TimeoutError:
-            raise NotRegisteredError("kubelet accepted, but did not ask for the list of seats") from None
+        if not await wait_for(plugin.streaming, FIRST_LIST_SECONDS):
+            raise NotRegisteredError("kubelet accepted, but did not ask for the list of seats")
 
 
 async def _while_unchanged(step: Coroutine[Any, Any, object], kubelet: Path, identity: Identity, own: Path) -> None:

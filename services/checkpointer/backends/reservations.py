@@ -6,12 +6,12 @@ checked and not yet taken is reserved here, and no other job counts on it.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kybernate.cgroups import Cgroup, Cgroups, HiddenLimitsError
+from kybernate.clock import wait_for
 from kybernate.cuda import HOST_BYTES_PER_VRAM_BYTE
 from kybernate.node.host_memory import HostMemory
 from kybernate.sizes import format_bytes
@@ -80,9 +80,7 @@ class Headroom:
 
     async def _wait(self, deadline: float) -> None:
         self._changed.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, min(POLL_SECONDS, deadline - time.monotonic()))):
-                await self._changed.wait()
+        await wait_for(self._changed, min(POLL_SECONDS, deadline - time.monotonic()))
 
 
 def _no_room(where: str, free: int, need: int, vram_bytes: int) -> str:
