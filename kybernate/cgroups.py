@@ -42,21 +42,6 @@ class HiddenLimitsError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
-    """The control groups of one process."""
-
-    unified: str | None
-    """Path in the hierarchy of version 2."""
-    controllers: Mapping[str, str]
-    """Path by controller of version 1."""
-
-    @property
-    def paths(self) -> list[str]:
-        """All of them."""
-        return [*([self.unified] if self.unified is not None else []), *self.controllers.values()]
-
-
-@dataclass(frozen=True, slots=True)
 class Cgroup:
     """The control group of one container or process."""
 
@@ -87,17 +72,14 @@ def pids(proc: Path = PROC) -> list[int]:
     return [int(name) for name in os.listdir(proc) if name.isdigit()]
 
 
-def membership(text: str) -> Membership:
-    """Parse the lines of /proc/<pid>/cgroup: ``number:controllers:path``."""
-    unified, controllers = None, {}
+def membership(text: str) -> dict[str, str]:
+    """Parse the lines of /proc/<pid>/cgroup, ``number:controllers:path``: the path by controller of version 1. The
+    empty name is version 2, and the first."""
+    found: dict[str, str] = {}
     for line in text.splitlines():
-        number, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
-        if number == "0" and not names:
-            unified = path
-        else:
-            controllers.update(dict.fromkeys(names.split(","), path))
-    return Membership(unified, controllers)
+        names, _, path = line.partition(":")[2].partition(":")
+        found |= dict.fromkeys(names.split(","), path)
+    return dict(sorted(found.items(), key=lambda one: one[0] != ""))
 
 
 def container_path(path: str, container: str) -> str | None:
@@ -133,21 +115,20 @@ class Cgroups:
             return "none"
         return "hybrid" if (self.root / "unified" / "cgroup.controllers").exists() else "v1"
 
-    def of(self, pid: int | str) -> Membership | None:
-        """The control groups of a process, or of ``self``; None when it is gone. Raises HiddenProcessesError."""
+    def of(self, pid: int | str) -> dict[str, str]:
+        """The control groups of a process, or of ``self``, as ``membership`` has them; none when it is gone. Raises
+        HiddenProcessesError."""
         try:
             return membership(read(f"{self.proc}/{pid}/cgroup"))
         except (FileNotFoundError, ProcessLookupError):
-            return None
+            return {}
         except PermissionError as error:
             raise HiddenProcessesError(HIDDEN.format(self.proc)) from error
 
     def of_process(self, pid: int | str) -> Cgroup | None:
         """The control group of a process, or of ``self``; None when it is gone or in none."""
         place = self.of(pid)
-        if place is None or not place.paths:
-            return None
-        return self.at({**({} if place.unified is None else {"": place.unified}), **place.controllers})
+        return self.at(place) if place else None
 
     def find(self, container: str) -> Cgroup | None:
         """The control group of a container; None when no process is in it. Raises HiddenProcessesError.
@@ -162,12 +143,8 @@ class Cgroups:
             except HiddenProcessesError:  # hidepid=1
                 hidden = True
                 continue
-            if place is None:
-                continue
             paths = {
-                name: found
-                for name, path in (("", place.unified or ""), *place.controllers.items())
-                if (found := container_path(path, container)) is not None
+                name: found for name, path in place.items() if (found := container_path(path, container)) is not None
             }
             if paths:
                 places.append(paths)
@@ -178,8 +155,7 @@ class Cgroups:
 
     def names_containers(self) -> bool:
         """True if some process is in a control group that a container's id names. Raises HiddenProcessesError."""
-        places = (self.of(pid) for pid in pids(self.proc))
-        return any(CONTAINER.search(path) for place in places if place is not None for path in place.paths)
+        return any(CONTAINER.search(path) for pid in pids(self.proc) for path in self.of(pid).values())
 
     def pids(self, cgroup: Cgroup) -> list[int]:
         """The processes in it and below it. Raises HiddenProcessesError."""
@@ -200,11 +176,9 @@ class Cgroups:
     def frozen(self, pid: int) -> bool:
         """True if the control group of the process, or one above, is frozen or freezing."""
         place = self.of(pid)
-        if place is None:
-            return False
-        if place.unified is not None and _word(self._unified(place.unified) / "cgroup.events", "frozen") == "1":
+        if "" in place and _word(self._unified(place[""]) / "cgroup.events", "frozen") == "1":
             return True
-        freezer = place.controllers.get("freezer")
+        freezer = place.get("freezer")
         return freezer is not None and read_text(self._below("freezer", freezer) / "freezer.state") in (
             "FROZEN",
             "FREEZING",
@@ -234,8 +208,7 @@ class Cgroups:
         return None
 
     def _inside(self, pid: int, cgroup: Cgroup) -> bool:
-        place = self.of(pid)
-        return place is not None and any(container_path(path, cgroup.container) for path in place.paths)
+        return any(container_path(path, cgroup.container) for path in self.of(pid).values())
 
     def at(self, paths: Mapping[str, str], container: str = "") -> Cgroup:
         """The control group with these paths by controller of version 1; the empty name is version 2.

@@ -34,7 +34,7 @@ class Homes:
         for one in self._ancestors(pid) if self._processes else ():
             if one in self._processes:
                 return self._processes[one]
-        paths = membership(self.read(pid, "cgroup")).paths if self._groups else []
+        paths = membership(self.read(pid, "cgroup")).values() if self._groups else ()
         return next(
             (one for identity, one in self._groups.items() if any(container_path(path, identity) for path in paths)),
             None,

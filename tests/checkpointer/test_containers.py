@@ -77,8 +77,7 @@ def test_a_name_that_no_runtime_gives_names_no_container(name: str) -> None:
 
 def test_a_process_on_a_hybrid_machine_has_paths_of_both_versions() -> None:
     place = membership("12:cpu,cpuacct:/a:b\n3:name=systemd:/s\n0::/u\n")
-    assert place.unified == "/u"
-    assert place.controllers == {"cpu": "/a:b", "cpuacct": "/a:b", "name=systemd": "/s"}
+    assert list(place.items()) == [("", "/u"), ("cpu", "/a:b"), ("cpuacct", "/a:b"), ("name=systemd", "/s")]
 
 
 @VERSIONS
