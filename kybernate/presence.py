@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable
-from typing import NoReturn
 
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import wait_for
@@ -56,7 +55,7 @@ class NodePresence:
         self._routers, self.at_once = routers, asyncio.Event()
         """``at_once``: publish now, not only when it is due."""
 
-    async def keep(self) -> NoReturn:
+    async def keep(self) -> None:
         """Publish the presence every ``PRESENCE_SECONDS``. Raises CannotRunError if another manager serves."""
         pattern = Presence.pattern(component="gpu-manager", instance=self._node)
         async with self._bus.subscribe(pattern) as messages, asyncio.TaskGroup() as group:
@@ -64,7 +63,6 @@ class NodePresence:
             async for message in messages:
                 if isinstance(message, Presence):
                     await self._hear(message)
-        raise BusError("the bus was closed")
 
     async def claim(self, patience_seconds: float) -> None:
         """Return when this process may serve: no other one objected.

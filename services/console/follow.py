@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from pydantic import ValidationError
 
 from kybernate.bus.follow import follow
-from kybernate.bus.port import Bus, BusError, Entry
+from kybernate.bus.port import Bus, Entry
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import (
     GpuHealthChanged,
@@ -73,16 +73,15 @@ class Reader:
         except ValidationError as error:
             get_logger().warning("inventory.row_invalid", key=entry.key, error=str(error))
 
-    async def _events(self) -> NoReturn:
+    async def _events(self) -> None:
         async with self._bus.subscribe(*(kind.pattern() for kind in EVENTS)) as messages:
             async for message in messages:
                 if isinstance(message, SeatEvent):
                     self.cluster.seats.take_event(message)
                 if isinstance(message, EVENTS):
                     self.on_event(message)
-        raise BusError("the bus was closed")
 
-    async def _levels(self) -> NoReturn:
+    async def _levels(self) -> None:
         """Levels, presences of routers, and records, in the order in which each router sends them."""
         kinds = TrafficSignal, NodeTrafficSignal, RequestEnded
         routers = Presence.pattern(component="router")
@@ -95,4 +94,3 @@ class Reader:
                     self.on_record(message)
                 elif isinstance(message, Presence):
                     self.cluster.present(message, time.monotonic())
-        raise BusError("the bus was closed")

@@ -71,14 +71,13 @@ class OutsideLoad:
             return {}
         return {"engine-metrics": self._publish_each(seconds), "other levels": self._listen()}
 
-    async def _listen(self) -> NoReturn:
+    async def _listen(self) -> None:
         """Receive the levels of all sources but this router and the readings of engines."""
         async with self._bus.subscribe(TrafficSignal.pattern(), NodeTrafficSignal.pattern()) as messages:
             async for message in messages:
                 ours = isinstance(message, TrafficSignal) and message.source == self._settings.instance
                 if isinstance(message, TrafficSignal) and not ours and not message.source.startswith(ENGINES):
                     self.loads.add(message, time.monotonic())
-        raise BusError("the bus was closed")
 
     async def _publish_each(self, seconds: float) -> NoReturn:
         """Publish each reading, and a last 0 of places that it has no more."""

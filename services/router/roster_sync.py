@@ -77,7 +77,6 @@ class RosterSync:
             async for message in messages:
                 if isinstance(message, Presence | SeatEvent):
                     self._dispatcher.feed(message)
-        raise BusError("the bus was closed")
 
     async def _publish_presence(self) -> None:
         await self._bus.publish(self._presence().model_copy(update={"sent": time.monotonic()}))
