@@ -77,16 +77,16 @@ class Console:
         """``GET /v1/seats``, all pages: ``{"seats": [...], "models": [...], "nodes": [...]}``, of one model or all."""
         query = {"model": model} if model else {}
         body = self._page(query)
-        models = {model["model"]: model for model in body.get("models", ())}
+        models = {row["model"]: row for row in body.get("models", ())}
         while after := body.pop("next", ""):
             more = self._page({**query, "after": after})
             body["seats"] += more["seats"]
             body["nodes"] += more["nodes"]
             body["next"] = more.get("next", "")
-            for model in more["models"]:
-                if (known := models.setdefault(model["model"], model)) is not model:
-                    known["seats"] += model["seats"]
-                    known["state"] = min(known["state"], model["state"], key=_STATES.index)
+            for row in more["models"]:
+                if (known := models.setdefault(row["model"], row)) is not row:
+                    known["seats"] += row["seats"]
+                    known["state"] = min(known["state"], row["state"], key=_STATES.index)
             body["models"] = list(models.values())
         return body
 
