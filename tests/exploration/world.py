@@ -4,8 +4,9 @@ An action is a tuple of plain values and does nothing when it cannot happen (any
 replayed with some of them left out.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import cast
 
 from tests.exploration import product
 from tests.exploration.bus import ROSTER, Answer, Bus
@@ -116,13 +117,23 @@ class World:
         """Let something happen. False: it cannot now. Raises ViolationError."""
         name, *args = action
         try:
-            happened = bool(getattr(self, "_do_" + str(name).replace("-", "_"))(*args))
+            happened = bool(self._act(str(name))(*args))
         except CrashError:
             happened = self._do_crash_manager()
         if self.manager is not None and self.manager.broken:
             self._alarm(self.manager)
         self.steps += happened
         return happened
+
+    def _act(self, name: str) -> Callable[..., object]:
+        if name in _OF_KUBELET:
+            return cast(Callable[..., object], getattr(self.kubelet, _OF_KUBELET[name]))
+        if name not in _OF_MANAGER:
+            return cast(Callable[..., object], getattr(self, "_do_" + name.replace("-", "_")))
+        manager = self._awake()
+        if manager is None:
+            return lambda *_: False
+        return cast(Callable[..., object], getattr(manager, _OF_MANAGER[name]))
 
     def possible(self) -> list[tuple[float, Action]]:
         """What can happen now beside faults, with its weight in random runs."""
@@ -351,45 +362,13 @@ class World:
     def _awake(self) -> Manager | None:
         return self.manager if self.clock.wall >= self.stalled_until else None
 
-    def _do_handle(self) -> bool:
-        manager = self._awake()
-        return manager is not None and manager.handle()
-
-    def _do_tick(self) -> bool:
-        manager = self._awake()
-        return manager is not None and manager.tick()
-
-    def _do_look(self) -> bool:
-        manager = self._awake()
-        return manager is not None and manager.look_at_pods()
-
-    def _do_gate(self) -> bool:
-        manager = self._awake()
-        return manager is not None and manager.look_at_gate()
-
-    def _do_gpus(self) -> bool:
-        manager = self._awake()
-        return manager is not None and manager.look_at_gpus()
-
     def _do_api_down(self, seconds: float) -> bool:
         self.kubelet.api_down_until = self.clock.wall + seconds
         return True
 
-    def _do_ask(self) -> bool:
-        manager = self._awake()
-        return manager is not None and manager.ask_regularly()
-
-    def _do_row(self) -> bool:
-        manager = self._awake()
-        return manager is not None and manager.write_row()
-
     def _do_probe(self, seat: str) -> bool:
         manager = self._awake()
         return manager is not None and manager.recovered and manager.probe(seat)
-
-    def _do_time_out(self, number: int) -> bool:
-        manager = self._awake()
-        return manager is not None and manager.time_out(number)
 
     def _do_command(self, verb: str, seat: str) -> bool:
         manager = self._awake()
@@ -603,56 +582,17 @@ class World:
 
     # --- kubelet --------------------------------------------------------------------------------------------------
 
-    def _do_create(self, name: str, seat: str) -> bool:
-        return self.kubelet.create(name, seat)
-
     def _do_delete(self, uid: str) -> bool:
         return self.kubelet.delete(uid, force=False)
 
     def _do_force(self, uid: str) -> bool:
         return self.kubelet.delete(uid, force=True)
 
-    def _do_terminate(self, uid: str) -> bool:
-        return self.kubelet.terminate(uid)
-
-    def _do_forget(self, uid: str) -> bool:
-        return self.kubelet.forget(uid)
-
-    def _do_remove(self, uid: str) -> bool:
-        return self.kubelet.remove(uid)
-
-    def _do_status(self, uid: str) -> bool:
-        return self.kubelet.report(uid)
-
-    def _do_watch(self) -> bool:
-        return self.kubelet.watch()
-
-    def _do_k_call(self, uid: str) -> bool:
-        return self.kubelet.call(uid)
-
-    def _do_take(self, seat: str) -> bool:
-        return self.kubelet.take(seat)
-
-    def _do_call_ends(self, seat: str) -> bool:
-        return self.kubelet.call_ends(seat)
-
-    def _do_restart_plugin(self) -> bool:
-        return self.kubelet.restart_plugin()
-
     def _do_lose_folders(self) -> bool:
         """See ``Kubelet.no_forgotten_start_under_way``."""
         self.folders_lost = self.clock.wall
         self.kubelet.lose_folders()
         return self.kubelet.restart_plugin()
-
-    def _do_start(self, uid: str) -> bool:
-        return self.kubelet.start(uid)
-
-    def _do_start_fails(self, uid: str) -> bool:
-        return self.kubelet.start_fails(uid)
-
-    def _do_crash_engine(self, cid: str) -> bool:
-        return self.kubelet.crash(cid)
 
     def _do_silent(self, cid: str, seconds: float) -> bool:
         """The driver does not answer about a container's processes: its state is not known."""
@@ -675,5 +615,26 @@ class World:
         return True
 
 
+_OF_MANAGER = {
+    "handle": "handle",
+    "tick": "tick",
+    "look": "look_at_pods",
+    "gate": "look_at_gate",
+    "gpus": "look_at_gpus",
+    "ask": "ask_regularly",
+    "row": "write_row",
+    "time-out": "time_out",
+}
+"""Actions that are one call of a manager whose process runs, by name."""
+_OF_KUBELET = {
+    **{name: name for name in ("create", "terminate", "forget", "remove", "watch", "take", "start")},
+    "status": "report",
+    "k-call": "call",
+    "call-ends": "call_ends",
+    "restart-plugin": "restart_plugin",
+    "start-fails": "start_fails",
+    "crash-engine": "crash",
+}
+"""Those that are one call of kubelet's model."""
 _VERBS: dict[str, type[Command]] = {"activate": ActivateSeat, "park": ParkSeat, "pin": PinSeat, "unpin": UnpinSeat}
 __all__ = ["SHAPES", "Action", "ProcessState", "SeatState", "Setup", "ViolationError", "World"]
