@@ -9,7 +9,7 @@ from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import JobAnswered, StartTicket
-from tests.manager.world import World, make_group
+from tests.manager.world import World, booted, make_group
 
 TREE = ((0,), (1,), (2,), (3,), (0, 1), (2, 3), (0, 1, 2, 3))
 IMPATIENT = Quantum(quantum_seconds=5.0, idle_seconds=1.0)
@@ -18,9 +18,7 @@ IMPATIENT = Quantum(quantum_seconds=5.0, idle_seconds=1.0)
 def make_family(shapes: tuple[tuple[int, ...], ...], seats: int = 2, slots: int = 1) -> World:
     """One group per tuple of GPUs, in this order."""
     groups = tuple(make_group("G" + "".join(map(str, gpus)), gpus, seats, slots) for gpus in shapes)
-    world = World(groups=groups, policy=IMPATIENT)
-    world.boot()
-    return world
+    return booted(*groups, policy=IMPATIENT)
 
 
 @dataclass

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from kybernate.messages import JobProgress, JobReply, JobStatus, SeatProgress, SwitchJob
 from kybernate.seat import SeatState
 from kybernate.topology import Group
-from services.gpu_manager.core import recovery
-from services.gpu_manager.core.inputs import BusChanged, JobAnswered, Recovered, StartCalls
+from services.gpu_manager.core.inputs import JobAnswered, StartCalls
 from tests.manager.world import GIB, World, make_group, status
 
 RESERVE = 2 * GIB
@@ -49,8 +48,6 @@ class PackedWorld(World):
     """By seat: (bytes per GPU, residue per GPU) of the containers that its pod starts."""
     jobs: dict[str, JobStatus] = field(default_factory=dict)
     """By op: what the checkpointer has done so far."""
-    most: int = 0
-    """The most seats that ever ran on one GPU at the same time."""
 
     def own(self, seat: str, model: str, gib: int, keeps_gib: int = 0, *, declared: bool = True) -> None:
         """A pod for this seat that uses so much VRAM of each GPU."""
@@ -68,6 +65,10 @@ class PackedWorld(World):
         """The container ends."""
         self.truth.pop(seat, None)
         super().exit(seat)
+
+    def end_processes(self, seat: str) -> None:
+        self.truth.pop(seat, None)
+        super().end_processes(seat)
 
     def take(self, job: SwitchJob) -> None:
         """The checkpointer has the job on disk."""
@@ -101,28 +102,20 @@ class PackedWorld(World):
         self.calls.pop(seat)
         self.receive(StartCalls({}))
         self.own(seat, "heir", heir)
-        self.look()
-        self.look()
+        self.look(2)
 
     def restart(self) -> None:
         """The manager starts anew: with its ledger, and with what the checkpointer tells."""
-        ledger = recovery.ledger(self.node, "")
         known = (self.jobs.get(switch.op) for switch in self.node.switches.values())
         open_ = tuple(one for one in known if one is not None and not one.done)
         concerned = {one.seat for job in open_ for one in (*job.park, job.activate) if one is not None}
         seats = []
-        for seat, pod in self.pods.items():
+        for seat in (seat for seat, pod in self.pods.items() if pod.container_id):
             there = self.truth.get(seat)
             outcome = "gone" if there is None else "parked" if there.parked else "active"
-            outcome = "started" if seat in concerned else outcome
-            if pod.container_id:
-                seats.append(
-                    SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id, outcome=outcome)  # type: ignore[arg-type]
-                )
-        self.board = self.new_board()
-        self.receive(BusChanged(True))
-        reply = JobReply(accepted=True, jobs=open_, seats=tuple(seats))
-        self.receive(Recovered(self.owners(), ledger, reply))
+            own = {"pod_uid": self.pods[seat].uid, "container_id": self.pods[seat].container_id}
+            seats.append(self.seen(seat, "started" if seat in concerned else outcome, **own))
+        self.next_manager(None, *seats, jobs=open_)
         self.beat()
 
     def finish(self) -> None:
@@ -150,7 +143,6 @@ class PackedWorld(World):
             used = sum(one.bytes for one in there)
             assert used <= gpu.memory_bytes - RESERVE, f"{gpu.uuid}: {used / GIB} GiB in use"
             assert len({one.gpus for one in running}) <= 1, f"{gpu.uuid}: seats of two groups run"
-            self.most = max(self.most, len(running))
 
     def _park(self, one: SeatProgress, *, succeeds: bool) -> SeatProgress:
         there = self.truth.get(one.seat)

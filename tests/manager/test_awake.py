@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,19 +10,10 @@ from kybernate.messages import KillJob
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import resting
 from services.gpu_manager.core.inputs import ForeignProcessesSeen, WallTime
-from services.gpu_manager.gpu_processes import GpuProcesses
-from services.gpu_manager.http import why_answer
-from services.gpu_manager.live_policy import GuardedPolicy
-from tests.manager.test_foreign import ID, Processes, proc
+from tests.manager.test_foreign import ID, Processes, proc, watching
 from tests.manager.world import World
 
 GIB = 2**30
-
-
-def why(world: World, seat: str) -> dict[str, Any]:
-    """What ``GET /v1/why`` says of it."""
-    node = why_answer(world.node, GuardedPolicy(world.policy, "kyb-balanced"), world.now)
-    return next(one for group in node["groups"] for one in group["seats"] if one["seat"] == seat)
 
 
 def held(world: World, seat: str, size: int, *, since: float = 0.5, gpu: str = "GPU-0") -> ForeignProcessesSeen:
@@ -58,12 +48,12 @@ def test_a_parked_seat_that_has_memory_beside_another_is_ended_and_holds_until_t
     world.end_processes(parked)
     assert not world.managed(parked).lease
     assert world.state(parked) is S.WAITING
-    woke = why(world, parked)["woke"]
+    woke = world.why()[parked]["woke"]
     assert (woke["times"], woke["reason"]) == (1, reason)
     assert woke["at"] == pytest.approx(world.now.unix, abs=60)
-    assert why(world, active)["woke"] is None
+    assert world.why()[active]["woke"] is None
     world.node.woke[parked] = replace(world.node.woke[parked], model="its earlier owner")
-    assert why(world, parked)["woke"] is None
+    assert world.why()[parked]["woke"] is None
 
 
 @pytest.mark.parametrize("backend", ["unload", "vllm", "cuda"])
@@ -75,7 +65,7 @@ def test_a_parked_seat_that_has_memory_on_free_gpus_is_active_and_leaves_like_an
     assert not world.managed(active).lease
     world.receive(held(world, parked, 30 * GIB))
     assert (world.state(parked), world.managed(parked).lease) == (S.ACTIVE, True)
-    assert why(world, parked)["woke"]["reason"] == world.managed(parked).reason
+    assert world.why()[parked]["woke"]["reason"] == world.managed(parked).reason
     assert not [job for job in world.effects if isinstance(job, KillJob)]
 
 
@@ -141,7 +131,7 @@ async def test_what_was_in_use_in_both_of_two_reads_is_held_since_the_first_bega
     container = f"containerd://{ID}"
     proc(tmp_path, 10, cgroup=f"0::/k8s.io/{ID}")
     gpus = Processes(GpuProcess(10, "GPU-0", 30), GpuProcess(10, "GPU-1", 5))
-    watch = GpuProcesses(gpus, tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+    watch = watching(gpus, tmp_path)
 
     async def read(began: float, resting: tuple[str, ...] = (container,)) -> tuple[object, float]:
         seen = await watch.read([container], resting=resting, began=WallTime(began))

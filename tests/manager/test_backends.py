@@ -36,11 +36,8 @@ def next_job(world: World, seat: str) -> SwitchJob:
     for _ in range(2000):
         world.tick(0.5)
         world.beat()
-        for switch in list(world.node.switches.values()):
-            if switch.phase == "draining" and switch.victim:
-                world.quiet(switch.victim)
+        world.drains_end()
         job = world.last(SwitchJob)
-        assert isinstance(job, SwitchJob)
         if job.op not in known:
             assert [one.seat for one in job.park] == [seat]
             return job
@@ -124,11 +121,7 @@ def test_a_seat_whose_rehearsal_left_its_engine_parked_is_parked_and_activated_o
     seat = starting(world)
     (job,) = rehearsals(world)
     if again:
-        ledger = recovery.ledger(world.node, "boot")
-        world.board = world.new_board()
-        world.receive(BusChanged(True))
-        under_way = status(job, "parked", "started", done=False)
-        world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, jobs=(under_way,))))
+        world.next_manager(jobs=(status(job, "parked", "started", done=False),))
         assert world.state(seat) is S.STARTING
     world.progress(job, "parked", "parked")
     assert (world.state(seat), world.managed(seat).lease) == (S.PARKED, False)
@@ -195,10 +188,7 @@ def test_a_seat_that_the_driver_parks_needs_no_rehearsal(world: World) -> None:
 def test_a_manager_that_starts_during_a_rehearsal_goes_on_with_the_start(world: World) -> None:
     seat = starting(world)
     (job,) = rehearsals(world)
-    ledger = recovery.ledger(world.node, "boot")
-    world.board = world.new_board()
-    under_way = status(job, "started", "pending", done=False)
-    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, jobs=(under_way,))))
+    world.next_manager(jobs=(status(job, "started", "pending", done=False),))
     assert world.state(seat) is S.STARTING
     assert not world.node.switches
 
@@ -206,12 +196,8 @@ def test_a_manager_that_starts_during_a_rehearsal_goes_on_with_the_start(world: 
 def test_an_engine_whose_rehearsal_goes_on_serves_only_after_it_also_if_the_ledger_was_lost(world: World) -> None:
     seat = starting(world)
     (job,) = rehearsals(world)
-    world.board = world.new_board()
-    under_way = status(job, "parked", "started", done=False)
-    target = job.park[0]
-    seen = SeatProgress(seat=seat, pod_uid=target.pod_uid, container_id=target.container_id, outcome="started")
-    reply = JobReply(accepted=True, jobs=(under_way,), seats=(seen,))
-    world.receive(Recovered(world.owners(), Ledger(lost=True), reply, world.used_tickets()))
+    under_way, seen = status(job, "parked", "started", done=False), world.seen(seat, "started")
+    world.next_manager(Ledger(lost=True), seen, jobs=(under_way,), tickets=world.used_tickets())
     assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
 
 
@@ -338,8 +324,7 @@ def test_a_failed_park_counts_also_where_it_ended_while_no_manager_ran(world: Wo
     ledger = recovery.ledger(world.node, "boot")
     report = status(job, "active", "pending")
     report = report.model_copy(update={"park": (report.park[0].model_copy(update={"failed": True}),)})
-    other = world.managed(world.seat(0, 1)).target()
-    parked = SeatProgress(seat=other.seat, pod_uid=other.pod_uid, container_id=other.container_id, outcome="parked")
+    parked = world.seen(world.seat(0, 1), "parked")
     for _ in range(2):
         world.board = world.new_board()
         world.receive(BusChanged(True))

@@ -7,7 +7,7 @@ import pytest
 from kybernate.policy import Decision, GroupView, Park, SeatView, Stay, Switch
 from kybernate.seat import SeatState as S
 from services.gpu_manager.live_policy import GuardedPolicy
-from tests.manager.world import World
+from tests.manager.world import booted
 
 
 def seat(name: str, state: S = S.PARKED, **fields: object) -> SeatView:
@@ -80,8 +80,7 @@ def test_where_the_plain_rule_fails_too_nothing_is_done_for_a_moment() -> None:
 
 def test_a_node_goes_on_with_a_policy_that_always_fails() -> None:
     brain = GuardedPolicy("broken", Says(RuntimeError("no")))
-    world = World(policy=brain)
-    world.boot()
+    world = booted(policy=brain)
     seats = world.fill("a", "b")
 
     world.tick(10)

@@ -12,8 +12,6 @@ from services.gpu_manager.core.demand import MOST_DURATIONS, Learning
 from services.gpu_manager.core.inputs import JobAnswered
 from services.gpu_manager.core.phases import clock
 from services.gpu_manager.core.stage import Clock
-from services.gpu_manager.http import why_answer
-from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.metrics import _seats
 from tests.manager.world import World
 
@@ -97,10 +95,7 @@ def test_a_start_without_a_process_and_a_drain_have_deadlines(world: World) -> N
 
 def test_the_gate_text_has_no_seconds_that_pass(world: World) -> None:
     """Kubernetes counts equal Events as one."""
-    a, b = world.fill("a", "b")
-    world.tick(30.0)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    world.drained_switch()
     late = world.seat(0, 2)
     world.pod(late, "c")
     world.call(late)
@@ -165,9 +160,8 @@ def test_a_late_phase_has_a_sample(world: World) -> None:
 def test_why_shows_what_else_keeps_a_seat_waiting(world: World) -> None:
     a, _ = world.fill("a", "b")
     world.traffic(world.seat(0, 1), in_flight=1)
-    answer = why_answer(world.node, GuardedPolicy(world.policy, "p"), world.now)
-    seats = {seat["seat"]: seat for seat in answer["groups"][0]["seats"]}
-    assert (seats[a]["stage"]["stage"], seats[a]["also"]) == ("idle", []), "nothing asks for it"
+    found = world.why()[a]
+    assert (found["stage"]["stage"], found["also"]) == ("idle", []), "nothing asks for it"
 
     world.traffic(a, waiting=1)
     rows = [one.row.nr for one in obstacles.also(world.node, world.managed(a), world.now)]

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import JobReply, KillJob, SeatProgress, SwitchJob
+from kybernate.messages import JobReply, KillJob
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view
-from services.gpu_manager.core.inputs import BusChanged, JobAnswered, JobsReported, Recovered, StartTicket
+from services.gpu_manager.core.inputs import JobAnswered, JobsReported, StartTicket
 from services.gpu_manager.ledger import Ledger
-from tests.manager.test_mid_switch import delete, switch_under_way
+from tests.manager.test_mid_switch import switch_under_way
 from tests.manager.test_recovery import restart
-from tests.manager.world import World, make_group, status
+from tests.manager.world import World, pooled, status
 
 
 def ledger_of(world: World) -> Ledger:
@@ -27,35 +27,6 @@ def again(world: World, seat: str, *, restarts: int = 0) -> None:
     world.pods[seat] = replace(world.pods[seat], restarts=restarts)
     world.start(seat)
     world.healthy(seat)
-
-
-def asked(world: World) -> list[str]:
-    """The seats whose processes the checkpointer is asked about now."""
-    questions = view.checkpointer_questions(world.node, world.now, world.now.wall)
-    return [target.seat for question in questions for target in question.targets]
-
-
-def look_at(world: World, seat: str, outcome: str, *gpus: str) -> None:
-    target = world.managed(seat).target()
-    found = SeatProgress(
-        seat=seat,
-        pod_uid=target.pod_uid,
-        container_id=target.container_id,
-        outcome=outcome,  # type: ignore[arg-type]
-        gpus=gpus,
-        keeper=False,
-    )
-    world.receive(JobsReported(JobReply(accepted=True, seats=(found,))))
-
-
-def test_1_a_switch_under_way_goes_on_with_the_next_manager(world: World) -> None:
-    a, b, job = switch_under_way(world)
-
-    restart(world, jobs=(status(job, "parked", "started", done=False),))
-
-    assert (world.state(b), world.state(a)) == (S.PARKED, S.ACTIVATING)
-    world.progress(job)
-    assert (world.state(b), world.state(a)) == (S.PARKED, S.ACTIVE)
 
 
 def test_2_with_the_ledger_lost_a_process_holds_where_the_driver_has_it(world: World) -> None:
@@ -93,8 +64,7 @@ def test_3_a_ledger_older_than_the_last_start_says_nothing_about_the_container(
 def test_3_a_seat_of_an_older_ledger_is_parked_where_the_driver_has_it_or_starts_cold() -> None:
     """It may have moved since, and the ledger's group is that of the container before."""
     for gpus, state in ((("GPU-1",), S.PARKED), ((), S.LOST)):
-        world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(2)))
-        world.boot()
+        world = pooled()
         (a,) = world.fill("a")
         old = ledger_of(world)
         again(world, a)
@@ -122,14 +92,14 @@ def test_3_the_driver_is_asked_about_an_engine_that_does_not_become_healthy(
     old = ledger_of(world)
     again(world, b)
     restart(world, ledger=old, b="pending")
-    assert (world.state(b), asked(world)) == (S.STARTING, [])
+    assert (world.state(b), world.asked()) == (S.STARTING, [])
 
     asks = 0
     for _ in range(70):
         world.tick(1)
-        asks += asked(world) == [b]
+        asks += world.asked() == [b]
     assert asks == 1
-    look_at(world, b, driver)
+    world.look_at(b, driver, keeper=False)
 
     assert world.state(b) is state
 
@@ -142,7 +112,7 @@ def test_3_a_rehearsal_under_way_is_not_taken_for_a_seat_that_is_parked(world: W
     world.healthy(a)
     assert world.managed(a).rehearsal is not None
 
-    look_at(world, a, "parked")
+    world.look_at(a, "parked")
 
     assert (world.state(a), world.managed(a).lease) == (S.STARTING, True)
 
@@ -156,36 +126,20 @@ def test_3_a_copy_that_the_pods_do_not_show_is_kept_until_it_is_gone(world: Worl
     world.look()
 
     assert world.state(a) is S.PARKED
-    assert asked(world) == [a]
+    assert world.asked() == [a]
     world.pods[a] = shown
     world.look()
-    assert (world.state(a), asked(world)) == (S.PARKED, [])
+    assert (world.state(a), world.asked()) == (S.PARKED, [])
     world.exit(a)
     assert world.state(a) is S.BACKOFF
 
 
-@pytest.mark.parametrize("running", [True, False])
-def test_3_what_is_being_killed_is_no_copy(world: World, *, running: bool) -> None:
-    """Part of its memory stays in use although the driver reports it as checkpointed."""
-    _, b = world.fill("a", "b")
-    restart(world, b="lost")
-    assert world.state(b) is S.LOST
-    world.pods[b] = replace(world.pods[b], running=running)
-
-    restart(world, b="parked")
-
-    assert (world.state(b), world.managed(b).lease) == (S.LOST, True)
-
-
 def test_3_evidence_about_another_container_tells_nothing_at_a_start(world: World) -> None:
     (a,) = world.fill("a")
-    kept, before = ledger_of(world), world.pods[a]
+    kept, found = ledger_of(world), world.seen(a, "parked")
     again(world, a)  # after the question, so that its answer is about the container before
-    found = SeatProgress(seat=a, pod_uid=before.uid, container_id=before.container_id or "", outcome="parked")
 
-    world.board = world.new_board()
-    world.receive(BusChanged(True))
-    world.receive(Recovered(world.owners(), kept, JobReply(accepted=True, seats=(found,))))
+    world.next_manager(kept, found)
 
     assert (world.state(a), world.managed(a).lease) == (S.STARTING, True)
 
@@ -206,27 +160,17 @@ def test_4_a_job_whose_report_was_lost_is_asked_about(world: World, *, adopted: 
     assert (world.state(b), world.state(a)) == (S.PARKED, S.ACTIVE)
 
 
-def test_5_a_pod_that_is_deleted_while_it_is_parked_holds_until_its_copy_is_proven(world: World) -> None:
-    _, b, job = switch_under_way(world)
-    delete(world, b)
-    assert (world.state(b), world.managed(b).lease) == (S.RELEASING, True)
-
-    world.progress(job, "parked", "started", done=False)
-
-    assert (world.state(b), world.managed(b).lease) == (S.RELEASING, False)
-
-
 def test_6_a_call_of_a_seat_that_serves_is_a_reason_to_ask_whether_its_container_has_ended(world: World) -> None:
     """The API server is away, so that no read of the pods shows it."""
     a, b = world.fill("a", "b")
     world.tick(1)
-    assert asked(world) == []
+    assert world.asked() == []
 
     world.call(b)
 
-    assert asked(world) == [b]
+    assert world.asked() == [b]
     tickets = [effect for effect in world.effects if isinstance(effect, StartTicket)]
-    look_at(world, b, "gone")
+    world.end_processes(b)
     assert (world.state(b), world.managed(b).lease) == (S.BACKOFF, False)
     world.tick(5)
     world.call(b)
@@ -247,7 +191,7 @@ def test_6_a_call_ends_no_container_that_the_driver_has(world: World, outcome: s
     _, b = world.fill("a", "b")
     world.call(b)
 
-    look_at(world, b, outcome)
+    world.look_at(b, outcome)
 
     assert (world.state(b), world.managed(b).lease) == (S.ACTIVE, True)
 
@@ -267,10 +211,10 @@ def test_7_pods_that_went_back_end_no_container(world: World, *, restarted: bool
 
     assert (world.state(b), world.managed(b).lease) == (S.ACTIVE, True)
     assert world.managed(b).durable.container_id == container
-    assert asked(world) == [b]
+    assert world.asked() == [b]
     world.pods[b] = second
     world.look()
-    assert (world.state(b), asked(world)) == (S.ACTIVE, [])
+    assert (world.state(b), world.asked()) == (S.ACTIVE, [])
 
 
 def test_7_a_count_of_restarts_that_began_anew_costs_a_question(world: World) -> None:
@@ -280,46 +224,18 @@ def test_7_a_count_of_restarts_that_began_anew_costs_a_question(world: World) ->
     world.look()
     assert world.state(b) is S.ACTIVE
 
-    look_at(world, b, "gone")
+    world.end_processes(b)
     assert world.state(b) is S.BACKOFF
     world.look()
 
     assert (world.state(b), world.managed(b).durable.container_id) == (S.STARTING, "process://next")
 
 
-def test_8_a_job_that_the_checkpointer_forgot_is_sent_again_under_its_name(world: World) -> None:
-    _, _, job = switch_under_way(world)
-    world.receive(JobAnswered(job, JobReply(accepted=True)))
-
-    effects = world.receive(JobsReported(JobReply(accepted=True), asked=(job.op,)))
-
-    assert [(e.op, e.epoch) for e in effects if isinstance(e, SwitchJob)] == [(job.op, job.epoch)]
-
-
-def test_9_of_two_seats_that_claim_a_group_the_one_that_the_driver_names_serves(world: World) -> None:
-    a, b = world.fill("a", "b")
-
-    restart(world, ledger=Ledger(lost=True), a="active", b="active", gpus={"b": ("GPU-0",)})
-
-    assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.ACTIVE)
-
-
-def test_10_a_seat_that_moved_is_at_home_once_its_container_ended() -> None:
-    world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(2)))
-    world.boot()
-    (a,) = world.fill("a")
-    world.managed(a).group = world.groups[1]
-
-    world.exit(a)
-
-    assert (world.state(a), world.managed(a).group.name) == (S.BACKOFF, "G0")
-
-
 def test_a_seat_that_is_being_killed_is_asked_about_until_it_is_gone(world: World) -> None:
     _, b = world.fill("a", "b")
     restart(world, b="lost")
-    assert (world.state(b), asked(world)) == (S.LOST, [b])
+    assert (world.state(b), world.asked()) == (S.LOST, [b])
 
-    look_at(world, b, "gone")
+    world.end_processes(b)
 
-    assert asked(world) == []
+    assert world.asked() == []

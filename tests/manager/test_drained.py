@@ -5,17 +5,7 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager.core import demand, view
 from services.gpu_manager.core.inputs import BusChanged, DrainAnnounced, EngineSeen
 from services.router.core import trust
-from tests.manager.world import World, make_group
-
-
-def draining(world: World) -> tuple[str, str]:
-    """The second seat drains for the first."""
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.beat()
-    world.traffic(a, waiting=1)
-    assert world.state(b) is S.DRAINING
-    return a, b
+from tests.manager.world import World, nested
 
 
 def answer(world: World, seat: str, *, seconds_ago: float, container_id: str | None = None) -> None:
@@ -26,7 +16,7 @@ def answer(world: World, seat: str, *, seconds_ago: float, container_id: str | N
 
 
 def test_an_answer_to_a_question_from_before_the_routers_were_quiet_proves_nothing(world: World) -> None:
-    _, b = draining(world)
+    _, b = world.draining()
     world.announce(b)
     world.ack(b)
 
@@ -38,14 +28,14 @@ def test_an_answer_to_a_question_from_before_the_routers_were_quiet_proves_nothi
 
 
 def test_an_answer_to_a_question_from_before_the_routers_cut_their_streams_proves_nothing(world: World) -> None:
-    _, b = draining(world)
+    _, b = world.draining()
     world.announce(b)
     for _ in range(61):
         world.tick(1)
         world.beat()
         world.ack(b, in_flight=1)
     jobs = sum(isinstance(effect, SwitchJob) for effect in world.effects)
-    assert world.node.switches["G0"].phase == "cutting"
+    assert (world.state(b), world.node.switches["G0"].phase) == (S.PARKING, "cutting")
 
     answer(world, b, seconds_ago=0.0)
     assert sum(isinstance(effect, SwitchJob) for effect in world.effects) == jobs, "it may have requests to read"
@@ -59,7 +49,7 @@ def test_an_answer_to_a_question_from_before_the_routers_cut_their_streams_prove
 
 
 def test_an_engine_of_another_container_proves_nothing(world: World) -> None:
-    _, b = draining(world)
+    _, b = world.draining()
     world.announce(b)
     world.ack(b)
 
@@ -69,7 +59,7 @@ def test_an_engine_of_another_container_proves_nothing(world: World) -> None:
 
 
 def test_the_roster_entry_of_an_earlier_drain_announces_nothing(world: World) -> None:
-    _, b = draining(world)
+    _, b = world.draining()
     world.receive(DrainAnnounced(b, world.managed(b).epoch - 1))
     world.ack(b)
     world.idle(b)
@@ -82,7 +72,7 @@ def test_the_roster_entry_of_an_earlier_drain_announces_nothing(world: World) ->
 
 
 def test_a_deadline_waits_for_the_roster(world: World) -> None:
-    _, b = draining(world)
+    _, b = world.draining()
     for _ in range(100):  # the roster cannot be written: its servers have no leader, or have lost it
         world.tick(1)
         world.beat()
@@ -100,7 +90,7 @@ def test_a_deadline_waits_for_the_roster(world: World) -> None:
 
 
 def test_a_drain_stands_still_while_the_bus_is_away(world: World) -> None:
-    _, b = draining(world)
+    _, b = world.draining()
     world.receive(BusChanged(False))
 
     world.quiet(b)
@@ -111,7 +101,7 @@ def test_a_drain_stands_still_while_the_bus_is_away(world: World) -> None:
 
 
 def test_an_engine_that_was_idle_while_the_bus_was_away_is_asked_again_once_the_routers_are_known(world: World) -> None:
-    _, b = draining(world)
+    _, b = world.draining()
     world.announce(b)
     world.ack(b)
     world.receive(BusChanged(False))
@@ -128,7 +118,7 @@ def test_an_engine_that_was_idle_while_the_bus_was_away_is_asked_again_once_the_
 
 
 def test_after_a_return_of_the_bus_a_deadline_waits_for_the_routers_too(world: World) -> None:
-    _, b = draining(world)
+    _, b = world.draining()
     world.announce(b)
     world.ack(b, in_flight=1)
     for _ in range(58):
@@ -147,8 +137,7 @@ def test_after_a_return_of_the_bus_a_deadline_waits_for_the_routers_too(world: W
 
 
 def test_seats_in_the_way_of_a_larger_group_drain_only_with_the_bus_and_known_routers() -> None:
-    world = World(groups=(make_group("G0", [0], 1), make_group("G1", [1], 1), make_group("G01", [0, 1], 1)))
-    world.boot()
+    world = nested(1)
     (a,), (b,), pair = world.fill("a", group=0), world.fill("b", group=1), world.seat(2, 0)
     world.tick(300)
     world.receive(BusChanged(False))
@@ -191,7 +180,7 @@ def test_a_router_that_acknowledges_nothing_loses_its_lease_and_is_waited_for_on
     """It may not know of the drain: its nats-server is cut off, or the message is late. Its presence proves nothing."""
     routers = world.node.routers
     evil = Presence(cause="p", component="router", instance="evil", incarnation="e", sent=1.0)
-    a, b = draining(world)
+    a, b = world.draining()
     world.receive(evil)
     world.announce(b)
     world.ack(b)
@@ -227,7 +216,7 @@ def test_a_router_that_acknowledges_nothing_loses_its_lease_and_is_waited_for_on
 
 def test_a_deadline_waits_for_a_router_that_has_not_acknowledged(world: World) -> None:
     world.configure(drain_seconds=5.0)
-    _, b = draining(world)
+    _, b = world.draining()
     world.announce(b)
     for _ in range(19):
         world.tick(1)
@@ -239,7 +228,7 @@ def test_a_deadline_waits_for_a_router_that_has_not_acknowledged(world: World) -
 
 def test_routers_that_come_while_one_is_silent_are_no_reason_to_wait_without_end(world: World) -> None:
     """Each with a new incarnation: no list has ever named it after the drain was announced."""
-    _, b = draining(world)
+    _, b = world.draining()
     world.announce(b)
     world.ack(b)
     for n in range(41):

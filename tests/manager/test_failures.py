@@ -26,11 +26,11 @@ def crashes(world: World, seat: str, code: int = 1) -> None:
 
 def starts(world: World, seat: str) -> bool:
     """Whether a start of it gets a ticket now, after the switches that this needs."""
-    given = sum(isinstance(one, StartTicket) and one.seat == seat for one in world.effects)
+    given = len(world.sent(StartTicket, seat))
     world.call(seat)
     world.tick(0.1)
     world.finish()
-    return sum(isinstance(one, StartTicket) and one.seat == seat for one in world.effects) > given
+    return len(world.sent(StartTicket, seat)) > given
 
 
 def tries(world: World, seat: str) -> bool:

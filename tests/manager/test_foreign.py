@@ -1,7 +1,6 @@
 """Processes on the GPUs that belong to no seat, and what is done beside them: nothing new, and nothing is ended."""
 
 import os
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from services.gpu_manager.gpu_processes import READS, GpuProcesses
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.publish import record
 from tests.facts import RUNS
-from tests.manager.world import World, make_gpu, make_group
+from tests.manager.world import World, booted, make_gpu, make_group
 
 ID = "ab" * 32
 STRANGER = ForeignProcess("GPU-0", 4711, "python3")
@@ -96,8 +95,15 @@ def proc(
     (folder / str(pid) / "stat").write_text(f"{pid} (a) b) S {parent} {pid} {session}{' 0' * 15} {start}")
 
 
-async def foreign(watch: GpuProcesses, containers: Collection[str]) -> tuple[ForeignProcess, ...] | None:
-    seen = await watch.read(containers)
+def watching(gpus: Processes, folder: Path) -> GpuProcesses:
+    """``folder``: as /proc."""
+    return GpuProcesses(gpus, folder / "helpers", folder)  # type: ignore[arg-type]
+
+
+async def foreign(watch: GpuProcesses, *containers: str, reads: int = 1) -> tuple[ForeignProcess, ...] | None:
+    """What the last of so many reads finds."""
+    for _ in range(reads):
+        seen = await watch.read(containers)
     return None if seen is None else seen.processes
 
 
@@ -105,7 +111,7 @@ async def test_what_a_container_used_at_most_is_kept_while_it_exists(tmp_path: P
     for pid in (10, 11):
         proc(tmp_path, pid, cgroup=f"0::/kubepods/pod1/cri-containerd-{ID}.scope")
     gpus = Processes(GpuProcess(10, "GPU-0", 30), GpuProcess(11, "GPU-0", 5), GpuProcess(11, "GPU-1", 20))
-    watch = GpuProcesses(gpus, tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+    watch = watching(gpus, tmp_path)
     for _ in range(2):
         seen = await watch.read([f"containerd://{ID}"])
         assert seen is not None
@@ -119,7 +125,7 @@ async def test_what_a_container_used_at_most_is_kept_while_it_exists(tmp_path: P
 async def test_gpus_that_a_process_only_opened_are_none_that_it_fills(tmp_path: Path) -> None:
     proc(tmp_path, 10, cgroup=f"0::/kubepods/pod1/cri-containerd-{ID}.scope")
     gpus = Processes(GpuProcess(10, "GPU-0", 30), *(GpuProcess(10, f"GPU-{index}", 0) for index in range(1, 8)))
-    seen = await GpuProcesses(gpus, tmp_path / "helpers", tmp_path).read([f"containerd://{ID}"])  # type: ignore[arg-type]
+    seen = await watching(gpus, tmp_path).read([f"containerd://{ID}"])
     assert seen is not None
     assert seen.peaks == {f"containerd://{ID}": 30}
 
@@ -131,29 +137,27 @@ async def test_a_process_belongs_to_a_seat_by_its_cgroup_or_by_its_ancestors(tmp
     proc(tmp_path, 18, parent=1, session=18)
     proc(tmp_path, 30, parent=29, session=28, name="train.py")  # its parents ended
     gpus = Processes(*(GpuProcess(pid, "GPU-0", 1) for pid in (10, 20, 30, 40)))
-    watch = GpuProcesses(gpus, tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+    watch = watching(gpus, tmp_path)
     containers = [f"containerd://{ID}", "process://18"]
     for _ in range(READS - 1):
-        assert await foreign(watch, containers) == ()
+        assert await foreign(watch, *containers) == ()
     # 30 belongs to no container; 40 cannot be read from here, so it is left out.
-    assert await foreign(watch, [f"containerd://{ID}", "process://18"]) == ()
+    assert await foreign(watch, *containers) == ()
     proc(tmp_path, 29)
     proc(tmp_path, 28)
-    for _ in range(READS):
-        found = await foreign(watch, containers)
+    found = await foreign(watch, *containers, reads=READS)
     assert found == (ForeignProcess("GPU-0", 30, "train.py"),)
-    assert await foreign(watch, [*containers, "process://28"]) == ()
+    assert await foreign(watch, *containers, "process://28") == ()
     gpus.found = None
-    assert await foreign(watch, containers) is None
+    assert await foreign(watch, *containers) is None
 
 
 @pytest.mark.parametrize("path", [f"/k8s.io/{ID}", f"/kubepods/pod1/crio-{ID}.scope", f"/docker/{'cd' * 32}/{ID}"])
 async def test_a_container_is_named_by_its_id_in_a_path_and_not_by_a_part_of_one(tmp_path: Path, path: str) -> None:
     proc(tmp_path, 10, cgroup=f"7:memory:{path}/inner\n0::{path}/inner\n")
     proc(tmp_path, 11, cgroup=f"0::/kubepods/pod1/crio-conmon-{ID}.scope", name="conmon")
-    watch = GpuProcesses(Processes(*(GpuProcess(pid, "GPU-0", 1) for pid in (10, 11))), tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
-    for _ in range(READS):
-        found = await foreign(watch, [f"containerd://{ID}"])
+    watch = watching(Processes(*(GpuProcess(pid, "GPU-0", 1) for pid in (10, 11))), tmp_path)
+    found = await foreign(watch, f"containerd://{ID}", reads=READS)
     assert found == (ForeignProcess("GPU-0", 11, "conmon"),)
 
 
@@ -165,48 +169,46 @@ async def test_a_process_that_may_not_be_read_is_foreign(tmp_path: Path, monkeyp
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(Homes, "read", refused)
-    watch = GpuProcesses(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
-    for _ in range(READS):
-        found = await foreign(watch, [f"containerd://{ID}"])
+    watch = watching(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path)
+    found = await foreign(watch, f"containerd://{ID}", reads=READS)
     assert found == (ForeignProcess("GPU-0", 10, "a process that cannot be read"),)
 
 
 async def test_a_process_is_foreign_in_the_second_of_two_reads_in_a_row(tmp_path: Path) -> None:
     proc(tmp_path, 10, name="train.py")
     gpus = Processes(GpuProcess(10, "GPU-0", 1))
-    watch = GpuProcesses(gpus, tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+    watch = watching(gpus, tmp_path)
     looks = []
     for there in (True, False, True, True):
         gpus.found = (GpuProcess(10, "GPU-0", 1),) if there else ()
-        looks.append(bool(await foreign(watch, [])))
+        looks.append(bool(await foreign(watch)))
     assert looks == [False, False, False, True]
 
 
 async def test_of_a_manager_that_starts_the_first_look_counts(tmp_path: Path) -> None:
     proc(tmp_path, 10, name="train.py")
-    watch = GpuProcesses(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+    watch = watching(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path)
 
     seen = await watch.read([], reads=1)
 
     assert seen is not None
     assert seen.processes == (ForeignProcess("GPU-0", 10, "train.py"),)
-    assert await foreign(watch, []) == seen.processes, "and the next look as well"
+    assert await foreign(watch) == seen.processes, "and the next look as well"
 
 
 async def test_this_very_process_is_its_own_and_its_childrens_ancestor() -> None:
     watch = GpuProcesses(Processes(GpuProcess(os.getpid(), "GPU-0", 1)), Path("/nowhere"))  # type: ignore[arg-type]
-    for _ in range(READS):
-        found = await foreign(watch, [])
+    found = await foreign(watch, reads=READS)
     assert found is not None
     assert [one.pid for one in found] == [os.getpid()]
-    assert await foreign(watch, [f"process://{os.getpid()}"]) == ()
+    assert await foreign(watch, f"process://{os.getpid()}") == ()
 
 
 async def test_b0_a_process_with_0_bytes_of_vram_is_no_stranger() -> None:
     """NVML lists whatever opened a device; Ray, dashboards and the checkpointer's helpers would stop every start."""
     watch = GpuProcesses(Processes(GpuProcess(os.getpid(), "GPU-0", 0)), Path("/nowhere"))  # type: ignore[arg-type]
     for _ in range(READS + 1):
-        assert await foreign(watch, []) == ()
+        assert await foreign(watch) == ()
 
 
 async def test_b0_helpers_of_the_checkpointer_are_no_strangers_even_where_bytes_are_unknown(tmp_path: Path) -> None:
@@ -217,9 +219,8 @@ async def test_b0_helpers_of_the_checkpointer_are_no_strangers_even_where_bytes_
     (tmp_path / "helpers" / "10-500").touch()
     (tmp_path / "helpers" / "11-400").touch()  # its pid was reused
     gpus = Processes(*(GpuProcess(pid, "GPU-0", 70) for pid in (10, 11)))
-    watch = GpuProcesses(gpus, tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
-    for _ in range(READS):
-        found = await foreign(watch, [])
+    watch = watching(gpus, tmp_path)
+    found = await foreign(watch, reads=READS)
     assert [one.pid for one in found or ()] == [11]
 
 
@@ -274,28 +275,14 @@ def test_what_is_reserved_for_a_namespace_no_pod_of_another_gets(
     assert world.state(ours) is S.STARTING
 
 
-def test_the_text_of_a_start_that_waits_stays_as_it_is(world: World) -> None:
-    """Kubernetes counts equal events as one; a text with seconds is another one each time."""
-    first, second = world.seat(0, 0), world.seat(0, 1)
-    for seat, name in ((first, "a"), (second, "b")):
-        world.pod(seat, name)
-    world.look()
-    world.call(first)
-    world.call(second)
-    before = publish.gate_texts(world.node, world.now)[second]
-    world.wall += 3.0
-    assert publish.gate_texts(world.node, world.now)[second] == before
-
-
 async def test_a_name_that_is_no_text_is_a_name(tmp_path: Path) -> None:
     proc(tmp_path, 10)
     for file in ("comm", "stat", "cgroup"):
         (tmp_path / "10" / file).write_bytes(
             (tmp_path / "10" / file).read_bytes().replace(b"x", b"\xff").replace(b"a", b"\xff")
         )
-    watch = GpuProcesses(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
-    for _ in range(READS):
-        found = await foreign(watch, ["process://1234", "containerd://abc"])
+    watch = watching(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path)
+    found = await foreign(watch, "process://1234", "containerd://abc", reads=READS)
     assert found is not None
     assert [stranger.pid for stranger in found] == [10]
 
@@ -303,7 +290,7 @@ async def test_a_name_that_is_no_text_is_a_name(tmp_path: Path) -> None:
 async def test_a_forged_container_of_no_process_ends_no_manager(tmp_path: Path) -> None:
     """Anyone who may patch a pod's status writes it, and it is read again at each start."""
     proc(tmp_path, 10)
-    watch = GpuProcesses(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+    watch = watching(Processes(GpuProcess(10, "GPU-0", 1)), tmp_path)
     assert await watch.read(["process://none"], reads=1) is not None
 
 
@@ -311,8 +298,7 @@ async def test_a_forged_container_of_no_process_ends_no_manager(tmp_path: Path) 
 def test_a_foreign_process_on_a_gpu_or_its_instance_stops_the_instances_group(gpu: str) -> None:
     whole = make_group("G0", [0], 2)
     instance = replace(whole.gpus[0], uuid="MIG-0-1", mig=Mig("GPU-0", "1g.10gb", 1, 0))
-    world = World(groups=(replace(whole, gpus=(instance,)),))
-    world.boot()
+    world = booted(replace(whole, gpus=(instance,)))
     seat = world.seat(0, 0)
     world.receive(ForeignProcessesSeen((replace(STRANGER, gpu=gpu),)))
     world.pod(seat, "a")
@@ -326,7 +312,7 @@ def test_a_foreign_process_on_a_gpu_or_its_instance_stops_the_instances_group(gp
 async def test_a_process_of_a_seat_on_another_groups_gpu_is_seen_after_three_reads_in_a_row(tmp_path: Path) -> None:
     proc(tmp_path, 10, cgroup=f"0::/kubepods/pod1/cri-containerd-{ID}.scope")
     gpus = Processes(GpuProcess(10, "GPU-0", 30), GpuProcess(10, "GPU-1", 30))
-    watch = GpuProcesses(gpus, tmp_path / "helpers", tmp_path)  # type: ignore[arg-type]
+    watch = watching(gpus, tmp_path)
     one = f"containerd://{ID}"
 
     async def strays(*place: str) -> object:

@@ -47,6 +47,16 @@ def until_it_starts(world: World, seat: str, most: int = 100) -> int:
     raise AssertionError(f"{seat} is {world.state(seat)}")
 
 
+def gives_way(world: World, slow: str, quick: str) -> None:
+    """Its start is in the way of a request for the other one, which is then served."""
+    world.tick(6.0)
+    assert asks(world, quick)
+    world.exit(slow)
+    world.start(quick)
+    world.healthy(quick)
+    world.traffic(quick)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_start_whose_request_was_cancelled_gives_way_within_six_seconds(world: World, backend: str) -> None:
     """Before, it kept the group until its engine was healthy: minutes, of an LLM."""
@@ -104,12 +114,7 @@ def test_a_start_that_has_given_way_once_keeps_its_place_for_its_usual_time(worl
         world.node.learning.durations["slow restart starting"] = [usual]
     world.tick(1.0)
     world.traffic(slow)
-    world.tick(6.0)
-    assert asks(world, quick)
-    world.exit(slow)
-    world.start(quick)
-    world.healthy(quick)
-    world.traffic(quick)
+    gives_way(world, slow, quick)
     world.annotate(quick, backend="fake")
     world.tick(10.0)
     assert asks(world, slow)
@@ -129,27 +134,12 @@ def test_a_start_that_has_given_way_once_gives_way_again_while_no_request_has_as
     slow, quick = starting(world)
     world.tick(1.0)
     world.traffic(slow)
-    world.tick(6.0)
-    assert asks(world, quick)
-    world.exit(slow)
-    world.start(quick)
-    world.healthy(quick)
-    world.traffic(quick)
+    gives_way(world, slow, quick)
     until_it_starts(world, slow)
     world.exit(quick)
     world.start(slow)
     world.tick(6.0)
     assert asks(world, quick)
-
-
-def gives_way(world: World, slow: str, quick: str) -> None:
-    """Its start, by warm-up, is in the way of a request, which is then served."""
-    world.tick(6.0)
-    assert asks(world, quick)
-    world.exit(slow)
-    world.start(quick)
-    world.healthy(quick)
-    world.traffic(quick)
 
 
 @pytest.mark.parametrize("warmup", [True, False])

@@ -8,8 +8,8 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import BusChanged, FaultyGpusSeen
 from services.gpu_manager.core.moves import brought_elsewhere
 from tests.manager.pulling import Pulls
-from tests.manager.test_restarts import arrives, busy_home, call, comes_up, dropped, leaves, tickets
-from tests.manager.world import World, make_group
+from tests.manager.test_restarts import arrives, busy_home, comes_to_the_gate, comes_up, dropped, leaves, tickets
+from tests.manager.world import World, booted, make_group
 
 PAIRS = (make_group("G01", [0, 1], 3, rebalance=True), make_group("G23", [2, 3], 3, rebalance=True))
 
@@ -38,9 +38,8 @@ def test_a_move_that_the_policy_has_begun_is_ordered_until_it_has_ended(world: W
     world.tick()
     assert (world.state(a), world.managed(a).group.name, world.node.moves) == (S.MIGRATING, "G23", {})
 
-    asked = world.order(MigrateSeat, seat=a, to="G23").order
+    asked = world.ordering(MigrateSeat, seat=a, to="G23")
 
-    assert asked is not None
     assert (asked.outcome, [*world.node.moves]) == ("", [a])
     if fails:
         world.progress(world.job(), activate="parked", failed=True)
@@ -61,12 +60,6 @@ def test_a_seat_that_is_ordered_home_while_it_drops_its_copy_gives_its_place_bac
     seat = world.managed(a)
     assert (seat.group.name, seat.heads_to, world.node.moves) == ("G01", "", {})
     assert brought_elsewhere(world.node, seat, seat.home) == "", "its home may start it"
-
-
-def comes_to_the_gate(world: World, seat: str) -> None:
-    call(world, seat)
-    world.look()
-    world.look()
 
 
 @pytest.mark.parametrize("scope", ["G23", ""])
@@ -229,8 +222,7 @@ def test_a_move_goes_on_once_the_gate_is_there_again(world: World, *, ordered: b
 
 def test_a_seat_of_a_group_of_both_pairs_gets_its_turn_while_a_seat_moves_between_them() -> None:
     quad = make_group("G0123", [0, 1, 2, 3], 1)
-    world = World(groups=(*PAIRS, quad), policy=Pulls(busy_seconds=5.0), warmup=False)
-    world.boot()
+    world = booted(*PAIRS, quad, policy=Pulls(busy_seconds=5.0), warmup=False)
     q = world.seat(2, 0)
     comes_up(world, q, "q", "unload")
     world.traffic(q)

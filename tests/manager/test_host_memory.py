@@ -1,6 +1,6 @@
 """Host memory as a budget: reserved before a copy is made; without room the seat expected back last has none."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import settings
@@ -21,20 +21,18 @@ from kybernate.messages import (
     TrafficSignal,
 )
 from kybernate.seat import SeatState as S
+from services.gpu_manager.core.board import Board
 from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.group_switch import Drain, GroupSwitch, SwitchPhase, SwitchTimes
 from services.gpu_manager.core.inputs import (
-    BusChanged,
+    EndingAnswered,
     ForeignProcessesSeen,
     JobAnswered,
-    Recovered,
     StartTicket,
 )
 from services.gpu_manager.core.recovery import ledger
 from services.gpu_manager.core.riders import host_memory, rehearsal
-from services.gpu_manager.http import why_answer
 from services.gpu_manager.ledger import Ledger
-from services.gpu_manager.live_policy import GuardedPolicy
 from tests.manager.world import GIB, World, make_group, status
 
 VRAM = 40
@@ -54,8 +52,12 @@ class HostWorld(World):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.configure(host_bytes=self.gib * GIB)
         self.boot()
+
+    def new_board(self) -> Board:
+        board = super().new_board()
+        board.node.setup = replace(board.node.setup, host_bytes=self.gib * GIB)
+        return board
 
     def progress(self, job: SwitchJob, park: str = "parked", activate: str = "active", *, done: bool = True) -> None:
         """The checkpointer does the job: a copy comes with a park, unless a restart parks the seat, and goes again."""
@@ -117,13 +119,6 @@ class HostWorld(World):
         self.traffic(seat)
         assert self.state(seat) is S.ACTIVE
 
-    def come_up(self, seat: str) -> None:
-        """Kubelet starts its container once the gate lets it."""
-        self.call(seat)
-        self.finish()
-        self.start(seat)
-        self.healthy(seat)
-
     def expect(self, seat: str, requests: int) -> None:
         """So many requests have just come for it."""
         self.traffic(seat)
@@ -139,11 +134,6 @@ class HostWorld(World):
 def world() -> HostWorld:
     """Room for two copies."""
     return HostWorld(groups=(make_group("G0", [0], 4), make_group("G1", [1], 1)), gib=90)
-
-
-def why(world: HostWorld, seat: str) -> dict[str, object]:
-    answer = why_answer(world.node, GuardedPolicy(world.policy, world.policy), world.now)
-    return next(one for group in answer["groups"] for one in group["seats"] if one["seat"] == seat)
 
 
 @pytest.mark.parametrize(
@@ -165,13 +155,13 @@ def test_without_room_a_seat_is_parked_by_a_restart_that_says_why(world: HostWor
     assert world.job().park[0].backend == "restart"
     assert set(world.copies) == {a, b}, "no copy of c was made, and none was dropped"
     assert world.managed(c).acts_as is S.WAITING
-    assert "no room for the copy of" in str(why(world, c)["spilled"])
+    assert "no room for the copy of" in str(world.why()[c]["spilled"])
     assert world.node.spills == 1
     world.start(d)
     world.healthy(d)
 
     world.visit(c)
-    assert why(world, c)["spilled"] == "", "it is decided anew at its next park"
+    assert world.why()[c]["spilled"] == "", "it is decided anew at its next park"
     assert set(world.copies) == {a, b}, "and d was parked by a restart, too"
 
 
@@ -212,7 +202,7 @@ def test_the_copy_of_a_seat_that_is_expected_back_later_is_dropped_for_one_that_
     world.finish()
     assert set(world.copies) == {a, c}
     assert world.managed(b).acts_as is S.WAITING
-    assert "no room for the copy of c" in str(why(world, b)["spilled"])
+    assert "no room for the copy of c" in str(world.why()[b]["spilled"])
 
 
 def test_a_copy_that_is_not_dropped_in_time_is_not_waited_for(world: HostWorld) -> None:
@@ -243,9 +233,7 @@ def test_a_copy_that_is_wanted_is_not_dropped(world: HostWorld, needed_by: str) 
 
 def test_a_copy_that_cannot_be_dropped_stays(world: HostWorld) -> None:
     _, b, job = being_dropped(world)
-    failed = SeatProgress(
-        seat=b, pod_uid=job.target.pod_uid, container_id=job.target.container_id, outcome="quarantined", reason="no"
-    )
+    failed = world.seen(b, "quarantined", reason="no")
     reported = JobStatus(op="kill-b", epoch=job.epoch, group="G0", park=(failed,), done=True)
     world.receive(JobAnswered(job, JobReply(accepted=True, jobs=(reported,))))
     assert world.state(b) is S.PARKED
@@ -280,7 +268,6 @@ def being_dropped(world: HostWorld) -> tuple[str, str, KillJob]:
     world.pod(d := world.seat(0, 3), "d", vram=SIZE)
     world.call(d)
     job = world.last(KillJob)
-    assert isinstance(job, KillJob)
     assert job.target.seat == b
     return c, b, job
 
@@ -330,22 +317,12 @@ def test_an_engine_that_pins_has_its_memory_reserved_before_it_starts_and_keeps_
 def restarted(world: HostWorld, known: Ledger, *jobs: JobStatus) -> None:
     """The manager starts again with this ledger, and finds every seat as it was. ``jobs``: they are under way."""
     moving = {one.seat for job in jobs for one in (*job.park, job.activate) if one is not None}
-    world.board, world.effects = world.new_board(), []
-    world.configure(host_bytes=world.gib * GIB)
-    seen = tuple(
-        SeatProgress(
-            seat=seat,
-            pod_uid=pod.uid,
-            container_id=pod.container_id or "",
-            outcome="started" if seat in moving else "parked" if seat in world.copies else "active",
-            gpus=("GPU-0",),
-        )
-        for seat, pod in world.pods.items()
-        if pod.running
-    )
-    world.receive(BusChanged(True))
-    reply = JobReply(accepted=True, jobs=jobs, seats=seen)
-    world.receive(Recovered(world.owners(), known, reply, world.used_tickets()))
+    seen = []
+    for seat in (seat for seat, pod in world.pods.items() if pod.running):
+        outcome = "started" if seat in moving else "parked" if seat in world.copies else "active"
+        seen.append(world.seen(seat, outcome, "GPU-0"))
+    world.effects.clear()
+    world.next_manager(known, *seen, jobs=jobs, tickets=world.used_tickets())
 
 
 @pytest.mark.parametrize("ledger_is", ["lost", "from before there was a budget"])

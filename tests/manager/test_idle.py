@@ -1,22 +1,19 @@
 """What the manager's shell reads while nothing happens, counted; its clock is moved by hand."""
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Collection, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
 from kybernate import files
 from kybernate.clock import Clock
-from kybernate.dev.memory_bus import MemoryBus, MemoryServer
-from kybernate.envelope import Message
-from kybernate.messages import AskJobs, JobReply, NodeTrafficSignal
+from kybernate.messages import NodeTrafficSignal
 from kybernate.seat import SeatState as S
 from services.gpu_manager import manager as shell
 from services.gpu_manager import publish
@@ -24,12 +21,10 @@ from services.gpu_manager.core import view
 from services.gpu_manager.core.inputs import Now, StartCall
 from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.core.state import NodeState
-from services.gpu_manager.engines import EngineProbes
-from services.gpu_manager.ledger import Durable, Ledger, LedgerEntry, LedgerFile
+from services.gpu_manager.ledger import Durable, LedgerEntry
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.pods import SETTLE_SECONDS
-from services.gpu_manager.publish import GateFiles
-from tests.manager.test_manager import NoPods, look
+from tests.manager.test_manager import NoPods, running, sees
 from tests.manager.world import World
 from tests.until import until
 
@@ -76,25 +71,14 @@ class Idle:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Manager]:
-        async def ask(job: Message) -> JobReply:
-            assert isinstance(job, AskJobs)
-            return look(job, "gone")
-
-        file, (owner,) = LedgerFile(self.folder / "ledger"), self.pods.owners.pods
+        (owner,) = self.pods.owners.pods
         known = Durable(container_id=owner.container_id or "", started=True)
         entry = LedgerEntry(
             seat=self.seat, state=S.WAITING, epoch=3, lease=False, pod=owner.pod, pod_uid=owner.uid, durable=known
         )
-        file.write(Ledger(epoch=3, seats=(entry,)), durable=True)
-        file.close()
-        async with AsyncExitStack() as stack:
-            bus = await stack.enter_async_context(MemoryBus.connect(MemoryServer()))
-            await stack.enter_async_context(bus.serve(AskJobs.pattern(node="n1"), ask))
-            ledger = LedgerFile(self.folder / "ledger")
-            stack.callback(ledger.close)
-            session = await stack.enter_async_context(aiohttp.ClientSession())
-            board, gate, probes = self.world.new_board(), GateFiles(self.folder), EngineProbes(session)
-            manager = self.manager = Manager(board, bus, bus, self.pods, gate, ledger, self.clock, probes)
+        given: dict[str, Any] = {"known": (entry,), "pods": self.pods, "clock": self.clock}
+        async with running(self.world, self.folder, sees("gone"), **given) as manager:
+            self.manager = manager
             refresh, calls = manager.roster.refresh, manager.gate.calls
 
             def woken() -> None:
@@ -106,12 +90,7 @@ class Idle:
                 return calls(seats)
 
             manager.roster.refresh, manager.gate.calls = woken, looked  # type: ignore[method-assign]
-            task = asyncio.create_task(manager.run())
-            try:
-                yield manager
-            finally:
-                task.cancel()
-                await asyncio.wait([task])
+            yield manager
 
     def call(self, name: str, seat: str = "") -> None:
         folder = self.folder / "seats" / (seat or self.seat)
@@ -144,7 +123,6 @@ async def test_a_kyb_run_that_waits_for_a_request_causes_no_reads_of_the_pods(id
     """Each read asks kubelet, whose limit is for the whole node."""
     idle.call("first")
     async with idle.running() as manager:
-        await until(lambda: manager.node.recovered, what="the board is recovered")
         await until(lambda: manager.node.seats[idle.seat].acts_as is S.WAITING, what="it waits at the gate")
         await idle.known("first")
         idle.clock.move(SETTLE_SECONDS + 1)
@@ -162,7 +140,6 @@ async def test_a_kyb_run_that_waits_for_a_request_causes_no_reads_of_the_pods(id
 async def test_a_call_for_a_seat_without_a_known_pod_causes_reads(idle: Idle) -> None:
     free = idle.world.seat(0, 1)
     async with idle.running() as manager:
-        await until(lambda: manager.node.recovered, what="the board is recovered")
         idle.clock.move(SETTLE_SECONDS + 1)
         await idle.some_wakes()
 
@@ -221,7 +198,6 @@ async def test_the_gate_is_looked_at_often_only_while_a_request_waits_for_a_star
     idle: Idle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with idle.running() as manager:
-        await until(lambda: manager.node.recovered, what="the board is recovered")
         seat = manager.node.seats[idle.seat]
 
         async def requests(waiting: int) -> None:

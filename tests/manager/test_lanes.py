@@ -9,15 +9,14 @@ from services.gpu_manager.core.obstacles import Ask
 from services.gpu_manager.core.riders import lanes
 from services.gpu_manager.core.state import Lane
 from tests.manager.test_recovery import restart
-from tests.manager.world import World, make_gpu, make_group, status
+from tests.manager.world import World, booted, make_gpu, make_group, status
 
 GPUS = [make_gpu(index) for index in range(4)]
 
 
 def node(*written: Lanes, **annotations: str) -> tuple[World, list[tuple[str, str]]]:
     """Four groups, each with a parked seat and one that serves, long idle."""
-    world = World(groups=tuple(make_group(f"G{n}", [n], 2) for n in range(4)))
-    world.boot()
+    world = booted(*(make_group(f"G{n}", [n], 2) for n in range(4)))
     pairs = [tuple(world.fill(f"a{n}", f"b{n}", group=n, **annotations)) for n in range(4)]
     world.tick(30)
     world.configure(lanes=lanes.resolve(written, GPUS))
@@ -92,8 +91,7 @@ def test_a_switch_that_hangs_keeps_its_lane_for_a_bounded_time() -> None:
 
 
 def test_a_group_waits_for_each_of_the_lanes_that_its_gpus_use() -> None:
-    world = World(groups=(make_group("G0", [0], 2), make_group("G12", [1, 2], 2), make_group("G3", [3], 2)))
-    world.boot()
+    world = booted(make_group("G0", [0], 2), make_group("G12", [1, 2], 2), make_group("G3", [3], 2))
     (a, b), (c, _), (e, _) = (world.fill(f"a{n}", f"b{n}", group=n) for n in range(3))
     world.tick(30)
     world.configure(
@@ -144,8 +142,7 @@ def test_what_copies_nothing_takes_no_lane_and_waits_for_none() -> None:
 
 
 def test_a_container_starts_in_free_room_although_all_lanes_are_taken() -> None:
-    world = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2)))
-    world.boot()
+    world = booted(make_group("G0", [0], 2), make_group("G1", [1], 2))
     a, _ = world.fill("a", "b")
     world.tick(30)
     world.configure(lanes=lanes.resolve([Lanes(transfers=1)], GPUS))

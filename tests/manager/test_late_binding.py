@@ -4,15 +4,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from kybernate.messages import JobReply, SeatProgress
+from kybernate.messages import JobReply
 from kybernate.policy import Decision, GroupView, Stay, Switch
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import recovery
 from services.gpu_manager.core.inputs import (
-    BusChanged,
     JobAnswered,
     JobsReported,
-    Recovered,
     StartCalls,
 )
 from tests.manager.world import World, status
@@ -68,6 +65,9 @@ def test_a_status_that_comes_twice_changes_nothing(world: World) -> None:
     world.progress(job)
 
     assert [event.state for event in world.events(a)[before:]] == [S.ACTIVE]
+    world.progress(job)
+    world.receive(JobAnswered(job.op, JobReply(accepted=True, jobs=(status(job),))))
+    assert len(world.events(a)) == before + 1
 
 
 def test_a_job_that_ends_before_its_second_half_gives_the_gpus_back(world: World) -> None:
@@ -132,15 +132,8 @@ def test_the_seat_that_the_job_names_arrives(world: World) -> None:
     a, b, c = leaving(world)
     world.quiet(c)
     job = world.job()
-    ledger = recovery.ledger(world.node, "boot")
-    world.board = world.new_board()
-    world.receive(BusChanged(True))
-    reported = status(job, "parked", "pending", done=False)
-    seats = tuple(
-        SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="parked")
-        for seat, pod in world.pods.items()
-    )
-    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, jobs=(reported,), seats=seats)))
+    seen = [world.seen(seat, "parked") for seat in world.pods]
+    world.next_manager(None, *seen, jobs=(status(job, "parked", "pending", done=False),))
     assert world.state(a) is S.ACTIVATING
     instead = job.model_copy(update={"activate": world.managed(b).target()})
 

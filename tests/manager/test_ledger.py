@@ -16,8 +16,7 @@ import pytest
 import structlog
 
 from kybernate.bus.port import BusError
-from kybernate.envelope import Message
-from kybernate.messages import AskJobs, CommandReply, DrainNode, JobReply, PinSeat, Presence
+from kybernate.messages import CommandReply, DrainNode, PinSeat, Presence
 from kybernate.seat import LEDGER_FORMAT
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery
@@ -39,8 +38,8 @@ from services.gpu_manager.core.state import Effect
 from services.gpu_manager.ledger import _CHECKED, Durable, Ledger, LedgerEntry, LedgerFile, _checksum
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import GateFiles
-from tests.manager.test_manager import look, running, taken
-from tests.manager.world import World
+from tests.manager.test_manager import running, sees
+from tests.manager.world import World, booted
 from tests.until import until
 
 
@@ -224,7 +223,7 @@ def test_damaged_lines_are_named_in_the_log_with_what_follows(tmp_path: Path, li
         file.write(ledger(epoch), durable=False)
     first, *others = path.read_bytes().splitlines(keepends=True)
     kept = first if lines == "last" else first[:40] + b"#" + first[41:]
-    path.write_bytes(kept + b"".join(line[:40] + b"#" + line[41:] for line in others))
+    path.write_bytes(damaged := kept + b"".join(line[:40] + b"#" + line[41:] for line in others))
 
     with structlog.testing.capture_logs() as logs:
         again = LedgerFile(path)
@@ -237,7 +236,25 @@ def test_damaged_lines_are_named_in_the_log_with_what_follows(tmp_path: Path, li
         assert "forgotten" in line["meaning"]
     else:
         assert (line["event"], line["lines"]) == ("ledger.unreadable", [1, 2, 3])
-        assert Path(line["kept_as"]).exists()
+        assert Path(line["kept_as"]).read_bytes() == damaged
+
+
+def test_the_same_ledger_is_written_once(tmp_path: Path) -> None:
+    file = LedgerFile(tmp_path / "ledger")
+    for _ in range(2):
+        file.write(Ledger(epoch=1), durable=False)
+
+    assert (tmp_path / "ledger").read_bytes().count(b"\n") == 1
+
+
+def test_a_long_ledger_is_begun_anew(tmp_path: Path) -> None:
+    file = LedgerFile(tmp_path / "ledger", longest_bytes=300)
+    for epoch in range(1, 100):
+        file.write(Ledger(epoch=epoch), durable=epoch % 7 == 0)
+    file.close()
+
+    assert (tmp_path / "ledger").stat().st_size <= 300
+    assert LedgerFile(tmp_path / "ledger").read().epoch == 99
 
 
 @pytest.mark.parametrize("checked", [True, False])
@@ -266,19 +283,12 @@ async def with_a_pod(folder: Path) -> AsyncIterator[tuple[Manager, str]]:
     world = World()
     seat = world.seat(0, 0)
 
-    async def ask(job: Message) -> JobReply:
-        assert isinstance(job, AskJobs)
-        return look(job, "gone")
-
     async def owners(_: object = ()) -> Owners:
         return world.owners()
 
     (folder / "seats" / seat).mkdir(parents=True)  # the plugin's: tickets are written there
-    async with running(world, folder, ask, taken) as manager:
-        await until(
-            lambda: manager.node.recovered and manager.node.seats[seat].state is S.FREE,
-            what="the seat of the deleted pod is free",
-        )
+    async with running(world, folder, sees("gone")) as manager:
+        await until(lambda: manager.node.seats[seat].state is S.FREE, what="the seat of the deleted pod is free")
         world.boot()
         world.pod(seat, "a")
         manager.pods.seats = owners  # type: ignore[method-assign]
@@ -287,6 +297,12 @@ async def with_a_pod(folder: Path) -> AsyncIterator[tuple[Manager, str]]:
         await manager.until_recorded()
         assert runs()
         yield manager, seat
+
+
+async def calls(manager: Manager, seat: str) -> None:
+    """The start gate is asked for the seat."""
+    unix = manager.now().unix
+    await manager.receive(StartCalls({seat: StartCall("call-1", unix, UnixTime(unix + 25))}))
 
 
 @asynccontextmanager
@@ -308,8 +324,7 @@ def runs() -> bool:
 
 async def test_a_ticket_that_the_ledger_could_not_record_is_not_published(tmp_path: Path) -> None:
     async with with_a_full_disk(tmp_path) as (manager, seat):
-        unix = manager.now().unix
-        await manager.receive(StartCalls({seat: StartCall("call-1", unix, UnixTime(unix + 25))}))
+        await calls(manager, seat)
         await until(lambda: not runs(), what="the manager has ended")
 
         assert manager.node.seats[seat].state is S.STARTING, "the board gave a ticket"
@@ -346,8 +361,8 @@ async def test_the_record_of_a_ticket_is_on_disk_before_the_ticket_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with with_a_pod(tmp_path) as (manager, seat):
-        order, unix = follow(manager, monkeypatch), manager.now().unix
-        await manager.receive(StartCalls({seat: StartCall("call-1", unix, UnixTime(unix + 25))}))
+        order = follow(manager, monkeypatch)
+        await calls(manager, seat)
         await until(lambda: "ticket" in order, what="the ticket is published")
 
         before = order[: order.index("ticket")]
@@ -356,32 +371,23 @@ async def test_the_record_of_a_ticket_is_on_disk_before_the_ticket_is_published(
         assert (entry.state, entry.lease, entry.durable.ticket) == (S.STARTING, True, "call-1")
 
 
-async def test_the_record_of_a_pin_is_on_disk_before_the_pin_is_confirmed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ordered", [False, True], ids=["pin", "drain"])
+async def test_the_record_of_a_command_is_on_disk_before_it_is_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, ordered: bool
 ) -> None:
     async with with_a_pod(tmp_path) as (manager, seat):
         order = follow(manager, monkeypatch)
         pin = PinSeat(cause="c", node="n1", seat=seat, actor="me")
-
-        assert (await manager.bus.request(pin, CommandReply, timeout=30.0)).accepted
-
-        assert order[:2] == ["record", "sync"]
-        assert [one.durable.pinned for one in LedgerFile(tmp_path / "ledger").read().seats if one.seat == seat] == [
-            True
-        ]
-
-
-async def test_the_record_of_an_operation_is_on_disk_before_it_is_confirmed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with with_a_pod(tmp_path) as (manager, _):
-        order = follow(manager, monkeypatch)
         drain = DrainNode(cause="c", node="n1", group="G0", purpose="maintenance", actor="me")
 
-        assert (await manager.bus.request(drain, CommandReply, timeout=30.0)).accepted
+        assert (await manager.bus.request(drain if ordered else pin, CommandReply, timeout=30.0)).accepted
 
         assert order[:2] == ["record", "sync"]
-        assert [one.target for one in LedgerFile(tmp_path / "ledger").read().orders] == ["G0"]
+        written = LedgerFile(tmp_path / "ledger").read()
+        if ordered:
+            assert [one.target for one in written.orders] == ["G0"]
+        else:
+            assert [one.durable.pinned for one in written.seats if one.seat == seat] == [True]
 
 
 async def test_a_router_that_appears_is_in_the_ledger(tmp_path: Path) -> None:
@@ -403,8 +409,7 @@ async def test_a_container_that_runs_and_what_it_uses_are_in_the_ledger_before_i
     """The board changes nothing else then, so no message leaves. Without the container's ID the next manager could not
     ask whether the processes of a pod deleted meanwhile have ended, and would give their GPUs away."""
     async with with_a_pod(tmp_path) as (manager, seat):
-        unix = manager.now().unix
-        await manager.receive(StartCalls({seat: StartCall("call-1", unix, UnixTime(unix + 25))}))
+        await calls(manager, seat)
         await until(lambda: manager.node.seats[seat].state is S.STARTING, what="its start has a ticket")
         owners = await manager.pods.seats()
         runs = Owners(
@@ -475,8 +480,7 @@ CHANGES: dict[str, Callable[[ManagedSeat], None]] = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_every_change_of_an_entry_is_in_the_next_record(what: str) -> None:
-    world = World()
-    world.boot()
+    world = booted()
     (other,), (seat,) = world.fill("a"), world.fill("b", group=1)
     last = recovery.ledger(world.node, "boot")
     assert recovery.ledger(world.node, "boot", last) is last
@@ -495,11 +499,5 @@ async def test_a_manager_without_its_ledger_reads_the_tickets_in_the_seat_folder
     GateFiles(tmp_path).seats.joinpath(seat).mkdir(parents=True)
     GateFiles(tmp_path).write_ticket(StartTicket(seat, "call-1", "uid-a", 7, WallTime(time.monotonic() + 30)))
 
-    async def ask(job: Message) -> JobReply:
-        assert isinstance(job, AskJobs)
-        return look(job, "gone")
-
-    async with running(world, tmp_path, ask, taken) as manager:
-        await until(lambda: manager.node.recovered, what="the board is recovered")
-
+    async with running(world, tmp_path, sees("gone")) as manager:
         assert manager.node.seats[seat].lease, "a container may come of it"

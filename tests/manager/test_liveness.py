@@ -6,12 +6,11 @@ from kybernate.messages import ParkSeat
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import view
-from tests.manager.world import World, make_group
+from tests.manager.world import World, booted, make_group
 
 
 def test_a_start_without_demand_comes_after_start_within_over_many_calls() -> None:
-    world = World(warmup=False)
-    world.boot()
+    world = booted(warmup=False)
     seat = world.seat(0, 0)
     world.pod(seat, "a")
 
@@ -26,8 +25,7 @@ def test_a_start_without_demand_comes_after_start_within_over_many_calls() -> No
 
 
 def test_a_container_at_the_gate_goes_before_requests_that_came_later() -> None:
-    world = World(policy=Quantum(quantum_seconds=30.0))
-    world.boot()
+    world = booted(policy=Quantum(quantum_seconds=30.0))
     a, b = world.fill("a", "b")
     world.tick(10)
     world.traffic(b, in_flight=1)
@@ -47,8 +45,7 @@ def test_a_container_at_the_gate_goes_before_requests_that_came_later() -> None:
 @pytest.mark.parametrize("warmup", [True, False])
 def test_a_start_beside_models_that_take_turns_comes_after_start_within(tier: str, warmup: bool) -> None:
     """A rollout waits for it: it has no request that would grow older, and the others' requests are more."""
-    world = World()
-    world.boot()
+    world = booted()
     busy = world.fill("a", "b")
     world.configure(start_within_seconds=120.0, warmup=warmup)
     late = world.seat(0, 2)
@@ -99,16 +96,11 @@ def test_a_look_that_is_due_during_a_switch_or_a_pause_does_not_spin(world: Worl
 
 
 def start(world: World, seat: str, model: str, vram: str) -> None:
-    world.pod(seat, model, vram=vram)
-    world.call(seat)
-    world.finish()
-    world.start(seat)
-    world.healthy(seat)
+    world.serve(seat, model, vram=vram)
 
 
 def test_a_free_slot_without_room_is_made_room_for() -> None:
-    world = World(groups=(make_group("G", [0, 1], 3, slots=2),))
-    world.boot()
+    world = booted(make_group("G", [0, 1], 3, slots=2))
     small, other, big = world.groups[0].seat_ids
     start(world, big, "big", "150GiB")
     start(world, small, "small", "60GiB")

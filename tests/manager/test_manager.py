@@ -76,13 +76,39 @@ def look(job: AskJobs, outcome: str) -> JobReply:
     return JobReply(accepted=True, seats=seats)
 
 
+def sees(outcome: str) -> Handler:
+    """A checkpointer that answers this about every seat."""
+
+    async def ask(job: Message) -> JobReply:
+        assert isinstance(job, AskJobs)
+        return look(job, outcome)
+
+    return ask
+
+
+sees_parked = sees("parked")
+
+
+async def taken(_: Message) -> JobReply:
+    return JobReply(accepted=True)
+
+
 @asynccontextmanager
 async def running(
-    world: World, folder: Path, ask: Handler, release: Handler, gpus: Processes | None = None
+    world: World,
+    folder: Path,
+    ask: Handler = sees_parked,
+    release: Handler = taken,
+    *,
+    gpus: Processes | None = None,
+    known: tuple[LedgerEntry, ...] | None = None,
+    pods: NoPods | None = None,
+    clock: Clock = Clock(),  # noqa: B008
 ) -> AsyncIterator[Manager]:
-    """A manager that starts with the ledger of two deleted parked pods."""
+    """A manager that has started with what is known of seats: without it, of two deleted parked pods."""
+    known = (leftover(world, 0), leftover(world, 1)) if known is None else known
     file = LedgerFile(folder / "ledger")
-    file.write(Ledger(epoch=3, seats=(leftover(world, 0), leftover(world, 1))), durable=True)
+    file.write(Ledger(epoch=3, seats=known), durable=True)
     file.close()
     async with AsyncExitStack() as stack:
         bus = await stack.enter_async_context(MemoryBus.connect(server := MemoryServer()))
@@ -95,37 +121,20 @@ async def running(
             board=world.new_board(),
             bus=bus,
             node_bus=bus,
-            pods=NoPods(),
+            pods=pods or NoPods(),
             gate=GateFiles(folder),
             ledger=ledger,
-            clock=Clock(),
+            clock=clock,
             engines=EngineProbes(await stack.enter_async_context(aiohttp.ClientSession())),
             gpu_processes=GpuProcesses(gpus, folder, folder) if gpus is not None else None,  # type: ignore[arg-type]
         )
         task = asyncio.create_task(manager.run())
         try:
+            await until(lambda: manager.node.recovered, what="the board is recovered")
             yield manager
         finally:
             task.cancel()
             await asyncio.wait([task])
-
-
-async def taken(_: Message) -> JobReply:
-    return JobReply(accepted=True)
-
-
-async def test_a_checkpointer_that_takes_long_to_look_is_given_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shell, "EVIDENCE_SECONDS", 0.05)
-
-    async def ask(job: Message) -> JobReply:
-        assert isinstance(job, AskJobs)
-        await asyncio.sleep(0.3)
-        return look(job, "gone")
-
-    async with running(World(), tmp_path, ask, taken) as manager:
-        await until(lambda: manager.node.recovered, what="the board is recovered")
 
 
 async def test_a_checkpointer_that_answers_one_question_after_the_other_is_waited_for_in_the_end(
@@ -143,8 +152,8 @@ async def test_a_checkpointer_that_answers_one_question_after_the_other_is_waite
             await asyncio.sleep(0.15)
         return look(job, "gone")
 
-    async with running(World(), tmp_path, ask, taken) as manager:
-        await until(lambda: manager.node.recovered, what="the board is recovered")
+    async with running(World(), tmp_path, ask) as manager:
+        assert manager.node.recovered
 
 
 async def test_a_manager_knows_the_faulty_gpus_before_it_decides(
@@ -154,13 +163,7 @@ async def test_a_manager_knows_the_faulty_gpus_before_it_decides(
     monkeypatch.setattr(shell, "FOREIGN_SECONDS", 1e9)
     GpuFaults(faults={"GPU-1": "XID 79"}).write(tmp_path)
 
-    async def ask(job: Message) -> JobReply:
-        assert isinstance(job, AskJobs)
-        return look(job, "parked")
-
-    async with running(World(), tmp_path, ask, taken) as manager:
-        await until(lambda: manager.node.recovered, what="the board is recovered")
-
+    async with running(World(), tmp_path) as manager:
         assert manager.node.faulty == {"GPU-1": "XID 79"}
 
 
@@ -171,18 +174,12 @@ async def test_a_manager_knows_the_foreign_processes_before_it_decides(
     world, found = World(), GpuProcess(4711, "GPU-0", 1)
     proc(tmp_path, found.pid, parent=0)
 
-    async def ask(job: Message) -> JobReply:
-        assert isinstance(job, AskJobs)
-        return look(job, "parked")
-
     monkeypatch.setattr(shell, "FOREIGN_SECONDS", 1e9)
-    async with running(world, tmp_path, ask, taken, Processes(found)) as manager:
-        await until(lambda: manager.node.recovered, what="the board is recovered")
+    async with running(world, tmp_path, gpus=Processes(found)) as manager:
         assert [one.pid for one in manager.node.foreign] == [found.pid]
 
     monkeypatch.setattr(shell, "FOREIGN_SECONDS", 0.01)
-    async with running(world, tmp_path, ask, taken, gpus := Processes(found)) as manager:
-        await until(lambda: manager.node.recovered, what="the board is recovered")
+    async with running(world, tmp_path, gpus=(gpus := Processes(found))) as manager:
         assert [one.pid for one in manager.node.foreign] == [found.pid]
         gpus.found = ()
         await until(lambda: not manager.node.foreign, what="the process has ended")
@@ -196,16 +193,12 @@ async def test_a_driver_that_does_not_answer_keeps_no_manager_from_starting(
             await asyncio.Event().wait()
             raise AssertionError
 
-    async def ask(job: Message) -> JobReply:
-        assert isinstance(job, AskJobs)
-        return look(job, "parked")
-
     monkeypatch.setattr(shell, "EVIDENCE_SECONDS", 0.2)
     away = Processes()
     away.found = None
     for gpus in (Hung(), away):
-        async with running(World(), tmp_path, ask, taken, gpus) as manager:
-            await until(lambda: manager.node.recovered, what="the board is recovered")
+        async with running(World(), tmp_path, gpus=gpus) as manager:
+            assert manager.node.recovered
 
 
 async def test_a_seat_that_cannot_be_looked_at_does_not_hide_the_others(
@@ -225,11 +218,8 @@ async def test_a_seat_that_cannot_be_looked_at_does_not_hide_the_others(
             return look(job, "quarantined")
         return look(job, "gone")
 
-    async with running(world, tmp_path, ask, taken) as manager:
-        await until(
-            lambda: manager.node.recovered and manager.node.seats[ended].state is S.FREE,
-            what="the board is recovered and the seat whose engine ended is free",
-        )
+    async with running(world, tmp_path, ask) as manager:
+        await until(lambda: manager.node.seats[ended].state is S.FREE, what="the seat whose engine ended is free")
 
         assert manager.node.seats[stuck].state is S.RELEASING
 
@@ -239,10 +229,6 @@ async def test_a_release_that_came_too_late_is_asked_for_again_with_a_higher_epo
     highest = 4_000_000_000_000
     accepted: set[str] = set()
 
-    async def ask(job: Message) -> JobReply:
-        assert isinstance(job, AskJobs)
-        return look(job, "parked")
-
     async def release(job: Message) -> JobReply:
         assert isinstance(job, ReleaseJob)
         if job.epoch <= highest:
@@ -250,7 +236,7 @@ async def test_a_release_that_came_too_late_is_asked_for_again_with_a_higher_epo
         accepted.add(job.target.seat)
         return JobReply(accepted=True)
 
-    async with running(world, tmp_path, ask, release):
+    async with running(world, tmp_path, release=release):
         await until(
             lambda: accepted == {world.seat(0, 0), world.seat(0, 1)},
             what="both seats are accepted",
@@ -270,8 +256,7 @@ async def test_a_manager_decides_nothing_before_its_question_has_fenced(tmp_path
             return JobReply(accepted=False, code="stale-epoch", reason="go above", highest_epoch=highest)
         return look(job, "parked")
 
-    async with running(world, tmp_path, ask, taken) as manager:
-        await until(lambda: manager.node.recovered, what="the board is recovered")
+    async with running(world, tmp_path, ask) as manager:
         fenced = next(epoch for epoch in asked if epoch > highest)
 
     assert asked.index(fenced) == 1, "it goes above what the refusal says"
@@ -286,12 +271,7 @@ class LostPods(NoPods):
 
 
 async def test_a_manager_says_that_it_cannot_read_its_pods_until_it_can(tmp_path: Path) -> None:
-    async def ask(job: Message) -> JobReply:
-        assert isinstance(job, AskJobs)
-        return look(job, "parked")
-
-    async with running(World(), tmp_path, ask, taken) as manager:
-        await until(lambda: manager.node.recovered, what="the board is recovered")
+    async with running(World(), tmp_path) as manager:
         manager.pods = LostPods()
         await until(lambda: manager.unread == "GET /api/v1/pods: HTTP 403", what="the failure is known")
         manager.pods = NoPods()
@@ -300,13 +280,7 @@ async def test_a_manager_says_that_it_cannot_read_its_pods_until_it_can(tmp_path
 
 async def test_a_manager_receives_the_levels_of_its_node_and_of_its_models_only(tmp_path: Path) -> None:
     world = World()
-
-    async def ask(job: Message) -> JobReply:
-        assert isinstance(job, AskJobs)
-        return look(job, "gone")
-
-    async with running(world, tmp_path, ask, taken) as manager:
-        await until(lambda: manager.node.recovered, what="the board is recovered")
+    async with running(world, tmp_path, sees("gone")) as manager:
         seat = world.seat(0, 0)
 
         def level(source: str) -> dict[str, Any]:
@@ -322,12 +296,8 @@ async def test_a_manager_receives_the_levels_of_its_node_and_of_its_models_only(
 
 
 async def test_the_board_knows_whether_its_bus_is_connected(tmp_path: Path) -> None:
-    async def ask(job: Message) -> JobReply:
-        assert isinstance(job, AskJobs)
-        return look(job, "parked")
-
-    async with running(World(), tmp_path, ask, taken) as manager:
-        await until(lambda: manager.node.recovered and manager.node.bus_up, what="the board is recovered")
+    async with running(World(), tmp_path) as manager:
+        await until(lambda: manager.node.bus_up, what="the bus is connected")
         bus = manager.bus
         assert isinstance(bus, MemoryBus)
 

@@ -4,33 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import AskJobs, JobReply, PinSeat, Presence, SeatProgress
+from kybernate.messages import AskJobs, PinSeat
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import recovery, view
-from services.gpu_manager.core.facts import Ticket
 from services.gpu_manager.core.inputs import (
-    BusChanged,
     ForeignProcessesSeen,
-    Recovered,
     RecoveryBegun,
     SeatTicket,
-    StartCalls,
     StartTicket,
-    Tick,
 )
 from services.gpu_manager.core.starts import KUBELET_SECONDS
 from services.gpu_manager.ledger import Ledger
-from tests.manager.packed import PackedWorld, Truth, make_packed
+from tests.manager.packed import PackedWorld, Truth
 from tests.manager.test_packing import active, serve
-from tests.manager.world import GIB, World
-
-
-@pytest.fixture(name="packed")
-def packed_world() -> PackedWorld:
-    """A group of one 80 GiB GPU with four seats, and one of both GPUs over it."""
-    made = PackedWorld(groups=(make_packed("G0", [0], 4), make_packed("G01", [0, 1], 2)))
-    made.boot()
-    return made
+from tests.manager.world import GIB, World, booted
 
 
 def ungated(world: World, seat: str, model: str, **notes: str) -> None:
@@ -40,8 +27,7 @@ def ungated(world: World, seat: str, model: str, **notes: str) -> None:
 
 
 def test_a_container_without_a_ticket_during_a_drain_keeps_the_incoming_seat_out() -> None:
-    world = World()
-    world.boot()
+    world = booted()
     a, b = world.fill("ma", "mb")[:2]
     c = world.seat(0, 2)
     assert world.state(b) is S.ACTIVE
@@ -76,15 +62,6 @@ def test_a_container_without_a_ticket_that_fits_beside_the_victim_only_is_no_hol
     packed.take(packed.job_of(sw.op))
     packed.work(sw.op)
     packed.report(sw.op)
-
-
-def test_an_heir_that_needs_less_reserves_what_the_ticket_did(packed: PackedWorld) -> None:
-    a, b, _c = packed.groups[0].seat_ids[:3]
-    serve(packed, a, 10)
-    packed.inherit(b, 60, heir=5)
-    assert packed.state(b) is S.STARTING
-    assert packed.managed(b).facts.ticket is Ticket.FORMER
-    assert view.free_bytes(packed.node, packed.groups[0]) <= 8 * GIB, "the ticket may have started the large one"
 
 
 @pytest.mark.parametrize("ends", ["as it was", "in deletion", "deleted", "started"])
@@ -154,19 +131,9 @@ def test_a_ticket_that_a_lost_ledger_leaves_open_is_not_given_again_beside_a_sea
     given = next(effect for effect in packed.effects if isinstance(effect, StartTicket) and effect.seat == b)
     packed.truth.pop(b)
     packed.pods[b] = replace(packed.pods[b], running=False, ended="exited with code 1")
-    reply = JobReply(
-        accepted=True,
-        seats=tuple(
-            SeatProgress(
-                seat=seat, pod_uid=packed.pods[seat].uid, container_id=packed.pods[seat].container_id or "", outcome=how
-            )
-            for seat, how in ((a, "active"), (b, "gone"))
-        ),
-    )
-    packed.board = packed.new_board()
-    packed.receive(BusChanged(True))
     ticket = SeatTicket(b, given.call, given.pod_uid, given.epoch, 5.0, given.vram_bytes)
-    packed.receive(Recovered(packed.owners(), Ledger(lost=True), reply, (*packed.used_tickets(), ticket)))
+    seen, tickets = (packed.seen(a, "active"), packed.seen(b, "gone")), (*packed.used_tickets(), ticket)
+    packed.next_manager(Ledger(lost=True), *seen, tickets=tickets)
     assert (packed.state(a), packed.state(b)) == (S.ACTIVE, S.STARTING)
     before = len(packed.effects)
 
@@ -188,10 +155,7 @@ def test_a_residue_is_unknown_again_after_a_container_started_anew(packed: Packe
     assert packed.managed(a).durable.residue_bytes
     packed.exit(a)
     packed.wish(a)
-    packed.call(a)
-    packed.finish()
-    packed.start(a)
-    packed.healthy(a)
+    packed.come_up(a)
     assert packed.state(a) is S.ACTIVE
     assert packed.state(b) is S.PARKED
     serve(packed, c, 30)
@@ -231,14 +195,11 @@ def test_what_a_seat_kept_while_parked_counts_until_its_processes_are_gone(packe
     room = view.capacities(packed.node, group)["GPU-0"]
     assert room < full - 2 * GIB
 
-    packed.pods[a] = replace(packed.pods[a], deleting=True)
-    packed.look()
+    packed.delete(a)
     assert packed.state(a) is S.RELEASING
     assert view.capacities(packed.node, group)["GPU-0"] == room, "its processes are not gone yet"
     packed.end_processes(a)
-    del packed.pods[a]
-    packed.look()
-    packed.look()
+    packed.vanish(a)
 
     assert packed.state(a) is S.FREE
     assert view.capacities(packed.node, group)["GPU-0"] > room
@@ -318,56 +279,22 @@ def test_an_incoming_seat_for_which_the_drain_took_the_room_is_not_sent(packed: 
 
 
 def test_a_group_whose_ledger_was_lost_goes_on_switching_although_its_holders_were_granted_more(
-    packed: PackedWorld, monkeypatch: pytest.MonkeyPatch
+    packed: PackedWorld,
 ) -> None:
     a, b, c = packed.groups[0].seat_ids[:3]
     serve(packed, a, 39)
     serve(packed, b, 39)
     assert active(packed) == {a, b}
-    # their pods declare nothing that counts: seen a little more than declared
-    for s in (a, b):
-        packed.receive(ForeignProcessesSeen((), {packed.managed(s).durable.container_id: 39 * GIB + 2**28}))
-    packed.sizes[a] = packed.sizes[b] = (39 * GIB, 0)
-    monkeypatch.setattr(recovery, "ledger", lambda node, boot: Ledger())
-    owners = packed.owners()
-    from kybernate.messages import SeatProgress
+    seen = [packed.seen(seat, "active", "GPU-0", vram_bytes=39 * GIB + 2**28) for seat in (a, b)]
 
-    seen = tuple(
-        SeatProgress(
-            seat=s,
-            pod_uid=packed.pods[s].uid,
-            container_id=packed.pods[s].container_id,
-            outcome="active",
-            gpus=("GPU-0",),
-            vram_bytes=39 * GIB + 2**28,
-        )
-        for s in (a, b)
-    )
-    packed.board = packed.new_board()
-    packed.board.handle(BusChanged(True), packed.now)
-    packed.board.handle(Recovered(owners, Ledger(), JobReply(accepted=True, seats=seen)), packed.now)
-    packed.wall += 5
-    for n, i in packed.routers.items():
-        packed.board.handle(Presence(cause="p", component="router", instance=n, incarnation=i), packed.now)
-    packed.wall += 60
-    packed.pods[c] = replace(
-        packed.pods[a],
-        seat=c,
-        uid="uid-c",
-        name="c",
-        running=False,
-        container_id=None,
-        annotations={"kyb.ai/model": "mc", "kyb.ai/backend": "fake", "kyb.ai/vram": "20GiB"},
-    )
-    from services.gpu_manager.core.inputs import PodsSeen, StartCall
-
-    packed.board.handle(PodsSeen(packed.owners()), packed.now)
+    packed.next_manager(Ledger(), *seen)  # a little more than they declare
+    packed.tick(65)
+    packed.own(c, "c", 20)
     for _ in range(100):
-        packed.wall += 10
-        for n, i in packed.routers.items():
-            packed.board.handle(Presence(cause="p", component="router", instance=n, incarnation=i), packed.now)
-        packed.board.handle(StartCalls({c: StartCall("cc", packed.now.unix, packed.now.unix + 25)}), packed.now)
-        packed.board.handle(Tick(), packed.now)
+        packed.tick(10)
+        packed.beat()
+        packed.call(c)
         if packed.node.switches:
             break
+
     assert packed.node.switches, packed.node.broken

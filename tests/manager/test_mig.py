@@ -13,8 +13,8 @@ from services.gpu_manager.core import moves
 from services.gpu_manager.core.obstacles import obstacles
 from services.gpu_manager.publish import record
 from tests.manager.pulling import Pulls
-from tests.manager.test_restarts import arrives, busy_home, call, comes_up, dropped, tickets
-from tests.manager.world import World, make_group
+from tests.manager.test_restarts import arrives, busy_home, comes_to_the_gate, comes_up, dropped, tickets
+from tests.manager.world import World, booted, make_group
 
 
 def instance(name: str, part: int, parent: str, *, rebalance: bool = True) -> Group:
@@ -30,9 +30,7 @@ def node(*, rebalance: bool = True) -> World:
     groups = tuple(
         instance(name, part, parent, rebalance=rebalance) for part, (name, parent) in enumerate(parents.items())
     )
-    made = World(groups=groups, policy=Pulls(), warmup=False)
-    made.boot()
-    return made
+    return booted(*groups, policy=Pulls(), warmup=False)
 
 
 @pytest.fixture
@@ -45,9 +43,7 @@ def test_a_parked_seat_moves_to_another_instance_of_its_gpu_by_a_restart(world: 
     assert moves.way(world.node, world.managed(a)) == moves.RESTART
     world.traffic(a, waiting=2)
     dropped(world, a)
-    call(world, a)
-    world.look()
-    world.look()
+    comes_to_the_gate(world, a)
     assert tickets(world, a) == ["", "M1"]
     arrives(world, a)
     row = record(world.node, world.managed(a), world.now)

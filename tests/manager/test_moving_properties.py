@@ -234,9 +234,7 @@ class AnyMove(RuleBasedStateMachine):
 
     @rule()
     def drains_end(self) -> None:
-        for switch in list(self.world.node.switches.values()):
-            if switch.phase == "draining" and switch.victim:
-                self.world.quiet(switch.victim)
+        self.world.drains_end()
 
     @precondition(lambda self: self.letters)
     @rule(last=st.booleans(), answered=st.booleans())

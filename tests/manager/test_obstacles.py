@@ -1,12 +1,10 @@
 """What decides, what refuses and what explains say the same: where they once contradicted each other."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from kybernate.messages import ActivateSeat, MigrateSeat, ParkSeat, PinSeat
-from kybernate.policy import KybBalanced
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.facts import Promise
@@ -17,33 +15,19 @@ from services.gpu_manager.core.inputs import (
     ForeignProcessesSeen,
     StartTicket,
 )
-from services.gpu_manager.http import why_answer
-from services.gpu_manager.live_policy import GuardedPolicy
 from tests.manager.test_host_memory import SIZE, HostWorld
-from tests.manager.world import World, make_group
+from tests.manager.world import World, make_group, nested, pooled
 
 STRANGER = ForeignProcessesSeen((ForeignProcess("GPU-0", 4711, "python3"),))
 
 
-def why(world: World) -> dict[str, Any]:
-    """By group and by seat: what ``kyb why`` shows."""
-    answer = why_answer(world.node, GuardedPolicy("kyb-balanced", KybBalanced()), world.now)
-    found = {group["group"]: group for group in answer["groups"]}
-    return found | {seat["seat"]: seat for group in answer["groups"] for seat in group["seats"]}
-
-
 @pytest.fixture
 def overlapping() -> World:
-    world = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2), make_group("G01", [0, 1], 2)))
-    world.boot()
-    return world
+    return nested()
 
 
 def test_1_a_drain_for_a_seat_beside_a_foreign_process_is_called_off(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    assert world.state(b) is S.DRAINING
+    a, b = world.draining()
 
     world.receive(STRANGER)
 
@@ -52,9 +36,7 @@ def test_1_a_drain_for_a_seat_beside_a_foreign_process_is_called_off(world: Worl
 
 
 def test_1_a_job_that_was_not_sent_yet_brings_nothing_beside_a_foreign_process(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
+    _, b = world.draining()
     world.announce(b)
     world.ack(b)
     world.node.foreign = STRANGER.processes  # in the moment before the engine's answer
@@ -72,8 +54,7 @@ def test_2_a_second_call_gets_no_ticket_beside_a_foreign_process(world: World) -
     world.receive(STRANGER)
     world.call(seat)
 
-    world.look()
-    world.look()
+    world.look(2)
 
     assert len([effect for effect in world.effects if isinstance(effect, StartTicket)]) == 1
 
@@ -118,7 +99,7 @@ def test_5_a_seat_that_failed_alone_does_not_wait_for_others(world: World) -> No
     assert world.state(a) is S.PARKED
     world.traffic(b)
 
-    assert why(world)[a]["blocked"] == ""
+    assert world.why()[a]["blocked"] == ""
     world.tick(world.node.groups["G0"].backoff.until - world.wall + 0.01)
     assert world.node.switches["G0"].incoming == a, "it is tried before its back-off ends"
 
@@ -171,7 +152,7 @@ def test_9_a_group_in_which_nothing_begins_without_the_bus_says_so(world: World)
     world.traffic(a, waiting=1)
 
     assert world.state(a) is S.PARKED
-    assert "bus" in why(world)["G0"]["why"]
+    assert "bus" in world.why()["G0"]["why"]
 
 
 def test_9_a_group_that_pauses_says_so(world: World) -> None:
@@ -179,14 +160,14 @@ def test_9_a_group_that_pauses_says_so(world: World) -> None:
     world.progress(world.job(), "active", "pending")
     world.tick(0.01)
 
-    assert "pauses" in why(world)["G0"]["why"]
+    assert "pauses" in world.why()["G0"]["why"]
 
 
 def test_10_a_broken_invariant_is_in_the_roster(world: World) -> None:
     a, _ = world.fill("a", "b")
     world.node.broken = {"GPU-0": "two groups"}
 
-    assert "two groups" in why(world)[a]["blocked"]
+    assert "two groups" in world.why()[a]["blocked"]
 
 
 def test_11_a_holder_that_is_alone_and_could_not_be_parked_is_taken_again_and_no_wait(world: World) -> None:
@@ -220,7 +201,7 @@ def test_11_a_holder_in_the_way_of_a_claim_that_could_not_be_parked_ends_the_cla
     assert world.managed(single).backoff.park.active(world.now)
     assert "G01" not in world.node.claims
     assert "could not be parked" in world.stage(pair).text or world.stage(pair).data["of"] == "group"
-    assert why(world)["G01"]["why"] == world.stage(pair).text or "backoff" in why(world)["G01"]["why"]
+    assert world.why()["G01"]["why"] == world.stage(pair).text or "backoff" in world.why()["G01"]["why"]
 
 
 def test_12_a_container_past_the_gate_beside_a_broken_invariant_alone_is_not_quarantined(world: World) -> None:
@@ -235,8 +216,7 @@ def test_12_a_container_past_the_gate_beside_a_broken_invariant_alone_is_not_qua
 
 
 def test_a_move_is_refused_by_the_reason_that_its_seat_would_wait_for() -> None:
-    world = World(groups=(make_group("G0", [0], 1, rebalance=True), make_group("G1", [1], 1, rebalance=True)))
-    world.boot()
+    world = pooled(seats=1)
     (a,), (b,) = world.fill("a"), world.fill("b", group=1)
     world.command(PinSeat, b)
 

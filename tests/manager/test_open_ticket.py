@@ -32,18 +32,7 @@ from services.gpu_manager.core.inputs import (
 from services.gpu_manager.core.seat_pod import SeatPod
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import GateFiles
-from tests.manager.world import GIB, World, make_group
-
-
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.boot()
-    return world
-
-
-def tickets(world: World, seat: str) -> list[StartTicket]:
-    return [effect for effect in world.effects if isinstance(effect, StartTicket) and effect.seat == seat]
+from tests.manager.world import GIB, World, booted, make_group
 
 
 def given(world: World, seat: str, model: str) -> None:
@@ -77,13 +66,17 @@ def recovers(world: World, ledger: Ledger, found: tuple[SeatTicket, ...], seat: 
     world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, seats=(seen,)), found))
 
 
+def calls_for_long(world: World, seat: str) -> None:
+    world.call(seat)
+    world.calls[seat] = replace(world.calls[seat], until=world.now.unix + 1e6)
+    world.receive(StartCalls(dict(world.calls)))
+
+
 def rival(world: World) -> str:
     """Another pod of the group waits at the gate all the time."""
     seat = world.seat(0, 1)
     world.pod(seat, "rival")
-    world.call(seat)
-    world.calls[seat] = replace(world.calls[seat], until=world.now.unix + 1e6)
-    world.receive(StartCalls(dict(world.calls)))
+    calls_for_long(world, seat)
     return seat
 
 
@@ -102,7 +95,7 @@ def test_a_ticket_that_the_next_owner_of_the_seat_took_is_its_own(world: World) 
     world.pod(seat, "a")
     given(world, seat, "b")
     world.call(seat)
-    (ticket,) = tickets(world, seat)
+    (ticket,) = world.sent(StartTicket, seat)
     assert ticket.pod_uid == "uid-a", "the gate does not know who calls"
     takes_its_ticket(world, seat)
     other = rival(world)
@@ -115,7 +108,7 @@ def test_a_ticket_that_the_next_owner_of_the_seat_took_is_its_own(world: World) 
     look(world)
     world.healthy(seat)
     assert world.state(seat) in (S.ACTIVE, S.DRAINING)
-    assert not tickets(world, other)
+    assert not world.sent(StartTicket, other)
 
 
 def test_a_pod_that_vanishes_with_a_ticket_holds_its_group_for_as_long_as_a_start_may_take(world: World) -> None:
@@ -127,12 +120,12 @@ def test_a_pod_that_vanishes_with_a_ticket_holds_its_group_for_as_long_as_a_star
     assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
     world.wait(250)
     look(world)
-    assert not tickets(world, other)
+    assert not world.sent(StartTicket, other)
 
     world.wait(20)
     look(world)
     assert world.state(seat) is S.FREE
-    assert tickets(world, other)
+    assert world.sent(StartTicket, other)
 
 
 def test_a_pod_that_was_seen_in_deletion_has_no_process_once_it_is_gone(world: World) -> None:
@@ -140,13 +133,13 @@ def test_a_pod_that_was_seen_in_deletion_has_no_process_once_it_is_gone(world: W
     other = rival(world)
     world.pods[seat] = replace(world.pods[seat], deleting=True)
     look(world)
-    assert not tickets(world, other), "its container may come as long as it is listed"
+    assert not world.sent(StartTicket, other), "its container may come as long as it is listed"
     del world.pods[seat]
 
     look(world)
 
     assert world.state(seat) is S.FREE
-    assert tickets(world, other)
+    assert world.sent(StartTicket, other)
 
 
 @pytest.mark.parametrize(("late", "restarts"), [(False, False), (True, False), (False, True), (True, True)])
@@ -158,23 +151,18 @@ def test_a_next_owner_that_calls_itself_waits_for_the_ticket_before(
     if late:
         look(world)
     if restarts:
-        ledger = recovery.ledger(world.node, "boot")
-        world.board = world.new_board()
-        world.receive(BusChanged(True))
-        world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True)))
-    world.call(seat)
-    world.calls[seat] = replace(world.calls[seat], until=world.now.unix + 1e6)
-    world.receive(StartCalls(dict(world.calls)))
-    before = len(tickets(world, seat))
+        world.next_manager()
+    calls_for_long(world, seat)
+    before = len(world.sent(StartTicket, seat))
 
     look(world)
     assert (world.state(seat), world.managed(seat).lease) == (S.STARTING if late else S.RELEASING, True)
-    assert len(tickets(world, seat)) == before
+    assert len(world.sent(StartTicket, seat)) == before
 
     world.wait(280)
     look(world)
     assert world.state(seat) is S.STARTING
-    assert tickets(world, seat)[-1].pod_uid == "uid-b"
+    assert world.sent(StartTicket, seat)[-1].pod_uid == "uid-b"
 
 
 def test_a_call_of_the_next_owner_does_not_end_the_lease_of_a_pod_that_still_runs(world: World) -> None:
@@ -186,36 +174,30 @@ def test_a_call_of_the_next_owner_does_not_end_the_lease_of_a_pod_that_still_run
     look(world)
 
     assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
-    assert not tickets(world, other)
-    assert len(tickets(world, seat)) == 1
+    assert not world.sent(StartTicket, other)
+    assert len(world.sent(StartTicket, seat)) == 1
 
     world.end_processes(seat)
     look(world)
-    assert len(tickets(world, other)) + len(tickets(world, seat)) == 2, "one of them, with evidence"
+    assert len(world.sent(StartTicket, other)) + len(world.sent(StartTicket, seat)) == 2, "one of them, with evidence"
 
 
 def test_a_manager_that_died_meanwhile_remembers_the_ticket(world: World) -> None:
     seat = starting(world)
-    ledger = recovery.ledger(world.node, "boot")
-    world.board = world.new_board()
     del world.pods[seat]
-    world.receive(BusChanged(True))
-    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True)))
+    world.next_manager()
     other = rival(world)
     look(world)
-    again = recovery.ledger(world.node, "boot")
-    world.board = world.new_board()
-    world.receive(BusChanged(True))
-    world.receive(Recovered(world.owners(), again, JobReply(accepted=True)))
+    world.next_manager()
     world.receive(StartCalls(dict(world.calls)))
 
     look(world)
     assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
-    assert not tickets(world, other)
+    assert not world.sent(StartTicket, other)
 
     world.wait(280)
     look(world)
-    assert tickets(world, other)
+    assert world.sent(StartTicket, other)
 
 
 def test_an_heir_that_is_deleted_proves_nothing_about_the_pod_that_took_the_ticket(world: World) -> None:
@@ -230,12 +212,12 @@ def test_an_heir_that_is_deleted_proves_nothing_about_the_pod_that_took_the_tick
 
     look(world)
     assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
-    assert not tickets(world, other)
+    assert not world.sent(StartTicket, other)
 
     world.wait(270)
     look(world)
     assert world.state(seat) is S.FREE
-    assert tickets(world, other)
+    assert world.sent(StartTicket, other)
 
 
 @pytest.mark.parametrize("vanished", [False, True])
@@ -245,7 +227,7 @@ def test_a_start_under_way_survives_the_loss_of_the_ledger(
 ) -> None:
     seat = starting(world)
     other = rival(world)
-    (ticket,) = tickets(world, seat)
+    (ticket,) = world.sent(StartTicket, seat)
     gate = GateFiles(tmp_path)
     (tmp_path / "seats" / seat).mkdir(parents=True)
     gate.write_ticket(replace(ticket, expires=WallTime(time.monotonic() + 270)))
@@ -258,17 +240,15 @@ def test_a_start_under_way_survives_the_loss_of_the_ledger(
         del world.pods[seat]
     found = recovery.open_tickets(Ledger(), gate.tickets(world.node.seats))
 
-    world.board = world.new_board()
-    world.receive(BusChanged(True))
-    world.receive(Recovered(world.owners(), Ledger(), JobReply(accepted=True), found))
+    world.next_manager(Ledger(), tickets=found)
     world.receive(StartCalls(dict(world.calls)))
     world.wait(260)  # as this manager counts: for how long kubelet had answered before, nothing tells
     assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING if vanished else S.STARTING, True)
-    assert len(tickets(world, other)) == 0
+    assert len(world.sent(StartTicket, other)) == 0
 
     world.wait(20)
     assert not world.managed(seat).lease
-    assert tickets(world, other)
+    assert world.sent(StartTicket, other)
 
 
 def test_a_ticket_is_open_although_the_ledger_that_is_left_is_older(world: World) -> None:
@@ -276,7 +256,7 @@ def test_a_ticket_is_open_although_the_ledger_that_is_left_is_older(world: World
     world.pod(seat, "a", vram="30GiB")
     before = recovery.ledger(world.node, "")
     world.call(seat)
-    (ticket,) = tickets(world, seat)
+    (ticket,) = world.sent(StartTicket, seat)
     read = SeatTicket(seat, ticket.call, ticket.pod_uid, ticket.epoch, 5.0, ticket.vram_bytes)
 
     found = recovery.open_tickets(before, (read,))
@@ -293,7 +273,7 @@ def test_a_ticket_is_open_although_the_ledger_that_is_left_is_older(world: World
 def test_the_question_of_a_start_is_above_the_epoch_of_a_ticket(world: World) -> None:
     """The clock of the day was set back since."""
     seat = starting(world)
-    (ticket,) = tickets(world, seat)
+    (ticket,) = world.sent(StartTicket, seat)
     read = SeatTicket(seat, ticket.call, ticket.pod_uid, ticket.epoch, 5.0)
     world.board, world.unix_offset = world.new_board(), -3600.0
 
@@ -305,14 +285,11 @@ def test_the_question_of_a_start_is_above_the_epoch_of_a_ticket(world: World) ->
 def test_the_ticket_of_a_seat_that_was_freed_is_not_open_again_after_a_restart(world: World) -> None:
     seat = starting(world)
     other = rival(world)
-    (ticket,) = tickets(world, seat)
-    world.pods[seat] = replace(world.pods[seat], deleting=True)
-    world.look()
-    del world.pods[seat]
-    world.look()
-    world.look()
-    assert (world.state(seat), len(tickets(world, other))) == (S.FREE, 1)
-    read = tuple(SeatTicket(t.seat, t.call, t.pod_uid, t.epoch, 5.0) for t in (ticket, *tickets(world, other)))
+    (ticket,) = world.sent(StartTicket, seat)
+    world.delete(seat)
+    world.vanish(seat)
+    assert (world.state(seat), len(world.sent(StartTicket, other))) == (S.FREE, 1)
+    read = tuple(SeatTicket(t.seat, t.call, t.pod_uid, t.epoch, 5.0) for t in (ticket, *world.sent(StartTicket, other)))
 
     assert recovery.open_tickets(recovery.ledger(world.node, ""), read) == ()
 
@@ -325,7 +302,7 @@ def test_a_start_is_not_given_up_while_kubelet_does_not_answer(world: World) -> 
     world.tick(600)
     world.look()
     assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
-    assert not tickets(world, other)
+    assert not world.sent(StartTicket, other)
 
     world.wait(260)
     assert world.state(seat) is S.WAITING
@@ -361,7 +338,7 @@ def test_a_ticket_is_open_when_the_container_that_a_stale_list_shows_is_gone(wor
     seat, before = restarting(world)
     ledger = Ledger() if lost else recovery.ledger(world.node, "boot")
     exited, world.pods[seat] = world.pods[seat], before
-    given = tickets(world, seat)[-1]
+    given = world.sent(StartTicket, seat)[-1]
     read = (SeatTicket(seat, given.call, given.pod_uid, given.epoch, 5.0),)
     recovers(world, ledger, recovery.open_tickets(ledger, read), seat, "gone")
     other = rival(world)
@@ -371,7 +348,7 @@ def test_a_ticket_is_open_when_the_container_that_a_stale_list_shows_is_gone(wor
     look(world)
 
     assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
-    assert len(tickets(world, other)) == 0
+    assert len(world.sent(StartTicket, other)) == 0
     world.pods[seat] = replace(exited, container_id="process://new", running=True)
     world.look()
     world.healthy(seat)
@@ -382,7 +359,7 @@ def test_a_ticket_is_open_when_the_container_that_a_stale_list_shows_is_gone(wor
 def test_a_ticket_that_another_pod_of_a_stale_list_did_not_take_is_open(world: World) -> None:
     seat, before = restarting(world)
     world.pods[seat] = replace(before, uid="uid-before")
-    given = tickets(world, seat)[-1]
+    given = world.sent(StartTicket, seat)[-1]
     read = (SeatTicket(seat, given.call, given.pod_uid, given.epoch, 5.0),)
 
     recovers(world, Ledger(), read, seat, "gone")
@@ -402,10 +379,10 @@ def test_a_call_that_has_ended_gets_no_ticket(world: World) -> None:
     world.tick(25)
 
     world.exit(seat)
-    assert not tickets(world, other), "kubelet does not wait for it any more"
+    assert not world.sent(StartTicket, other), "kubelet does not wait for it any more"
     world.call(other)
 
-    assert [ticket.call for ticket in tickets(world, other)] == [world.calls[other].call]
+    assert [ticket.call for ticket in world.sent(StartTicket, other)] == [world.calls[other].call]
 
 
 def test_a_pod_that_is_missing_in_the_list_gets_no_ticket(world: World) -> None:
@@ -416,11 +393,11 @@ def test_a_pod_that_is_missing_in_the_list_gets_no_ticket(world: World) -> None:
     waits = world.pods.pop(other)
 
     world.exit(seat)
-    assert not tickets(world, other)
+    assert not world.sent(StartTicket, other)
     world.pods[other] = waits
     world.look()
 
-    assert tickets(world, other)
+    assert world.sent(StartTicket, other)
 
 
 def test_a_call_whose_ticket_was_used_ends_no_container(world: World) -> None:
@@ -437,7 +414,7 @@ def test_a_call_whose_ticket_was_used_ends_no_container(world: World) -> None:
         world.look()
 
     assert (world.state(seat), world.managed(seat).lease) == (S.ACTIVE, True)
-    assert len(tickets(world, seat)) == 1
+    assert len(world.sent(StartTicket, seat)) == 1
 
 
 def test_a_call_whose_ticket_is_taken_does_not_wait(tmp_path: Path) -> None:
@@ -500,18 +477,12 @@ def test_a_folder_is_read_again_when_a_file_of_it_is_replaced(tmp_path: Path) ->
 def test_a_job_of_the_container_before_a_ticket_takes_no_lease_of_the_start(world: World, *, stale: bool) -> None:
     """Its container was parked and brought back by a job when it exited, and kubelet starts it again."""
     seat, before = restarting(world)
-    job = JobStatus(
-        op="G0-1",
-        epoch=1,
-        group="G0",
-        activate=SeatProgress(seat=seat, pod_uid="uid-a", container_id=before.container_id or "", outcome="pending"),
-    )
     seen = SeatProgress(seat=seat, pod_uid="uid-a", container_id=before.container_id or "", outcome="started")
+    comes = seen.model_copy(update={"outcome": "pending"})
+    job = JobStatus(op="G0-1", epoch=1, group="G0", activate=comes)
     ledger, exited = recovery.ledger(world.node, "boot"), world.pods[seat]
     world.pods[seat] = before if stale else exited
-    world.board = world.new_board()
-    world.receive(BusChanged(True))
-    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, seats=(seen,), jobs=(job,))))
+    world.next_manager(ledger, seen, jobs=(job,))
     assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
     assert world.managed(seat).facts.residence is Residence.VRAM, "the job tells of the container before"
     other = rival(world)
@@ -522,7 +493,7 @@ def test_a_job_of_the_container_before_a_ticket_takes_no_lease_of_the_start(worl
     look(world)
 
     assert (world.state(seat), world.managed(seat).lease) == (S.STARTING, True)
-    assert not tickets(world, other)
+    assert not world.sent(StartTicket, other)
 
 
 # --- ledger and seat folders are both lost ----------------------------------------------------------------------------
@@ -530,50 +501,38 @@ def test_a_job_of_the_container_before_a_ticket_takes_no_lease_of_the_start(worl
 
 def all_lost(world: World, *reports: SeatProgress, tickets: tuple[SeatTicket, ...] = ()) -> None:
     """A new manager knows nothing but the pods, these tickets, and what the driver tells."""
-    world.board = world.new_board()
-    world.receive(BusChanged(True))
-    world.receive(Recovered(world.owners(), Ledger(lost=True), JobReply(accepted=True, seats=reports), tickets))
+    world.next_manager(Ledger(lost=True), *reports, tickets=tickets)
     world.tick(4)
     world.beat()
-
-
-def kills(world: World, seat: str) -> list[str]:
-    return [job.target.container_id for job in world.effects if isinstance(job, KillJob) and job.target.seat == seat]
 
 
 @pytest.mark.parametrize("pool", [False, True])
 def test_what_nothing_remembers_is_ended_and_starts_cold(*, pool: bool) -> None:
     """Where the driver has it, and how, does not matter: in a pool it may be anywhere."""
-    world = World(groups=tuple(make_group(f"G{n}", [n], 3, rebalance=pool) for n in range(2)))
-    world.boot()
+    world = booted(*(make_group(f"G{n}", [n], 3, rebalance=pool) for n in range(2)))
     a, b = world.fill("a", "b")
     other, idle = world.seat(0, 2), world.seat(1, 0)
     world.pod(other, "c")
     world.pod(idle, "d")
-    seen = [
-        SeatProgress(
-            seat=s, pod_uid=f"uid-{m}", container_id=world.pods[s].container_id or "", outcome=o, gpus=("GPU-0",)
-        )
-        for s, m, o in ((a, "a", "parked"), (b, "b", "active"))
-    ]
+    seen = (world.seen(a, "parked", "GPU-0"), world.seen(b, "active", "GPU-0"))
 
     kept = tuple(SeatTicket(one, "over", "uid", 0, 4000.0) for one in (other, idle))
     all_lost(world, *seen, tickets=kept)
 
     assert (world.state(a), world.state(b), world.state(idle)) == (S.LOST, S.LOST, S.WAITING)
-    assert (len(kills(world, a)), len(kills(world, b))) == (1, 1)
+    assert (len(world.sent(KillJob, a)), len(world.sent(KillJob, b))) == (1, 1)
     assert "seat folder has no ticket" in world.events(b)[-1].reason
     assert "seat folder has no ticket" in world.stage(b).text
     for seat in (other, idle):
         world.call(seat)
     look(world)
-    assert not tickets(world, other), "their processes may be there"
-    assert bool(tickets(world, idle)) is not pool
+    assert not world.sent(StartTicket, other), "their processes may be there"
+    assert bool(world.sent(StartTicket, idle)) is not pool
     for seat in (a, b):
         world.end_processes(seat)
     look(world)
-    assert tickets(world, other)
-    assert tickets(world, idle)
+    assert world.sent(StartTicket, other)
+    assert world.sent(StartTicket, idle)
 
 
 def test_without_any_memory_of_tickets_a_container_on_its_way_is_waited_for_and_ended(world: World) -> None:
@@ -582,38 +541,32 @@ def test_without_any_memory_of_tickets_a_container_on_its_way_is_waited_for_and_
     other = rival(world)
 
     look(world, 250)
-    assert not tickets(world, other), "the container of the first may come"
-    assert not kills(world, seat)
+    assert not world.sent(StartTicket, other), "the container of the first may come"
+    assert not world.sent(KillJob, seat)
     assert "also one on its way" in world.stage(other).text
-    again = recovery.ledger(world.node, "boot")
-    world.board = world.new_board()
-    world.receive(BusChanged(True))
-    world.receive(Recovered(world.owners(), again, JobReply(accepted=True)))
+    world.next_manager()
     world.receive(StartCalls(dict(world.calls)))
     look(world, 10)
-    assert not tickets(world, other), "the manager was restarted meanwhile"
+    assert not world.sent(StartTicket, other), "the manager was restarted meanwhile"
 
     world.pods[seat] = replace(world.pods[seat], container_id="process://late", running=True)
     world.look()
     assert (world.state(seat), world.managed(seat).lease) == (S.LOST, True)
-    assert kills(world, seat) == ["process://late"]
+    assert [job.target.container_id for job in world.sent(KillJob, seat)] == ["process://late"]
     world.end_processes(seat)
     world.look()
-    assert tickets(world, other)
+    assert world.sent(StartTicket, other)
 
 
 def test_a_container_that_came_while_no_manager_ran_is_ended(world: World) -> None:
     seat = starting(world)
     all_lost(world)
-    again = recovery.ledger(world.node, "boot")
     world.pods[seat] = replace(world.pods[seat], container_id="process://late", running=True)
-    world.board = world.new_board()
-    world.receive(BusChanged(True))
 
-    world.receive(Recovered(world.owners(), again, JobReply(accepted=True)))
+    world.next_manager()
 
     assert (world.state(seat), world.managed(seat).lease) == (S.LOST, True)
-    assert kills(world, seat) == ["process://late"]
+    assert [job.target.container_id for job in world.sent(KillJob, seat)] == ["process://late"]
 
 
 @pytest.mark.parametrize(("outcome", "state"), [("active", S.ACTIVE), ("parked", S.PARKED), ("gone", S.LOST)])
@@ -627,20 +580,15 @@ def test_an_engine_that_the_record_before_the_last_one_knows_is_not_ended(world:
 
 def test_an_engine_that_kyb_run_starts_by_a_ticket_that_nothing_remembers_is_ended(world: World) -> None:
     (seat,) = world.fill("a")
-    pod = world.pods[seat]
-    gone = SeatProgress(seat=seat, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="gone", keeper=True)
+    gone = world.seen(seat, "gone", keeper=True)
     all_lost(world, gone)
-    assert not kills(world, seat)
-    asked = [
-        one.seat
-        for question in view.checkpointer_questions(world.node, world.now, world.now.wall)
-        for one in question.targets
-    ]
-    assert asked == [seat]
+    assert not world.sent(KillJob, seat)
+    assert world.asked() == [seat]
 
     world.receive(JobsReported(JobReply(accepted=True, seats=(gone.model_copy(update={"outcome": "started"}),))))
 
-    assert (world.state(seat), kills(world, seat)) == (S.LOST, [pod.container_id])
+    assert world.state(seat) is S.LOST
+    assert [job.target.container_id for job in world.sent(KillJob, seat)] == [gone.container_id]
 
 
 def test_a_container_that_did_not_come_is_waited_for_as_long_as_a_start_may_take(world: World) -> None:
@@ -649,10 +597,10 @@ def test_a_container_that_did_not_come_is_waited_for_as_long_as_a_start_may_take
     other = rival(world)
 
     world.tick(600)  # the pods cannot be read
-    assert not tickets(world, other)
+    assert not world.sent(StartTicket, other)
     look(world, 271)
 
-    assert tickets(world, other)
+    assert world.sent(StartTicket, other)
 
 
 def test_a_seat_that_calls_at_the_gate_is_not_waited_for(world: World) -> None:
@@ -660,11 +608,11 @@ def test_a_seat_that_calls_at_the_gate_is_not_waited_for(world: World) -> None:
     seat = starting(world)
     all_lost(world)
     world.call(seat)
-    assert len(tickets(world, seat)) == 1
+    assert len(world.sent(StartTicket, seat)) == 1
 
     look(world, 2)
 
-    assert len(tickets(world, seat)) == 2
+    assert len(world.sent(StartTicket, seat)) == 2
 
 
 def test_a_pod_that_leaves_and_whose_folder_was_lost_holds_for_as_long_as_a_start_may_take(world: World) -> None:
@@ -675,9 +623,9 @@ def test_a_pod_that_leaves_and_whose_folder_was_lost_holds_for_as_long_as_a_star
 
     look(world, 250)
     assert (world.state(seat), world.managed(seat).lease) == (S.RELEASING, True)
-    assert not tickets(world, other)
+    assert not world.sent(StartTicket, other)
     look(world, 30)
-    assert tickets(world, other)
+    assert world.sent(StartTicket, other)
 
 
 def test_a_container_that_came_and_exited_unseen_has_used_its_ticket(world: World) -> None:
@@ -692,7 +640,7 @@ def test_a_container_that_came_and_exited_unseen_has_used_its_ticket(world: Worl
     assert world.state(seat) is S.BACKOFF
     assert "exited with code 1" in world.managed(seat).reason
     look(world)
-    assert tickets(world, other)
+    assert world.sent(StartTicket, other)
 
 
 @pytest.mark.parametrize("exited", [-3.0, 0.0, 60.0, None])
@@ -705,15 +653,14 @@ def test_an_exit_before_the_call_or_in_the_future_proves_nothing(world: World, e
     world.pods[seat] = replace(world.pods[seat], container_id="process://6", ended="exited with code 1", exited=at)
     look(world)
     assert world.state(seat) is S.STARTING
-    assert not tickets(world, other)
+    assert not world.sent(StartTicket, other)
 
 
 def test_the_exit_of_an_heirs_container_proves_nothing_about_the_former_owners_ticket(world: World) -> None:
     seat = starting(world)
     given(world, seat, "b")
     world.tick(1)
-    world.look()
-    world.look()
+    world.look(2)
     assert world.managed(seat).facts.ticket is Ticket.FORMER
     world.tick(20)
     world.pods[seat] = replace(

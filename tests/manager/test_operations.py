@@ -26,14 +26,13 @@ from services.gpu_manager.core.riders.operations import KEPT_SECONDS, MOVE_SECON
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import record
 from tests.manager.test_recovery import restart
-from tests.manager.world import World, make_group
+from tests.manager.world import World, booted, make_group, nested, pooled
 
 
 @pytest.fixture
 def soft() -> World:
     """a is parked and b active on G0; c is active on G1. Seats may move between the two."""
-    world = World(groups=(make_group("G0", [0], 2, rebalance=True), make_group("G1", [1], 2, rebalance=True)))
-    world.boot()
+    world = pooled()
     world.fill("a", "b", group=0)
     world.fill("c", group=1)
     world.tick(10)
@@ -52,11 +51,9 @@ def test_a_drained_group_parks_its_seat_and_starts_and_activates_nothing_until_i
     a, b = world.fill("a", "b")
     world.traffic(b, in_flight=1)
 
-    reply = world.order(DrainNode, group="G0")
+    drain = world.ordering(DrainNode, group="G0")
 
-    assert reply.accepted
-    assert reply.order is not None
-    assert (reply.order.text, reply.order.actor) == ("b is to be parked", "alice")
+    assert (drain.text, drain.actor) == ("b is to be parked", "alice")
     assert world.state(b) is S.DRAINING
     world.traffic(b)
     world.finish()
@@ -71,9 +68,8 @@ def test_a_drained_group_parks_its_seat_and_starts_and_activates_nothing_until_i
     assert "group G0 is drained for maintenance by alice" in publish.gate_texts(world.node, world.now)[c]
     assert "kyb resume group G0" in record(world.node, world.managed(a), world.now).blocked
 
-    resumed = world.order(ResumeNode, group="G0").order
+    resumed = world.ordering(ResumeNode, group="G0")
 
-    assert resumed is not None
     assert (resumed.outcome, resumed.text) == ("done", "group G0: seats are started and activated again")
     world.beat()
     world.tick(1)
@@ -115,14 +111,11 @@ def test_all_groups_of_a_drained_node_are_empty_and_a_group_alone_cannot_be_resu
     assert (refused.accepted, refused.code) == (False, "drained")
     assert "kyb resume node n1" in refused.reason
     world.order(DrainNode, group="G0")
-    resumed = world.order(ResumeNode)
-    assert resumed.order is not None
-    assert "still drained: group G0" in resumed.order.text
+    assert "still drained: group G0" in world.ordering(ResumeNode).text
 
 
 def test_the_gpus_of_a_drained_group_are_empty_whatever_group_uses_them() -> None:
-    world = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2), make_group("G01", [0, 1], 2)))
-    world.boot()
+    world = nested()
     (pair,) = world.fill("p", group=2)
     world.order(DrainNode, group="G0")
     world.finish()
@@ -160,6 +153,8 @@ def test_a_seat_whose_pod_is_pinned_during_a_drain_stays_unless_it_is_for_an_upg
     world.receive(BusChanged(True))
     world.tick(5)
     assert world.state(a) is S.ACTIVE
+    again = world.ordering(DrainNode, group="G0")
+    assert (again.outcome, again.text) == ("", "a is pinned")
     assert world.order(DrainNode, group="G0", purpose="upgrade").accepted
     assert world.state(a) is S.DRAINING
 
@@ -170,11 +165,9 @@ def test_a_drain_that_is_ordered_again_goes_on_as_it_was(world: World) -> None:
     first = world.node.drains["G0"]
     world.tick()
 
-    again = world.order(DrainNode, group="G0")
+    again = world.ordering(DrainNode, group="G0")
 
-    assert again.accepted
-    assert again.order is not None
-    assert again.order.text.startswith("a drains")
+    assert again.text.startswith("a drains")
     assert world.node.drains == {"G0": first}
 
 
@@ -197,15 +190,12 @@ def test_a_start_that_is_called_again_gets_no_second_ticket_on_a_drained_group(w
     world.call(a)
     world.order(DrainNode, group="G0")
     world.call(a)
-    world.look()
-    world.look()
+    world.look(2)
     assert len([effect for effect in world.effects if isinstance(effect, StartTicket)]) == 1
 
 
 def test_a_switch_under_way_goes_on_without_its_incoming_seat(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
+    a, b = world.draining()
     assert world.node.switches["G0"].incoming == a
     world.order(DrainNode, group="G0")
     world.finish()
@@ -213,24 +203,9 @@ def test_a_switch_under_way_goes_on_without_its_incoming_seat(world: World) -> N
     assert (world.state(a), world.state(b)) == (S.PARKED, S.PARKED)
 
 
-def test_an_activation_that_was_journaled_before_the_drain_ends_and_then_the_seat_is_parked(world: World) -> None:
-    a, _b = world.drained_switch()
-    job = world.job()
-    assert job.activate is not None
-    world.order(DrainNode, group="G0")
-    world.progress(job)
-    world.traffic(a)
-    world.finish()
-    assert holders(world) == set()
-    assert world.ordered().outcome == "done"
-
-
 def test_a_drain_waits_for_the_seat_that_a_job_under_way_brings(world: World) -> None:
     """The checkpointer activates it in any case, also before the manager has given it the lease."""
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, b = world.drained_switch()
     job = world.job()
     world.order(DrainNode, group="G0")
     assert world.node.switches["G0"].incoming == a
@@ -240,6 +215,10 @@ def test_a_drain_waits_for_the_seat_that_a_job_under_way_brings(world: World) ->
     assert world.state(b) is S.PARKED
     assert world.managed(a).lease
     assert world.ordered().outcome != "done"
+    world.progress(job)
+    world.traffic(a)
+    world.finish()
+    assert (holders(world), world.ordered().outcome) == (set(), "done")
 
 
 def test_a_job_that_the_checkpointer_forgot_is_sent_again_without_the_seat_that_was_to_come(world: World) -> None:
@@ -251,21 +230,6 @@ def test_a_job_that_the_checkpointer_forgot_is_sent_again_without_the_seat_that_
     world.receive(JobsReported(JobReply(accepted=True), asked=(job.op,)))
     assert [target.seat for target in world.job().park] == [b]
     assert world.job().activate is None
-
-
-def test_a_seat_that_its_pod_pins_during_maintenance_stays_and_the_operation_says_so(world: World) -> None:
-    a = world.seat(0, 0)
-    world.pod(a, "a")
-    world.call(a)
-    world.order(DrainNode, group="G0")
-    world.annotate(a, pin="true")
-    world.start(a)
-    world.healthy(a)
-    world.tick(5)
-    assert world.state(a) is S.ACTIVE
-    asked = world.order(DrainNode, group="G0")
-    assert asked.order is not None
-    assert (asked.order.outcome, asked.order.text) == ("", "a is pinned")
 
 
 def test_a_park_that_fails_is_tried_again_after_its_back_off(world: World) -> None:
@@ -284,25 +248,12 @@ def test_a_park_that_fails_is_tried_again_after_its_back_off(world: World) -> No
     assert world.ordered().outcome == "done"
 
 
-def test_a_drain_waits_for_the_bus(world: World) -> None:
-    (a,) = world.fill("a")
-    world.receive(BusChanged(False))
-    world.order(DrainNode, group="G0")
-    world.tick(5)
-    assert world.state(a) is S.ACTIVE
-    world.receive(BusChanged(True))
-    world.tick(5)
-    world.beat()
-    assert world.state(a) is S.DRAINING
-
-
 def test_an_upgrade_names_the_pods_whose_parked_engines_still_use_the_driver(world: World) -> None:
     world.fill("a", "b")
     world.order(DrainNode, purpose="upgrade")
     world.finish()
-    asked = world.order(DrainNode, purpose="upgrade")
-    assert asked.order is not None
-    assert "2 pods still use the driver until they are removed: default/a, default/b" in asked.order.text
+    asked = world.ordering(DrainNode, purpose="upgrade")
+    assert "2 pods still use the driver until they are removed: default/a, default/b" in asked.text
 
 
 # --- levels -----------------------------------------------------------------------------------------------------------
@@ -315,9 +266,7 @@ def test_a_second_drain_of_the_same_group_takes_over(world: World) -> None:
     world.order(DrainNode, group="G0", purpose="upgrade")
     assert [one.purpose for one in world.node.drains.values()] == ["upgrade"]
     for text in ("seats are started and activated again", "it was not drained"):
-        resumed = world.order(ResumeNode, group="G0").order
-        assert resumed is not None
-        assert text in resumed.text
+        assert text in world.ordering(ResumeNode, group="G0").text
     assert not world.node.drains
 
 
@@ -338,11 +287,9 @@ def test_a_move_that_is_ordered_again_goes_on_and_is_called_off_by_the_group_tha
     soft.finish()
     first = soft.node.moves[b]
     soft.tick()
-    again = soft.order(MigrateSeat, seat=b, to="G1").order
-    assert again is not None
+    again = soft.ordering(MigrateSeat, seat=b, to="G1")
     assert (again.outcome, again.begun_at, soft.node.moves) == ("", first.begun, {b: first})
-    off = soft.order(MigrateSeat, seat=b, to="G0").order
-    assert off is not None
+    off = soft.ordering(MigrateSeat, seat=b, to="G0")
     assert (off.outcome, off.text, soft.node.moves) == ("done", "b is parked on group G0", {})
     soft.traffic(c)
     for _ in range(5):
@@ -368,9 +315,7 @@ def test_a_manager_that_dies_in_the_middle_of_a_drain_goes_on_with_it(world: Wor
     world.traffic(a, waiting=1)
     world.finish()
     assert holders(world) == set()
-    asked = world.order(DrainNode, group="G0")
-    assert asked.order is not None
-    assert asked.order.outcome == "done"
+    assert world.ordering(DrainNode, group="G0").outcome == "done"
     assert world.command(ActivateSeat, a).code == "drained"
 
 
@@ -413,9 +358,8 @@ def test_a_drain_that_is_ordered_again_is_about_the_gpus_that_the_group_has_now(
     (a,) = other.fill("a")
     assert other.state(a) is S.ACTIVE
 
-    again = other.order(DrainNode, group="G0").order
+    again = other.ordering(DrainNode, group="G0")
 
-    assert again is not None
     assert (again.outcome, again.text) == ("", "a is to be parked")
     other.tick(5)
     other.beat()
@@ -584,8 +528,7 @@ def test_a_group_that_the_seat_cannot_use_is_named_with_the_reason(to: str, code
         make_group("G23", [2, 3], 2),
     )
     object.__setattr__(groups[2].profile, "name", "another")
-    world = World(groups=groups)
-    world.boot()
+    world = booted(*groups)
     (a,) = world.fill("a")
     refused = world.order(MigrateSeat, seat=a, to=to)
     assert (refused.accepted, refused.code) == (False, code)
@@ -605,10 +548,7 @@ def test_what_else_cannot_be_moved_is_named(soft: World) -> None:
     assert soft.order(MigrateSeat, seat=free, to="G1").code == "unknown-seat"
     soft.annotate(a, rebalance="false")
     assert "opted out" in soft.order(MigrateSeat, seat=a, to="G1").reason
-    there = soft.order(MigrateSeat, seat=a, to="G0")
-    assert there.order is not None
-    assert there.order.outcome == "done"
-    plain = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2)))
-    plain.boot()
+    assert soft.ordering(MigrateSeat, seat=a, to="G0").outcome == "done"
+    plain = booted(make_group("G0", [0], 2), make_group("G1", [1], 2))
     (seat,) = plain.fill("a")
     assert "rebalance: false" in plain.order(MigrateSeat, seat=seat, to="G1").reason

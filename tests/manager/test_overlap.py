@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
 from bench.bench_family import Family
-from kybernate.messages import ActivateSeat, GroupDecided, JobReply, PinSeat, SeatEvent, SeatProgress
+from kybernate.messages import ActivateSeat, GroupDecided, JobReply, PinSeat, SeatEvent
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager import manager as shell
@@ -21,13 +21,11 @@ from services.gpu_manager import publish
 from services.gpu_manager.core import view
 from services.gpu_manager.core.board import broken_invariants
 from services.gpu_manager.core.inputs import (
-    BusChanged,
     ForeignProcess,
     ForeignProcessesSeen,
     InvariantBroken,
     JobAnswered,
     PodsSeen,
-    Recovered,
     SeatTicket,
 )
 from services.gpu_manager.core.state import Effect
@@ -38,14 +36,13 @@ from tests.facts import UNLISTED, WAITS
 from tests.manager.family import TREE, Busy, make_family
 from tests.manager.test_properties import AnyOrder
 from tests.manager.test_recovery import restart
-from tests.manager.world import World, make_group, status
+from tests.manager.world import World, booted, make_group, nested, status
 
 
 @pytest.fixture
 def node() -> Iterator[World]:
     """Two GPUs sold singly (G0, G1) and as a pair (G01)."""
-    world = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2), make_group("G01", [0, 1], 2)))
-    world.boot()
+    world = nested()
     yield world
     assert broken_invariants(world.node) == {}
 
@@ -61,23 +58,25 @@ def with_a_parked_pair(node: World) -> tuple[str, str, str]:
     (pair,) = node.fill("p", group=2)
     a, b = node.seat(0, 0), node.seat(1, 0)
     for seat, model in ((a, "a"), (b, "b")):
-        node.pod(seat, model)
-        node.call(seat)
-        node.finish()
-        node.start(seat)
-        node.healthy(seat)
+        node.serve(seat, model)
         node.traffic(seat, in_flight=1)
     assert node.state(pair) is S.PARKED
     return a, b, pair
 
 
-def with_a_claim(node: World) -> tuple[str, str, str]:
-    """A pair that waits for two singles without demand."""
+def with_idle_singles(node: World) -> tuple[str, str, str]:
+    """The same; the singles have become idle."""
     a, b, pair = with_a_parked_pair(node)
     for seat in (a, b):
         node.traffic(seat)
     node.tick(5)
-    node.traffic(pair, waiting=1)
+    return a, b, pair
+
+
+def with_a_claim(node: World, cause: str = "req-1") -> tuple[str, str, str]:
+    """A pair that waits for two singles without demand."""
+    a, b, pair = with_idle_singles(node)
+    node.traffic(pair, waiting=1, cause=cause)
     return a, b, pair
 
 
@@ -98,12 +97,7 @@ def test_a_pair_waits_while_singles_hold_its_gpus_and_the_gate_says_who(node: Wo
 
 
 def test_idle_singles_yield_to_a_pair_together(node: World) -> None:
-    a, b, pair = with_a_parked_pair(node)
-    for seat in (a, b):
-        node.traffic(seat)
-    node.tick(5)
-
-    node.traffic(pair, waiting=1, cause="req-9")
+    a, b, pair = with_a_claim(node, cause="req-9")
 
     assert (node.state(a), node.state(b)) == (S.DRAINING, S.DRAINING)
     assert node.state(pair) is S.PARKED, "nothing is restored before both GPUs are free"
@@ -185,10 +179,7 @@ def test_the_checkpointer_is_asked_about_a_conflict_and_its_answer_ends_it(node:
     restart(node, ledger=Ledger(lost=True))
     assert {node.state(seat) for seat in (a, b, pair)} == {S.QUARANTINED}
 
-    asked = {
-        target.seat for q in view.checkpointer_questions(node.node, node.now, node.now.wall) for target in q.targets
-    }
-    assert asked == {a, b, pair}
+    assert {*node.asked()} == {a, b, pair}
     node.look_at(a, "active")
     assert node.state(a) is S.QUARANTINED, "that is what the conflict is about"
     if outcome == "gone":
@@ -312,39 +303,13 @@ def test_a_drain_for_a_pair_that_is_not_wanted_any_more_goes_on_for_no_single(no
 
 
 def test_a_pinned_single_is_not_cleared_away_and_the_reason_names_it(node: World) -> None:
-    a, b, pair = with_a_parked_pair(node)
-    for seat in (a, b):
-        node.traffic(seat)
+    a, b, pair = with_idle_singles(node)
     node.command(PinSeat, b)
-    node.tick(5)
 
     node.traffic(pair, waiting=1)
 
     assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)
     assert node.node.groups["G01"].why == "its GPUs are held by b of group G1: pinned-neighbour"
-
-
-def test_a_busy_family_serves_everybody_in_turn(node: World) -> None:
-    """Everyone always has requests waiting or in flight: within a few visits each has been active."""
-    a, b, pair = with_a_parked_pair(node)
-    node.configure(policy=Quantum())  # ages are reported as 0 here
-    served = set()
-    for _ in range(400):
-        for seat in (a, b, pair):
-            active = node.state(seat) is S.ACTIVE
-            node.traffic(seat, waiting=0 if active else 1, in_flight=int(active))
-            served |= {seat} if active else set()
-        node.tick(1.0)
-        node.beat()
-        for switch in list(node.node.switches.values()):
-            if switch.phase == "draining" and switch.victim:
-                node.traffic(switch.victim)
-                node.quiet(switch.victim)
-            if switch.phase == "job":
-                node.progress(node.job_of(switch.op))
-    turns = [e.seat for e in node.effects if isinstance(e, SeatEvent) and e.state is S.ACTIVE]
-    assert served == {a, b, pair}
-    assert min(turns.count(seat) for seat in (a, b, pair)) >= 3
 
 
 SECONDS = st.sampled_from([0, 0, 1, 3, 8])
@@ -425,10 +390,7 @@ def test_a_drain_for_a_claim_that_was_given_up_turns_back(node: World) -> None:
 
 
 def test_events_name_the_seat_of_the_larger_group_for_which_smaller_ones_are_parked(node: World) -> None:
-    a, b, pair = with_a_parked_pair(node)
-    for seat in (a, b):
-        node.traffic(seat)
-    node.tick(5)
+    a, b, pair = with_idle_singles(node)
     node.effects.clear()
     node.traffic(pair, waiting=1, oldest=90.0, cause="req-2")
     claim, *parks = [effect for effect in node.effects if isinstance(effect, GroupDecided)]
@@ -489,15 +451,12 @@ def test_beside_a_stranger_an_overdue_look_does_not_spin(node: World) -> None:
 def test_a_container_that_is_not_wanted_any_more_clears_no_gpus() -> None:
     """Without warm-up: a wish let it in, and lapsed before its GPUs were free."""
     groups = (make_group("G0", [0], 1), make_group("G1", [1], 1), make_group("G01", [0, 1], 1))
-    node = World(groups=groups, warmup=False)
-    node.boot()
+    node = booted(*groups, warmup=False)
     a, b, pair = (group.seat_ids[0] for group in groups)
     for seat, model in ((a, "a"), (b, "b")):
         node.pod(seat, model)
         node.traffic(seat, waiting=1)
-        node.call(seat)
-        node.start(seat)
-        node.healthy(seat)
+        node.come_up(seat)
         node.traffic(seat)
     node.tick(10)
     node.pod(pair, "p")
@@ -514,44 +473,16 @@ def test_a_container_that_is_not_wanted_any_more_clears_no_gpus() -> None:
     assert (node.state(a), node.state(b), node.state(pair)) == (S.ACTIVE, S.ACTIVE, S.WAITING)
 
 
-def test_seats_of_two_groups_that_live_on_one_gpu_after_a_restart_are_quarantined(node: World) -> None:
-    a, b, pair = with_a_parked_pair(node)
-    node.board = node.new_board()
-    seen = tuple(
-        SeatProgress(seat=p.seat, pod_uid=p.uid, container_id=p.container_id or "", outcome="active")
-        for p in node.pods.values()
-    )
-    node.receive(BusChanged(True))
-
-    node.receive(Recovered(node.owners(), Ledger(), JobReply(accepted=True, seats=seen)))
-
-    assert [node.state(seat) for seat in (a, b, pair)] == [S.QUARANTINED] * 3
-    assert "no room beside p;" in node.managed(a).reason
-    del node.pods[pair]
-    node.look()
-    node.look()
-    node.end_processes(pair)
-    node.tick(1)
-    for seat in (a, b):
-        node.look_at(seat, "active")
-    assert [node.state(seat) for seat in (a, b, pair)] == [S.ACTIVE, S.ACTIVE, S.FREE]
-
-
 def test_the_heir_of_a_ticket_that_the_ledger_forgot_is_quarantined_beside_another_group(node: World) -> None:
     """The seat folder still has the ticket of a container that was parked since; its pod was deleted by force."""
     (pair,), a = node.fill("p", group=2), node.seat(0, 0)
-    pod, gpus = node.pods[pair], node.managed(pair).home.uuids
-    seen = SeatProgress(seat=pair, pod_uid=pod.uid, container_id=pod.container_id or "", outcome="active", gpus=gpus)
+    seen = node.seen(pair, "active", *node.managed(pair).home.uuids)
     ticket = SeatTicket(a, "c1", "uid-a", int(node.now.unix * 1000), 100.0)
-    node.board = node.new_board()
-    node.receive(BusChanged(True))
 
-    node.receive(Recovered(node.owners(), Ledger(), JobReply(accepted=True, seats=(seen,)), (ticket,)))
-    for _ in range(2):
-        node.look()
+    node.next_manager(Ledger(), seen, tickets=(ticket,))
+    node.look(2)
     node.pod(a, "heir")
-    for _ in range(2):
-        node.look()
+    node.look(2)
 
     assert (node.state(a), node.state(pair)) == (S.QUARANTINED, S.ACTIVE)
     assert "no room beside p;" in node.managed(a).reason
@@ -569,19 +500,6 @@ def test_a_container_that_went_past_the_gate_beside_another_group_is_quarantined
     node.look()
     assert node.state(rogue) is S.QUARANTINED
     assert (node.state(a), node.state(b)) == (S.ACTIVE, S.ACTIVE)
-
-
-class AnyOrderOnSharedGpus(AnyOrder):
-    """The same machine, its second group taking the first one's GPU as well."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.world = World(groups=(make_group("G0", [0], 3), make_group("G01", [0, 1], 3)))
-        self.world.boot()
-
-
-TestAnyOrderOnSharedGpus = AnyOrderOnSharedGpus.TestCase
-TestAnyOrderOnSharedGpus.settings = settings(stateful_step_count=60)
 
 
 class AnyOrderInATree(AnyOrder):

@@ -7,26 +7,16 @@ import pytest
 from kybernate.messages import ActivateSeat, PinSeat
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import view
+from services.gpu_manager.core.facts import Ticket
 from services.gpu_manager.core.inputs import ForeignProcess, ForeignProcessesSeen, StartCalls
-from tests.manager.packed import PackedWorld, make_packed
+from tests.manager.packed import PackedWorld
 from tests.manager.world import GIB
-
-
-@pytest.fixture
-def packed() -> PackedWorld:
-    """A group of one 80 GiB GPU with four seats, and one of both GPUs over it."""
-    made = PackedWorld(groups=(make_packed("G0", [0], 4), make_packed("G01", [0, 1], 2)))
-    made.boot()
-    return made
 
 
 def serve(world: PackedWorld, seat: str, gib: int, keeps: int = 0, *, declared: bool = True) -> None:
     """From nothing to active."""
     world.own(seat, f"m-{seat}", gib, keeps, declared=declared)
-    world.call(seat)
-    world.finish()
-    world.start(seat)
-    world.healthy(seat)
+    world.come_up(seat)
     assert world.state(seat) is S.ACTIVE
 
 
@@ -155,8 +145,7 @@ def test_an_heir_names_the_ticket_of_a_pod_of_which_only_the_uid_is_known_by_it(
     assert pod is not None
     packed.node.own(packed.managed(b), replace(pod, namespace="", name=""))  # as after a loss of the ledger
     packed.own(b, "heir", 60)
-    packed.look()
-    packed.look()
+    packed.look(2)
     assert f"the ticket of pod {pod.uid}, and" in packed.managed(b).reason
 
 
@@ -188,8 +177,9 @@ def test_an_heir_reserves_the_larger_of_both_owners(packed: PackedWorld) -> None
     """The container that comes by the ticket may be the other pod's."""
     b = packed.groups[0].seat_ids[1]
     packed.inherit(b, 60, heir=20)
-    assert packed.state(b) is S.STARTING
+    assert (packed.state(b), packed.managed(b).facts.ticket) == (S.STARTING, Ticket.FORMER)
     assert packed.managed(b).durable.reserved_bytes == 60 * GIB
+    assert view.free_bytes(packed.node, packed.groups[0]) == 18 * GIB
 
 
 def test_a_lease_of_all_memory_does_not_shrink_to_what_was_seen(packed: PackedWorld) -> None:

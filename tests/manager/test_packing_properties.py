@@ -2,31 +2,29 @@
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
-from kybernate.messages import ActivateSeat, KillJob, ParkSeat, PinSeat, ReleaseJob, SwitchJob, UnpinSeat
-from kybernate.seat import SeatState as S
+from kybernate.messages import SwitchJob
 from services.gpu_manager.core.inputs import ForeignProcessesSeen, StartTicket
 from tests.manager.packed import PackedWorld, make_packed
-from tests.manager.world import GIB
-
-SEATS = st.integers(0, 9)
+from tests.manager.test_properties import SEATS, AnyLife
 
 
-class AnyOrderPacked(RuleBasedStateMachine):
+class AnyOrderPacked(AnyLife):
     """Packed groups inside each other; pods declare what they use, or say nothing."""
+
+    world: PackedWorld
 
     def __init__(self) -> None:
         super().__init__()
         groups = (make_packed("G0", [0], 5), make_packed("G1", [1], 2), make_packed("G01", [0, 1], 3))
         self.world = PackedWorld(groups=groups)
         self.world.boot()
-        self.seats = [seat for group in groups for seat in group.seat_ids]
         self.pods = 0
 
     @rule(number=SEATS, gib=st.sampled_from([10, 20, 26, 40, 75]), keeps=st.integers(0, 1), declared=st.booleans())
     def own(self, number: int, gib: int, keeps: int, declared: bool) -> None:
-        seat = self.seats[number]
+        seat = self.some(number)
         if seat not in self.world.pods:
             self.pods += 1
             self.world.own(seat, f"m{self.pods}", gib, keeps, declared=declared)
@@ -34,7 +32,7 @@ class AnyOrderPacked(RuleBasedStateMachine):
     @rule(number=SEATS)
     def come_up(self, number: int) -> None:
         """Kubelet asks the gate, starts what has a ticket, and the engine gets healthy."""
-        seat = self.seats[number]
+        seat = self.some(number)
         pod = self.world.pods.get(seat)
         if pod is None:
             return
@@ -46,44 +44,13 @@ class AnyOrderPacked(RuleBasedStateMachine):
             self.world.start(seat)
             self.world.healthy(seat)
 
-    @rule(number=SEATS)
-    def crash(self, number: int) -> None:
-        seat = self.seats[number]
-        if (pod := self.world.pods.get(seat)) is not None and pod.running:
-            self.world.exit(seat)
-
-    @rule(number=SEATS)
-    def delete(self, number: int) -> None:
-        seat = self.seats[number]
-        self.world.pods.pop(seat, None)
-        self.world.calls.pop(seat, None)
-        self.world.look()
-        self.world.look()
-
-    @rule(number=SEATS)
-    def processes_end(self, number: int) -> None:
-        seat = self.seats[number]
-        asked = any(isinstance(e, KillJob | ReleaseJob) and e.target.seat == seat for e in self.world.effects)
-        if asked and self.world.state(seat) in (S.RELEASING, S.LOST):
-            self.world.truth.pop(seat, None)
-            self.world.end_processes(seat)
-
     @rule(number=SEATS, share=st.sampled_from([0.5, 1.0, 1.04]))
     def an_undeclared_engine_is_measured(self, number: int, share: float) -> None:
-        seat = self.seats[number]
+        seat = self.some(number)
         there, container = self.world.truth.get(seat), self.world.managed(seat).durable.container_id
         if there is not None and not there.parked and self.world.managed(seat).pod is not None:
             peak = round(there.uses * len(there.gpus) * share)
             self.world.receive(ForeignProcessesSeen((), {container: peak}))
-
-    @rule(number=SEATS, waiting=st.integers(0, 2), in_flight=st.integers(0, 1))
-    def traffic(self, number: int, waiting: int, in_flight: int) -> None:
-        if self.world.managed(self.seats[number]).model:  # a signal without a model is no message
-            self.world.traffic(self.seats[number], waiting=waiting, in_flight=in_flight, ttl=20)
-
-    @rule(number=SEATS, kind=st.sampled_from([ActivateSeat, ActivateSeat, ParkSeat, PinSeat, UnpinSeat]))
-    def command(self, number: int, kind: type[ActivateSeat]) -> None:
-        self.world.command(kind, self.seats[number])
 
     @rule(group=st.integers(0, 2))
     def drained(self, group: int) -> None:
@@ -106,11 +73,6 @@ class AnyOrderPacked(RuleBasedStateMachine):
         if tells and self.world.node.switches[name].op == job.op:
             self.world.report(job.op)
 
-    @rule(seconds=st.sampled_from([0.01, 1.0, 5.0, 70.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.world.tick(seconds)
-        self.world.beat()
-
     @rule()
     def the_manager_restarts(self) -> None:
         self.world.restart()
@@ -123,17 +85,3 @@ class AnyOrderPacked(RuleBasedStateMachine):
 
 TestAnyOrderPacked = AnyOrderPacked.TestCase
 TestAnyOrderPacked.settings = settings(stateful_step_count=60)
-
-
-def test_the_machine_reaches_groups_with_several_seats_active() -> None:
-    """The property above would hold of a manager that grants nothing."""
-    world = PackedWorld(groups=(make_packed("G0", [0], 5),))
-    world.boot()
-    for number, seat in enumerate(world.groups[0].seat_ids):
-        world.own(seat, f"m{number}", 15)
-        world.call(seat)
-        world.finish()
-        world.start(seat)
-        world.healthy(seat)
-    assert world.most == 5
-    assert sum(one.bytes for one in world.truth.values()) == 75 * GIB

@@ -8,7 +8,7 @@ from kybernate.messages import ActivateSeat, ParkSeat, PinSeat
 from kybernate.policy import Decision, GroupView, KybBalanced, Park, Policy
 from kybernate.policy.turns import contenders, own_load
 from kybernate.seat import SeatState as S
-from tests.manager.world import World, make_group
+from tests.manager.world import World, booted, make_group
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,7 @@ class ParksIdle:
 @pytest.fixture
 def world() -> World:
     """a is parked; b is active and about to be parked without an incoming seat."""
-    world = World()
-    world.boot()
+    world = booted()
     world.fill("a", "b")
     world.tick(20)
     world.configure(policy=ParksIdle())
@@ -108,15 +107,10 @@ def test_a_policy_that_parks_who_is_asked_for_is_not_followed(world: World, b: s
 
 
 def test_where_two_have_to_leave_it_goes_on_as_long_as_the_one_they_make_room_for_is_wanted() -> None:
-    world = World(groups=(make_group("G", [0, 1], 3, slots=2),))
-    world.boot()
+    world = booted(make_group("G", [0, 1], 3, slots=2))
     small, other, big = world.groups[0].seat_ids
     for seat, model, vram in ((big, "big", 150), (small, "small", 60), (other, "other", 60)):
-        world.pod(seat, model, vram=f"{vram}GiB")
-        world.call(seat)
-        world.finish()
-        world.start(seat)
-        world.healthy(seat)
+        world.serve(seat, model, vram=f"{vram}GiB")
     world.tick(10)
     assert world.state(big) is S.PARKED
     world.traffic(big, waiting=1)
@@ -132,8 +126,7 @@ def test_where_two_have_to_leave_it_goes_on_as_long_as_the_one_they_make_room_fo
 
 
 def test_a_slot_that_is_free_meanwhile_is_taken_and_no_seat_need_leave() -> None:
-    world = World(groups=(make_group("G", [0], 3, slots=2),))
-    world.boot()
+    world = booted(make_group("G", [0], 3, slots=2))
     seats = world.fill(*"abc", vram="40GiB")
     (incoming,) = [seat for seat in seats if world.state(seat) is S.PARKED]
     world.tick(20)

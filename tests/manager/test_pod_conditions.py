@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kybernate.seat import SeatState as S
 from services.gpu_manager import pod_conditions
 from services.gpu_manager.pod_conditions import LABEL, ConditionQueue, PodCondition, PodConditions
@@ -127,30 +129,27 @@ def labels_of(server: ApiServer, name: str) -> dict[str, str]:
     return dict(server._objects["/api/v1/pods"]["ml", name]["metadata"].get("labels", {}))
 
 
-async def test_the_condition_stands_beside_kubelets_own_and_follows_the_seat(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_condition_and_label_stand_beside_those_of_others_and_follow_the_seat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pod_conditions, "PAUSE_SECONDS", 0.05)
     async with running(tmp_path) as (server, conditions):
-        server.put(pod("qwen-7", "u1", conditions=[{"type": "Ready", "status": "True"}]))
-        for state, expected in ((S.PARKED, ("False", "SeatParked")), (S.ACTIVE, ("True", "SeatActive"))):
-            conditions.take(row(state))
-            wanted = {"Ready": ("True", ""), "kyb.ai/Active": expected}
-            await until(lambda: conditions_of(server, "qwen-7") == wanted, what=f"{wanted}")  # noqa: B023
-
-
-async def test_the_state_is_a_label_beside_the_pods_own_and_follows_the_seat(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(pod_conditions, "PAUSE_SECONDS", 0.05)
-    async with running(tmp_path) as (server, conditions):
-        made = pod("qwen-7", "u1")
+        made = pod("qwen-7", "u1", conditions=[{"type": "Ready", "status": "True"}])
         made["metadata"]["labels"] = {"app": "qwen"}
         server.put(made)
-        for state in (S.PARKED, S.ACTIVE, S.LOST, S.QUARANTINED, S.RELEASING):
+        reasons = {S.PARKED: "SeatParked", S.ACTIVE: "SeatActive", S.LOST: "SeatLost", S.RELEASING: "SeatReleased"}
+        for state, reason in reasons.items():
             conditions.take(row(state))
-            wanted = {"app": "qwen", "kyb.ai/state": state.value}
-            await until(lambda: labels_of(server, "qwen-7") == wanted, what=f"{wanted}")  # noqa: B023
+            active = str(state is S.ACTIVE), reason
+            wanted = {"Ready": ("True", ""), "kyb.ai/Active": active}, {"app": "qwen", "kyb.ai/state": state.value}
+            await until(
+                lambda wanted=wanted: (conditions_of(server, "qwen-7"), labels_of(server, "qwen-7")) == wanted,
+                what=f"{wanted}",
+            )
 
 
 async def test_a_refusal_is_tried_again_and_a_pod_of_the_same_name_is_left_alone(
-    tmp_path: Path, monkeypatch: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_conditions, "PAUSE_SECONDS", 0.05)
     async with running(tmp_path) as (server, conditions):
@@ -174,7 +173,7 @@ async def test_a_refusal_is_tried_again_and_a_pod_of_the_same_name_is_left_alone
 
 
 async def test_a_pod_whose_name_another_one_took_since_it_was_read_is_forgotten(
-    tmp_path: Path, monkeypatch: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod_conditions, "PAUSE_SECONDS", 0.05)
     async with running(tmp_path) as (server, conditions):

@@ -1,5 +1,7 @@
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -39,35 +41,39 @@ class ReadOnlyManager:
     unread = "PodResources do not answer"
 
 
+@asynccontextmanager
+async def serving(*served: web.RouteDef) -> AsyncIterator[Callable[[str], Awaitable[tuple[int, Any]]]]:
+    """A function that asks for a path: status and body."""
+    app = web.Application()
+    app.add_routes(served)
+    async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
+
+        async def ask(path: str) -> tuple[int, Any]:
+            async with http.get(f"{server.url}{path}") as answer:
+                return answer.status, await answer.json()
+
+        yield ask
+
+
 async def test_what_the_seat_of_a_pod_does(world: World) -> None:
     seat = world.seat(0, 0)
     world.serve(seat, "m")
-    app = web.Application(middlewares=[errors])
-    app.add_routes([pod_route(cast(Manager, ReadOnlyManager(world)))])
-    async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
-
-        async def ask(uid: str) -> tuple[int, dict[str, object]]:
-            async with http.get(f"{server.url}/v1/pods/{uid}") as answer:
-                return answer.status, await answer.json()
-
-        status, record = await ask("uid-m")
+    async with serving(pod_route(cast(Manager, ReadOnlyManager(world)))) as ask:
+        status, record = await ask("/v1/pods/uid-m")
         assert (status, record["seat"], record["pod_uid"]) == (200, seat, "uid-m")
         assert record["state"] == "active"
-        assert (await ask("unknown"))[0] == 404
+        assert (await ask("/v1/pods/unknown"))[0] == 404
         world.node.recovered = False
-        assert (await ask("uid-m"))[0] == 503
+        assert (await ask("/v1/pods/uid-m"))[0] == 503
 
 
 async def test_what_the_plugin_found_about_the_node_is_beside_its_groups(world: World, tmp_path: Path) -> None:
-    GpuFaults(note="no container starts by kyb-run here").write(tmp_path)
-    app = web.Application(middlewares=[errors])
+    run_files.write_gpu_faults(tmp_path, {}, "no container starts by kyb-run here")
     manager = cast(Manager, ReadOnlyManager(world, GateFiles(tmp_path)))
-    app.add_routes(routes(manager, GuardedPolicy("kyb-balanced", KybBalanced()), KernelMemory()))
-    async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
-        answer = await http.get(f"{server.url}/v1/why")
-        found = await answer.json()
+    async with serving(*routes(manager, GuardedPolicy("kyb-balanced", KybBalanced()), KernelMemory())) as ask:
+        _, found = await ask("/v1/why")
         world.node.recovered = False
-        assert (await http.get(f"{server.url}/v1/why")).status == 503, "it knows neither seats nor orders yet"
+        assert (await ask("/v1/why"))[0] == 503, "it knows neither seats nor orders yet"
     assert (found["node"], found["note"]) == ("n1", "no container starts by kyb-run here")
     assert found["unread"] == "PodResources do not answer"
 
@@ -78,24 +84,18 @@ async def test_b8_kubelet_waits_for_a_deleted_pod_while_the_checkpointer_ends_it
 ) -> None:
     seat = world.seat(0, 0)
     world.serve(seat, "m")
-    app = web.Application()
-    app.add_routes([stop_route(cast(Manager, ReadOnlyManager(world)))])
-    async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
+    async with serving(stop_route(cast(Manager, ReadOnlyManager(world)))) as ask:
 
-        async def ask(uid: str = "uid-m") -> tuple[bool, bool]:
-            async with http.get(f"{server.url}/v1/pods/{uid}/stop") as answer:
-                found = await answer.json()
-                return found["wait"], found["deleted"]
+        async def stop(uid: str = "uid-m") -> tuple[bool, bool]:
+            _, found = await ask(f"/v1/pods/{uid}/stop")
+            return found["wait"], found["deleted"]
 
-        assert await ask() == (True, False), "its deletion may not have been seen yet"
-        assert await ask("unknown") == (False, False)
-        world.pods.pop(seat)
-        world.look()
-        world.look()
-        assert await ask() == (True, True), "the checkpointer has not answered"
+        assert await stop() == (True, False), "its deletion may not have been seen yet"
+        assert await stop("unknown") == (False, False)
+        world.vanish(seat)
+        assert await stop() == (True, True), "the checkpointer has not answered"
         job = world.last(ReleaseJob)
-        assert isinstance(job, ReleaseJob)
-        world.receive(JobAnswered(job, JobReply(accepted=True, ends=ends)))
-        assert await ask() == (ends, True)
+        world.receive(EndingAnswered(job, JobReply(accepted=True, ends=ends)))
+        assert await stop() == (ends, True)
         world.look_at(seat, "gone")
-        assert (await ask())[0] is False
+        assert (await stop())[0] is False

@@ -24,10 +24,56 @@ from tests.manager.world import World, make_group
 
 NUMBERS = st.integers(0, 2)
 GROUPS = st.integers(0, 6)
-"""Modulo how many there are."""
+SEATS = st.integers(0, 41)
+"""Both modulo how many there are."""
 
 
-class AnyOrder(RuleBasedStateMachine):
+class AnyLife(RuleBasedStateMachine):
+    """What pods, callers and operators do, on whichever node."""
+
+    world: World
+
+    def some(self, number: int) -> str:
+        seats = [*self.world.node.seats]
+        return seats[number % len(seats)]
+
+    @rule(number=SEATS)
+    def crash(self, number: int) -> None:
+        seat = self.some(number)
+        if (pod := self.world.pods.get(seat)) is not None and pod.running:
+            self.world.exit(seat)
+
+    @rule(number=SEATS)
+    def delete(self, number: int) -> None:
+        seat = self.some(number)
+        self.world.pods.pop(seat, None)
+        self.world.calls.pop(seat, None)
+        self.world.look(2)
+
+    @rule(number=SEATS)
+    def processes_end(self, number: int) -> None:
+        seat = self.some(number)
+        asked = any(isinstance(e, KillJob | ReleaseJob) and e.target.seat == seat for e in self.world.effects)
+        if asked and self.world.state(seat) in (S.RELEASING, S.LOST):
+            self.world.end_processes(seat)
+
+    @rule(number=SEATS, waiting=st.integers(0, 2), in_flight=st.integers(0, 2))
+    def traffic(self, number: int, waiting: int, in_flight: int) -> None:
+        seat = self.some(number)
+        if self.world.managed(seat).model:  # a signal without a model is no message
+            self.world.traffic(seat, waiting=waiting, in_flight=in_flight, ttl=20)
+
+    @rule(number=SEATS, kind=st.sampled_from([ActivateSeat, ParkSeat, PinSeat, UnpinSeat]))
+    def command(self, number: int, kind: type[ActivateSeat]) -> None:
+        self.world.command(kind, self.some(number))
+
+    @rule(seconds=st.sampled_from([0.01, 1.0, 5.0, 70.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.tick(seconds)
+        self.world.beat()
+
+
+class AnyOrder(AnyLife):
     """A node whose neighbours do what they like, within what they can do."""
 
     def __init__(self) -> None:
@@ -66,36 +112,6 @@ class AnyOrder(RuleBasedStateMachine):
         seat = self.seat(group, number)
         if (pod := self.world.pods.get(seat)) is not None and pod.running:
             self.world.healthy(seat)
-
-    @rule(group=GROUPS, number=NUMBERS)
-    def crash(self, group: int, number: int) -> None:
-        seat = self.seat(group, number)
-        if (pod := self.world.pods.get(seat)) is not None and pod.running:
-            self.world.exit(seat)
-
-    @rule(group=GROUPS, number=NUMBERS)
-    def delete(self, group: int, number: int) -> None:
-        seat = self.seat(group, number)
-        self.world.pods.pop(seat, None)
-        self.world.calls.pop(seat, None)
-        self.world.look()
-        self.world.look()
-
-    @rule(group=GROUPS, number=NUMBERS)
-    def processes_end(self, group: int, number: int) -> None:
-        seat = self.seat(group, number)
-        asked = any(isinstance(e, KillJob | ReleaseJob) and e.target.seat == seat for e in self.world.effects)
-        if asked and self.world.state(seat) in (S.RELEASING, S.LOST):
-            self.world.end_processes(seat)
-
-    @rule(group=GROUPS, number=NUMBERS, waiting=st.integers(0, 2), in_flight=st.integers(0, 2))
-    def traffic(self, group: int, number: int, waiting: int, in_flight: int) -> None:
-        if self.world.managed(self.seat(group, number)).model:  # a signal without a model is no message
-            self.world.traffic(self.seat(group, number), waiting=waiting, in_flight=in_flight, ttl=20)
-
-    @rule(group=GROUPS, number=NUMBERS, kind=st.sampled_from([ActivateSeat, ParkSeat, PinSeat, UnpinSeat]))
-    def command(self, group: int, number: int, kind: type[ActivateSeat]) -> None:
-        self.world.command(kind, self.seat(group, number))
 
     @rule(group=GROUPS, kind=st.sampled_from([DrainNode, ResumeNode]), node=st.booleans())
     def drain_or_resume(self, group: int, kind: type[OrderCommand], node: bool) -> None:
@@ -138,11 +154,6 @@ class AnyOrder(RuleBasedStateMachine):
         reply = JobReply(accepted=not code, code=code, reason=code, highest_epoch=self.world.board.epoch + 5)
         answer = None if code == "silence" else reply
         self.world.receive(JobAnswered(self.world.job_of(switch.op), answer))
-
-    @rule(seconds=st.sampled_from([0.01, 1.0, 5.0, 70.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.world.tick(seconds)
-        self.world.beat()
 
     @rule(up=st.booleans())
     def bus(self, up: bool) -> None:

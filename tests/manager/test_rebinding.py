@@ -19,21 +19,20 @@ from kybernate.messages import (
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.policy import Decision, GroupView, KybBalanced, PeerView, Stay
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import moves, pool, recovery
+from services.gpu_manager.core import moves, pool
 from services.gpu_manager.core.inputs import (
     FaultyGpusSeen,
     ForeignProcess,
     ForeignProcessesSeen,
     JobAnswered,
     JobsReported,
-    Recovered,
 )
 from services.gpu_manager.core.seat_pod import with_owned
 from services.gpu_manager.core.state import Lane
 from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.publish import record
 from tests.manager.pulling import Pulls
-from tests.manager.world import World, make_gpu, make_group, status
+from tests.manager.world import World, booted, make_gpu, make_group, pooled, status
 
 RESTORED = "restore of pid 7 answered NOT_SUPPORTED (801): process 7 has no device node of GPU-1"
 
@@ -41,9 +40,7 @@ RESTORED = "restore of pid 7 answered NOT_SUPPORTED (801): process 7 has no devi
 @pytest.fixture
 def world() -> World:
     """Two groups of a GPU each; a (parked) and b (active) on G0, c (active and idle) on G1."""
-    groups = (make_group("G0", [0], 3, rebalance=True), make_group("G1", [1], 3, rebalance=True))
-    world = World(groups=groups, policy=Pulls())
-    world.boot()
+    world = pooled(seats=3, policy=Pulls())
     world.fill("a", "b")
     world.fill("c", group=1)
     world.tick(20)
@@ -79,22 +76,12 @@ def reported(world: World, job: SwitchJob, seat: str, outcome: str, **fields: ob
 
 def restarted(world: World, *jobs: JobStatus, **found: str) -> None:
     """A new manager; ``found``: by model, the GPU that the checkpointer finds its memory on and what it does there."""
-    ledger = recovery.ledger(world.node, "boot")
-    world.board = world.new_board()
     seats = []
     for pod in world.pods.values():
-        gpu, _, outcome = found.get(pod.model, "").partition(" ")
-        seats.append(
-            SeatProgress(
-                seat=pod.seat,
-                pod_uid=pod.uid,
-                container_id=pod.container_id or "",
-                outcome=outcome or "started",  # type: ignore[arg-type]
-                gpus=(gpu,) if gpu else (),
-            )
-        )
-    reply = JobReply(accepted=True, jobs=jobs, seats=tuple(seats))
-    world.receive(Recovered(world.owners(), ledger, reply))
+        gpu, _, outcome = found.get(pod.model, " started").partition(" ")
+        known = {"seat": pod.seat, "pod_uid": pod.uid, "container_id": pod.container_id or ""}
+        seats.append(SeatProgress(**known, outcome=outcome, gpus=(gpu,) if gpu else ()))  # type: ignore[arg-type]
+    world.next_manager(None, *seats, jobs=jobs)
 
 
 def test_a_group_sees_what_the_others_of_its_pool_hold(world: World, a: str, b: str, c: str) -> None:
@@ -133,7 +120,6 @@ def test_an_idle_seat_elsewhere_makes_room_for_one_that_waits(world: World, a: s
     world.progress(job, "parked", "started", done=False)
     assert (world.state(a), world.state(c)) == (S.MIGRATING, S.PARKED)
     moved = world.last(SeatMoved)
-    assert isinstance(moved, SeatMoved)
     assert (moved.seat, moved.group) == (a, "G1")
 
     world.progress(job)
@@ -141,7 +127,6 @@ def test_an_idle_seat_elsewhere_makes_room_for_one_that_waits(world: World, a: s
     row = record(world.node, world.managed(a), world.now)
     assert (row.group, row.home_group, row.gpus) == ("G1", "G0", (1,))
     activated = world.last(SeatActivated)
-    assert isinstance(activated, SeatActivated)
     assert (activated.seat, activated.group, activated.previous) == (a, "G1", S.MIGRATING)
 
 
@@ -229,12 +214,9 @@ def test_a_container_that_starts_anew_starts_at_home(world: World, a: str, b: st
 
 def test_a_deleted_pod_holds_the_group_that_it_moved_to(world: World, a: str, b: str) -> None:
     world.progress(move(world, a, b))
-    world.pods[a] = replace(world.pods[a], deleting=True)
-    world.look()
+    world.delete(a)
     assert (world.state(a), world.managed(a).group.name, world.managed(a).lease) == (S.RELEASING, "G1", True)
-    del world.pods[a]
-    world.look()
-    world.look()
+    world.vanish(a)
     world.end_processes(a)
     assert (world.state(a), world.managed(a).group.name) == (S.FREE, "G0")
 
@@ -253,8 +235,7 @@ def test_what_cannot_move_is_not_offered_and_says_why(world: World, a: str, b: s
 
 
 def test_groups_that_do_not_rebalance_keep_their_seats(a: str) -> None:
-    world = World(groups=(make_group("G0", [0], 3), make_group("G1", [1], 3)), policy=Pulls())
-    world.boot()
+    world = booted(make_group("G0", [0], 3), make_group("G1", [1], 3), policy=Pulls())
     _, b = world.fill("a", "b")
     (c,) = world.fill("c", group=1)
     world.tick(20)
@@ -265,8 +246,7 @@ def test_groups_that_do_not_rebalance_keep_their_seats(a: str) -> None:
 
 def test_after_a_move_that_failed_it_is_known_how_the_seat_had_come_to_its_group() -> None:
     """It counted as at home, and what it had waited was forgotten."""
-    world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(3)))
-    world.boot()
+    world = pooled(3)
     (seat,) = world.fill("a")
     world.order(MigrateSeat, seat=seat, to="G1")
     world.finish()
@@ -332,9 +312,7 @@ def test_its_own_group_is_free_first_and_the_drain_elsewhere_is_called_off(
 
 def test_an_engine_that_falls_idle_is_not_parked_for_a_seat_that_comes_at_home_meanwhile() -> None:
     """The group that drains steps before the one that takes the seat; the next message is the engine's answer."""
-    groups = (make_group("G0", [0], 3, rebalance=True), make_group("G1", [1], 3, rebalance=True))
-    world = World(groups=groups, policy=Pulls())
-    world.boot()
+    world = pooled(seats=3, policy=Pulls())
     (c,) = world.fill("c")
     a, b = world.fill("a", "b", group=1)
     world.tick(20)
@@ -483,9 +461,7 @@ def test_a_seat_leaves_again_although_its_successor_at_home_is_not_there_yet(
 
 def test_its_pod_may_go_meanwhile(world: World, a: str, b: str, c: str) -> None:
     back_while_its_successor_comes(world, a, b, c)
-    world.pods[b] = replace(world.pods[b], deleting=True)
-
-    world.look()
+    world.delete(b)
 
     assert world.state(b) is S.RELEASING
     assert "G1" not in world.node.switches
@@ -614,20 +590,15 @@ def test_a_copy_whose_move_failed_is_where_the_driver_names_it(
     job = move(world, a, b)
     reported(world, job, a, "quarantined")
     assert world.state(a) is S.QUARANTINED
-    target = world.managed(a).target()
-    found = SeatProgress(
-        seat=a, pod_uid=target.pod_uid, container_id=target.container_id, outcome="parked", gpus=(gpu,)
-    )
 
-    world.receive(JobsReported(JobReply(accepted=True, seats=(found,))))
+    world.look_at(a, "parked", gpu)
 
     assert (world.state(a), world.managed(a).group.name) == (S.PARKED, group)
     assert world.managed(a).target().parked_on == (gpu,)
 
 
 def test_each_group_of_a_pool_sees_what_is_said_of_itself() -> None:
-    world = World(groups=tuple(make_group(f"G{number}", [number], 2, rebalance=True) for number in range(3)))
-    world.boot()
+    world = pooled(3)
     a, _ = world.fill("a", "b")
     world.tick(30)
     seat = world.managed(a)
@@ -643,8 +614,7 @@ def test_each_group_of_a_pool_sees_what_is_said_of_itself() -> None:
 
 
 def test_a_call_that_is_closed_to_one_group_is_seen_by_the_others() -> None:
-    world = World(groups=tuple(make_group(f"G{number}", [number], 2, rebalance=True) for number in range(3)))
-    world.boot()
+    world = pooled(3)
     a, b = world.seat(0, 0), world.seat(0, 1)
     world.pod(a, "a")
     world.pod(b, "b")

@@ -4,6 +4,7 @@ import asyncio
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 from kybernate.dev.fakes.gpu.node import FakeGpus
 from kybernate.node import known_gpus
@@ -21,43 +22,31 @@ main()
 """A manager that does not wait for its predecessor."""
 
 
+async def until_logged(log: Path, event: str, times: int = 1) -> dict[str, Any]:
+    """The first of these events, once there are so many."""
+    await until(lambda: len(all_logged(log, event)) >= times, what=f"log events {event}: {times}", timeout=PATIENCE)
+    return dict(all_logged(log, event)[0])
+
+
 async def test_it_begins_again_with_a_good_configuration_and_stays_with_a_bad_one() -> None:
     with short_folder() as folder:
         env = manager_environment(folder)
         log, file = folder / "manager.log", folder / "config.yaml"
         async with driver(folder), process("-m", "services.gpu_manager", log=log, **env) as manager:
-            await until(
-                lambda: len(all_logged(log, "group.formed")) == 3, what="log events group.formed: 3", timeout=PATIENCE
-            )
+            await until_logged(log, "group.formed", 3)
             file.write_text("profiles: []")
-            refused = await until(
-                lambda: logged(log, "config.refused"), what="the log event config.refused", timeout=PATIENCE
-            )
+            refused = await until_logged(log, "config.refused")
             assert "config.yaml" in refused["reason"]
             file.write_text(json.dumps(config() | {"drainSeconds": 7}))
-            await until(
-                lambda: len(all_logged(log, "manager.configured")) == 2,
-                what="log events manager.configured: 2",
-                timeout=PATIENCE,
-            )
-            await until(
-                lambda: len(all_logged(log, "group.formed")) == 6, what="log events group.formed: 6", timeout=PATIENCE
-            )
+            await until_logged(log, "manager.configured", 2)
+            await until_logged(log, "group.formed", 6)
             assert len(all_logged(log, "config.applied")) == 1
             file.write_text(json.dumps(config() | {"drainSeconds": 7}))  # another file that says the same
             manager.send_signal(signal.SIGHUP)
             file.write_text(json.dumps(config() | {"drainSeconds": 8}))
-            await until(
-                lambda: len(all_logged(log, "manager.configured")) == 3,
-                what="log events manager.configured: 3",
-                timeout=PATIENCE,
-            )
+            await until_logged(log, "manager.configured", 3)
             waits = len(all_logged(log, "manager.waits"))  # for NATS, again and again: it runs
-            await until(
-                lambda: len(all_logged(log, "manager.waits")) > waits,
-                what="the manager logs again that it waits",
-                timeout=PATIENCE,
-            )
+            await until_logged(log, "manager.waits", waits + 1)
             manager.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(manager.wait(), PATIENCE) == 0
             assert "Traceback" not in log.read_text()
@@ -68,10 +57,8 @@ async def test_a_gpu_lost_since_the_start_does_not_change_the_groups_that_the_pl
         env = manager_environment(folder)
         log, file = folder / "manager.log", folder / "config.yaml"
         async with driver(folder) as gpus, process("-m", "services.gpu_manager", log=log, **env) as manager:
-            await until(
-                lambda: len(all_logged(log, "group.formed")) == 3, what="log events group.formed: 3", timeout=PATIENCE
-            )
-            await until(lambda: all_logged(log, "manager.waits"), what="the log event manager.waits", timeout=PATIENCE)
+            await until_logged(log, "group.formed", 3)
+            await until_logged(log, "manager.waits")
             lost = (await gpus.call("devices"))["gpus"][3]["uuid"]
             await gpus.call("inject", fault="lost", gpu=lost)
             file.write_text(json.dumps(config() | {"drainSeconds": 7}))
@@ -93,9 +80,7 @@ async def test_a_stop_while_it_begins_again_ends_it_with_code_0() -> None:
                 file.write_text(json.dumps(config()))
                 log.unlink(missing_ok=True)
                 async with process("-m", "services.gpu_manager", log=log, **env) as manager:
-                    await until(
-                        lambda: all_logged(log, "manager.waits"), what="the log event manager.waits", timeout=PATIENCE
-                    )
+                    await until_logged(log, "manager.waits")
                     file.write_text(json.dumps(config() | {"drainSeconds": 7}))
                     while logged(log, "config.applied") is None:
                         await asyncio.sleep(0.001)
@@ -111,23 +96,15 @@ async def test_a_gpu_that_was_missing_at_the_start_makes_its_group_once_the_plug
             devices = (await gpus.call("devices"))["gpus"]
             await gpus.call("inject", fault="lost", gpu=devices[3]["uuid"])
             async with process("-m", "services.gpu_manager", log=log, **env):
-                warning = await until(
-                    lambda: logged(log, "topology.warning"), what="the log event topology.warning", timeout=PATIENCE
-                )
+                warning = await until_logged(log, "topology.warning")
                 assert "group G23 is not offered: it names GPU 3" in warning["reason"]
                 assert [entry["group"] for entry in all_logged(log, "group.formed")] == ["G0", "G1"]
-                await until(
-                    lambda: all_logged(log, "manager.waits"), what="the log event manager.waits", timeout=PATIENCE
-                )
+                await until_logged(log, "manager.waits")
                 await gpus.call("inject", fault="found", gpu=devices[3]["uuid"])
                 seen = FakeGpus(folder / "driver.sock")
                 known_gpus.learn(folder / "state", await seen.list(), await seen.links(), await seen.instances())
                 await seen.close()
-                await until(
-                    lambda: len(all_logged(log, "group.formed")) == 5,
-                    what="log events group.formed: 5",
-                    timeout=PATIENCE,
-                )
+                await until_logged(log, "group.formed", 5)
                 assert [entry["gpus"] for entry in all_logged(log, "group.formed")][-1] == [2, 3]
 
 
@@ -148,7 +125,7 @@ async def test_a_second_manager_with_the_same_state_folder_names_the_first_and_a
         async with driver(folder):
             log = folder / "first.log"
             async with process("-m", "services.gpu_manager", log=log, **env) as first:
-                await until(lambda: logged(log, "manager.waits"), what="the first one runs", timeout=PATIENCE)
+                await until_logged(log, "manager.waits")
                 other = env | {"KYB_RUN_DIR": str(folder / "other")}
                 async with process("-c", IMPATIENT, log=second, **other) as refused:
                     assert await asyncio.wait_for(refused.wait(), PATIENCE) == 1
@@ -157,7 +134,7 @@ async def test_a_second_manager_with_the_same_state_folder_names_the_first_and_a
                 first.kill()
                 await first.wait()
             async with process("-c", IMPATIENT, log=second, **other):
-                await until(lambda: logged(second, "manager.waits"), what="its successor runs", timeout=PATIENCE)
+                await until_logged(second, "manager.waits")
 
 
 def manager_environment(folder: Path) -> dict[str, str]:

@@ -12,13 +12,14 @@ from kybernate.messages import (
     JobStatus,
     KillJob,
     MigrateSeat,
+    PinSeat,
     ReleaseJob,
     SeatActivated,
     SeatProgress,
     SeatQuarantined,
 )
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import recovery, view
+from services.gpu_manager.core import recovery
 from services.gpu_manager.core.inputs import (
     BusChanged,
     JobAnswered,
@@ -26,13 +27,14 @@ from services.gpu_manager.core.inputs import (
     Published,
     Recovered,
     RecoveryBegun,
+    StartCalls,
     StartTicket,
 )
 from services.gpu_manager.core.seat_pod import Owners
-from services.gpu_manager.ledger import Ledger, LedgerEntry, LedgerFile
+from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import record
 from tests.facts import COPY
-from tests.manager.world import World, make_group, status
+from tests.manager.world import World, booted, make_group, pooled, status
 
 
 def restart(
@@ -82,8 +84,7 @@ def test_seats_of_present_pods_stay_while_kubelet_that_starts_lists_no_devices(
         kubelet.setattr(world, "owners", lambda: Owners(listed=frozenset({"uid-a", "uid-b"})))
         before = len(world.effects)
         restart(world)
-        world.look()
-        world.look()
+        world.look(2)
     assert (world.state(a), world.state(b)) == (S.PARKED, S.ACTIVE)
     assert not [effect for effect in world.effects[before:] if isinstance(effect, ReleaseJob)]
 
@@ -116,10 +117,7 @@ def test_seats_at_rest_stay_what_they_were(world: World) -> None:
 
 
 def test_a_drain_that_was_under_way_is_over_and_published_with_a_higher_epoch(world: World) -> None:
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    assert world.state(b) is S.DRAINING
+    _, b = world.draining()
     closed = world.managed(b).epoch
 
     restart(world)
@@ -183,26 +181,6 @@ def test_a_ledger_without_seq_counts_from_the_clock(world: World) -> None:
     assert world.node.seq == int(world.now.unix * 1_000_000)
 
 
-def test_a_lost_ledger_loses_no_seat(world: World) -> None:
-    a, b = world.fill("a", "b")
-
-    restart(world, ledger=Ledger(), a="parked", b="active")
-
-    assert (world.state(a), world.state(b)) == (S.PARKED, S.ACTIVE)
-    assert world.managed(b).lease
-
-
-def test_two_live_seats_in_one_group_without_a_ledger_are_quarantined(world: World) -> None:
-    a, b = world.fill("a", "b")
-
-    restart(world, ledger=Ledger(), a="active", b="active")
-    world.traffic(a, waiting=1)
-    world.tick(100)
-
-    assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.QUARANTINED)
-    assert "delete the pods" in world.managed(a).reason
-
-
 def test_a_process_that_died_meanwhile_holds_nothing(world: World) -> None:
     a, b = world.fill("a", "b")
 
@@ -239,8 +217,6 @@ def test_a_taken_ticket_is_not_mistaken_for_a_new_call_after_a_restart(world: Wo
 
     restart(world)
     world.calls = stale
-    from services.gpu_manager.core.inputs import StartCalls
-
     world.receive(StartCalls(stale))
 
     assert world.state(seat) is S.ACTIVE
@@ -254,20 +230,12 @@ def test_a_pod_that_left_without_a_manager_is_released(world: World) -> None:
     restart(world)
     assert world.state(b) is S.RELEASING
     assert world.managed(b).lease
-    from kybernate.messages import JobReply as Reply
-    from services.gpu_manager.core.inputs import JobsReported
-
-    gone = SeatProgress(
-        seat=b, pod_uid="uid-b", container_id=world.managed(b).durable.container_id or "", outcome="gone"
-    )
-    world.receive(JobsReported(Reply(accepted=True, seats=(gone,))))
+    world.look_at(b, "gone")
 
     assert world.state(b) is S.FREE
 
 
 def test_operators_pins_survive(world: World) -> None:
-    from kybernate.messages import PinSeat
-
     (a,) = world.fill("a")
     world.command(PinSeat, a)
 
@@ -285,58 +253,12 @@ def test_nothing_is_decided_before_the_evidence_is_in(world: World) -> None:
     assert not any(isinstance(effect, StartTicket) for effect in fresh.effects)
 
 
-class TestLedgerFile:
-    def entry(self) -> LedgerEntry:
-        return LedgerEntry(seat="s", state=S.ACTIVE, epoch=3, lease=True, pod="d/p", pod_uid="u")
-
-    def test_what_is_written_is_read(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
-        file = LedgerFile(tmp_path / "deep" / "ledger")
-        file.write(Ledger(epoch=3, seats=(self.entry(),)), durable=True)
-
-        assert LedgerFile(tmp_path / "deep" / "ledger").read() == Ledger(epoch=3, seats=(self.entry(),))
-
-    def test_a_missing_ledger_is_empty(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
-        assert LedgerFile(tmp_path / "ledger").read() == Ledger(lost=True)
-
-    def test_an_unreadable_ledger_is_set_aside(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
-        (tmp_path / "ledger").write_text("{half")
-
-        assert LedgerFile(tmp_path / "ledger").read() == Ledger(lost=True)
-        assert (tmp_path / "ledger.unreadable").read_text() == "{half"
-
-    def test_the_same_ledger_is_written_once(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
-        file = LedgerFile(tmp_path / "ledger")
-        for _ in range(2):
-            file.write(Ledger(epoch=1), durable=False)
-
-        assert (tmp_path / "ledger").read_bytes().count(b"\n") == 1
-
-    def test_the_last_whole_line_counts(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
-        file = LedgerFile(tmp_path / "ledger")
-        file.write(Ledger(epoch=1), durable=False)
-        file.write(Ledger(epoch=2), durable=True)
-        with (tmp_path / "ledger").open("ab") as torn:
-            torn.write(b'{"epoch": 3, "sea')
-
-        assert LedgerFile(tmp_path / "ledger").read().epoch == 2
-
-    def test_a_long_ledger_is_begun_anew(self, tmp_path) -> None:  # type: ignore[no-untyped-def]
-        file = LedgerFile(tmp_path / "ledger", longest_bytes=300)
-        for epoch in range(1, 100):
-            file.write(Ledger(epoch=epoch), durable=epoch % 7 == 0)
-        file.close()
-
-        assert (tmp_path / "ledger").stat().st_size <= 300
-        assert LedgerFile(tmp_path / "ledger").read().epoch == 99
-
-
 def test_a_lost_seat_is_killed_again_after_a_restart(world: World) -> None:
     _, b = world.fill("a", "b")
     restart(world, b="lost")
     assert world.state(b) is S.LOST
 
     kill = world.last(KillJob)
-    assert isinstance(kill, KillJob)
     assert (kill.target.seat, kill.epoch) == (b, world.managed(b).epoch)
 
 
@@ -348,7 +270,6 @@ def test_a_parked_seat_whose_pod_was_deleted_meanwhile_is_thawed(world: World) -
 
     assert (world.state(a), world.managed(a).lease) == (S.RELEASING, False)
     release = world.last(ReleaseJob)
-    assert isinstance(release, ReleaseJob)
     assert (release.target.seat, release.epoch) == (a, world.managed(a).epoch)
 
 
@@ -399,8 +320,7 @@ def test_processes_that_the_driver_has_hold_although_the_pods_say_that_nothing_r
 
     assert world.managed(a).lease
     assert world.state(rival) is S.WAITING
-    questions = view.checkpointer_questions(world.node, world.now, world.now.wall)
-    assert [target.seat for question in questions for target in question.targets] == [a]
+    assert world.asked() == [a]
     world.end_processes(a)
     world.tick(1)
     assert not world.managed(a).lease
@@ -436,14 +356,9 @@ def test_the_first_question_fences_all_gpus_above_everything_that_the_ledger_kno
 
 
 def test_after_a_start_operations_are_above_what_the_checkpointer_has_seen(world: World) -> None:
-    a, _ = world.fill("a", "b")
+    a, b = world.fill("a", "b")
     kept, highest = recovery.ledger(world.node, "boot"), 4_000_000_000_000
-    seen = tuple(
-        SeatProgress(
-            seat=seat, pod_uid=world.pods[seat].uid, container_id=world.pods[seat].container_id or "", outcome=o
-        )  # type: ignore[arg-type]
-        for seat, o in ((a, "parked"), (world.seat(0, 1), "gone"))
-    )
+    seen = (world.seen(a, "parked"), world.seen(b, "gone"))
     world.board = world.new_board()
     world.receive(BusChanged(True))
 
@@ -458,12 +373,7 @@ def test_after_a_start_operations_are_above_what_the_checkpointer_has_seen(world
 def test_after_a_start_that_took_long_nothing_is_evicted_before_the_routers_are_known(world: World) -> None:
     a, b = world.fill("a", "b")
     kept = recovery.ledger(world.node, "boot").model_copy(update={"routers": {}, "more_routers": ()})
-    seen = tuple(
-        SeatProgress(
-            seat=seat, pod_uid=world.pods[seat].uid, container_id=world.pods[seat].container_id or "", outcome=o
-        )  # type: ignore[arg-type]
-        for seat, o in ((a, "parked"), (b, "active"))
-    )
+    seen = (world.seen(a, "parked"), world.seen(b, "active"))
     world.board = world.new_board()
     world.receive(BusChanged(True))
     world.tick(10)  # until the checkpointer answers; no message of a router was taken in
@@ -590,32 +500,27 @@ def test_a_conflict_quarantines_the_seats_without_evidence_and_not_the_one_that_
     restart(world, ledger=Ledger(), gpus={"b": b_is_on}, a="quarantined", b="active")
 
     assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.ACTIVE)
-    parked = SeatProgress(seat=a, pod_uid="uid-a", container_id=world.managed(a).durable.container_id, outcome="parked")
-    world.receive(JobsReported(JobReply(accepted=True, seats=(parked,))))
+    world.look_at(a, "parked")
     assert (world.state(a), world.state(b)) == (S.PARKED, S.ACTIVE)
 
 
-def test_two_seats_that_the_driver_lists_on_one_group_are_both_quarantined(world: World) -> None:
+@pytest.mark.parametrize(("outcome", "listed"), [("active", False), ("quarantined", False), ("active", True)])
+def test_a_conflict_spares_no_seat_unless_the_driver_lists_it_alone(
+    world: World, outcome: str, *, listed: bool
+) -> None:
     a, b = world.fill("a", "b")
     on = world.managed(b).group.uuids
 
-    restart(world, ledger=Ledger(), gpus={"a": on, "b": on}, a="active", b="active")
+    restart(world, ledger=Ledger(), gpus={"a": on, "b": on} if listed else {}, a="active", b=outcome)
+    world.traffic(a, waiting=1)
+    world.tick(100)
 
     assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.QUARANTINED)
-
-
-@pytest.mark.parametrize("outcome", ["active", "quarantined"])
-def test_a_conflict_spares_no_seat_whose_gpus_the_driver_does_not_name(world: World, outcome: str) -> None:
-    a, b = world.fill("a", "b")
-
-    restart(world, ledger=Ledger(), a="active", b=outcome)
-
-    assert (world.state(a), world.state(b)) == (S.QUARANTINED, S.QUARANTINED)
+    assert "delete the pods" in world.managed(a).reason
 
 
 def test_seats_of_overlapping_groups_that_the_driver_lists_on_their_gpus_are_both_quarantined() -> None:
-    world = World(groups=(make_group("G0", [0], 2), make_group("G01", [0, 1], 2)))
-    world.boot()
+    world = booted(make_group("G0", [0], 2), make_group("G01", [0, 1], 2))
     (a,) = world.fill("a")
     world.pod(world.seat(1, 0), "big")
     both = {"a": ("GPU-0",), "big": ("GPU-0", "GPU-1")}
@@ -647,7 +552,6 @@ def test_an_engine_that_nothing_let_in_is_ended_beside_the_one_that_the_ledger_h
 
     assert (world.state(a), world.state(b)) == (S.LOST, S.ACTIVE)
     kill = world.last(KillJob)
-    assert isinstance(kill, KillJob)
     assert kill.target.container_id == "process://stale"
     assert "nothing let it in" in world.managed(a).reason
     assert "no room beside b" in world.managed(a).reason
@@ -709,8 +613,7 @@ def test_after_a_lost_ledger_no_engine_counts_as_let_in_by_nothing(world: World,
 
 
 def test_a_group_fits_when_all_gpus_that_are_named_are_its_own() -> None:
-    world = World(groups=(make_group("G01", [0, 1], 2), make_group("G23", [2, 3], 2)))
-    world.boot()
+    world = booted(make_group("G01", [0, 1], 2), make_group("G23", [2, 3], 2))
     (a,) = world.fill("a")
 
     restart(world, ledger=Ledger(), gpus={"a": ("GPU-2", "GPU-3")}, a="active")
@@ -723,8 +626,7 @@ def test_a_group_fits_when_all_gpus_that_are_named_are_its_own() -> None:
 @pytest.mark.parametrize("known", ["nothing", "by-the-ledger", "by-the-driver"])
 def test_a_parked_seat_that_may_be_on_any_group_starts_cold_unless_its_group_is_known(known: str) -> None:
     """Its copy would be restored to the GPUs that it was parked on, and another seat may have them."""
-    world = World(groups=(make_group("G0", [0], 2, rebalance=True), make_group("G1", [1], 2, rebalance=True)))
-    world.boot()
+    world = pooled()
     a, b = world.fill("a", "b")
     ledger = None if known == "by-the-ledger" else Ledger()
     gpus = {"b": ("GPU-0",)} | ({"a": ("GPU-1",)} if known == "by-the-driver" else {})
@@ -734,7 +636,7 @@ def test_a_parked_seat_that_may_be_on_any_group_starts_cold_unless_its_group_is_
     if known == "nothing":
         assert (world.state(a), world.managed(a).lease) == (S.LOST, False)
         assert world.state(b) is S.ACTIVE
-        assert world.last(KillJob).target.seat == a  # type: ignore[attr-defined]
+        assert world.last(KillJob).target.seat == a
     else:
         assert (world.state(a), world.managed(a).group.name) == (S.PARKED, "G1" if known == "by-the-driver" else "G0")
     assert not world.managed(a).facts.conflict
@@ -765,8 +667,7 @@ def test_what_a_job_found_gone_is_gone_in_the_same_container_only(container: str
 
 def test_a_seat_whose_move_fails_after_a_restart_is_where_its_copy_was_made() -> None:
     """Its home, to which the next job would restore it otherwise, may have another holder."""
-    world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(3)))
-    world.boot()
+    world = pooled(3)
     (a,) = world.fill("a")
     world.managed(a).group = world.groups[1]
     world.managed(a).know(COPY)
@@ -786,8 +687,7 @@ def test_a_seat_whose_move_fails_after_a_restart_is_where_its_copy_was_made() ->
 def test_a_move_that_a_restart_of_the_manager_interrupts_counts_once_it_serves_there(
     job_done: bool, back: bool
 ) -> None:
-    world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(2)))
-    world.boot()
+    world = pooled()
     (a,) = world.fill("a")
     world.managed(a).know(COPY)
     world.managed(a).group = world.groups[back]
@@ -812,8 +712,7 @@ def test_a_move_that_a_restart_of_the_manager_interrupts_counts_once_it_serves_t
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_seat_that_had_moved_starts_at_home_when_its_container_ended_meanwhile(again: bool) -> None:
-    world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(2)))
-    world.boot()
+    world = pooled()
     (a,) = world.fill("a")
     world.managed(a).group = world.groups[1]
     world.managed(a).durable.way = "map"

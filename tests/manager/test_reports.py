@@ -1,27 +1,20 @@
 """Reports of the checkpointer count for the pod and the container that they name, and prove only what they say."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from kybernate.messages import JobProgress, JobReply, JobStatus, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core.inputs import JobAnswered, JobsReported
-from tests.manager.test_mid_switch import delete, switch_under_way
+from services.gpu_manager.core.inputs import EndingAnswered
+from tests.manager.test_mid_switch import switch_under_way
 from tests.manager.test_recovery import restart
-from tests.manager.world import World, make_group, status
+from tests.manager.world import World, booted, make_group, status
 
 
 def report(world: World, found: JobStatus) -> None:
     world.receive(JobProgress(cause="c", node="n1", status=found))
-
-
-def look_at(world: World, seat: str, outcome: str, **names: str) -> None:
-    """The checkpointer read processes; ``names``: of another pod or container."""
-    target = world.managed(seat).target()
-    own = {"pod_uid": target.pod_uid, "container_id": target.container_id}
-    seen = SeatProgress(seat=seat, outcome=outcome, **{**own, **names})  # type: ignore[arg-type]
-    world.receive(JobsReported(JobReply(accepted=True, seats=(seen,))))
 
 
 def test_the_kill_of_a_pod_before_that_failed_quarantines_no_other_pod(world: World) -> None:
@@ -49,7 +42,7 @@ def test_a_park_under_way_leaves_the_lease_where_it_is(world: World) -> None:
 
 def test_a_deleted_victim_holds_its_gpus_until_it_is_reported_parked(world: World) -> None:
     _, b, job = switch_under_way(world)
-    delete(world, b)
+    world.delete(b)
 
     world.progress(job, "started", "pending", done=False)
 
@@ -71,10 +64,7 @@ def test_a_job_that_names_another_container_of_the_incoming_seat_gives_it_no_lea
 
 def test_the_end_of_the_pod_before_gives_no_lease_while_its_seat_holds_the_gpus(world: World) -> None:
     """Not known how this could happen; a lease beside a holder must not follow from it."""
-    a, b = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    world.quiet(b)
+    a, b = world.drained_switch()
     found = status(world.job(), "parked", "pending", done=False)
     victim = world.managed(b)
     victim.pod = replace(world.pods[b], uid="uid-next")
@@ -84,15 +74,16 @@ def test_the_end_of_the_pod_before_gives_no_lease_while_its_seat_holds_the_gpus(
     assert (victim.lease, world.managed(a).lease) == (True, False)
 
 
-def test_the_end_of_another_pods_processes_frees_nothing(world: World) -> None:
+@pytest.mark.parametrize("before", [{"pod_uid": "uid-before"}, {"container_id": "process://before"}], ids="".join)
+def test_the_end_of_another_pods_or_containers_processes_frees_nothing(world: World, before: dict[str, Any]) -> None:
     (a,) = world.fill("a")
-    delete(world, a)
+    world.delete(a)
     assert (world.state(a), world.managed(a).lease) == (S.RELEASING, True)
 
-    look_at(world, a, "gone", pod_uid="uid-before")
+    world.look_at(a, "gone", **before)
     world.tick(1)
     assert world.managed(a).lease
-    look_at(world, a, "gone")
+    world.look_at(a, "gone")
 
     assert not world.managed(a).lease
 
@@ -115,9 +106,9 @@ def test_the_end_of_another_container_ends_no_quarantine(world: World) -> None:
     restart(world, b="quarantined")
     assert world.state(b) is S.QUARANTINED
 
-    look_at(world, b, "gone", container_id="process://before")
+    world.look_at(b, "gone", container_id="process://before")
     assert (world.state(b), world.managed(b).lease) == (S.QUARANTINED, True)
-    look_at(world, b, "gone")
+    world.look_at(b, "gone")
 
     assert (world.state(b), world.managed(b).lease) == (S.BACKOFF, False)
 
@@ -128,10 +119,10 @@ def test_a_seat_that_is_killed_holds_its_gpus_until_its_processes_are_gone(world
     assert (world.state(b), world.managed(b).lease) == (S.LOST, True)
 
     for outcome in ("lost", "parked", "quarantined"):
-        look_at(world, b, outcome)
+        world.look_at(b, outcome)
         world.tick(1)
         assert (world.state(b), world.managed(b).lease) == (S.LOST, True), outcome
-    look_at(world, b, "gone")
+    world.look_at(b, "gone")
     world.tick(1)
 
     assert not world.managed(b).lease
@@ -151,8 +142,7 @@ def test_a_call_does_not_end_a_process_that_the_pod_list_does_not_show(world: Wo
 
 def test_a_seat_that_its_job_has_restored_serves_although_a_new_container_of_its_victim_runs_beside_it() -> None:
     """The container came past the gate, to a slot that became free meanwhile."""
-    world = World(groups=(make_group("G0", [0], 3, slots=2),))
-    world.boot()
+    world = booted(make_group("G0", [0], 3, slots=2))
     seats = world.fill("a", "b", "c", vram="20GiB")
     waits = next(seat for seat in seats if world.state(seat) is S.PARKED)
     world.tick(10)
@@ -176,10 +166,8 @@ def test_a_seat_that_its_job_has_restored_serves_although_a_new_container_of_its
 def test_the_answer_to_a_release_says_who_ends_the_processes(world: World, ends: bool) -> None:
     """Kubelet's signal waits where the checkpointer does: it must not meet a restored process."""
     a, _ = world.fill("a", "b")
-    world.pods[a] = replace(world.pods[a], deleting=True)
-    world.look()
+    world.delete(a)
     job = world.last(ReleaseJob)
-    assert isinstance(job, ReleaseJob)
     assert world.managed(a).ended_here is None
     world.receive(JobAnswered(job, JobReply(accepted=True, ends=ends)))
     assert world.managed(a).ended_here is ends

@@ -4,29 +4,27 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import JobProgress, JobReply, JobStatus, KillJob, MigrateSeat, SeatProgress
+from kybernate.messages import JobProgress, JobStatus, KillJob, MigrateSeat, SeatProgress
 from kybernate.messages.jobs import Outcome
 from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import moves, recovery
 from services.gpu_manager.core.facts import Promise
-from services.gpu_manager.core.inputs import BusChanged, Recovered, SeatTicket, StartCall, StartCalls, StartTicket
+from services.gpu_manager.core.inputs import SeatTicket, StartCall, StartCalls, StartTicket
 from services.gpu_manager.core.obstacles import obstacles
 from services.gpu_manager.core.starts import INSIDE_SECONDS
 from services.gpu_manager.failures import Failures
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.publish import record
 from tests.manager.pulling import Pulls
-from tests.manager.world import World, make_group
+from tests.manager.world import World, booted, make_group
 
 
 @pytest.fixture
 def world() -> World:
     """Two pairs that are one pool."""
     groups = (make_group("G01", [0, 1], 3, rebalance=True), make_group("G23", [2, 3], 3, rebalance=True))
-    made = World(groups=groups, policy=Pulls(), warmup=False)
-    made.boot()
-    return made
+    return booted(*groups, policy=Pulls(), warmup=False)
 
 
 def keeps(world: World, seat: str) -> None:
@@ -43,9 +41,15 @@ def call(world: World, seat: str, *, inside: bool = True, closed: str = "") -> l
     return world.receive(StartCalls(dict(world.calls)))
 
 
+def comes_to_the_gate(world: World, seat: str, *, inside: bool = True, closed: str = "") -> None:
+    """The same, and two observations of the pods prove whose call it is."""
+    call(world, seat, inside=inside, closed=closed)
+    world.look(2)
+
+
 def tickets(world: World, seat: str) -> list[str]:
     """The groups of its tickets; empty: its home."""
-    return [effect.group for effect in world.effects if isinstance(effect, StartTicket) and effect.seat == seat]
+    return [ticket.group for ticket in world.sent(StartTicket, seat)]
 
 
 def comes_up(world: World, seat: str, model: str, backend: str) -> None:
@@ -91,12 +95,21 @@ def leaves(world: World, seat: str) -> None:
     world.tick()
 
 
+def away(world: World) -> str:
+    """Seat a of G01 has a ticket for G23, and its engine has not come yet."""
+    a, _ = busy_home(world)
+    world.traffic(a, waiting=2)
+    dropped(world, a)
+    comes_to_the_gate(world, a)
+    assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
+    return a
+
+
 def test_a_seat_at_the_gate_starts_on_another_group_while_its_own_is_busy(world: World) -> None:
     a, b = busy_home(world, "restart")
     call(world, a)
     world.end_processes(a)
-    world.look()
-    world.look()
+    world.look(2)
     assert world.managed(a).acts_as is S.WAITING
     assert moves.seconds(world.node, world.managed(a)) == 0.0, "it starts in any case"
     world.traffic(a, waiting=2)
@@ -113,9 +126,7 @@ def test_a_seat_at_the_gate_waits_for_its_call_then_for_a_request_and_then_for_m
     found = []
     for seat in (a, fresh):
         found.append(world.stage(seat).data.get("called"))
-        call(world, seat)
-        world.look()
-        world.look()
+        comes_to_the_gate(world, seat)
         found.append(world.stage(seat).data.get("called"))
     world.calls.clear()
     world.receive(StartCalls({}))
@@ -129,10 +140,8 @@ def test_a_seat_at_the_gate_waits_for_its_call_then_for_a_request_and_then_for_m
 def test_kubelets_call_of_the_same_seat_starts_at_home_only(world: World, backend: str) -> None:
     a, _ = busy_home(world, backend)
     world.exit(a)
-    assert not moves.way(world.node, world.managed(a)), "its container has to start first"
-    call(world, a, inside=False)
-    world.look()
-    world.look()
+    assert moves.way(world.node, world.managed(a)) is None, "its container has to start first"
+    comes_to_the_gate(world, a, inside=False)
     world.traffic(a, waiting=2)
     assert (world.managed(a).acts_as, moves.way(world.node, world.managed(a))) == (S.WAITING, "")
     assert tickets(world, a) == [""]
@@ -143,9 +152,7 @@ def test_a_seat_of_whose_home_a_gpu_is_gone_starts_on_another_group_only(world: 
     a = world.seat(0, 0)
     comes_up(world, a, "a", "restart")
     world.exit(a)
-    call(world, a, inside=False, closed="G01")
-    world.look()
-    world.look()
+    comes_to_the_gate(world, a, inside=False, closed="G01")
     found = [one.text for one in obstacles(world.node, world.managed(a), world.groups[0], world.now)]
     assert "the start that waits cannot be on group G01: a GPU of it is gone, or not in its container" in found
     assert (world.state(a), tickets(world, a)) == (S.WAITING, [""])
@@ -161,13 +168,10 @@ def test_a_start_whose_gpu_goes_before_it_has_begun_gets_no_second_ticket_for_th
     call(world, a)
     for seat in (b, a):
         world.end_processes(seat)
-    world.look()
-    world.look()
+    world.look(2)
     world.traffic(a, waiting=2)
     assert (tickets(world, a), world.state(a)) == (["", ""], S.STARTING)
-    call(world, a, closed="G01")
-    world.look()
-    world.look()
+    comes_to_the_gate(world, a, closed="G01")
     assert (tickets(world, a), world.state(a)) == (["", ""], S.STARTING), "kyb-run may fork by the one before"
     world.tick(INSIDE_SECONDS + 1)
     world.look_at(a, "gone")
@@ -181,9 +185,7 @@ def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) 
     world.traffic(a, waiting=2)
     assert world.managed(a).heads_to == "G23"
     dropped(world, a)
-    call(world, a)
-    world.look()
-    world.look()
+    comes_to_the_gate(world, a)
     assert tickets(world, a) == ["", "G23"]
     arrives(world, a)
     assert (world.state(a), world.managed(a).group.name) == (S.ACTIVE, "G23")
@@ -261,15 +263,10 @@ def test_at_home_it_comes_back_with_its_copy(world: World) -> None:
 def test_a_copy_that_cannot_be_dropped_gives_the_place_back_and_its_seat_stays_for_a_while(world: World) -> None:
     a, _ = busy_home(world)
     world.traffic(a, waiting=2)
-    job = world.last(KillJob)
-    assert isinstance(job, KillJob)
-    target = job.target
-    failed = SeatProgress(
-        seat=a, pod_uid=target.pod_uid, container_id=target.container_id, outcome="quarantined", reason="no"
-    )
-    world.receive(
-        JobProgress(cause="k", node="n1", status=JobStatus(op="k", epoch=9, group="G01", park=(failed,), done=True))
-    )
+    assert world.last(KillJob).target.seat == a
+    failed = world.seen(a, "quarantined", reason="no")
+    ended = JobStatus(op="k", epoch=9, group="G01", park=(failed,), done=True)
+    world.receive(JobProgress(cause="k", node="n1", status=ended))
     world.tick()
     seat, kills = world.managed(a), sum(isinstance(effect, KillJob) for effect in world.effects)
     assert (seat.state, seat.group.name, seat.heads_to, kills) == (S.PARKED, "G01", "", 1)
@@ -306,9 +303,7 @@ def test_a_seat_that_comes_takes_its_place_before_the_seats_there_that_ask_meanw
     assert (world.state(c), world.managed(a).heads_to) == (S.PARKED, "G23")
     dropped(world, a)
     world.traffic(c, waiting=1, oldest=9.0)
-    call(world, a)
-    world.look()
-    world.look()
+    comes_to_the_gate(world, a)
     assert (world.state(a), world.managed(a).group.name, world.state(c)) == (S.STARTING, "G23", S.PARKED)
 
 
@@ -318,35 +313,25 @@ def test_a_seat_that_will_not_come_gives_its_place_back_at_once(world: World, *,
     world.traffic(a, waiting=2)
     assert world.managed(a).heads_to == "G23"
     if deleted:
-        world.pods[a] = replace(world.pods[a], deleting=True)
-        world.look()
+        world.delete(a)
         assert world.state(a) is S.RELEASING
     else:
         dropped(world, a)
         world.traffic(a, waiting=0)
-        call(world, a)
-        world.look()
-        world.look()
+        comes_to_the_gate(world, a)
         assert world.managed(a).acts_as is S.WAITING
     world.tick()
     assert not any(seat.heads_to for seat in world.node.seats.values())
 
 
 def test_a_start_there_that_fails_is_followed_by_one_at_home_and_the_seat_stays_there_for_a_while(world: World) -> None:
-    a, b = busy_home(world)
-    world.traffic(a, waiting=2)
-    dropped(world, a)
-    call(world, a)
-    world.look()
-    world.look()
+    a, b = away(world), world.seat(0, 1)
     world.start(a)
     world.tick(60)  # it fails late
     world.end_processes(a)
     assert (world.state(a), world.managed(a).group.name) == (S.BACKOFF, "G01")
     world.managed(a).durable.failed = Failures()  # which keeps it at home for half a minute, too
-    call(world, a)
-    world.look()
-    world.look()
+    comes_to_the_gate(world, a)
     world.tick()
     assert (world.state(a), tickets(world, a)) == (S.WAITING, ["", "G23"]), "G01 is busy, and it is not moved again"
     leaves(world, b)
@@ -354,16 +339,8 @@ def test_a_start_there_that_fails_is_followed_by_one_at_home_and_the_seat_stays_
 
 
 def test_a_container_that_kubelet_starts_again_in_the_middle_gets_a_ticket_for_its_home(world: World) -> None:
-    a, b = busy_home(world)
-    world.traffic(a, waiting=2)
-    dropped(world, a)
-    call(world, a)
-    world.look()
-    world.look()
-    assert world.managed(a).group.name == "G23"
-    call(world, a, inside=False)
-    world.look()
-    world.look()
+    a, b = away(world), world.seat(0, 1)
+    comes_to_the_gate(world, a, inside=False)
     world.tick()
     world.look()
     assert (world.state(a), world.managed(a).group.name) == (S.WAITING, "G01")
@@ -389,30 +366,19 @@ def test_the_cheapest_way_is_taken_and_another_where_the_driver_refuses_it(world
 
 
 def test_an_operator_moves_a_seat_by_a_restart_and_the_operation_is_done_once_it_serves_there(world: World) -> None:
-    a, _ = busy_home(world)
+    """There, and then at home again."""
+    a, b = busy_home(world)
     assert world.order(MigrateSeat, seat=a, to="G23").accepted
     world.tick()
     dropped(world, a)
     world.tick()
-    call(world, a)
-    world.look()
-    world.look()
+    comes_to_the_gate(world, a)
     assert tickets(world, a) == ["", "G23"]
     assert world.ordered(a).outcome == ""
     arrives(world, a)
     world.tick()
     assert not world.node.moves
 
-
-def test_a_move_back_home_is_done_once_the_seat_serves_there(world: World) -> None:
-    a, b = busy_home(world)
-    assert world.order(MigrateSeat, seat=a, to="G23").accepted
-    world.tick()
-    dropped(world, a)
-    call(world, a)
-    world.look()
-    world.look()
-    arrives(world, a)
     leaves(world, b)
     assert world.order(MigrateSeat, seat=a, to="G01").accepted
     world.tick()
@@ -421,9 +387,7 @@ def test_a_move_back_home_is_done_once_the_seat_serves_there(world: World) -> No
     dropped(world, a)
     world.tick()
     assert world.ordered(a).outcome == "", world.managed(a)
-    call(world, a)
-    world.look()
-    world.look()
+    comes_to_the_gate(world, a)
     arrives(world, a)
     world.tick()
     assert (world.state(a), world.managed(a).group.name, world.node.moves) == (S.ACTIVE, "G01", {})
@@ -432,8 +396,6 @@ def test_a_move_back_home_is_done_once_the_seat_serves_there(world: World) -> No
 def restart(world: World, ledger: Ledger, *tickets: SeatTicket, parked: tuple[str, ...] = ()) -> None:
     """The manager starts again with this ledger; b serves, these are parked, and of others the driver has nothing:
     kyb-run is alone in their containers."""
-    world.board = world.new_board()
-    world.receive(BusChanged(True))
     known = {entry.seat: entry.durable.container_id for entry in ledger.seats}
     outcomes: dict[str, Outcome] = {world.seat(0, 1): "active", **dict.fromkeys(parked, "parked")}
     seen = tuple(
@@ -446,19 +408,7 @@ def restart(world: World, ledger: Ledger, *tickets: SeatTicket, parked: tuple[st
         )
         for seat, pod in world.pods.items()
     )
-    world.receive(Recovered(world.owners(), ledger, JobReply(accepted=True, seats=seen), tickets=tickets))
-
-
-def away(world: World) -> str:
-    """Seat a of G01 has a ticket for G23, and its engine has not come yet."""
-    a, _ = busy_home(world)
-    world.traffic(a, waiting=2)
-    dropped(world, a)
-    call(world, a)
-    world.look()
-    world.look()
-    assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
-    return a
+    world.next_manager(ledger, *seen, tickets=tickets)
 
 
 @pytest.mark.parametrize("comes", [False, True])
@@ -484,10 +434,7 @@ def test_a_container_that_the_ledger_does_not_know_runs_where_its_open_ticket_sa
     mine = next(one for one in remembered.seats if one.seat == a)
     first = replace(mine.durable, container_id="")
     rest = tuple(one for one in remembered.seats if one.seat != a)
-    world.board = world.new_board()
-    world.receive(BusChanged(True))
-    old = remembered.model_copy(update={"seats": (*rest, mine.model_copy(update={"durable": first}))})
-    world.receive(Recovered(world.owners(), old, JobReply(accepted=True)))
+    world.next_manager(remembered.model_copy(update={"seats": (*rest, mine.model_copy(update={"durable": first}))}))
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
 
 
@@ -523,9 +470,7 @@ def test_a_manager_that_is_killed_at_any_step_of_a_move_leaves_the_seat_on_one_g
         dropped(world, a)
     if step in ("waits", "starts"):
         world.traffic(a, waiting=0)  # nothing asks: it waits at the gate
-        call(world, a)
-        world.look()
-        world.look()
+        comes_to_the_gate(world, a)
     if step == "starts":
         world.traffic(a, waiting=2)
     before = world.state(a)
@@ -545,9 +490,7 @@ def test_a_manager_that_is_killed_at_any_step_of_a_move_leaves_the_seat_on_one_g
     world.traffic(a, waiting=2)
     if step != "starts":
         world.router("router-0")
-        call(world, a)
-        world.look()
-        world.look()
+        comes_to_the_gate(world, a)
         world.tick(5)
         world.look()
     assert tickets(world, a) in ([] if step == "starts" else ["G23"], ["G23"])
@@ -555,8 +498,7 @@ def test_a_manager_that_is_killed_at_any_step_of_a_move_leaves_the_seat_on_one_g
 
 
 def test_what_a_seat_has_waited_before_each_visit_is_summed() -> None:
-    world = World()
-    world.boot()
+    world = booted()
     a, b = world.fill("a", "b")
     for seat, oldest in ((a, 5.0), (b, 1.0), (a, 7.0)):
         world.tick(10)
@@ -576,9 +518,7 @@ def test_a_second_ticket_after_a_restart_of_the_manager_names_the_group_that_the
     remembered = recovery.ledger(world.node, "")
     restart(world, remembered)
     world.effects.clear()
-    call(world, a, inside=inside)
-    world.look()
-    world.look()
+    comes_to_the_gate(world, a, inside=inside)
     seat = world.managed(a)
     assert (seat.state, seat.group.name, tickets(world, a)) == (
         (S.STARTING, "G23", ["G23"]) if inside else (S.BACKOFF, "G01", [])

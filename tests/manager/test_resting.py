@@ -3,15 +3,12 @@
 import pytest
 
 from kybernate.messages import JobReply, PinSeat
-from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import switch
 from services.gpu_manager.core.inputs import JobAnswered
 from services.gpu_manager.core.obstacles import blocked
-from services.gpu_manager.http import why_answer
-from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.publish import record
-from tests.manager.world import World, make_group
+from tests.manager.world import World, booted, make_group
 
 
 @pytest.fixture
@@ -24,19 +21,18 @@ def a(world: World) -> str:
     return a
 
 
-def live(world: World, broken: str, seconds: int, *, refused: bool = False) -> tuple[int, int]:
+def live(world: World, broken: str, seconds: int, *, refused: bool = False, others_ask: bool = True) -> tuple[int, int]:
     """(seconds in which another seat served, tries of the broken one)."""
     served = tries = 0
     for _ in range(seconds):
         world.tick(1)
         world.beat()
         for seat in world.groups[0].seat_ids[:2]:
-            if seat != broken:
+            if seat != broken and others_ask:
                 active = world.state(seat) is S.ACTIVE
                 world.traffic(seat, waiting=int(not active), in_flight=int(active))
+        world.drains_end()
         for under_way in list(world.node.switches.values()):
-            if under_way.phase == "draining" and under_way.victim:
-                world.quiet(under_way.victim)
             job = world.job_of(under_way.op)
             fails = job.activate is not None and job.activate.seat == broken
             tries += fails
@@ -64,17 +60,7 @@ def test_alone_it_is_tried_for_as_long_as_the_group_pauses(world: World, a: str,
     live(world, a, 200)
     assert world.managed(a).backoff.activation.count > 5
     world.traffic(b)
-    tries = 0
-    for _ in range(200):
-        world.tick(1)
-        world.beat()
-        for under_way in list(world.node.switches.values()):
-            if under_way.phase == "draining" and under_way.victim:
-                world.quiet(under_way.victim)
-            job = world.job_of(under_way.op)
-            tries += job.activate is not None
-            world.receive(JobAnswered(job, JobReply(accepted=True)))
-            world.progress(job, activate="parked")
+    _, tries = live(world, a, 200, others_ask=False)
     assert 200 / 32 <= tries <= 20
 
 
@@ -85,13 +71,7 @@ def test_it_says_so(world: World, a: str) -> None:
     text = record(world.node, row, world.now).blocked
     assert f"did not come back {row.backoff.activation.count} times in a row; others go first for" in text
     assert "made parked" in text, "the checkpointer's reason"
-    thinking = GuardedPolicy("kyb-balanced", KybBalanced())
-    (seen,) = [
-        seat
-        for group in why_answer(world.node, thinking, world.now)["groups"]
-        for seat in group["seats"]
-        if seat["seat"] == a
-    ]
+    seen = world.why()[a]
     assert (seen["blocked"], seen["pinned"]) == (text, True)
 
 
@@ -132,8 +112,7 @@ def test_a_pin_of_an_operator_counts_like_the_pods_own(world: World, a: str, b: 
 
 def test_where_one_holder_cannot_be_parked_another_one_leaves() -> None:
     """The driver refuses some processes for good; the best victim would be tried again and again."""
-    world = World(groups=(make_group("G", [0], 3, slots=2),))
-    world.boot()
+    world = booted(make_group("G", [0], 3, slots=2))
     seats = world.fill(*"abc", vram="40GiB")
     (waits,) = [seat for seat in seats if world.state(seat) is S.PARKED]
     world.tick(20)

@@ -6,25 +6,23 @@ from typing import Any
 
 import pytest
 
-from kybernate.policy import KybBalanced
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState as S
 from kybernate.topology import Group
-from services.gpu_manager.core import obstacles, recovery
+from services.gpu_manager.core import recovery
 from services.gpu_manager.core.group_switch import GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import ROWS, Ask, row
 from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.stage import Stage
-from services.gpu_manager.core.state import NodeState, Rider, Sample, by_hook
-from services.gpu_manager.http import why_answer
+from services.gpu_manager.core.state import NodeState, Rider, Sample, SeatChange, by_hook
 from services.gpu_manager.ledger import FLAT, Durable, Ledger
-from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.publish import record
 from tests.granted import BEGINS
 from tests.manager.test_recovery import restart
-from tests.manager.world import World, make_group
+from tests.manager.test_seat_rows import rows_kept
+from tests.manager.world import World, booted, make_group
 
 
 class Night(Rider):
@@ -95,25 +93,20 @@ class Hours(Rider):
 @pytest.fixture
 def hours(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hours]:
     """With its row in the list, and among the riders."""
-    before, rider = list(ROWS), Hours()
-    obstacles.counted.cache_clear()
-    monkeypatch.setattr("services.gpu_manager.core.board.RIDERS", (*RIDERS, rider))
-    yield rider
-    ROWS[:] = before
-    obstacles.counted.cache_clear()
+    with rows_kept():
+        rider = Hours()
+        monkeypatch.setattr("services.gpu_manager.core.board.RIDERS", (*RIDERS, rider))
+        yield rider
 
 
 @pytest.fixture
 def night() -> Iterator[Night]:
     """With its row in the list: what was decided in the evening is carried out."""
-    before = list(ROWS)
-    rider = Night()
-    obstacles.counted.cache_clear()
-    BEGINS.update(added := [one for one in ROWS if one not in before])
-    yield rider
-    BEGINS.difference_update(added)
-    ROWS[:] = before
-    obstacles.counted.cache_clear()
+    with rows_kept():
+        before, rider = list(ROWS), Night()
+        BEGINS.update(added := [one for one in ROWS if one not in before])
+        yield rider
+        BEGINS.difference_update(added)
 
 
 def test_a_rider_forbids_activations_and_says_why(night: Night, world: World) -> None:
@@ -145,8 +138,7 @@ def test_a_drain_that_has_begun_ends_as_it_was_decided(night: Night, world: Worl
 
 
 def test_a_rider_delays_jobs_and_says_why() -> None:
-    world = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2)))
-    world.boot()
+    world = booted(make_group("G0", [0], 2), make_group("G1", [1], 2))
     a, b = world.fill("a", "b")
     c, d = world.fill("c", "d", group=1)
     world.node.riders = by_hook((*RIDERS, Lanes(1)))
@@ -169,8 +161,7 @@ def test_a_rider_delays_jobs_and_says_why() -> None:
 
 def test_a_rider_remembers_shows_and_measures_without_a_line_elsewhere(hours: Hours) -> None:
     """It forbids by what it remembers, also after a restart; a manager that does not know it keeps that."""
-    world = World(groups=(make_group("G0", [0], 2),))
-    world.boot()
+    world = booted(make_group("G0", [0], 2))
     a, b = world.fill("a", "b")
     world.tick(4000)
     world.traffic(a, waiting=1, oldest=5.0)
@@ -189,9 +180,7 @@ def test_a_rider_remembers_shows_and_measures_without_a_line_elsewhere(hours: Ho
     seen = record(world.node, world.managed(b), world.now)
     assert seen.riders["hours"]["seconds"] == hours.used(world.managed(b), world.now) >= hours.most
     assert "hours" not in [*SeatRecord.model_fields]
-    body = why_answer(world.node, GuardedPolicy("kyb-balanced", KybBalanced()), world.now)
-    (said,) = [seat for group in body["groups"] for seat in group["seats"] if seat["seat"] == b]
-    assert said["used"] >= hours.most
+    assert world.why()[b]["used"] >= hours.most
 
     world.board.node.riders = by_hook(RIDERS)  # a manager without it
     again = recovery.ledger(world.node, "boot")

@@ -12,21 +12,17 @@ from services.gpu_manager.core import obstacles
 from services.gpu_manager.core.inputs import InvariantBroken, JobAnswered, PodsSeen, StartTicket, Tick
 from services.gpu_manager.core.seat_pod import Owners
 from tests.facts import UNLISTED, WAITS
-from tests.manager.world import World, make_group
+from tests.manager.world import World, booted, make_group, nested
 
 
 @pytest.fixture
 def node() -> World:
     """Two GPUs sold singly (G0, G1) and as a pair (G01)."""
-    world = World(groups=(make_group("G0", [0], 2), make_group("G1", [1], 2), make_group("G01", [0, 1], 2)))
-    world.boot()
-    return world
+    return nested()
 
 
 def two_slots(seats: int = 3, policy: Policy | None = None) -> World:
-    world = World(groups=(make_group("G0", [0], seats, slots=2),), policy=policy or KybBalanced())
-    world.boot()
-    return world
+    return booted(make_group("G0", [0], seats, slots=2), policy=policy or KybBalanced())
 
 
 def past_the_gate(world: World, seat: str) -> None:
@@ -117,8 +113,7 @@ def test_a_switch_of_an_overlapping_group_leaves_no_room_for_a_container_past_th
 
 
 def test_a_switch_of_the_own_group_leaves_no_room_for_a_container_past_the_gate() -> None:
-    world = World()
-    world.boot()
+    world = booted()
     switch_without_a_lease(world, group=0)
 
     past_the_gate(world, world.seat(0, 2))
@@ -184,8 +179,7 @@ def test_a_seat_that_is_deleted_in_a_conflict_is_no_broken_invariant(node: World
     node.look()
     assert (node.state(past), node.managed(past).lease) == (S.QUARANTINED, True)
 
-    node.pods[past] = replace(node.pods[past], deleting=True)
-    node.look()
+    node.delete(past)
 
     assert (node.state(past), node.managed(past).lease) == (S.RELEASING, True)
     assert node.node.violations == 0
@@ -222,8 +216,7 @@ class Careless:
 
 
 def test_a_policy_that_gives_away_a_slot_that_is_taken_gets_no_ticket() -> None:
-    world = World(policy=Careless())
-    world.boot()
+    world = booted(policy=Careless())
     a, b = world.seat(0, 0), world.seat(0, 1)
     world.serve(a, "a")
     world.pod(b, "b")
@@ -257,8 +250,7 @@ def test_the_memory_that_is_lacking_is_shown_where_memory_is_lacking() -> None:
 
 
 def test_no_figures_of_memory_explain_gpus_that_another_group_holds() -> None:
-    world = World(groups=(make_group("G0", [0], 1, slots=2), make_group("G01", [0, 1], 1)))
-    world.boot()
+    world = booted(make_group("G0", [0], 1, slots=2), make_group("G01", [0, 1], 1))
     world.fill("p", group=1)
     a = world.seat(0, 0)
     world.pod(a, "a", vram="20GiB")

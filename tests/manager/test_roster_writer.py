@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.port import Bucket, BusError, Entry
+from kybernate.bus.port import Bucket, Bus, BusError, Entry
 from kybernate.bus.setup import init
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.dev.nats_server import NatsServer
@@ -21,24 +21,30 @@ from kybernate.seat import SeatState
 from services.gpu_manager import publish
 from services.gpu_manager.core.inputs import DrainAnnounced, ForeignProcess, ForeignProcessesSeen, Published
 from services.gpu_manager.publish import RosterWriter
-from tests.bus.worlds import within
 from tests.manager.world import World
 from tests.until import until
 
 
+async def ignore(_: object) -> None:
+    """Nobody receives what the writer says."""
+
+
+async def recorded() -> None:
+    """Everything is in the ledger."""
+
+
 @asynccontextmanager
-async def writing(world: World) -> AsyncIterator[Bucket]:
-    """The roster of this world's board, compared all the time."""
-
-    async def receive(_: object) -> None:
-        return None
-
-    async with MemoryBus.connect(MemoryServer()) as bus:
-        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded, compare_seconds=0.02)
+async def writing(
+    world: World, bus: Bus | None = None, *, seconds: float = publish.COMPARE_SECONDS
+) -> AsyncIterator[tuple[Bucket, RosterWriter]]:
+    """The roster of this world's board, compared every so many seconds."""
+    async with AsyncExitStack() as stack:
+        bus = bus or await stack.enter_async_context(MemoryBus.connect(MemoryServer()))
+        writer = RosterWriter(bus, lambda: world.now, world.node, ignore, recorded, compare_seconds=seconds)
         writer.all_changed()
         task = asyncio.create_task(writer.run())
         try:
-            yield await bus.bucket(BUCKET)
+            yield await bus.bucket(BUCKET), writer
         finally:
             task.cancel()
             await asyncio.wait([task])
@@ -48,8 +54,9 @@ async def entry_of(bucket: Bucket, key: str) -> Entry | None:
     return next((entry for entry in await bucket.entries() if entry.key == key), None)
 
 
-async def recorded() -> None:
-    """Everything is in the ledger."""
+async def row_of(bucket: Bucket, key: str) -> SeatRecord:
+    entry = await entry_of(bucket, key)
+    return SeatRecord.model_validate_json((entry and entry.value) or b"")
 
 
 async def state_of(bucket: Bucket, key: str) -> SeatState | None:
@@ -61,36 +68,30 @@ async def state_of(bucket: Bucket, key: str) -> SeatState | None:
 
 
 async def until_state(bucket: Bucket, key: str, wanted: SeatState | None) -> None:
-    async def look() -> None:
-        while await state_of(bucket, key) is not wanted:
-            await asyncio.sleep(0.005)
+    async def reached() -> bool:
+        return await state_of(bucket, key) is wanted
 
-    await within(look(), 30)
+    await until(reached, what=f"the row of {key} is {wanted}")
 
 
-async def test_what_another_one_wrote_is_replaced_and_logged() -> None:
-    world = World()
-    world.boot()
+async def test_what_another_one_wrote_is_replaced_and_logged(world: World) -> None:
     seat, free = world.seat(0, 0), world.seat(0, 1)
     world.serve(seat, "m")
     node = world.node.name
     key, unused, strange = seat_key(node, seat), seat_key(node, free), seat_key(node, "unknown")
-    async with writing(world) as bucket:
+    async with writing(world, seconds=0.02) as (bucket, _):
         await until_state(bucket, key, SeatState.ACTIVE)
         other = seat_key("another-node", "s1")
         record = SeatRecord(node="another-node", seat="s1", state=SeatState.PARKED)
         await bucket.put(other, record.model_dump_json().encode())
         with structlog.testing.capture_logs() as logs:
-            entry = await entry_of(bucket, key)
-            assert entry is not None
-            assert entry.value is not None
-            old = SeatRecord.model_validate_json(entry.value).model_copy(update={"state": SeatState.PARKED})
-            await bucket.put(key, old.model_dump_json().encode())
+            row = await row_of(bucket, key)
+            await bucket.put(key, row.model_copy(update={"state": SeatState.PARKED}).model_dump_json().encode())
             await until_state(bucket, key, SeatState.ACTIVE)
             await bucket.put(key, b'{"stream":"KYB_AUDIT","seq":1}')
             await until_state(bucket, key, SeatState.ACTIVE)
             for forged in (unused, strange):
-                await bucket.put(forged, entry.value)
+                await bucket.put(forged, row.model_dump_json().encode())
                 await until_state(bucket, forged, None)
             await bucket.delete(key)
             await until_state(bucket, key, SeatState.ACTIVE)
@@ -99,14 +100,8 @@ async def test_what_another_one_wrote_is_replaced_and_logged() -> None:
         assert await state_of(bucket, other) is SeatState.PARKED
 
 
-async def test_rows_that_a_purge_took_are_written_again_within_seconds(tmp_path: Path) -> None:
+async def test_rows_that_a_purge_took_are_written_again_within_seconds(world: World, tmp_path: Path) -> None:
     """A purge sends no message. Until then a router that starts knows by the count that rows are missing."""
-
-    async def receive(_: object) -> None:
-        return None
-
-    world = World()
-    world.boot()
     seat = world.seat(0, 0)
     world.serve(seat, "m")
     key = seat_key(world.node.name, seat)
@@ -114,11 +109,7 @@ async def test_rows_that_a_purge_took_are_written_again_within_seconds(tmp_path:
         await init(server.url)
         async with NatsBus(server.url, source="kyb/x", name="x").opened() as bus:
             await bus.until_connected()
-            bucket = await bus.bucket(BUCKET)
-            writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
-            writer.all_changed()
-            task = asyncio.create_task(writer.run())
-            try:
+            async with writing(world, bus) as (bucket, writer):
                 await until_state(bucket, key, SeatState.ACTIVE)
                 assert writer.rows() == (1, world.node.seq)
                 client = await nats.connect(server.url)
@@ -126,20 +117,15 @@ async def test_rows_that_a_purge_took_are_written_again_within_seconds(tmp_path:
                 await client.close()
                 assert key not in await bucket.keys()
                 await until_state(bucket, key, SeatState.ACTIVE)
-                assert key in await bucket.keys(world.node.name)
-            finally:
-                task.cancel()
-                await asyncio.wait([task])
+                assert key in await bucket.keys(f"{world.node.name}.")
 
 
-async def test_a_change_under_way_is_no_difference() -> None:
-    world = World()
-    world.boot()
+async def test_a_change_under_way_is_no_difference(world: World) -> None:
     seat = world.seat(0, 0)
     world.serve(seat, "m")
     key = seat_key(world.node.name, seat)
     with structlog.testing.capture_logs() as logs:
-        async with writing(world) as bucket:
+        async with writing(world, seconds=0.02) as (bucket, _):
             await until_state(bucket, key, SeatState.ACTIVE)
             strange = seat_key(world.node.name, "unknown")
             await bucket.put(strange, b"{}")  # once it is gone, the whole roster was compared
@@ -150,17 +136,13 @@ async def test_a_change_under_way_is_no_difference() -> None:
 
 async def test_a_manager_that_has_not_recovered_leaves_the_rows_of_its_seats_alone() -> None:
     """Its bus comes before it has recovered: all seats look free to it, and rows of free seats are deleted."""
-
-    async def receive(_: object) -> None:
-        return None
-
     world = World()
     key = seat_key(world.node.name, world.seat(0, 0))
     async with MemoryBus.connect(MemoryServer()) as bus:
         bucket = await bus.bucket(BUCKET)
         await bucket.put(key, b"by the manager before")
         bus.cut()
-        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
+        writer = RosterWriter(bus, lambda: world.now, world.node, ignore, recorded)
         task = asyncio.create_task(writer.run())
         await asyncio.sleep(0)  # it listens to the bus now
         bus.restore()
@@ -173,95 +155,52 @@ async def test_a_manager_that_has_not_recovered_leaves_the_rows_of_its_seats_alo
     assert entry.value == b"by the manager before"
 
 
-async def test_what_blocks_a_seat_is_written_when_it_begins_and_when_it_ends_without_an_event() -> None:
-    world = World()
-    world.boot()
+async def test_what_blocks_a_seat_is_written_when_it_begins_and_when_it_ends_without_an_event(world: World) -> None:
     seat, _ = world.fill("m", "n")
     key = seat_key(world.node.name, seat)
+    async with writing(world) as (bucket, writer):
 
-    async def receive(_: object) -> None:
-        return None
+        async def blocked() -> bool:
+            return bool((await row_of(bucket, key)).blocked)
 
-    async with MemoryBus.connect(MemoryServer()) as bus:
-        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
-        writer.all_changed()
-        task = asyncio.create_task(writer.run())
-        try:
-            bucket = await bus.bucket(BUCKET)
-            await until_state(bucket, key, SeatState.PARKED)
-            for strangers in ((ForeignProcess("GPU-0", 7, "python3"),), ()):
-                world.receive(ForeignProcessesSeen(strangers))
-                writer.refresh()
-                what = "the record names the strangers" if strangers else "the record names no strangers"
-                await until(lambda wanted=bool(strangers): _blocked(bucket, key, wanted), what=what)
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+        async def free() -> bool:
+            return not await blocked()
+
+        await until_state(bucket, key, SeatState.PARKED)
+        for strangers, written in (((ForeignProcess("GPU-0", 7, "python3"),), blocked), ((), free)):
+            world.receive(ForeignProcessesSeen(strangers))
+            writer.refresh()
+            await until(written, what=f"the record is {written.__name__}")
 
 
-async def _blocked(bucket: Bucket, key: str, wanted: bool) -> bool:
-    entry = await entry_of(bucket, key)
-    return entry is not None and bool(SeatRecord.model_validate_json(entry.value or b"").blocked) == wanted
-
-
-async def test_a_start_whose_process_has_come_has_its_own_deadline_in_the_roster() -> None:
+async def test_a_start_whose_process_has_come_has_its_own_deadline_in_the_roster(world: World) -> None:
     """The row kept the end of a start without a process, and everybody called the start late after 270 s."""
-    world = World()
-    world.boot()
     seat = world.seat(0, 0)
     key = seat_key(world.node.name, seat)
+    world.pod(seat, "m")
+    world.call(seat)
+    async with writing(world) as (bucket, writer):
 
-    async def receive(_: object) -> None:
-        return None
+        async def ends() -> bool:
+            row = await row_of(bucket, key)
+            return abs(row.deadline_at - row.since - 3600.0) < 1
 
-    async with MemoryBus.connect(MemoryServer()) as bus:
-        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
-        world.pod(seat, "m")
-        world.call(seat)
-        writer.changed(seat)
-        task = asyncio.create_task(writer.run())
-        try:
-            bucket = await bus.bucket(BUCKET)
-            await until_state(bucket, key, SeatState.STARTING)
-            world.start(seat)
-            writer.refresh()
-            await until(lambda: _ends(bucket, key, 3600.0), what="the row has the end of the start")
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+        await until_state(bucket, key, SeatState.STARTING)
+        world.start(seat)
+        writer.refresh()
+        await until(ends, what="the row has the end of the start")
 
 
-async def _ends(bucket: Bucket, key: str, seconds: float) -> bool:
-    entry = await entry_of(bucket, key)
-    row = SeatRecord.model_validate_json((entry and entry.value) or b"")
-    return abs(row.deadline_at - row.since - seconds) < 1
-
-
-async def test_a_drained_node_without_pods_is_still_known_by_its_rows_until_it_is_resumed() -> None:
-    world = World()
-    world.boot()
+async def test_a_drained_node_without_pods_is_still_known_by_its_rows_until_it_is_resumed(world: World) -> None:
     key = seat_key(world.node.name, world.seat(0, 0))
-
-    async def receive(_: object) -> None:
-        return None
-
-    async with MemoryBus.connect(MemoryServer()) as bus:
-        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
-        task = asyncio.create_task(writer.run())
-        bucket = await bus.bucket(BUCKET)
-        try:
-            world.order(DrainNode, purpose="upgrade")
-            writer.refresh()
-            await until_state(bucket, key, SeatState.FREE)
-            entry = await entry_of(bucket, key)
-            assert entry is not None
-            assert "node n1 is drained for upgrade" in SeatRecord.model_validate_json(entry.value or b"").drained
-            world.order(ResumeNode)
-            writer.refresh()
-            await until_state(bucket, key, None)
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+    async with writing(world) as (bucket, writer):
+        world.order(DrainNode, purpose="upgrade")
+        writer.refresh()
+        await until_state(bucket, key, SeatState.FREE)
+        assert "node n1 is drained for upgrade" in (await row_of(bucket, key)).drained
+        world.order(ResumeNode)
+        writer.refresh()
+        await until_state(bucket, key, None)
 
 
 @dataclass
@@ -283,15 +222,10 @@ class FullBucket:
 
 
 async def test_a_row_that_could_not_be_written_is_written_later_and_a_drain_is_announced_only_then(
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publish, "RETRY_SECONDS", 0.01)
-    world = World()
-    world.boot()
-    waits, drains = world.fill("a", "b")
-    world.tick(10)
-    world.traffic(waits, waiting=1)
-    assert world.state(drains) is SeatState.DRAINING
+    _, drains = world.draining()
     received: list[object] = []
 
     async def receive(message: object) -> None:
@@ -319,14 +253,8 @@ async def test_a_row_that_could_not_be_written_is_written_later_and_a_drain_is_a
             await asyncio.wait([task])
 
 
-async def test_a_manager_that_starts_reads_the_epochs_that_routers_have_seen() -> None:
-    world = World()
-    world.boot()
+async def test_a_manager_that_starts_reads_the_epochs_that_routers_have_seen(world: World) -> None:
     name, seat = world.node.name, world.seat(0, 0)
-
-    async def receive(_: object) -> None:
-        return None
-
     async with MemoryBus.connect(MemoryServer()) as bus:
         bucket = await bus.bucket(BUCKET)
         row = SeatRecord(node=name, seat=seat, state=SeatState.PARKED, epoch=77, seq=5)
@@ -334,40 +262,25 @@ async def test_a_manager_that_starts_reads_the_epochs_that_routers_have_seen() -
         await bucket.put(seat_key(name, "torn"), b"{")
         other = row.model_copy(update={"node": "another-node", "epoch": 99})
         await bucket.put(other.key, other.model_dump_json().encode())
-        writer = RosterWriter(bus, lambda: world.now, world.node, receive, recorded)
+        writer = RosterWriter(bus, lambda: world.now, world.node, ignore, recorded)
 
         assert await writer.published() == Published(77, 5)
         bus.cut()
         assert await writer.published() == Published()
 
 
-async def test_what_a_pod_shows_names_no_model_or_pod_of_another_namespace() -> None:
+async def test_what_a_pod_shows_names_no_model_or_pod_of_another_namespace(world: World) -> None:
     """The start gate hid these names, and the pod's Events and its condition had them."""
-    world = World()
-    world.boot()
     a, b = world.fill("secret", "b")
     world.pods[a] = replace(world.pods[a], namespace="other")
     world.look()
     world.managed(a).learn(unlocated=True)
     world.managed(b).reason = "there is room for secret without it"
-
-    async def receive(_: object) -> None:
-        return None
-
-    async with MemoryBus.connect(MemoryServer()) as bus:
-        writer, shown = RosterWriter(bus, lambda: world.now, world.node, receive, recorded), dict[str, SeatRecord]()
+    shown: dict[str, SeatRecord] = {}
+    async with writing(world) as (bucket, writer):
         writer.on_record.append(lambda row: shown.update({row.seat: row}))
-        for seat in (a, b):
-            writer.changed(seat)
-        task = asyncio.create_task(writer.run())
-        try:
-            bucket = await bus.bucket(BUCKET)
-            await until(lambda: {a, b} <= shown.keys(), what="both rows are written")
-            entry = await entry_of(bucket, seat_key(world.node.name, b))
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-    row = SeatRecord.model_validate_json((entry and entry.value) or b"")
+        await until(lambda: {a, b} <= shown.keys(), what="both rows are written")
+        row = await row_of(bucket, seat_key(world.node.name, b))
     assert row.reason == "there is room for secret without it", "operators read the roster"
     assert shown[b].reason == "there is room for a seat of another namespace without it"
     assert (shown[a].model, shown[a].pod) == ("secret", "other/secret")

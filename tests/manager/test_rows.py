@@ -30,7 +30,7 @@ from services.gpu_manager.core.inputs import (
 from services.gpu_manager.core.obstacles import ROWS
 from services.gpu_manager.core.state import Lane
 from tests.manager.texts import of_effects, of_node, with_ids
-from tests.manager.world import World, make_group
+from tests.manager.world import World, booted, make_group, nested, pooled
 
 Act = Callable[[], object]
 
@@ -44,29 +44,8 @@ class Case:
     group: int = 0
 
 
-def pool() -> World:
-    world = World(groups=tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(2)))
-    world.boot()
-    return world
-
-
-def tree() -> World:
-    world = World(
-        groups=(make_group("G0", [0], 2), make_group("G1", [1], 2), make_group("G01", [0, 1], 2)),
-        policy=Quantum(5.0, 1.0),
-    )
-    world.boot()
-    return world
-
-
-def plain(**more: object) -> World:
-    world = World(**more)  # type: ignore[arg-type]
-    world.boot()
-    return world
-
-
 def _drained() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     (a,) = world.fill("a")
     world.order(DrainNode, group="G0")
     world.finish()
@@ -74,21 +53,21 @@ def _drained() -> tuple[World, Case]:
 
 
 def _foreign() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a, _ = world.fill("a", "b")
     world.receive(ForeignProcessesSeen((ForeignProcess("GPU-0", 1, "x"),)))
     return world, Case(a, lambda: world.receive(ForeignProcessesSeen(())))
 
 
 def _broken() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a, _ = world.fill("a", "b")
     world.node.broken = {"GPU-0": "two groups"}
     return world, Case(a, world.tick)
 
 
 def _refused() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a = world.seat(0, 0)
     world.pod(a, "a")
     whole = world.pods[a]
@@ -103,35 +82,35 @@ def _refused() -> tuple[World, Case]:
 
 
 def _quarantined() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a, b = world.drained_switch()
     world.progress(world.job(), "quarantined", "pending")
     return world, Case(a, lambda: world.look_at(b, "active"))
 
 
 def _immovable() -> tuple[World, Case]:
-    world = pool()
+    world = pooled()
     (a,) = world.fill("a")
     world.annotate(a, rebalance="false")
     return world, Case(a, lambda: world.annotate(a, rebalance="true"), group=1)
 
 
 def _pinned() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a, b = world.fill("a", "b")
     world.command(PinSeat, b)
     return world, Case(a, lambda: world.command(UnpinSeat, b))
 
 
 def _unlocated() -> tuple[World, Case]:
-    world = pool()
+    world = pooled()
     a, b = world.fill("a", "b")
     world.managed(b).learn(unlocated=True)
     return world, Case(a, lambda: world.managed(b).learn(unlocated=False))
 
 
 def _failed() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a = world.seat(0, 0)
     world.serve(a, "a")
     for _ in range(2):
@@ -141,7 +120,7 @@ def _failed() -> tuple[World, Case]:
 
 
 def _container() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     _, b = world.fill("a", "b")
     world.exit(b)
     assert world.state(b) is S.BACKOFF
@@ -149,20 +128,20 @@ def _container() -> tuple[World, Case]:
 
 
 def _start_gate() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a = world.seat(0, 0)
     world.pod(a, "a")
     return world, Case(a, lambda: world.call(a))
 
 
 def _idle() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a, _ = world.fill("a", "b")
     return world, Case(a, lambda: world.traffic(a, waiting=1))
 
 
 def _routers() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a, _ = world.fill("a", "b")
     world.receive(BusChanged(False))
 
@@ -175,14 +154,14 @@ def _routers() -> tuple[World, Case]:
 
 
 def _pause() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a, _ = world.drained_switch()
     world.progress(world.job(), "active", "pending")
     return world, Case(a, lambda: world.tick(1))
 
 
 def _barrier() -> tuple[World, Case]:
-    world = tree()
+    world = nested(policy=Quantum(5.0, 1.0))
     (pair,) = world.fill("p", group=2)
     (a,), (b,) = world.fill("a", group=0), world.fill("b", group=1)
     for seat in (a, b):
@@ -196,14 +175,13 @@ def _barrier() -> tuple[World, Case]:
 
 
 def _switch() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a, _ = world.drained_switch()
     return world, Case(a, world.finish)
 
 
 def _lanes() -> tuple[World, Case]:
-    world = World(groups=tuple(make_group(f"G{n}", [n], 2) for n in range(2)))
-    world.boot()
+    world = booted(*(make_group(f"G{n}", [n], 2) for n in range(2)))
     (a, _), (c, _) = (world.fill(f"a{n}", f"b{n}", group=n) for n in range(2))
     world.tick(30)
     world.configure(lanes=(Lane(frozenset({"GPU-0", "GPU-1"}), 1),))
@@ -212,7 +190,7 @@ def _lanes() -> tuple[World, Case]:
 
 
 def _rests() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a, b = world.drained_switch()
     world.progress(world.job(), activate="parked")
     world.traffic(b, waiting=1)
@@ -220,14 +198,14 @@ def _rests() -> tuple[World, Case]:
 
 
 def _stays() -> tuple[World, Case]:
-    world = pool()
+    world = pooled()
     (a,) = world.fill("a")
     world.managed(a).backoff.move.until = WallTime(world.wall + 10)
     return world, Case(a, lambda: world.tick(11), group=1)
 
 
 def _moving() -> tuple[World, Case]:
-    world = pool()
+    world = pooled()
     a, _ = world.fill("a", "b")
     world.fill("c", group=1)
     world.order(MigrateSeat, seat=a, to="G1")
@@ -235,16 +213,14 @@ def _moving() -> tuple[World, Case]:
 
 
 def _unproven() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a, b = world.fill("a", "b")
-    del world.pods[b]
-    world.look()
-    world.look()
+    world.vanish(b)
     return world, Case(a, lambda: world.end_processes(b))
 
 
 def _starting() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     (a,) = world.fill("a")
     b = world.seat(0, 1)
     world.tick(10)
@@ -256,7 +232,7 @@ def _starting() -> tuple[World, Case]:
 
 
 def _unparked() -> tuple[World, Case]:
-    world = tree()
+    world = nested(policy=Quantum(5.0, 1.0))
     (pair,) = world.fill("p", group=2)
     (a,) = world.fill("a", group=0)
     world.managed(a).backoff.park.until = WallTime(world.wall + 10)
@@ -264,7 +240,7 @@ def _unparked() -> tuple[World, Case]:
 
 
 def _no_call() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     _, b = world.fill("a", "b")
     world.command(PinSeat, b)
     c = world.seat(0, 2)
@@ -275,7 +251,7 @@ def _no_call() -> tuple[World, Case]:
 
 
 def _policy() -> tuple[World, Case]:
-    world = plain(policy=Quantum(30.0, 5.0))
+    world = booted(policy=Quantum(30.0, 5.0))
     a, b = world.fill("a", "b")
     world.traffic(b, in_flight=1)
     world.tick(10)
@@ -290,7 +266,7 @@ def _policy() -> tuple[World, Case]:
 
 
 def _room() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a, b = world.fill("a", "b")
 
     def parked() -> None:
@@ -301,14 +277,14 @@ def _room() -> tuple[World, Case]:
 
 
 def _faulty() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     (a,) = world.fill("a")
     world.receive(FaultyGpusSeen({"GPU-0": "XID 79"}))
     return world, Case(a, lambda: world.receive(FaultyGpusSeen({})))
 
 
 def _retried() -> tuple[World, Case]:
-    world = plain()
+    world = booted()
     a, _ = world.drained_switch()
     world.progress(world.job(), activate="parked")
     return world, Case(a, lambda: world.tick(400))

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import JobReply, ParkSeat, SeatProgress
+from kybernate.messages import ParkSeat
 from kybernate.messages.jobs import Outcome
 from kybernate.seat import WITHOUT_RUN, container_of, start_inside
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import view
 from services.gpu_manager.core.facts import Process, Residence, Trigger
-from services.gpu_manager.core.inputs import JobsReported, StartCalls, StartTicket, WallTime
+from services.gpu_manager.core.inputs import StartCalls, StartTicket
 from services.gpu_manager.core.starts import INSIDE_SECONDS, KUBELET_SECONDS
 from services.gpu_manager.ledger import Ledger
 from tests.manager.test_recovery import restart
@@ -19,11 +19,7 @@ from tests.manager.world import World
 
 def report(world: World, seat: str, outcome: Outcome, container: str = "") -> None:
     """The checkpointer's answer about the present start, or about another one."""
-    target = world.managed(seat).target()
-    progress = SeatProgress(
-        seat=seat, pod_uid=target.pod_uid, container_id=container or target.container_id, outcome=outcome
-    )
-    world.receive(JobsReported(JobReply(accepted=True, seats=(progress,)), asked_at=world.wall))
+    world.look_at(seat, outcome, container_id=container or world.managed(seat).target().container_id)
 
 
 def taken(world: World, seat: str) -> StartTicket:
@@ -32,12 +28,6 @@ def taken(world: World, seat: str) -> StartTicket:
     assert world.calls.pop(seat).call == ticket.call
     world.receive(StartCalls(dict(world.calls)))
     return ticket
-
-
-def asked(world: World, seat: str) -> bool:
-    """The checkpointer is asked about the seat."""
-    questions = view.checkpointer_questions(world.node, world.now, WallTime(0.0))
-    return any(target.seat == seat for question in questions for target in question.targets)
 
 
 def probed(world: World, seat: str) -> bool:
@@ -82,7 +72,7 @@ def test_a_call_from_inside_ends_nothing_and_has_the_checkpointer_asked(world: W
         world.call(seat, inside=True)
         for _ in range(reads):
             world.look()
-        assert (world.state(seat), asked(world, seat)) == (state, seat == b), "a has none"
+        assert (world.state(seat), seat in world.asked()) == (state, seat == b), "a has none"
     report(world, b, "active")
     assert world.state(b) is S.ACTIVE
     report(world, b, "gone")
@@ -103,7 +93,7 @@ def test_a_call_from_inside_counts_only_in_a_container_that_runs(waits: World) -
 def test_an_engine_that_kyb_run_starts_serves_in_the_container_that_runs(starts: World) -> None:
     a = starts.seat(0, 0)
     assert probed(starts, a), "its health is asked at once"
-    assert asked(starts, a)
+    assert a in starts.asked()
     container = starts.pods[a].container_id
     starts.look()
     assert starts.state(a) is S.STARTING, "the pods show the container as before"
@@ -156,8 +146,7 @@ def test_kyb_run_whose_answer_was_lost_gets_another_ticket_and_keeps_the_lease(s
     a = starts.seat(0, 0)
     first = starts.managed(a).durable.container_id
     starts.call(a, inside=True)
-    starts.look()
-    starts.look()
+    starts.look(2)
     second = taken(starts, a).container
     assert second != first
     assert (starts.state(a), starts.managed(a).lease) == (S.STARTING, True)
@@ -201,8 +190,7 @@ def test_an_end_that_a_restart_made_is_no_exit_and_names_kyb_run_where_it_is_mis
         report(world, a, "gone")
     else:
         world.call(a)
-        world.look()
-        world.look()
+        world.look(2)
     facts = world.managed(a).facts
     assert (facts.state, facts.process, facts.residence) == (S.PARKED, Process.NONE, Residence.NOTHING)
     assert world.managed(a).reason == f"it is parked by restart{more}"
@@ -223,9 +211,8 @@ def test_a_pod_that_is_deleted_while_kyb_run_starts_holds_its_gpus_until_evidenc
 ) -> None:
     """Its engine may run for as long as its grace lasts, longer than a start may take."""
     a = starts.seat(0, 0)
-    starts.pods[a] = replace(starts.pods[a], deleting=True)
-    starts.look()
-    assert (starts.state(a), asked(starts, a)) == (S.RELEASING, True)
+    starts.delete(a)
+    assert (starts.state(a), a in starts.asked()) == (S.RELEASING, True)
     if seen:
         report(starts, a, "active")
     starts.tick(INSIDE_SECONDS + 60)
@@ -245,8 +232,7 @@ def test_a_manager_that_restarts_while_kyb_run_waits_finds_it_waiting(waits: Wor
     a = waits.seat(0, 0)
     restart(waits, a="gone")
     waits.call(a, inside=True)
-    waits.look()
-    waits.look()
+    waits.look(2)
     assert (waits.state(a), waits.state(waits.seat(0, 1))) == (S.PARKED, S.ACTIVE)
 
 

@@ -1,6 +1,7 @@
 """A rider's row about a seat or a pair holds at each door: the seat gets no GPU, and none leaves for it."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -13,7 +14,7 @@ from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.core.state import Rider, by_hook
 from services.gpu_manager.live_policy import GuardedPolicy
-from tests.manager.world import World, make_group
+from tests.manager.world import World, booted, make_group
 
 
 @dataclass(frozen=True)
@@ -40,33 +41,36 @@ class Quota(Rider):
             return Stage("quota", "its hours are used up") if ask.of and ask.of.model == self.model else None
 
 
+@contextmanager
+def rows_kept() -> Iterator[None]:
+    """Rows that are made meanwhile are in the list until the end."""
+    before = list(ROWS)
+    obstacles.counted.cache_clear()
+    try:
+        yield
+    finally:
+        ROWS[:] = before
+        obstacles.counted.cache_clear()
+
+
 @pytest.fixture(
     params=[(165, "seat"), (245, "seat"), (275, "seat"), (345, "pair"), (375, "seat")], ids=lambda one: f"{one[0]}"
 )
 def quota(request: pytest.FixtureRequest) -> Iterator[Quota]:
-    before = list(ROWS)
-    rider = Quota(*request.param)
-    obstacles.counted.cache_clear()
-    yield rider
-    ROWS[:] = before
-    obstacles.counted.cache_clear()
+    with rows_kept():
+        yield Quota(*request.param)
 
 
 @pytest.fixture
 def late() -> Iterator[Quota]:
     """One whose row may begin to hold at any time."""
-    before = list(ROWS)
-    obstacles.counted.cache_clear()
-    yield Quota(275, "seat")
-    ROWS[:] = before
-    obstacles.counted.cache_clear()
+    with rows_kept():
+        yield Quota(275, "seat")
 
 
 @pytest.fixture(params=[KybBalanced(), GuardedPolicy("longest", Longest())], ids=["ours", "one that does not know"])
 def world(request: pytest.FixtureRequest) -> World:
-    world = World(policy=request.param)
-    world.boot()
-    return world
+    return booted(policy=request.param)
 
 
 def test_a_seat_against_whose_row_nothing_helps_stays_parked_and_the_holder_serves_on(
@@ -83,8 +87,7 @@ def test_a_seat_against_whose_row_nothing_helps_stays_parked_and_the_holder_serv
 
 
 def test_no_holder_leaves_for_it_even_if_a_careless_policy_says_so(quota: Quota) -> None:
-    world = World(policy=Longest())
-    world.boot()
+    world = booted(policy=Longest())
     a, b = world.fill("a", "b")
     world.node.riders = by_hook((*RIDERS, quota))
     quota.model = world.managed(a).model
@@ -121,8 +124,7 @@ def test_another_seat_takes_the_turn_of_one_that_may_not_come(late: Quota, world
 
 
 def test_gpus_are_not_cleared_for_a_seat_that_may_not_come(late: Quota) -> None:
-    world = World(groups=(make_group("G01", [0, 1], 1), make_group("G0", [0], 1), make_group("G1", [1], 1)))
-    world.boot()
+    world = booted(make_group("G01", [0, 1], 1), make_group("G0", [0], 1), make_group("G1", [1], 1))
     ((large,), (small,), (other,)) = (world.fill(name, group=n) for n, name in enumerate(("large", "small", "other")))
     world.node.riders = by_hook((*RIDERS, late))
     late.model = "large"

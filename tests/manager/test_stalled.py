@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from kybernate.health import HttpServer
-from kybernate.messages import CommandReply, JobProgress, JobReply, JobStatus, PinSeat, Presence, TrafficSignal
+from kybernate.messages import CommandReply, JobProgress, JobStatus, PinSeat, Presence, TrafficSignal
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState as S
 from services.gpu_manager import manager as manager_module
@@ -22,21 +22,15 @@ from services.gpu_manager.core.inputs import (
     DrainAnnounced,
     Now,
     Paused,
-    PodsSeen,
-    StartCall,
-    StartCalls,
     Tick,
-    UnixTime,
 )
-from services.gpu_manager.core.seat_pod import Owners
 from services.gpu_manager.core.state import Effect
 from services.gpu_manager.http import pod_route
 from services.gpu_manager.inbox import BoardInbox
 from services.gpu_manager.ledger import Ledger
 from services.gpu_manager.manager import Manager
-from tests.manager.test_ledger import runs
-from tests.manager.test_manager import look, running, taken
-from tests.manager.world import World
+from tests.manager.test_ledger import calls, runs, with_a_pod
+from tests.manager.world import World, booted
 from tests.until import until
 
 
@@ -63,23 +57,7 @@ class SlowDisk:
 @asynccontextmanager
 async def with_a_slow_disk(folder: Path) -> AsyncIterator[tuple[Manager, str, SlowDisk]]:
     """A manager and a seat that a pod waits for."""
-    world = World()
-    seat = world.seat(0, 0)
-
-    async def owners(_: object = ()) -> Owners:
-        return world.owners()
-
-    async def ask(job: object) -> JobReply:
-        return look(job, "gone")  # type: ignore[arg-type]
-
-    (folder / "seats" / seat).mkdir(parents=True)  # the plugin's: tickets are written there
-    async with running(world, folder, ask, taken) as manager:
-        await until(lambda: manager.node.recovered and manager.node.seats[seat].state is S.FREE, what="recovered")
-        world.boot()
-        world.pod(seat, "a")
-        manager.pods.seats = owners  # type: ignore[method-assign]
-        await manager.receive(PodsSeen(world.owners()))
-        await until(lambda: manager.node.seats[seat].pod is not None, what="the pod owns the seat")
+    async with with_a_pod(folder) as (manager, seat):
         disk = SlowDisk(manager)
         try:
             yield manager, seat, disk
@@ -107,8 +85,7 @@ async def test_while_the_disk_hangs_the_loop_goes_on_and_nothing_unrecorded_leav
             asyncio.TaskGroup() as group,
         ):
             disk.turns.clear()
-            unix = manager.now().unix
-            await manager.receive(StartCalls({seat: StartCall("call-1", unix, UnixTime(unix + 25))}))
+            await calls(manager, seat)
             await until(disk.reached.is_set, what="the ledger is being written")
 
             async def state() -> str:
@@ -150,8 +127,7 @@ async def test_a_write_that_takes_long_and_fails_ends_the_manager_before_the_tic
     async with with_a_slow_disk(tmp_path) as (manager, seat, disk):
         disk.turns.clear()
         disk.error = OSError(5, "Input/output error")
-        unix = manager.now().unix
-        await manager.receive(StartCalls({seat: StartCall("call-1", unix, UnixTime(unix + 25))}))
+        await calls(manager, seat)
         await until(disk.reached.is_set, what="the ledger is being written")
         await asyncio.sleep(3 * manager_module.BRIEF_SECONDS)
         disk.turns.set()
@@ -201,8 +177,7 @@ async def test_a_message_counts_from_its_arrival_and_a_gap_without_any_as_a_paus
 
         monkeypatch.setattr(manager.board, "handle", recorded)
         disk.turns.clear()
-        unix = manager.now().unix
-        await manager.receive(StartCalls({seat: StartCall("call-1", unix, UnixTime(unix + 25))}))
+        await calls(manager, seat)
         await until(disk.reached.is_set, what="the ledger is being written")
         presence = Presence(cause="p", component="router", instance="r", incarnation="a")
         await manager.receive(presence)
@@ -221,8 +196,7 @@ async def test_a_message_counts_from_its_arrival_and_a_gap_without_any_as_a_paus
 @pytest.fixture(name="draining")
 def draining_world() -> tuple[World, str]:
     """A seat that drains: one of two routers is quiet, the engine is idle."""
-    world = World()
-    world.boot()
+    world = booted()
     world.router("router-1")
     a, b = world.fill("a", "b")
     world.beat()

@@ -26,11 +26,7 @@ from services.gpu_manager.publish import GateFiles
 from tests.manager.pulling import Pulls
 from tests.manager.test_recovery import restart
 from tests.manager.test_restarts import busy_home, call
-from tests.manager.world import World, make_group
-
-
-def given(world: World, seat: str) -> list[StartTicket]:
-    return [effect for effect in world.effects if isinstance(effect, StartTicket) and effect.seat == seat]
+from tests.manager.world import World, booted, make_group
 
 
 @pytest.fixture
@@ -77,7 +73,7 @@ def test_kyb_run_that_is_stopped_before_its_first_fork_keeps_its_hold(paused: Wo
     paused.look_at(a, "gone")
     assert not paused.managed(a).lease
     paused.call(b)
-    assert given(paused, b)
+    assert paused.sent(StartTicket, b)
 
 
 def test_a_manager_that_restarts_meanwhile_keeps_its_hold(paused: World) -> None:
@@ -94,8 +90,7 @@ def test_a_manager_that_restarts_meanwhile_keeps_its_hold(paused: World) -> None
 def test_a_pod_that_is_deleted_meanwhile_keeps_its_hold(paused: World) -> None:
     """Its grace may last longer than its permission."""
     a = paused.seat(0, 0)
-    paused.pods[a] = replace(paused.pods[a], deleting=True)
-    paused.look()
+    paused.delete(a)
     paused.look_at(a, "gone")
     assert (paused.state(a), paused.managed(a).lease) == (S.RELEASING, True)
     restart(paused, a="gone")
@@ -129,8 +124,7 @@ def test_kyb_run_that_is_gone_ends_the_hold_of_its_ticket_at_once(world: World, 
     """No process is left that could use it: the group was held for 270 s, with another reason shown."""
     a, _ = inside(world)
     if deleted:
-        world.pods[a] = replace(world.pods[a], deleting=True)
-        world.look()
+        world.delete(a)
     stage = phases.unproven(world.node, world.managed(a), world.now)
     if deleted:
         assert stage.text.endswith("until the checkpointer finds that kyb-run has not started its engine by its ticket")
@@ -196,8 +190,7 @@ def away(stage: str) -> tuple[World, str, str]:
     """a, of home G01, has a ticket of kyb-run for G23, or loads or serves there, or its pod is deleted then; b serves
     on G01."""
     groups = (make_group("G01", [0, 1], 3, rebalance=True), make_group("G23", [2, 3], 3, rebalance=True))
-    world = World(groups=groups, policy=Pulls(), warmup=False)
-    world.boot()
+    world = booted(*groups, policy=Pulls(), warmup=False)
     a, b = busy_home(world)
     for _ in range(40):
         if world.state(a) is S.STARTING:
@@ -217,8 +210,7 @@ def away(stage: str) -> tuple[World, str, str]:
     if stage == "serves":
         world.healthy(a)
     if stage == "leaves":
-        world.pods[a] = replace(world.pods[a], deleting=True)
-        world.look()
+        world.delete(a)
     assert (world.managed(a).group.name, world.state(b), world.managed(b).group.name) == ("G23", S.ACTIVE, "G01")
     return world, a, b
 

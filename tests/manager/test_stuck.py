@@ -41,7 +41,6 @@ def ended(world: World, seat: str) -> None:
     """The kill is done, and kubelet sees it."""
     assert world.state(seat) is S.LOST
     kill = world.last(KillJob)
-    assert isinstance(kill, KillJob)
     assert kill.target.seat == seat
     world.end_processes(seat)
     world.tick()
@@ -301,9 +300,7 @@ def test_what_has_no_end_says_why(world: World) -> None:
     note(b)
     world.exit(a)
     note(a)
-    del world.pods[b]
-    world.look()
-    world.look()
+    world.vanish(b)
     note(b)
     assert {state: ends for state, (deadline, ends) in found.items() if state in ENDLESS} == ENDLESS
     assert found[S.PARKING] == (None, "the checkpointer has to take the job")

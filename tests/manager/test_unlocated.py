@@ -6,8 +6,8 @@ import pytest
 
 from kybernate.messages import DrainNode, JobReply, JobStatus, KillJob, MigrateSeat, SeatProgress
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import recovery, view
-from services.gpu_manager.core.inputs import BusChanged, JobsReported, PodsSeen, Recovered, SeatTicket, StartTicket
+from services.gpu_manager.core import recovery
+from services.gpu_manager.core.inputs import JobsReported, PodsSeen, SeatTicket, StartTicket
 from services.gpu_manager.core.managed_seat import REHEARSAL
 from services.gpu_manager.core.riders import host_memory
 from services.gpu_manager.core.seat_pod import Owners
@@ -15,7 +15,7 @@ from services.gpu_manager.ledger import Ledger, LedgerEntry
 from services.gpu_manager.publish import record
 from tests.facts import COPY
 from tests.manager.packed import make_packed
-from tests.manager.world import GIB, World, make_group, status
+from tests.manager.world import GIB, World, booted, make_group, status
 
 UNKNOWN = "quarantined"
 """What the checkpointer answers where the driver does not: no GPUs, no state."""
@@ -25,23 +25,14 @@ UNKNOWN = "quarantined"
 def world() -> World:
     """G0, G1 and G2 are a pool; G01 shares GPUs with it, G34 is alone. a of G0 has moved to G1."""
     groups = tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(3))
-    world = World(groups=(*groups, make_group("G01", [0, 1], 1), make_group("G34", [3, 4], 2)))
-    world.boot()
+    world = booted(*groups, make_group("G01", [0, 1], 1), make_group("G34", [3, 4], 2))
     world.fill("a", group=0)
     world.managed(world.seat(0, 0)).group = world.groups[1]
     return world
 
 
 def seen(world: World, seat: str, outcome: str, *gpus: str) -> SeatProgress:
-    pod = world.pods[seat]
-    return SeatProgress(
-        seat=seat,
-        pod_uid=pod.uid,
-        container_id=pod.container_id or "",
-        outcome=outcome,  # type: ignore[arg-type]
-        gpus=gpus,
-        reason="the driver does not answer" if outcome == UNKNOWN else "",
-    )
+    return world.seen(seat, outcome, *gpus, reason="the driver does not answer" if outcome == UNKNOWN else "")
 
 
 def restarted(
@@ -52,13 +43,17 @@ def restarted(
     tickets: tuple[SeatTicket, ...] = (),
 ) -> None:
     """A new manager with this ledger (None: it is lost) and this answer of the checkpointer."""
-    world.board = world.new_board()
-    world.receive(BusChanged(True))
-    reply = JobReply(accepted=True, seats=evidence, jobs=jobs)
     known = (*world.used_tickets(), *tickets)
-    world.receive(Recovered(world.owners(), ledger or Ledger(lost=True), reply, known))
+    world.next_manager(ledger or Ledger(lost=True), *evidence, jobs=jobs, tickets=known)
     world.tick(4)
     world.beat()
+
+
+def lost(world: World) -> str:
+    """The ledger is lost, and the driver does not answer about a."""
+    a = world.seat(0, 0)
+    restarted(world, seen(world, a, UNKNOWN))
+    return a
 
 
 def answer(world: World, *evidence: SeatProgress) -> None:
@@ -77,7 +72,7 @@ def started(world: World, group: int, number: int = 0) -> bool:
     world.look()
     world.call(seat)
     world.tick(1)
-    return any(isinstance(effect, StartTicket) and effect.seat == seat for effect in world.effects)
+    return bool(world.sent(StartTicket, seat))
 
 
 @pytest.mark.parametrize("outcome", [UNKNOWN, "active", "started", "lost"])
@@ -92,9 +87,8 @@ def test_nothing_starts_on_the_pool_of_a_seat_whose_gpus_nothing_names(world: Wo
 
 
 def test_the_first_evidence_that_names_its_gpus_ends_that(world: World) -> None:
-    a = world.seat(0, 0)
-    restarted(world, seen(world, a, UNKNOWN))
-    assert [one.targets[0].seat for one in view.checkpointer_questions(world.node, world.now, world.now.wall)] == [a]
+    a = lost(world)
+    assert world.asked() == [a]
     for nothing in (UNKNOWN, "active"):
         answer(world, seen(world, a, nothing))
         assert (world.state(a), world.managed(a).facts.unlocated) == (S.QUARANTINED, True)
@@ -125,8 +119,7 @@ def test_a_seat_without_a_context_is_at_home(world: World, late: bool) -> None:
 
 
 def test_evidence_about_another_container_ends_nothing(world: World) -> None:
-    a = world.seat(0, 0)
-    restarted(world, seen(world, a, UNKNOWN))
+    a = lost(world)
 
     answer(world, seen(world, a, "active", "GPU-1").model_copy(update={"container_id": "process://0"}))
 
@@ -221,10 +214,9 @@ def test_a_ticket_that_outlived_the_ledger_is_not_given_again_beside_a_seat_that
     assert world.state(b) is S.STARTING
 
     world.call(b)
-    world.look()
-    world.look()
+    world.look(2)
 
-    assert not any(isinstance(effect, StartTicket) and effect.seat == b for effect in world.effects)
+    assert not world.sent(StartTicket, b)
     assert "it gets no other ticket: a holds group G0 and is quarantined" in world.stage(b).text
     world.wait(300)
     for _ in range(2):
@@ -294,8 +286,7 @@ def test_a_seat_that_was_being_moved_may_be_on_either_group(world: World) -> Non
 
 
 def test_that_its_group_is_unknown_survives_another_restart(world: World) -> None:
-    a = world.seat(0, 0)
-    restarted(world, seen(world, a, UNKNOWN))
+    a = lost(world)
     again = Ledger.model_validate_json(recovery.ledger(world.node, "boot").model_dump_json())
 
     restarted(world, seen(world, a, UNKNOWN), ledger=again)
@@ -308,13 +299,12 @@ def test_that_its_group_is_unknown_survives_another_restart(world: World) -> Non
 
 
 def test_a_copy_whose_gpus_nothing_names_is_not_restored(world: World) -> None:
-    a = world.seat(0, 0)
-    restarted(world, seen(world, a, UNKNOWN))
+    a = lost(world)
 
     answer(world, seen(world, a, "parked"))
 
     assert world.state(a) is S.LOST
-    assert world.last(KillJob).target.seat == a  # type: ignore[attr-defined]
+    assert world.last(KillJob).target.seat == a
     assert not started(world, 1), "until it has ended"
     world.end_processes(a)
     world.tick(1)
@@ -323,8 +313,7 @@ def test_a_copy_whose_gpus_nothing_names_is_not_restored(world: World) -> None:
 
 
 def test_a_copy_that_cannot_be_ended_is_killed_once(world: World) -> None:
-    a = world.seat(0, 0)
-    restarted(world, seen(world, a, UNKNOWN))
+    a = lost(world)
     answer(world, seen(world, a, "parked"))
     failed = seen(world, a, UNKNOWN).model_copy(update={"reason": "it does not end; delete its pod"})
     status = JobStatus(op="kill-a", epoch=world.managed(a).epoch, group="G0", park=(failed,), done=True)
@@ -341,8 +330,7 @@ def test_a_copy_that_cannot_be_ended_is_killed_once(world: World) -> None:
 
 
 def test_a_copy_whose_gpus_are_named_stays(world: World) -> None:
-    a = world.seat(0, 0)
-    restarted(world, seen(world, a, UNKNOWN))
+    a = lost(world)
 
     answer(world, seen(world, a, "parked", "GPU-1"))
 
@@ -375,11 +363,9 @@ def test_a_copy_that_is_found_late_is_on_the_account_of_host_memory(world: World
 
 
 def test_its_pod_can_be_deleted_and_the_pool_waits_for_its_processes(world: World) -> None:
-    a = world.seat(0, 0)
-    restarted(world, seen(world, a, UNKNOWN))
+    a = lost(world)
     uid = world.pods[a].uid
-    world.pods[a] = replace(world.pods[a], deleting=True)
-    world.look()
+    world.delete(a)
     assert (world.state(a), world.managed(a).facts.unlocated) == (S.RELEASING, True)
     assert not started(world, 1)
     gone = seen(world, a, "gone")
@@ -452,8 +438,7 @@ def test_a_copy_that_ends_and_is_found_late_reserves_only_what_it_keeps(ending: 
     """a was being moved to G1, where its lease reserved 50 GiB, and is still on G0, where b has 50 of 80 GiB."""
     packed = [make_packed(f"G{n}", [n], 2) for n in range(2)]
     movable = [replace(one, profile=one.profile.model_copy(update={"rebalance": True})) for one in packed]
-    world = World(groups=tuple(movable))
-    world.boot()
+    world = booted(*movable)
     a, b = world.fill("a", "b", vram="50GiB")
     world.order(MigrateSeat, seat=a, to="G1")
     world.managed(a).durable.measured = measured
@@ -521,8 +506,7 @@ def test_operators_learn_why_and_what_to_do(world: World) -> None:
 
 
 def test_the_drain_of_a_group_waits_for_a_seat_that_may_be_there(world: World) -> None:
-    a = world.seat(0, 0)
-    restarted(world, seen(world, a, UNKNOWN))
+    a = lost(world)
 
     world.order(DrainNode, group="G2")
     world.tick(1)
@@ -544,8 +528,7 @@ def test_a_seat_whose_pod_is_deleted_before_its_move_holds_the_group_to_which_th
     world.quiet(c)
     job = world.job()
     assert (job.group, job.activate and job.activate.seat) == ("G2", a)
-    world.pods[a] = replace(world.pods[a], deleting=True)
-    world.look()
+    world.delete(a)
 
     world.receive(JobsReported(JobReply(accepted=True, jobs=(status(job, "parked", "started", done=False),))))
 

@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.envelope import Message
-from kybernate.messages import AskJobs, JobReply
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import PodsSeen
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
-from tests.manager.test_manager import NoPods, look, running, taken
+from tests.manager.test_manager import NoPods, running
 from tests.manager.world import World
 from tests.until import until
 
@@ -59,12 +57,8 @@ async def test_the_manager_has_the_owner_of_a_called_seat_proven_until_it_is_con
         proofs.append(frozenset(prove))
         return Owners((owner,), frozenset({"u0"}), unproven=frozenset({seat}) - frozenset(prove))
 
-    async def ask(job: Message) -> JobReply:
-        assert isinstance(job, AskJobs)
-        return look(job, "parked")
-
     monkeypatch.setattr(NoPods, "seats", seats)
-    async with running(world, tmp_path, ask, taken):
+    async with running(world, tmp_path):
         await until(lambda: len(proofs) > 3, what="some observations")
         assert not any(proofs)
         folder = tmp_path / "seats" / seat

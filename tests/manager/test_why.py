@@ -9,7 +9,6 @@ import pytest
 from kybernate.messages import ActivateSeat, DrainNode, JobReply, PinSeat
 from kybernate.node.run_files import GpuFaults
 from kybernate.policy import KybBalanced
-from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core import obstacles
 from services.gpu_manager.core.inputs import (
@@ -23,7 +22,8 @@ from services.gpu_manager.core.inputs import (
 from services.gpu_manager.http import why_answer
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.publish import gate_texts
-from tests.manager.world import World, make_group
+from tests.manager.test_rows import CASES
+from tests.manager.world import World, booted, make_group
 
 
 @pytest.fixture
@@ -86,35 +86,16 @@ def test_a_park_waits_for_the_evidence_that_its_vram_is_free(world: World) -> No
 def test_a_deleted_neighbour_holds_its_group_until_its_processes_are_found_gone(full: tuple[World, str, str]) -> None:
     world, a, b = full
     world.traffic(a, waiting=1)
-    del world.pods[b]
-    world.look()
-    world.look()
+    world.vanish(b)
     text, data = waits(world, a, "vram-evidence")
     assert "b: its pod is deleted; group G0 is held until the checkpointer finds none of its processes" in text
     assert data == {"seat": b, "processes_gone": False}
 
 
 def test_a_seat_waits_while_its_gpus_are_cleared_for_a_larger_group() -> None:
-    groups = (make_group("G0", [0], 2), make_group("G1", [1], 2), make_group("G01", [0, 1], 1))
-    world = World(groups=groups, policy=Quantum(5.0, 1.0))
-    world.boot()
-    (pair,) = world.fill("p", group=2)
-    for group, model in ((0, "a"), (1, "b")):
-        world.pod(world.seat(group, 0), model)
-        world.call(world.seat(group, 0))
-        world.finish()
-        world.start(world.seat(group, 0))
-        world.healthy(world.seat(group, 0))
-        world.traffic(world.seat(group, 0), in_flight=1)
-    world.tick(60)
-    world.beat()
-    world.traffic(pair, waiting=1, oldest=500.0)
-    assert "G01" in world.node.claims
-    a, b = world.seat(0, 0), world.seat(1, 0)
-    world.quiet(a)
-    world.progress(world.job())
+    world, case = CASES[280]()
+    a, b, pair = case.seat, world.seat(1, 0), world.seat(2, 0)
     world.traffic(a, waiting=1)
-    assert (world.state(a), world.state(b)) == (S.PARKED, S.DRAINING)
 
     text, data = waits(world, a, "barrier")
     assert "the GPUs of group G0 are being cleared for p of group G01" in text
@@ -194,15 +175,10 @@ def test_the_start_gate_hides_the_policys_names_from_another_namespace_and_shows
 
 
 def test_the_minimum_active_time_of_the_holder_has_an_end() -> None:
-    world = World(policy=Quantum(30.0, 5.0))
-    world.boot()
-    a, b = world.fill("a", "b")
-    world.traffic(b, in_flight=1)
-    world.tick(10)
-    world.traffic(a, waiting=1)
-    text, data = waits(world, a, "minimum-active-time")
+    world, case = CASES[360]()
+    text, data = waits(world, case.seat, "minimum-active-time")
     assert "b keeps the group for 20.0 s more" in text
-    assert data == {"seats": [b], "seconds": pytest.approx(20.0)}
+    assert data == {"seats": [world.seat(0, 1)], "seconds": pytest.approx(20.0)}
 
 
 def test_a_back_off_says_until_when(world: World) -> None:
@@ -225,15 +201,10 @@ def test_a_back_off_says_until_when(world: World) -> None:
 
 def test_a_holder_that_could_not_be_parked_is_named_with_the_end_of_its_back_off() -> None:
     """While another one can leave; that one is too small."""
-    world = World(groups=(make_group("G0", [0], 3, slots=2),))
-    world.boot()
+    world = booted(make_group("G0", [0], 3, slots=2))
     a, b, c = world.seat(0, 0), world.seat(0, 1), world.seat(0, 2)
     for seat, model, vram in ((a, "a", "70GiB"), (b, "b", "50GiB"), (c, "c", "20GiB")):
-        world.pod(seat, model, vram=vram)
-        world.call(seat)
-        world.finish()
-        world.start(seat)
-        world.healthy(seat)
+        world.serve(seat, model, vram=vram)
     assert (world.state(a), world.state(b), world.state(c)) == (S.PARKED, S.ACTIVE, S.ACTIVE)
     world.managed(b).backoff.park.until = world.wall + 50
     world.traffic(a, waiting=1)
@@ -268,17 +239,6 @@ def test_a_drained_group_or_node_says_who_drained_it_and_how_it_ends(world: Worl
     text, data = waits(world, a, "drained")
     assert f"{'group' if group else 'node'} {scope} is drained for upgrade by alice; it ends with: kyb resume" in text
     assert data == {"scope": scope, "for": "upgrade", "actor": "alice"}
-
-
-def test_a_seat_on_a_drained_group_waits_for_that() -> None:
-    world = World(groups=(make_group("G0", [0], 1), make_group("G1", [1], 1)))
-    world.boot()
-    (a,) = world.fill("a")
-    world.order(DrainNode, group="G0")
-    world.finish()
-    text, data = waits(world, a, "drained")
-    assert "kyb resume group G0" in text
-    assert data["scope"] == "G0"
 
 
 def test_without_the_bus_nothing_is_evicted(full: tuple[World, str, str]) -> None:

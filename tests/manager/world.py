@@ -5,7 +5,7 @@ Time is a number that only ``tick`` moves. The world checks the board's invarian
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kybernate.config import Profile
 from kybernate.machine import Gpu
@@ -52,12 +52,16 @@ from services.gpu_manager.core.riders import operations
 from services.gpu_manager.core.riders.operations import drain_on
 from services.gpu_manager.core.seat_pod import Owners, SeatPod
 from services.gpu_manager.core.state import NodeSetup, NodeState
+from services.gpu_manager.http import why_answer
+from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.live_policy import GuardedPolicy
 from tests.facts import contradictions
 from tests.granted import against
 from tests.manager.texts import of_effects, with_ids
 
 GIB = 2**30
 C = TypeVar("C", bound=Command)
+T = TypeVar("T")
 
 
 def make_gpu(index: int) -> Gpu:
@@ -161,8 +165,17 @@ class World:
     def state(self, seat: str) -> SeatState:
         return self.node.seats[seat].state
 
-    def last(self, kind: type) -> object:
+    def last(self, kind: type[T]) -> T:
         return next(effect for effect in reversed(self.effects) if isinstance(effect, kind))
+
+    def sent(self, kind: type[T], seat: str) -> list[T]:
+        """All tickets, or jobs that end processes, of this seat."""
+        return [one for one in self.effects if isinstance(one, kind) and getattr(one, "target", one).seat == seat]
+
+    def asked(self) -> list[str]:
+        """The seats whose processes the checkpointer is asked about now."""
+        questions = view.checkpointer_questions(self.node, self.now, self.now.wall)
+        return [target.seat for question in questions for target in question.targets]
 
     def events(self, seat: str) -> list[SeatEvent]:
         return [effect for effect in self.effects if isinstance(effect, SeatEvent) and effect.seat == seat]
@@ -207,8 +220,19 @@ class World:
         over = WallTime(0.0)
         return tuple(SeatTicket(seat, "over", pod.uid, 0, 4000.0, expires=over) for seat, pod in self.pods.items())
 
-    def look(self) -> list[object]:
-        return self.receive(PodsSeen(self.owners()))
+    def look(self, times: int = 1) -> list[object]:
+        """The pods are read; returns what the last read brings. One that misses a pod proves nothing, two do."""
+        return [self.receive(PodsSeen(self.owners())) for _ in range(times)][-1]
+
+    def delete(self, seat: str) -> None:
+        """Its pod is in deletion."""
+        self.pods[seat] = replace(self.pods[seat], deleting=True)
+        self.look()
+
+    def vanish(self, seat: str) -> None:
+        """Its pod is deleted by force."""
+        del self.pods[seat]
+        self.look(2)
 
     def call(self, seat: str, *, inside: bool = False) -> list[object]:
         """Kubelet asks the start gate for this seat, or kyb-run from ``inside`` its container."""
@@ -232,12 +256,17 @@ class World:
     def healthy(self, seat: str) -> None:
         self.receive(EngineSeen(seat, self.managed(seat).durable.container_id or "", True))
 
-    def serve(self, seat: str, model: str) -> None:
-        """From nothing to active."""
-        self.pod(seat, model)
+    def come_up(self, seat: str) -> None:
+        """Its container starts once the gate lets it, after the switches that this needs, and is healthy."""
         self.call(seat)
+        self.finish()
         self.start(seat)
         self.healthy(seat)
+
+    def serve(self, seat: str, model: str, **annotations: str) -> None:
+        """From nothing to active."""
+        self.pod(seat, model, **annotations)
+        self.come_up(seat)
         assert self.state(seat) is SeatState.ACTIVE
 
     def fill(self, *models: str, group: int = 0, **annotations: str) -> list[str]:
@@ -246,10 +275,7 @@ class World:
         for number, model in enumerate(models):
             seat = self.seat(group, number)
             self.pod(seat, model, **annotations)
-            self.call(seat)
-            self.finish()
-            self.start(seat)
-            self.healthy(seat)
+            self.come_up(seat)
             seats.append(seat)
         return seats
 
@@ -290,6 +316,12 @@ class World:
         effects = self.receive(kind(cause="c", node="n1", actor="alice", **fields))  # type: ignore[arg-type]
         return next(effect for effect in effects if isinstance(effect, CommandReply))
 
+    def ordering(self, kind: type[OrderCommand], **fields: object) -> OrderStatus:
+        """Order something, or again; returns how far it is."""
+        found = self.order(kind, **fields).order
+        assert found is not None
+        return found
+
     def ordered(self, target: str = "G0") -> OrderStatus:
         """How far the drain of a group (empty: the node), or the move of a seat, is."""
         return next(one for one in operations.statuses(self.node, self.now) if one.target == target)
@@ -298,16 +330,29 @@ class World:
         """What a seat waits for."""
         return obstacles.stage(self.node, self.managed(seat), self.now)
 
+    def why(self) -> dict[str, Any]:
+        """What ``GET /v1/why`` says, by group and by seat."""
+        answer = why_answer(self.node, GuardedPolicy(self.policy, "kyb-balanced"), self.now)
+        found = {group["group"]: group for group in answer["groups"]}
+        return found | {seat["seat"]: seat for group in answer["groups"] for seat in group["seats"]}
+
     def wish(self, seat: str) -> CommandReply:
         return self.command(ActivateSeat, seat)
 
     # --- a switch, step by step ---------------------------------------------------------------------------------
 
-    def drained_switch(self) -> tuple[str, str]:
-        """Seats a and b of one group: b served and is drained for a, so that the job of the switch is sent."""
+    def draining(self) -> tuple[str, str]:
+        """Seats a and b of one group: b serves, and drains for a, for which a request waits."""
         a, b = self.fill("a", "b")
         self.tick(10)
+        self.beat()
         self.traffic(a, waiting=1)
+        assert self.state(b) is SeatState.DRAINING
+        return a, b
+
+    def drained_switch(self) -> tuple[str, str]:
+        """Seats a and b of one group: b served and is drained for a, so that the job of the switch is sent."""
+        a, b = self.draining()
         self.quiet(b)
         return a, b
 
@@ -336,10 +381,13 @@ class World:
         self.ack(seat)
         self.idle(seat)
 
+    def drains_end(self) -> None:
+        for switch in list(self.node.switches.values()):
+            if switch.phase == "draining" and switch.victim:
+                self.quiet(switch.victim)
+
     def job(self) -> SwitchJob:
-        job = self.last(SwitchJob)
-        assert isinstance(job, SwitchJob)
-        return job
+        return self.last(SwitchJob)
 
     def job_of(self, op: str) -> SwitchJob:
         return next(e for e in reversed(self.effects) if isinstance(e, SwitchJob) and e.op == op)
@@ -399,17 +447,31 @@ class World:
             self.tick(min(5.0, end - self.wall))
             self.look()
 
-    def look_at(self, seat: str, outcome: str, *, keeper: bool = True, asked: float = 0.0) -> None:
-        """The checkpointer tells what the processes of a seat do, and whether kyb-run lives. ``asked``: so long ago."""
+    def seen(self, seat: str, outcome: str, *gpus: str, **fields: object) -> SeatProgress:
+        """What the checkpointer finds of the processes of a seat, and where."""
         target = self.managed(seat).target()
-        seen = SeatProgress(
-            seat=seat,
-            pod_uid=target.pod_uid,
-            container_id=target.container_id,
-            outcome=outcome,  # type: ignore[arg-type]
-            keeper=keeper,
-        )
+        own = {"seat": seat, "pod_uid": target.pod_uid, "container_id": target.container_id, "gpus": gpus}
+        return SeatProgress.model_validate({**own, "outcome": outcome, **fields})
+
+    def look_at(
+        self, seat: str, outcome: str, *gpus: str, keeper: bool = True, asked: float = 0.0, **fields: object
+    ) -> None:
+        """The checkpointer tells what the processes of a seat do, and whether kyb-run lives. ``asked``: so long ago."""
+        seen = self.seen(seat, outcome, *gpus, keeper=keeper, **fields)
         self.receive(JobsReported(JobReply(accepted=True, seats=(seen,)), asked_at=self.wall - asked))
+
+    def next_manager(
+        self,
+        ledger: Ledger | None = None,
+        *seen: SeatProgress,
+        jobs: tuple[JobStatus, ...] = (),
+        tickets: tuple[SeatTicket, ...] = (),
+    ) -> None:
+        """The next manager begins, with the ledger of this one if none is given, and what the checkpointer tells."""
+        kept = recovery.ledger(self.node, "boot") if ledger is None else ledger
+        self.board = self.new_board()
+        self.receive(BusChanged(True))
+        self.receive(Recovered(self.owners(), kept, JobReply(accepted=True, jobs=jobs, seats=seen), tickets))
 
 
 def status(
@@ -439,3 +501,21 @@ def status(
         else None,
         done=done,
     )
+
+
+def booted(*groups: Group, **more: Any) -> World:
+    """A fresh node with these groups, else with those of ``World``."""
+    world = World(groups=groups, **more) if groups else World(**more)
+    world.boot()
+    return world
+
+
+def pooled(number: int = 2, seats: int = 2, **more: Any) -> World:
+    """Groups of one GPU each between which seats may move."""
+    return booted(*(make_group(f"G{n}", [n], seats, rebalance=True) for n in range(number)), **more)
+
+
+def nested(seats: int = 2, **more: Any) -> World:
+    """Two GPUs sold singly (G0, G1) and as a pair (G01)."""
+    groups = (make_group("G0", [0], seats), make_group("G1", [1], seats), make_group("G01", [0, 1], seats))
+    return booted(*groups, **more)
