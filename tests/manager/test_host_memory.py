@@ -457,4 +457,4 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(stateful_step_count=50, max_examples=40)
+TestAnyOrder.settings = settings(stateful_step_count=50)

@@ -41,8 +41,7 @@ def test_a_container_at_the_gate_goes_before_requests_that_came_later() -> None:
     assert switch.incoming == late
 
 
-@pytest.mark.parametrize("tier", ["standard", "batch"])
-@pytest.mark.parametrize("warmup", [True, False])
+@pytest.mark.parametrize(("tier", "warmup"), [("standard", True), ("batch", False)])
 def test_a_start_beside_models_that_take_turns_comes_after_start_within(tier: str, warmup: bool) -> None:
     """A rollout waits for it: it has no request that would grow older, and the others' requests are more."""
     world = booted()

@@ -315,8 +315,8 @@ def test_a_pinned_single_is_not_cleared_away_and_the_reason_names_it(node: World
 SECONDS = st.sampled_from([0, 0, 1, 3, 8])
 
 
-@pytest.mark.timeout(180)  # 2,250 seconds of 14 seats, checked after each message
-@settings(max_examples=5)
+@pytest.mark.timeout(180)  # 1,350 seconds of 14 seats, checked after each message
+@settings(max_examples=3)
 @given(
     shapes=st.permutations(TREE),
     seats=st.sampled_from([1, 2]),
@@ -338,11 +338,11 @@ def test_everyone_in_a_tree_of_groups_gets_turns(
 def test_a_request_for_the_largest_group_waits_no_longer_than_its_bound() -> None:
     """4 ⊃ 2 ⊃ 1 under mixed load, as ``python -m bench family`` plays it with 10,000 switches."""
     family = Family(random.Random(7))
-    while family.switches < 200:
+    while family.switches < 120:
         family.live()
         family.check_bound()
 
-    assert family.figures()["4x_requests"] > 5
+    assert family.figures()["4x_requests"] > 3
 
 
 def test_a_seat_that_cannot_be_parked_does_not_keep_the_other_gpu_from_its_seats() -> None:

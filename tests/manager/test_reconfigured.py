@@ -76,7 +76,7 @@ async def test_a_stop_while_it_begins_again_ends_it_with_code_0() -> None:
         env = manager_environment(folder)
         log, file = folder / "manager.log", folder / "config.yaml"
         async with driver(folder):
-            for number in range(5):
+            for number in range(3):
                 file.write_text(json.dumps(config()))
                 log.unlink(missing_ok=True)
                 async with process("-m", "services.gpu_manager", log=log, **env) as manager:
