@@ -25,7 +25,6 @@ from services.gpu_manager.core.board import Board
 from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.group_switch import Drain, GroupSwitch, SwitchPhase, SwitchTimes
 from services.gpu_manager.core.inputs import (
-    EndingAnswered,
     ForeignProcessesSeen,
     JobAnswered,
     StartTicket,

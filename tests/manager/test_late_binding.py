@@ -66,7 +66,7 @@ def test_a_status_that_comes_twice_changes_nothing(world: World) -> None:
 
     assert [event.state for event in world.events(a)[before:]] == [S.ACTIVE]
     world.progress(job)
-    world.receive(JobAnswered(job.op, JobReply(accepted=True, jobs=(status(job),))))
+    world.receive(JobAnswered(job, JobReply(accepted=True, jobs=(status(job),))))
     assert len(world.events(a)) == before + 1
 
 

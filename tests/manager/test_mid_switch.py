@@ -110,7 +110,7 @@ def test_a_lost_job_whose_only_seat_was_deleted_is_over(world: World) -> None:
     world.wish(a)
     job = world.job()
     assert (job.park, job.activate and job.activate.seat) == ((), a)
-    world.receive(JobAnswered(job.op, JobReply(accepted=True)))
+    world.receive(JobAnswered(job, JobReply(accepted=True)))
     world.delete(a)
 
     effects = world.receive(JobsReported(JobReply(accepted=True), asked=(job.op,)))

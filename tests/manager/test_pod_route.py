@@ -1,7 +1,5 @@
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import aiohttp
 import pytest
@@ -41,39 +39,35 @@ class ReadOnlyManager:
     unread = "PodResources do not answer"
 
 
-@asynccontextmanager
-async def serving(*served: web.RouteDef) -> AsyncIterator[Callable[[str], Awaitable[tuple[int, Any]]]]:
-    """A function that asks for a path: status and body."""
-    app = web.Application()
-    app.add_routes(served)
-    async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
-
-        async def ask(path: str) -> tuple[int, Any]:
-            async with http.get(f"{server.url}{path}") as answer:
-                return answer.status, await answer.json()
-
-        yield ask
-
-
 async def test_what_the_seat_of_a_pod_does(world: World) -> None:
     seat = world.seat(0, 0)
     world.serve(seat, "m")
-    async with serving(pod_route(cast(Manager, ReadOnlyManager(world)))) as ask:
-        status, record = await ask("/v1/pods/uid-m")
+    app = web.Application(middlewares=[errors])
+    app.add_routes([pod_route(cast(Manager, ReadOnlyManager(world)))])
+    async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
+
+        async def ask(uid: str) -> tuple[int, dict[str, object]]:
+            async with http.get(f"{server.url}/v1/pods/{uid}") as answer:
+                return answer.status, await answer.json()
+
+        status, record = await ask("uid-m")
         assert (status, record["seat"], record["pod_uid"]) == (200, seat, "uid-m")
         assert record["state"] == "active"
-        assert (await ask("/v1/pods/unknown"))[0] == 404
+        assert (await ask("unknown"))[0] == 404
         world.node.recovered = False
-        assert (await ask("/v1/pods/uid-m"))[0] == 503
+        assert (await ask("uid-m"))[0] == 503
 
 
 async def test_what_the_plugin_found_about_the_node_is_beside_its_groups(world: World, tmp_path: Path) -> None:
-    run_files.write_gpu_faults(tmp_path, {}, "no container starts by kyb-run here")
+    GpuFaults(note="no container starts by kyb-run here").write(tmp_path)
+    app = web.Application(middlewares=[errors])
     manager = cast(Manager, ReadOnlyManager(world, GateFiles(tmp_path)))
-    async with serving(*routes(manager, GuardedPolicy("kyb-balanced", KybBalanced()), KernelMemory())) as ask:
-        _, found = await ask("/v1/why")
+    app.add_routes(routes(manager, GuardedPolicy("kyb-balanced", KybBalanced()), KernelMemory()))
+    async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
+        answer = await http.get(f"{server.url}/v1/why")
+        found = await answer.json()
         world.node.recovered = False
-        assert (await ask("/v1/why"))[0] == 503, "it knows neither seats nor orders yet"
+        assert (await http.get(f"{server.url}/v1/why")).status == 503, "it knows neither seats nor orders yet"
     assert (found["node"], found["note"]) == ("n1", "no container starts by kyb-run here")
     assert found["unread"] == "PodResources do not answer"
 
@@ -84,18 +78,24 @@ async def test_b8_kubelet_waits_for_a_deleted_pod_while_the_checkpointer_ends_it
 ) -> None:
     seat = world.seat(0, 0)
     world.serve(seat, "m")
-    async with serving(stop_route(cast(Manager, ReadOnlyManager(world)))) as ask:
+    app = web.Application()
+    app.add_routes([stop_route(cast(Manager, ReadOnlyManager(world)))])
+    async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
 
-        async def stop(uid: str = "uid-m") -> tuple[bool, bool]:
-            _, found = await ask(f"/v1/pods/{uid}/stop")
-            return found["wait"], found["deleted"]
+        async def ask(uid: str = "uid-m") -> tuple[bool, bool]:
+            async with http.get(f"{server.url}/v1/pods/{uid}/stop") as answer:
+                found = await answer.json()
+                return found["wait"], found["deleted"]
 
-        assert await stop() == (True, False), "its deletion may not have been seen yet"
-        assert await stop("unknown") == (False, False)
-        world.vanish(seat)
-        assert await stop() == (True, True), "the checkpointer has not answered"
+        assert await ask() == (True, False), "its deletion may not have been seen yet"
+        assert await ask("unknown") == (False, False)
+        world.pods.pop(seat)
+        world.look()
+        world.look()
+        assert await ask() == (True, True), "the checkpointer has not answered"
         job = world.last(ReleaseJob)
-        world.receive(EndingAnswered(job, JobReply(accepted=True, ends=ends)))
-        assert await stop() == (ends, True)
+        assert isinstance(job, ReleaseJob)
+        world.receive(JobAnswered(job, JobReply(accepted=True, ends=ends)))
+        assert await ask() == (ends, True)
         world.look_at(seat, "gone")
-        assert (await stop())[0] is False
+        assert (await ask())[0] is False

@@ -7,7 +7,7 @@ import pytest
 
 from kybernate.messages import JobProgress, JobReply, JobStatus, ReleaseJob, SeatProgress
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core.inputs import EndingAnswered
+from services.gpu_manager.core.inputs import JobAnswered
 from tests.manager.test_mid_switch import switch_under_way
 from tests.manager.test_recovery import restart
 from tests.manager.world import World, booted, make_group, status

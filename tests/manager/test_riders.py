@@ -16,7 +16,7 @@ from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import ROWS, Ask, row
 from services.gpu_manager.core.riders import RIDERS
 from services.gpu_manager.core.stage import Stage
-from services.gpu_manager.core.state import NodeState, Rider, Sample, SeatChange, by_hook
+from services.gpu_manager.core.state import NodeState, Rider, Sample, by_hook
 from services.gpu_manager.ledger import FLAT, Durable, Ledger
 from services.gpu_manager.publish import record
 from tests.granted import BEGINS
