@@ -151,7 +151,7 @@ async def test_killed_at_any_step_it_converges_without_an_operator_and_twice_giv
 
 
 PARK_CALLS = ["describe", "restore_tid", "usage", "state", "lock", "checkpoint"]
-ACTIVATE_CALLS = ["memory", "state", "restore", "unlock", "processes"]
+ACTIVATE_CALLS = ["usage", "state", "restore", "unlock", "processes"]
 
 
 async def test_a_helper_killed_before_any_call_is_replaced_and_the_half_goes_on() -> None:
