@@ -119,6 +119,8 @@ class Kube:
         self.url = url.rstrip("/")
         self._account = account
         self._session: aiohttp.ClientSession | None = None
+        self._trust: ssl.SSLContext | bool | None = None
+        """By ca.crt; None: to be read."""
 
     async def node(self, name: str) -> Object:
         """The Node object. Raises KubeError."""
@@ -244,19 +246,20 @@ class Kube:
         headers = {"Authorization": f"Bearer {await asyncio.to_thread(self._token)}"}
         if verb == "PATCH":
             headers["Content-Type"] = _STRATEGIC
+        trust = self._trust
+        if trust is None:
+            trust = self._trust = await asyncio.to_thread(self._tls)
         if self._session is None:
-            tls = await asyncio.to_thread(self._tls)
-            if self._session is None:  # no other request was faster
-                self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls))
+            self._session = aiohttp.ClientSession()
         method = "GET" if verb in ("LIST", "WATCH") else verb
         timeout = timeout or aiohttp.ClientTimeout(total=TIMEOUT_SECONDS)
         return await self._session.request(
-            method, self.url + path, params=params, headers=headers, json=body, timeout=timeout
+            method, self.url + path, params=params, headers=headers, json=body, timeout=timeout, ssl=trust
         )
 
     async def _failure(self, verb: str, path: str, error: Exception) -> KubeError:
         if isinstance(error, aiohttp.ClientSSLError):
-            await self.close()  # the next request reads ca.crt again: the authority may have been replaced
+            self._trust = None  # the next request reads ca.crt again: the authority may have been replaced
         return KubeError(
             f"{verb} {self.url}{path}: {type(error).__name__}: {error}; check that it can be reached from here"
         )

@@ -64,8 +64,9 @@ class Look:
         found = []
         for owner in self.owners:
             row = self.rows.get(owner.uid)
+            state = None if row is None else SeatState(row["state"])  # one that is not known stops the uninstall
             if owner.runs if row is None else _frozen(row):
-                found.append((owner, None if row is None else SeatState(row["state"])))
+                found.append((owner, state))
         return found
 
 

@@ -250,8 +250,8 @@ class RosterWriter:
                 bucket = await self._bus.bucket(BUCKET)
                 expected = dict(self._written)  # before reading: what is written meanwhile is no difference
                 if time.monotonic() >= compared + self._compare_seconds:
+                    compared = time.monotonic()  # also of a read that fails: meanwhile rows may vanish
                     found = {entry.key: entry.value for entry in await bucket.entries(node)}
-                    compared = time.monotonic()
                 else:
                     keys = await bucket.keys(node)
                     found = {key: value for key, value in expected.items() if value is None or key in keys}

@@ -79,7 +79,7 @@ class LevelPublisher:
         )
         quiet = not level.waiting and not level.in_flight
         try:
-            for one in addressed(signal, table):
+            for one in addressed(signal, table, seat_key):
                 await self._bus.publish(one)
         except BusError:
             quiet = False  # published again; receivers drop the old level after its TTL

@@ -12,7 +12,7 @@ from kybernate.levels import Loads
 from kybernate.messages import TrafficSignal
 from services.gpu_manager.core.demand import MOST_LEVELS, DemandLevels
 from services.gpu_manager.core.inputs import ModelTime, Now, UnixTime, WallTime
-from services.router.core.reports import MOST_CALLERS, SignalQuota
+from services.router.core.reports import MOST_CALLERS, SignalQuota, admits
 from tests.attacks.stack import RawEngine, Stack
 
 SUBJECT = "kyb.v1.sig.x.gemma"
@@ -85,6 +85,9 @@ def test_a_quota_fills_again():
     assert quota.admits("a", "x", 0.0, 3.0)
     assert not quota.admits("a", "y", 1.0, 3.0)
     assert quota.admits("a", "y", 4.0, 3.0)
+    models = {"m1": 5.0, "m2": 5.0}
+    assert admits(models, "m1", 1, 6.0, 9.0)
+    assert not admits(models, "m2", 1, 6.0, 9.0), "its place is over, and there are fewer now"
 
 
 def test_callers_that_were_silent_are_forgotten_and_those_that_owe_are_not():

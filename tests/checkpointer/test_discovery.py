@@ -267,6 +267,17 @@ async def test_no_driver_call_is_made_about_a_frozen_process_without_a_record() 
         assert len((await it.find()).members) == 1
 
 
+async def test_a_process_that_goes_on_while_the_driver_is_asked_is_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody had paused the container; by the names of its threads alone it would hold no memory."""
+    async with stand() as it:
+        it.driver.cuda = {it.child.pid}
+        it.driver.uses_gpu(it.child.pid, 100)
+        assert not it.host.inspection.uses_cuda(it.child)
+        monkeypatch.setattr(type(it.host.freezer), "stopped", lambda *_: not it.driver.exchanges)
+
+        assert [member.who for member in (await it.find()).members] == [it.child]
+
+
 async def test_a_process_that_ends_during_the_state_request_does_not_make_the_seat_lost() -> None:
     """Otherwise the start of a manager would kill a healthy engine."""
     async with stand() as it:

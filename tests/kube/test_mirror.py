@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import pytest
 
 from kybernate import kube as client
@@ -223,6 +225,30 @@ async def test_a_rotated_token_is_used_for_the_next_request(tmp_path: Path) -> N
         server.put(pod("a"))
         await until(lambda: names(found) == ["a"], what="the pod")
         assert server.counts["LIST"] == 1
+
+
+async def test_a_certificate_that_another_request_refuses_does_not_silence_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when one of several API servers has a wrong one: open connections go on, the next ones read ca.crt again."""
+    request = aiohttp.ClientSession.request
+
+    def refuses(session: aiohttp.ClientSession, method: str, url: str, **more: Any) -> Any:
+        if method == "POST":
+            raise aiohttp.ClientConnectorCertificateError(SimpleNamespace(host="h", port=1, is_ssl=True), OSError())
+        return request(session, method, url, **more)
+
+    monkeypatch.setattr(aiohttp.ClientSession, "request", refuses)
+    async with api_server(tmp_path) as (server, kube):
+        found = Mirror(kube, PODS, HERE)
+        task = asyncio.create_task(found.run())
+        await found.current()
+        with pytest.raises(KubeError):
+            await kube.create("/api/v1/namespaces/default/events", {})
+        server.put(pod("a"))
+        await until(lambda: names(found) == ["a"], what="the pod", timeout=5)
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def test_a_server_in_trouble_is_asked_with_growing_pauses(

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kybernate.envelope import decode
 from kybernate.messages import TrafficSignal
-from kybernate.roster import SeatRecord
+from kybernate.roster import SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.router.core import step
 from services.router.core.reports import HISTOGRAM_STEPS, addressed, age_histogram, level_of
@@ -68,3 +68,6 @@ def test_a_level_is_published_to_the_nodes_of_its_seats() -> None:
     assert [(one.waiting, one.seq) for one in both] == [(3, 7)] * 2
     (of_one,) = addressed(signal.model_copy(update={"seat": "s1"}), traffic.table)
     assert of_one.subject == "kyb.v1.sig.n2.r0.m"
+    traffic.handle(SeatRecord(node="n2", seat="s1", state=SeatState.FREE, model="", epoch=9), 2.0)
+    (of_gone,) = addressed(signal.model_copy(update={"seat": "s1"}), traffic.table, seat_key("n2", "s1"))
+    assert of_gone.subject == "kyb.v1.sig.n2.r0.m", "its node is to know that nobody waits there"

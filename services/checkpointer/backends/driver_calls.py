@@ -1,6 +1,6 @@
 """Driver calls through a helper: deadlines, result codes as errors, the identity of a process checked before each."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -183,11 +183,14 @@ class DriverCalls:
         self.known = driver_from(await self._read("describe", key))
         return self.known
 
-    async def survey(self, key: str, processes: Sequence[ProcessIdentity]) -> tuple[Usage, dict[ProcessIdentity, bool]]:
-        """``usage`` of all GPUs, and whether each process uses CUDA, in one exchange with the helper."""
+    async def survey(
+        self, key: str, processes: Sequence[ProcessIdentity], holding: Set[int] = frozenset()
+    ) -> tuple[Usage, dict[ProcessIdentity, bool]]:
+        """``usage`` of all GPUs, and whether each process uses CUDA, in one exchange with the helper. ``holding``: pids
+        that another reading lists with memory."""
         first, *tids = await self._calls(key, [self._reading("usage"), *map(self._tid_of, processes)])
         usage = self._usage(first)
-        listed = {use.pid for use in usage.uses if use.holds}
+        listed = {use.pid for use in usage.uses if use.holds} | holding
         answers = zip(processes, tids, strict=True)
         return usage, {one: self._knows(reply, one, one.pid in listed) for one, reply in answers}
 

@@ -108,10 +108,9 @@ class Discovery:
         strangers = {use.pid for use in uses if use.seat not in ("", target.seat, f"process/{use.pid}")}
         own = {process.pid for process in found}
         listed = [pid for pid in dict.fromkeys(use.pid for use in uses) if pid not in own | strangers]
-        late = self.host.containers.own(target, listed)
-        if to_ask := self._asked(late):
-            known |= (await self.calls.survey(group, to_ask))[1]
-        found += late
+        found += self.host.containers.own(target, listed)
+        if to_ask := [one for one in self._asked(found) if one not in known]:  # found since, or not stopped any more
+            known |= (await self.calls.survey(group, to_ask, {use.pid for use in uses if use.holds}))[1]
         ours = (one for one in found if one.pid not in strangers)
         members = _classified([one for one in ours if self.whole or self._uses_gpu(one, known)], uses)
         if not members and any(self.host.freezer.stopped(process) for process in found):

@@ -47,9 +47,15 @@ def level_of(
     return TrafficSignal(source=source, model=model, waiting=len(waiting), age_histogram=ages, **about)
 
 
-def addressed(signal: TrafficSignal, table: UpstreamTable) -> list[TrafficSignal]:
-    """Return a level as it is published: once for each node with a seat that it concerns, to all if none is known."""
-    nodes = dict.fromkeys(record.node for record in table.records_of(signal.model, signal.seat))
+def addressed(signal: TrafficSignal, table: UpstreamTable, key: str | None = None) -> list[TrafficSignal]:
+    """Return a level as it is published: once for each node with a seat that it concerns, to all if none is known.
+
+    ``key``: of its seat, which may serve another model by now; without it all seats of the model with the signal's name
+    are meant.
+    """
+    one = table.upstreams.get(key or "")
+    records = [one.record] if one is not None else table.records_of(signal.model, signal.seat)
+    nodes = dict.fromkeys(record.node for record in records)
     if not nodes:
         return [signal]
     return [NodeTrafficSignal.model_construct(**dict(signal), node=node) for node in nodes]
@@ -115,7 +121,7 @@ class SignalQuota:
 
 def admits(known: dict[str, float], name: str, most: int, now: float, until: float) -> bool:
     """Remember a name until a time; False if ``most`` others are remembered now."""
-    if name not in known and len(known) >= most:
+    if known.get(name, now) <= now and len(known) >= most:
         for other in [other for other, end in known.items() if end <= now]:
             del known[other]
         if len(known) >= most:
