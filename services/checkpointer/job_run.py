@@ -7,6 +7,7 @@ result, those recorded as begun are replayed from the present states, and the re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from kybernate.logs import get_logger
 from kybernate.messages import JobStatus, SeatProgress, SeatTarget
@@ -14,9 +15,11 @@ from services.checkpointer.backends.driver import Backend
 from services.checkpointer.backends.port import Ending, NoMemberError, NoProcessError, Note, SeatProcesses
 from services.checkpointer.core.answers import well
 from services.checkpointer.core.failures import SPENT, JobGoal, StepFailedError
-from services.checkpointer.engine_http import AnswerCheck
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import HalfName, JobFile, Record
+
+if TYPE_CHECKING:
+    from services.checkpointer.engine_http import AnswerCheck  # the GPU bench runs jobs without aiohttp
 
 ROOM_MADE = ("parked", "gone")
 """Outcomes of the park half after which the second half may begin."""
@@ -33,7 +36,7 @@ class JobRun:
         journal: Journal,
         backends: Mapping[str, Backend],
         report: Callable[[JobStatus], None],
-        check: AnswerCheck | None = None,
+        check: "AnswerCheck | None" = None,
     ) -> None:
         """``check``: None where no engine serves, as in the GPU bench."""
         self.file = file

@@ -9,9 +9,8 @@ from unittest import mock
 
 import pytest
 
-from services.checkpointer.job_run import JobRun
 from services.checkpointer.journal import Journal
-from services.checkpointer.worker import Reporter
+from services.checkpointer.worker import CheckpointWorker, Reporter
 from tests.exploration.machine import ViolationError
 from tests.exploration.shells import search
 from tests.exploration.worker import explore
@@ -71,7 +70,10 @@ def _a_fence_keeps_nothing_out() -> AbstractContextManager[Any]:
 
 
 def _two_jobs_use_a_gpu() -> AbstractContextManager[Any]:
-    return mock.patch.object(JobRun, "gpus", frozenset())
+    async def at_once(*_: object) -> None:
+        pass
+
+    return mock.patch.multiple(CheckpointWorker, _busy=lambda *_: None, _until_free=at_once)
 
 
 BUGS = (
