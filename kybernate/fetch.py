@@ -1,4 +1,4 @@
-"""Reading a small page of another server: an engine's metrics, a query to Prometheus."""
+"""Reading a small page of another server: an engine's metrics."""
 
 import aiohttp
 

@@ -30,7 +30,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
-if "PYTEST_XDIST_WORKER" in os.environ and "KYB_EXEC" not in os.environ:
+if "PYTEST_XDIST_WORKER" in os.environ:
     forked.install()
 
 HERE = Path(__file__).parent

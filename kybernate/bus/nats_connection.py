@@ -221,7 +221,7 @@ class NatsConnection:
         server that reaches the stream's leader, and this one's does not: it has lost its routes to the others, and what
         is published here stays there."""
         cut_off, due, searches = OnceLogger("bus.cut_off"), time.monotonic() + CUT_OFF_SECONDS, Backoff(*SEARCH_SECONDS)
-        while link.alive:
+        while link.alive and not self._leaving:
             asked = time.monotonic()
             seconds = await link.leader_seconds(self._leader_of) if self._leader_of else 0.0
             due = max(due, asked - seconds + CUT_OFF_SECONDS)

@@ -3,14 +3,16 @@ the stop."""
 
 import asyncio
 import contextlib
+from pathlib import Path
 
 import nats.errors
 import pytest
 
 from kybernate.bus import nats_connection
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.nats_link import failures
+from kybernate.bus.nats_link import NatsLink, failures
 from kybernate.bus.port import BusError
+from kybernate.dev.nats_server import NatsServer
 
 
 async def test_a_stop_that_the_client_loses_is_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,3 +62,27 @@ async def test_a_cancellation_that_comes_with_the_answer_ends_the_task(*, fails:
     task.cancel()
     await asyncio.wait([task])
     assert not lost
+
+
+async def test_a_stop_that_is_lost_while_the_leader_is_asked_for_is_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def leader_seconds(*_: object) -> float:
+        asked.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        return 0.0
+
+    monkeypatch.setattr(NatsLink, "leader_seconds", leader_seconds)
+    monkeypatch.setattr(nats_connection, "LEADER_SECONDS", 0.1)
+
+    async def visit() -> None:
+        async with NatsBus(server.url, source="test", name="test", follows="rows").opened():
+            await asked.wait()
+
+    async with NatsServer(tmp_path) as server:
+        visiting = asyncio.create_task(visit())
+        done, _ = await asyncio.wait({visiting}, timeout=10)
+    assert done
