@@ -6,9 +6,9 @@ from typing import Any
 
 from aiohttp import web
 
+from kybernate.http.head import Head
 from kybernate.logs import get_logger
 from services.router.api import RouterError
-from services.router.core.head import Head
 
 _REBUILT = frozenset(
     {b"content-length", b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"connection"}

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from kybernate.http.framing import LAST_CHUNK, Body, EndlessBody, chunk
+from kybernate.http.head import STATUS_LINES, Head
 from services.router.api import RouterError
-from services.router.core.framing import LAST_CHUNK, Body, EndlessBody, chunk
-from services.router.core.head import STATUS_LINES, Head
 
 _STREAM = b"text/event-stream"
 _UNBUFFERED = b"X-Accel-Buffering: no\r\n"

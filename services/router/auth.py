@@ -10,10 +10,10 @@ from typing import NamedTuple
 from aiohttp import web
 
 from kybernate.api_keys import KeyFile, Scope
+from kybernate.http.head import Head
 from kybernate.key_guard import KeyGuard
 from kybernate.tls import ServerCertificate
 from services.router.api import PRIORITIES, RouterError
-from services.router.core.head import Head
 from services.router.core.tenants import Tenants
 from services.router.settings import RouterSettings
 

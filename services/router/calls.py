@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from kybernate.clock import Clock
+from kybernate.http.framing import Body
+from kybernate.http.head import HOP_BY_HOP, Head
 from kybernate.http_api import printable, random_id
 from kybernate.logs import get_logger
 from kybernate.messages import SeatActivated
@@ -15,8 +17,6 @@ from services.router.answer import Answer, Connection, no_stream
 from services.router.api import RouterError, model_of, patience_of, priority_of
 from services.router.auth import ApiKeyGuard, Caller
 from services.router.core.body import BodyError, RoutingFields, media_bytes, routing_fields
-from services.router.core.framing import Body
-from services.router.core.head import HOP_BY_HOP, Head
 from services.router.core.step import Forward, Reject
 from services.router.core.tenants import AnswerTokens, Tokens
 from services.router.dispatch import Dispatcher

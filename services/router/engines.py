@@ -7,10 +7,10 @@ from functools import partial
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
+from kybernate.http.deadline import Deadline
+from kybernate.http.framing import Body, ChunkedBody, EndlessBody, HttpError
+from kybernate.http.head import Head, HeadParser
 from kybernate.logs import get_logger
-from services.router.core.framing import Body, ChunkedBody, EndlessBody, HttpError
-from services.router.core.head import Head, HeadParser
-from services.router.deadline import Deadline
 
 CONNECT_SECONDS = 5.0
 MOST_CONNECTING = 32

@@ -15,6 +15,9 @@ from typing import Self, cast
 from aiohttp import web
 
 from kybernate.envelope import LONGEST_NAME
+from kybernate.http.deadline import Deadline
+from kybernate.http.framing import HttpError
+from kybernate.http.head import Head, HeadParser
 from kybernate.http_api import ApiError
 from kybernate.lifecycle import listening
 from kybernate.logs import get_logger
@@ -24,9 +27,6 @@ from services.router.aiohttp_bridge import AiohttpHandler
 from services.router.api import RouterError, no_content
 from services.router.calls import Call, Calls
 from services.router.connections import ConnectionLimits
-from services.router.core.framing import HttpError
-from services.router.core.head import Head, HeadParser
-from services.router.deadline import Deadline
 from services.router.intake import BodyMemory, Intake, RequestBody
 from services.router.settings import RouterSettings
 

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from kybernate.http.framing import Body, ChunkedBody, HttpError
+from kybernate.http.head import Head
 from services.router.api import RouterError
 from services.router.core.body import (
     BODY_BYTES,
@@ -16,8 +18,6 @@ from services.router.core.body import (
     renamed,
     too_large,
 )
-from services.router.core.framing import Body, ChunkedBody, HttpError
-from services.router.core.head import Head
 
 BODY_BYTES_PER_SECOND = 64 * 1024
 """A body may take ``body_seconds``, and 1 s more for each so many bytes that have arrived."""

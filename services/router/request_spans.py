@@ -7,8 +7,8 @@ begin with ``kybernate.``. The engine gets the span as the parent of the engine'
 import time
 from typing import TYPE_CHECKING
 
+from kybernate.http.head import Head
 from kybernate.messages import WAITED_IN_VAIN
-from services.router.core.head import Head
 from services.router.request_log import CallRecord
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from kybernate import files
 from kybernate.api_keys import ApiKey, ConfigError, KeyFile, Tenant, dump, load, make
 from kybernate.cli.output import CliError
 from kybernate.cli.router_keys import add
+from kybernate.http.head import Head
 from kybernate.key_guard import KeyGuard
 from kybernate.seat import SeatState
 from kybernate.tls import ServerCertificate
 from services.router.api import RouterError
 from services.router.auth import ApiKeyGuard, open_auth
-from services.router.core.head import Head
 from services.router.settings import RouterSettings
 from tests.bus.guarded import certificates
 from tests.router.world import World, world

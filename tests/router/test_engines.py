@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import pytest
 
-from services.router.core.framing import Body
-from services.router.core.head import Head
-from services.router.deadline import Deadline
+from kybernate.http.deadline import Deadline
+from kybernate.http.framing import Body
+from kybernate.http.head import Head
 from services.router.engines import EngineConnection, EngineError, EnginePools
 from tests.until import until
 

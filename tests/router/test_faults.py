@@ -5,10 +5,10 @@ import time
 
 import pytest
 
+from kybernate.http.head import Head
 from kybernate.messages import EngineFaults, Presence
 from kybernate.seat import SeatState
 from services.router.answer import no_answer
-from services.router.core.head import Head
 from services.router.core.step import Forward
 from services.router.request_log import FEWEST, FORGET_SECONDS, LAST, CallRecord, Faults
 from tests.router.world import world

@@ -13,11 +13,11 @@ import aiohttp
 import pytest
 from prometheus_client import generate_latest
 
+from kybernate.http.framing import LAST_CHUNK, chunk
+from kybernate.http.head import Head, HeadParser
 from kybernate.seat import SeatState
 from services.router.answer import Answer
 from services.router.calls import MOST_BREAKS
-from services.router.core.framing import LAST_CHUNK, chunk
-from services.router.core.head import Head, HeadParser
 from tests.router.world import World, world
 from tests.until import until
 

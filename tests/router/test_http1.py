@@ -5,8 +5,8 @@ import random
 import httptools
 import pytest
 
-from services.router.core.framing import LAST_CHUNK, Body, ChunkedBody, HttpError, chunk
-from services.router.core.head import Head, HeadParser
+from kybernate.http.framing import LAST_CHUNK, Body, ChunkedBody, HttpError, chunk
+from kybernate.http.head import Head, HeadParser
 
 HEAD = b"POST /v1/completions?a=b HTTP/1.1\r\nHost: x\r\nX-A: 1 \r\nx-a: 2\r\nContent-Length: 5\r\n\r\n"
 

@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 import httptools
 
-from services.router.core.framing import HttpError
+from kybernate.http.framing import HttpError
 
 MOST_REQUEST_HEAD_BYTES = 16 * 1024
 MOST_ANSWER_HEAD_BYTES = 64 * 1024

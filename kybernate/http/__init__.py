@@ -1,0 +1,1 @@
+"""The HTTP/1.1 of a port, from its bytes on."""
