@@ -10,11 +10,9 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 
 from kybernate.envelope import LONGEST_NAME
 from kybernate.logs import get_logger
-from kybernate.web_origin import WebOrigins
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _TYPES = dict.fromkeys((*range(400, 500), 505), "invalid_request_error")
@@ -96,17 +94,10 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return ApiError(500, "internal_error", "this service failed at this request; see its log").response()
 
 
-def own_pages(origins: WebOrigins) -> Middleware:
-    """Return the check that a port's own pages, and configured ones, send what a browser marks: else 403."""
-
-    @web.middleware
-    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
-        refused = origins.refusal(request.method, request.headers, page=request.path.startswith("/ui"))
-        if refused is not None:
-            raise ApiError(403, *refused)
-        return await handler(request)
-
-    return checked
+def no_content(headers: Mapping[str, str], *, close: bool) -> bytes:
+    """Return the bytes of a 204."""
+    lines = ["HTTP/1.1 204 No Content", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, *(["Connection: close"] if close else []), "", ""]).encode()
 
 
 def printable(text: str) -> bool:

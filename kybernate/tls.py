@@ -8,10 +8,13 @@ import ssl
 from asyncio import sslproto
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kybernate.files import changes, read
 from kybernate.logs import get_logger
+
+if TYPE_CHECKING:
+    from kybernate.http_api import ApiError
 
 MOST_HANDSHAKES = 1024
 """TLS connections whose handshake is not complete, 40 KiB each: then the oldest of them ends. A handshake takes
@@ -113,16 +116,36 @@ def address_of(transport: asyncio.BaseTransport) -> str:
     return str((transport.get_extra_info("peername") or ("",))[0])
 
 
+class Caller(asyncio.Protocol):
+    """What has a connection once TLS is begun."""
+
+    busy = False
+    """A request has arrived completely and is not answered."""
+
+
+class Accepted(Protocol):
+    """A connection that was counted."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has arrived completely and is not answered."""
+
+    def abort(self) -> None:
+        """Close it at once."""
+
+
 class AcceptLimits(Protocol):
     """Counts the connections of a port."""
 
     shaking: "dict[TlsCaller, None]"
     """Those in their handshake, the oldest first."""
+    refused: int
+    """Connections that get their refusal now."""
 
-    def enter(self, address: str) -> object:
+    def enter(self, address: str, one: Accepted, /) -> "ApiError | None":
         """Count a new connection; return why it is refused, or None."""
 
-    def leave(self, address: str) -> None:
+    def leave(self, address: str, one: Accepted, /) -> None:
         """Forget a connection that was counted."""
 
     def rejected(self, reason: str, /) -> None:
@@ -155,9 +178,11 @@ class TlsCaller(asyncio.Protocol):
         limits: AcceptLimits,
         context: ssl.SSLContext,
         seconds: float,
-        caller: Callable[[], asyncio.Protocol],
+        caller: Callable[[], Caller],
     ) -> None:
-        self._limits, self._context, self._seconds, self._caller = limits, context, seconds, caller
+        self._limits, self._context, self._seconds, self._make = limits, context, seconds, caller
+        self._caller: Caller | None = None
+        """From its first byte on."""
         self._transport: asyncio.Transport | None = None
         self._late: asyncio.TimerHandle | None = None
         self._address: str | None = None
@@ -166,7 +191,7 @@ class TlsCaller(asyncio.Protocol):
         """Count the connection, or close it."""
         self._transport = cast(asyncio.Transport, transport)
         address = address_of(transport)
-        if self._limits.enter(address) is not None:
+        if self._limits.enter(address, self) is not None:
             self._transport.abort()
             return
         self._address = address
@@ -182,7 +207,8 @@ class TlsCaller(asyncio.Protocol):
             self._limits.rejected("handshakes")
             next(iter(shaking)).abort()
         shaking[self] = None
-        loop, caller = asyncio.get_running_loop(), self._caller()
+        loop, caller = asyncio.get_running_loop(), self._make()
+        self._caller = caller
         more = {"server_side": True, "ssl_handshake_timeout": self._seconds}
         tls = _Tls(loop, caller, self._context, None, shaken=self.shaken, lost=self._end, **more)
         transport.set_protocol(tls)
@@ -204,6 +230,11 @@ class TlsCaller(asyncio.Protocol):
             self._late.cancel()
         self._limits.shaking.pop(self, None)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request has arrived completely and is not answered."""
+        return self._caller is not None and self._caller.busy
+
     def abort(self) -> None:
         """Close the connection at once."""
         self.shaken()
@@ -213,8 +244,8 @@ class TlsCaller(asyncio.Protocol):
     def _end(self) -> None:
         self.shaken()
         if self._address is not None:
-            self._limits.leave(self._address)
-        self._address = self._transport = None
+            self._limits.leave(self._address, self)
+        self._address = self._transport = self._caller = None
 
 
 def _load(context: ssl.SSLContext, cert: bytes, key: bytes) -> None:

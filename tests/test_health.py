@@ -12,8 +12,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kybernate import health
-from kybernate.health import Health, HttpServer, _Connection
+from kybernate.health import Health
+from kybernate.http import server as http_server
+from kybernate.http.server import HttpServer, Times
 from kybernate.http_api import errors
 from kybernate.lifecycle import CannotListenError
 from kybernate.settings import Settings, SettingsError
@@ -54,26 +55,25 @@ def test_an_address_of_another_machine_is_named_with_its_setting() -> None:
 async def test_silent_connections_to_a_tls_port_are_counted_and_take_no_memory_for_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "MOST_CONNECTIONS", 20)
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 20)
     certificates(tmp_path)
     app, context = web.Application(), ServerCertificate(tmp_path / "server.crt").context
     app.add_routes(Health().routes())
-    async with HttpServer(app, "127.0.0.1", 0, tls=context, most_per_address=20) as server:
+    async with HttpServer(app, "127.0.0.1", 0, tls=context) as server:
+        trusting = ssl.create_default_context(cafile=tmp_path / "ca.crt")
         opened = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(30)]
         ends = [asyncio.create_task(reader.read()) for reader, _ in opened]
 
         def closed() -> bool:
             return sum(end.done() for end in ends) == 10
 
-        await until(closed, what="those beyond the limit are closed", timeout=5)
-        for _, writer in opened:
-            writer.close()
-        with contextlib.suppress(ConnectionError):
-            await asyncio.gather(*ends)
-        trusting = ssl.create_default_context(cafile=tmp_path / "ca.crt")
+        await until(closed, what="the oldest make room", timeout=5)
         url = f"https://localhost:{server.port}/healthz"
         async with aiohttp.ClientSession() as http, http.get(url, ssl=trusting) as answer:
             assert answer.status == 200
+        for _, writer in opened:
+            writer.close()
+        await asyncio.gather(*ends, return_exceptions=True)
 
 
 HALF_BODY = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n{"
@@ -112,24 +112,27 @@ async def probe(port: int, address: str) -> bytes:
 
 @pytest.mark.parametrize("begun", [b"", b"GET /hea", HALF_BODY, STREAM], ids=["silent", "head", "body", "unread"])
 @pytest.mark.parametrize("address", ["127.0.0.9", "127.0.0.1"], ids=["another", "the same"])
-async def test_no_connections_of_one_address_keep_a_caller_out(
-    monkeypatch: pytest.MonkeyPatch, begun: bytes, address: str
+@pytest.mark.parametrize("others", [1, 3])
+async def test_no_connections_of_others_keep_a_caller_out(
+    monkeypatch: pytest.MonkeyPatch, begun: bytes, address: str, others: int
 ) -> None:
     """Kubelet's probes, and an operator beside the pages of others."""
-    monkeypatch.setattr(health, "MOST_CONNECTIONS", 20)
-    async with port(most_per_address=10) as server, contextlib.AsyncExitStack() as opened:
-        for _ in range(50):
-            caller = opened.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 20)
+    async with port() as server, contextlib.AsyncExitStack() as opened:
+        for n in range(50):
+            of = f"127.0.0.{1 + n % others}", 0
+            caller = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 9, of))
             with contextlib.suppress(ConnectionError):  # it made room already
                 caller.sendall(begun)
             await asyncio.sleep(0)
+        await asyncio.sleep(0.1)  # each is as far as it comes
         for _ in range(3):
             assert await probe(server.port, address) == b"200"
 
 
 async def test_at_the_limit_of_a_port_what_is_under_way_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "MOST_CONNECTIONS", 6)
-    async with port(most_per_address=2) as server, contextlib.AsyncExitStack() as opened:
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 6)
+    async with port() as server, contextlib.AsyncExitStack() as opened:
         callers = []
         for n in range(2, 7):
             caller = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 9, (f"127.0.0.{n}", 0)))
@@ -139,21 +142,19 @@ async def test_at_the_limit_of_a_port_what_is_under_way_goes_on(monkeypatch: pyt
         assert first == 4 * [b"HTTP/1.1 200"]
         for _ in range(5):
             assert await probe(server.port, "127.0.0.9") == b"200"
-        assert sum(one.busy for one in _Connection.of.values()) == 4
+        assert sum(one.busy for one in server.connections) == 4
 
 
-async def test_a_body_that_does_not_come_and_a_reader_that_does_not_read_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "BODY_SECONDS", 0.2)
-    monkeypatch.setattr(health, "READ_SECONDS", 0.2)
-    async with port() as server:
+async def test_a_body_that_does_not_come_and_a_reader_that_does_not_read_end() -> None:
+    async with port(times=Times(body_seconds=0.2, slow_reader_seconds=0.2)) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         with contextlib.closing(writer):
             writer.write(HALF_BODY)
             assert (await asyncio.wait_for(reader.read(), 20))[9:12] == b"408"
         with socket.create_connection(("127.0.0.1", server.port)) as caller:
             caller.sendall(STREAM)
-            await until(lambda: _Connection.of, what="the stream is open")
-            await until(lambda: not _Connection.of, what="the stream is cut", timeout=20)
+            await until(lambda: server.connections, what="the stream is open")
+            await until(lambda: not server.connections, what="the stream is cut", timeout=20)
 
 
 @pytest.mark.parametrize("path", ["/v1/seats", "/metrics"])

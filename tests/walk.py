@@ -13,14 +13,14 @@ from types import FrameType
 
 
 class Walk:
-    """The files of a folder that a message visits, in order; consecutive visits to one file are one visit.
+    """The files of folders that a message visits, in order; consecutive visits to one file are one visit.
 
     ``entry``: the function that is walked; empty: all.
     """
 
-    def __init__(self, folder: Path, entry: str = "") -> None:
+    def __init__(self, *folders: Path, entry: str = "") -> None:
         self.files: list[str] = []
-        self._folder, self._entry = str(folder) + "/", entry
+        self._folders, self._entry = tuple(f"{folder}/" for folder in folders), entry
         self._begun = not entry
         self._stack: list[str | None] = []
         self._read: set[object] = set()
@@ -29,7 +29,7 @@ class Walk:
         if event == "call":
             code = frame.f_code
             self._begun = self._begun or code.co_qualname == self._entry
-            inside = self._begun and code.co_filename.startswith(self._folder)
+            inside = self._begun and code.co_filename.startswith(self._folders)
             name = Path(code.co_filename).stem if inside else None
             caller = next((file for file in reversed(self._stack) if file is not None), None)
             if name is not None and name != caller and code not in self._read:
@@ -51,8 +51,8 @@ class Walk:
 
 
 @contextmanager
-def walking(folder: Path, entry: str = "") -> Iterator[Walk]:
-    walk = Walk(folder, entry)
+def walking(*folders: Path, entry: str = "") -> Iterator[Walk]:
+    walk = Walk(*folders, entry=entry)
     sys.setprofile(walk.profile)
     try:
         yield walk

@@ -1,1 +1,1 @@
-"""The HTTP/1.1 of a port, from its bytes on."""
+"""The HTTP of every service's ports: one kind of connection, with its limits and deadlines."""

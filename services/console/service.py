@@ -12,8 +12,9 @@ from aiohttp import web
 
 from kybernate.bus.port import Bus
 from kybernate.clock import Clock
-from kybernate.health import Health, HttpServer
-from kybernate.http_api import errors, own_pages
+from kybernate.health import Health
+from kybernate.http.server import HttpServer
+from kybernate.http_api import errors
 from kybernate.key_guard import KeyGuard
 from kybernate.tls import ServerCertificate, follow_authorities, trust, trusting
 from kybernate.web_origin import WebOrigins
@@ -77,18 +78,24 @@ class Console:
         api, health = self._api_routes(), self.health.routes()
         operations: HttpServer | None = None
         if settings.health_port:
-            app = self._application([*self._page_routes(), *health])
-            operations = HttpServer(app, settings.health_host, settings.health_port)
+            operations = self._server([*self._page_routes(), *health], settings.health_host, settings.health_port)
             health = [route for route in health if route.path != "/metrics"]
         elif not self.guard.required:
             api += self._page_routes()
-        return HttpServer(self._application([*api, *health]), settings.host, settings.port, "KYB", tls=tls), operations
+        return self._server([*api, *health], settings.host, settings.port, "KYB", tls), operations
 
-    def _application(self, routes: list[web.RouteDef]) -> web.Application:
-        app = web.Application(middlewares=[errors, own_pages(self._origins)], client_max_size=CHAT_BYTES)
+    def _server(
+        self,
+        routes: list[web.RouteDef],
+        host: str,
+        port: int,
+        prefix: str = "KYB_HEALTH",
+        tls: ssl.SSLContext | None = None,
+    ) -> HttpServer:
+        app = web.Application(middlewares=[errors])
         app.add_routes(routes)
         app.on_shutdown.append(self._stop)
-        return app
+        return HttpServer(app, host, port, prefix, tls=tls, origins=self._origins, most_bytes=CHAT_BYTES)
 
     def _api_routes(self) -> list[web.RouteDef]:
         view, admin = self.guard.needs("view"), self.guard.needs("admin")

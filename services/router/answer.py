@@ -1,12 +1,11 @@
 """The answer to one call: the engine's bytes as they came, or an error in the way that the caller can still notice."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from kybernate.http.framing import LAST_CHUNK, Body, EndlessBody, chunk
 from kybernate.http.head import STATUS_LINES, Head
+from kybernate.http.server import CallerConnection
 from services.router.api import RouterError
 
 _STREAM = b"text/event-stream"
@@ -19,37 +18,11 @@ _OTHER_NAME = "404 (kyb.ai/model differs from the name that the engine serves)"
 _TAIL_BYTES = max(len(event) for event in _LAST_EVENTS)
 
 
-class Connection(Protocol):
-    """The caller's connection, as a call sees it."""
-
-    address: str
-    cors: Mapping[str, str]
-    """Headers by which a page may read the answer."""
-    slow: bool
-    """It reads more slowly than it is answered."""
-
-    @property
-    def closes(self) -> bool:
-        """Whether it ends with the answer to the present request."""
-
-    def write(self, data: bytes) -> None:
-        """Send bytes of the answer."""
-
-    def finished(self, *, close: bool) -> None:
-        """The answer is complete; ``close``: the connection ends with it."""
-
-    def abort(self) -> None:
-        """Close the connection at once."""
-
-    def reset(self) -> None:
-        """Reset the connection: only this shows every caller that an answer is incomplete."""
-
-
 @dataclass(slots=True)
 class Answer:
     """Writes to the caller's connection, which it frees at the end."""
 
-    _connection: Connection
+    _connection: CallerConnection
     _http10: bool
     """The caller speaks HTTP/1.0: it gets no chunks."""
     began: bool = False

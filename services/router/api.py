@@ -13,12 +13,6 @@ RouterError = ApiError
 """Errors of the router's own; all services use one class."""
 
 
-def no_content(headers: Mapping[str, str], *, close: bool) -> bytes:
-    """Return the bytes of a 204."""
-    lines = ["HTTP/1.1 204 No Content", *(f"{name}: {value}" for name, value in headers.items())]
-    return "\r\n".join([*lines, *(["Connection: close"] if close else []), "", ""]).encode()
-
-
 # --- engine paths ----------------------------------------------------------------------------------------------------
 
 PATHS = (

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec
 from kybernate.clock import Clock
 from kybernate.http.framing import Body
 from kybernate.http.head import HOP_BY_HOP, Head
+from kybernate.http.intake import BodyError, Intake, RequestBody
+from kybernate.http.server import CallerConnection
 from kybernate.http_api import printable, random_id
 from kybernate.logs import get_logger
 from kybernate.messages import SeatActivated
-from services.router.answer import Answer, Connection, no_stream
+from services.router.answer import Answer, no_stream
 from services.router.api import RouterError, model_of, patience_of, priority_of
 from services.router.auth import ApiKeyGuard, Caller
-from services.router.core.body import BodyError, RoutingFields, media_bytes, routing_fields
+from services.router.core.body import RoutingFields, media_bytes, renamed, routing_fields
 from services.router.core.step import Forward, Reject
 from services.router.core.tenants import AnswerTokens, Tokens
 from services.router.dispatch import Dispatcher
 from services.router.engines import EngineConnection, EngineError, EnginePools
-from services.router.intake import Intake, RequestBody
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
 from services.router.request_log import CallRecord, RequestLog
@@ -85,7 +86,7 @@ class Calls:
         """Return those of the calls under way."""
         return [one._record for one in self.dispatcher.tickets if isinstance(one, Call)]
 
-    def begin(self, connection: Connection, head: Head) -> "Call":
+    def begin(self, connection: CallerConnection, head: Head) -> "Call":
         """Begin a call, whose body follows. Raises RouterError."""
         fields = head.fields()
         caller = self.guard.admit(fields, ("infer",), "POST", head.target.decode("latin-1"))
@@ -121,7 +122,7 @@ class Call:
     )  # fmt: skip
 
     def __init__(
-        self, calls: Calls, connection: Connection, head: Head, fields: Mapping[str, str], caller: Caller
+        self, calls: Calls, connection: CallerConnection, head: Head, fields: Mapping[str, str], caller: Caller
     ) -> None:
         secret = b"x-request-id" in calls.guard.withheld(head)
         self.cause = cause_of(caller, "" if secret else fields.get("x-request-id", ""))
@@ -131,7 +132,12 @@ class Call:
         self._record = CallRecord(time.time(), self.cause, traceparent=fields.get("traceparent"))
         self._answer = Answer(connection, head.version == "1.0")
         self.body = RequestBody(
-            calls.intake, head, fields, caller.name or f"address {connection.address}", calls.settings.body_bytes
+            calls.intake,
+            head,
+            fields,
+            caller.name or f"address {connection.address}",
+            calls.settings.body_bytes,
+            "KYB_BODY_BYTES",
         )
         self._body = b""
         """As engines get it."""
@@ -179,7 +185,7 @@ class Call:
         if caller.tenant:
             self._tokens = AnswerTokens(media=self._head.target.partition(b"?")[0].endswith(NO_TEXT))
         if model != name:
-            self._body = self.body.renamed(self._body, fields, model)
+            self._body = self.body.replaced(renamed(self._body, fields, model))
         self._wait()
         calls.dispatcher.arrive(self, model, hold_seconds=patience, by=by, priority=priority, tenant=caller.lane)
 

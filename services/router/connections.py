@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from kybernate.logs import get_logger
-from kybernate.tls import TlsCaller
+from kybernate.tls import Accepted, TlsCaller
 from services.router.api import RouterError
 from services.router.garbage import FullCollections
 
@@ -43,7 +43,7 @@ class ConnectionLimits:
         self.open = self.refused = 0
         self._collections = FullCollections()
 
-    def enter(self, address: str) -> RouterError | None:
+    def enter(self, address: str, _: Accepted | None = None, /) -> RouterError | None:
         """Count a new connection; return why it is refused, or None."""
         if self.open >= self._most:
             self.rejected("connections")
@@ -57,7 +57,7 @@ class ConnectionLimits:
         self._by_address[address] += 1
         return None
 
-    def leave(self, address: str) -> None:
+    def leave(self, address: str, _: Accepted | None = None, /) -> None:
         """Forget a connection that was counted."""
         self.open -= 1
         self._collections.closed(self.open)

@@ -9,12 +9,12 @@ from prometheus_client.registry import Collector
 
 from kybernate.bus.port import Bus
 from kybernate.clock import Clock
+from kybernate.http.intake import BodyMemory
 from kybernate.messages import WAITED_IN_VAIN
 from kybernate.roster import SeatRecord
 from services.router.connections import ConnectionLimits
 from services.router.core.tenants import Tenants, Used
 from services.router.core.upstreams import UpstreamTable
-from services.router.intake import BodyMemory
 from services.router.request_log import CallRecord, RequestLog
 
 _SWITCH = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 120)

@@ -14,7 +14,9 @@ from aiohttp import web
 
 from kybernate.bus.port import Bus, BusError
 from kybernate.clock import Clock
-from kybernate.health import Health, HttpServer
+from kybernate.health import Health
+from kybernate.http.intake import BodyMemory, Intake
+from kybernate.http.server import HttpServer
 from kybernate.http_api import errors
 from kybernate.logs import get_logger
 from kybernate.messages import Presence
@@ -28,7 +30,6 @@ from services.router.dispatch import Dispatcher
 from services.router.engines import EnginePools
 from services.router.front import Front
 from services.router.gateways import GatewayApi, for_auth_request
-from services.router.intake import BodyMemory, Intake
 from services.router.level_publisher import LevelPublisher
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
@@ -63,7 +64,7 @@ class RunningRouter:
         self.dispatcher.on_level = self.levels.touch
         self.health = health = Health()
         health.follows_cluster(bus, lambda: traffic.trust.ever_synced, self.guard, self.certificate)
-        memory = BodyMemory(settings.held_bytes, settings.held_bytes // 2)
+        memory = BodyMemory(settings.held_bytes, settings.held_bytes // 2, "KYB_HELD_BYTES")
         self.connections = ConnectionLimits(settings.connections, settings.address_connections, self._rejected)
         health.notes["files"] = lambda: self.connections.few
         self.requests = log = RequestLog(bus, settings.instance, access_log=settings.access_log)
@@ -145,7 +146,6 @@ class RunningRouter:
         """Return the application. Health needs no key; metrics are here only without a port of their own."""
         app, needs = web.Application(middlewares=[errors]), self.guard.needs
         models = ModelsApi(self.traffic, tenants)
-        app.on_response_prepare.append(self._finish)
         health = self.health.routes()
         if self._settings.health_port:
             health = [route for route in health if route.path != "/metrics"]
@@ -169,14 +169,6 @@ class RunningRouter:
     async def _openapi(self, _: web.Request) -> web.Response:
         """Return the OpenAPI document, which needs no key."""
         return web.Response(body=DOCUMENT, content_type="application/json")
-
-    async def _finish(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Tell callers to leave while the router stops, and not which software answers."""
-        response.headers.popall("Server", None)
-        response.headers.update(self.front.origins.answer_headers(request.headers))
-        if self.dispatcher.stopping or self.front.leaves:
-            response.headers["Connection"] = "close"
-            response.force_close()
 
 
 def check(settings: RouterSettings) -> None:

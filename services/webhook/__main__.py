@@ -10,7 +10,8 @@ from prometheus_client import Counter
 from kybernate import lifecycle, logs
 from kybernate.config import NodeConfig, load_all
 from kybernate.config_errors import ConfigError
-from kybernate.health import Health, HttpServer
+from kybernate.health import Health
+from kybernate.http.server import HttpServer, Times
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.tls import ServerCertificate
 from services.webhook.core.mutation import ReviewError, outcome, respond
@@ -60,7 +61,8 @@ async def serve(settings: WebhookSettings) -> None:
     """Run until stopped. Raises ConfigError, CannotListenError."""
     health, certificate = Health(), ServerCertificate(settings.tls_cert_file)
     app = application(settings, health)
-    webhook = HttpServer(app, settings.host, settings.port, "KYB", tls=certificate.context, idle_seconds=KEPT_SECONDS)
+    tls, times = certificate.context, Times(idle_seconds=KEPT_SECONDS)
+    webhook = HttpServer(app, settings.host, settings.port, "KYB", tls=tls, times=times, most_bytes=REVIEW_BYTES)
     async with webhook as server, health.server(settings) as probes:
         get_logger().info("webhook.listening", url=server.url, health=probes.url)
         await lifecycle.run(certificate=certificate.watch())

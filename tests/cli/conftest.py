@@ -12,7 +12,7 @@ from aiohttp import web
 
 from kybernate.cli import main
 from kybernate.envelope import Message
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.messages import GroupDecided, SeatActivated, SeatEvent, SeatLoad, SeatParked
 from kybernate.roster import SeatRecord
 from kybernate.seat import SeatState

@@ -20,7 +20,7 @@ from kybernate.cli.app import app
 from kybernate.cli.console import CLOCK_SECONDS, Console, follow_events
 from kybernate.cli.history import show_events
 from kybernate.dev.stack.stack_file import StackFile
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.lab.cli.simulate_input import complete_policies
 from kybernate.seat import SeatState
 from tests.cli.conftest import EVENTS, seat

@@ -11,7 +11,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from kybernate.clock import Clock
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.messages import GroupDecided, SeatActivated, SeatEvent, SeatParked, SeatStarted
 from kybernate.seat import SeatState
 from services.router.core.tenants import Used

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from kybernate.cli import operations
 from kybernate.cli.show import open_console, seat_tree
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.messages import OrderStatus
 
 if TYPE_CHECKING:

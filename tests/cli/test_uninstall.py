@@ -10,7 +10,7 @@ from aiohttp import web
 from kybernate.cli import uninstall
 from kybernate.cli.output import CliError
 from kybernate.cli.uninstall import Cluster, Look, check_rollback, owners, refusal, sure_look
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.kube import Kube
 from kybernate.seat import LEDGER_FORMAT
 

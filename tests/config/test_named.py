@@ -7,7 +7,7 @@ from aiohttp import web
 
 from kybernate.config import ConfigError, HealthConfig, load, load_all, names
 from kybernate.dev.fakes.gpu.spec import hardware
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.kube import Kube
 from kybernate.node.config import load_by_label
 from kybernate.topology import plan

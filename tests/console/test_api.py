@@ -11,7 +11,7 @@ from aiohttp import web
 
 from kybernate.api_keys import Scope, dump, make
 from kybernate.dev.nats_server import free_port
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.messages import (
     ActivateSeat,
     AuditRecord,

@@ -269,6 +269,18 @@ async def test_a_page_of_another_site_cannot_command():
         assert (await post(w, url + "seats/s0/park", headers=own)).status == 202
 
 
+async def test_a_page_of_a_configured_site_reads_and_commands():
+    own = {"Origin": "https://console.example"}
+    async with page(cors_origins=own["Origin"]) as (w, url):
+        await w.seat("s0", "llama", SeatState.ACTIVE)
+        asks = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-kyb-key"}
+        async with w.http.options(url + "seats/s0/park", headers=own | asks) as may:
+            assert (may.status, may.headers["Access-Control-Allow-Headers"]) == (204, "x-kyb-key")
+        for answer in (await get(w, url + "why", headers=own), await post(w, url + "seats/s0/park", headers=own)):
+            assert answer.status in (200, 202)
+            assert answer.headers["Access-Control-Allow-Origin"] == own["Origin"]
+
+
 async def test_the_playground_streams_an_answer():
     async with page() as (w, url):
         await w.seat("s0", "llama")

@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from kybernate.dev.fakes.engine.protocol import expected_text
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.messages import EVENT_OF_STATE, SeatEvent
 from kybernate.seat import SeatState
 

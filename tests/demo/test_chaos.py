@@ -28,7 +28,7 @@ from kybernate.dev.demo.watch import Watch
 from kybernate.dev.stack import SERVICES
 from kybernate.dev.stack.options import StackOptions
 from kybernate.dev.stack.stack import Stack
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.seat import SeatState as S
 from tests.demo.router_fake import FakeRouter, event
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.kube import Kube
 
 Object = dict[str, Any]

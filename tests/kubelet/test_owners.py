@@ -12,7 +12,7 @@ from aiohttp import web
 from kybernate import kube
 from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.node.pod_resources import list_pods
 from kybernate.pb import podresources_pb2 as pb
 from services.gpu_manager.__main__ import open_pods

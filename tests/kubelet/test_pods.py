@@ -19,7 +19,7 @@ from kybernate.dev.fakes.kubelet.kubelet import KEPT_LOGS, Kubelet, Options
 from kybernate.dev.fakes.kubelet.pod import Pod
 from kybernate.dev.fakes.kubelet.process import BackOff
 from kybernate.dev.stack.layout import LONGEST_FOLDER
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.pb import deviceplugin_pb2 as pb
 from kybernate.pb import podresources_pb2 as resources_pb
 from kybernate.pb import podresources_pb2_grpc as resources_rpc

@@ -5,7 +5,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.http_api import errors
 from kybernate.messages import JobReply, ReleaseJob
 from kybernate.node.host_memory import KernelMemory

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.messages import CommandReply, JobProgress, JobStatus, PinSeat, Presence, TrafficSignal
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState as S

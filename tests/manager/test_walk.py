@@ -63,7 +63,7 @@ def test_a_message_seldom_returns_to_a_file_that_it_has_left(
     act = story(world)
     monkeypatch.setattr(granted, "LOOKS", False)
 
-    with walking(Path(board.__file__).parents[1], "Board.handle") as walk:
+    with walking(Path(board.__file__).parents[1], entry="Board.handle") as walk:
         act()
 
     assert walk.files[0] == "board"

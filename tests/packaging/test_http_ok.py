@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from kybernate.dev.nats_server import free_port
-from kybernate.health import Health, HttpServer
+from kybernate.health import Health
+from kybernate.http.server import HttpServer
 
 SCRIPT = Path(__file__).parents[2] / "scripts/http_ok.sh"
 

@@ -16,7 +16,7 @@ import grpc
 import pytest
 from aiohttp import web
 
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from services.probe import server
 from services.probe.server import ProbeServer
 from services.probe.settings import ProbeSettings, ProbeSettingsError, ProbeTarget, read

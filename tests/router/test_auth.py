@@ -364,12 +364,12 @@ async def test_an_idle_connection_keeps_the_head_of_a_call_only_and_for_a_while(
         data = b'{"model": "llama"}' if method == "POST" else None
         await guarded.call(method, path, data=data, headers=bearer(token))
         [connection] = front.connections
-        await until(lambda: not connection._busy, what="the connection is idle")
+        await until(lambda: not connection.busy, what="the connection is idle")
         return connection._heads._known is not None
 
     assert await kept(*call, keys["app"])
     assert not await kept("GET", "/v1/models", keys["app"])
-    monkeypatch.setattr("services.router.front.KNOWN_SECONDS", 0.01)
+    monkeypatch.setattr("kybernate.http.server.KNOWN_SECONDS", 0.01)
     await kept(*call, keys["app"])
     [connection] = front.connections
     await until(lambda: connection._heads._known is None, what="the head is forgotten")

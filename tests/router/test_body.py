@@ -12,19 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kybernate.http.intake import SMALL_BYTES, UNPACK_BYTES, BodyError, BodyMemory, Unpacker
 from services.router.core.body import (
     LONGEST_VALUE,
     MOST_MEMBERS,
-    SMALL_BYTES,
-    UNPACK_BYTES,
-    BodyError,
     RoutingFields,
-    Unpacker,
     media_bytes,
     renamed,
     routing_fields,
 )
-from services.router.intake import BodyMemory
 
 MIB = 2**20
 LARGE = '"' + "x" * SMALL_BYTES + '"'
@@ -176,7 +172,7 @@ def test_a_bomb_is_noticed_before_it_is_unpacked() -> None:
 
 
 def test_memory_is_counted_per_caller_and_in_total() -> None:
-    memory = BodyMemory(100, 60)
+    memory = BodyMemory(100, 60, "KYB_HELD_BYTES")
     memory.take("a", 50)
     assert memory.full("a", 10) is None
     assert "half of KYB_HELD_BYTES" in str(memory.full("a", 11))

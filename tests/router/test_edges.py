@@ -140,6 +140,6 @@ async def test_a_call_that_arrives_while_the_router_stops_is_rejected():
     async with world() as w:
         await w.seat("s0", "llama")
         w.manager.auto = False
-        w.router.dispatcher.stop()
+        w.router.front.stop()
         answer = await w.ask("llama")
         assert (answer.status, answer.code) == (503, "router_stopping")

@@ -10,9 +10,10 @@ import pytest
 
 from kybernate.bus.follow import ROWS, follow
 from kybernate.bus.port import Entry
+from kybernate.http.server import CallerConnection
 from kybernate.logs import OnceLogger
 from services.router import garbage
-from services.router.front import CallerConnection, ConnectionLimits
+from services.router.connections import ConnectionLimits
 from services.router.garbage import MANY
 from tests.router.world import world
 from tests.until import until

@@ -500,7 +500,7 @@ async def test_held_requests_are_rejected_when_the_router_stops():
         w.manager.auto = False
         call = w.ask("llama")
         await until(lambda: w.held("llama") == 1, what="requests for llama that the router holds: 1")
-        w.router.dispatcher.stop()
+        w.router.front.stop()
         answer = await call
         assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "router_stopping", "1")
         assert answer.headers["Connection"] == "close", "the next request must not be sent into a closing connection"
@@ -512,7 +512,7 @@ async def test_after_a_comment_errors_are_sent_as_events():
         w.manager.auto = False
         async with w.http.post(f"{w.url}/v1/chat/completions", json={"model": "llama", "stream": True}) as response:
             assert await response.content.readuntil(b"\n\n") == b": waiting for the model\n\n"
-            w.router.dispatcher.stop()
+            w.router.front.stop()
             last = (await response.read()).strip().split(b"\n\n")[-1]
         assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "router_stopping"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.messages import TrafficSignal
 from kybernate.seat import SeatState
 from services.router.settings import RouterSettings

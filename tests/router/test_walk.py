@@ -1,9 +1,10 @@
-"""How often a request returns to a file of the router that it has left."""
+"""How often a request returns to a file of the router, or of its port, that it has left."""
 
 from pathlib import Path
 
 import pytest
 
+from kybernate.http import server
 from kybernate.seat import SeatState
 from services.router import level_publisher, roster_sync, service
 from tests.router.world import world
@@ -22,9 +23,9 @@ async def test_a_request_seldom_returns_to_a_file_that_it_has_left(kind: str, mo
         await one.seat("s1", "m1", SeatState.PARKED if kind == "held" else SeatState.ACTIVE)
         await one.ready()
 
-        with walking(Path(service.__file__).parent) as walk:
+        with walking(Path(service.__file__).parent, Path(server.__file__).parent) as walk:
             answered = await one.ask("m1", stream=kind == "streamed")
 
     assert answered.status == 200
-    assert walk.files[0] == "front"
+    assert walk.files[0] == "server"
     assert walk.returns <= MOST_RETURNS[kind], f"{walk.returns}: {' → '.join(walk.files)}"

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.envelope import Message
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from kybernate.messages import (
     EVENT_OF_STATE,
     ActivateSeat,

@@ -23,7 +23,7 @@ from kybernate.dev.stack import pod_changes as adding
 from kybernate.dev.stack.layout import Ports
 from kybernate.dev.stack.options import ChangingError
 from kybernate.doctor.local import local_facts
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 from tests.kubelet.stand import RESOURCE, pod, registered, running_kubelet
 from tests.until import until
 

@@ -1,29 +1,20 @@
-"""What routing needs of a request body, and how much work a body may take. Pure.
+"""What routing needs of a request body. Pure.
 
 Of a JSON body only ``model`` and ``stream`` are decoded. The engine gets the body as it came and judges the rest of it.
 """
 
 import re
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-BODY_BYTES = "KYB_BODY_BYTES"
-"""The setting that limits bodies of calls."""
-SMALL_BYTES = 64 * 1024
-"""Bodies up to this are read within a fifth of a millisecond."""
+from kybernate.http.intake import SMALL_BYTES, BodyError
+
 MOST_MEMBERS = 1000
 """Of the object in a JSON body, without those of objects in it."""
 LONGEST_VALUE = 4096
 """Bytes of the JSON of a name, of a number, of ``model`` and of ``stream``."""
-MOST_RATIO = 100
-"""Unpacked bytes per byte received, once a body has more than RATIO_FREE_BYTES; JSON of prompts has 3 to 20."""
-RATIO_FREE_BYTES = 2**20
-UNPACK_BYTES = 256 * 1024
-"""Unpacked at a time."""
 FIELDS = ("model", "stream")
 """Members of a body that routing needs."""
 MOST_PARTS = 100
@@ -44,14 +35,6 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _DATA_URL = re.compile(rb"data:[^,]{0,200};base64,")
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_=\\"
 """With the backslash that some encoders of JSON write before a slash."""
-
-
-class BodyError(Exception):
-    """A body that is not forwarded. ``status`` and ``code`` are those of the response."""
-
-    def __init__(self, code: str, text: str, status: int = 400) -> None:
-        super().__init__(text)
-        self.code, self.status = code, status
 
 
 # --- what routing needs -----------------------------------------------------------------------------------------------
@@ -202,63 +185,3 @@ def _plain_name(head: bytes) -> bytes | None:
     part = _PART.search(head)
     plain = len(_PART_NAMES.findall(head)) == 2 and not _CONTROL.search(head.replace(b"\r\n", b""))
     return part[1] if part is not None and plain else None
-
-
-# --- compressed bodies ------------------------------------------------------------------------------------------------
-
-
-class Unpacker:
-    """Unpacks a body of one ``Content-Encoding`` piece by piece. Raises BodyError."""
-
-    def __init__(self, encoding: str, most_bytes: int, setting: str = BODY_BYTES) -> None:
-        self._encoding, self._most, self._setting = encoding, most_bytes, setting
-        self._received = self._unpacked = 0
-        self._codec: zlib._Decompress | None = None
-        if encoding in ("gzip", "x-gzip", "deflate"):
-            self._codec = zlib.decompressobj(zlib.MAX_WBITS if encoding == "deflate" else 16 + zlib.MAX_WBITS)
-        elif encoding not in ("", "identity"):
-            text = f"Content-Encoding {encoding[:40]!r}: send gzip, deflate, or the body as it is"
-            raise BodyError("unsupported_content_encoding", text, 415)
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what these bytes become, in pieces of at most UNPACK_BYTES."""
-        if self._codec is None:
-            yield self._count(data, len(data))
-            return
-        if not self._received and self._encoding == "deflate" and data[0] & 0x0F != 8:
-            self._codec = zlib.decompressobj(-zlib.MAX_WBITS)  # some clients send deflate without zlib's header
-        self._received += len(data)
-        rest = data
-        while rest and not self._codec.eof:
-            try:
-                piece = self._codec.decompress(rest, UNPACK_BYTES)
-            except zlib.error as error:
-                raise self._damaged() from error
-            rest = self._codec.unconsumed_tail
-            yield self._count(piece, 0)
-        if self._codec.unused_data or (rest and self._codec.eof):
-            raise self._damaged()
-
-    def end(self) -> None:
-        """Check that the body was complete."""
-        if self._codec is not None and not self._codec.eof:
-            raise self._damaged()
-
-    def _count(self, piece: bytes, received: int) -> bytes:
-        self._received += received
-        self._unpacked += len(piece)
-        if self._unpacked > self._most:
-            raise too_large(self._most, self._setting)
-        if self._unpacked > max(RATIO_FREE_BYTES, MOST_RATIO * self._received):
-            text = f"the body unpacks to more than {MOST_RATIO} times what was sent; send it without Content-Encoding"
-            raise BodyError("body_too_large", text, 413)
-        return piece
-
-    def _damaged(self) -> BodyError:
-        return BodyError("invalid_body", f"the body is not what its Content-Encoding {self._encoding} says")
-
-
-def too_large(most_bytes: int, setting: str) -> BodyError:
-    """Return the error of a body above the limit; ``setting`` names it, if it can be set."""
-    name = f" ({setting})" if setting else ""
-    return BodyError("body_too_large", f"the body is larger than {most_bytes} bytes{name}", 413)

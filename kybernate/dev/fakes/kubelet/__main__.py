@@ -13,7 +13,7 @@ from kybernate.dev.fakes.kubelet.device_manager import NumaTopology
 from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet, Options, write_address
 from kybernate.dev.fakes.kubelet.process import BackOff
-from kybernate.health import HttpServer
+from kybernate.http.server import HttpServer
 
 SETTLED_SECONDS = 0.3
 """Between two looks at a file that has changed."""

@@ -1,4 +1,4 @@
-"""Requests to the router itself, on connections of the front: aiohttp answers all that are no inference calls."""
+"""aiohttp as a layer of handlers: it answers complete requests, on connections that are not its own."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,8 +7,8 @@ from typing import Any
 from aiohttp import web
 
 from kybernate.http.head import Head
+from kybernate.http_api import ApiError
 from kybernate.logs import get_logger
-from services.router.api import RouterError
 
 _REBUILT = frozenset(
     {b"content-length", b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"connection"}
@@ -59,10 +59,10 @@ class AiohttpHandler(web.RequestHandler):
             raise ConnectionError("half an answer is sent")
         if status == 500:
             get_logger().error("request.failed", exc_info=exc)
-            response = RouterError(500, "internal_error", "the router failed at this request; see its log").response()
+            response = ApiError(500, "internal_error", "this service failed at this request; see its log").response()
         else:
             text = "this is not a valid HTTP/1.1 request: check its target and header fields"
-            response = RouterError(400, "invalid_http", text).response()
+            response = ApiError(400, "invalid_http", text).response()
         response.force_close()
         return response
 
