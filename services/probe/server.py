@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ _GRACE_SECONDS = 5.0
 """Time after which an idle connection is closed, in addition to the probe's timeout."""
 FRESH_SECONDS = 1.0
 """How long an answer, or a missing answer, is valid."""
+MOST_CONNECTIONS = 64
+"""With 60 kB of a head each, 7 MiB. Then the oldest of the address with the most of them ends."""
 STOP_SECONDS = 10.0
 STOP_POLL_SECONDS = 0.2
 _FROZEN = frozenset({"draining", "parking", "parked", "activating", "migrating"})
@@ -147,7 +150,9 @@ class ProbeServer:
     ports: list[int] = field(default_factory=list)
     """Ports it listens on: its own health, then the targets in order."""
     _tls: "ssl.SSLContext | None" = None
-    _connections: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _open: dict[asyncio.StreamWriter, str] = field(default_factory=dict)
+    """Connections by age, with the address of the other side."""
 
     def __post_init__(self) -> None:
         self.manager = ManagerClient(self.settings.host_ip, self.settings.manager_port, self.settings.pod_uid)
@@ -224,8 +229,14 @@ class ProbeServer:
     def _accept(self, target: ProbeTarget | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # asyncio's own task for it, one that is cancelled at the end, is an error in the log of Python 3.11.
         task = asyncio.create_task(self._answer(target, reader, writer))
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        if len(self._open) >= MOST_CONNECTIONS:
+            [(most, _)] = Counter(self._open.values()).most_common(1)
+            oldest = next(one for one, address in self._open.items() if address == most)
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = str((writer.get_extra_info("peername") or ("",))[0])
 
     async def _answer(
         self, target: ProbeTarget | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -249,6 +260,7 @@ class ProbeServer:
         except (OSError, TimeoutError, WireError):
             pass  # the caller disconnected, or did not speak HTTP/2
         finally:
+            self._open.pop(writer, None)
             writer.close()
 
     async def _http(self, target: ProbeTarget | None, request: ProbeRequest) -> ProbeResponse:

@@ -20,6 +20,7 @@ from kybernate.http.server import HttpServer
 from services.probe import server
 from services.probe.server import ProbeServer
 from services.probe.settings import ProbeSettings, ProbeSettingsError, ProbeTarget, read
+from tests.until import until
 
 TIMEOUT = 10.0
 """Kubelet's timeoutSeconds; long enough for a busy machine."""
@@ -216,6 +217,24 @@ async def test_kyb_probe_has_its_own_health_and_refuses_what_is_not_http(stand: 
     writer.write(b"nonsense\r\n\r\n")
     assert (await reader.read()).startswith(b"HTTP/1.1 400")
     writer.close()
+
+
+async def test_no_connections_of_others_keep_kubelet_out_or_take_its_memory(stand: Stand) -> None:
+    """2,000 half heads of 60 kB took 75 MiB; the container has 40."""
+    probe = await stand.probe(ProbeTarget(0, stand.engine_port, "liveness", "HTTP", TIMEOUT))
+    callers, ends = [], []
+    for n in range(3 * server.MOST_CONNECTIONS):
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", probe.ports[0], local_addr=(f"127.0.0.{2 + n % 2}", 0)
+        )
+        callers.append(writer)
+        ends.append(asyncio.create_task(reader.read()))
+    assert await stand.get(probe.ports[1]) == 200
+    oldest = 2 * server.MOST_CONNECTIONS + 1
+    await until(lambda: sum(end.done() for end in ends) == oldest, what="the oldest made room", timeout=2)
+    for writer in callers:
+        writer.close()
+    await asyncio.gather(*ends, return_exceptions=True)
 
 
 async def check(port: int) -> bytes:
