@@ -3,7 +3,6 @@ tokens it has generated. Pure."""
 
 import re
 from math import isfinite
-from typing import NamedTuple
 
 from kybernate.extras import names
 
@@ -30,22 +29,8 @@ _RUNNING = (
 )
 _WAITING = rb"vllm:num_requests_waiting|sglang:num_queue_reqs|trtllm_num_requests_waiting|llamacpp:requests_deferred"
 """In the names of vLLM, SGLang, TensorRT-LLM and llama.cpp."""
-
-
-def _samples(names: bytes) -> re.Pattern[bytes]:
-    """Match the samples of these metrics, each within its line: one pass over any text. The group is the value."""
-    return re.compile(rb"^(?:%b)(?:\{[^}\n]*\})?[ \t]+([0-9.eE+]+)" % names, re.MULTILINE)
-
-
-RUNNING, WAITING = _samples(_RUNNING), _samples(_WAITING)
-BUSY = _samples(_RUNNING + b"|" + _WAITING)
-
-
-class EngineLoad(NamedTuple):
-    """Requests that an engine computes, and that wait in it."""
-
-    running: int
-    waiting: int
+BUSY = re.compile(rb"^(?:%b)(?:\{[^}\n]*\})?[ \t]+([0-9.eE+]+)" % (_RUNNING + b"|" + _WAITING), re.MULTILINE)
+"""Samples of these metrics, each within its line: one pass over any text. The group is the value."""
 
 
 def next_backend(backend: str, *, mig: bool = False) -> str:
@@ -57,20 +42,9 @@ def next_backend(backend: str, *, mig: bool = False) -> str:
 
 def requests_in(metrics: bytes) -> int | None:
     """The number of requests; None when there is no such metric, or it is no number."""
-    found = _sum(BUSY, metrics)
-    return None if found is None else int(found)
-
-
-def load_in(metrics: bytes) -> EngineLoad | None:
-    """The load; None when a metric of the two is missing, or is no number."""
-    running, waiting = _sum(RUNNING, metrics), _sum(WAITING, metrics)
-    return None if running is None or waiting is None else EngineLoad(int(running), int(waiting))
-
-
-def _sum(name: re.Pattern[bytes], metrics: bytes) -> float | None:
-    found = name.findall(metrics)
+    found = BUSY.findall(metrics)
     try:
         total = sum(float(value) for value in found)
     except ValueError:
         return None
-    return total if found and isfinite(total) else None
+    return int(total) if found and isfinite(total) else None

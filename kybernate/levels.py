@@ -58,11 +58,6 @@ class Loads:
                 if now < until and (load.waiting or load.in_flight):
                     yield model, seat or "", load
 
-    def sources(self, model: str, seat: str, now: float) -> set[str]:
-        """Return who has requests in flight at this seat."""
-        levels = self._levels.get(model, {}).items()
-        return {source for (source, at, _), (_, until, load) in levels if at == seat and now < until and load.in_flight}
-
     def of(self, model: str, seat: str | None, now: float, *, unassigned: bool = False) -> Load:
         """Return the load of a seat of this model; seat None: of the model.
 

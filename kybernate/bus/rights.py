@@ -79,8 +79,8 @@ PUBLISHERS: Kinds = {
 """Roles that may publish a kind; its subclasses count with it, unless they are listed themselves. Presence: below."""
 
 SUBSCRIBERS: Kinds = {
-    TrafficSignal: (Role.ROUTER, Role.CONSOLE, Role.MANAGER, Role.VIEWER, Role.OPERATOR),
-    NodeTrafficSignal: (Role.ROUTER, Role.CONSOLE, Role.MANAGER, Role.VIEWER, Role.OPERATOR),
+    TrafficSignal: (Role.CONSOLE, Role.MANAGER, Role.VIEWER, Role.OPERATOR),
+    NodeTrafficSignal: (Role.CONSOLE, Role.MANAGER, Role.VIEWER, Role.OPERATOR),
     DrainAck: (Role.MANAGER,),
     ActivateSeat: (Role.MANAGER,),
     Command: (Role.MANAGER,),

@@ -27,7 +27,6 @@ from services.router.core.step import Reject
 from services.router.core.tenants import Tokens
 from services.router.dispatch import Dispatcher, WaitingTicket
 from services.router.limits import TenantLimits
-from services.router.outside_load import ENGINES
 from services.router.settings import RouterSettings
 
 SIGNAL_TYPES = ("application/cloudevents+json", "application/cloudevents-batch+json", "application/json")
@@ -188,10 +187,8 @@ class GatewayApi:
                 400, "invalid_signal", 'a signal is a CloudEvent: {"specversion", "id", "source", "data": {…}}'
             )
         source = item.get("source")
-        if not isinstance(source, str) or not printable(source) or source.startswith(ENGINES):
-            text = (
-                f"the CloudEvent needs a source in printable characters, not {ENGINES}…, which identifies the gateway"
-            )
+        if not isinstance(source, str) or not printable(source):
+            text = "the CloudEvent needs a source in printable characters, which identifies the gateway"
             raise RouterError(400, "invalid_signal", text)
         try:
             data = SignalData.model_validate(item["data"])

@@ -56,8 +56,6 @@ class Metrics(Collector):
         self.rejections = counter("kybernate_router_rejections", text, "reason")
         text = "Requests by whether they were forwarded within their SLO; one that failed while it waited missed it"
         self.slo = counter("kybernate_router_slo_requests", text, "model", "tier", "outcome")
-        text = "Questions about load that did not come through a router, to engines"
-        self.readings = counter("kybernate_router_load_readings", text, "source", "outcome")
         self.disconnects = counter("kybernate_nats_disconnects", "Losses of the bus")
         self.hold_seconds = histogram(
             "kybernate_router_hold_seconds", "Wait of requests that were held", _SWITCH, "model", "tier"

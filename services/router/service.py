@@ -34,7 +34,6 @@ from services.router.level_publisher import LevelPublisher
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
 from services.router.models import AT_THE_CONSOLE, ModelsApi, at_the_console, no_websocket, not_forwarded, not_stored
-from services.router.outside_load import OutsideLoad
 from services.router.request_log import RequestLog
 from services.router.roster_sync import RosterSync
 from services.router.settings import RouterSettings
@@ -81,7 +80,6 @@ class RunningRouter:
             settings, clock, self.dispatcher, self.pools, self._metrics, intake, log, self.guard, paths, tenants
         )
         gateways = GatewayApi(settings, clock, bus, self.dispatcher, tenants)
-        self.outside = OutsideLoad(settings, bus, http, self.dispatcher, self._metrics.readings)
         self.app = self._application(gateways, tenants)
         tls = self.certificate.context if self.certificate is not None else None
         self.front = Front(self.app, self.calls, settings, self.connections, tls)
@@ -98,7 +96,6 @@ class RunningRouter:
             "levels": self.levels.run(),
             "acks": self.dispatcher.run(),
             "requests": self.requests.run(),
-            **self.outside.jobs(),
             "keys": self.guard.watch(),
             **({"certificate": self.certificate.watch()} if self.certificate is not None else {}),
         }

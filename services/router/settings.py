@@ -74,6 +74,3 @@ class RouterSettings(RouterConstants, Settings):
     """One line in the log for each call, when it has ended."""
     keepalive_seconds: float = Field(0.0, ge=0)
     """Interval of SSE comments to a waiting stream, which commit a 200; 0: none."""
-    engine_metrics_seconds: float = Field(0.0, ge=0, le=60)
-    """Interval at which active engines are asked how many requests they compute and queue, so that callers beside the
-    routers count, too; 0: never."""

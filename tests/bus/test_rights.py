@@ -294,7 +294,7 @@ async def _a_day_on_the_cluster_bus(world: Guarded) -> None:
                 DrainAck.pattern(node="n1"),
                 SeatAllocated.pattern(node="n1"),
             ) as to_manager,
-            router.subscribe(SeatEvent.pattern(), TrafficSignal.pattern()) as to_router,
+            router.subscribe(SeatEvent.pattern()) as to_router,
             viewer.subscribe(SeatEvent.pattern(), Presence.pattern()) as to_viewer,
             operator.subscribe(AuditRecord.pattern()) as to_operator,
             manager.serve(Command.pattern(node="n1"), obey),

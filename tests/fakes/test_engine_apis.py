@@ -18,7 +18,7 @@ from kybernate.dev.fakes.engine.lies import Lie, Lies
 from kybernate.dev.fakes.engine.memory import Vram
 from kybernate.dev.fakes.engine.protocol import expected_text
 from kybernate.dev.fakes.gpu.client import DriverError
-from kybernate.engines import load_in, requests_in
+from kybernate.engines import requests_in
 from tests.until import until
 
 TOTAL, RESIDUE = 100, 10
@@ -275,13 +275,7 @@ async def test_the_load_of_an_engine_is_read_in_its_own_names(api, path):
     async with serving(api) as it:
         it.engine.running, it.engine.waiting = 3, 2
         metrics = (await it.get(path))[1].encode()
-        assert (load_in(metrics), requests_in(metrics)) == ((3, 2), 5)
-
-
-def test_a_load_is_known_only_with_both_of_its_metrics():
-    assert load_in(b'vllm:num_requests_running{a="b"} 1\nvllm:num_requests_running{a="c"} 2\n') is None
-    assert load_in(b"sglang:num_running_reqs 1\nsglang:num_queue_reqs 1e999\n") is None
-    assert load_in(b"sglang:num_running_reqs 1\nsglang:num_queue_reqs 0\n") == (1, 0)
+        assert requests_in(metrics) == 5
 
 
 # llama.cpp and Ollama

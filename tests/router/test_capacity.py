@@ -9,72 +9,13 @@ import pytest
 
 from kybernate.seat import SeatState
 from services.router.core import step
-from services.router.core.capacity import LEAST_LIMIT, MOST_LIMIT, Capacity, share
+from services.router.core.capacity import LEAST_LIMIT, MOST_LIMIT, Capacity
 from services.router.core.reports import level_of
 from services.router.core.traffic import Traffic
 from services.router.settings import RouterSettings
 from tests.router.test_traffic import K0, K1, arrive, event, kinds, listed, record, router, synced
 
 S = SeatState
-
-
-def test_a_router_has_the_part_of_the_places_that_its_requests_are_and_a_quarter_at_least():
-    assert share(32, running=32, waiting=16) == 21
-    assert share(48, running=32, waiting=16) == 32, "all of them are its own: what the engine computes at once"
-    assert share(60, running=32, waiting=16) == 32, "some are answered already"
-    assert share(2, running=32, waiting=70) == 8
-    assert share(0, running=1, waiting=1) == 1
-    assert share(2, running=32, waiting=70, sources=3) == 8
-
-
-def test_the_least_parts_of_many_routers_do_not_overfill_an_engine():
-    assert share(0, running=32, waiting=32, sources=8) == 4
-    assert 9 * share(0, running=32, waiting=32, sources=9) <= 32
-    traffic = router(record(state=S.ACTIVE, max_requests=256))
-    traffic.handle(step.EngineReported(K0, 32, 32, sources=8), 1.0)
-    assert traffic.table.upstreams[K0].share == 4
-    traffic.handle(step.EngineReported(K0, 32, 32, sources=16), 2.0)
-    assert traffic.table.upstreams[K0].share == 2
-
-
-def test_a_seat_whose_engine_others_fill_gets_fewer_calls_until_nothing_waits_there():
-    traffic = router(record(state=S.ACTIVE, max_requests=8))
-    seat = traffic.table.upstreams[K0]
-
-    def forwarded(*effects: step.Effect) -> int:
-        return len(kinds(list(effects), step.Forward))
-
-    assert sum(forwarded(*arrive(traffic, number)) for number in range(8)) == 8
-    assert not forwarded(*traffic.handle(step.EngineReported(K0, 8, 8), 1.0))
-    assert (seat.limit, len(seat.in_flight)) == (4, 8), "half of the requests there are its own"
-    arrive(traffic, 9)
-    traffic.handle(step.CallEnded(0), 2.0)
-    assert len(seat.waiting) == 1, "it waits, though seven are in flight and eight are declared"
-    for number in range(1, 8):
-        traffic.handle(step.CallEnded(number), 2.0)
-    assert (seat.waiting, len(seat.in_flight)) == ({}, 1)
-    for number in range(10, 15):
-        arrive(traffic, number)
-    assert (len(seat.waiting), len(seat.in_flight)) == (2, 4)
-    assert forwarded(*traffic.handle(step.EngineReported(K0, 8, 0), 3.0)) == 2, "nothing waits: six may be in flight"
-    for number in range(15, 20):
-        arrive(traffic, number)
-    assert forwarded(*traffic.handle(step.EngineReported(K0, 0, 0), 4.0)) == 2
-    assert (seat.limit, seat.share) == (8, 0), "it has all places again"
-
-
-def test_what_an_engine_reported_ends_with_the_visit_of_its_seat_and_is_not_taken_from_a_parked_one():
-    traffic = router(record(state=S.ACTIVE, max_requests=8))
-    seat = traffic.table.upstreams[K0]
-    traffic.handle(step.EngineReported(K0, 8, 8), 1.0)
-    assert seat.limit == 2
-    traffic.handle(step.EngineReported(K0, 0, 7), 1.0)
-    assert seat.limit == 2, "one that computes nothing tells nothing"
-    traffic.handle(record(state=S.PARKED, max_requests=8, epoch=11), 2.0)
-    assert seat.limit == 8
-    for key in (K0, "unknown"):
-        assert not traffic.handle(step.EngineReported(key, 8, 8), 3.0)
-    assert seat.limit == 8
 
 
 def limits_of(slots: int, service: Callable[[random.Random], float], seconds: float) -> tuple[list[int], float]:

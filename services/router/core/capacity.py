@@ -147,21 +147,6 @@ class Capacity:
         return max(self.limit, _most(step + 1)) if taken and step >= _step_of(self.limit) else self.limit  # (3), (1)
 
 
-def share(own: int, running: int, waiting: int, sources: int = 1) -> int:
-    """Return how many requests a router may have in flight at an engine where requests wait.
-
-    ``own``: those that it has; ``running``, ``waiting``: those that the engine computes and queues, of all callers. The
-    router's part of the places is that of its requests, but at least a quarter, since callers beside it take no notice;
-    with more than four ``sources`` of requests, itself one, a part for each, so that those parts are not above all.
-    """
-    return max(1, running // max(4, sources), min(own, running + waiting) * running // (running + waiting))
-
-
-def larger(limit: int) -> int:
-    """Return the limit to try next where nothing waits in the engine any more."""
-    return max(limit + 1, int(limit * STEP))
-
-
 def _trusted(known: dict[int, _Step]) -> dict[int, _Step]:
     """Return the steps whose rate can be compared.
 

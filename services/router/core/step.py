@@ -105,24 +105,13 @@ class ActivationAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineReported:
-    """The engine of a seat was asked what it computes and queues, of all callers; both 0 if it did not answer."""
-
-    key: str
-    running: int
-    waiting: int
-    sources: int = 1
-    """Routers and gateways with requests there, this router included."""
-
-
-@dataclass(frozen=True, slots=True)
 class TimePassed:
     """An alarm may be due."""
 
 
 Input = (
     CallArrived | CallEnded | CallReturned | SeatRecord | SeatEvent | SeatMissing | RosterRead
-    | Presence | BusLost | ManagerAnswered | ActivationAnswered | EngineReported | TimePassed
+    | Presence | BusLost | ManagerAnswered | ActivationAnswered | TimePassed
 )  # fmt: skip
 
 

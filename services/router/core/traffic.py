@@ -52,7 +52,6 @@ class Traffic:
             step.BusLost: self._bus_lost,
             step.ManagerAnswered: self._manager_answered,
             step.ActivationAnswered: self._activation_answered,
-            step.EngineReported: self._engine_reported,
             step.TimePassed: self._time_passed,
         }
 
@@ -140,15 +139,6 @@ class Traffic:
     def _activation_answered(self, m: step.ActivationAnswered) -> None:
         upstream = self.table.upstreams.get(m.key)
         if upstream is not None and self._commands.activation_answered(upstream, m.reply):
-            self._reroute([upstream])
-
-    def _engine_reported(self, m: step.EngineReported) -> None:
-        upstream = self.table.upstreams.get(m.key)
-        if (
-            upstream is not None
-            and upstream.record.state is SeatState.ACTIVE
-            and upstream.reported(m.running, m.waiting, m.sources)
-        ):
             self._reroute([upstream])
 
     def _manager_answered(self, m: step.ManagerAnswered) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from kybernate.messages import SeatActivated, SeatAllocated, SeatEvent
 from kybernate.roster import MOST_NAMES, SeatRecord, after_event, seat_key, some
 from kybernate.seat import SeatState
-from services.router.core.capacity import Capacity, larger, share
+from services.router.core.capacity import Capacity
 from services.router.core.step import Kind
 
 _S = SeatState
@@ -143,8 +143,6 @@ class Upstream:
     capacity: Capacity = field(default_factory=Capacity)
     counts: CallCounts = field(default_factory=CallCounts)
     activation_request: ActivationRequest = field(default_factory=ActivationRequest)
-    share: int = 0
-    """Most requests in flight while others fill its engine, too; 0: no such limit."""
     suspect_until: float = 0.0
     unseen: bool = False
     """The roster has no row for it, so what is known here may be stale."""
@@ -169,21 +167,8 @@ class Upstream:
 
     @property
     def limit(self) -> int:
-        """Most requests in flight: what its pod declares, else what was learned, and at most the share."""
-        limit = self.record.max_requests or self.capacity.limit
-        return min(limit, self.share) if self.share else limit
-
-    def reported(self, running: int, waiting: int, sources: int) -> bool:
-        """Take in what the engine of the active seat computes and queues, of all callers, and how many routers and
-        gateways have requests there; True: the limit rose."""
-        before = self.limit
-        if running and waiting:
-            self.share = share(len(self.in_flight), running, waiting, sources)
-        elif self.share and self.full:
-            self.share = larger(self.share)
-            if self.limit < self.share:
-                self.share = 0
-        return self.limit > before
+        """Most requests in flight: what its pod declares, else what was learned."""
+        return self.record.max_requests or self.capacity.limit
 
     @property
     def full(self) -> bool:
@@ -266,7 +251,6 @@ class Upstream:
         changed = changed or (old.failed_until, old.cold) != (new.failed_until, new.cold)
         if changed:
             self.suspect_until = 0.0
-            self.share = 0
             self.activation_request.refusal = None
         unseen, self.unseen, self.doubted = self.unseen, False, inf
         return changed or unseen
