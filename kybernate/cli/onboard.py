@@ -3,17 +3,13 @@
 import difflib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from kybernate.cli.kubectl import kubectl
 from kybernate.cli.output import CliError, as_json
-
-if TYPE_CHECKING:
-    from kybernate.footprint import Footprint
 
 Json = dict[str, Any]
 LIVE = ("deploy/", "statefulset/", "service/")
@@ -36,9 +32,7 @@ def onboard(
 
     def make(manifest: Json) -> tuple[Json, Json]:
         done = change(manifest, model, resource)
-        found, notes = _measured(target, namespace, manifest, done.backend)
-        facts = {"engine": done.engine, "backend": done.backend, "notes": [*done.notes, *notes]}
-        return done.manifest, facts | ({"footprint": asdict(found)} if found is not None else {})
+        return done.manifest, {"engine": done.engine, "backend": done.backend, "notes": [*done.notes]}
 
     _run(target, namespace, make, apply, name=name)
 
@@ -168,30 +162,6 @@ def _read(target: str, namespace: str, name: str) -> Json:
         which = f"{len(found)} of {', '.join(names)}; choose one: --name NAME" if names else f"no {WORKLOADS[0]}"
         raise CliError(f"{target}: has {which}", code=2)
     return found[0]
-
-
-def _measured(target: str, namespace: str, manifest: Json, backend: str) -> "tuple[Footprint | None, list[str]]":
-    """What the engine takes, if it runs in the cluster, and what to expect of it or why nothing was measured."""
-    from kybernate.footprint import QUESTION, expected, footprint, running_pod
-    from kybernate.onboard import engine_of
-
-    spec = manifest["spec"]
-    labels = ",".join(f"{key}={value}" for key, value in (spec.get("selector") or {}).get("matchLabels", {}).items())
-    if not target.startswith("deploy/") or not labels:
-        return None, []
-    containers = spec["template"]["spec"]["containers"]
-    container = containers[engine_of(target, containers)[0]]
-    try:
-        pods = json.loads(kubectl(["get", "pods", "-o", "json", "-l", labels, *_in(namespace)]))["items"]
-        if (running := running_pod(pods, container["name"])) is None:
-            return None, ["no pod of it is ready: its footprint was not measured"]
-        name, took = running
-        answer = kubectl(["exec", name, "-c", container["name"], *_in(namespace), "--", "sh", "-c", QUESTION])
-        found = footprint(answer, took)
-        limits = (container.get("resources") or {}).get("limits") or {}
-        return found, expected(found, backend, str(limits.get("memory", "")))
-    except (CliError, ValueError, KeyError) as error:
-        return None, [f"its footprint was not measured: {error}"]
 
 
 def _in(namespace: str) -> list[str]:

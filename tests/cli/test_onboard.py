@@ -15,7 +15,6 @@ import yaml
 
 from kybernate.cli import onboard as module
 from kybernate.cli.output import CliError
-from kybernate.footprint import expected, footprint
 from kybernate.onboard import RECORD, OnboardError, offboard, onboard
 from tests.kube.api_server import DEPLOYMENTS, api_server
 
@@ -379,8 +378,7 @@ async def test_the_examples_pass_the_check_of_pods(name: str, kyb: "Kyb", tmp_pa
 KUBECTL = """#!/bin/sh
 echo "$@" >>"$CALLS"
 case "$1 $2" in
-  "get pods" | "get services,pods") cat "$PODS" ;;
-  exec*) cat "$USES" ;;
+  "get services,pods") cat "$PODS" ;;
   get*) cat "$LIVE" ;;
   replace*) cat >"$LIVE" && echo replaced ;;
   *) exit 1 ;;
@@ -390,12 +388,12 @@ esac
 
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a kubectl that answers from its files: live.json, pods.json, uses; and writes down its calls."""
+    """A folder with a kubectl that answers from its files: live.json, pods.json; and writes down its calls."""
     program = tmp_path / "kubectl"
     program.write_text(KUBECTL)
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for name, file in (("LIVE", "live.json"), ("PODS", "pods.json"), ("USES", "uses"), ("CALLS", "calls")):
+    for name, file in (("LIVE", "live.json"), ("PODS", "pods.json"), ("CALLS", "calls")):
         monkeypatch.setenv(name, str(tmp_path / file))
     (tmp_path / "pods.json").write_text('{"items": []}')
     return tmp_path
@@ -409,9 +407,7 @@ async def test_a_deployment_of_the_cluster_is_changed_and_changed_back_by_kubect
     live.write_text(json.dumps(before | {"status": {"replicas": 1}}))
     shown = await kyb("onboard", "deploy/qwen3-8b", "-n", "llms")
     assert (shown.code, "+            kyb.ai/gpu-1x-seat: '1'" in shown.out) == (0, True), shown.out
-    asked = ["get -o json deploy/qwen3-8b -n llms", "get pods -o json -l app=qwen3-8b -n llms"]
-    assert calls.read_text().splitlines() == asked, "nothing is changed without --apply"
-    assert "- no pod of it is ready: its footprint was not measured" in shown.out
+    assert calls.read_text() == "get -o json deploy/qwen3-8b -n llms\n", "nothing is changed without --apply"
     done = await kyb("onboard", "deploy/qwen3-8b", "--apply")
     assert (done.code, done.out.splitlines()[-1]) == (0, "replaced")
     assert RECORD in json.loads(live.read_text())["metadata"]["annotations"]
@@ -543,39 +539,3 @@ async def test_one_of_several_deployments_of_a_file_is_chosen_by_its_name(kyb: "
     file.write_text(yaml.safe_dump_all([first, {"kind": "Service"}, second]))
     done = await kyb("onboard", str(file), "--name", "y", "-o", "json")
     assert annotations(json.loads(done.out)["manifest"])["kyb.ai/model"] == "b"
-
-
-POD = {
-    "metadata": {"name": "engine-1"},
-    "status": {
-        "conditions": [{"type": "Ready", "lastTransitionTime": "2026-01-01T00:02:30Z"}],
-        "containerStatuses": [
-            {"name": "vllm", "ready": True, "state": {"running": {"startedAt": "2026-01-01T00:00:10Z"}}}
-        ],
-    },
-}
-USES = f"{66 * 1024}\nanon {3 * 2**30}\nfile 999\nshmem {2**30}\n"
-
-
-async def test_the_footprint_of_a_running_engine_is_measured_in_its_container(kyb: "Kyb", kubectl: Path) -> None:
-    (kubectl / "live.json").write_text(json.dumps(example("vllm")))
-    (kubectl / "pods.json").write_text(json.dumps({"items": [{"metadata": {"name": "starts"}}, POD]}))
-    (kubectl / "uses").write_text(USES)
-    done = json.loads((await kyb("onboard", "deploy/qwen3-8b", "-o", "json")).out)
-    assert done["footprint"] == {"gpu_bytes": [66 * 2**30], "host_bytes": 4 * 2**30, "start_seconds": 140}
-    assert "measured now: 66.0 GiB of VRAM on 1 GPU, 4.0 GiB of host memory" in done["notes"]
-    assert any(note.startswith("a park and an activation: 3 to 33 s") for note in done["notes"])
-    assert any(
-        "memory limit 48Gi: the engine and its parked copy take up to 70.0 GiB" in note for note in done["notes"]
-    )
-    assert "exec engine-1 -c vllm -- sh -c nvidia-smi" in (kubectl / "calls").read_text()
-    (kubectl / "uses").write_text("no devices were found\n")
-    shown = await kyb("onboard", "deploy/qwen3-8b")
-    assert "- its footprint was not measured: nvidia-smi named no GPU: 'no devices were found'" in shown.out
-
-
-def test_what_starts_again_is_expected_to_take_as_long_as_its_last_start() -> None:
-    found = footprint("100\n200\nrss 5\n", 90.0)
-    assert (found.vram_bytes, found.host_bytes) == (300 * 2**20, 5)
-    assert "an activation is a start: the last start took 90 s" in expected(found, "restart", "")[1]
-    assert "loads the model again: the last start took 90 s" in expected(found, "unload", "")[1]
