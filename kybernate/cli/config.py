@@ -3,7 +3,7 @@
 import json
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,12 +11,10 @@ from kybernate.cli.output import CliError, Commands, answer, as_json
 from kybernate.cli.topology import group_row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from kybernate.config import NodeConfig
     from kybernate.machine import Gpu, Link
 
-config_app = Commands(no_args_is_help=True, help="Check, explain and compare configuration files.")
+config_app = Commands(no_args_is_help=True, help="Check and explain configuration files.")
 
 
 @config_app.command("check", epilog="Example: kyb config check config.yaml --gpus 8 -o json")
@@ -81,50 +79,6 @@ def explain(
         print(f"{option['name']}: {'; '.join(filter(None, facts))}")
         if option["text"]:
             print(f"    {option['text']}")
-
-
-@config_app.command("diff", epilog="Example: kyb config diff old.yaml new.yaml -o json")
-def diff(
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="A configuration (YAML), or a folder of them.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="Another one.")],
-) -> None:
-    """Show which values differ between two configurations, defaults included."""
-    from kybernate.config import load_all
-
-    values = [
-        {f"{name}: {path}": value for name, config in load_all(file).items() for path, value in _values(config)}
-        for file in (old, new)
-    ]
-    paths = [path for path in dict.fromkeys((*values[0], *values[1])) if values[0].get(path) != values[1].get(path)]
-    rows = [{"key": path, "old": values[0].get(path), "new": values[1].get(path)} for path in paths]
-    lines = [f"{row['key']}: {json.dumps(row['old'])} -> {json.dumps(row['new'])}" for row in rows]
-    answer({"changes": rows}, "\n".join(lines) or "no value differs")
-
-
-def _values(config: "NodeConfig") -> "Iterator[tuple[str, object]]":
-    """Yield each value of a configuration by its key, with those that a policy and the tiers have by default."""
-    from dataclasses import asdict
-
-    from pydantic.alias_generators import to_camel
-
-    data = config.model_dump(mode="json", by_alias=True)
-    data["policy"]["settings"] = {
-        to_camel(name): value for name, value in asdict(cast(Any, config.policy.build())).items()
-    }
-    data["tiers"] = {name: tier.model_dump(mode="json", by_alias=True) for name, tier in config.all_tiers.items()}
-    yield from _flat("", data)
-
-
-def _flat(path: str, value: object) -> "Iterator[tuple[str, object]]":
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _flat(f"{path}.{key}" if path else str(key), each)
-    elif isinstance(value, list) and any(isinstance(each, dict) for each in value):
-        for index, each in enumerate(value):
-            name = each.get("name", index) if isinstance(each, dict) else index
-            yield from _flat(f"{path}[{name}]", each)
-    else:
-        yield path, value
 
 
 def report(file: Path, gpus: int | None, pods: Path | None, name: str | None = None) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""``kyb config init``, ``explain`` and ``diff``, and the schemas for editors."""
+"""``kyb config init`` and ``explain``, and the schemas for editors."""
 
 import json
 import re
@@ -9,7 +9,6 @@ import pytest
 from kybernate.annotations import NAMES
 from kybernate.cli import main
 from kybernate.config import load
-from kybernate.dev.stack import LAPTOP
 from scripts.config_schema import annotations_schema, config_schema, settings
 
 
@@ -42,15 +41,6 @@ def test_explain_suggests_a_key(capfd: pytest.CaptureFixture[str]) -> None:
         main(["config", "explain", "grupSize"])
     assert ended.value.code == 2
     assert "did you mean profiles[].groupSize?" in capfd.readouterr().err
-
-
-def test_diff_shows_values_with_defaults(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    old, new = LAPTOP / "config.yaml", tmp_path / "new.yaml"
-    new.write_text(old.read_text().replace("seatsPerGroup: 3", "seatsPerGroup: 4", 1) + "drainSeconds: 60\n")
-    assert out(capfd, "diff", str(old), str(new)) == "default: profiles[gpu-1x-seat].seatsPerGroup: 3 -> 4\n"
-    assert out(capfd, "diff", str(old), str(old)) == "no value differs\n"
-    changes = json.loads(out(capfd, "diff", str(old), str(new), "-o", "json"))["changes"]
-    assert changes == [{"key": "default: profiles[gpu-1x-seat].seatsPerGroup", "old": 3, "new": 4}]
 
 
 def test_every_key_is_described_and_in_the_schema() -> None:
