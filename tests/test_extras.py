@@ -84,7 +84,7 @@ def commands():
 
 
 def test_the_commands_of_both_extras_are_there_where_they_are_installed():
-    assert commands() == {"up", "add", "remove", "edit", "demo", "simulate", "plan", "tune", "advise"}
+    assert commands() == {"up", "add", "remove", "edit", "demo", "topology", "simulate", "plan", "tune", "advise"}
 
 
 def test_without_an_extra_its_commands_are_not_there(without_dev):
@@ -102,7 +102,7 @@ def test_only_a_missing_library_of_an_extra_hides_its_commands(monkeypatch, miss
 
     monkeypatch.setattr(importlib, "import_module", import_module)
     if hidden:
-        assert commands() == {"up", "add", "remove", "edit", "demo"}
+        assert commands() == {"up", "add", "remove", "edit", "demo", "topology"}
     else:
         with pytest.raises(ModuleNotFoundError):
             commands()

@@ -20,7 +20,6 @@ from kybernate.cli.local import local_stack, log_of
 from kybernate.cli.onboard import adopt, offboard, onboard
 from kybernate.cli.output import CliError, Commands, OutputOption, UrlOption, answer, as_json, shown
 from kybernate.cli.router_keys import router as router_app
-from kybernate.cli.topology import topology
 from kybernate.cli.uninstall import rollback_check, uninstall_check
 from kybernate.local_stack import log_lines, pids_of, processes
 
@@ -240,7 +239,6 @@ def wake(
     answer(reply, f"{model}: asked for; see kyb status")
 
 
-app.command(epilog="Examples: kyb topology --stack · kyb topology --preset 8xL40S -o json")(topology)
 app.command("rollback-check", epilog="Example: kyb rollback-check -o json")(rollback_check)
 app.command("uninstall-check", epilog="Example: kyb uninstall-check -o json")(uninstall_check)
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kybernate.cli.output import CliError, Commands, answer, as_json
-from kybernate.cli.topology import group_row
 
 if TYPE_CHECKING:
     from kybernate.config import NodeConfig
     from kybernate.machine import Gpu, Link
+    from kybernate.topology import Group
 
 config_app = Commands(no_args_is_help=True, help="Check and explain configuration files.")
 
@@ -109,6 +109,21 @@ def _one(file: Path, config: "NodeConfig", gpus: int | None, pods: Path | None) 
         "profiles": [profile.name for profile in config.profiles],
         "groups": [group_row(group) for group in topology.groups],
         "warnings": [*topology.warnings, *unknown],
+    }
+
+
+def group_row(group: "Group") -> dict[str, Any]:
+    """Return one group as data."""
+    return {
+        "name": group.name,
+        "profile": group.profile.name,
+        "resource": group.profile.resource,
+        "gpus": [gpu.index for gpu in group.gpus],
+        "uuids": list(group.uuids),
+        "slots": group.slots,
+        "seats": list(group.seat_ids),
+        "why": group.why,
+        "overlaps": list(group.overlaps),
     }
 
 

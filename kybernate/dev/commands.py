@@ -1,4 +1,4 @@
-"""Commands of the extra ``dev``: ``kyb up``, ``kyb add``, ``kyb remove``, ``kyb edit`` and ``kyb demo``."""
+"""Commands of the extra ``dev``: ``kyb up``, ``add``, ``remove``, ``edit``, ``demo``, ``topology``."""
 
 import os
 import sys
@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 from kybernate.cli import completion
 from kybernate.cli.local import local_stack
 from kybernate.cli.output import CliError, answer
+from kybernate.dev.topology import topology
 
 
 def register(app: typer.Typer) -> None:
@@ -22,6 +23,7 @@ def register(app: typer.Typer) -> None:
     )
     app.command(epilog="Example: kyb remove qwen3-8b")(remove)
     app.command(epilog="Example: kyb edit")(edit)
+    app.command(epilog="Examples: kyb topology --stack · kyb topology --preset 8xL40S -o json")(topology)
     app.command(
         cls=TyperCommand,  # the demo's own parser reads its options
         add_help_option=False,  # the demo's own parser answers --help

@@ -1,4 +1,4 @@
-"""How near GPUs are to each other: the links of a machine as numbers, as text, and as a table. Pure."""
+"""How near GPUs are to each other: the links of a machine as numbers and as text. Pure."""
 
 import itertools
 import re
@@ -95,42 +95,6 @@ class Wiring:
         nodes = sorted({gpu.numa_node for gpu in gpus if gpu.numa_node is not None})
         across = f" {' and '.join(str(node) for node in nodes)}" if len(nodes) > 1 else ""
         return f"across NUMA nodes{across} (SYS)"
-
-
-LEGEND = {
-    "X": "itself",
-    "SYS": "over PCIe and the link between NUMA nodes",
-    "NODE": "over PCIe and several host bridges of one NUMA node",
-    "PHB": "over PCIe and one host bridge",
-    "PXB": "over several PCIe bridges, without a host bridge",
-    "PIX": "over at most one PCIe bridge",
-    "NV#": "over # NVLinks, which work as one",
-    "?": "unknown",
-}
-
-
-def matrix(gpus: Sequence[Gpu], links: Sequence[Link]) -> tuple[tuple[str, ...], ...]:
-    """Return the table of ``nvidia-smi topo -m``: header, then per GPU the link to each GPU and its NUMA node."""
-    wiring = Wiring(links)
-    names = [f"GPU{gpu.index}" for gpu in gpus]
-    rows = [
-        (name, *(_cell(wiring, gpu, other) for other in gpus), "N/A" if gpu.numa_node is None else str(gpu.numa_node))
-        for name, gpu in zip(names, gpus, strict=True)
-    ]
-    return (("", *names, "NUMA Affinity"), *rows)
-
-
-def _cell(wiring: Wiring, a: Gpu, b: Gpu) -> str:
-    if a.uuid == b.uuid:
-        return "X"
-    nvlinks = wiring.nvlinks(a, b)
-    return f"NV{nvlinks}" if nvlinks else wiring.level(a, b) or "?"
-
-
-def legend(table: Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
-    """Return the abbreviations in a table and their meanings."""
-    used = {"NV#" if cell.startswith("NV") else cell for row in table[1:] for cell in row[1:-1]}
-    return tuple((word, meaning) for word, meaning in LEGEND.items() if word in used)
 
 
 def _place(gpu: Gpu) -> tuple[list[int], int, int, str]:

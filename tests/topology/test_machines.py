@@ -125,7 +125,7 @@ def test_every_group_tells_its_links_also_a_listed_one(tmp_path: Path) -> None:
 
 
 def test_a_matrix_has_the_words_of_nvidia_smi() -> None:
-    from kybernate.topology.wiring import legend, matrix
+    from kybernate.dev.topology import legend, matrix
 
     machine = hardware("8xL40S")
     table = matrix(machine.gpus, machine.links)

@@ -1,12 +1,12 @@
 """``kyb topology``: how a machine's GPUs are connected, the groups that they form, and why."""
 
-import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kybernate.cli.config import group_row
 from kybernate.cli.output import CliError, answer
 from kybernate.local_stack import find_stack
 
@@ -15,18 +15,14 @@ if TYPE_CHECKING:
 
     from kybernate.config import NodeConfig
     from kybernate.machine import Gpu, Link
-    from kybernate.topology import Group
+    from kybernate.topology.wiring import Wiring
 
     Machine = tuple[tuple[Gpu, ...], tuple[Link, ...], tuple[Gpu, ...]]
     """GPUs, links of every pair, MIG instances."""
 
-DEV_INSTALLED = importlib.util.find_spec("kybernate.dev") is not None
-
 
 def topology(
-    preset: Annotated[
-        str | None, typer.Option(metavar="NAME", hidden=not DEV_INSTALLED, help="A fake machine, such as 8xL40S.")
-    ] = None,
+    preset: Annotated[str | None, typer.Option(metavar="NAME", help="A fake machine, such as 8xL40S.")] = None,
     stack: Annotated[bool, typer.Option("--stack", help="The GPUs of the stack that runs here.")] = False,
     config: Annotated[
         Path | None,
@@ -83,7 +79,6 @@ def report(
     from dataclasses import asdict
 
     from kybernate.topology import plan
-    from kybernate.topology.wiring import matrix
 
     found = plan(config, gpus, links, instances)
     return {
@@ -97,25 +92,9 @@ def report(
     }
 
 
-def group_row(group: "Group") -> dict[str, Any]:
-    """Return one group as data."""
-    return {
-        "name": group.name,
-        "profile": group.profile.name,
-        "resource": group.profile.resource,
-        "gpus": [gpu.index for gpu in group.gpus],
-        "uuids": list(group.uuids),
-        "slots": group.slots,
-        "seats": list(group.seat_ids),
-        "why": group.why,
-        "overlaps": list(group.overlaps),
-    }
-
-
 def lines(body: dict[str, Any], config: Path | None) -> list[str]:
     """Return the report as text."""
     from kybernate.sizes import format_bytes
-    from kybernate.topology.wiring import legend
 
     table = body["matrix"]
     text = [*_columns(table), "", *_columns(legend(table)), ""]
@@ -137,6 +116,44 @@ def lines(body: dict[str, Any], config: Path | None) -> list[str]:
     return [*text, *(f"warning: {warning}" for warning in body["warnings"])]
 
 
+LEGEND = {
+    "X": "itself",
+    "SYS": "over PCIe and the link between NUMA nodes",
+    "NODE": "over PCIe and several host bridges of one NUMA node",
+    "PHB": "over PCIe and one host bridge",
+    "PXB": "over several PCIe bridges, without a host bridge",
+    "PIX": "over at most one PCIe bridge",
+    "NV#": "over # NVLinks, which work as one",
+    "?": "unknown",
+}
+
+
+def matrix(gpus: "Sequence[Gpu]", links: "Sequence[Link]") -> tuple[tuple[str, ...], ...]:
+    """Return the table of ``nvidia-smi topo -m``: header, then per GPU the link to each GPU and its NUMA node."""
+    from kybernate.topology.wiring import Wiring
+
+    wiring = Wiring(links)
+    names = [f"GPU{gpu.index}" for gpu in gpus]
+    rows = [
+        (name, *(_cell(wiring, gpu, other) for other in gpus), "N/A" if gpu.numa_node is None else str(gpu.numa_node))
+        for name, gpu in zip(names, gpus, strict=True)
+    ]
+    return (("", *names, "NUMA Affinity"), *rows)
+
+
+def _cell(wiring: "Wiring", a: "Gpu", b: "Gpu") -> str:
+    if a.uuid == b.uuid:
+        return "X"
+    nvlinks = wiring.nvlinks(a, b)
+    return f"NV{nvlinks}" if nvlinks else wiring.level(a, b) or "?"
+
+
+def legend(table: "Sequence[Sequence[str]]") -> tuple[tuple[str, str], ...]:
+    """Return the abbreviations in a table and their meanings."""
+    used = {"NV#" if cell.startswith("NV") else cell for row in table[1:] for cell in row[1:-1]}
+    return tuple((word, meaning) for word, meaning in LEGEND.items() if word in used)
+
+
 def _columns(rows: "Sequence[Sequence[str]]") -> list[str]:
     """Align the cells of the rows in columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
@@ -146,10 +163,10 @@ def _columns(rows: "Sequence[Sequence[str]]") -> list[str]:
 def _machine(preset: str | None, stack: bool) -> "tuple[Machine, Path | None]":
     """Return the machine that the options name, and the file of its configuration."""
     if preset:
-        from kybernate.extras import dev_part
+        from kybernate.dev.fakes.gpu.spec import hardware
 
         try:
-            return dev_part("preset", "--preset")(preset), None
+            return hardware(preset), None
         except ValueError as error:
             raise CliError(f"--preset: {error}", code=2) from None
     if stack:
