@@ -1,4 +1,4 @@
-"""``kyb bus init`` and ``kyb bus check``: streams and buckets, which services only bind to, and the rights of a key."""
+"""``kyb bus init``: streams and buckets, which services only bind to."""
 
 import asyncio
 import contextlib
@@ -15,9 +15,8 @@ from nats.js.client import JetStreamContext
 
 from kybernate.backoff import Backoff
 from kybernate.bus.credentials import NO_CREDENTIALS, Credentials, CredentialsError
-from kybernate.bus.nats_link import NatsLink, PlaintextError, dial, forbidden, refused
+from kybernate.bus.nats_link import NatsLink, PlaintextError, dial, refused
 from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, REQUESTS, BusDownError, BusError, NoAnswerError
-from kybernate.bus.rights import Role, rights
 from kybernate.sizes import format_bytes
 
 RETRY_SECONDS = 0.05, 0.5
@@ -27,11 +26,6 @@ _OF_THE_SERVER = ("metadata", "consumer_limits")
 _UNSET: tuple[object, ...] = (None, -1, 0, False, "", [], "limits", "none")
 """What the server returns for a setting that was not given: limits is a retention, none a compression."""
 COMPLETE = "all streams and buckets are there"
-NOWHERE = "kyb-check"
-"""Name of a node that does not exist, so that no service subscribes to its subjects."""
-_HARMLESS = ("kyb.v1.cmd.", "kyb.v1.job.", "$JS.API.", "_INBOX")
-"""Subjects to which an empty message may be published: no service handles that node's, and JetStream refuses an empty
-request. Messages to any other subject would be stored or reach services."""
 INSUFFICIENT_STORAGE = 10_047
 """JetStream's code for a stream that its store or its account has no room for."""
 OFF_FOR_ACCOUNT = 10_039
@@ -139,39 +133,6 @@ async def keep(
         await asyncio.sleep(every)
 
 
-async def examine(url: str, credentials: Credentials, role: Role, *, timeout: float = 3.0) -> list[str]:
-    """Return the server's errors for the rights that a key lacks; empty if it has all of its role.
-
-    Raises BusDownError, CredentialsError, NoAnswerError, and BusError when the key itself is refused.
-    """
-    need = rights()[role]
-    missing: list[str] = []
-
-    def note(error: Exception) -> None:
-        if forbidden(error):
-            missing.append(str(error).removeprefix("nats: "))
-
-    async with connection(url, "kyb bus check", credentials, timeout, report=note) as link:
-        for subject in need.subscribe:
-            await link.client.subscribe(subject, cb=_ignore)
-        for subject in need.publish:
-            if subject.startswith(_HARMLESS):
-                await link.client.publish(".".join(NOWHERE if token in "*>" else token for token in subject.split(".")))
-        try:
-            async with asyncio.timeout(timeout):
-                await link.round_trip()
-        except TimeoutError as error:
-            if not missing:  # else: the key of another role, which may not publish to this role's inbox
-                raise NoAnswerError(
-                    f"NATS at {url.rsplit('@')[-1]} did not answer within {timeout:g} s; try again"
-                ) from error
-    return missing
-
-
-async def _ignore(_: object) -> None:
-    """Messages that arrive meanwhile are meant for services."""
-
-
 async def _init(
     url: str, replicas: int | None, credentials: Credentials, timeout: float, changed: list[str] | None = None
 ) -> tuple[str, ...]:
@@ -220,27 +181,14 @@ def _no_jetstream(error: nats.js.errors.APIError, credentials: Credentials) -> s
 
 @contextlib.asynccontextmanager
 async def connection(
-    url: str,
-    name: str,
-    credentials: Credentials = NO_CREDENTIALS,
-    timeout: float = 5.0,
-    *,
-    report: Callable[[Exception], None] = lambda _: None,
+    url: str, name: str, credentials: Credentials = NO_CREDENTIALS, timeout: float = 5.0
 ) -> AsyncIterator[NatsLink]:
-    """One connection, without reconnection. Raises BusDownError, CredentialsError, BusError when it is refused.
-
-    ``report`` gets errors that belong to no call.
-    """
+    """One connection, without reconnection. Raises BusDownError, CredentialsError, BusError when it is refused."""
     received: list[Exception] = []
-
-    def receive(error: Exception) -> None:
-        received.append(error)
-        report(error)
-
     place = url.rsplit("@")[-1]
     try:
         async with asyncio.timeout(timeout):
-            link = await dial(url, name, credentials, receive)
+            link = await dial(url, name, credentials, received.append)
     except (OSError, nats.errors.Error) as error:  # time-outs are OSErrors
         why = next(filter(refused, received), received[-1] if received else error)
         if refused(why):

@@ -63,25 +63,6 @@ def init(
     answer({"changed": list(changed)}, text)
 
 
-@bus.command("check", epilog="Example: kyb bus check --role router, with KYB_NATS_CREDS_FILE=router.nk")
-def check(
-    role: Annotated[str, typer.Option(help="Role of the key, e.g. router.")],
-) -> None:
-    """Check at KYB_NATS_URL (else the running stack's) that a key (KYB_NATS_*_FILE) has the rights of its role. Sends
-    only messages that no service acts on."""
-    from kybernate.bus.setup import examine
-
-    address = _address()
-    who = _role(role)
-    credentials = _credentials(who)
-    missing = _run(examine(address, credentials, who))
-    address = address.rsplit("@")[-1]  # without a password
-    if missing:
-        text = "; ".join(missing)
-        raise CliError(f"{address}: role {role} lacks rights: {text}; {credentials.grant}")
-    answer({"server": address, "role": role}, f"{address}: good for role {role}")
-
-
 @bus.command("keys", epilog="Examples: kyb bus keys --out keys · kyb bus keys --out keys --rotate router")
 def keys(
     out: Annotated[Path | None, typer.Option(help="Folder for the files; keys in it are kept.")] = None,

@@ -8,7 +8,7 @@ import structlog
 
 from kybernate.bus.port import BusError
 from kybernate.bus.rights import Role
-from kybernate.bus.setup import examine, init
+from kybernate.bus.setup import init
 from kybernate.envelope import Message
 from kybernate.messages import (
     ActivateSeat,
@@ -200,17 +200,6 @@ async def test_a_viewer_says_nothing_at_all(world: Guarded) -> None:
     raw = await world.raw(Role.VIEWER)
     for kind in Message.registry.values():
         assert await raw.refused("publish", kind.pattern().subject.replace("*", "x")), kind
-
-
-@pytest.mark.parametrize("role", Role)
-async def test_the_check_up_finds_nothing_missing(world: Guarded, role: Role) -> None:
-    assert await examine(world.url, world.credentials(role), role) == []
-
-
-async def test_the_check_up_names_what_is_refused(world: Guarded) -> None:
-    missing = await examine(world.url, world.credentials(Role.VIEWER), Role.CONSOLE)
-    assert any("kyb.v1.cmd.kyb-check.kyb-check.park" in text for text in missing)
-    assert not any("kyb.v1.evt" in text for text in missing)
 
 
 # --- attacks ------------------------------------------------------------------------------------------------------
