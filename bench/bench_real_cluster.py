@@ -1,5 +1,5 @@
-"""The chart on real Kubernetes: ten Deployments become seats by ``kyb onboard``, take turns on two GPUs, crash, are
-deleted under load, and are what they were by ``kyb offboard``.
+"""The chart on real Kubernetes: ten Deployments become seats by ``kyb onboard``, take turns on two GPUs, crash and
+are deleted under load.
 
 ``KYB_CLUSTER`` names the programs, and ``KYB_IMAGE`` the development image as ``docker save`` writes it; the rest is
 bench/real_cluster.py's. GPUs and their driver are the fakes, engines bench/engine_programs.py's, in images with the
@@ -149,16 +149,6 @@ def deployment(number: int, image: str) -> Document:
     }
 
 
-def plain(found: Document) -> Document:
-    """A Deployment of the cluster without what the API server counts."""
-    found = copy.deepcopy(found)
-    found.pop("status", None)
-    for name in ("resourceVersion", "generation", "managedFields"):
-        found["metadata"].pop(name, None)
-    found["metadata"].get("annotations", {}).pop("deployment.kubernetes.io/revision", None)
-    return found
-
-
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
@@ -279,14 +269,13 @@ async def run(rounds: int = ROUNDS, deletions: int = DELETIONS) -> dict[str, flo
 async def measure(helm: str, rounds: int, deletions: int) -> dict[str, float]:
     """On the cluster of KUBECONFIG."""
     figures = await install(helm)
-    before = await _deployed()
+    await _deployed()
     figures |= await _onboarded()
     router = Router.found()
     await until(lambda: _all_known(router), what="all models at the routers", timeout=READY_SECONDS, interval=0.5)
     figures |= await _answered(router, rounds)
     figures |= await _crashed(router)
     figures |= await _deleted(router, deletions)
-    figures |= await _offboarded(before)
     figures["violations"] = violations()
     return figures
 
@@ -363,7 +352,7 @@ def _gpus(count: int) -> None:
     call("kubectl", "patch", "node", NODE, "--subresource=status", "--patch", patch)
 
 
-async def _deployed() -> dict[str, Document]:
+async def _deployed() -> None:
     """Ten Deployments on two GPUs: two have one, eight wait."""
     _gpus(2)
     manifests = [deployment(number, image) for number, image in enumerate(KINDS)]
@@ -374,7 +363,6 @@ async def _deployed() -> dict[str, Document]:
         return len(pods) == len(KINDS) and sum(map(ready, pods)) == 2
 
     await until(two_run, what="two pods that have a GPU", timeout=READY_SECONDS, interval=1.0)
-    return {one["metadata"]["name"]: one for one in items("deployments")}
 
 
 async def _onboarded() -> dict[str, float]:
@@ -479,21 +467,6 @@ async def _deleted(router: Router, deletions: int) -> dict[str, float]:
         "requests lost": len(lost),
         "slowest answer, s": max(seconds),
     }
-
-
-async def _offboarded(before: dict[str, Document]) -> dict[str, float]:
-    """As they were; with ten GPUs all of them run again."""
-    for name in before:
-        command = (sys.executable, "-m", "kybernate", "offboard", f"deploy/{name}", "-n", SPACE, "--apply")
-        await asyncio.to_thread(call, *command)
-    after = {one["metadata"]["name"]: plain(one) for one in items("deployments")}
-    same = [name for name, one in before.items() if after[name] == plain(one)]
-    differ = {name: (plain(before[name]), after[name]) for name in before if name not in same}
-    expect(not differ, f"not as before: {json.dumps(differ)}")
-    _gpus(len(KINDS))
-    pods = await all_ready(len(KINDS))
-    expect(all(RUN not in str(pod["spec"]["containers"]) for pod in pods), "kyb-run is left")
-    return {"Deployments as before": len(same)}
 
 
 def main() -> None:

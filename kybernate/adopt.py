@@ -1,13 +1,14 @@
-"""A Service of engines leads to Kybernate's routers instead, and back, by its selector (decision 018). Pure."""
+"""A Service of engines leads to Kybernate's routers instead, by its selector (decision 018). Pure."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kybernate.annotations import MODEL
-from kybernate.onboard import Draft, Json, OnboardError, undone
+from kybernate.onboard import Draft, Json, OnboardError
 
 RECORD = "kyb.ai/adopted"
-"""Annotation of the Service: its changes as JSON, for the way back."""
+"""Annotation of the Service: its selector before, as JSON."""
 ROUTER = {"app.kubernetes.io/part-of": "kybernate", "app.kubernetes.io/component": "router"}
 """Labels of the chart's Service for routers."""
 
@@ -16,13 +17,11 @@ def adopt(service: Mapping[str, Any], others: Sequence[Mapping[str, Any]], route
     """The Service as one that selects the routers, and what to expect. ``others``: Services and Pods of its namespace;
     ``router``: the name of the routers' Service, else the one with the chart's labels. Raises OnboardError."""
     name = f"service/{service['metadata']['name']}"
-    if is_adopted(service):
-        if not was_taken_back(service):
-            raise OnboardError(f"{name} leads to routers already; kyb adopt --undo {name} undoes it")
-        service, _ = undo(service)
     spec = service["spec"]
     _refuse_unfit(name, spec)
     target = _router_service(name, service, others, router)
+    if spec["selector"] == target["spec"]["selector"]:
+        raise OnboardError(f"{name} leads to routers already; an apply of its own manifest leads back")
     routers = [pod for pod in _selected(target["spec"]["selector"], others) if _ready(pod)]
     if not routers:
         raise OnboardError(
@@ -46,25 +45,19 @@ def adopt(service: Mapping[str, Any], others: Sequence[Mapping[str, Any]], route
     draft.put(("spec", "selector"), target["spec"]["selector"])
     draft.put(("spec", "ports", 0, "targetPort"), target["spec"]["ports"][0]["targetPort"])
     draft.put(("spec", "publishNotReadyAddresses"), None)
-    draft.record(RECORD)
+    draft.put(("metadata", "annotations", RECORD), _selector(service))
     return draft.manifest, _notes(sorted(set(models)), keys="KYB_API_KEYS_FILE" in settings)
 
 
-def undo(service: Mapping[str, Any]) -> tuple[Json, tuple[str, ...]]:
-    """The Service as it was, and the places that were changed since and stay as they are. Raises OnboardError."""
-    return undone(service, RECORD, f"service/{service['metadata']['name']}", "kyb adopt")
-
-
 def is_adopted(service: Mapping[str, Any]) -> bool:
-    """Whether ``adopt`` changed the Service, and that was not undone."""
+    """Whether ``adopt`` changed the Service."""
     return RECORD in (service["metadata"].get("annotations") or {})
 
 
 def was_taken_back(service: Mapping[str, Any]) -> bool:
     """Whether an adopted Service leads to its engines again, because its own manifest was applied, or selects no pods
-    any more. Raises OnboardError."""
-    before, _ = undo(service)
-    return bool(without_pods(service)) or before["spec"].get("selector") == service["spec"]["selector"]
+    any more."""
+    return bool(without_pods(service)) or service["metadata"]["annotations"][RECORD] == _selector(service)
 
 
 def without_pods(service: Mapping[str, Any]) -> str:
@@ -72,6 +65,10 @@ def without_pods(service: Mapping[str, Any]) -> str:
     if service["spec"].get("type") == "ExternalName":
         return "it is an ExternalName, a name in DNS only"
     return "" if service["spec"].get("selector") else "it has no selector"
+
+
+def _selector(service: Mapping[str, Any]) -> str:
+    return json.dumps(service["spec"].get("selector"), sort_keys=True)
 
 
 def _refuse_unfit(name: str, spec: Mapping[str, Any]) -> None:

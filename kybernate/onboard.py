@@ -1,7 +1,4 @@
-"""A Deployment becomes a seat: engines recognised by image and arguments, and the changes that each needs. Pure.
-
-A change is a place in the manifest with its value before and after, so the same list leads back.
-"""
+"""A Deployment becomes a seat: engines recognised by image and arguments, and the changes that each needs. Pure."""
 
 import copy
 import itertools
@@ -18,8 +15,6 @@ from kybernate.engines import RESTART
 
 RUN = f"{run.FOLDER}/{run.PROGRAM}"
 KUBELET = "its crashLoopBackOff.maxContainerRestartPeriod: 2s bounds that"
-RECORD = "kyb.ai/onboarded"
-"""Annotation of the Deployment: its changes as JSON, for the way back."""
 GPU = f"{VENDOR}gpu"
 ENGINE_LABEL = "kyb.ai/engine"
 WORKLOADS = ("Deployment", "StatefulSet")
@@ -31,12 +26,10 @@ _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 
 Json = dict[str, Any]
 Path = tuple[str | int, ...]
-Change = tuple[Path, Any, Any]
-"""One value of the manifest, before and after; None: absent."""
 
 
 class OnboardError(Exception):
-    """A manifest cannot become a seat, or come back; the text names the reason and the remedy."""
+    """A manifest cannot become a seat; the text names the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +155,6 @@ class Onboarding:
 def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") -> Onboarding:  # noqa: C901, PLR0912
     """The manifest as a seat. ``model``, ``resource``: in place of what it names itself. Raises OnboardError."""
     name = _name(manifest)
-    if RECORD in (manifest["metadata"].get("annotations") or {}):
-        raise OnboardError(f"{name} is a seat already; kyb offboard undoes it")
     try:
         template = manifest["spec"]["template"]
         containers = template["spec"]["containers"]
@@ -171,6 +162,8 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
         raise OnboardError(f"{name} has no spec.template.spec.containers; give a whole manifest") from None
     index, engine = engine_of(name, containers)
     container, where = containers[index], ("spec", "template", "spec", "containers", index)
+    if any(asked.startswith(PREFIX) for asked in (container.get("resources") or {}).get("limits") or {}):
+        raise OnboardError(f"{name} is a seat already; kubectl rollout undo {name} leads back")
     line = _line(container)
     _refuse(name, template, container, engine, line)
     served = model or _model(engine, container)
@@ -230,47 +223,14 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
         notes.append("livenessProbe: needs the webhook, whose kyb-probe answers for a parked engine; else remove it")
     if not ((container.get("resources") or {}).get("limits") or {}).get("memory"):
         notes.append("no memory limit: set one that holds the parked copy, 1.1 × the VRAM for backend cuda")
-    draft.record(RECORD)
     return Onboarding(engine.name, backend, draft.manifest, (*notes,))
 
 
-def offboard(manifest: Mapping[str, Any]) -> tuple[Json, tuple[str, ...]]:
-    """The manifest as it was, and the places that were changed since and stay as they are. Raises OnboardError."""
-    return undone(manifest, RECORD, _name(manifest), "kyb onboard")
-
-
-def undone(manifest: Mapping[str, Any], record: str, name: str, command: str) -> tuple[Json, tuple[str, ...]]:
-    """The manifest before the changes in an annotation, and the places that were changed since. Raises OnboardError."""
-    text = (manifest.get("metadata", {}).get("annotations") or {}).get(record)
-    if text is None:
-        raise OnboardError(f"{name} has no annotation {record}: it was not changed by {command}")
-    try:
-        changes = [(tuple(path), before, after) for path, before, after in json.loads(text)]
-    except (ValueError, TypeError):
-        raise OnboardError(f"{name}: annotation {record} is damaged; restore the manifest by hand") from None
-    draft, kept = Draft(manifest), []
-    for path, before, after in reversed(changes):
-        if _covers(draft.get(path), after):
-            draft.put(path, before)
-        else:
-            kept.append(".".join(map(str, path)))
-    draft.put(("metadata", "annotations", record), None)
-    return draft.manifest, tuple(kept)
-
-
-def without_record(manifest: Mapping[str, Any], record: str = RECORD) -> Json:
-    """The manifest as people read it."""
-    draft = Draft(manifest)
-    draft.put(("metadata", "annotations", record), None)
-    return draft.manifest
-
-
 class Draft:
-    """A copy of a manifest that remembers its changes."""
+    """A copy of a manifest, to be changed."""
 
     def __init__(self, manifest: Mapping[str, Any]) -> None:
         self.manifest: Json = copy.deepcopy(dict(manifest))
-        self.changes: list[Change] = []
 
     def get(self, path: Path) -> Any:
         """The value at a place; None: absent."""
@@ -284,17 +244,8 @@ class Draft:
 
     def put(self, path: Path, value: Any) -> None:
         """Set a value, or remove it (None). Mappings on the way are made, and removed once they are empty."""
-        before = self.get(path)
-        if before == value:
+        if self.get(path) == value:
             return
-        self.changes.append((path, before, value))
-        self._set(path, value)
-
-    def record(self, annotation: str) -> None:
-        """Keep the changes in an annotation, for ``undone``."""
-        self.put(("metadata", "annotations", annotation), json.dumps(self.changes, separators=(",", ":")))
-
-    def _set(self, path: Path, value: Any) -> None:
         *way, last = path
         parent: Any = self.manifest
         for part in way:
@@ -306,16 +257,7 @@ class Draft:
             return
         del parent[last]
         if not parent and way:
-            self._set(tuple(way), None)
-
-
-def _covers(value: Any, part: Any) -> bool:
-    """Whether a value has all of a part; the API server adds defaults to what was applied."""
-    if isinstance(part, dict):
-        return isinstance(value, dict) and all(_covers(value.get(key), one) for key, one in part.items())
-    if isinstance(part, list) and isinstance(value, list) and len(value) == len(part):
-        return all(map(_covers, value, part))
-    return bool(value == part)
+            self.put(tuple(way), None)
 
 
 def _name(manifest: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from kybernate.cli.config import config_app
 from kybernate.cli.console import Console, own_stack
 from kybernate.cli.doctor import doctor_app
 from kybernate.cli.local import local_stack, log_of
-from kybernate.cli.onboard import adopt, offboard, onboard
+from kybernate.cli.onboard import adopt, onboard
 from kybernate.cli.output import CliError, Commands, OutputOption, UrlOption, answer, as_json, shown
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.uninstall import rollback_check, uninstall_check
@@ -220,11 +220,7 @@ def unpin(name: SeatArgument) -> None:
 
 
 app.command(epilog="Examples: kyb onboard vllm.yaml · kyb onboard deploy/qwen -n llm --apply")(onboard)
-app.command(epilog="Example: kyb offboard deploy/qwen -n llm --apply")(offboard)
-app.command(
-    epilog="Examples: kyb adopt service/vllm -n llm · kyb adopt service/vllm -n llm --apply · "
-    "kyb adopt --undo service/vllm -n llm --apply"
-)(adopt)
+app.command(epilog="Examples: kyb adopt service/vllm -n llm · kyb adopt service/vllm -n llm --apply")(adopt)
 app.command(epilog="Example: kyb migrate qwen3-32b --to G1 --wait")(operations.migrate)
 app.command(epilog="Examples: kyb drain group G0 --wait · kyb drain node gpu-7 --for upgrade --wait")(operations.drain)
 app.command(epilog="Example: kyb resume group G0")(operations.resume)

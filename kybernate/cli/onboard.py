@@ -1,8 +1,8 @@
-"""``kyb onboard``, ``offboard``, ``adopt``: a Deployment becomes a seat, its Service leads to routers, and back."""
+"""``kyb onboard``, ``kyb adopt``: a Deployment becomes a seat, its Service leads to routers."""
 
 import difflib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,59 +37,31 @@ def onboard(
     _run(target, namespace, make, apply, name=name)
 
 
-def offboard(target: Target, namespace: Namespace = "", apply: Apply = False) -> None:
-    """Show how to undo kyb onboard; --apply does it. What was changed since stays as it is, and is named."""
-    from kybernate.onboard import offboard as change
-
-    def make(manifest: Json) -> tuple[Json, Json]:
-        after, kept = change(manifest)
-        return after, _kept(kept)
-
-    _run(target, namespace, make, apply)
-
-
 def adopt(
     target: Annotated[str, typer.Argument(metavar="service/NAME", help="A Service of the cluster.")],
-    undo: Annotated[bool, typer.Option("--undo", help="The way back.")] = False,
     router: Annotated[str, typer.Option(help="The routers' Service there; default: by the chart's labels.")] = "",
     namespace: Annotated[str, typer.Option("--namespace", "-n", help="Of the Service; default: kubectl's.")] = "",
     apply: Apply = False,
 ) -> None:
     """Show how an engine's Service leads to the routers of its namespace, so that its clients cannot hang at a parked
     engine; --apply changes it."""
-    from kybernate.adopt import RECORD
     from kybernate.adopt import adopt as change
-    from kybernate.adopt import undo as change_back
 
     if not target.startswith("service/"):
         raise CliError(f"{target}: give service/NAME", code=2)
 
     def make(manifest: Json) -> tuple[Json, Json]:
-        if undo:
-            after, kept = change_back(manifest)
-            return after, _kept(kept)
         others = json.loads(kubectl(["get", "services,pods", "-o", "json", *_in(namespace)]))["items"]
         after, notes = change(manifest, others, router)
         return after, {"notes": notes}
 
-    _run(target, namespace, make, apply, RECORD)
+    _run(target, namespace, make, apply)
 
 
-def _kept(places: Iterable[str]) -> Json:
-    return {"notes": [f"{place} was changed since and stays as it is" for place in places]}
-
-
-def _run(
-    target: str,
-    namespace: str,
-    make: Callable[[Json], tuple[Json, Json]],
-    apply: bool,
-    record: str = "",
-    name: str = "",
-) -> None:
+def _run(target: str, namespace: str, make: Callable[[Json], tuple[Json, Json]], apply: bool, name: str = "") -> None:
     import yaml
 
-    from kybernate.onboard import RECORD, OnboardError, without_record
+    from kybernate.onboard import OnboardError
 
     before = _read(target, namespace, name)
     try:
@@ -99,8 +71,7 @@ def _run(
     if as_json():
         print(json.dumps({**facts, "manifest": after}))
     else:
-        shown = (without_record(one, record or RECORD) for one in (before, after))
-        old, new = (yaml.safe_dump(one, sort_keys=False).splitlines() for one in shown)
+        old, new = (yaml.safe_dump(one, sort_keys=False).splitlines() for one in (before, after))
         print("\n".join(difflib.unified_diff(old, new, "now", "then", lineterm="")))
         for name in ("engine", "backend"):
             if name in facts:
@@ -109,7 +80,7 @@ def _run(
             print(f"- {note}")
     if apply:
         try:
-            text = kubectl(*_written(target, namespace, before, after, record or RECORD))
+            text = kubectl(*_written(target, namespace, before, after))
         except CliError:  # of a patch whose test fails the server says only that it is invalid
             if _read(target, namespace, "")["metadata"].get("generation") != before["metadata"].get("generation"):
                 raise CliError(f"{target} was changed meanwhile, and nothing was written; try again") from None
@@ -118,20 +89,16 @@ def _run(
             print(text.strip())
 
 
-def _written(target: str, namespace: str, before: Json, after: Json, record: str) -> tuple[list[str], str]:
+def _written(target: str, namespace: str, before: Json, after: Json) -> tuple[list[str], str]:
     """Arguments and input of the kubectl that writes. A workload is patched: its controller writes its status several
     times a second while it rolls out, and only a change of its spec is a conflict."""
     generation = before["metadata"].get("generation")
     if not target.startswith(LIVE) or generation is None:
         verb = "replace" if target.startswith(LIVE) else "apply"
         return [verb, "-f", "-", *_in(namespace)], json.dumps(after)
-    path, changed = "/metadata/annotations", after["metadata"].get("annotations") or {}
-    if before["metadata"].get("annotations"):
-        path, changed = f"{path}/{record.replace('/', '~1')}", changed.get(record)
     patch = [
         {"op": "test", "path": "/metadata/generation", "value": generation},
         {"op": "replace", "path": "/spec", "value": after["spec"]},
-        {"op": "remove", "path": path} if changed is None else {"op": "add", "path": path, "value": changed},
     ]
     return ["patch", target, "--type=json", "--patch-file=/dev/stdin", *_in(namespace)], json.dumps(patch)
 

@@ -10,7 +10,6 @@ import yaml
 from kybernate.adopt import RECORD, was_taken_back, without_pods
 from kybernate.config import CONFIG_LABEL
 from kybernate.doctor.model import Finding, fail, ok, warn
-from kybernate.onboard import OnboardError
 
 Object = Mapping[str, Any]
 _AGENTS = ("plugin", "node")
@@ -128,16 +127,14 @@ def _values(workload: Object) -> Iterator[Finding]:
 
 def _service(service: Object) -> Iterator[Finding]:
     where = f"service/{_name(service)} -n {service['metadata'].get('namespace')}"
-    try:
-        if why := without_pods(service):
-            text = f"{where} does not lead to the routers any more: {why}"
-            remedy = f"give it the selector of the routers' Service, or remove its annotation {RECORD}"
-            yield warn("adopted", text, remedy)
-        elif was_taken_back(service):
-            text = f"{where} leads to its engines again, past the routers: its own manifest was applied"
-            yield warn("adopted", text, f"kyb adopt {where}, and change selector and targetPort in the manifest too")
-    except OnboardError as error:
-        yield warn("adopted", str(error), f"kubectl edit {where}")
+    if why := without_pods(service):
+        text = f"{where} does not lead to the routers any more: {why}"
+        remedy = f"give it the selector of the routers' Service, or remove its annotation {RECORD}"
+        yield warn("adopted", text, remedy)
+    elif was_taken_back(service):
+        text = f"{where} leads to its engines again, past the routers: its own manifest was applied"
+        remedy = f"kyb adopt {where}, and change selector and targetPort in the manifest too"
+        yield warn("adopted", text, f"{remedy}; where that is meant, remove its annotation {RECORD}")
 
 
 def _condition(status: Object, kind: str) -> Object:

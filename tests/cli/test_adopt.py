@@ -1,4 +1,4 @@
-"""kyb adopt: the Service of an engine leads to the routers of its namespace, and is what it was again."""
+"""kyb adopt: the Service of an engine leads to the routers of its namespace."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kybernate.adopt import RECORD, ROUTER, adopt, undo
+from kybernate.adopt import ROUTER, adopt
 from kybernate.onboard import OnboardError
 from tests.cli.test_onboard import kubectl
 
@@ -52,14 +52,13 @@ def test_the_service_selects_the_routers_and_their_port_and_keeps_its_own_addres
     wanted = service(selector=ROUTERS, ports=[port], sessionAffinity="ClientIP")["spec"]
     assert after["spec"] == wanted, "not those that are not ready; and it has a selector at all times"
     assert any("clients have to name one of: org/m" in note for note in notes)
-    assert undo(after) == (before, ())
 
 
 def test_a_service_whose_own_manifest_was_applied_again_is_adopted_again() -> None:
     adopted, _ = adopt(service(), OTHERS)
     applied = adopted | {"spec": service()["spec"]}
     again, _ = adopt(applied, OTHERS)
-    assert (again, undo(again)) == (adopted, (service(), ()))
+    assert again == adopted
     with pytest.raises(OnboardError, match="leads to routers already"):
         adopt(adopted, OTHERS)
 
@@ -67,21 +66,11 @@ def test_a_service_whose_own_manifest_was_applied_again_is_adopted_again() -> No
 @pytest.mark.parametrize(
     ("changes", "why"), [({"selector": None}, "has no selector"), ({"type": "ExternalName"}, "is an ExternalName")]
 )
-def test_an_adopted_service_that_selects_no_pods_any_more_is_refused_and_can_be_undone(changes: Json, why: str) -> None:
+def test_an_adopted_service_that_selects_no_pods_any_more_is_refused(changes: Json, why: str) -> None:
     adopted, _ = adopt(service(), OTHERS)
     given = {name: value for name, value in (adopted["spec"] | changes).items() if value is not None}
     with pytest.raises(OnboardError, match=why):
         adopt(adopted | {"spec": given}, OTHERS)
-    back, _ = undo(adopted | {"spec": given})
-    assert RECORD not in json.dumps(back)
-
-
-def test_what_was_changed_since_stays_and_is_named() -> None:
-    changed, _ = adopt(service(), OTHERS)
-    changed["spec"]["selector"] = {"app": "new"}
-    back, kept = undo(changed)
-    assert (kept, back["spec"]["selector"]) == (("spec.selector",), {"app": "new"})
-    assert (back["spec"]["ports"], back["metadata"]) == (service()["spec"]["ports"], {"name": "vllm"})
 
 
 def test_without_running_engines_and_with_api_keys_the_notes_say_so() -> None:
@@ -132,24 +121,19 @@ def test_the_routers_service_may_be_named() -> None:
         adopt(service(), others, "third")
 
 
-async def test_a_service_of_the_cluster_is_adopted_and_given_back_by_kubectl(kyb: "Kyb", kubectl: Path) -> None:
+async def test_a_service_of_the_cluster_is_adopted_by_kubectl(kyb: "Kyb", kubectl: Path) -> None:
     live, calls = kubectl / "live.json", kubectl / "calls"
     live.write_text(json.dumps(service() | {"status": {"loadBalancer": {}}}))
     (kubectl / "pods.json").write_text(json.dumps({"items": OTHERS}))
     shown = await kyb("adopt", "service/vllm", "-n", "llms")
     lines = shown.out.splitlines()
     assert (shown.code, "-    app: vllm" in lines, "+    targetPort: http" in lines) == (0, True, True), shown
-    assert RECORD not in shown.out
     asked = ["get -o json service/vllm -n llms", "get services,pods -o json -n llms"]
     assert calls.read_text().splitlines() == asked, "nothing is changed without --apply"
     done = await kyb("adopt", "service/vllm", "-n", "llms", "--apply")
     assert (done.code, done.out.splitlines()[-1]) == (0, "replaced")
     assert json.loads(live.read_text())["spec"]["selector"] == ROUTERS
     again = await kyb("adopt", "service/vllm", "--apply")
-    assert (again.code, "kyb adopt --undo service/vllm undoes it" in again.err) == (1, True)
-    assert (await kyb("adopt", "--undo", "service/vllm", "--apply")).code == 0
-    assert json.loads(live.read_text()) == service()
-    twice = await kyb("adopt", "--undo", "service/vllm")
-    assert (twice.code, f"has no annotation {RECORD}" in twice.err) == (1, True)
+    assert (again.code, "leads to routers already; an apply of its own manifest leads back" in again.err) == (1, True)
     wrong = await kyb("adopt", "deploy/vllm")
     assert (wrong.code, "give service/NAME" in wrong.err) == (2, True)

@@ -1,6 +1,5 @@
-"""kyb onboard and kyb offboard: published-style manifests become seats, and what they were again."""
+"""kyb onboard: published-style manifests become seats."""
 
-import copy
 import json
 import os
 import stat
@@ -15,7 +14,7 @@ import yaml
 
 from kybernate.cli import onboard as module
 from kybernate.cli.output import CliError
-from kybernate.onboard import RECORD, OnboardError, offboard, onboard
+from kybernate.onboard import OnboardError, onboard
 from tests.kube.api_server import DEPLOYMENTS, api_server
 
 if TYPE_CHECKING:
@@ -50,13 +49,6 @@ def annotations(manifest: Json) -> Json:
     return found
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_a_manifest_that_was_made_a_seat_comes_back_as_it_was(name: str) -> None:
-    before = example(name)
-    after = onboard(before, MODELS[name]).manifest
-    assert (after != before, offboard(after)) == (True, (before, ()))
-
-
 LLAMA, TRT, VLLM = "ghcr.io/ggml-org/llama.cpp", "nvcr.io/nvidia/tensorrt-llm/release:1.0.0", "vllm/vllm-openai:v0.10.2"
 GGUF = ("-m", "/models/qwen.gguf", "--alias", "qwen", "--port", "8080")
 SERVE = ("serve", "Qwen/Qwen3-8B", "--host", "0.0.0.0")
@@ -79,22 +71,18 @@ RESTARTED = [
 
 
 @pytest.mark.parametrize(("before", "program"), RESTARTED)
-def test_an_engine_that_a_restart_parks_gets_kyb_run_in_front_and_loses_it_again(
-    before: Json, program: list[str]
-) -> None:
+def test_an_engine_that_a_restart_parks_gets_kyb_run_in_front(before: Json, program: list[str]) -> None:
     done = onboard(before)
     assert done.backend == "restart"
     assert container(done.manifest)["command"] == ["/kyb/kyb-run", "--", *program]
     assert container(done.manifest).get("args") == container(before).get("args"), "its arguments stay"
     assert any("kubelet counts no restart" in note for note in done.notes)
-    assert offboard(done.manifest) == (before, ())
 
 
 def test_kyb_run_that_is_in_front_already_stays_alone() -> None:
     before = deployment(f"{LLAMA}:server", *GGUF, command=("/kyb/kyb-run", "--", "/app/llama-server"))
     done = onboard(before)
     assert container(done.manifest)["command"] == ["/kyb/kyb-run", "--", "/app/llama-server"]
-    assert offboard(done.manifest) == (before, ())
 
 
 @pytest.mark.parametrize(
@@ -173,7 +161,6 @@ def test_switches_follow_the_options_of_the_engine() -> None:
     before = deployment(VLLM, *args)
     after = onboard(before).manifest
     assert container(after)["args"] == [*args, "--enable-sleep-mode"]
-    assert offboard(after) == (before, ())
     asked = deployment(VLLM, "m", "--enable-sleep-mode=true")
     assert container(onboard(asked).manifest)["args"] == container(asked)["args"]
 
@@ -236,7 +223,6 @@ def test_a_stateful_set_keeps_its_way_of_updates() -> None:
     before = deployment(VLLM, "m") | {"kind": "StatefulSet"}
     done = onboard(before)
     assert "strategy" not in done.manifest["spec"]
-    assert offboard(done.manifest) == (before, ())
 
 
 def test_sglang_on_two_gpus_gets_a_seat_of_two_and_no_exec_probe() -> None:
@@ -255,7 +241,6 @@ def test_no_probe_of_sglang_computes() -> None:
     assert container(done.manifest)["readinessProbe"] == {**probe, "httpGet": {"path": "/health", "port": 30000}}
     assert {"name": "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "value": "false"} in container(done.manifest)["env"]
     assert any("/health_generate" in note for note in done.notes)
-    assert offboard(done.manifest) == (before, ())
 
 
 def test_ollama_keeps_its_model_until_it_is_unloaded() -> None:
@@ -294,7 +279,6 @@ def test_engines_are_recognised_by_image_and_arguments(
     done = onboard(manifest, "given" if model == "given" else "")
     assert (done.engine, done.backend) == (engine, backend)
     assert annotations(done.manifest) == {"kyb.ai/model": model, "kyb.ai/port": port, "kyb.ai/backend": backend}
-    assert offboard(done.manifest) == (manifest, ())
     if backend == "restart":
         assert container(done.manifest)["args"] == container(manifest)["args"], "a restart needs no switches"
 
@@ -307,7 +291,7 @@ def test_engines_are_recognised_by_image_and_arguments(
         (deployment("nginx"), "by image or command"),
         (deployment("vllm/vllm-openai", "--model", "m", resources={}), "--resource"),
         (deployment("vllm/vllm-openai", "--model", "m", "--port", "$(PORT)"), "write a number"),
-        (onboard(deployment("vllm/vllm-openai", "--model", "m")).manifest, "kyb offboard"),
+        (onboard(deployment("vllm/vllm-openai", "--model", "m")).manifest, "kubectl rollout undo deploy/x"),
     ],
 )
 def test_what_cannot_be_a_seat_is_refused_with_the_remedy(manifest: Json, text: str) -> None:
@@ -331,7 +315,6 @@ def test_a_seat_takes_the_place_of_a_mig_instance() -> None:
         onboard(deployment(VLLM, "m", resources=mig))
     after = onboard(deployment(VLLM, "m", resources=mig), resource="kyb.ai/mig-seat").manifest
     assert container(after)["resources"]["limits"] == {"memory": "9Gi", "kyb.ai/mig-seat": "1"}
-    assert offboard(after)[0] == deployment(VLLM, "m", resources=mig)
 
 
 def test_empty_keys_of_a_manifest_count_as_absent() -> None:
@@ -340,25 +323,6 @@ def test_empty_keys_of_a_manifest_count_as_absent() -> None:
     done = onboard(manifest, resource="kyb.ai/gpu-1x-seat").manifest
     assert annotations(done)["kyb.ai/model"] == "m"
     assert container(done)["resources"] == {"limits": {"kyb.ai/gpu-1x-seat": "1"}}
-
-
-def test_the_way_back_keeps_and_names_what_was_changed_since() -> None:
-    before = example("vllm")
-    after = onboard(before).manifest
-    changed = copy.deepcopy(after)
-    container(changed)["args"] = ["other", "--enable-sleep-mode"]
-    container(changed)["image"] = "vllm/vllm-openai:v0.20.0"
-    container(changed)["livenessProbe"]["timeoutSeconds"] = 1
-    back, kept = offboard(changed)
-    assert kept == ("spec.template.spec.containers.0.args",)
-    assert container(back)["args"] == ["other", "--enable-sleep-mode"]
-    assert container(back)["image"] == "vllm/vllm-openai:v0.20.0"
-    assert container(back)["resources"] == container(before)["resources"]
-    with pytest.raises(OnboardError, match="was not changed by kyb onboard"):
-        offboard(before)
-    changed["metadata"]["annotations"][RECORD] = "{"
-    with pytest.raises(OnboardError, match="damaged"):
-        offboard(changed)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -399,7 +363,7 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def test_a_deployment_of_the_cluster_is_changed_and_changed_back_by_kubectl(
+async def test_a_deployment_of_the_cluster_is_changed_by_kubectl(
     kyb: "Kyb", kubectl: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program, live, calls = kubectl / "kubectl", kubectl / "live.json", kubectl / "calls"
@@ -410,10 +374,8 @@ async def test_a_deployment_of_the_cluster_is_changed_and_changed_back_by_kubect
     assert calls.read_text() == "get -o json deploy/qwen3-8b -n llms\n", "nothing is changed without --apply"
     done = await kyb("onboard", "deploy/qwen3-8b", "--apply")
     assert (done.code, done.out.splitlines()[-1]) == (0, "replaced")
-    assert RECORD in json.loads(live.read_text())["metadata"]["annotations"]
+    assert json.loads(live.read_text()) == onboard(before).manifest
     assert (await kyb("onboard", "deploy/qwen3-8b", "--apply")).code == 1, "a seat already"
-    assert (await kyb("offboard", "deploy/qwen3-8b", "--apply")).code == 0
-    assert json.loads(live.read_text()) == before
     program.write_text("#!/bin/sh\nprintf 'E1123 12:08 1 memcache.go:265] again\\nconnection refused\\n' >&2\nexit 1\n")
     assert (await kyb("onboard", "deploy/qwen3-8b")).err == "kyb: kubectl get -o: connection refused\n"
     program.unlink()
@@ -444,17 +406,9 @@ async def test_a_report_of_its_controller_is_no_conflict_and_a_change_of_its_spe
     (kubectl / "live.json").write_text(json.dumps(before))
     done = await kyb("onboard", "deploy/qwen3-8b", "--apply")
     assert done.code == 0, done.err
-    test, spec, record = json.loads((kubectl / "live.json.patch").read_text())
-    after = onboard(before).manifest
+    test, spec = json.loads((kubectl / "live.json.patch").read_text())
     assert test == {"op": "test", "path": "/metadata/generation", "value": 7}
-    assert spec == {"op": "replace", "path": "/spec", "value": after["spec"]}
-    assert record == {"op": "add", "path": "/metadata/annotations", "value": after["metadata"]["annotations"]}
-    after["metadata"]["annotations"]["of"] = "its controller"
-    (kubectl / "live.json").write_text(json.dumps(after))
-    assert (await kyb("offboard", "deploy/qwen3-8b", "--apply")).code == 0
-    _, spec, record = json.loads((kubectl / "live.json.patch").read_text())
-    assert spec["value"] == before["spec"]
-    assert record == {"op": "remove", "path": "/metadata/annotations/kyb.ai~1onboarded"}
+    assert spec == {"op": "replace", "path": "/spec", "value": onboard(before).manifest["spec"]}
 
 
 async def overtaken(
@@ -470,24 +424,22 @@ async def overtaken(
 
     monkeypatch.setattr(module, "kubectl", interposed)
     image, status = "/spec/template/spec/containers/0/image", {"op": "add", "path": "/status/replicas", "value": 1}
-    for verb in ("onboard", "offboard"):
-        before = live()
-        there = {"op": "replace", "path": image, "value": f"vllm/vllm-openai:{verb}"}
-        meanwhile.append(lambda there=there: change(there))
-        refused = await kyb(verb, "deploy/qwen3-8b", "--apply")
-        assert refused.code == 1
-        assert refused.err == "kyb: deploy/qwen3-8b was changed meanwhile, and nothing was written; try again\n"
-        after = live()
-        assert container(after)["image"] == f"vllm/vllm-openai:{verb}"
-        assert (RECORD in after["metadata"].get("annotations", {})) == (verb == "offboard")
-        assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
-        meanwhile.append(lambda: change(status, "--subresource=status"))  # its controller's report is no conflict
-        done = await kyb(verb, "deploy/qwen3-8b", "--apply")
-        assert done.code == 0, done.err
-        after = live()
-        assert container(after)["image"] == f"vllm/vllm-openai:{verb}"
-        assert (RECORD in after["metadata"].get("annotations", {})) == (verb == "onboard")
-        assert after["status"]["replicas"] == 1
+    seat = "kyb.ai/gpu-1x-seat"
+    before = live()
+    there = {"op": "replace", "path": image, "value": "vllm/vllm-openai:new"}
+    meanwhile.append(lambda: change(there))
+    refused = await kyb("onboard", "deploy/qwen3-8b", "--apply")
+    assert refused.code == 1
+    assert refused.err == "kyb: deploy/qwen3-8b was changed meanwhile, and nothing was written; try again\n"
+    after = live()
+    assert (container(after)["image"], seat in str(after["spec"])) == ("vllm/vllm-openai:new", False)
+    assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
+    meanwhile.append(lambda: change(status, "--subresource=status"))  # its controller's report is no conflict
+    done = await kyb("onboard", "deploy/qwen3-8b", "--apply")
+    assert done.code == 0, done.err
+    after = live()
+    assert (container(after)["image"], seat in str(after["spec"])) == ("vllm/vllm-openai:new", True)
+    assert after["status"]["replicas"] == 1
 
 
 async def test_a_deployment_that_changes_while_it_is_onboarded_keeps_the_change(

@@ -121,12 +121,6 @@ BROKEN: dict[str, tuple[Callable[[ClusterFacts], ClusterFacts], tuple[str, str, 
         lambda facts: replace(facts, adopted=({**ADOPTED, "spec": {**ADOPTED["spec"], "type": "ExternalName"}},)),
         ("WARN", "adopted", "service/qwen -n apps does not lead to the routers any more: it is an Ext", RECORD),
     ),
-    "what an adoption recorded is damaged": (
-        lambda facts: replace(
-            facts, adopted=({**ADOPTED, "metadata": {**ADOPTED["metadata"], "annotations": {RECORD: "["}}},)
-        ),
-        ("WARN", "adopted", f"service/qwen: annotation {RECORD} is damaged", "kubectl edit service/qwen -n apps"),
-    ),
 }
 
 
