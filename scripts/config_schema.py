@@ -15,7 +15,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def config_schema() -> dict[str, Any]:
-    """Return the schema of a configuration, or of several below ``configs``."""
+    """Return the schema of a configuration."""
     found = NodeConfig.model_json_schema(by_alias=True)
     parts = found.pop("$defs")
     describe(NodeConfig, found)
@@ -28,10 +28,7 @@ def config_schema() -> dict[str, Any]:
         policies.append(rule if name == PolicyConfig.name else rule | {"required": ["name"]})
     parts["PolicyConfig"] = {"type": "object", "anyOf": policies}
     parts["NodeConfig"] = found
-    one = {"$ref": "#/$defs/NodeConfig"}
-    several = {"type": "object", "required": ["configs"], "additionalProperties": False}
-    several["properties"] = {"configs": {"type": "object", "minProperties": 1, "additionalProperties": one}}
-    head = {"$schema": DIALECT, "title": "Kybernate: configuration of a node", "anyOf": [one, several]}
+    head = {"$schema": DIALECT, "title": "Kybernate: configuration of a node", "$ref": "#/$defs/NodeConfig"}
     return {**head, "$defs": _plain(parts)}
 
 

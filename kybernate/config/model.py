@@ -166,7 +166,6 @@ class NodeConfig(Strict):
     """What host memory and PCIe switches carry; without, all switches run side by side."""
 
     _source: Source = PrivateAttr(default_factory=Source)
-    _at: Place = PrivateAttr(default=())
     _chosen: str = PrivateAttr(default="default")
     _note: str = PrivateAttr(default="")
 
@@ -186,7 +185,7 @@ class NodeConfig(Strict):
 
     @property
     def chosen(self) -> str:
-        """The name of this configuration among those of its file or folder; ``default`` when it has none."""
+        """The name of this configuration among those of its folder; ``default`` of a file."""
         return self._chosen
 
     @property
@@ -194,10 +193,10 @@ class NodeConfig(Strict):
         """How it was chosen, for the operator; empty where there was no choice."""
         return self._note
 
-    def read_from(self, source: Source, at: Place, chosen: str, note: str) -> None:
-        """Set the place in the file, for errors, and how it was chosen. For ``load``."""
-        self._source, self._at, self._chosen, self._note = source, at, chosen, note
+    def read_from(self, source: Source, chosen: str, note: str) -> None:
+        """Set the file, for errors, and how it was chosen. For ``load``."""
+        self._source, self._chosen, self._note = source, chosen, note
 
     def error(self, place: Place, value: object, what: str, remedy: str) -> ConfigError:
         """An error about a place of the file that this was read from."""
-        return self._source.error((*self._at, *place), value, what, remedy)
+        return self._source.error(place, value, what, remedy)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.config import ConfigError, NodeConfig, PolicyConfig, load, load_all
+from kybernate.config import ConfigError, NodeConfig, PolicyConfig, load
 from kybernate.dev.stack import LAPTOP
 from kybernate.dev.stack.options import fake_gpus
 from kybernate.lab.cli.simulate_options import parse_gigabytes
@@ -69,7 +69,7 @@ def test_sizes_that_would_overlap_listed_groups_get_no_seats_and_a_warning(tmp_p
 
 def test_the_examples_of_the_documentation_load_and_name_the_defaults(tmp_path: Path) -> None:
     blocks = re.findall(r"```yaml\n(.*?)```", (DOCS / "config.md").read_text(), re.DOTALL)
-    one, several = (block for block in blocks if block.startswith(("profiles:", "configs:")))
+    [one] = (block for block in blocks if block.startswith("profiles:"))
     config = read(tmp_path, one)
     least = read(tmp_path, "profiles:\n" + one[one.index("  - name") : one.index("gpuTopology:")])
     rest = {"gpu_topology", "policy", "tiers"}
@@ -77,8 +77,6 @@ def test_the_examples_of_the_documentation_load_and_name_the_defaults(tmp_path: 
     assert config.policy.build() == least.policy.build()
     assert config.all_tiers == least.all_tiers
     assert (len(config.gpu_topology.groups), config.gpu_topology.overlap) == (1, "none")
-    (tmp_path / "config.yaml").write_text(several)
-    assert list(load_all(tmp_path / "config.yaml")) == ["default", "a100"]
 
 
 def test_the_laptop_stack_has_three_disjoint_groups_and_no_warning() -> None:

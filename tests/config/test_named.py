@@ -1,4 +1,4 @@
-"""One of several configurations: in one file, in a folder, by the node's label."""
+"""One of several configurations of a folder, by the node's label."""
 
 from pathlib import Path
 
@@ -13,19 +13,13 @@ from kybernate.node.config import load_by_label
 from kybernate.topology import plan
 
 PLAIN = "profiles:\n  - {name: one, resource: kyb.ai/one, groupSize: 1, seatsPerGroup: 4}\n"
-NAMED = """\
-configs:
-  default: &default
-    profiles:
-      - {name: one, resource: kyb.ai/one, groupSize: 1, seatsPerGroup: 4}
-  a100:
-    <<: *default
-    policy: {name: quantum, settings: {quantumSeconds: 7}}
-    profiles:
-      - name: two
-        resource: kyb.ai/two
-        groupSize: 2
-        seatsPerGroup: 3
+A100 = """\
+policy: {name: quantum, settings: {quantumSeconds: 7}}
+profiles:
+  - name: two
+    resource: kyb.ai/two
+    groupSize: 2
+    seatsPerGroup: 3
 """
 
 
@@ -35,18 +29,27 @@ def write(folder: Path, text: str, name: str = "config.yaml") -> Path:
     return path
 
 
+def two(folder: Path, a100: str = A100) -> Path:
+    """A folder with two configurations."""
+    made = folder / "configs"
+    made.mkdir(exist_ok=True)
+    write(made, PLAIN, "default.yaml")
+    write(made, a100, "a100.yaml")
+    return made
+
+
 def test_a_node_gets_the_configuration_that_it_names(tmp_path: Path) -> None:
-    path = write(tmp_path, NAMED)
+    path = two(tmp_path)
     config = load(path, "a100")
     assert (config.resources, config.chosen, config.note) == (("kyb.ai/two",), "a100", "")
     assert config.policy.settings == {"quantum_seconds": 7.0}
-    assert names(path) == ("default", "a100")
-    assert list(load_all(path)) == ["default", "a100"]
+    assert names(path) == ("a100", "default")
+    assert list(load_all(path)) == ["a100", "default"]
 
 
 @pytest.mark.parametrize("name", [None, ""])
 def test_a_node_that_names_none_gets_the_default_and_a_note_says_so(tmp_path: Path, name: str | None) -> None:
-    config = load(write(tmp_path, NAMED), name)
+    config = load(two(tmp_path), name)
     assert (config.resources, config.chosen) == (("kyb.ai/one",), "default")
     assert config.note == "this node names no configuration, so it gets default; kyb.ai/config could name a100"
 
@@ -72,63 +75,38 @@ def test_a_folder_has_one_configuration_per_file(tmp_path: Path) -> None:
     assert load(tmp_path).resources == ("kyb.ai/one",)
 
 
-def test_a_folder_with_one_file_of_several_configurations_is_that_file(tmp_path: Path) -> None:
-    write(tmp_path, NAMED)
-    assert load(tmp_path, "a100").resources == ("kyb.ai/two",)
-
-
 def test_a_mistake_in_another_nodes_configuration_does_not_stop_this_one(tmp_path: Path) -> None:
-    path = write(tmp_path, NAMED.replace("groupSize: 2", "groupSize: 0"))
+    path = two(tmp_path, A100.replace("groupSize: 2", "groupSize: 0"))
     assert load(path).resources == ("kyb.ai/one",)
-    expected = r"config\.yaml:11: configs\.a100\.profiles\[0\]\.groupSize: 0: is out of range; it must be at least 1"
+    expected = r"a100\.yaml:5: profiles\[0\]\.groupSize: 0: is out of range; it must be at least 1"
     for read in (lambda: load(path, "a100"), lambda: load_all(path)):
         with pytest.raises(ConfigError, match=expected):
             read()
 
 
 def test_errors_about_the_machine_and_the_policy_name_the_place_too(tmp_path: Path) -> None:
-    path = write(tmp_path, NAMED.replace("groupSize: 2", "groupSize: 9"))
-    with pytest.raises(
-        ConfigError, match=r"yaml:11: configs\.a100\.profiles\[0\]\.groupSize: 9: this machine has only"
-    ):
+    path = two(tmp_path, A100.replace("groupSize: 2", "groupSize: 9"))
+    with pytest.raises(ConfigError, match=r"a100\.yaml:5: profiles\[0\]\.groupSize: 9: this machine has only"):
         plan(load(path, "a100"), *hardware("8xL40S"))
-    path = write(tmp_path, NAMED.replace("quantumSec", "quantumSek"))
-    with pytest.raises(
-        ConfigError, match=r"yaml:7: configs\.a100\.policy\.settings\.quantumSekonds: unknown key; did you mean"
-    ):
+    path = two(tmp_path, A100.replace("quantumSec", "quantumSek"))
+    with pytest.raises(ConfigError, match=r"a100\.yaml:1: policy\.settings\.quantumSekonds: unknown key; did you mean"):
         load(path, "a100")
 
 
-BAD = {
-    "unknown name": (NAMED, "h100", ": no configuration 'h100'; did you mean a100? (it has default, a100)"),
-    "name for a plain file": (PLAIN, "a100", ": no configuration 'a100'; known are default (it has default)"),
-    "no default": (
-        NAMED.replace("  default:", "  other:"),
-        None,
-        ": has no configuration 'default' for nodes that name none; set the node label",
-    ),
-    "key beside configs": (NAMED + "warmup: true\n", None, ":13: warmup: stands beside configs; move it into one of"),
-    "configs that is a list": ("configs: [1]\n", None, ":1: configs: is not a mapping; write default: and others"),
-    "configs that is empty": ("configs: {}\n", None, ":1: configs: is not a mapping; write default: and others"),
-    "a bad name": ("configs:\n  a b: {}\n", "a b", ":2: configs.a b.name: 'a b': is not a valid name; use 1 to 63"),
-    "a configuration that is none": ("configs:\n  default: 3\n", None, ":2: configs.default: is not a mapping; begin"),
-}
+def test_wrong_names_are_errors_with_the_known_ones(tmp_path: Path) -> None:
+    folder, plain = two(tmp_path), write(tmp_path, PLAIN)
+    with pytest.raises(ConfigError, match=r"no configuration 'h100'; did you mean a100\? \(it has a100, default\)"):
+        load(folder, "h100")
+    with pytest.raises(ConfigError, match=r"no configuration 'a100'; known are default \(it has default\)"):
+        load(plain, "a100")
+    (folder / "default.yaml").rename(folder / "other.yaml")
+    with pytest.raises(ConfigError, match="has no configuration 'default' for nodes that name none; set the node"):
+        load(folder)
 
 
-@pytest.mark.parametrize("kind", BAD)
-def test_wrong_names_are_errors_with_file_and_line(kind: str, tmp_path: Path) -> None:
-    text, name, expected = BAD[kind]
-    path = write(tmp_path, text)
-    with pytest.raises(ConfigError) as caught:
-        load(path, name)
-    assert str(caught.value).startswith(f"{path}{expected}")
-
-
-def test_a_folder_of_several_files_has_no_named_ones_inside(tmp_path: Path) -> None:
-    write(tmp_path, NAMED, "a.yaml")
-    write(tmp_path, PLAIN, "default.yaml")
-    with pytest.raises(ConfigError, match=r"a\.yaml:1: configs: a folder of several files has one configuration in"):
-        load(tmp_path)
+def test_several_configurations_in_one_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r":1: configs: unknown key; write each to NAME\.yaml of a folder"):
+        load(write(tmp_path, "configs:\n  default: {}\n"))
 
 
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -174,7 +152,7 @@ async def test_the_nodes_label_decides_and_an_absent_api_server_is_waited_for(
     async with HttpServer(app, "127.0.0.1", 0) as server:
         kube = Kube(server.url, tmp_path / "account")
         try:
-            config = await load_by_label(write(tmp_path, NAMED), "n1", kube, retry_seconds=0.01)
+            config = await load_by_label(two(tmp_path), "n1", kube, retry_seconds=0.01)
         finally:
             await kube.close()
     assert config.resources == (resource,)

@@ -116,8 +116,10 @@ async def test_programs_get_everything(kyb: Kyb, form: tuple[str, ...]) -> None:
 async def test_a_running_drivers_gpus_are_read_as_the_services_read_them(
     kyb: Kyb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    socket, config = tmp_path / "driver", tmp_path / "config.yaml"
-    config.write_text(f"configs:\n  default:\n    {CONFIG.replace(chr(10), chr(10) + '    ')}\n  other: 1\n")
+    socket, config = tmp_path / "driver", tmp_path / "configs"
+    config.mkdir()
+    (config / "default.yaml").write_text(CONFIG)
+    (config / "other.yaml").write_text("profiles: []\n")
     monkeypatch.setenv("KYB_DRIVER", "fake")
     monkeypatch.setenv("KYB_FAKE_DRIVER", str(socket))
     monkeypatch.setenv("KYB_CONFIG", str(config))
@@ -148,21 +150,23 @@ async def test_the_stack_that_runs_here_shows_its_groups(kyb: Kyb, tmp_path: Pat
     assert "gpu-2x-seat (kyb.ai/gpu-2x-seat, 3 seats each)" in out
 
 
-async def test_config_check_shows_every_configuration_of_a_file(kyb: Kyb, tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
+async def test_config_check_shows_every_configuration_of_a_folder(kyb: Kyb, tmp_path: Path) -> None:
     one = "{profiles: [{name: %s, resource: kyb.ai/%s, groupSize: %d, seatsPerGroup: 2}]}"
-    path.write_text(f"configs:\n  default: {one % ('a', 'a', 1)}\n  big: {one % ('b', 'b', 2)}\n")
+    path = tmp_path / "configs"
+    path.mkdir()
+    (path / "default.yaml").write_text(one % ("a", "a", 1))
+    (path / "big.yaml").write_text(one % ("b", "b", 2))
     code, out, err = await kyb("config", "check", str(path), "--gpus", "2")
     assert (code, err) == (0, "")
     assert [line for line in out.splitlines() if not line.startswith(" ")] == [
-        f"{path} (default): good: a",
         f"{path} (big): good: b",
+        f"{path} (default): good: a",
     ]
     _, out, _ = await kyb("config", "check", str(path), "--gpus", "2", "--name", "big", "-o", "json")
     (body,) = (json.loads(line) for line in out.splitlines())
     assert (body["name"], body["groups"][0]["why"]) == ("big", "same PCIe switch (PIX); both share NUMA node 0")
     code, _, err = await kyb("config", "check", str(path), "--name", "bog")
-    assert (code, err) == (2, f"kyb: {path}: no configuration 'bog'; did you mean big? (it has default, big)\n")
+    assert (code, err) == (2, f"kyb: {path}: no configuration 'bog'; did you mean big? (it has big, default)\n")
 
 
 @pytest.mark.parametrize(
