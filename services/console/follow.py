@@ -14,7 +14,6 @@ from kybernate.messages import (
     GroupDecided,
     NodeTrafficSignal,
     Presence,
-    RequestEnded,
     SeatEvent,
     TrafficSignal,
 )
@@ -32,8 +31,6 @@ class Reader:
     def __init__(self, bus: Bus, cluster: Cluster) -> None:
         self._bus, self.cluster = bus, cluster
         self.on_event: Callable[[Event], None] = lambda _: None
-        self.on_level: Callable[[TrafficSignal], None] = lambda _: None
-        self.on_record: Callable[[RequestEnded], None] = lambda _: None
 
     def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the jobs by name."""
@@ -82,15 +79,12 @@ class Reader:
                     self.on_event(message)
 
     async def _levels(self) -> None:
-        """Levels, presences of routers, and records, in the order in which each router sends them."""
-        kinds = TrafficSignal, NodeTrafficSignal, RequestEnded
+        """Levels, and presences of routers."""
+        kinds = TrafficSignal, NodeTrafficSignal
         routers = Presence.pattern(component="router")
         async with self._bus.subscribe(*(kind.pattern() for kind in kinds), routers) as messages:
             async for message in messages:
                 if isinstance(message, TrafficSignal):
                     self.cluster.loads.add(message, time.monotonic())
-                    self.on_level(message)
-                elif isinstance(message, RequestEnded):
-                    self.on_record(message)
                 elif isinstance(message, Presence):
                     self.cluster.present(message, time.monotonic())

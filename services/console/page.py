@@ -9,7 +9,7 @@ import json
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,7 +23,6 @@ from kybernate.messages import GroupDecided, SeatEvent
 from kybernate.roster import GpuRecord, SeatRecord
 from services.console.core.cluster import Cluster
 from services.console.core.timeline import Timeline, WaitingLines
-from services.console.core.waits import Waits
 from services.console.follow import Event
 
 ASSETS = Path(__file__).parent / "assets"
@@ -49,7 +48,7 @@ CHAT_BYTES = 256 * 1024
 
 
 class Page:
-    """The routes of the page; ``run`` is a job. Other parts call ``add`` and methods of ``waits``."""
+    """The routes of the page; ``run`` is a job. Other parts call ``add``."""
 
     def __init__(self, bus: Bus, cluster: Cluster, clock: Clock, *, keys: bool) -> None:
         """``keys``: commands need one."""
@@ -60,7 +59,7 @@ class Page:
         """What is wrong with the stack."""
         self._shown: dict[str, Any] | None = None
         """Problems that pages have."""
-        self._timeline, self._lines, self.waits = Timeline(time.time()), WaitingLines(), Waits()
+        self._timeline, self._lines = Timeline(time.time()), WaitingLines()
         self._events: deque[Event] = deque(maxlen=RECENT_EVENTS)
         self._new: list[Event] = []
         """Those that no page got yet."""
@@ -104,7 +103,6 @@ class Page:
             await asyncio.sleep(to_beat(TICK_SECONDS))
             now = time.time()
             self._cluster.loads.forget(time.monotonic())
-            self.waits.settle()
             # No pause in a step: a page that opens later has what is new in its state.
             lanes = self._lines.sample(self._waiting(), now)
             if self._readers:
@@ -156,7 +154,6 @@ class Page:
             "troubles": self.troubles(),
             "problems": self.problems(),
             "loads": self._load(),
-            "waits": self._waited(self.waits.waits),
             "revision": self._revision,
         }
         window, past = self._window(FIRST_SECONDS, now)
@@ -212,7 +209,6 @@ class Page:
         seats, gpus = self._cluster.seats, self._cluster.gpus
         touched = seats.take()
         events, self._new = self._new, []
-        models, self.waits.changed = self.waits.changed, set()
         body: dict[str, object] = {
             "at": now,
             "revision": self._revision,
@@ -221,7 +217,6 @@ class Page:
             "gone": [key for key in touched if key not in seats.rows],
             "seats": [_row(key, seats.rows[key], self._clock) for key in touched if key in seats.rows],
             "loads": self._load(),
-            "waits": self._waited(models),
             "lanes": lanes,
             "troubles": self.troubles(),
         }
@@ -238,10 +233,6 @@ class Page:
             row[1] += load.in_flight
             row[2] = max(row[2], round(self._clock.to_wall(load.oldest), 1))
         return found
-
-    def _waited(self, models: Iterable[str]) -> dict[str, dict[str, float]]:
-        """How long the last requests of these models waited."""
-        return {model: waits for model in models if (waits := self.waits.of(model))}
 
     def _waiting(self) -> dict[str, int]:
         """Waiting requests by lane; those of no seat count for the lane of a seat of their model."""

@@ -58,8 +58,6 @@ class Console:
         self.page.problems = lambda: self.problems.found
         self.log = EngineLog(cluster, lambda: self.url)
         self.reader.on_event = self._on_event
-        self.reader.on_level = self.page.waits.count
-        self.reader.on_record = self.page.waits.record
 
     def jobs(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Return the jobs that run until the console ends, by name."""

@@ -29,7 +29,6 @@ export function modelPage(name, draw) {
     <dl class="facts"><div><dt>State</dt><dd>${state(row)}</dd></div>
       <div><dt>Requests</dt><dd>${row.waiting} wait, ${row.inFlight} in flight</dd></div>
       <div><dt>Oldest wait / SLO</dt><dd class=${row.slo && row.oldest > row.slo ? "bad" : ""}>${row.waiting ? seconds(row.oldest) : "–"} / ${row.slo ? seconds(row.slo) : "–"}</dd></div>
-      <div><dt>p50 / p99 wait</dt><dd>${row.waits ? `${seconds(row.waits.p50)} / ${seconds(row.waits.p99)}` : "–"}</dd></div>
       <div><dt>Seats</dt><dd>${counted(row.seats)}</dd></div></dl>
     ${missing(why.answer, "Reasons")}
     ${seats(row, why, draw)}

@@ -36,10 +36,10 @@ export function modelsView(draw) {
         <span class=${late ? "bad" : "good"}>${late} beyond their SLO</span></span>
     </div>
     <div class="scroll" tabindex="0" role="region" aria-label="Table of models"><table>
-      <caption>Longest wait first. p50 and p99 are of the last requests, waits of 0 included.</caption>
+      <caption>Longest wait first.</caption>
       <thead><tr><th scope="col">Model</th><th scope="col">State</th>
         <th scope="col" class="number">Waiting</th><th scope="col" class="number wide">In flight</th>
-        <th scope="col" class="number">Oldest wait / SLO</th><th scope="col" class="number wide">p50 / p99 wait</th>
+        <th scope="col" class="number">Oldest wait / SLO</th>
         <th scope="col" class="wide">Last switch</th><th scope="col" class="wide">Seats</th></tr></thead>
       <tbody>${repeat(shown, (row) => row.model, modelRow)}</tbody>
     </table></div>
@@ -56,7 +56,6 @@ const modelRow = (row) => html`<tr>
   <td class="number wide">${row.inFlight}</td>
   <td class="number ${row.slo && row.oldest > row.slo ? "bad" : ""}">${row.waiting ? seconds(row.oldest) : "–"}
     / ${row.slo ? seconds(row.slo) : "–"}</td>
-  <td class="number wide">${row.waits ? `${seconds(row.waits.p50)} / ${seconds(row.waits.p99)}` : "–"}</td>
   <td class="text wide">${row.last
     ? html`${seconds(Math.max(0, now() - row.last.at))} ago, took ${seconds(row.last.seconds)}<div class="soft">${row.last.reason}</div>`
     : "–"}</td>

@@ -11,7 +11,7 @@ const MOST_BLOCKS = 20000;
 
 export const store = {
   connected: false, keys: false, skew: 0, troubles: {}, problems: null,
-  seats: new Map(), gpus: new Map(), loads: {}, waits: {}, switches: {},
+  seats: new Map(), gpus: new Map(), loads: {}, switches: {},
   events: [], since: 0, revision: 0,
   lanes: new Map(),  // "node/group" -> [block]
   lines: new Map(),  // "node/group" -> [[time, waiting]]
@@ -30,7 +30,6 @@ function begin(state) {
   store.seats = byKey(state.seats);
   store.gpus = byKey(state.gpus);
   store.loads = state.loads;
-  store.waits = state.waits;
   store.events = state.events;
   store.revision = state.revision;
   store.since = state.since;
@@ -76,7 +75,6 @@ function take(change) {
   store.loads = change.loads;
   store.troubles = change.troubles;
   if ("problems" in change) store.problems = change.problems;
-  Object.assign(store.waits, change.waits);
   for (const [lane, count] of Object.entries(change.lanes)) {
     if (!store.lines.has(lane)) store.lines.set(lane, []);
     const line = store.lines.get(lane);
@@ -195,7 +193,7 @@ export function counted(seats) {
   return ["active", "switching", "parked", "in trouble"].filter((name) => found[name]).map((name) => `${found[name]} ${name}`).join(", ");
 }
 
-// One row per model: its seats, best state, load and waits.
+// One row per model: its seats, best state and load.
 export function models() {
   const found = new Map();
   for (const seat of store.seats.values()) {
@@ -210,7 +208,6 @@ export function models() {
     const ranks = row.seats.map((seat) => RANK.indexOf(seat.state)).filter((rank) => rank >= 0);
     row.state = ranks.length ? RANK[Math.min(...ranks)] : row.seats[0].state;
     [row.waiting, row.inFlight, row.oldest] = store.loads[row.model] || [0, 0, 0];
-    row.waits = store.waits[row.model];
     row.last = store.switches[row.model];
   }
   return [...found.values()];
