@@ -5,10 +5,9 @@ Kubelet never waits for the bus: both only mark what to send, and a task sends i
 
 import asyncio
 import collections
+import contextlib
 import time
-from collections import deque
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from typing import NoReturn
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -25,51 +24,34 @@ from services.plugin.gpu_watch import GpuWatch
 from services.plugin.servicer import NodeSeats
 
 OUTBOX_LIMIT = 10_000
-"""Events that may wait for the bus, some days of a node's life; beyond it the oldest are dropped."""
-OUTBOX_BATCH = 100
-OUTBOX_RETRY_SECONDS = 0.25
+"""Events that may wait to be sent; further ones are dropped."""
 INVENTORY_BATCH_SECONDS = 0.25
 """Changes within this time are written together."""
 INVENTORY_RETRY_SECONDS = 1.0
 
 
 class Outbox:
-    """Events that wait for the bus, sent in order.
+    """Events that wait for the bus, sent in order. One whose sending fails is dropped, as the manager's are: rows of
+    GPUs, and PodResources, tell what is."""
 
-    A batch counts as sent once the server has confirmed it. A batch with an unknown outcome is sent again under the
-    same ids, so that the stream of events has each of them once.
-    """
-
-    def __init__(self, bus: Bus, limit: int = OUTBOX_LIMIT) -> None:
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self.waiting: deque[Message] = deque(maxlen=limit)
-        """Events that are not confirmed yet, oldest first."""
-        self._filled = asyncio.Event()
+        self._waiting: asyncio.Queue[Message] = asyncio.Queue(OUTBOX_LIMIT)
 
     def put(self, message: Message) -> None:
         """Queue an event; never waits."""
-        self.waiting.append(message)
-        self._filled.set()
+        with contextlib.suppress(asyncio.QueueFull):
+            self._waiting.put_nowait(message)
 
     async def run(self) -> NoReturn:
         """Send until cancelled."""
         while True:
-            await self._filled.wait()
+            message = await self._waiting.get()
             await self._bus.until_connected()
-            batch = list(islice(self.waiting, OUTBOX_BATCH))
             try:
-                for message in batch:
-                    await self._bus.publish(message)
-                await self._bus.flush()
+                await self._bus.publish(message)
             except BusError as error:
-                get_logger().info("outbox.send_failed", messages=len(self.waiting), error=str(error))
-                await asyncio.sleep(OUTBOX_RETRY_SECONDS)
-                continue
-            for message in batch:  # some may have been dropped meanwhile
-                if self.waiting and self.waiting[0] is message:
-                    self.waiting.popleft()
-            if not self.waiting:
-                self._filled.clear()
+                get_logger().info("event.publish_failed", subject=message.subject, error=str(error))
 
 
 class InventoryWriter:
