@@ -1,4 +1,4 @@
-"""Baselines of the simulator: llama-swap's rule with ``ttl``, c-mu with set-up times, longest queue, random. Pure."""
+"""Baselines of the simulator: rules of Ollama, autoscalers, llama-swap (``ttl``); c-mu, longest queue, random. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,11 +13,41 @@ from kybernate.policy.turns import (
     demand,
     guests,
     movable,
+    oldest,
     own_load,
     settles_in,
     take_turns,
 )
 from kybernate.policy.view import Decision, GroupView, Park, Policy, SeatView, Stay
+
+
+@dataclass(frozen=True, slots=True)
+class FifoSwitch:
+    """The first request for another model ends the admission of the running one.
+
+    Source: Ollama's ``server/sched.go``, as a rule: the head of the queue expires the runner, all behind it queue.
+    """
+
+    def decide(self, view: GroupView) -> Decision:
+        """Close the holder as soon as another seat has demand."""
+        return take_turns(view, oldest, lambda holder, incoming: 0.0)  # noqa: ARG005
+
+
+@dataclass(frozen=True, slots=True)
+class IdleTimeout:
+    """The holder yields once it has been idle for ``idle_seconds``: the autoscalers' rule."""
+
+    idle_seconds: float = 10.0
+
+    def decide(self, view: GroupView) -> Decision:
+        """Wait for a holder that has been idle long enough."""
+        return take_turns(view, oldest, self._yields_in)
+
+    def _yields_in(self, holder: SeatView, incoming: SeatView) -> float | None:
+        del incoming
+        if holder.unclaimed:
+            return 0.0
+        return None if own_load(holder) else self.idle_seconds - holder.idle_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +162,8 @@ class RandomSeat:
 
 POLICIES: dict[str, type[Policy]] = {
     **policy.POLICIES,
+    "fifo-switch": FifoSwitch,
+    "idle-timeout": IdleTimeout,
     "exhaustive-ttl": ExhaustiveTtl,
     "lru-60": LeastRecentlyUsed,
     "longest-queue": LongestQueue,

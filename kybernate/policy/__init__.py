@@ -9,16 +9,14 @@ from dataclasses import is_dataclass
 
 from kybernate.extras import registered
 from kybernate.policy.kyb import KybBalanced, KybBounded, KybSlo
-from kybernate.policy.rules import Exhaustive, FifoSwitch, IdleTimeout, Quantum
+from kybernate.policy.rules import Exhaustive, Quantum
 from kybernate.policy.view import Decision, GroupView, Park, PeerView, Policy, SeatView, Stay, Switch
 
 POLICIES: dict[str, type[Policy]] = {
     "kyb-balanced": KybBalanced,
     "kyb-bounded": KybBounded,
     "kyb-slo": KybSlo,
-    "fifo-switch": FifoSwitch,
     "exhaustive": Exhaustive,
-    "idle-timeout": IdleTimeout,
     "quantum": Quantum,
 }
 _others, _unusable = registered("kybernate.policies")

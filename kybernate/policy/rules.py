@@ -1,4 +1,4 @@
-"""The plain rules of other systems, as policies: Ollama, llama-swap, autoscalers with an idle timeout, nvshare. Pure.
+"""The plain rules of llama-swap and nvshare, as policies; ``kybernate.lab.baselines`` has more to compare with. Pure.
 
 Each takes the parked seat with the oldest wait next; they differ in when an active seat yields. A rule is one small
 class; it serves as the example for a policy of your own (``docs/dev/policy.md``).
@@ -11,18 +11,6 @@ from kybernate.policy.view import Decision, GroupView, SeatView
 
 
 @dataclass(frozen=True, slots=True)
-class FifoSwitch:
-    """The first request for another model ends the admission of the running one.
-
-    Source: Ollama's ``server/sched.go``, as a rule: the head of the queue expires the runner, all behind it queue.
-    """
-
-    def decide(self, view: GroupView) -> Decision:
-        """Close the holder as soon as another seat has demand."""
-        return take_turns(view, oldest, lambda holder, incoming: 0.0)  # noqa: ARG005
-
-
-@dataclass(frozen=True, slots=True)
 class Exhaustive:
     """The running model serves everything that arrives for it until it is idle.
 
@@ -32,23 +20,6 @@ class Exhaustive:
     def decide(self, view: GroupView) -> Decision:
         """Wait for an idle holder."""
         return take_turns(view, oldest, idle_now)
-
-
-@dataclass(frozen=True, slots=True)
-class IdleTimeout:
-    """The holder yields once it has been idle for ``idle_seconds``: the autoscalers' rule."""
-
-    idle_seconds: float = 10.0
-
-    def decide(self, view: GroupView) -> Decision:
-        """Wait for a holder that has been idle long enough."""
-        return take_turns(view, oldest, self._yields_in)
-
-    def _yields_in(self, holder: SeatView, incoming: SeatView) -> float | None:
-        del incoming
-        if holder.unclaimed:
-            return 0.0
-        return None if own_load(holder) else self.idle_seconds - holder.idle_seconds
 
 
 @dataclass(frozen=True, slots=True)

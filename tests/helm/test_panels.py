@@ -21,7 +21,7 @@ from tests.until import until
 SPEED = 4.0
 """A request may wait for 75 s."""
 CONFIG = (
-    (LAPTOP / "config.yaml").read_text().replace("kyb-balanced", "fifo-switch")
+    (LAPTOP / "config.yaml").read_text().replace("name: kyb-balanced", "name: quantum\n  settings: {quantumSeconds: 0}")
     + """
 drainSeconds: 600
 tiers: {standard: {weight: 1, sloSeconds: 4}}

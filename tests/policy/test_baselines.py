@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.lab.baselines import POLICIES, RandomSeat
+from kybernate.lab.baselines import POLICIES, IdleTimeout, RandomSeat
 from kybernate.policy import Park, Policy, Stay, Switch
-from kybernate.policy.rules import IdleTimeout
 from tests.policy.views import active, queue, seat, view
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from hypothesis import given
 
+from kybernate.lab.baselines import IdleTimeout
 from kybernate.lab.simulate.engine import run
 from kybernate.lab.simulate.scenarios import regime
-from kybernate.policy import POLICIES, GroupView, Policy
+from kybernate.policy import GroupView, Policy
 from tests.policy.conformance import can_be_carried_out, is_looked_at_again
 from tests.policy.views import views
 
@@ -61,6 +62,6 @@ def test_the_example_keeps_what_every_policy_keeps(shown: GroupView) -> None:
 
 def test_the_example_runs_in_the_simulator_beside_the_others() -> None:
     scenario = regime("poisson", 0.5, 7.0, duration=900.0)
-    own, chance = run(scenario, OWN()), run(scenario, POLICIES["idle-timeout"]())
+    own, chance = run(scenario, OWN()), run(scenario, IdleTimeout())
     assert all(end > 0 for end in own.finished)
     assert 0 < fmean(own.wait) < fmean(chance.wait)

@@ -229,7 +229,7 @@ def test_a_policy_that_starves_is_named():
         run(scenario([(0.0, 0, 1.0)], [seat("a")]), Lazy())
 
 
-@pytest.mark.parametrize("name", ["kyb-balanced", "idle-timeout"])
+@pytest.mark.parametrize("name", ["kyb-balanced", "quantum"])
 def test_hours_without_a_request_or_of_one_request_are_no_starvation(name: str):
     quiet = [(0.0, 0, 1.0), (1.0, 1, 1.0), (30.0, 0, 1.0), (31.0, 0, 1.0), (30_000.0, 0, 1.0)]
     long = [(0.0, 0, 9_000.0), (1.0, 1, 1.0)]
