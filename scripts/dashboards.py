@@ -106,7 +106,7 @@ OVERVIEW = Dashboard(
             Panel(
                 "Missed their SLO, last hour",
                 {"{{model}}": 'sum by (model) (increase(kybernate_router_slo_requests_total{outcome="missed"}[1h]))'},
-                "Requests that waited longer than their SLO, or in vain; kyb slo says what for",
+                "Requests that waited longer than their SLO, or in vain; the page's Requests say what for",
             ),
         ),
         "Groups": (

@@ -136,16 +136,6 @@ def events(
         show_events(Console.found(), since=since, follow=follow, model=model, kind=kind)
 
 
-@app.command(epilog="Example: kyb slo --since 24h -o json")
-def slo(
-    since: Annotated[str, typer.Option(metavar="AGE", help="90s, 10m, 24h: at most a day.")] = "1h",
-) -> None:
-    """Show which models missed their SLO, and what their longest wait was for."""
-    from kybernate.cli.history import show_slo
-
-    show_slo(Console.found(), since)
-
-
 @report_app.command("usage", epilog="Example: kyb report usage http://10.0.3.7:9474 http://10.0.3.8:9474 -o json")
 def usage(
     routers: Annotated[

@@ -147,10 +147,6 @@ class Console:
         """``GET /v1/requests/{name}``: the story of one request that was held or failed."""
         return self._call("GET", f"/v1/requests/{quote(name, safe='')}")
 
-    def slo(self, since: float) -> dict[str, Any]:
-        """``GET /v1/slo``: ``{"models": [...]}``, those that missed their SLO since then, unix seconds."""
-        return self._call("GET", f"/v1/slo?since={since:.3f}")
-
     def events(
         self, last_id: str | None = None, since: float | None = None
     ) -> Iterator[tuple[str, dict[str, Any] | None]]:

@@ -1,4 +1,4 @@
-"""``kyb events``, ``kyb slo``, ``kyb why MODEL --last-switch``, ``kyb why request ID``: what happened before."""
+"""``kyb events``, ``kyb why MODEL --last-switch``, ``kyb why request ID``: what happened before."""
 
 import json
 import re
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 _TENANT_REQUESTS = "kybernate_router_tenant_requests"
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-KEPT_DAYS, REQUESTS_KEPT_DAYS = 7, 1
-"""How long events, and records of requests, are kept."""
+KEPT_DAYS = 7
+"""How long events are kept."""
 START_SECONDS = 3600.0
 """The events of a start are looked for."""
 
 
-def seconds_of(age: str, most_days: int = KEPT_DAYS) -> float:
+def seconds_of(age: str) -> float:
     """Parse ``90s``, ``10m``, ``24h`` or ``7d``. Raises CliError, also for more than is kept."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", age.strip())
     if found is None:
         raise CliError(f"--since {age!r} is no age; write 90s, 10m, 24h or 7d", 2)
     seconds = float(found[1]) * _UNITS[found[2]]
-    if seconds > most_days * _UNITS["d"]:
-        raise CliError(f"--since {age} is more than is kept; write {most_days * 24}h at most", 2)
+    if seconds > KEPT_DAYS * _UNITS["d"]:
+        raise CliError(f"--since {age} is more than is kept; write {KEPT_DAYS}d at most", 2)
     return seconds
 
 
@@ -124,26 +124,6 @@ def show_request(console: Console, name: str) -> None:
     """Print the story of one request. Raises CliError."""
     story = console.request(name)
     answer(story, "\n".join(story_lines(story)))
-
-
-def show_slo(console: Console, since: str) -> None:
-    """Print which models missed their SLO, and what the longest wait of each was for. Raises CliError."""
-    body = console.slo(time.time() - seconds_of(since, REQUESTS_KEPT_DAYS))
-    if as_json():
-        print(json.dumps(body))
-        return
-    if not body["models"]:
-        print(f"no recorded request of the last {since} waited longer than its SLO")
-    for row in body["models"]:
-        request = row["request"]
-        phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in row["phases"].items())
-        missed = count(row["missed"], "request")
-        print(f"{row['model']}: {missed} waited longer than {row['slo_seconds']:g} s, or in vain")
-        print(f"  the longest, {request['request']}: {phases or request['reason']}")
-        for step in row["steps"]:
-            if step["step"] == "decided":
-                print(f"  {_decided(step)}; {step.get('reason', '')}")
-                break
 
 
 def show_usage(addresses: Sequence[str]) -> None:

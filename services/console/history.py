@@ -1,11 +1,11 @@
 """``GET /v1/history``: what happened since a point in time. ``GET /v1/requests/ID``: the story of one request.
-``GET /v1/slo``: which models missed their SLO, and the story of the longest wait. All are read from the bus's streams.
+Both are read from the bus's streams.
 """
 
 import asyncio
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, get_args
 
@@ -14,7 +14,7 @@ from aiohttp import web
 from kybernate.bus.port import ALL_EVENTS, Bus, BusError
 from kybernate.envelope import Message, Pattern, slug
 from kybernate.http_api import ApiError, number
-from kybernate.messages import WAITED_IN_VAIN, DecisionKind, GroupDecided, RequestEnded, SeatActivated, SeatEvent
+from kybernate.messages import DecisionKind, GroupDecided, RequestEnded, SeatActivated, SeatEvent
 from kybernate.seat import COMING, SeatState
 
 LONGEST_READ_SECONDS = 8.0
@@ -34,9 +34,8 @@ BEFORE_SECONDS = 120.0
 class History:
     """Reads stored events and records; one reader at a time."""
 
-    def __init__(self, bus: Bus, slo_seconds: Callable[[], Mapping[str, float]]) -> None:
-        """``slo_seconds``: the SLO of each model, wall seconds."""
-        self._bus, self._slo_seconds = bus, slo_seconds
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
         self._turn = asyncio.Semaphore(1)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -66,34 +65,6 @@ class History:
             since = record.arrived_at - BEFORE_SECONDS
             events = [event async for event in self._bus.replay(since=since) if _of_story(event, record)]
         return web.json_response(story(record, events))
-
-    async def missed(self, request: web.Request) -> web.StreamResponse:
-        """Return each model that missed its SLO since then (unix seconds, default an hour ago): how many requests that
-        were recorded waited longer, or failed while they waited, and the story of the longest wait."""
-        since = _since(request.query, 3600.0)
-        slos, worst = self._slo_seconds(), dict[str, RequestEnded]()
-        counts: Counter[str] = Counter()
-        stories: dict[str, list[Message]] = {}
-        async with self.reading("requests", "ask for less time"):
-            async for record in self._bus.replay(since=since, pattern=RequestEnded.pattern()):
-                if isinstance(record, RequestEnded) and _missed(record, slos.get(record.model, 0.0)):
-                    counts[record.model] += 1
-                    before = worst.get(record.model)
-                    if before is None or record.held_seconds > before.held_seconds:
-                        worst[record.model] = record
-            if worst:
-                begin = min(record.arrived_at for record in worst.values()) - BEFORE_SECONDS
-                async for event in self._bus.replay(since=begin):
-                    for model, record in worst.items():
-                        if _of_story(event, record) and event.at >= record.arrived_at - BEFORE_SECONDS:
-                            stories.setdefault(model, []).append(event)
-                    await asyncio.sleep(0)
-        rows = [
-            {"model": model, "missed": count, "slo_seconds": slos.get(model, 0.0)}
-            | story(worst[model], stories.get(model, []))
-            for model, count in counts.most_common()
-        ]
-        return web.json_response({"since": since, "models": rows})
 
     async def requests(self, request: web.Request) -> web.StreamResponse:
         """Return the records of requests that were held or failed and ended since then (unix seconds, an hour ago): the
@@ -210,10 +181,6 @@ def _add(took: dict[str, float], event: SeatEvent | None, until: float, record: 
     seconds = min(until, forwarded) - max(event.at, record.arrived_at)
     if seconds > 0:
         took[f"{event.state} {event.model}"] += seconds
-
-
-def _missed(record: RequestEnded, slo_seconds: float) -> bool:
-    return 0 < slo_seconds < record.held_seconds or record.reason in WAITED_IN_VAIN
 
 
 def _of_story(event: Message, record: RequestEnded) -> bool:

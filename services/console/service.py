@@ -48,7 +48,7 @@ class Console:
         self.reader = Reader(bus, cluster)
         self.health = Health()
         self.health.follows_cluster(bus, lambda: cluster.complete, self.guard, self.certificate)
-        self.api, self.history = OperatorApi(bus, cluster, http), History(bus, self._slo_seconds)
+        self.api, self.history = OperatorApi(bus, cluster, http), History(bus)
         self.events = EventLog(bus, self.history.reading)
         self.routers = Routers(cluster, http, settings.router_url)
         self.page = Page(bus, cluster, self._clock, keys=self.guard.required)
@@ -105,7 +105,6 @@ class Console:
             web.get("/v1/history", view(self.history.handle)),
             web.get("/v1/requests", view(self.history.requests)),
             web.get("/v1/requests/{request:.+}", view(self.history.request)),
-            web.get("/v1/slo", view(self.history.missed)),
             web.get("/v1/routers", view(self.routers.readiness)),
             web.post("/v1/wake", partial(self.routers.relay, "/v1/wake")),  # the router checks the key
             *[web.post(f"/v1/{path}", admin(command)) for path, command in self._commands().items()],
@@ -138,9 +137,6 @@ class Console:
     async def _keys(self, _: web.Request) -> web.StreamResponse:
         """Names, scopes and limits of keys and tenants."""
         return web.json_response(self.guard.listed())
-
-    def _slo_seconds(self) -> dict[str, float]:
-        return {row.model: self._clock.to_wall(row.slo_seconds) for row in self.cluster.seats.rows.values()}
 
     def _on_event(self, event: Event) -> None:
         self.events.add(event)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -142,7 +141,6 @@ class SmallRouter:
                 web.get("/v1/events", self._events),
                 web.get("/v1/history", self._history),
                 web.get("/v1/requests/{request:.+}", self._request),
-                web.get("/v1/slo", self._slo),
             ]
         )
         return app
@@ -198,13 +196,6 @@ class SmallRouter:
         if request.match_info["request"] != "req/7":
             return self._error(404, "no_record", "no record of request 'x'")
         return web.json_response(STORY)
-
-    async def _slo(self, request: web.Request) -> web.Response:
-        late = [
-            STORY | {"model": model, "missed": missed, "slo_seconds": 1.5}
-            for model, missed in (("gemma-3-27b", 2), ("llama", 1))
-        ]
-        return web.json_response({"models": late if float(request.query["since"]) < time.time() - 600 else []})
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """One event per connection, as if the router were restarted after each."""

@@ -36,8 +36,7 @@ async def test_stored_events_and_decisions_of_a_model_are_shown(kyb: "Kyb", rout
     assert json.loads(line)["op"] == "G0-7"
     for argv, remedy in (
         (("events", "--since", "yesterday"), "10m"),
-        (("events", "--since", "8d"), "168h at most"),
-        (("slo", "--since", "25h"), "24h at most"),
+        (("events", "--since", "8d"), "7d at most"),
         (("why", "request"), "why request ID"),
         (("why", "G0", "qwen3-32b"), "one group"),
     ):
@@ -124,19 +123,6 @@ async def test_the_story_of_one_request_is_shown_in_steps(kyb: "Kyb", router: "S
     assert lines[5].strip() == "hold 2.500 s, drain 0.400 s"
     missing = await kyb("why", "request", "x", "--url", router.url)
     assert (missing.code, "no record" in missing.err) == (1, True)
-
-
-async def test_models_that_missed_their_slo_are_shown_with_what_the_longest_wait_was_for(
-    kyb: "Kyb", router: "SmallRouter"
-) -> None:
-    lines = (await kyb("slo", "--url", router.url)).out.splitlines()
-    assert lines[0] == "gemma-3-27b: 2 requests waited longer than 1.5 s, or in vain"
-    assert "llama: 1 request waited longer than 1.5 s, or in vain" in lines
-    assert lines[1] == "  the longest, req/7: hold 2.5 s, drain 0.4 s"
-    assert lines[2] == "  decided: switch gemma-3-27b in the place of qwen3-32b; 0.7 > 0.2"
-    assert json.loads((await kyb("slo", "-o", "json", "--url", router.url)).out)["models"][0]["missed"] == 2
-    none = await kyb("slo", "--since", "5m", "--url", router.url)
-    assert none.out == "no recorded request of the last 5m waited longer than its SLO\n"
 
 
 @asynccontextmanager

@@ -307,7 +307,6 @@ SCOPED = [
     ("GET", "/v1/events", {"board", "ops"}),
     ("GET", "/v1/history", {"board", "ops"}),
     ("GET", "/v1/requests/r", {"board", "ops"}),
-    ("GET", "/v1/slo", {"board", "ops"}),
     ("GET", "/v1/routers", {"board", "ops"}),
     ("POST", "/v1/seats/m/park", {"ops"}),
     ("POST", "/v1/seats/m/migrate", {"ops"}),

@@ -97,7 +97,7 @@ async def test_readers_of_the_past_take_turns(monkeypatch: pytest.MonkeyPatch) -
 async def test_who_waits_for_another_reader_is_told_so_and_has_all_of_its_own_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    past = History(cast(Bus, None), dict)
+    past = History(cast(Bus, None))
     async with past._turn:
         monkeypatch.setattr(history, "LONGEST_READ_SECONDS", 0.01)
         with pytest.raises(ApiError, match="another reader of the past has the turn; try again") as refused:
@@ -352,28 +352,3 @@ async def test_each_call_has_one_access_line_if_they_are_wanted(access_log: bool
         )
         for line in lines[:1]:
             assert 0 == line["held_seconds"] <= line["first_byte_seconds"] <= line["seconds"]
-
-
-async def test_models_that_missed_their_slo_have_the_story_of_their_longest_wait():
-    async with shown() as w:
-        await w.seat("s0", "llama", slo_seconds=0.05)
-        await w.seat("s1", "qwen", slo_seconds=60.0)
-        w.manager.auto = False
-        held = {name: w.ask(name, X_Request_Id=f"req-{name}") for name in ("llama", "qwen")}
-        await until(lambda: w.held("llama") == w.held("qwen") == 1, what="both are held")
-        await w.manager.bus.publish(decided(model="llama", incoming="s0", victim_model="phi", reason="0.7 > 0.2"))
-        await asyncio.sleep(0.1)  # longer than the SLO of the one
-        await w.manager.activate("s0", "req-llama")
-        await w.manager.activate("s1", "req-qwen")
-        assert [(await each).status for each in held.values()] == [200, 200]
-        for name in held:
-            await story_of(w, f"req-{name}")
-        [row] = (await w.call("GET", "/v1/slo")).json["models"]
-        assert (row["model"], row["missed"], row["slo_seconds"]) == ("llama", 1, 0.05)
-        assert row["phases"]["hold"] > 0.05
-        assert "phi" in [step.get("victim_model") for step in row["steps"]]
-        for later in ("99999999999", "1764000000000"):  # one in milliseconds is no year of a calendar
-            assert (await w.call("GET", f"/v1/slo?since={later}")).json["models"] == []
-        assert (await w.call("GET", "/v1/slo?since=soon")).status == 400
-        w.bus.cut()
-        assert (await w.call("GET", "/v1/slo")).status == 503
