@@ -14,7 +14,7 @@ GROUP = "kybernate.dev"
 OpenGroup = Literal["kybernate.policies", "kybernate.backends"]
 """Groups of entry points to which any package may add."""
 
-DevPart = Literal["gpus", "helper_driver", "host_memory", "driver_facts", "check_pods"]
+DevPart = Literal["gpus", "helper_driver", "host_memory", "driver_facts", "check_pods", "local_facts", "print_services"]
 
 
 class ExtraMissingError(Exception):

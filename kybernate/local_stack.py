@@ -54,27 +54,6 @@ def _locked(folder: Path) -> bool:
     return False
 
 
-def processes(stack: dict[str, Any]) -> dict[str, str]:
-    """Every process of the stack: ``running``, ``stopped`` (by a signal) or ``dead``."""
-    pids = pids_of(stack)
-    names = {path.stem for path in Path(stack["folder"]).glob("logs/*.log")}
-    return {name: _state(pids.get(name)) for name in sorted(names | pids.keys())}
-
-
-def pids_of(stack: dict[str, Any]) -> dict[str, int]:
-    """Of the processes that run, and of ``kyb up`` itself, which starts them again and takes their logs."""
-    own = {"kyb up": stack["pid"]} if "pid" in stack else {}
-    return own | (stack.get("pids") or {})
-
-
-def refusal(folder: Path) -> str:
-    """Why the stack of this folder goes on without the last change of its files, as ``kyb up`` wrote it; empty: it uses
-    them."""
-    with contextlib.suppress(OSError):
-        return (folder / "refused").read_text()
-    return ""
-
-
 def container_logs(pod: str, uid: str) -> str:
     """The logs of a pod's containers, as a pattern below the folder that KYB_RUN_DIR names."""
     return f"pods/{glob.escape(f'{pod}_{uid}'.replace('/', '_'))}/*.log"
@@ -100,11 +79,3 @@ def log_lines(file: Path, *, last: int, follow: bool) -> Iterator[str]:
                 opened.seek(0)  # it was emptied, since it had grown too long
             else:
                 time.sleep(FOLLOW_SECONDS)
-
-
-def _state(pid: object) -> str:
-    try:
-        letter = Path(f"/proc/{int(str(pid))}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, ValueError):
-        return "dead"
-    return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(letter, "running")

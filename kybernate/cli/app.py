@@ -16,12 +16,11 @@ from kybernate.cli.completion import SeatArgument
 from kybernate.cli.config import config_app
 from kybernate.cli.console import Console, own_stack
 from kybernate.cli.doctor import doctor_app
-from kybernate.cli.local import local_stack, log_of
+from kybernate.cli.local import local_stack
 from kybernate.cli.onboard import adopt, onboard
-from kybernate.cli.output import CliError, Commands, OutputOption, UrlOption, answer, as_json, shown
+from kybernate.cli.output import CliError, Commands, OutputOption, UrlOption, answer, as_json
 from kybernate.cli.router_keys import router as router_app
 from kybernate.cli.uninstall import rollback_check, uninstall_check
-from kybernate.local_stack import log_lines, pids_of, processes
 
 app = Commands(
     no_args_is_help=True,
@@ -62,7 +61,9 @@ def status(
 ) -> None:
     """Show nodes, groups and seats: what is active, parked, waiting."""
     if services:
-        _print_services()
+        from kybernate.extras import dev_part
+
+        dev_part("print_services", "--services")()
         return
     api, stack = Console.found(), own_stack() or {}
     nats = {"nats_url": stack["nats_url"]} if "nats_url" in stack else {}
@@ -86,19 +87,6 @@ def status(
         with Live(console=console, auto_refresh=False) as live:
             for body in _seats(api, watch):
                 live.update(seat_tree(body["seats"], nodes=body.get("nodes") or ()), refresh=True)
-
-
-@app.command(epilog="Examples: kyb logs router -f · kyb logs qwen3-32b -n 50")
-def logs(
-    name: Annotated[str, typer.Argument(metavar="SERVICE|MODEL|SEAT", autocompletion=completion.models)],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, max=100_000, help="How many of the last lines.")] = 200,
-) -> None:
-    """Show the log of a service, or of a model's engine, of the stack that runs here."""
-    with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
-        stack = local_stack("kubectl -n kybernate logs POD -c CONTAINER")
-        for line in log_lines(log_of(stack, name), last=lines, follow=follow):
-            print(json.dumps({"name": name, "line": line}) if as_json() else shown(line.expandtabs()), flush=True)
 
 
 @app.command(epilog="Examples: kyb top · kyb top | cat · kyb top -o json")
@@ -248,19 +236,6 @@ def add_extras(target: typer.Typer) -> None:
 
 
 add_extras(app)
-
-
-def _print_services() -> None:
-    stack = local_stack("kubectl -n kybernate get pods")
-    found, pids = processes(stack), pids_of(stack)
-    if as_json():
-        rows = [{"name": name, "running": state == "running", "pid": pids.get(name)} for name, state in found.items()]
-        print(json.dumps({"url": stack["url"], "folder": stack["folder"], "services": rows}))
-        return
-    print(f"router at {stack['url']}, console at {stack['console']}, files in {stack['folder']}")
-    for name, state in found.items():
-        row = {"running": f"pid {pids.get(name)}", "stopped": f"is stopped: kill -CONT {pids.get(name)}"}
-        print(f"  {name:14} {row.get(state, f'does not run: kyb logs {name}')}")
 
 
 def _seats(api: Console, watch: bool) -> Iterator[dict[str, Any]]:

@@ -18,10 +18,11 @@ from kybernate.cli.kubectl import kubectl
 from kybernate.cli.output import CliError
 from kybernate.doctor import Finding
 from kybernate.doctor.cluster import ClusterFacts, configured_groups
-from kybernate.doctor.local import from_outside, local_facts, silent_engines
+from kybernate.doctor.outside import from_outside
 from kybernate.doctor.stack import StackFacts
+from kybernate.extras import dev_part
 from kybernate.files import replace
-from kybernate.local_stack import ENGINE_LOGS, log_lines
+from kybernate.local_stack import ENGINE_LOGS, find_stack, log_lines, stack_file
 from kybernate.redaction import without_secrets
 
 LOG_LINES = 5_000
@@ -36,12 +37,12 @@ BUNDLE_SECONDS = 86_400.0
 def read_facts() -> StackFacts:
     """Read what can be read; nothing here raises for a broken stack."""
     stack = own_stack()
-    local = local_facts(stack)
     try:
         url = find_url()
         console = Console(url)
         overview, ready, routers = console.seats(), console.readiness(), console.routers()
     except CliError as error:
+        local = _local(stack, ())
         cluster = read_cluster({}) if stack is None else None
         return StackFacts(
             refusal=" ".join(str(error).split()), refusal_code=error.reason, cluster=cluster, now=time.time(), **local
@@ -57,6 +58,7 @@ def read_facts() -> StackFacts:
     nodes = overview.get("nodes") or ()
     gpus = [{"node": node.get("node"), **gpu} for node in nodes for gpu in node.get("gpus") or ()]
     seats = tuple(overview["seats"])
+    local = _local(stack, seats)
     if stack is None:
         resources = {str(node["node"]): set[str]() for node in nodes}
         for seat in seats:
@@ -74,10 +76,18 @@ def read_facts() -> StackFacts:
         managers=tuple(managers),
         history=history,
         skew_seconds=skew(seats, console.date(), time.time()),
-        engines={} if stack is None else silent_engines(seats),
         now=time.time(),
         **local,
     )
+
+
+def _local(stack: dict[str, Any] | None, seats: Collection[dict[str, Any]]) -> dict[str, Any]:
+    """What this machine shows of the stack that runs here, as fields of StackFacts."""
+    if stack is not None:
+        facts: dict[str, Any] = dev_part("local_facts", "the stack of kyb up")(stack, seats)
+        return facts
+    stale = stack_file()
+    return {"stale_file": str(stale) if stale.exists() and find_stack() is None else ""}
 
 
 def read_cluster(resources: Mapping[str, Collection[str]]) -> ClusterFacts:

@@ -1,18 +1,22 @@
-"""Commands of the extra ``dev``: ``kyb up``, ``add``, ``remove``, ``edit``, ``demo``, ``topology``."""
+"""Commands of the extra ``dev``: ``kyb up``, ``add``, ``remove``, ``edit``, ``logs``, ``demo``, ``topology``."""
 
+import contextlib
+import json
 import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from kybernate.cli import completion
+from kybernate.cli.console import Console
 from kybernate.cli.local import local_stack
-from kybernate.cli.output import CliError, answer
+from kybernate.cli.output import CliError, answer, as_json, shown
 from kybernate.dev.topology import topology
+from kybernate.local_stack import engine_log, log_lines
 
 
 def register(app: typer.Typer) -> None:
@@ -23,6 +27,7 @@ def register(app: typer.Typer) -> None:
     )
     app.command(epilog="Example: kyb remove qwen3-8b")(remove)
     app.command(epilog="Example: kyb edit")(edit)
+    app.command(epilog="Examples: kyb logs router -f · kyb logs qwen3-32b -n 50")(logs)
     app.command(epilog="Examples: kyb topology --stack · kyb topology --preset 8xL40S -o json")(topology)
     app.command(
         cls=TyperCommand,  # the demo's own parser reads its options
@@ -138,6 +143,54 @@ def edit() -> None:
 
     changed = edit(local_stack("kubectl edit"))
     answer({"changed": changed}, "the stack follows; see kyb status" if changed else "nothing has changed")
+
+
+def logs(
+    name: Annotated[str, typer.Argument(metavar="SERVICE|MODEL|SEAT", autocompletion=completion.models)],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, max=100_000, help="How many of the last lines.")] = 200,
+) -> None:
+    """Show the log of a service, or of a model's engine, of the stack that runs here."""
+    with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
+        stack = local_stack("kubectl -n kybernate logs POD -c CONTAINER")
+        for line in log_lines(_log_of(stack, name), last=lines, follow=follow):
+            print(json.dumps({"name": name, "line": line}) if as_json() else shown(line.expandtabs()), flush=True)
+
+
+def _log_of(stack: dict[str, Any], name: str) -> Path:
+    """The log of a process, or of the engine of a model or seat. Raises CliError with the known names."""
+    folder = Path(stack["folder"])
+    file = folder / "logs" / f"{name.replace('-', '_')}.log"
+    if "/" not in name and file.exists():
+        return file
+    plain = name.partition("/")[2] if name.startswith(("model/", "seat/")) else name
+    seats = [seat for seat in Console(str(stack["console"])).seats()["seats"] if seat.get("pod")]
+    mine = [seat for seat in seats if plain in (seat["model"], seat["seat"])]
+    for seat in mine:
+        if found := engine_log(stack, seat["pod"], seat["pod_uid"]):
+            return found
+    if mine:
+        raise CliError(f"{plain} has no log, for its engine never ran; see kyb why {plain}")
+    from kybernate.dev.local import processes
+
+    known = ", ".join([*processes(stack), *sorted({seat["model"] for seat in seats})])
+    raise CliError(f"nothing here is called {name!r}; known: {known}")
+
+
+def print_services() -> None:
+    """``kyb status --services``."""
+    from kybernate.dev.local import pids_of, processes
+
+    stack = local_stack("kubectl -n kybernate get pods")
+    found, pids = processes(stack), pids_of(stack)
+    if as_json():
+        rows = [{"name": name, "running": state == "running", "pid": pids.get(name)} for name, state in found.items()]
+        print(json.dumps({"url": stack["url"], "folder": stack["folder"], "services": rows}))
+        return
+    print(f"router at {stack['url']}, console at {stack['console']}, files in {stack['folder']}")
+    for name, state in found.items():
+        row = {"running": f"pid {pids.get(name)}", "stopped": f"is stopped: kill -CONT {pids.get(name)}"}
+        print(f"  {name:14} {row.get(state, f'does not run: kyb logs {name}')}")
 
 
 def demo(context: typer.Context) -> None:

@@ -57,9 +57,9 @@ class Problems:
         self, managers: tuple[dict[str, Any], ...], routers: tuple[dict[str, Any], ...], history: str
     ) -> dict[str, Any]:
         # A tenth of the console's start, and needed only once a page is open.
-        from kybernate.doctor.local import local_facts, silent_engines
         from kybernate.doctor.model import Severity
         from kybernate.doctor.stack import StackFacts, check_stack
+        from kybernate.extras import dev_part
 
         now, stack = time.time(), local_stack(self.url())
         seats = tuple(row.model_dump(mode="json") for row in list(self._cluster.seats.rows.values()))
@@ -72,9 +72,8 @@ class Problems:
             managers=managers,
             history=history,
             skew_seconds=max([0.0, *(float(seat["reported_at"]) - now for seat in seats)]),
-            engines={} if stack is None else silent_engines(seats),
             now=now,
-            **({} if stack is None else local_facts(stack)),
+            **({} if stack is None else dev_part("local_facts", "the stack of kyb up")(stack, seats)),
         )
         findings = [found for found in check_stack(facts) if found.level is not Severity.OK]
         findings.sort(key=lambda found: found.level is not Severity.FAIL)

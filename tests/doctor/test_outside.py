@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kybernate.doctor.local import from_outside, local_facts
+from kybernate.dev.local import local_facts
+from kybernate.doctor.outside import from_outside
 from tests.test_tls import make
 
 DAY = 86_400.0
@@ -84,11 +85,11 @@ def test_a_key_that_others_may_read_is_named_with_the_command(tmp_path: Path) ->
         file.chmod(mode)
     stack = {"folder": str(tmp_path), "secrets": {"KYB_TLS_CERT_FILE": str(cert), "KYB_API_KEYS_FILE": str(keys)}}
     (tmp_path / "config.yaml").write_text("profiles: []\n")
-    found = local_facts(stack)["open_files"]
+    found = local_facts(stack, ())["open_files"]
     assert found == {
         f"the private key {key} can be read by other users of this machine": f"chmod 600 {key}",
         f"{keys} of KYB_API_KEYS_FILE can be written by other users of this machine": f"chmod go-w {keys}",
     }
     key.chmod(0o600)
     keys.chmod(0o640)
-    assert local_facts(stack)["open_files"] == {}
+    assert local_facts(stack, ())["open_files"] == {}

@@ -22,10 +22,10 @@ import pytest
 
 from kybernate.cli import console, stack_facts
 from kybernate.cli.stack_facts import read_facts, skew
+from kybernate.dev import local as dev_local
+from kybernate.dev.local import local_facts
 from kybernate.dev.stack.process import ProcessCommand, SupervisedProcess
 from kybernate.doctor import Finding, Severity
-from kybernate.doctor import local as doctor_local
-from kybernate.doctor.local import local_facts
 from kybernate.doctor.stack import LEAST_DISK_BYTES, check_stack
 from kybernate.messages import JobReply
 from services.gpu_manager import publish
@@ -74,9 +74,9 @@ class Stand:
         """As the command does: the stack's machine, and what the console answers."""
         pids = dict(self.pids)
         stack = {"folder": str(self.folder), "pid": pids.pop("kyb up"), "pids": pids, "restarts": self.restarts}
-        local = local_facts(stack)
+        local = local_facts(stack, ())
         free = self.facts.disk[1] if self.facts.disk is not None else 0
-        local |= {"disk": (str(self.folder), free), "available_bytes": 2**36}
+        local |= {"disk": (str(self.folder), free), "available_bytes": 2**36, "engines": self.facts.engines}
         return list(check_stack(replace(self.facts, now=time.time(), **local)))
 
     def manager(self) -> None:
@@ -167,7 +167,7 @@ def engine_is_stopped(it: Stand) -> None:
 
     server = socket.create_server(("127.0.0.1", 0))
     seat = {"endpoint": f"http://127.0.0.1:{server.getsockname()[1]}"}
-    it.facts = replace(it.facts, engines={"qwen": doctor_local._silence(seat)})
+    it.facts = replace(it.facts, engines={"qwen": dev_local._silence(seat)})
     server.close()
 
 

@@ -18,11 +18,11 @@ from kybernate.dev import up
 from kybernate.dev.fakes.kubelet.__main__ import follow
 from kybernate.dev.fakes.kubelet.http import application
 from kybernate.dev.fakes.kubelet.kubelet import Kubelet
+from kybernate.dev.local import local_facts
 from kybernate.dev.stack import LAPTOP, Stack, StackOptions, options
 from kybernate.dev.stack import pod_changes as adding
 from kybernate.dev.stack.layout import Ports
 from kybernate.dev.stack.options import ChangingError
-from kybernate.doctor.local import local_facts
 from kybernate.http.server import HttpServer
 from tests.kubelet.stand import RESOURCE, pod, registered, running_kubelet
 from tests.until import until
@@ -117,7 +117,7 @@ async def test_the_doctor_names_a_refused_file_until_it_is_repaired(
     sound = file.read_text()
 
     def refused() -> str:
-        return str(local_facts({"folder": str(stack.folder)})["refused"])
+        return str(local_facts({"folder": str(stack.folder)}, ())["refused"])
 
     task = asyncio.create_task(up.reload_changes(stack, lambda _: None))
     try:

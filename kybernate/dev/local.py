@@ -4,8 +4,6 @@ import contextlib
 import http.client
 import os
 import shutil
-import socket
-import ssl
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -13,23 +11,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from kybernate.config import ConfigError, load
-from kybernate.local_stack import find_stack, processes, refusal, stack_file
+from kybernate.doctor.outside import from_outside, status_of
 from kybernate.node.host_memory import available_bytes
-from kybernate.tls import key_of, trusting
+from kybernate.tls import key_of
 
 ENGINE_SECONDS = 2.0
-OUTSIDE_SECONDS = 3.0
 OLD_CALL_SECONDS = 60.0
 """Age of a call at the start gate that a working plugin has removed: it waits for 28 s at most."""
 
 
-def local_facts(stack: dict[str, Any] | None) -> dict[str, Any]:
+def local_facts(stack: dict[str, Any], seats: Collection[dict[str, Any]]) -> dict[str, Any]:
     """What this machine shows of its stack, as fields of StackFacts."""
-    if stack is None:
-        stale = stack_file()
-        return {"stale_file": str(stale) if stale.exists() and find_stack() is None else ""}
     folder = Path(stack["folder"])
-    facts: dict[str, Any] = {"processes": processes(stack)}
+    facts: dict[str, Any] = {"processes": processes(stack), "engines": silent_engines(seats)}
     with contextlib.suppress(OSError):
         facts["disk"] = (str(folder), shutil.disk_usage(folder).free)
     facts["restarts"] = {str(name): tuple(times) for name, times in (stack.get("restarts") or {}).items()}
@@ -49,38 +43,6 @@ def local_facts(stack: dict[str, Any] | None) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         facts["available_bytes"] = available_bytes()
     return facts
-
-
-def from_outside(url: str, ca_file: Path | None) -> tuple[str, float | None]:
-    """Call a router as its users do, by its name and its certificate: what is wrong (empty: it answers), and when the
-    certificate ends (unix seconds; None: it has none). ``ca_file`` is trusted beside the machine's authorities."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        return "", None
-    try:
-        connection, ends = http.client.HTTPConnection(parts.hostname, parts.port, timeout=OUTSIDE_SECONDS), ""
-        if parts.scheme == "https":
-            context = trusting(None)
-            if ca_file is not None:
-                context.load_verify_locations(ca_file)
-            secure = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=OUTSIDE_SECONDS, context=context)
-            secure.connect()
-            connection, ends = secure, str((secure.sock.getpeercert() or {}).get("notAfter", ""))
-        status = _status(connection, "/healthz")
-        wrong = "" if status == http.client.OK else f"{url} answers /healthz with {status}: is that a router?"
-        return wrong, ssl.cert_time_to_seconds(ends) if ends else None
-    except socket.gaierror:
-        return f"{url}: this machine cannot resolve the name {parts.hostname}", None
-    except ssl.SSLCertVerificationError as error:
-        return f"{url}: its certificate is refused: {error.verify_message}", None
-    except (OSError, http.client.HTTPException) as error:
-        return f"{url} does not answer: {getattr(error, 'strerror', None) or error or 'no answer'}", None
-
-
-def _status(connection: http.client.HTTPConnection, path: str) -> int:
-    with contextlib.closing(connection):
-        connection.request("GET", path)
-        return connection.getresponse().status
 
 
 def _open(name: str, path: Path) -> Iterator[tuple[str, str]]:
@@ -135,7 +97,36 @@ def _silence(seat: dict[str, Any]) -> str:
     parts = urlsplit(str(seat["endpoint"]))
     try:
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=ENGINE_SECONDS)
-        status = _status(connection, "/health")
+        status = status_of(connection, "/health")
     except (OSError, http.client.HTTPException) as error:
         return str(error) or type(error).__name__
     return f"HTTP {status}" if status >= 500 else ""
+
+
+def processes(stack: dict[str, Any]) -> dict[str, str]:
+    """Every process of the stack: ``running``, ``stopped`` (by a signal) or ``dead``."""
+    pids = pids_of(stack)
+    names = {path.stem for path in Path(stack["folder"]).glob("logs/*.log")}
+    return {name: _state(pids.get(name)) for name in sorted(names | pids.keys())}
+
+
+def pids_of(stack: dict[str, Any]) -> dict[str, int]:
+    """Of the processes that run, and of ``kyb up`` itself, which starts them again and takes their logs."""
+    own = {"kyb up": stack["pid"]} if "pid" in stack else {}
+    return own | (stack.get("pids") or {})
+
+
+def refusal(folder: Path) -> str:
+    """Why the stack of this folder goes on without the last change of its files, as ``kyb up`` wrote it; empty: it uses
+    them."""
+    with contextlib.suppress(OSError):
+        return (folder / "refused").read_text()
+    return ""
+
+
+def _state(pid: object) -> str:
+    try:
+        letter = Path(f"/proc/{int(str(pid))}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, ValueError):
+        return "dead"
+    return {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead"}.get(letter, "running")
