@@ -16,7 +16,6 @@ from kybernate.cli.completion import SeatArgument
 from kybernate.cli.config import config_app
 from kybernate.cli.console import Console, own_stack
 from kybernate.cli.doctor import doctor_app
-from kybernate.cli.local import local_stack
 from kybernate.cli.onboard import adopt, onboard
 from kybernate.cli.output import CliError, Commands, OutputOption, UrlOption, answer, as_json
 from kybernate.cli.router_keys import router as router_app
@@ -33,8 +32,6 @@ app.add_typer(bus, name="bus")
 app.add_typer(config_app, name="config")
 app.add_typer(router_app, name="router")
 app.add_typer(doctor_app, name="doctor")
-report_app = Commands(no_args_is_help=True, help="Requests and tokens of each tenant.")
-app.add_typer(report_app, name="report")
 
 
 def _print_version(wanted: bool) -> None:
@@ -122,20 +119,6 @@ def events(
 
     with contextlib.suppress(KeyboardInterrupt):  # the way to end -f
         show_events(Console.found(), since=since, follow=follow, model=model, kind=kind)
-
-
-@report_app.command("usage", epilog="Example: kyb report usage http://10.0.3.7:9474 http://10.0.3.8:9474 -o json")
-def usage(
-    routers: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[METRICS]...", help="Operations ports of all routers. Default: of the stack here."),
-    ] = None,
-) -> None:
-    """Show requests and tokens (prompt + completion) of each tenant and model, as routers count them."""
-    from kybernate.cli.history import show_usage
-
-    cluster = "kyb report usage METRICS..., or Prometheus (docs/security.md#tenants)"
-    show_usage([one.rstrip("/") for one in routers or local_stack(cluster)["metrics"]])
 
 
 @app.command(epilog="Examples: kyb why G0 · kyb why qwen3-32b --last-switch · kyb why request ID")

@@ -1,4 +1,5 @@
-"""Commands of the extra ``dev``: ``kyb up``, ``add``, ``remove``, ``edit``, ``logs``, ``demo``, ``topology``."""
+"""Commands of the extra ``dev``: ``kyb up``, ``add``, ``remove``, ``edit``, ``logs``, ``demo``, ``topology``,
+``report``."""
 
 import contextlib
 import json
@@ -16,6 +17,7 @@ from kybernate.cli.console import Console
 from kybernate.cli.local import local_stack
 from kybernate.cli.output import CliError, answer, as_json, shown
 from kybernate.dev.topology import topology
+from kybernate.dev.usage import report_app
 from kybernate.local_stack import engine_log, log_lines
 
 
@@ -29,6 +31,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: kyb edit")(edit)
     app.command(epilog="Examples: kyb logs router -f · kyb logs qwen3-32b -n 50")(logs)
     app.command(epilog="Examples: kyb topology --stack · kyb topology --preset 8xL40S -o json")(topology)
+    app.add_typer(report_app, name="report")
     app.command(
         cls=TyperCommand,  # the demo's own parser reads its options
         add_help_option=False,  # the demo's own parser answers --help
