@@ -88,7 +88,7 @@ def test_kyb_knows_every_command_and_option_of_the_page(page: str) -> None:
 
 def test_the_checks_see_what_is_wrong() -> None:
     assert len([words for page in PAGES for line in written(page) for words in kyb_calls(line)]) > 100
-    for wrong in ("kyb statsu", "kyb status --no-such", "kyb wake A B", "docker compose exec console kyb nonsense"):
+    for wrong in ("kyb statsu", "kyb status --no-such", "kyb unpin A B", "docker compose exec console kyb nonsense"):
         (words,) = kyb_calls(wrong)
         with pytest.raises(Exception, match=r"no command|o such option|too many|No such"):
             check(words)

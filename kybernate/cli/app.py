@@ -187,15 +187,6 @@ app.command(epilog="Examples: kyb drain group G0 --wait · kyb drain node gpu-7 
 app.command(epilog="Example: kyb resume group G0")(operations.resume)
 
 
-@app.command(epilog="Example: kyb wake qwen3-32b")
-def wake(
-    model: Annotated[str, typer.Argument(help="The model's name.", autocompletion=completion.models)],
-) -> None:
-    """Ask for a model, as a request would, without waiting for it."""
-    reply = Console.found().wake(model.removeprefix("model/"))
-    answer(reply, f"{model}: asked for; see kyb status")
-
-
 app.command("rollback-check", epilog="Example: kyb rollback-check -o json")(rollback_check)
 app.command("uninstall-check", epilog="Example: kyb uninstall-check -o json")(uninstall_check)
 

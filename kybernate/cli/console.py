@@ -131,10 +131,6 @@ class Console:
         """``POST /v1/seats/…/migrate``, ``/v1/groups/…/drain`` and so on: set or take away an order."""
         return self._call("POST", f"/v1/{quote(path)}", body)
 
-    def wake(self, model: str) -> dict[str, Any]:
-        """``POST /v1/wake``: ask for a model without waiting for it."""
-        return self._call("POST", "/v1/wake", {"model": model})
-
     def history(self, since: float, **wanted: str | int) -> dict[str, Any]:
         """``GET /v1/history``: ``{"events": [...], "complete": ...}`` since then, unix seconds.
 

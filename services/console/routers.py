@@ -1,4 +1,4 @@
-"""What the console knows of routers, and the calls of the page and ``kyb wake`` that it relays.
+"""What the console knows of routers, and the calls of the page that it relays.
 
 An address of the bus gets no request: what wrote it may be a stolen key of a router, and a call has its caller's key.
 """

@@ -106,7 +106,6 @@ class Console:
             web.get("/v1/requests", view(self.history.requests)),
             web.get("/v1/requests/{request:.+}", view(self.history.request)),
             web.get("/v1/routers", view(self.routers.readiness)),
-            web.post("/v1/wake", partial(self.routers.relay, "/v1/wake")),  # the router checks the key
             *[web.post(f"/v1/{path}", admin(command)) for path, command in self._commands().items()],
         ]
 

@@ -24,6 +24,6 @@ class ConsoleSettings(Settings):
     """Pages that may read the console and command, and names under which browsers reach it, such as
     https://console.example, with commas between."""
     router_url: Url = ""
-    """Router that the page's playground and kyb wake reach, with the key of their caller; empty: they reach none."""
+    """Router that the page's playground reaches, with the key of its caller; empty: it reaches none."""
     router_ca_file: OptionalFile = None
     """Authority (PEM) of the routers' certificate, or that certificate; trusted beside those of the machine."""

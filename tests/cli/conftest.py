@@ -137,7 +137,6 @@ class SmallRouter:
                 web.get("/v1/routers", self._routers),
                 web.get("/readyz", self._readyz),
                 web.post("/v1/seats/{name:.+}/{verb}", self._command),
-                web.post("/v1/wake", self._wake),
                 web.get("/v1/events", self._events),
                 web.get("/v1/history", self._history),
                 web.get("/v1/requests/{request:.+}", self._request),
@@ -173,11 +172,6 @@ class SmallRouter:
         self.asked.append(f"{request.match_info['verb']} {row.seat}")
         body = {"accepted": True, "op": "op1", "epoch": 3, "seat": row.seat, "model": row.model, "node": row.node}
         return web.json_response(body, status=202)
-
-    async def _wake(self, request: web.Request) -> web.Response:
-        model = (await request.json())["model"]
-        self.asked.append(f"wake {model}")
-        return web.json_response({"model": model, "state": "parked"}, status=202)
 
     async def _history(self, request: web.Request) -> web.Response:
         self.asked.append(f"history {request.query_string}")

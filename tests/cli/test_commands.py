@@ -120,12 +120,6 @@ async def test_a_refusal_is_shown_with_the_managers_text(kyb: "Kyb", router: "Sm
     assert (result.code, result.err) == (1, "kyb: seat 1x-abcdef.s00: it is pinned; unpin it first\n")
 
 
-async def test_wake_asks_for_a_model(kyb: "Kyb", router: "SmallRouter") -> None:
-    result = await kyb("wake", "model/twin", "--url", router.url)
-    assert result.code == 0
-    assert router.asked == ["wake twin"]
-
-
 async def test_events_are_one_line_each(kyb: "Kyb", router: "SmallRouter") -> None:
     result = await kyb("events", "--url", router.url)
     (line,) = result.out.splitlines()
@@ -228,7 +222,7 @@ async def test_the_address_comes_from_the_running_stacks_file(kyb: "Kyb", router
         file.release()
 
 
-@pytest.mark.parametrize("command", [["status"], ["events", "-f"], ["park", "x"], ["wake", "x"]])
+@pytest.mark.parametrize("command", [["status"], ["events", "-f"], ["park", "x"]])
 async def test_without_a_stack_the_error_says_how_to_start_one(kyb: "Kyb", command: list[str]) -> None:
     result = await kyb(*command)
     assert result.code == 1
