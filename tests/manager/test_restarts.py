@@ -117,7 +117,7 @@ def test_a_seat_at_the_gate_starts_on_another_group_while_its_own_is_busy(world:
     assert (world.state(a), world.managed(a).group.name) == (S.STARTING, "G23")
     arrives(world, a)
     assert (world.state(a), world.managed(a).group.name, world.state(b)) == (S.ACTIVE, "G23", S.ACTIVE)
-    assert world.managed(a).heads_to == ""
+    assert moves.heads_to(world.node, world.managed(a)) == ""
 
 
 def test_a_seat_at_the_gate_waits_for_its_call_then_for_a_request_and_then_for_more(world: World) -> None:
@@ -183,7 +183,7 @@ def test_a_parked_seat_drops_its_copy_and_starts_on_another_group(world: World) 
     assert world.state(a) is S.PARKED
     world.managed(a).durable.waited = 50.0
     world.traffic(a, waiting=2)
-    assert world.managed(a).heads_to == "G23"
+    assert moves.heads_to(world.node, world.managed(a)) == "G23"
     dropped(world, a)
     comes_to_the_gate(world, a)
     assert tickets(world, a) == ["", "G23"]
@@ -210,7 +210,11 @@ def test_a_parked_seat_keeps_its_copy_where_its_container_lacks_the_other_group(
     comes_up(world, b, "b", "unload")
     world.traffic(b, in_flight=3)
     world.traffic(a, waiting=2)
-    assert (world.state(a), world.managed(a).heads_to, world.managed(a).durable.spilled) == (S.PARKED, "", "")
+    assert (world.state(a), moves.heads_to(world.node, world.managed(a)), world.managed(a).durable.spilled) == (
+        S.PARKED,
+        "",
+        "",
+    )
     refused = world.order(MigrateSeat, seat=a, to="G23")
     assert (refused.code, "a cannot use group G23: its container was made without" in refused.reason) == (
         "cannot-use",
@@ -269,10 +273,10 @@ def test_a_copy_that_cannot_be_dropped_gives_the_place_back_and_its_seat_stays_f
     world.receive(JobProgress(cause="k", node="n1", status=ended))
     world.tick()
     seat, kills = world.managed(a), sum(isinstance(effect, KillJob) for effect in world.effects)
-    assert (seat.state, seat.group.name, seat.heads_to, kills) == (S.PARKED, "G01", "", 1)
+    assert (seat.state, seat.group.name, moves.heads_to(world.node, seat), kills) == (S.PARKED, "G01", "", 1)
     assert seat.facts.promise is Promise.NONE
     world.tick(60)
-    assert seat.heads_to == "G23", "then it is tried again"
+    assert moves.heads_to(world.node, seat) == "G23", "then it is tried again"
 
 
 def test_its_place_is_kept_while_it_drops_its_copy_and_no_other_seat_drops_its_own_for_it(world: World) -> None:
@@ -286,11 +290,11 @@ def test_its_place_is_kept_while_it_drops_its_copy_and_no_other_seat_drops_its_o
     world.traffic(a, waiting=2, oldest=5.0)
     world.traffic(b, waiting=2, oldest=1.0)
     world.tick()
-    assert [world.managed(one).heads_to for one in (a, b)] == ["G23", ""]
+    assert [moves.heads_to(world.node, world.managed(one)) for one in (a, b)] == ["G23", ""]
     at_home = moves.brought_elsewhere(world.node, world.managed(a), world.managed(a).home)
     assert at_home.endswith("is to start on group G23"), "so its home evicts no seat for it"
     world.tick(31)
-    assert world.managed(a).heads_to == "", "it did not come in time"
+    assert moves.heads_to(world.node, world.managed(a)) == "", "it did not come in time"
 
 
 def test_a_seat_that_comes_takes_its_place_before_the_seats_there_that_ask_meanwhile(world: World) -> None:
@@ -300,7 +304,7 @@ def test_a_seat_that_comes_takes_its_place_before_the_seats_there_that_ask_meanw
     world.traffic(c, in_flight=0)
     world.traffic(a, waiting=2)
     world.finish()
-    assert (world.state(c), world.managed(a).heads_to) == (S.PARKED, "G23")
+    assert (world.state(c), moves.heads_to(world.node, world.managed(a))) == (S.PARKED, "G23")
     dropped(world, a)
     world.traffic(c, waiting=1, oldest=9.0)
     comes_to_the_gate(world, a)
@@ -311,7 +315,7 @@ def test_a_seat_that_comes_takes_its_place_before_the_seats_there_that_ask_meanw
 def test_a_seat_that_will_not_come_gives_its_place_back_at_once(world: World, *, deleted: bool) -> None:
     a, _ = busy_home(world)
     world.traffic(a, waiting=2)
-    assert world.managed(a).heads_to == "G23"
+    assert moves.heads_to(world.node, world.managed(a)) == "G23"
     if deleted:
         world.delete(a)
         assert world.state(a) is S.RELEASING
@@ -321,7 +325,7 @@ def test_a_seat_that_will_not_come_gives_its_place_back_at_once(world: World, *,
         comes_to_the_gate(world, a)
         assert world.managed(a).acts_as is S.WAITING
     world.tick()
-    assert not any(seat.heads_to for seat in world.node.seats.values())
+    assert not any(group.kept for group in world.node.groups.values())
 
 
 def test_a_start_there_that_fails_is_followed_by_one_at_home_and_the_seat_stays_there_for_a_while(world: World) -> None:

@@ -17,7 +17,7 @@ from kybernate.topology import Group
 from services.gpu_manager.core import decisions, moves, starts, view
 from services.gpu_manager.core import switch as switches
 from services.gpu_manager.core.facts import Process, Ticket, Trigger
-from services.gpu_manager.core.inputs import Now, StartTicket, WallTime
+from services.gpu_manager.core.inputs import Now, StartTicket
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.obstacles import (
     STARTING,
@@ -59,14 +59,14 @@ def _decide(node: NodeState, group: Group, now: Now) -> None:
         state.why = found.text
         if found.row.kind == "stop":
             node.claims.pop(group.name, None)
-            moves.shut(node, group)
+            state.kept.clear()
         return
     if others:  # (3)
         if _claim(node, group, others, now):
             _clear(node, group, others, now)
         return
-    for seat in node.seats.values():
-        if seat.heads_to == group.name and seat.acts_as is S.WAITING and seat.calls(now, group):  # (4)
+    for seat in map(node.seats.__getitem__, state.kept):
+        if seat.acts_as is S.WAITING and seat.calls(now, group):  # (4)
             state.picked, state.why = seat.id, "its place is kept here"
             _grant(node, group, seat, state.why, now)
             return
@@ -143,7 +143,6 @@ def give_ticket(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> N
         seat.durable.container_id = start_inside(pod.container_id or "", call.call)
     away = group.name if group.name != seat.home.name else ""
     if seat.acts_as is S.WAITING:
-        seat.heads_to, seat.heads_until = away, WallTime(0.0)
         seat.durable.spilled = "" if away else seat.durable.spilled
         for rider in node.riders[Rider.starts]:
             rider.starts(node, seat)

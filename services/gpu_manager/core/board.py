@@ -130,9 +130,9 @@ class Board:
                 switch.step(node, under_way, now)
             else:
                 arbiter.decide(node, group, now)
-        for seat in node.seats.values():
-            if seat.heads_to:
-                moves.step(node, seat, now)
+        for state in node.groups.values():
+            if state.kept:
+                moves.step(node, state, now)
         for rider in node.riders[Rider.step]:
             rider.step(node, now)
 

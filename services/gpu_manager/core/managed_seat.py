@@ -199,10 +199,6 @@ class ManagedSeat:
     """What riders remember of it, by their names: ``Rider.of``; of others as the ledger has it."""
     rehearsal: Rehearsal | None = None
     """Of its present container, while it starts."""
-    heads_to: str = ""
-    """The group on which its engine is to start, other than its home: it has a place there until it has started."""
-    heads_until: WallTime = WallTime(0.0)
-    """That place lapses then; 0: it has its ticket."""
     ended_here: bool | None = None
     """While RELEASING: the checkpointer ends its processes, so kubelet's signal waits; None: not known yet."""
     answered: str = ""

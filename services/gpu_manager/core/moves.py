@@ -14,7 +14,7 @@
     out       there (``arbiter._decide``, ``give_ticket``)
  8 arrives    it serves, and the duration is learned (``switch._activated``, ``on_engine_answer``)
  9 fails      it is parked where it was and stays for a while, or for ever (``failed``); a start that fails is followed
-              by one at home (``step``)
+              by one at home (``NodeState.transition``)
 10 ends       its order is over (``operations._result``)
 
 Until its job is sent (7 where a victim leaves, else 6) nothing has changed for the seat: a request that ends, an
@@ -37,7 +37,7 @@ from services.gpu_manager.core import view
 from services.gpu_manager.core.group_switch import SwitchPhase
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
-from services.gpu_manager.core.state import NodeState
+from services.gpu_manager.core.state import GroupState, NodeState
 
 S = SeatState
 
@@ -130,8 +130,8 @@ def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:
     """
     if (to := node.ordered_to(seat)) not in ("", group.name):
         return f"{seat.name} is being moved to group {to}"
-    if seat.heads_to not in ("", group.name):
-        return f"{seat.name} is to start on group {seat.heads_to}"
+    if (to := heads_to(node, seat)) not in ("", group.name):
+        return f"{seat.name} is to start on group {to}"
     for switch in node.switches.values():
         if switch.group == group.name:
             continue
@@ -150,32 +150,25 @@ def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:
 
 def start_there(node: NodeState, seat: ManagedSeat, group: Group, reason: str, now: Now) -> None:
     """End the engine of a parked seat, which has a place on the other group until it has started there."""
-    seat.heads_to, seat.heads_until = group.name, now.wall + HEADS_SECONDS
+    node.groups[group.name].kept[seat.id] = now.wall + HEADS_SECONDS
     why = f"its engine ends here and starts on group {group.name}: {reason}"
     node.drop_copy(seat, why, now, node.next_epoch(now))
 
 
-def step(node: NodeState, seat: ManagedSeat, now: Now) -> None:
-    """What becomes of a seat that heads to another group.
-
-    (1) It has arrived, or its start there has failed: it stays at home for a while. (2) A seat that does not come, that
-    nothing asks for any more, or that an operator moves elsewhere gives its place back.
-    """
-    if seat.state is S.STARTING:
-        return
-    gone = seat.acts_as is S.WAITING and seat.gate.called is not None and not view.wanted(node, seat, now)
-    late = now.wall > seat.heads_until or seat.state not in (S.PARKED, S.BACKOFF, S.WAITING)
-    if not seat.heads_until and seat.state is not S.ACTIVE:  # (1)
-        seat.stay(now)
-    if not seat.heads_until or gone or late or node.ordered_to(seat) not in ("", seat.heads_to):  # (2)
-        seat.heads_to = ""
+def heads_to(node: NodeState, seat: ManagedSeat) -> str:
+    """The group on which a seat that ends its engine is to start; empty: none."""
+    return next((name for name, state in node.groups.items() if seat.id in state.kept), "")
 
 
-def shut(node: NodeState, group: Group) -> None:
-    """Only a person can free this group: seats that head to it start at home."""
-    for seat in node.seats.values():
-        if seat.heads_to == group.name and seat.heads_until:
-            seat.heads_to = ""
+def step(node: NodeState, there: GroupState, now: Now) -> None:
+    """A seat that starts, does not come, is asked for no more, or is ordered elsewhere gives its place on another group
+    back."""
+    for name, until in [*there.kept.items()]:
+        seat = node.seats[name]
+        gone = seat.acts_as is S.WAITING and seat.gate.called is not None and not view.wanted(node, seat, now)
+        late = now.wall > until or seat.state not in (S.PARKED, S.BACKOFF, S.WAITING)
+        if gone or late or node.ordered_to(seat) not in ("", there.group.name):
+            del there.kept[name]
 
 
 def failed(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> bool:

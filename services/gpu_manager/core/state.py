@@ -105,6 +105,8 @@ class GroupState:
     """The seat that the last decision would activate; empty: none."""
     settles: bool = False
     """That decision only waits until a holder has been active for long enough."""
+    kept: dict[str, WallTime] = field(default_factory=dict)
+    """Seats of other groups that end their engines and start here: until when each has a place."""
     stay_due: WallTime = WallTime(0.0)
     """Earliest time of the next event about requests that wait while nothing changes."""
 
@@ -279,7 +281,10 @@ class NodeState:
         ``epoch``: None draws the next one. ``to``: the group that it moves to. ``seconds``: what an activation
         measured. ``progress``: what the checkpointer reported of it.
         """
+        away = seat.state is SeatState.STARTING and seat.group is not seat.home
         before, backend = seat.become(after(seat.facts, trigger), to), seat.backend
+        if away and seat.state is not SeatState.ACTIVE:  # its start there has failed
+            seat.stay(now)
         if progress is not None:
             for rider in self.riders[Rider.reported]:
                 rider.reported(self, seat, before, progress)

@@ -461,9 +461,9 @@ def _on_kill_status(node: NodeState, status: JobStatus, now: Now) -> None:
             seat.unkilled = progress.container_id
             node.transition(seat, T.QUARANTINE, now, reason=progress.reason)
         elif seat.facts.promise is Promise.DROPS:  # (2)
-            if seat.heads_to:
+            if any(state.kept.pop(seat.id, None) for state in node.groups.values()):
                 seat.stay(now)
-            seat.durable.spilled = seat.heads_to = ""
+            seat.durable.spilled = ""
             seat.learn(promise=Promise.NONE)
             seat.reason = f"its copy was not dropped, it keeps its host memory: {progress.reason}"
             node.emit(seat, SeatParked, now, previous=seat.state)

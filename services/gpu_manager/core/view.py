@@ -234,7 +234,7 @@ def room(node: NodeState, seat: ManagedSeat, *, without: ManagedSeat | None = No
     leases = [other for other in node.seats.values() if other.lease and other is not seat and other is not without]
     same = [other for other in leases if other.group.name == group.name]
     same += [other for other in _promised(node, group) if other is not seat and other is not without]
-    same += [o for o in node.seats.values() if o.heads_to == group.name and o is not seat and o not in same]
+    same += [o for name in node.groups[group.name].kept if (o := node.seats[name]) is not seat and o not in same]
     if len(same) >= group.slots:
         return False
     if any(not gpus.isdisjoint(o.group.uuids) for o in leases if o.group.name != group.name):

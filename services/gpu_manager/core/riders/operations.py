@@ -24,6 +24,7 @@ from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import Backoff, ManagedSeat
+from services.gpu_manager.core.moves import heads_to
 from services.gpu_manager.core.obstacles import IMMOVABLE, Ask, first, lasting, no, obstacles, row, seat_refused, stage
 from services.gpu_manager.core.stage import Stage
 from services.gpu_manager.core.state import NodeState, Rider, Sample
@@ -293,12 +294,12 @@ def _result(node: NodeState, order: OperatorOrder, now: Now) -> tuple[Literal[""
     seat = node.seats[order.target]
     if seat.state in (S.FREE, S.RELEASING):
         return "failed", "its pod is gone"
-    if seat.group.name == order.to and seat.state not in (*COMING, S.STARTING) and not seat.heads_to:
+    if seat.group.name == order.to and seat.state not in (*COMING, S.STARTING) and not heads_to(node, seat):
         return "done", f"{seat.name} is {seat.state} on group {order.to}"
     if seat.state in (S.LOST, S.QUARANTINED):
         return "failed", f"{seat.name} is {seat.state}: {seat.reason}"
     if seat.state in (S.ACTIVE, *_EMPTY):
-        if seat.pinned and not seat.heads_to:
+        if seat.pinned and not heads_to(node, seat):
             return "failed", f"{seat.name} is pinned"
         if (stops := lasting(node, seat, now)) is not None:
             return "failed", stops.text  # patience does not help, and at home it may serve
