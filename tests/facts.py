@@ -67,7 +67,8 @@ def contradictions(node: NodeState) -> list[str]:
     for seat in node.seats.values() if node.recovered else ():
         facts, texts = seat.facts, [check(seat.facts), _against_switches(node, seat)]
         texts += ["has an owner by one record only"] if (seat.pod is None) is not (facts.owner is Owner.NONE) else []
-        texts += ["moves from nowhere"] if facts.promise is Promise.MOVES and seat.parked_on is None else []
+        located, moves = facts.owner is Owner.POD and not facts.unlocated, facts.promise is Promise.MOVES
+        texts += ["has its memory elsewhere"] if located and (seat.memory_on is not seat.group) is not moves else []
         texts += ["has a ticket of the owner before"] if facts.ticket is Ticket.FORMER and facts.alive else []
         found += [f"{seat.id} ({seat.state}): {text}" for text in texts if text]
     return found

@@ -669,7 +669,7 @@ def test_a_seat_whose_move_fails_after_a_restart_is_where_its_copy_was_made() ->
     """Its home, to which the next job would restore it otherwise, may have another holder."""
     world = pooled(3)
     (a,) = world.fill("a")
-    world.managed(a).group = world.groups[1]
+    world.managed(a).group = world.managed(a).memory_on = world.groups[1]
     world.managed(a).know(COPY)
     world.order(MigrateSeat, seat=a, to="G2")
     job = world.job()
@@ -690,7 +690,7 @@ def test_a_move_that_a_restart_of_the_manager_interrupts_counts_once_it_serves_t
     world = pooled()
     (a,) = world.fill("a")
     world.managed(a).know(COPY)
-    world.managed(a).group = world.groups[back]
+    world.managed(a).group = world.managed(a).memory_on = world.groups[back]
     world.managed(a).durable.waited = 7.0
     world.order(MigrateSeat, seat=a, to=f"G{1 - back}")
     job = world.job()
@@ -714,7 +714,7 @@ def test_a_move_that_a_restart_of_the_manager_interrupts_counts_once_it_serves_t
 def test_a_seat_that_had_moved_starts_at_home_when_its_container_ended_meanwhile(again: bool) -> None:
     world = pooled()
     (a,) = world.fill("a")
-    world.managed(a).group = world.groups[1]
+    world.managed(a).group = world.managed(a).memory_on = world.groups[1]
     world.managed(a).durable.way = "map"
     kept = recovery.ledger(world.node, "boot")
     world.pods[a] = replace(world.pods[a], container_id="process://99" if again else "process://1", running=again)

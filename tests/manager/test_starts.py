@@ -222,7 +222,7 @@ def test_a_container_that_skips_the_gate_is_at_home_wherever_its_seat_was(stage:
     world.pods[a] = replace(world.pods[a], container_id="process://777", restarts=world.pods[a].restarts + 1)
     world.look()
     seat = world.managed(a)
-    assert (seat.group.name, seat.started_on.name, seat.lease, seat.facts.conflict) == ("G01", "G01", True, True)
+    assert (seat.group.name, seat.memory_on.name, seat.lease, seat.facts.conflict) == ("G01", "G01", True, True)
     assert world.state(a) is (S.RELEASING if stage == "leaves" else S.QUARANTINED)
     assert world.state(b) is S.ACTIVE
     if stage != "leaves":
@@ -237,7 +237,7 @@ def test_a_seat_without_a_process_is_at_home_after_a_restart_of_the_manager() ->
     world.pods[a] = replace(world.pods[a], container_id="process://777", deleting=False, restarts_inside=False)
     restart(world, a="gone")
     seat = world.managed(a)
-    assert (world.state(a), seat.group.name, seat.started_on.name) == (S.BACKOFF, "G01", "G01")
+    assert (world.state(a), seat.group.name, seat.memory_on.name) == (S.BACKOFF, "G01", "G01")
 
 
 def test_an_engine_that_kyb_run_starts_although_ledger_and_seat_folder_were_damaged_is_ended(world: World) -> None:

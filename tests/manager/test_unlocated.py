@@ -27,7 +27,8 @@ def world() -> World:
     groups = tuple(make_group(f"G{n}", [n], 2, rebalance=True) for n in range(3))
     world = booted(*groups, make_group("G01", [0, 1], 1), make_group("G34", [3, 4], 2))
     world.fill("a", group=0)
-    world.managed(world.seat(0, 0)).group = world.groups[1]
+    moved = world.managed(world.seat(0, 0))
+    moved.group = moved.memory_on = world.groups[1]
     return world
 
 
@@ -473,7 +474,7 @@ def test_a_copy_with_an_open_ticket_keeps_its_lease_when_it_is_found(world: Worl
 
 def test_the_seats_of_an_adopted_switch_are_where_it_has_them(world: World) -> None:
     a, b = world.seat(0, 0), world.seat(0, 1)
-    world.managed(a).group = world.groups[0]
+    world.managed(a).group = world.managed(a).memory_on = world.groups[0]
     world.pod(b, "b")
     world.tick(10)
     world.traffic(b, waiting=1)
@@ -520,7 +521,7 @@ def test_a_seat_whose_pod_is_deleted_before_its_move_holds_the_group_to_which_th
     a = world.seat(0, 0)
     world.look_at(a, "active")
     node_seat = world.managed(a)
-    node_seat.group = world.groups[0]
+    node_seat.group = node_seat.memory_on = world.groups[0]
     node_seat.know(COPY)
     c = world.seat(2, 0)
     world.serve(c, "c")

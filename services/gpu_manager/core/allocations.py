@@ -414,7 +414,7 @@ def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now
     """
     group = view.place(node, seat, progress)
     if group is not None:
-        seat.group = group
+        seat.group = seat.memory_on = group
         seat.learn(unlocated=False)
         if progress.outcome == "parked" and not seat.facts.waits:  # (1)
             seat.learn(residence=Residence.RAM)
@@ -435,7 +435,6 @@ def _processes_gone(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -
 
 def _clear_quarantine(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:
     seat.group = view.place(node, seat, progress, known=True) or seat.group
-    seat.parked_on = None
     seat.durable.vram_bytes = seat.durable.vram_bytes or progress.vram_bytes
     runs = T.CLEARED_LOADING if seat.facts.process is Process.LOADS else T.CLEARED_ACTIVE
     trigger = runs if progress.outcome == "active" else T.CLEARED_PARKED

@@ -165,13 +165,12 @@ class ManagedSeat:
     """The group of its ID, where its container starts."""
     group: Group
     """The group that it is on: whose GPUs it holds, or held when it was parked. Another one once it has moved."""
+    memory_on: Group
+    """The group that its memory is on. It differs from ``group`` only while the seat moves; where nothing tells where a
+    seat is, its engine was started here."""
     terms: PodTerms
-    parked_on: Group | None = None
-    """Where its copy came from, while it moves to ``group``."""
     before_move: tuple[str, str, float] = ("", "", 0.0)
     """``Durable.way``, ``came_from`` and ``waited`` before its last move began."""
-    started_on: Group = field(init=False)
-    """Where its engine was started: by its last ticket, else at home."""
     pod: SeatPod | None = None
     """The pod that owns it; ``NodeState.own`` sets it, with ``terms`` and ``model``."""
     model: str = ""
@@ -212,9 +211,6 @@ class ManagedSeat:
     cause: str = ""
     op: str = ""
 
-    def __post_init__(self) -> None:
-        self.started_on = self.home
-
     @property
     def name(self) -> str:
         """What texts call it."""
@@ -244,7 +240,7 @@ class ManagedSeat:
         """A container that was not known runs, or kyb-run has started in one: the ticket is used. A container starts
         at home, whatever was known of the one before."""
         if container_of(container_id) == container_id:
-            self.group, self.parked_on, self.started_on = self.home, None, self.home
+            self.group = self.memory_on = self.home
             self.durable.way = self.durable.came_from = ""
         self.durable.container_id, self.durable.restarts, self.usage.proven = container_id, restarts, False
         self.answered = ""
@@ -259,23 +255,22 @@ class ManagedSeat:
         if to is not None:
             self.before_move = durable.way, durable.came_from, durable.waited
             durable.way, durable.came_from = "map" if self.state in COMING else "restart", self.group.name
-            durable.waited = 0.0
-            self.parked_on, self.group = self.group if self.state in COMING else None, to
+            durable.waited, self.group = 0.0, to
         elif self.state is SeatState.PARKED and before is SeatState.MIGRATING:
-            self.group, self.parked_on = self.parked_on or self.group, None
+            self.group = self.memory_on
             durable.way, durable.came_from, durable.waited = self.before_move
-        elif self.state is SeatState.ACTIVE:
-            self.parked_on = None
         if facts.at_home:
-            self.group, self.parked_on, self.started_on = self.home, None, self.home
+            self.group = self.home
             durable.way = durable.came_from = ""
             durable.residue_bytes, durable.measured = 0, False
+        if self.state not in COMING and not facts.unlocated:
+            self.memory_on = self.group
         if not self.lease:
             durable.reserved_bytes = None
         elif not held:
             durable.reserved_bytes = self.needed_bytes(self.group)
         if self.state is SeatState.STARTING:
-            self.gate.called, self.started_on = None, self.group
+            self.gate.called = None
         elif self.state is SeatState.ACTIVE:
             self.usage.wanted_since = None
         return before
@@ -419,7 +414,7 @@ class ManagedSeat:
     def target(self, on: Group | None = None) -> SeatTarget:
         """How the checkpointer finds its processes. ``on``: the group that it is to be on, if it is to move."""
         pod = self.pod
-        copied = (self.parked_on or self.group).gpus if self.state is SeatState.PARKED or self.state in COMING else ()
+        parked = self.state is SeatState.PARKED or self.state in COMING
         return SeatTarget(
             seat=self.id,
             pod_uid=pod.uid if pod else "",
@@ -427,7 +422,7 @@ class ManagedSeat:
             gpus=(on or self.group).uuids,
             vram_bytes=self.durable.vram_bytes or (pod.vram_bytes if pod else 0),
             backend=self.backend,
-            parked_on=tuple(gpu.uuid for gpu in copied),
+            parked_on=self.memory_on.uuids if parked else (),
             endpoint=(pod.endpoint or "") if pod else "",
             engine_key=pod.engine_key if pod else "",
             verify=pod.notes.verify if pod else True,

@@ -359,7 +359,7 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
         node.own(seat, pod)
         ticket = last.get((seat.id, pod.uid))
         if ticket is not None and ticket.group in groups:
-            seat.started_on = groups[ticket.group].group
+            seat.memory_on = groups[ticket.group].group
         seat.pod_misses = 2 if pod.deleting and (seat.id, pod.uid) not in listed else 0
         lost = ledger.lost and seat.id not in folders
         _recover_seat(node, seat, pod, entry, evidence.get((seat.id, pod.uid)), ticket, now, folder_lost=lost)
@@ -438,11 +438,9 @@ def _recover_seat(
         facts, reason = replace(facts, process=Process.NONE, residence=Residence.NOTHING), seat.starts_cold
     conflict = entry is not None and entry.conflict and facts.state in (S.QUARANTINED, S.RELEASING)
     seat.know(replace(facts, unlocated=unlocated, conflict=conflict and not unlocated))
-    seat.reason, seat.group = reason, place or seat.group
-    if facts.at_home:
-        seat.group = seat.started_on = seat.home
-    if seat.state is S.STARTING:
-        seat.started_on = seat.group
+    seat.reason, seat.group = reason, seat.home if facts.at_home else place or seat.group
+    if not unlocated:
+        seat.memory_on = seat.group
     if seat.group is not was:
         seat.durable.way = seat.durable.came_from = ""
     seat.entered, seat.entered_wall = now.unix, now.wall
@@ -493,7 +491,8 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
     for seat, progress in parks:
         if _concerns(progress, seat):
             _promise(seat, Promise.PARKS, **_MOVING, residence=Residence.VRAM)
-            seat.epoch, seat.op, seat.reason, seat.group = status.epoch, status.op, "", group
+            seat.epoch, seat.op, seat.reason = status.epoch, status.op, ""
+            seat.group = seat.memory_on = group
     if incoming is not None and status.activate is not None and _concerns(status.activate, incoming):
         _comes_to(node, incoming, group, entries.get(incoming.id))
         incoming.epoch, incoming.op = status.epoch, status.op
@@ -520,7 +519,8 @@ def _starts_on(node: NodeState, status: JobStatus, now: Now) -> None:
             continue
         if seat.state is S.ACTIVE or (seat.state is S.QUARANTINED and seat.facts.unlocated):
             seat.know(replace(seat.facts, process=Process.LOADS, promise=Promise.NONE, unlocated=False))
-            seat.reason, seat.group = "", node.groups[status.group].group if status.group in node.groups else seat.group
+            seat.reason = ""
+            seat.group = seat.memory_on = node.groups[status.group].group if status.group in node.groups else seat.group
         if seat.state is S.STARTING:
             seat.rehearsal = Rehearsal(status.op, status.epoch, progress.container_id, now.wall, begun=now.wall)
 
@@ -547,7 +547,7 @@ def _comes_to(node: NodeState, seat: ManagedSeat, group: Group, entry: LedgerEnt
     if seat.group.name == group.name and entry is not None and entry.state is S.MIGRATING:
         seat.group = view.group_with_gpus(node, seat, entry.copied) or seat.home
     _promise(seat, Promise.NONE, **_MOVING, residence=Residence.RAM)
-    seat.reason = ""
+    seat.reason, seat.memory_on = "", seat.group
 
 
 def _granted(node: NodeState, entries: dict[str, LedgerEntry], reply: JobReply) -> set[str]:
@@ -650,7 +650,7 @@ def _entry(seat: ManagedSeat, pod: SeatPod, known: LedgerEntry | None) -> Ledger
         "annotations": pod.annotations,
         "gpus": seat.home.uuids,
         "on": seat.group.uuids if seat.group.name != seat.home.name else (),
-        "copied": seat.parked_on.uuids if seat.parked_on is not None else (),
+        "copied": seat.memory_on.uuids if seat.state is S.MIGRATING else (),
         "riders": seat.records,
         "durable": seat.durable,
     }

@@ -205,7 +205,7 @@ class NodeState:
 
     def unowned_seat(self, seat: str, home: Group) -> ManagedSeat:
         """A seat that no pod owns."""
-        return ManagedSeat(seat, home, home, PodTerms(self.setup.tiers[STANDARD]))
+        return ManagedSeat(seat, home, home, home, PodTerms(self.setup.tiers[STANDARD]))
 
     def own(self, seat: ManagedSeat, pod: SeatPod) -> None:
         """The pod owns the seat, as it is described now; its annotations are parsed when they change."""

@@ -337,7 +337,7 @@ def place(node: NodeState, seat: ManagedSeat, seen: SeatProgress | None, *, know
     if seen is not None and (named := group_with_gpus(node, seat, seen.gpus)) is not None:  # (1)
         return named
     if seen is not None and seen.no_context and not known:  # (3)
-        return seat.started_on
+        return seat.memory_on
     return seat.group if known or not node.groups[seat.home.name].peers else None  # (2), (4)
 
 
