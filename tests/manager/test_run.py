@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kybernate.messages import ParkSeat
+from kybernate.messages import JobProgress, ParkSeat
 from kybernate.messages.jobs import Outcome
 from kybernate.seat import WITHOUT_RUN, container_of, start_inside
 from kybernate.seat import SeatState as S
@@ -14,7 +14,7 @@ from services.gpu_manager.core.inputs import StartCalls, StartTicket
 from services.gpu_manager.core.starts import INSIDE_SECONDS, KUBELET_SECONDS
 from services.gpu_manager.ledger import Ledger
 from tests.manager.test_recovery import restart
-from tests.manager.world import World
+from tests.manager.world import World, status
 
 
 def report(world: World, seat: str, outcome: Outcome, container: str = "") -> None:
@@ -195,6 +195,21 @@ def test_an_end_that_a_restart_made_is_no_exit_and_names_kyb_run_where_it_is_mis
     assert (facts.state, facts.process, facts.residence) == (S.PARKED, Process.NONE, Residence.NOTHING)
     assert world.managed(a).reason == f"it is parked by restart{more}"
     assert not any(event.state is S.BACKOFF for event in world.events(a))
+
+
+def test_an_engine_without_a_context_lives_on_where_a_restart_would_park_it_and_comes_back(world: World) -> None:
+    """It fell back to the CPU. Before, its seat waited for ever for the end of its container, which nothing ends."""
+    (a,) = world.fill("a", backend="restart")
+    assert world.command(ParkSeat, a).accepted
+    world.quiet(a)
+    ended = status(world.job())
+    parked = ended.park[0].model_copy(update={"no_context": True})
+    world.receive(JobProgress(cause="job", node="n1", status=ended.model_copy(update={"park": (parked,)})))
+    assert (world.state(a), world.managed(a).facts.process) == (S.PARKED, Process.RUNS)
+    world.traffic(a, waiting=1)
+    world.tick()
+    world.finish()
+    assert world.state(a) is S.ACTIVE
 
 
 @pytest.mark.parametrize("backend", ["restart", "cuda"])

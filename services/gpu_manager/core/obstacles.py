@@ -20,6 +20,7 @@ from kybernate.seat import SeatState
 from kybernate.sizes import format_bytes
 from kybernate.topology import Group
 from services.gpu_manager.core import moves, phases, view
+from services.gpu_manager.core.facts import Promise
 from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
@@ -280,8 +281,8 @@ def CONTAINER(ask: Ask) -> Stage | None:
     seat = ask.seat
     if seat.state is S.BACKOFF:
         return Stage("container", f"its container starts again: {seat.reason}")
-    if seat.acts_as is S.PARKED and seat.starts_cold:
-        return Stage("container", f"its container ends and is started again: {seat.starts_cold}")
+    if seat.facts.promise is Promise.DROPS:
+        return Stage("container", f"its container ends and is started again: {seat.reason}")
     return None
 
 
