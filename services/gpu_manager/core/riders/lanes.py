@@ -11,7 +11,6 @@ from disk take none and wait for none.
 from collections.abc import Sequence
 
 from kybernate.config import Lanes
-from kybernate.engines import RESTART
 from kybernate.machine import Gpu
 from kybernate.seat import SeatState
 from kybernate.topology import Group
@@ -69,7 +68,7 @@ def _copies(node: NodeState, switch: GroupSwitch, now: Now) -> bool:
 
 
 def _is_copied(seat: ManagedSeat) -> bool:
-    return not seat.starts_cold and seat.backend != RESTART and seat.acts_as is not SeatState.WAITING
+    return not seat.starts_cold and seat.acts_as is not SeatState.WAITING
 
 
 def _needs_none(ask: Ask) -> bool:
