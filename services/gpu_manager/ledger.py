@@ -75,7 +75,8 @@ class Durable:
     """VRAM that its lease reserves over all its GPUs, 0: all of it; None: it has no lease, or one from before this was
     kept."""
     spilled: str = ""
-    """Why a restart parks it, or its copy is dropped: host memory is short. Until it is active again."""
+    """Why a restart parks it, or its copy is dropped: host memory is short, its start gave way, or its engine starts on
+    another group. Until it is active again."""
     started: bool = False
     """It has been active at least once since its pod came."""
     pinned: bool = False

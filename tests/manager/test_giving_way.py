@@ -86,6 +86,17 @@ def test_a_start_that_gives_way_to_none_goes_on(world: World) -> None:
     assert world.state(slow) is S.STARTING, "warm-up of another one is no request"
 
 
+def test_a_start_that_has_given_way_rehearses_the_next_time(world: World) -> None:
+    """Before, its engine served without: what had parked it was taken for host memory that is short."""
+    slow, quick = starting(world, backend="vllm")
+    world.traffic(slow)
+    gives_way(world, slow, quick)
+    until_it_starts(world, slow)
+    world.start(slow)
+    world.healthy(slow)
+    assert world.managed(slow).rehearses
+
+
 def test_a_start_gives_way_to_the_request_and_not_to_warm_up_that_has_waited_for_longer(world: World) -> None:
     slow, quick = starting(world, asked=False)
     warm = world.seat(0, 2)

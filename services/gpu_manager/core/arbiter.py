@@ -143,7 +143,6 @@ def give_ticket(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> N
         seat.durable.container_id = start_inside(pod.container_id or "", call.call)
     away = group.name if group.name != seat.home.name else ""
     if seat.acts_as is S.WAITING:
-        seat.durable.spilled = "" if away else seat.durable.spilled
         for rider in node.riders[Rider.starts]:
             rider.starts(node, seat)
         reason = f"from group {seat.home.name}, started here: {node.groups[group.name].why}" if away else ""

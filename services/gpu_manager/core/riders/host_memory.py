@@ -121,9 +121,9 @@ class HostMemory(Rider):
 
     def starts(self, node: NodeState, seat: ManagedSeat) -> None:
         """An engine that will rehearse keeps its copy from its start on. Without room it does not rehearse."""
-        if node.setup.host_bytes is None or seat.backend not in REHEARSED:
+        if seat.backend not in REHEARSED:
             return
-        if _take(node, seat):
+        if node.setup.host_bytes is None or _take(node, seat):
             seat.durable.spilled = ""
         elif not seat.durable.spilled:
             _spill(node, seat, _without_room(node, seat))
