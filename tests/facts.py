@@ -36,8 +36,7 @@ def check(facts: Facts) -> str:
         "what is on its GPUs comes back": f.comes and f.residence is Residence.VRAM,
         "a copy is dropped that is none": f.promise is Promise.DROPS
         and not (f.alive and f.residence in (Residence.RAM, Residence.NOTHING)),
-        "a seat that does not run leaves": f.promise in (Promise.DRAINS, Promise.PARKS)
-        and f.process is not Process.RUNS,
+        "a seat that does not run drains": f.promise is Promise.DRAINS and f.process is not Process.RUNS,
         "a seat of several places goes on": f.unlocated
         and f.promise not in (Promise.HANDS_OFF, Promise.ENDS)
         and f.owner is not Owner.LEAVING,

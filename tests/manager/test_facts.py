@@ -38,6 +38,7 @@ from tests.manager.world import World
         (RUNS, S.ACTIVE, True),
         (replace(RUNS, promise=Promise.DRAINS), S.DRAINING, True),
         (replace(RUNS, promise=Promise.PARKS), S.PARKING, True),
+        (replace(RUNS, process=Process.LOADS, promise=Promise.PARKS), S.PARKING, True),
         (COPY, S.PARKED, False),
         (replace(COPY, promise=Promise.ARRIVES), S.ACTIVATING, True),
         (replace(COPY, promise=Promise.MOVES), S.MIGRATING, True),
@@ -124,7 +125,10 @@ PAIRS = transitions()
 
 def test_what_follows_depends_on_the_state_alone() -> None:
     several = {pair: states for pair, states in PAIRS.items() if len(states) > 1}
-    assert several == {(S.STARTING, Trigger.NO_PROCESS): {S.WAITING, S.PARKED}}
+    assert several == {
+        (S.STARTING, Trigger.NO_PROCESS): {S.WAITING, S.PARKED},
+        (S.PARKING, Trigger.ROLLED_BACK): {S.ACTIVE, S.STARTING},
+    }
     assert {pair[1] for pair in PAIRS} == {*Trigger}
 
 

@@ -118,7 +118,7 @@ def _state(facts: Facts) -> SeatState:
         (facts.owner is Owner.LEAVING, S.RELEASING),
         (facts.promise is Promise.HANDS_OFF, S.QUARANTINED),
         (facts.promise is Promise.ENDS, S.LOST),
-        (facts.waits or facts.process is Process.LOADS, S.STARTING),
+        (facts.waits or (facts.process is Process.LOADS and facts.promise is Promise.NONE), S.STARTING),
         (facts.process is Process.ENDED, S.BACKOFF),
         (facts.residence is Residence.NOWHERE, S.WAITING),
         (facts.residence is not Residence.VRAM and not facts.comes, S.PARKED),
@@ -139,8 +139,7 @@ class Trigger(StrEnum):
     DRAINED = "drained"  # nothing in flight any more, or the deadline passed
     EVIDENCE = "evidence"  # the backend proved that its VRAM is free
     EMPTIED = "emptied"  # its engine was ended: it starts cold
-    ROLLED_BACK = "rolled-back"  # a failed park was undone; it runs
-    GOES_ON = "goes-on"  # the same of one whose start gave way: it loads
+    ROLLED_BACK = "rolled-back"  # a failed park was undone; it runs, or loads on
     LEASE = "lease"  # its group's GPUs are reserved for it
     REMAP = "remap"  # another group's GPUs are reserved for it; it comes back to VRAM there
     VERIFIED = "verified"  # the backend proved that it runs
@@ -174,7 +173,7 @@ TABLE: dict[Trigger, tuple[tuple[SeatState, ...], dict[str, Any]]] = {
     _T.ALLOCATED: ((S.FREE,), {"owner": Owner.POD}),
     _T.TICKET: ((S.WAITING,), {"ticket": Ticket.OPEN}),
     _T.HEALTHY: ((S.STARTING,), {**_IN_USE, "ticket": Ticket.NONE}),
-    _T.YIELDS: ((S.STARTING,), {**_IN_USE, "ticket": Ticket.NONE, "promise": Promise.PARKS}),
+    _T.YIELDS: ((S.STARTING,), {**_IN_USE, "process": Process.LOADS, "ticket": Ticket.NONE, "promise": Promise.PARKS}),
     _T.NO_PROCESS: ((S.STARTING,), {"ticket": Ticket.NONE, "unlocated": False, "conflict": False}),
     _T.EVICT: ((S.ACTIVE,), {"promise": Promise.DRAINS}),
     _T.DEMAND: ((S.DRAINING,), {"promise": Promise.NONE}),
@@ -182,7 +181,6 @@ TABLE: dict[Trigger, tuple[tuple[SeatState, ...], dict[str, Any]]] = {
     _T.EVIDENCE: ((S.STARTING, S.PARKING), _COPY),
     _T.EMPTIED: ((S.PARKING, S.PARKED), {**_EMPTY, "residence": Residence.NOTHING}),
     _T.ROLLED_BACK: ((S.PARKING,), {"promise": Promise.NONE}),
-    _T.GOES_ON: ((S.PARKING,), {"process": Process.LOADS, "promise": Promise.NONE}),
     _T.LEASE: ((S.PARKED,), {"promise": Promise.ARRIVES}),
     _T.REMAP: ((S.PARKED,), {"promise": Promise.MOVES}),
     _T.VERIFIED: (_COMES, {"promise": Promise.NONE}),

@@ -118,8 +118,6 @@ class GroupSwitch:
     """A seat of another group for which these GPUs are cleared."""
     room_for: str | None = None
     """A seat of this group for which more than the victim has to leave."""
-    gives_way: bool = False
-    """Its victim had not served: its start gives way."""
     ordered: bool = False
     """An operator wants the victim parked: nothing calls the drain off."""
 

@@ -84,7 +84,6 @@ def _give_way(node: NodeState, switch: GroupSwitch, victim: ManagedSeat, reason:
         failed_start(victim, now)
     victim.durable.failed = victim.durable.failed.yielded(float(now.unix))
     victim.durable.spilled = f"its start gave way: {reason}"
-    switch.gives_way = True
     switch.advance(SwitchTrigger.IDLE)
     node.transition(victim, T.YIELDS, now, epoch=switch.epoch, switch=switch, reason=reason)
     step(node, switch, now)
@@ -387,7 +386,7 @@ def _refused(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> Non
     incoming = node.seats[switch.incoming] if switch.incoming else None
     if victim is not None and victim.state is S.PARKING:
         _back_off_park(node, switch, victim, now)
-        node.transition(victim, T.GOES_ON if switch.gives_way else T.ROLLED_BACK, now, reason=reason)
+        node.transition(victim, T.ROLLED_BACK, now, reason=reason)
     _drop_claim(node, switch, now)
     if incoming is not None:
         _back_off_activation(node, switch, incoming, reason, now)
@@ -488,8 +487,6 @@ def _on_victim_progress(
         _back_off_group(node, switch.group, f"{seat.name} was not parked: {progress.reason}", now)
         _back_off_park(node, switch, seat, now)
         trigger = HALF_FAILED[progress.outcome]
-        if switch.gives_way and trigger is T.ROLLED_BACK:
-            trigger = T.GOES_ON
         node.transition(seat, trigger, now, switch=switch, reason=progress.reason, progress=progress)
         if seat.lease:
             _drop_claim(node, switch, now)
