@@ -32,8 +32,8 @@ class CheckpointerClient:
         self._in_flight: set[tuple[object, ...]] = set()
         self._timeout = 0.0
         """Grown because jobs were not answered."""
-        self._unsent: set[str] = set()
-        """What the bus did not take, and is logged."""
+        self._unsent: dict[str, str] = {}
+        """By group or seat: the last job that the bus did not take, which is logged."""
 
     async def send(self, job: SwitchJob | ReleaseJob | KillJob) -> None:
         """Send a job once; its answer, or that there was none, is a message to the board.
@@ -81,8 +81,10 @@ class CheckpointerClient:
         try:
             return await self._bus.request(job, JobReply, timeout=timeout)
         except BusError as error:
-            if not isinstance(error, NoAnswerError | BusDownError) and (op := _op(job)) not in self._unsent:
-                self._unsent.add(op)
+            op = _op(job)
+            place = job.group if isinstance(job, SwitchJob) else op
+            if not isinstance(error, NoAnswerError | BusDownError) and self._unsent.get(place) != op:
+                self._unsent[place] = op
                 log.error("job.not_sent", op=op, error=str(error))
             await asyncio.sleep(0.05)
             return None

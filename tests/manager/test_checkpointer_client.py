@@ -78,6 +78,20 @@ async def test_a_job_that_the_bus_does_not_take_is_logged_once_and_counts_as_not
     assert [line["event"] for line in logs] == ["job.not_sent"]
 
 
+async def test_jobs_that_the_bus_does_not_take_are_remembered_by_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object, **__: object) -> JobReply:
+        raise BusError("a message of 5000000 bytes: the node bus takes 4194304")
+
+    ops = [f"G0-{number}" for number in range(3)]
+    with capture_logs() as logs:
+        async with serving(SwitchJob) as (client, _, _):
+            monkeypatch.setattr(client._bus, "request", refuse)
+            for op in ops:
+                await client.send(SWITCH.model_copy(update={"op": op}))
+    assert [line["op"] for line in logs] == ops
+    assert len(client._unsent) == 1
+
+
 async def test_each_missing_answer_is_waited_for_longer_than_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "JOB_TIMEOUT_SECONDS", 0.01)
     monkeypatch.setattr(jobs, "ASK_SECONDS", 0.0)
