@@ -4,6 +4,7 @@ from kybernate import lifecycle
 from kybernate.bus.nats import NatsBus
 from kybernate.config_errors import ConfigError
 from kybernate.logs import configure, get_logger
+from kybernate.roster import BUCKET
 from kybernate.settings import refused
 from services.console.service import open_auth, open_console
 from services.console.settings import ConsoleSettings
@@ -11,10 +12,10 @@ from services.console.settings import ConsoleSettings
 
 async def serve(settings: ConsoleSettings) -> None:
     """Open the bus and the ports, then run the jobs. Raises ConfigError, CannotListenError."""
-    source = f"kyb/console/{settings.instance}"
-    credentials = settings.credentials("console")
+    source, name = f"kyb/console/{settings.instance}", settings.instance
+    who = settings.credentials("console")
     async with (
-        NatsBus(settings.nats_url, source=source, name=settings.instance, credentials=credentials).opened() as bus,
+        NatsBus(settings.nats_url, source=source, name=name, credentials=who, follows=BUCKET).opened() as bus,
         open_console(settings, bus) as console,
     ):
         get_logger().info("console.listening", url=console.url, page=console.page_url)

@@ -15,6 +15,10 @@ from kybernate.bus.nats import NatsBus
 from kybernate.bus.nats_link import MAJORITY_SECONDS, dial, leader_seconds
 from kybernate.bus.port import BusError
 from kybernate.roster import BUCKET
+from services.console import __main__ as console
+from services.console.settings import ConsoleSettings
+from services.router import __main__ as router
+from services.router.settings import RouterSettings
 from tests.bus.cut import Servers, three_servers
 from tests.bus.worlds import within
 from tests.until import until
@@ -58,6 +62,24 @@ async def test_a_server_that_does_not_reach_the_rosters_leader_is_left_for_one_t
             (line,) = left()
             assert line["server"] == servers.names[before]
             assert line["next"] in {*servers.names} - {servers.names[before]}
+
+
+class OpenedError(Exception):
+    """A service opens its bus."""
+
+
+@pytest.mark.parametrize(
+    ("service", "settings"), [(console, ConsoleSettings), (router, RouterSettings)], ids=["console", "router"]
+)
+async def test_what_reads_the_roster_leaves_such_a_server(
+    service: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opens(*_: object, follows: str = "", **__: object) -> None:
+        raise OpenedError(follows)
+
+    monkeypatch.setattr(service, "NatsBus", opens)
+    with pytest.raises(OpenedError, match=BUCKET):
+        await service.serve(settings())
 
 
 @pytest.mark.timeout(180)
