@@ -54,7 +54,7 @@ class TrafficSignal(Message):
     """Waiting requests, oldest first, in at most 16 steps: (their mean age in model seconds, how many). Optional; when
     there, the counts add up to ``waiting``, and the oldest stands alone."""
     incarnation: Annotated[str, Field(max_length=LONGEST_NAME)] = ""
-    """New at each start of the source: the three counters below then begin again at 0."""
+    """New at each start of the source: the three counters below then begin again at 0, as one that falls does."""
     arrived: Counted | None = None
     """Requests that ever arrived for this seat, None: not counted. A receiver that missed signals misses no request."""
     served: Counted | None = None

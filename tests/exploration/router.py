@@ -219,6 +219,8 @@ class Router:
             self.feed(routing.CallReturned(effect.request), manager)
 
     def signal(self, model: str, key: str | None, manager: str) -> None:
+        if key is not None and key not in self.traffic.table.upstreams:
+            return
         self.seq += 1
         self._to_manager(manager, product.signal_of(self.traffic, model, key, self.clock.wall, self.name, self.seq))
 

@@ -62,6 +62,16 @@ def test_a_router_that_starts_again_counts_from_zero() -> None:
     assert (seat.service.value, seat.service.count) == (4.0, 2)
 
 
+def test_a_counter_that_falls_counts_from_zero() -> None:
+    """That of a seat that its router had lost from its sight, and of which no last level was sent."""
+    learning = learned(
+        (1000.0, signal(1, arrived=40, served=40, served_seconds=80.0)),
+        (1001.0, signal(2, arrived=3, served=2, served_seconds=8.0)),
+    )
+
+    assert arrived(learning, 1001.0) == pytest.approx(3.0)
+
+
 def test_late_signals_change_nothing() -> None:
     learning = learned(
         (1000.0, signal(1, arrived=40)), (1001.0, signal(3, arrived=45)), (1001.0, signal(2, arrived=42))

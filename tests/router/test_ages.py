@@ -9,6 +9,7 @@ from kybernate.roster import SeatRecord, seat_key
 from kybernate.seat import SeatState
 from services.router.core import step
 from services.router.core.reports import HISTOGRAM_STEPS, addressed, age_histogram, level_of
+from services.router.core.traffic import MISSING_SECONDS
 from tests.router.test_traffic import K0, S, arrive, event, record, router
 
 AGES = st.lists(st.floats(0, 1000, allow_nan=False), max_size=200)
@@ -71,3 +72,16 @@ def test_a_level_is_published_to_the_nodes_of_its_seats() -> None:
     traffic.handle(SeatRecord(node="n2", seat="s1", state=SeatState.FREE, model="", epoch=9), 2.0)
     (of_gone,) = addressed(signal.model_copy(update={"seat": "s1"}), traffic.table, seat_key("n2", "s1"))
     assert of_gone.subject == "kyb.v1.sig.n2.r0.m", "its node is to know that nobody waits there"
+
+
+def test_a_seat_that_is_gone_has_no_level() -> None:
+    """Without the seat's name it would be taken for the level of calls that wait at no seat, which it hid for 1 s."""
+    traffic = router(record())
+    assert addressed(level_of(traffic.table, "m", K0, 1.0), traffic.table, K0)
+
+    traffic.handle(step.SeatMissing(K0), 1.0)
+    traffic.handle(step.TimePassed(), 1.0 + MISSING_SECONDS)
+
+    assert K0 not in traffic.table.upstreams
+    assert addressed(level_of(traffic.table, "m", K0, 12.0), traffic.table, K0) == []
+    assert addressed(level_of(traffic.table, "m", None, 12.0), traffic.table)

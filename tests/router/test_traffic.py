@@ -81,6 +81,27 @@ def test_a_call_for_a_parked_seat_requests_activation_once_and_waits():
     assert (level.waiting, level.in_flight) == (0, 2)
 
 
+def test_calls_of_a_model_that_a_seat_serves_again_are_counted_once() -> None:
+    """Its manager and the console take what a counter that was 0 shows for new: so those of a model begin at 0."""
+    traffic = router(record(state=S.ACTIVE))
+    for request in (1, 2):
+        arrive(traffic, request)
+        traffic.handle(step.CallEnded(request), 1.5)
+
+    def counted(model: str) -> tuple[int | None, int | None]:
+        level = level_of(traffic.table, model, K0, 9.0)
+        return level.arrived, level.served
+
+    assert counted("m") == (2, 2)
+    for epoch, model in ((11, "o"), (13, "m")):
+        traffic.handle(record(state=S.FREE, epoch=epoch, model=""), 2.0)
+        assert counted("m") == (0, 0)
+        traffic.handle(record(state=S.ACTIVE, epoch=epoch + 1, model=model), 2.0)
+        assert counted(model) == (0, 0)
+    arrive(traffic, 3)
+    assert counted("m") == (1, 0)
+
+
 def test_a_request_that_waited_is_reported_with_haste_only_when_it_ends() -> None:
     """Its manager knows of a request that waited. That there is none any more lets another seat in."""
     traffic = router(record())

@@ -432,15 +432,16 @@ def _difference(signal: TrafficSignal, last: SourceCounters | None, now: Now) ->
     """(arrived, served, seconds in flight of the served ones) since the last signal of this source.
 
     (1) The first signal: its own window, since the start of its counting is unknown. (2) A source without counters:
-    windows that overlap count for the new part only. (3) A restarted source: all that it has counted. (4) Otherwise:
-    the differences.
+    windows that overlap count for the new part only. (3) A restarted source, or a counter that fell: all that it has
+    counted. (4) Otherwise: the differences.
     """
     if last is None:  # (1)
         return signal.arrivals, 0, 0.0
     if signal.arrived is None:  # (2)
         new = 0.0 if signal.seq < last.seq else min(1.0, (now.model - last.received) / signal.window_seconds)
         return round(signal.arrivals * new), 0, 0.0
-    if last.incarnation != signal.incarnation:  # (3)
+    fell = signal.seq > last.seq and signal.arrived < last.arrived
+    if fell or last.incarnation != signal.incarnation:  # (3)
         return signal.arrived, signal.served or 0, signal.served_seconds or 0.0
     served = max(0, (signal.served or 0) - last.served)  # (4)
     seconds = max(0.0, (signal.served_seconds or 0.0) - last.served_seconds)

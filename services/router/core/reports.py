@@ -19,8 +19,8 @@ CLOCK = Clock()
 def level_of(
     table: UpstreamTable, model: str, key: str | None, now: float, clock: Clock = CLOCK, source: str = "router"
 ) -> TrafficSignal:
-    """Return this router's calls for (model, seat) now, and those since it started; key None: the calls that wait at no
-    seat, because none is usable. What depends on the last publication is missing."""
+    """Return this router's calls for (model, seat) now, and since the seat serves it; key None: the calls that wait at
+    no seat, because none is usable. What depends on the last publication is missing."""
     waiting: Mapping[int, RoutedCall] = {}
     about: dict[str, Any] = {"cause": "router"}
     if key is None:
@@ -50,10 +50,12 @@ def level_of(
 def addressed(signal: TrafficSignal, table: UpstreamTable, key: str | None = None) -> list[TrafficSignal]:
     """Return a level as it is published: once for each node with a seat that it concerns, to all if none is known.
 
-    ``key``: of its seat, which may serve another model by now; without it all seats of the model with the signal's name
-    are meant.
+    ``key``: of its seat, which may serve another model by now; a seat that is gone has no level, and its last one
+    expires. Without a key all seats of the model with the signal's name are meant.
     """
     one = table.upstreams.get(key or "")
+    if one is None and key is not None:
+        return []
     records = [one.record] if one is not None else table.records_of(signal.model, signal.seat)
     nodes = dict.fromkeys(record.node for record in records)
     if not nodes:

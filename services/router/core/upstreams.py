@@ -105,7 +105,7 @@ class RoutedCall:
 
 @dataclass(slots=True)
 class CallCounts:
-    """Calls to one seat since the router started."""
+    """Calls to one seat since it serves its model."""
 
     arrivals: int = 0
     served: int = 0
@@ -507,7 +507,7 @@ class UpstreamTable:
             left = self.models[old]
             del left.upstreams[upstream.key]
             left.expected = not left.upstreams
-        upstream.model = new
+        upstream.model, upstream.counts = new, CallCounts()
         name = f"{new}|{upstream.record.seat}".encode()
         upstream.weight = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest())
         if new:
