@@ -1,8 +1,8 @@
 """How a process runs and ends: named jobs in one TaskGroup, cancellation as the only stop signal, one process per node.
 
 A job runs until it is cancelled. One that returns is a bug and, like one that raises, ends the process with code 1, so
-that its supervisor restarts it from a known state. SIGTERM and SIGINT cancel all jobs and end with code 0. SIGHUP ends
-nothing: files are followed without it.
+that its supervisor restarts it from a known state, also where something ignores that it was cancelled. SIGTERM and
+SIGINT cancel all jobs and end with code 0. SIGHUP ends nothing: files are followed without it.
 """
 
 import asyncio
@@ -22,6 +22,8 @@ from kybernate.logs import get_logger
 
 PREDECESSOR_SECONDS = 5.0
 """How long to wait for a predecessor that is still ending."""
+STOP_SECONDS = 120.0
+"""How long what runs jobs may take to end once one has failed: as long as a node's pod may take at SIGTERM."""
 
 UNUSABLE = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
@@ -66,7 +68,7 @@ async def run(**jobs: Coroutine[Any, Any, object]) -> None:
         loop.add_signal_handler(signal.SIGHUP, lambda: None)
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_forever(name, job), name=name) for name, job in jobs.items()]
+            tasks = _started(group, jobs)
             await _first(stop, tasks)
             for task in reversed(tasks):
                 task.cancel()
@@ -79,8 +81,7 @@ async def run(**jobs: Coroutine[Any, Any, object]) -> None:
 async def together(**jobs: Coroutine[Any, Any, object]) -> None:
     """Run named jobs until one fails; signals are handled elsewhere. Raises what the failing job raised."""
     async with asyncio.TaskGroup() as group:
-        for name, job in jobs.items():
-            group.create_task(_forever(name, job), name=name)
+        _started(group, jobs)
 
 
 def main(serve: Callable[[], Coroutine[Any, Any, None]], *explained: type[Exception]) -> None:
@@ -177,6 +178,26 @@ def _each(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
             yield from _each(error)
         else:
             yield error
+
+
+def _started(group: asyncio.TaskGroup, jobs: dict[str, Coroutine[Any, Any, object]]) -> list[asyncio.Task[None]]:
+    """Start jobs. Once one has failed, the process ends unless the present task, which runs them, ends in time."""
+    loop, runner = asyncio.get_running_loop(), asyncio.current_task()
+
+    def end(error: BaseException | None) -> None:
+        if runner is not None and not runner.done():
+            stayed = [task.get_name() for task in asyncio.all_tasks() if task.cancelling()]
+            get_logger().error("process.stuck", tasks=stayed, error=repr(error), meaning="they were cancelled and stay")
+            os._exit(1)
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            loop.call_later(STOP_SECONDS, end, task.exception())
+
+    tasks = [group.create_task(_forever(name, job), name=name) for name, job in jobs.items()]
+    for task in tasks:
+        task.add_done_callback(ended)
+    return tasks
 
 
 async def _forever(name: str, job: Coroutine[Any, Any, object]) -> None:

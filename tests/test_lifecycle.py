@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from kybernate import lifecycle
 from kybernate.gpus import GpuError
 from kybernate.lifecycle import CannotRunError, alone, alone_in_both, main
 
@@ -135,3 +136,57 @@ def test_a_terminal_that_is_closed_ends_no_service_and_what_it_starts_is_not_cha
         for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
             service.send_signal(number)
         assert service.wait(30) == 0
+
+
+STUCK = """
+import asyncio
+from kybernate import lifecycle
+
+lifecycle.STOP_SECONDS = 0.1
+
+async def stays():
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+
+async def serve(inner):
+    if inner:
+        await lifecycle.run(outer=lifecycle.together(stays=stays(), fails=fails()))
+    try:
+        await lifecycle.run(fails=fails())
+    finally:
+        task = asyncio.create_task(stays(), name="stays")
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+async def fails():
+    raise OSError("why")
+"""
+
+
+@pytest.mark.parametrize("inner", [True, False], ids=["a job", "the clearing up"])
+def test_what_does_not_end_once_a_job_has_failed_ends_the_process(inner: bool) -> None:
+    script = f"{STUCK}\nlifecycle.main(lambda: serve({inner}))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 1
+    assert "process.stuck" in ended.stdout
+    assert "OSError('why')" in ended.stdout
+    assert "'stays'" in ended.stdout
+
+
+async def test_what_has_ended_and_begun_anew_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a manager whose configuration has changed."""
+    monkeypatch.setattr(lifecycle, "STOP_SECONDS", 0.05)
+    exits: list[int] = []
+    monkeypatch.setattr(lifecycle.os, "_exit", exits.append)
+
+    async def fails() -> None:
+        raise OSError("why")
+
+    with pytest.raises(ExceptionGroup):
+        await asyncio.create_task(lifecycle.together(fails=fails(), other=asyncio.Event().wait()))
+    await asyncio.sleep(0.1)
+    assert not exits
