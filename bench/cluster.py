@@ -164,7 +164,6 @@ class SimulatedCluster:
             activate_seconds=7.251,
             since=1.0,
             manager_url="http://127.0.0.1:9",
-            node_signals=True,
             reported_at=time.time(),
         )
 

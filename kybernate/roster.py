@@ -78,8 +78,8 @@ class SeatRecord(Record):
     """Learned: seconds (model time) from the order to activate until it serves, eviction included."""
     manager_url: Address = ""
     """Where the node's manager answers HTTP, for a router without NATS."""
-    node_signals: bool = False
-    """Its manager receives NodeTrafficSignal; False: one of an earlier version, which receives only TrafficSignal."""
+    node_signals: bool = True
+    """For routers of 843f10d5, which send NodeTrafficSignal only where all rows say so. The next release drops it."""
     reported_at: float = Field(default=0.0)
     """Unix seconds of this write."""
 

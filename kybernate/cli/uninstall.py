@@ -120,8 +120,6 @@ def rollback_refusal(nodes: Iterable[Mapping[str, Any]]) -> str:
     found = []
     for node in nodes:
         name, groups = node.get("node"), node.get("groups") or ()
-        stages = (seat.get("stage") or {} for group in groups for seat in group["seats"])  # none: of an earlier release
-        found += sorted({f"{name}: {stage['text']}" for stage in stages if stage.get("stage") == "unlocated-seat"})
         if (written := node.get("ledger_format", 1)) > LEDGER_FORMAT:
             what = f"its group is in a ledger of format {written}, of which this release reads {LEDGER_FORMAT}"
             pooled = (seat for group in groups if group["peers"] for seat in group["seats"])

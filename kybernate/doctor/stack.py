@@ -337,9 +337,6 @@ def _groups(node: dict[str, Any], facts: StackFacts) -> Iterator[Finding]:
             if stage in stages:
                 text = f"group {group['group']}: {stages[stage]['stage']['text']}"
                 yield fail(stage, text, "kyb why names it; docs/dev/obstacles.md")
-        if "unlocated-seat" in stages:
-            text = f"group {group['group']}: {stages['unlocated-seat']['stage']['text']}"
-            yield warn("rollback", text, "delete that pod before a rollback: an earlier release looks at home for it")
 
 
 def _drift(facts: StackFacts) -> Iterator[Finding]:

@@ -88,7 +88,6 @@ def record(node: NodeState, seat: ManagedSeat, now: Now, riders: dict[str, Any] 
         max_requests=pod.notes.max_requests if pod else 0,
         activate_seconds=seat.durable.costs.switch_seconds,
         manager_url=node.manager_url,
-        node_signals=True,
         blocked=obstacles.blocked(node, seat, now),
         failed=seat.durable.failed.text(seat.name),
         failed_until=_failed_until(seat, now),

@@ -256,10 +256,6 @@ BROKEN: dict[str, tuple[Callable[[StackFacts], StackFacts], str, str, str]] = {
         lambda facts: replace(facts, managers=(node("foreign-process", "python3 (pid 7) belongs to no seat"),)),
         "foreign-process", "python3 (pid 7)", "kyb why",
     ),
-    "nothing tells where a seat is": (
-        lambda facts: replace(facts, managers=(node("unlocated-seat", "neither the ledger nor the driver tells"),)),
-        "rollback", "group G0: neither the ledger", "delete that pod before a rollback",
-    ),
     "the checkpointer hangs": (
         lambda facts: replace(facts, managers=(
             node("vram-evidence", "the checkpointer has not confirmed the job", journaled=False, drained_seconds=9.0),

@@ -1,7 +1,7 @@
 """What routers report: demand, until it expires; presence and acknowledgements; and what is learned from it. Pure.
 
 Sources count requests since they started, so a lost signal loses no request: what counts is the difference to the last
-signal received. A source that counts only a window (another gateway, an older router) is trusted for each part of its
+signal received. A source that counts only a window (another gateway) is trusted for each part of its
 window once. Costs of parking and activating are learned where switches end (``switch``).
 """
 

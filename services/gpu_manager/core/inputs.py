@@ -178,7 +178,7 @@ class SeatTicket:
     epoch: int
     age_seconds: float
     vram_bytes: int = 0
-    """As the pod declared when it got the ticket; 0: nothing, or the ticket of a manager that did not write it."""
+    """As the pod declared when it got the ticket; 0: nothing."""
     container: str = ""
     """As in StartTicket."""
     group: str = ""
