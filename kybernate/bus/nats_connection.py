@@ -37,10 +37,9 @@ from kybernate.clock import wait_for
 from kybernate.logs import OnceLogger, get_logger
 
 RETRY_SECONDS = 0.25, 2.0
+"""Pauses until a server is dialled again, or one that reaches the leader: an election takes 4 to 9 s, and may fail."""
 CUT_OFF_SECONDS = 5.0
 """How long the leader has not answered before another server is dialled."""
-SEARCH_SECONDS = 1.0, CUT_OFF_SECONDS
-"""Pauses until it is looked for again: the servers may elect a leader just now, which takes them 4 to 9 s."""
 OTHER_SECONDS = 1.0
 """How long the leader may take to answer through another server."""
 SERVICE_TRIES = 3
@@ -220,7 +219,7 @@ class NatsConnection:
         """Wait until the connection is lost (nats-py calls back, but look from time to time), or ``_next`` is one to a
         server that reaches the stream's leader, and this one's does not: it has lost its routes to the others, and what
         is published here stays there."""
-        cut_off, due, searches = OnceLogger("bus.cut_off"), time.monotonic() + CUT_OFF_SECONDS, Backoff(*SEARCH_SECONDS)
+        cut_off, due, searches = OnceLogger("bus.cut_off"), time.monotonic() + CUT_OFF_SECONDS, Backoff(*RETRY_SECONDS)
         while link.alive and not self._leaving:
             asked = time.monotonic()
             seconds = await link.leader_seconds(self._leader_of) if self._leader_of else 0.0
@@ -240,15 +239,17 @@ class NatsConnection:
             await wait_for(link.lost, min(asked + LEADER_SECONDS, due) - time.monotonic())
 
     async def _elsewhere(self, link: NatsLink) -> NatsLink | None:
-        """A connection to a server that reaches the leader. One address may be a Service in front of several."""
+        """A connection to a server that reaches the leader, unless the present one does by now. One address may be a
+        Service in front of several."""
         here, urls = link.client.connected_url, self.url.split(",")
         others = [url for url in urls if here is None or urlsplit(url).netloc != here.netloc]
         for url in random.sample(others, len(others)) or urls * SERVICE_TRIES:
             with contextlib.suppress(OSError, nats.errors.Error, CredentialsError):  # time-outs are OSErrors
-                link = await dial(url, self._name, self._credentials, self.errors.report)
-                if await link.leader_seconds(self._leader_of, OTHER_SECONDS) <= MAJORITY_SECONDS:
-                    return link
-                await link.client.close()
+                other = await dial(url, self._name, self._credentials, self.errors.report)
+                seconds = await other.leader_seconds(self._leader_of, OTHER_SECONDS)
+                if seconds <= MAJORITY_SECONDS < await link.leader_seconds(self._leader_of, OTHER_SECONDS):
+                    return other
+                await other.client.close()
         return None
 
     async def _adopt(self, link: NatsLink) -> None:

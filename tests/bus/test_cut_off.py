@@ -1,18 +1,22 @@
 """A nats-server that has lost its routes keeps its clients, and answers them."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from math import inf
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import structlog
 from nats.js.api import ClusterInfo, PeerInfo
 
+from kybernate.bus import nats_connection
 from kybernate.bus.credentials import NO_CREDENTIALS
 from kybernate.bus.nats import NatsBus
-from kybernate.bus.nats_link import MAJORITY_SECONDS, dial, leader_seconds
+from kybernate.bus.nats_connection import NatsConnection
+from kybernate.bus.nats_link import LEADER_SECONDS, MAJORITY_SECONDS, NatsLink, dial, leader_seconds
 from kybernate.bus.port import BusError
 from kybernate.roster import BUCKET
 from services.console import __main__ as console
@@ -62,6 +66,81 @@ async def test_a_server_that_does_not_reach_the_rosters_leader_is_left_for_one_t
             (line,) = left()
             assert line["server"] == servers.names[before]
             assert line["next"] in {*servers.names} - {servers.names[before]}
+
+
+class Played:
+    """A connection, in a time of its own, to a server of which one can say when it reaches the leader."""
+
+    def __init__(self, time: list[float], seconds: Callable[[], float], *, server: str = "") -> None:
+        self._time, self._seconds, self.server = time, seconds, server
+        self.lost = asyncio.Event()
+        self.client = SimpleNamespace(connected_url=None, close=self._close)
+
+    @property
+    def alive(self) -> bool:
+        return self._time[0] < END
+
+    async def leader_seconds(self, _: str, timeout: float = LEADER_SECONDS) -> float:
+        if (seconds := self._seconds()) == inf:
+            self._time[0] += timeout
+        return seconds
+
+    async def _close(self) -> None:
+        pass
+
+
+END = 60.0
+ELECTED = [number / 10 for number in range(40, 200)]
+"""When there is another leader, seconds after the one before was cut off: 4 to 9, and as long again where each of two
+servers votes for itself."""
+
+
+def from_then(elected: float) -> Callable[[float], float]:
+    """Answers of a server that reaches the new leader."""
+    return lambda now: 0.0 if now >= elected else inf
+
+
+async def played(
+    monkeypatch: pytest.MonkeyPatch, own: Callable[[float], float], others: Callable[[float], float]
+) -> tuple[float, bool]:
+    """When a service that is at one server has left it, or ``END``, and whether it has; the functions: for how long
+    servers have not reached a leader."""
+    time = [0.0]
+
+    async def dial(*_: object) -> Played:
+        return Played(time, lambda: others(time[0]))
+
+    async def wait(_: asyncio.Event, seconds: float) -> None:
+        time[0] += max(0.01, seconds)
+
+    monkeypatch.setattr(nats_connection, "dial", dial)
+    monkeypatch.setattr(nats_connection, "wait_for", wait)
+    monkeypatch.setattr(nats_connection, "time", SimpleNamespace(monotonic=lambda: time[0]))
+    connection = NatsConnection("nats://b,nats://c", name="test", credentials=NO_CREDENTIALS, leader_of=STREAM)
+    await connection._until_useless(cast(NatsLink, Played(time, lambda: own(time[0]))))
+    return time[0], connection._next is not None
+
+
+@pytest.mark.parametrize("leads", [True, False], ids=["a leader", "a follower"])
+async def test_a_server_that_is_cut_off_is_left_soon_after_there_is_a_leader(
+    monkeypatch: pytest.MonkeyPatch, leads: bool
+) -> None:
+    """Pauses between the searches had grown to 5 s when an election took long: requests waited for 20 s."""
+    late = []
+    for elected in ELECTED:
+        at, left = await played(monkeypatch, lambda now: now if leads else inf, from_then(elected))
+        assert left
+        late.append((at - elected, elected))
+    assert max(late)[0] < 4.5, max(late)
+
+
+async def test_a_server_that_reaches_the_new_leader_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the election ended while the others were asked, it was: a manager then waits 3 s for its routers."""
+    moved = []
+    for elected in ELECTED:
+        at, left = await played(monkeypatch, from_then(elected), from_then(elected))
+        moved += [(elected, at)] * left
+    assert not moved
 
 
 class OpenedError(Exception):
