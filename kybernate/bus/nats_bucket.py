@@ -27,6 +27,7 @@ from nats.js.kv import KeyValue
 from kybernate.backoff import Backoff
 from kybernate.bus.inbox import Inbox
 from kybernate.bus.nats_connection import NatsConnection
+from kybernate.bus.nats_link import LEADER_SECONDS
 from kybernate.bus.port import BusError, Entry, NoAnswerError
 from kybernate.logs import OnceLogger, get_logger
 
@@ -208,7 +209,7 @@ class NatsBucket:
 
     @asynccontextmanager
     async def _store(self, what: str) -> AsyncIterator[KeyValue]:
-        async with self._bus.jetstream(f"bucket {self._name}: {what}") as js:
+        async with self._bus.jetstream(f"bucket {self._name}: {what}", LEADER_SECONDS) as js:
             yield KeyValue(self._name, self._stream, self._root, js, direct=True)
 
     @asynccontextmanager

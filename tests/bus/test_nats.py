@@ -2,6 +2,8 @@
 
 import asyncio
 import datetime
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from nats.aio.msg import Msg
 
 from kybernate.bus import nats_bucket
 from kybernate.bus.nats import NatsBus
+from kybernate.bus.nats_link import LEADER_SECONDS
 from kybernate.bus.port import BusDownError, BusError, NoAnswerError
 from kybernate.bus.setup import init, streams
 from kybernate.dev.nats_server import NatsServer
@@ -252,6 +255,20 @@ async def test_a_watch_whose_consumer_is_removed_goes_on(server: NatsServer) -> 
             assert entry.key == "n1.s1"
         assert await js.consumers_info("KV_kyb_seats") == []
     await raw.close()
+
+
+async def test_a_row_waits_for_its_leader_as_long_as_a_leader_counts_as_one(server: NatsServer) -> None:
+    """One that an election loses is never answered, and a drain waits for it: it took 5 s."""
+    await init(server.url)
+    async with NatsBus(server.url, source="test", name="test").opened() as bus:
+        await within(bus.until_connected())
+        bucket = await bus.bucket("kyb_seats")
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(NoAnswerError, match=f"no answer within {LEADER_SECONDS:g} s"):
+                await within(bucket.put("n1.s1", b"1"))
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
 
 
 async def test_a_large_bucket_comes_whole(server: NatsServer) -> None:
