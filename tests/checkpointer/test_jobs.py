@@ -12,7 +12,7 @@ import pytest
 
 from kybernate.dev.memory_bus import MemoryBus, MemoryServer
 from kybernate.messages import AskJobs, JobStatus, KillJob, Outcome, ReleaseJob, SeatTarget, SwitchJob
-from services.checkpointer.backends.port import Ending, NoMemberError, Note, SeatProcesses
+from services.checkpointer.backends.port import Ending, NoMemberError, NoProcessError, Note, SeatProcesses
 from services.checkpointer.core.answers import ModelAnswer
 from services.checkpointer.core.failures import SPENT, JobGoal, StepFailedError
 from services.checkpointer.job_run import JobRun
@@ -104,6 +104,37 @@ class MemoryBackend:
             await self.held[what].wait()
         kept = self.keeps_bytes or seat.residue_bytes
         return Ending(self.outcomes.get(what, outcome), vram_bytes=7, residue_bytes=kept)
+
+
+@dataclass
+class DiskBackend(MemoryBackend):
+    """A disk tier: a parked seat is an image in a folder, and has no process."""
+
+    images: Path = Path()
+    living: set[str] = field(default_factory=set)
+
+    async def discover(self, target: SeatTarget, group: str, epoch: int) -> SeatProcesses:
+        if target.seat not in self.living:
+            raise NoProcessError(f"{target.seat} has no process")
+        return await super().discover(target, group, epoch)
+
+    async def park(self, seat: SeatProcesses, note: Note) -> Ending:
+        (self.images / seat.target.seat).touch()
+        self.living.remove(seat.target.seat)
+        return await super().park(seat, note)
+
+    async def activate(self, seat: SeatProcesses, note: Note) -> Ending:
+        (self.images / seat.target.seat).unlink()
+        self.living.add(seat.target.seat)
+        return await super().activate(seat, note)
+
+    async def kill(self, seat: SeatProcesses, note: Note) -> Ending:
+        (self.images / seat.target.seat).unlink(missing_ok=True)
+        self.living.discard(seat.target.seat)
+        return await super().kill(seat, note)
+
+    async def state(self, seat: SeatProcesses) -> Ending:
+        return Ending("active" if seat.target.seat in self.living else "parked")
 
 
 @dataclass
@@ -643,3 +674,28 @@ async def test_a_seat_whose_test_request_is_unanswered_is_not_parked_and_its_reh
         assert "park v" not in stand.backend.done
         await stand.worker.switch(switch(6, "v", "v"))
         assert (await stand.done("op-6")).park[0].outcome == "parked"
+
+
+async def test_a_seat_may_be_parked_as_an_image_without_a_process(tmp_path: Path) -> None:
+    """It comes back after a restart, and the image ends with its pod: a disk tier is a backend, its line and name."""
+    images = tmp_path / "images"
+    images.mkdir()
+    async with running(tmp_path, DiskBackend(images=images, living={"v"})) as stand:
+        await stand.worker.switch(switch(5, "v"))
+        assert (await stand.done("op-5")).park[0].outcome == "parked"
+
+    async with running(tmp_path, DiskBackend(images=images)) as again:
+        backend, files = again.backend, lambda: [one.name for one in images.iterdir()]
+        assert isinstance(backend, DiskBackend)
+        reply = await again.worker.ask(AskJobs(cause="c", node="n1", epoch=6, targets=(target("v"),)))
+        assert ([one.outcome for one in reply.seats], backend.living, files()) == (["parked"], set(), ["v"])
+
+        await again.worker.switch(switch(7, activate="v"))
+        active = (await again.done("op-7")).activate
+        assert (active and active.outcome, backend.living, files()) == ("active", {"v"}, [])
+
+        await again.worker.switch(switch(8, "v"))
+        await again.done("op-8")
+        await again.worker.release(ReleaseJob(cause="c", node="n1", epoch=9, target=target("v")))
+        await until(lambda: backend.done[-1] == "kill v", what="the pod's seat is released")
+        assert (backend.living, files()) == (set(), [])
