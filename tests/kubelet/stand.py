@@ -131,7 +131,6 @@ class ScriptedPlugin(rpc.DevicePluginServicer):
     options_error: str = ""
     preferred: list[str] = field(default_factory=list)
     preferred_error: str = ""
-    allocate_error: str = ""
     gate_error: str = ""
     held: dict[str, asyncio.Event] = field(default_factory=dict)
     """By seat: PreStartContainer answers when the event is set."""
@@ -171,8 +170,6 @@ class ScriptedPlugin(rpc.DevicePluginServicer):
     async def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.calls.append(("allocate", list(request.container_requests[0].devices_ids)))
         await self.may_allocate.wait()
-        if self.allocate_error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.allocate_error)
         envs = {"SEAT": request.container_requests[0].devices_ids[0]} | self.envs
         answer = pb.ContainerAllocateResponse(envs=envs, mounts=self.mounts)
         return pb.AllocateResponse(container_responses=[answer])

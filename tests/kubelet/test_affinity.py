@@ -9,15 +9,7 @@ from kybernate.dev.fakes.kubelet.allocations import (
 )
 from kybernate.dev.fakes.kubelet.device_manager import NumaTopology
 from kybernate.pb import deviceplugin_pb2 as pb
-from tests.kubelet.stand import (
-    RESOURCE,
-    pod,
-    registered,
-    running_kubelet,
-    until_capacity,
-    until_failed,
-    until_running,
-)
+from tests.kubelet.stand import RESOURCE, pod, registered, running_kubelet, until_capacity, until_failed
 
 MACHINE = (0, 1)
 NODES = {"a": (0,), "b": (0,), "c": (1,), "d": (1,)}
@@ -85,24 +77,6 @@ def test_devices_are_split_by_affinity_and_one_of_several_nodes_counts_once() ->
 def device(name: str, *nodes: int) -> pb.Device:
     topology = pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in nodes])
     return pb.Device(ID=name, health="Healthy", topology=topology)
-
-
-async def test_aligned_devices_are_taken_without_asking_and_the_plugin_chooses_among_more() -> None:
-    async with (
-        running_kubelet(topology=NumaTopology("single-numa-node")) as kubelet,
-        registered(kubelet, "x") as plugin,
-    ):
-        plugin.lists.put_nowait([device("a", 0), device("b", 0), device("c", 1)])
-        await until_capacity(kubelet, {RESOURCE: (3, 3)})
-        plugin.preferred = ["b"]
-        first = kubelet.create(pod("first"))
-        await until_running(first)
-        (asked,) = plugin.called("preferred")
-        assert sorted(asked.container_requests[0].available_deviceIDs) == ["a", "b"]
-        second = kubelet.create(pod("second"))
-        await until_running(second)
-        assert plugin.called("allocate") == [["b"], ["a"]]
-        assert len(plugin.called("preferred")) == 1  # "a" was the only one left on node 0
 
 
 async def test_a_pod_that_cannot_be_aligned_is_rejected() -> None:

@@ -7,16 +7,7 @@ from kybernate.dev.fakes.kubelet import checkpoint
 from kybernate.dev.fakes.kubelet.allocations import Allocation
 from kybernate.dev.fakes.kubelet.checkpoint import CheckpointError
 from kybernate.pb import deviceplugin_pb2 as pb
-from tests.kubelet.stand import (
-    RESOURCE,
-    pod,
-    registered,
-    running_kubelet,
-    state,
-    until_restarted,
-    until_running,
-    until_waiting,
-)
+from tests.kubelet.stand import RESOURCE
 
 
 def allocation(*devices: str, **nodes: tuple[int, ...]) -> Allocation:
@@ -54,35 +45,3 @@ def test_a_changed_file_does_not_match_its_checksum(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"uid"', '"you"'))
     with pytest.raises(CheckpointError, match="corrupted"):
         checkpoint.read(path)
-
-
-async def test_kubelet_restarts_from_its_file_and_not_from_its_memory() -> None:
-    async with running_kubelet() as kubelet, registered(kubelet, "a") as plugin:
-        plugin.envs = {"GREETING": "hello"}
-        running = kubelet.create(pod())
-        await until_running(running)
-        kubelet.devices.allocations.clear()
-        await kubelet.restart()
-        assert kubelet.devices.run_options(running.uid, "engine").envs == {"SEAT": "a", "GREETING": "hello"}
-        assert kubelet.devices.capacity() == {RESOURCE: (0, 0)}
-
-
-async def test_a_lost_checkpoint_is_allocated_anew_at_the_next_start_unless_the_plugin_has_a_gate() -> None:
-    plain = pb.DevicePluginOptions()
-    gated = pb.DevicePluginOptions(pre_start_required=True)
-    for options in (plain, gated):
-        async with running_kubelet() as kubelet, registered(kubelet, "a") as plugin:
-            running = kubelet.create(pod())
-            await until_running(running)
-            (kubelet.options.folder / checkpoint.NAME).unlink()
-            await kubelet.restart()
-            plugin.options = options
-            async with registered(kubelet, "a", endpoint="again.sock", plugin=plugin):
-                kubelet.restart_container("default", "p")
-                if options is plain:
-                    await until_restarted(running, 1)
-                    assert plugin.called("allocate") == [["a"], ["a"]]
-                else:
-                    await until_waiting(running, "CreateContainerConfigError")
-                    text = state(running)["state"]["waiting"]["message"]
-                    assert text.startswith("no devices found allocated in local cache for pod")
