@@ -8,10 +8,12 @@ import asyncio
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 from bench.gpu import machine
 from bench.gpu.child import Child, ChildError
+from bench.gpu.driver import ROWS, WAITS, play
 from bench.gpu.room import CaseError, Room, Target, do
 from services.checkpointer.processes import identify, stopped
 
@@ -29,21 +31,9 @@ async def h1(room: Room, gib: float) -> Finding:
         activate = await room.checkpointer.activate(target.seat)
         intact = await target.intact() if activate.outcome == "active" else {}
     outcomes = [park.outcome, refused.outcome, activate.outcome]
-    driver = await _unprotected(_restore_without_room, room, gib)
+    driver = await _unprotected("H1", room, gib)
     kept = outcomes == ["parked", "parked", "active"] and all(intact.values())
     return {"kept": kept, "outcomes": outcomes, "reason": refused.reason, "driver": driver}
-
-
-async def _restore_without_room(room: Room, target: Target, bare: Child) -> str:
-    pid, seconds = target.child.pid, target.seconds
-    for verb in ("lock", "checkpoint"):
-        await do(bare, verb, pid, seconds)
-    async with room.filled():
-        first = await do(bare, "restore", pid, seconds, expect=None)
-    await room.settled(room.total_bytes // 2)
-    second = await do(bare, "restore", pid, seconds, expect=None)
-    unlock = await do(bare, "unlock", pid, seconds, expect=None)
-    return f"restore {first['name']}, again with room {second['name']}, unlock {unlock['name']}"
 
 
 async def h2(room: Room, gib: float) -> Finding:
@@ -82,7 +72,7 @@ async def h4(room: Room, gib: float) -> Finding:
             still = target.child.running
         outcomes = [park.outcome, (await room.checkpointer.activate(target.seat)).outcome]
         thawed = await _synchronized(target)
-    driver = await _unprotected(_synchronize_while_parked, room, gib)
+    driver = await _unprotected("H4", room, gib)
     seen = f"{driver}; when it was thawed for its restore, with the call waiting (unprotected): {thawed}"
     return {"kept": park.outcome == "parked" and still, "outcomes": outcomes, "driver": seen}
 
@@ -96,19 +86,6 @@ async def _synchronized(target: Target) -> str:
         return str(error)[:200] or "it did not return"
 
 
-async def _synchronize_while_parked(room: Room, target: Target, bare: Child) -> str:
-    for verb in ("lock", "checkpoint"):
-        await do(bare, verb, target.child.pid, target.seconds)
-    target.child.send("synchronize")
-    try:
-        await target.child.answer(room.hang_seconds)
-    except TimeoutError:
-        return "the synchronize waits"
-    except ChildError as error:
-        return str(error)[:200]
-    return "the synchronize returned"
-
-
 async def h5(room: Room, gib: float) -> Finding:
     """Driver calls on a stopped process hang: the product calls none, says why at once, and parks it when it runs."""
     async with room.target(gib) as target:
@@ -119,7 +96,7 @@ async def h5(room: Room, gib: float) -> Finding:
         activate = await room.checkpointer.activate(target.seat)
         intact = await target.intact() if activate.outcome == "active" else {}
     outcomes = [stopped_park.outcome, park.outcome, activate.outcome]
-    driver = await _unprotected(_lock_while_stopped, room, gib)
+    driver = await _unprotected("H5", room, gib)
     hung = stopped_park.wall > room.hang_seconds
     kept = not hung and outcomes[1:] == ["parked", "active"] and all(intact.values())
     return {"kept": kept, "outcomes": outcomes, "reason": stopped_park.reason, "driver": driver}
@@ -131,19 +108,6 @@ async def _stop(target: Target) -> None:
     async with asyncio.timeout(30):
         while not all((who := identify(pid)) is not None and stopped(who) for pid in target.pids):  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # there is no event for it
-
-
-async def _lock_while_stopped(room: Room, target: Target, bare: Child) -> str:
-    await _stop(target)
-    bare.send("lock", pid=target.child.pid, timeout_ms=1000)
-    try:
-        answer = await bare.answer(room.hang_seconds)
-    except TimeoutError:
-        target.child.signal(signal.SIGCONT)
-        late = await bare.answer(target.seconds)
-        return f"the lock hangs beyond its own time-out; after SIGCONT {late['name']}"
-    target.child.signal(signal.SIGCONT)
-    return f"the lock answered {answer['name']} while stopped"
 
 
 async def h6(room: Room, gib: float) -> Finding:
@@ -225,16 +189,66 @@ async def _survives(room: Room, gib: float, op: str, *, may_be_lost: bool) -> Fi
     return {"kept": kept, "outcomes": outcomes, "reason": reason, "answer": answer}
 
 
-async def _unprotected(meet: Callable[[Room, Target, Child], Awaitable[str]], room: Room, gib: float) -> str:
-    """What the driver does to an unprotected target. The target is lost."""
+async def _unprotected(hazard: str, room: Room, gib: float) -> str:
+    """What the driver answers to the first row of a hazard. The target is lost."""
+    row = next(row for row in ROWS if row.hazard == hazard)
     try:
-        async with room.bare() as bare, room.target(gib) as target:
-            try:
-                return await meet(room, target, bare)
-            finally:
-                await target.child.kill()
+        async with room.bare() as bare, _Hardware(room, gib, bare) as driver:
+            seen = await play(driver, row)
     except (CaseError, ChildError, TimeoutError) as error:
         return f"not seen: {type(error).__name__}: {error}"[:300]
+    about = zip(row.steps, seen, strict=True)
+    return ", ".join(f"{step} {answer}" for (_, _, shown), (step, answer) in about if shown and answer)
+
+
+class _Hardware(AsyncExitStack):
+    """The driver of this machine. What only a fake can do, or count, has no answer."""
+
+    def __init__(self, room: Room, gib: float, bare: Child) -> None:
+        super().__init__()
+        self._room, self._gib, self._bare = room, gib, bare
+        self._targets: dict[str, Target] = {}
+        self._filled = AsyncExitStack()
+        self._late: Child | None = None
+        """Whose answer is still to come."""
+
+    async def do(self, step: list[str], expected: str) -> str:  # noqa: ARG002 - what comes is recorded
+        """Implements Driver."""
+        room, targets = self._room, self._targets
+        match step:
+            case [name, "has", *_]:
+                targets[name] = await self.enter_async_context(room.target(self._gib))
+                self.push_async_callback(targets[name].child.kill)
+            case ["fill", _]:
+                await self._filled.enter_async_context(room.filled())
+            case ["empty"]:
+                await self._filled.aclose()
+                await room.settled(room.total_bytes // 2)
+            case ["stop", name]:
+                await _stop(targets[name])
+            case ["continue", name]:
+                targets[name].child.signal(signal.SIGCONT)
+            case ["kill", name]:
+                await targets[name].child.kill()
+            case [name, "synchronizes"]:
+                targets[name].child.send("synchronize")
+                return await self._answer(targets[name].child)
+            case ["lock" | "checkpoint" | "restore" | "unlock" | "state" as verb, name]:
+                self._bare.send(verb, pid=targets[name].child.pid, **({"timeout_ms": 1000} if verb == "lock" else {}))
+                return await self._answer(self._bare)
+            case ["then", *_] if self._late is not None:
+                return await self._answer(self._late)
+        return ""
+
+    async def _answer(self, child: Child) -> str:
+        try:
+            answer = await child.answer(self._room.hang_seconds)
+        except TimeoutError:
+            self._late = child
+            return WAITS
+        except ChildError as error:
+            return str(error)[:200]
+        return str(answer.get("value") or answer.get("name", "SUCCESS"))
 
 
 HAZARDS: dict[str, Callable[[Room, float], Awaitable[Finding]]] = {

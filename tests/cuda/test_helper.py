@@ -93,17 +93,6 @@ async def test_results_have_the_names_of_the_driver() -> None:
         assert (await helper.call("no-such-verb"))["name"] == "INVALID_VALUE"
 
 
-async def test_a_restore_without_room_loses_the_process() -> None:
-    async with stub_node(gpus=1) as node, node.helper() as helper:
-        pid = await node.user(node.gpus[0], gib=60)
-        await helper.code("lock", pid)
-        await helper.code("checkpoint", pid)
-        await node.user(node.gpus[0], gib=40)
-        assert await helper.code("restore", pid) == (2, "OUT_OF_MEMORY")
-        assert await helper.state(pid) == "CHECKPOINTED"
-        assert await helper.code("restore", pid) == (304, "OPERATING_SYSTEM")
-
-
 async def test_a_call_that_hangs_ends_at_its_deadline_and_the_next_one_is_answered() -> None:
     async with stub_node(gpus=1) as node, node.helper() as helper:
         pid = await node.user(node.gpus[0])

@@ -17,7 +17,8 @@ class Stand:
         self.gpus = [gpu.uuid for gpu in made_up]
         self.now = 100.0
         self.answers: dict[int, tuple[Code, dict[str, Any]]] = {}
-        self.killed: list[int] = []
+        self.killed: dict[int, int] = {}
+        """Signals by pid."""
         self.notified: list[tuple[int, str]] = []
         self._last = 0
 
@@ -97,7 +98,7 @@ class Stand:
                 case Answer(int() as token, code, result):
                     assert token not in self.answers, "a call is answered once"
                     self.answers[token] = (code, result)
-                case Kill(pid):
-                    self.killed.append(pid)
+                case Kill(pid, number):
+                    self.killed[pid] = number
                 case Tell(pid, state):
                     self.notified.append((pid, state.value))

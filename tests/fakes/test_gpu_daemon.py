@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kybernate.dev.fakes.gpu import server
-from kybernate.dev.fakes.gpu.client import DriverError, DriverGoneError, FakeDriverClient
+from kybernate.dev.fakes.gpu.client import DriverGoneError, FakeDriverClient
 from kybernate.dev.fakes.gpu.helper_driver import FakeHelperDriver
 from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
@@ -34,16 +34,6 @@ async def take(node: SimpleNamespace, process: Child, seat: str = "1x-a.s00", gi
     assert (await process.call("alloc", gpu=node.gpus[0], bytes=gib * GIB))["code"] == 0
 
 
-async def test_a_killed_process_frees_its_memory(node):
-    async with child(node.socket) as worker:
-        await take(node, worker)
-        assert await used(node) == 40 * GIB
-        worker.process.kill()
-        await until(lambda: free(node), what="the memory of the GPU is free")
-        reply = await node.client.request("get_state", pid=worker.pid)
-        assert reply["code"] in (3, 304)
-
-
 async def free(node: SimpleNamespace) -> bool:
     return await used(node) == 0
 
@@ -55,24 +45,6 @@ async def test_closing_the_connection_alone_frees_nothing(node):
     await own.close()
     assert await used(node) == GIB
     assert (await node.client.call("processes"))["processes"][0]["pid"] == os.getpid()
-
-
-async def test_a_lock_on_a_stopped_process_hangs_until_it_is_continued(node):
-    async with child(node.socket) as worker:
-        await take(node, worker)
-        worker.process.send_signal(signal.SIGSTOP)
-        await until(lambda: stopped(worker.pid), what="the process is stopped")
-        lock = asyncio.create_task(node.client.request("lock", pid=worker.pid, epoch=1, timeout_ms=1))
-        query = asyncio.create_task(node.client.request("get_state", pid=worker.pid))
-        done, _ = await asyncio.wait([lock, query], timeout=0.1)
-        assert not done
-        worker.process.send_signal(signal.SIGCONT)
-        assert (await lock)["code"] == 0
-        assert (await query)["state"] == "LOCKED"
-
-
-async def stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 async def test_park_freeze_thaw_and_activate_with_the_blocking_client(node):
@@ -101,45 +73,6 @@ async def test_park_freeze_thaw_and_activate_with_the_blocking_client(node):
         await asyncio.to_thread(park_and_activate)
         assert await used(node) == 40 * GIB
         assert (await node.client.call("stats"))["violations"]["by_kind"] == {"stale-epoch": 1}
-
-
-async def test_a_call_of_a_parked_process_is_answered_when_it_runs_again(node):
-    async with child(node.socket) as worker:
-        await take(node, worker)
-        for verb in ("lock", "checkpoint"):
-            await node.client.call(verb, pid=worker.pid, epoch=1)
-        worker.start("alloc", gpu=node.gpus[0], bytes=GIB)
-        for verb in ("restore", "unlock"):
-            assert await used(node) in (0, 40 * GIB)
-            await node.client.call(verb, pid=worker.pid, epoch=1)
-        assert (await worker.reply())["bytes"] == 41 * GIB
-
-
-async def test_a_caller_that_is_killed_does_not_stop_a_checkpoint(node):
-    async with child(node.socket) as worker, child(node.socket) as helper:
-        await take(node, worker)
-        await helper.call("lock", pid=worker.pid, epoch=1)
-        await node.client.call("inject", fault="slow", factor=5)
-        helper.start("checkpoint", pid=worker.pid, epoch=1)
-        await until(lambda: busy(node), what="the GPU is busy")
-        helper.process.kill()
-        await helper.process.wait()
-        assert (await node.client.call("get_state", pid=worker.pid))["state"] == "CHECKPOINTED"
-
-
-async def busy(node: SimpleNamespace) -> bool:
-    return bool((await node.client.call("devices"))["gpus"][0]["utilization"])
-
-
-async def test_an_injected_death_kills_the_process_and_fails_the_call(node):
-    async with child(node.socket) as worker:
-        await take(node, worker)
-        await node.client.call("lock", pid=worker.pid, epoch=1)
-        await node.client.call("inject", fault="die-mid-checkpoint", pid=worker.pid)
-        with pytest.raises(DriverError, match="OPERATING_SYSTEM"):
-            await node.client.call("checkpoint", pid=worker.pid, epoch=1)
-        assert await worker.process.wait() == -signal.SIGKILL
-        assert await used(node) == 0
 
 
 async def test_a_restarted_process_is_a_new_one(node):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kybernate.dev.fakes.gpu.process import CallTarget, Code
+from kybernate.dev.fakes.gpu.process import Code
 from kybernate.dev.fakes.gpu.spec import GIB, MOVE_SECONDS, build_gpus, parse_links
 from tests.fakes.machines import Stand
 
@@ -12,30 +12,6 @@ S, ILLEGAL = Code.SUCCESS, Code.ILLEGAL_STATE
 @pytest.fixture
 def stand() -> Stand:
     return Stand()
-
-
-@pytest.mark.parametrize(
-    ("state", "lock", "checkpoint", "restore", "unlock"),
-    [
-        ("running", S, ILLEGAL, ILLEGAL, ILLEGAL),
-        ("locked", ILLEGAL, S, ILLEGAL, S),
-        ("parked", ILLEGAL, ILLEGAL, S, ILLEGAL),
-        ("lost", ILLEGAL, ILLEGAL, Code.OPERATING_SYSTEM, ILLEGAL),
-    ],
-)
-def test_each_verb_is_legal_in_one_state_and_changes_nothing_in_the_others(state, lock, checkpoint, restore, unlock):
-    for verb, expected in {"lock": lock, "checkpoint": checkpoint, "restore": restore, "unlock": unlock}.items():
-        stand = Stand()
-        if state == "lost":
-            stand.parked(1, 60)
-            stand.running(2, 60)
-            assert stand.verb("restore", 1) is Code.OUT_OF_MEMORY
-        else:
-            getattr(stand, state)(1)
-        before = stand.state(1), stand.used_gib()
-        assert stand.done(verb, 1) is expected, (state, verb)
-        if expected is not S:
-            assert (stand.state(1), stand.used_gib()) == before
 
 
 def test_a_park_frees_the_memory_at_its_end_and_an_activation_takes_it_at_its_beginning(stand):
@@ -111,29 +87,6 @@ def test_a_late_tick_changes_no_share_and_a_process_that_ends_leaves_its_share_t
     assert stand.machine.next_time() == pytest.approx(began + 14.5)
 
 
-def test_state_queries_wait_for_a_running_transfer_and_the_restore_thread_does_not(stand):
-    stand.locked(1)
-    stand.verb("checkpoint", 1)
-    query = stand.send("get_state", pid=1)
-    assert stand.code("get_restore_tid", pid=1) is S
-    assert query not in stand.answers
-    stand.later(20)
-    assert stand.answers[query][1]["state"] == "CHECKPOINTED"
-
-
-def test_checkpoint_calls_on_a_stopped_process_hang_until_it_is_continued(stand):
-    stand.running(1)
-    frozen = CallTarget(stopped=True)
-    lock = stand.send("lock", 99, target=frozen, pid=1, epoch=1, timeout_ms=10)
-    query = stand.send("get_state", 99, target=frozen, pid=1)
-    stand.later(1000)
-    assert not {lock, query} & stand.answers.keys()
-    assert stand.machine.watched() == [1]
-    stand.stopped(1, False)
-    assert stand.answers[lock][0] is S
-    assert stand.answers[query][1]["state"] == "LOCKED"
-
-
 def test_a_transfer_does_not_end_while_the_process_is_stopped(stand):
     stand.locked(1)
     call = stand.send("checkpoint", 99, pid=1, epoch=1)
@@ -160,18 +113,6 @@ def test_a_lock_waits_for_submitted_work_or_times_out_and_leaves_the_process_run
     assert stand.state(1) == "LOCKED"
 
 
-def test_own_calls_of_a_locked_or_parked_process_wait_until_it_runs_again(stand):
-    stand.parked(1)
-    alloc = stand.send("alloc", 1, gpu=stand.gpus[0], bytes=GIB)
-    free = stand.send("free", 1, gpu=stand.gpus[0])
-    assert stand.done("restore", 1) is S
-    assert not {alloc, free} & stand.answers.keys()
-    assert stand.verb("unlock", 1) is S
-    assert stand.answers[alloc] == (S, {"gpu": stand.gpus[0], "bytes": 11 * GIB})
-    assert stand.answers[free] == (S, {"gpu": stand.gpus[0], "bytes": 0})
-    assert stand.read("processes")["processes"][0]["bytes"] == 0, "a context without memory shows up"
-
-
 def test_memory_is_refused_beyond_the_gpu_and_freed_when_the_process_is_gone(stand):
     stand.running(1, 60)
     assert stand.code("alloc", 1, gpu=stand.gpus[0], bytes=21 * GIB) is Code.OUT_OF_MEMORY
@@ -186,14 +127,6 @@ def test_calls_about_a_process_that_dies_end_with_an_operating_system_error(stan
     calls = [stand.send("checkpoint", 99, pid=1, epoch=1), stand.send("get_state", 99, pid=1)]
     stand.gone(1)
     assert [stand.answers[call][0] for call in calls] == [Code.OPERATING_SYSTEM] * 2
-
-
-def test_result_codes_of_processes_that_are_not_there_or_use_no_cuda(stand):
-    assert stand.verb("lock", 5, target=CallTarget(exists=False)) is Code.OPERATING_SYSTEM
-    assert stand.verb("lock", 5) is Code.NOT_INITIALIZED
-    stand.running(1)
-    assert stand.verb("lock", 1, target=CallTarget(zombie=True)) is Code.NOT_INITIALIZED
-    assert stand.code("get_restore_tid", pid=5) is Code.NOT_INITIALIZED
 
 
 @pytest.mark.parametrize(
@@ -226,24 +159,6 @@ def test_an_unknown_call_is_not_supported_and_names_the_known_ones(stand):
     code, result = stand.answers[stand.send("nvmlInit")]
     assert code is Code.NOT_SUPPORTED
     assert "get_restore_tid" in result["text"]
-
-
-def test_a_restore_with_a_map_moves_the_process_whose_own_names_stay_valid(stand):
-    stand.parked(1, 10, (0,))
-    stand.running(2, 40, (0,))
-    a, b = stand.gpus
-    assert stand.verb("restore", 1, gpu_map={a: b}) is Code.INVALID_VALUE, "must be a full permutation"
-    assert stand.done("restore", 1, gpu_map={a: b, b: a}) is S
-    assert stand.used_gib() == [40, 10]
-    assert stand.verb("unlock", 1) is S
-    assert stand.read("alloc", 1, gpu=a, bytes=GIB)["gpu"] == b
-    assert stand.used_gib() == [40, 11]
-    assert stand.verb("lock", 1) is S
-    assert stand.done("checkpoint", 1) is S
-    stand.gone(2)
-    assert stand.done("restore", 1, gpu_map={a: b, b: a}) is S
-    assert stand.used_gib() == [11, 0]
-    assert stand.kinds == {}
 
 
 @pytest.mark.parametrize(("swap", "seconds"), [(None, 10.2), ((), 10.2), ((1, 2), 10.2), ((0, 1), 10.2 + MOVE_SECONDS)])

@@ -81,22 +81,6 @@ def test_a_checkpoint_while_requests_are_open_is_a_violation_for_each(stand):
     assert stand.kinds == {"checkpoint-with-request": 2}
 
 
-def test_a_restore_without_room_loses_the_process_for_good_and_holds_memory_until_it_is_killed(stand):
-    stand.parked(1, 60)
-    stand.running(2, 60)
-    assert stand.verb("restore", 1) is Code.OUT_OF_MEMORY
-    assert stand.kinds == {"restore-without-room": 1}
-    assert stand.state(1) == "CHECKPOINTED", "as if nothing had happened"
-    assert stand.used_gib()[0] == 70
-    assert stand.verb("restore", 1) is Code.OPERATING_SYSTEM
-    assert stand.verb("unlock", 1) is Code.ILLEGAL_STATE
-    assert stand.code("alloc", 1, gpu=stand.gpus[0], bytes=1) is Code.ILLEGAL_STATE
-    assert stand.code("begin", 1, request="r") is Code.ILLEGAL_STATE
-    stand.gone(1)
-    assert stand.used_gib()[0] == 60
-    assert stand.kinds == {"restore-without-room": 1, "request-not-running": 1}
-
-
 @pytest.mark.parametrize("verb", ["lock", "checkpoint", "restore", "unlock"])
 def test_a_verb_with_an_old_epoch_is_a_violation_and_does_nothing(verb):
     stand = Stand(slots=2)
@@ -116,7 +100,7 @@ def test_a_checkpoint_without_host_memory_gets_the_process_killed():
     stand.locked(2, 10)
     call = stand.send("checkpoint", 99, pid=2, epoch=1)
     stand.later(20)
-    assert stand.killed == [2]
+    assert stand.killed.keys() == {2}
     assert stand.kinds == {"checkpoint-without-host-memory": 1}
     stand.gone(2)
     assert stand.answers[call][0] is Code.OPERATING_SYSTEM
@@ -152,20 +136,6 @@ def test_an_injected_hang_meets_the_named_process_once_and_has_no_effect(stand):
     assert stand.code("alloc", 1, gpu=stand.gpus[0], bytes=1) is None
 
 
-@pytest.mark.parametrize("verb", ["checkpoint", "restore"])
-def test_a_transfer_that_hangs_makes_queries_hang_until_the_faults_are_cleared(verb):
-    stand = Stand()
-    {"checkpoint": stand.locked, "restore": stand.parked}[verb](1)
-    stand.read("inject", fault="hang", verb=verb, pid=1)
-    calls = [stand.send(verb, 99, pid=1, epoch=1), stand.send("get_state", 99, pid=1)]
-    stand.later(10_000)
-    assert not stand.answers.keys() & set(calls)
-    assert stand.machine.next_time() is None
-    stand.read("inject", fault="clear")
-    stand.later(0.001)
-    assert [stand.answers[call][0] for call in calls] == [Code.SUCCESS] * 2
-
-
 def test_slow_stretches_transfers_until_it_is_cleared(stand):
     stand.locked(1, 10)
     stand.read("inject", fault="slow", factor=3)
@@ -175,19 +145,6 @@ def test_slow_stretches_transfers_until_it_is_cleared(stand):
     stand.later(0.2)
     assert stand.answers[call][0] is Code.SUCCESS
     assert stand.read("inject", fault="clear") == {"armed": 0}
-
-
-def test_death_in_the_middle_of_a_checkpoint(stand):
-    stand.locked(1, 10)
-    stand.read("inject", fault="die-mid-checkpoint", pid=1)
-    call = stand.send("checkpoint", 99, pid=1, epoch=1)
-    stand.later(5)
-    assert stand.killed == []
-    stand.later(0.2)
-    assert stand.killed == [1]
-    stand.gone(1)
-    assert stand.answers[call][0] is Code.OPERATING_SYSTEM
-    assert stand.used_gib() == [0, 0]
 
 
 def test_a_fatal_xid_shows_on_its_gpu_and_loses_the_processes_there(stand):

@@ -69,10 +69,12 @@ def test_hazards_are_run_and_reported(tmp_path: Path) -> None:
     )
     assert code == 0, output
     found = {one["hazard"]: one for one in result["hazards"]}
-    assert found["h1"]["driver"] == "restore OUT_OF_MEMORY, again with room OPERATING_SYSTEM, unlock ILLEGAL_STATE"
+    assert found["h1"]["driver"] == (
+        "restore a OUT_OF_MEMORY, state a CHECKPOINTED, restore a OPERATING_SYSTEM, unlock a ILLEGAL_STATE"
+    )
     assert found["h2"]["reason"].startswith("lock, checkpoint, kill in ")
     assert "with the call waiting" in found["h4"]["driver"]
-    assert found["h5"]["driver"].startswith("the lock hangs")
+    assert found["h5"]["driver"] == "lock a waits, then lock a SUCCESS"
     assert found["h9"]["outcomes"] == ["lost"], "a failed checkpoint is a cold start"
     assert "two GPUs" in found["h8"]["skipped"]
 

@@ -109,11 +109,16 @@ class Stand:
         await self._open.aclose()
         with contextlib.suppress(ConnectionError):  # the test ended the daemon
             for pid in self._pids:
-                await until(lambda pid=pid: self._forgot(pid), what=f"the driver has forgotten process {pid}")
+                await self.until_forgotten(pid)
 
-    async def _forgot(self, pid: int) -> bool:
-        reply = await self.client.request("get_restore_tid", pid=pid)
-        return int(reply["code"]) == OS
+    async def until_forgotten(self, pid: int) -> None:
+        """The driver has seen that the process ended."""
+
+        async def forgot() -> bool:
+            reply = await self.client.request("get_restore_tid", pid=pid)
+            return int(reply["code"]) == OS
+
+        await until(forgot, what=f"the driver has forgotten process {pid}")
 
     async def child(self, **environment: str) -> Child:
         """A process that called nothing yet."""
