@@ -125,6 +125,13 @@ class Response:
         return int(found[-1]) if found else 0
 
     @property
+    def whole(self) -> bool:
+        """Whether all of an answer with a length is there."""
+        head, end, body = self.raw.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+        return bool(end) and length is not None and len(body) >= int(length[1])
+
+    @property
     def body(self) -> bytes:
         return self.raw.rpartition(b"\r\n\r\n")[2]
 
@@ -259,6 +266,15 @@ class Stack:
                 connection.sendall(data)
             connection.settimeout(idle_seconds)
             return Response(receive(connection))
+
+    def ask(self, data: bytes) -> Response:
+        """Send bytes; return one answer as soon as it is whole. A router that refuses one lingers before it closes."""
+        with self.connect() as connection:
+            connection.sendall(data)
+            response = Response(b"")
+            while not response.whole and (more := connection.recv(65536)):
+                response = Response(response.raw + more)
+            return response
 
     def get(self, path: str) -> Response:
         return self.send(b"GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())

@@ -24,7 +24,7 @@ def ask(stack: Stack, method: str, path: str, host: bytes, *headers: bytes, body
     head = [f"{method} {path} HTTP/1.1".encode(), b"Host: " + host, b"Connection: close", *headers]
     if method == "POST":
         head.append(b"Content-Length: %d" % len(body))
-    return stack.send(b"\r\n".join([*head, b"", body]))
+    return stack.ask(b"\r\n".join([*head, b"", body]))
 
 
 @pytest.mark.parametrize("path", [*COMMANDS, *CALLS])

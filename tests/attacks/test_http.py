@@ -76,7 +76,7 @@ def test_no_request_is_smuggled_to_an_engine(stack: Stack, engine: RawEngine, na
 @pytest.mark.parametrize("name", ["two lengths", "a bare line feed", "a chunk size in 0x", "TLS"])
 def test_bytes_that_are_no_request_get_an_error_in_openais_shape(stack: Stack, engine: RawEngine, name: str) -> None:
     before = stack.rejected("invalid_http")
-    response = stack.send(AMBIGUOUS[name], idle_seconds=1)
+    response = stack.ask(AMBIGUOUS[name])
     assert (response.status, response.code) == (400, "invalid_http")
     assert stack.rejected("invalid_http") == before + 1
     assert response.header("Content-Type") == "application/json; charset=utf-8"
@@ -88,7 +88,7 @@ def test_bytes_that_are_no_request_get_an_error_in_openais_shape(stack: Stack, e
 
 @pytest.mark.parametrize("version", [b"HTTP/2.0", b"HTTP/0.9"])
 def test_other_versions_of_http_are_refused_in_http_1(stack: Stack, version: bytes) -> None:
-    response = stack.send(b"GET /healthz " + version + b"\r\nHost: x\r\n\r\n", idle_seconds=1)
+    response = stack.ask(b"GET /healthz " + version + b"\r\nHost: x\r\n\r\n")
     assert (response.status, response.raw[:9]) == (505, b"HTTP/1.1 ")
     assert response.code == "http_version"
 
