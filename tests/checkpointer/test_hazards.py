@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from kybernate import deadlines
 from kybernate.messages import KillJob, SeatProgress
 from services.checkpointer.helper_pool import HelperCall
 from tests.checkpointer.world import GIB, NODE, SPEED, Checkpointer, Engine, Kind, Node, checkpointer, node
@@ -344,7 +345,10 @@ async def test_h16_a_restore_that_hangs_ends_at_its_deadline_and_delays_no_other
 
 
 @pytest.mark.parametrize("verb", ["checkpoint", "restore"])
-async def test_h16_what_was_learned_ends_a_hang_that_nothing_else_would_end_for_an_hour(verb: str) -> None:
+async def test_h16_what_was_learned_ends_a_hang_that_nothing_else_would_end_for_an_hour(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "LEARNED_FLOOR_SECONDS", 4.0)
     async with stand(base_seconds=3600.0 * SPEED, floor_wall_seconds=1.0) as (here, it):
         engine = await here.engine("s00")
         if verb == "restore":

@@ -385,12 +385,16 @@ async def test_it_waits_for_a_gate_that_is_away(program: Path, gate: Gate) -> No
 # --- what it meets in the wild ----------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="session")
+def brief(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(tmp_path_factory.mktemp("brief") / "kyb-run", "-DGRACE_MS=200")
+
+
 @pytest.mark.parametrize("number", ENDS)
 async def test_a_signal_that_the_engine_outlives_does_not_end_its_container_at_the_next_park(
-    tmp_path_factory: pytest.TempPathFactory, gate: Gate, number: signal.Signals
+    brief: Path, gate: Gate, number: signal.Signals
 ) -> None:
     """SIGQUIT may ask for the stacks of its threads."""
-    brief = built(tmp_path_factory.mktemp("brief") / "kyb-run", "-DGRACE_MS=200")
     await gate.open()
     script = f"trap 'echo dump' {number.name[3:]}; echo up; while :; do sleep 0.05; done"
     async with running(brief, gate, *SH, script) as run:

@@ -15,7 +15,7 @@ import pytest
 from kybernate.dev.stack import Stack, StackOptions
 from tests.until import until
 
-REQUESTS = 240
+REQUESTS = 80
 AT_ONCE = 4
 READERS = 12
 PATHS = ("/v1/seats", "/v1/why", "/v1/history?since=0", "/ui/timeline", "/metrics")
