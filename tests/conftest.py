@@ -11,20 +11,18 @@ from hypothesis import HealthCheck, settings
 
 from tests import forked
 from tests.skipped import refused_in_ci
+from tests.thorough import EXAMPLES, PROFILE
 from tests.until import TIME_FACTOR
 
 # gRPC's handlers for fork crash children that have Python code to run before exec (NatsServer's) when its threads are
 # busy. No test forks without exec. Read when grpc is imported, and this file comes before all tests.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-
-EXAMPLES = {"quick": 15, "ci": 60, "nightly": 1000}
-"""Of each property test, by HYPOTHESIS_PROFILE: `make test`; .ci/run and `make mutants`; `make test-nightly`."""
 for profile, examples in EXAMPLES.items():
     settings.register_profile(
         profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "quick"))
+settings.load_profile(PROFILE)
 
 # A shell ignores both for jobs in its background, and what a test starts would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

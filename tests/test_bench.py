@@ -1,4 +1,5 @@
-"""Every benchmark runs, with as little work as it can have: one that was not run for weeks must not be broken."""
+"""Every benchmark runs, with as little work as it can have: one that was not run for weeks must not be broken. `make
+test` tries some of them, CI all."""
 
 import csv
 import gzip
@@ -13,6 +14,7 @@ import pytest
 import bench
 from bench import proxies
 from bench.__main__ import BENCHES, LONG
+from tests.thorough import part
 
 SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "board": ({"signals": 1, "switches": 1}, {}),
@@ -64,7 +66,7 @@ ELSEWHERE = {"walk"}
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", part(SMALL, 4))
 async def test_a_benchmark_gives_figures(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arguments, constants = SMALL[name]
     module = importlib.import_module(f"bench.bench_{name}")

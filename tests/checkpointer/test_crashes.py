@@ -21,6 +21,7 @@ from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record
 from tests.checkpointer.crash_cases import BACKENDS, COLD, Crash, Half, crashes
 from tests.checkpointer.engines import FULL, IN_VAIN, RESIDUE, PlayedEngine, Stand, played
+from tests.thorough import part
 
 CALLS = ("/sleep", "/wake_up", "/release_memory", "/resume_memory", "/api/generate", "/models/load", "/models/unload")
 
@@ -162,7 +163,7 @@ async def play(backend: str, crash: Crash, folder: Path, monkeypatch: pytest.Mon
         return outcome
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", part(BACKENDS, 2))
 async def test_a_kill_at_any_step_ends_active_parked_or_in_a_cold_start(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,7 @@ from services.checkpointer.processes import alive, identify
 from services.checkpointer.records import JobFile, Record
 from tests.checkpointer.lie_cases import ENDS, SERVES
 from tests.checkpointer.world import GIB, Checkpointer, Engine, Node, checkpointer, node, own_address, plain_environment
+from tests.thorough import part
 from tests.until import until
 
 SWITCHES: Mapping[str, tuple[str, ...]] = {
@@ -286,7 +287,7 @@ async def fork(here: Node, it: Checkpointer, api: str, lie: str, place: int, for
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("api", SWITCHES)
+@pytest.mark.parametrize("api", part(SWITCHES, 2))
 async def test_no_lie_ends_in_a_wrong_answer_a_lost_request_or_a_stuck_seat(
     api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from kybernate.messages import AskJobs, Job, JobProgress, JobReply, JobStatus, S
 from services.checkpointer.helper_pool import HelperCall, sigkill
 from services.checkpointer.processes import ProcessIdentity, alive, ended
 from tests.checkpointer.world import NODE, Checkpointer, Engine, Kind, Node, checkpointer, environment, node
+from tests.thorough import part
 from tests.until import until
 
 ASK_SECONDS = 30.0
@@ -121,7 +122,7 @@ async def replayed(it: Checkpointer, engines: tuple[Engine, ...]) -> tuple[str, 
     return (*ends, *[(await it.outcome(engine)) for engine in engines])
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", part(STEPS, 4))
 async def test_killed_at_any_step_it_converges_without_an_operator_and_twice_gives_the_same(step: str) -> None:
     async with stack("ctypes") as (here, bus):
         old = await here.engine("s00")

@@ -6,9 +6,10 @@ from bench.bench_kubelet import SEED, storm
 from bench.node import SEATS
 from tests.conformance.node import Stand
 from tests.conformance.pods import Workload
+from tests.thorough import part
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-RESTARTS = 50
+RESTARTS = len(part(range(50), 5))
 
 
 @pytest.mark.item(12, 36, 37, 38, 39, 42)

@@ -10,12 +10,13 @@ from tests.exploration.machine import ViolationError
 from tests.exploration.manager import Manager
 from tests.exploration.search import Chaos, Totals, explain, random_run, replay, setup_of, shrink
 from tests.exploration.world import SHAPES, Setup, World
+from tests.thorough import part
 
 SEEDS = range(8)
 """One of each configuration."""
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", part(SEEDS, 3))
 def test_no_promise_is_broken_and_every_seat_serves_again(seed: int) -> None:
     totals = Totals()
     found = random_run(seed, setup_of(seed), totals, length=200)
@@ -39,7 +40,7 @@ FOUND = {
 
 
 @pytest.mark.timeout(180)  # one of them has 24,000 steps
-@pytest.mark.parametrize(("seed", "moved"), FOUND.items())
+@pytest.mark.parametrize(("seed", "moved"), part(FOUND.items(), 4))
 def test_runs_that_once_found_a_bug_are_kept(seed: int, moved: float) -> None:
     totals = Totals()
     found = random_run(seed, setup_of(seed), totals, chaos=Chaos(moved=moved))
@@ -79,7 +80,7 @@ def test_no_interleaving_around_a_fault_in_a_switch_breaks_a_promise() -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("control", [control for control in CONTROLS if control.quick], ids=lambda one: one.name)
+@pytest.mark.parametrize("control", part(filter(lambda one: one.quick, CONTROLS), 4), ids=lambda one: one.name)
 def test_a_seeded_bug_is_found(control: Control) -> None:
     found = search(control, first=control.found)
     assert found is not None, f"not within {control.runs} runs"

@@ -16,13 +16,14 @@ from tests.exploration.gate import explore
 from tests.exploration.machine import ViolationError
 from tests.exploration.shells import search
 from tests.exploration.test_shells import effects_before_the_ledger
+from tests.thorough import part
 
 SEEDS = 6
 RUNS = 40
 """In which each seeded bug is found."""
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", part(range(SEEDS), 3))
 def test_gate_and_pods_keep_their_promises(seed: int, tmp_path: Path) -> None:
     assert explore(seed, tmp_path)["opened"] > 0
 
@@ -50,7 +51,7 @@ BUGS = (
 
 
 @pytest.mark.timeout(300)  # 8 s of computing alone; 60 s were not enough beside coverage and three workers
-@pytest.mark.parametrize("bug", BUGS, ids=[bug.__name__.strip("_") for bug in BUGS])
+@pytest.mark.parametrize("bug", part(BUGS, 3), ids=lambda bug: bug.__name__.strip("_"))
 def test_a_bug_in_gate_or_pods_is_found(bug: Callable[[], AbstractContextManager[Any]], tmp_path: Path) -> None:
     with bug(), pytest.raises(ViolationError):
         search(explore, RUNS, tmp_path)

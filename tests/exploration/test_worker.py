@@ -14,13 +14,14 @@ from services.checkpointer.worker import CheckpointWorker, Reporter
 from tests.exploration.machine import ViolationError
 from tests.exploration.shells import search
 from tests.exploration.worker import explore
+from tests.thorough import part
 
 SEEDS = 8
 RUNS = 120
 """In which each seeded bug is found."""
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", part(range(SEEDS), 4))
 def test_the_worker_and_its_journal_keep_their_promises(seed: int, tmp_path: Path) -> None:
     assert explore(seed, tmp_path)["lives"] > 1
 
@@ -88,7 +89,7 @@ BUGS = (
 
 
 @pytest.mark.timeout(300)  # threads write and fsync: a bug may need a hundred runs to show
-@pytest.mark.parametrize("bug", BUGS, ids=[bug.__name__.strip("_") for bug in BUGS])
+@pytest.mark.parametrize("bug", part(BUGS, 3), ids=lambda bug: bug.__name__.strip("_"))
 def test_a_bug_in_the_worker_is_found(bug: Callable[[], AbstractContextManager[Any]], tmp_path: Path) -> None:
     with bug(), pytest.raises(ViolationError):
         search(explore, RUNS, tmp_path)

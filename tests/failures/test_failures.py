@@ -13,11 +13,12 @@ import pytest_asyncio
 from tests.failures.cases import CLOCK, FAKETIME, MOVES, SWITCH, Case, every_case
 from tests.failures.page import Result, load, save
 from tests.failures.world import Failures, failures
+from tests.thorough import part
 
 ROOT = Path(__file__).parents[2]
 MODE = os.environ.get("KYB_FAILURES", "part")
 PART = 8
-"""Without KYB_FAILURES, one of so many kills during a switch or a move is tried, and one of three other failures."""
+"""Without KYB_FAILURES, CI tries one of so many kills during a switch or a move, and one of three other failures."""
 
 
 def tried() -> list[Case]:
@@ -27,7 +28,7 @@ def tried() -> list[Case]:
         return list(cases)
     kills = [case for case in cases if case.section in (SWITCH, *MOVES)]
     others = [case for case in cases if case.section not in (SWITCH, *MOVES, CLOCK)]
-    return kills[::PART] + others[::3]
+    return part(kills[::PART], 3) + part(others[::3], 3)
 
 
 UNDONE = ("checkpointer", "incoming engine")

@@ -37,6 +37,7 @@ from tests.manager.family import TREE, Busy, make_family
 from tests.manager.test_properties import AnyOrder
 from tests.manager.test_recovery import restart
 from tests.manager.world import World, booted, make_group, nested, status
+from tests.thorough import part
 
 
 @pytest.fixture
@@ -316,7 +317,7 @@ SECONDS = st.sampled_from([0, 0, 1, 3, 8])
 
 
 @pytest.mark.timeout(180)  # 1,350 seconds of 14 seats, checked after each message
-@settings(max_examples=3)
+@settings(max_examples=len(part(range(3), 3)))
 @given(
     shapes=st.permutations(TREE),
     seats=st.sampled_from([1, 2]),

@@ -12,10 +12,11 @@ from kybernate.dev.stack import Stack
 from tests.control_groups import any_control_group
 from tests.stack.pods import ONE_GROUP, pod, small_node
 from tests.stubs.stand import until_equal
+from tests.thorough import part
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("backend", ["fake", "restart"])
+@pytest.mark.parametrize("backend", part(["fake", "restart"], 2))
 async def test_a_pod_that_no_control_group_names_is_parked_and_not_believed_gone(tmp_path: Path, backend: str) -> None:
     with any_control_group() as cgroups:
         pods = [pod(model, vram="60GiB") for model in "ab"]

@@ -12,6 +12,7 @@ from kybernate.dev.fakes.gpu.client import FakeDriverClient
 from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.dev.stack import Stack
 from tests.stack.pods import pod, small_node
+from tests.thorough import part
 from tests.until import until
 
 CONFIG = """
@@ -24,7 +25,7 @@ INSTANCES = [gpu.uuid for gpu in hardware(PRESET).instances]
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("driver", ["fake", "stub"])
+@pytest.mark.parametrize("driver", part(["stub", "fake"], 2))
 async def test_a_model_whose_instance_is_busy_starts_on_another_one(
     tmp_path: Path, driver: Literal["fake", "stub"]
 ) -> None:
