@@ -24,6 +24,7 @@ from tests.stubs.stand import (
     Stand,
     own_stand,
 )
+from tests.thorough import part
 from tests.until import until_blocking
 
 
@@ -37,6 +38,7 @@ async def test_the_fake_machine_does_what_drivers_do(row: Row):
     assert differences(row, await play(FakeMachine(), row)) == []
 
 
+@pytest.mark.parametrize("binding", part(["ctypes", "bindings"], 2), indirect=True)
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.lasting], ids=str)
 async def test_the_stub_library_does_what_drivers_do(machine: Stand, row: Row):
     assert differences(row, await play(StubLibrary(machine, await machine.caller()), row)) == []
