@@ -84,7 +84,7 @@ class Journal:
         self.epochs: dict[str, int] = {}
         """Highest epoch by GPU."""
         self._filed: dict[str, int] = {}
-        """Those of them that the files have; only the writer uses it."""
+        """Those of them that the files have; only the thread that fsyncs uses it."""
         self.parked: dict[str, SeatProcesses] = {}
         """Processes of parked seats, by seat."""
         self._parked_changes: deque[Callable[[], object]] = deque()
@@ -172,7 +172,7 @@ class Journal:
         get_logger().error("journal.rolled_back", file=str(self._jobs), highest=max(newer.values()))
 
     def _attest(self, gpus: Collection[str], epoch: int) -> None:
-        """Called by the writer after the journal has this epoch; no job waits for it."""
+        """Called after the journal has this epoch, by the thread that fsyncs; no job waits for it."""
         _raise(self._filed, gpus, epoch)
         if self._witness is None:
             return
@@ -216,7 +216,7 @@ class Journal:
             self._sync_beside(self._open[job.op])
 
         await self._do(self._writer, write)
-        self._writer.submit(self._attest, gpus, epoch)
+        self._syncer.submit(self._attest, gpus, epoch)
         job.written_at = time.time()
 
     async def add(self, job: JobFile, record: Record) -> None:
@@ -320,12 +320,8 @@ class Journal:
         """Refuse jobs below this epoch on these GPUs from now on, also after a restart."""
         _raise(self.epochs, gpus, epoch)
         epochs = json.dumps(self.epochs)
-
-        def write() -> None:
-            files.replace(self._epochs_file, epochs, durable=True, mode=0o600)
-            self._attest(gpus, epoch)
-
-        await self._do(self._writer, write)
+        await self._do(self._writer, lambda: files.replace(self._epochs_file, epochs, durable=True, mode=0o600))
+        await self._do(self._syncer, lambda: self._attest(gpus, epoch))
 
     def remember(self, processes: SeatProcesses) -> None:
         """Keep the processes of a parked seat; their file is written before the next record. Not fsynced: they do not
