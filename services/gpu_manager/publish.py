@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from kybernate import files
 from kybernate.bus.port import Bucket, Bus, BusError
-from kybernate.clock import to_beat
+from kybernate.clock import to_beat, wait_for
 from kybernate.envelope import slug
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.node.run_files import GpuFaults, Wish, Wishes
 from kybernate.roster import BUCKET, SeatRecord, seat_key
-from kybernate.seat import SeatState
+from kybernate.seat import COMING, SeatState
 from services.gpu_manager.core import obstacles, view
 from services.gpu_manager.core.inputs import (
     DrainAnnounced,
@@ -49,6 +50,10 @@ log = get_logger()
 CHANGE_NS = 100_000_000
 """Age from which the time of a folder's change is trusted: the file system's clock has steps of some milliseconds."""
 RETRY_SECONDS = 0.25
+LATER = COMING | {SeatState.PARKING, SeatState.PARKED}
+"""States whose rows may be late: the seat is on its way, and closed to routers since the row of its drain."""
+LATE_SECONDS = 0.25
+"""Wall: such a row is written with the next one that may not be late, or so long after its change."""
 COMPARE_SECONDS = 60.0
 LOOK_SECONDS = 4.0
 """How often it is asked whether rows have vanished."""
@@ -128,8 +133,8 @@ class RosterWriter:
     ) -> None:
         self._bus, self._now, self._node, self._receive = bus, now, node, receive
         self._until_recorded, self._compare_seconds = until_recorded, compare_seconds
-        self._dirty: dict[str, None] = {}
-        """Seats whose rows are out of date, in the order of their first change."""
+        self._dirty: dict[str, float] = {}
+        """Seats whose rows are out of date, and when each is written at the latest, CLOCK_MONOTONIC."""
         self._written: dict[str, bytes | None] = {}
         """What each key of this node should hold, as far as it was written; None: nothing."""
         self._blocked: dict[str, tuple[object, ...]] = {}
@@ -144,7 +149,8 @@ class RosterWriter:
 
     def changed(self, seat: str) -> None:
         """This seat's row is out of date."""
-        self._dirty[seat] = None
+        at = time.monotonic() + LATE_SECONDS if self._node.seats[seat].state in LATER else 0.0
+        self._dirty[seat] = min(at, self._dirty.get(seat, inf))
         self._wake.set()
 
     def all_changed(self) -> None:
@@ -192,11 +198,12 @@ class RosterWriter:
     async def _write_changes(self) -> None:
         bucket: Bucket | None = None
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            while late := self._late():
+                self._wake.clear()
+                await wait_for(self._wake, late)
             try:
                 bucket = bucket or await self._bus.bucket(BUCKET)  # asks the server; once is enough
-                while self._dirty:
+                while not self._late():
                     writes = [self._write(bucket, seat) for seat in self._dirty]
                     results = await asyncio.gather(*writes, return_exceptions=True)
                     for error in filter(None, results):
@@ -206,7 +213,10 @@ class RosterWriter:
                 bucket = None
                 self._failed.log(error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
-                self._wake.set()
+
+    def _late(self) -> float:
+        """Wall seconds until a row is to be written, and the others with it."""
+        return max(0.0, min(self._dirty.values(), default=inf) - time.monotonic())
 
     async def _write(self, bucket: Bucket, seat: str) -> None:
         """Write one row, as the ledger has it. A time-out may mean that it was written: it is written again, with what
@@ -230,7 +240,7 @@ class RosterWriter:
             for take in self.on_record:
                 take(row.model_copy(update=texts))
         except BusError:
-            self._dirty[seat] = None
+            self._dirty[seat] = 0.0
             raise
         if state is SeatState.DRAINING:
             await self._receive(DrainAnnounced(seat, row.epoch))

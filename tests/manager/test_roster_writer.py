@@ -284,3 +284,41 @@ async def test_what_a_pod_shows_names_no_model_or_pod_of_another_namespace(world
     assert row.reason == "there is room for secret without it", "operators read the roster"
     assert shown[b].reason == "there is room for a seat of another namespace without it"
     assert (shown[a].model, shown[a].pod) == ("secret", "other/secret")
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+async def test_the_row_of_a_seat_on_its_way_goes_with_the_next_one_or_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, lasting: bool
+) -> None:
+    """And is not put off by looking for reasons again, as often as pods change."""
+    monkeypatch.setattr(publish, "LATE_SECONDS", 0.05 if lasting else 1e6)
+    world = World()
+    world.boot()
+    incoming, victim = world.fill("a", "b")
+    world.tick(10)
+    world.traffic(incoming, waiting=1)
+    written: list[tuple[str, SeatState]] = []
+    async with writing(world) as (_, writer):
+        writer.on_record.append(lambda row: written.append((row.seat, row.state)))
+        await until(lambda: (victim, SeatState.DRAINING) in written, what="the row of the drain is written at once")
+        written.clear()
+        world.quiet(victim)
+        world.progress(world.job(), activate="started", done=False)
+        way = [(victim, SeatState.PARKED), (incoming, SeatState.ACTIVATING)]
+        assert [(seat, world.state(seat)) for seat, _ in way] == way
+        for seat, _ in way:
+            writer.changed(seat)
+
+        def looked() -> bool:
+            for seat, _ in way:
+                writer.changed(seat)
+            return written == way
+
+        if lasting:
+            await until(looked, what="the rows that were late are written")
+        world.progress(world.job())
+        assert written == way * lasting
+        writer.changed(incoming)
+        await until(lambda: (incoming, SeatState.ACTIVE) in written, what="the row of the active seat is written")
+    assert (victim, SeatState.PARKED) in written
+    assert ((incoming, SeatState.ACTIVATING) in written) == lasting
