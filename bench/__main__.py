@@ -47,6 +47,7 @@ LONG = (
     "family_live",
     "scale",
     "starved",
+    "stops",
     "keys",
     "walk",
     "lanes",

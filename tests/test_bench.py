@@ -58,6 +58,10 @@ SMALL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "simulate": ({}, {"NODES": (1,), "FEW": 20, "MANY": 40}),
     "soak": ({"requests": 16}, {"CALLERS": 4, "UNKNOWN": 1}),
     "starved": ({"services": ("checkpointer",), "seconds": 3.0}, {"CGROUPS": Path("/nonexistent")}),
+    "stops": (
+        {"scenarios": ("hot-pair",), "seeds": (1,)},
+        {"STOPS": 1, "SHORTEST": 0.1, "LONGEST": 0.5, "PATIENCE": 0.1},
+    ),
     "switch": ({"requests": 2}, {"SETTLE_SECONDS": 0.1, "IDLE_SECONDS": 0.1}),
 }
 """By name: arguments of ``run``, and constants of the module or of ``bench.proxies``."""
