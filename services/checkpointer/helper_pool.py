@@ -96,13 +96,15 @@ class HelperProcess:
         asked = [json.dumps({"id": first + i, "verb": call.verb, **call.arguments}) for i, call in enumerate(calls)]
         self.writer.write("".join(f"{line}\n" for line in asked).encode())
         for number, (verb, deadline, _) in enumerate(calls, first):
-            try:
-                async with asyncio.timeout(deadline):
-                    replies.append(_reply(await self.reader.readline(), number, verb))
-            except TimeoutError:
-                raise HelperHungError(f"{verb} did not end within {deadline:.1f} s", verb) from None
+            answer = asyncio.ensure_future(self.reader.readline())
+            try:  # not by a time-out, which wins over an answer that came while this process stood still
+                if not (await asyncio.wait((answer,), timeout=deadline))[0]:
+                    raise HelperHungError(f"{verb} did not end within {deadline:.1f} s", verb)
+                replies.append(_reply(answer.result(), number, verb))
             except (ConnectionError, ValueError) as error:  # ValueError: more than ANSWER_BYTES
                 raise HelperDiedError(f"the helper ended during {verb}: {error}") from error
+            finally:
+                answer.cancel()
         return replies
 
     async def gone(self) -> None:

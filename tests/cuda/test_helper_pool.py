@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,18 @@ async def test_of_calls_that_are_sent_together_the_one_that_hangs_is_named(tmp_p
         calls[1] = HelperCall("memory", DEADLINE, {})
         replies = await pool.calls("G0", calls)
         assert [reply["id"] for reply in replies] == [2, 3, 4], "a new helper (1 was init), answers in their order"
+
+
+async def test_an_answer_that_came_while_the_checkpointer_stood_still_is_no_hang(tmp_path: Path) -> None:
+    """SIGSTOP, a debugger: the answer and the end of its time are seen at once. A second hang of a seat would be
+    quarantined."""
+    async with pool_of(tmp_path, NoKill()) as pool:
+        await pool.warm("G0")
+        asking = asyncio.create_task(pool.call("G0", "state", deadline=0.2))
+        await asyncio.sleep(0.0)  # it is sent
+        time.sleep(0.6)
+        assert (await asking)["code"] == 0
+        assert pool.hangs == 0
 
 
 async def test_a_key_does_not_collect_stuck_helpers_without_end(tmp_path: Path) -> None:
