@@ -44,6 +44,8 @@ SERVICES, PODS = "10.213.96.0/20", "10.213.77.0/24"
 OWN = (KUBELET_DIR, Path("/var/lib/kybernate"))
 """Folders of the machine that the node has for itself; so is /run."""
 READY_SECONDS = 180.0
+PATIENCE_SECONDS = 2.0
+"""Of a question that the API server has not answered yet: it is answered by what is known. A client waits 5 s."""
 _ZONE = ".svc.cluster.local"
 _NETWORK = {
     "cniVersion": "0.4.0",
@@ -98,7 +100,7 @@ class Names(asyncio.DatagramProtocol):
 
     def __init__(self, kubectl: Sequence[str]) -> None:
         self._kubectl, self._known, self._read_at = kubectl, dict[str, list[str]](), 0.0
-        self._lock = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
         self._transport: asyncio.DatagramTransport
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -117,15 +119,19 @@ class Names(asyncio.DatagramProtocol):
         task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, question: bytes, name: str, addr: Any) -> None:
-        async with self._lock:
-            if name.endswith(_ZONE) and time.monotonic() > self._read_at + 1:
-                self._known = await asyncio.to_thread(self._read)
-                self._read_at = time.monotonic()
+        if name.endswith(_ZONE) and time.monotonic() > self._read_at + 1:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._renew())
+            await asyncio.wait([self._reading], timeout=PATIENCE_SECONDS)
         known = name in self._known
         found = self._known[name] if known and question.endswith(b"\0\1\0\1") else []
         head = question[:2] + (b"\x85\0" if known else b"\x85\3") + b"\0\1" + len(found).to_bytes(2, "big") + bytes(4)
         records = (b"\xc0\x0c\0\1\0\1\0\0\0\1\0\4" + socket.inet_aton(one) for one in found)
         self._transport.sendto(head + question[12:] + b"".join(records), addr)
+
+    async def _renew(self) -> None:
+        self._known = await asyncio.to_thread(self._read)
+        self._read_at = time.monotonic()
 
     def _read(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
