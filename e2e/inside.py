@@ -72,29 +72,42 @@ print(json.dumps({target: answer(target) for target in sys.argv[2:]}))
 ``open`` or the name of an error."""
 
 ASK_ALL = """
-import concurrent.futures, itertools, json, signal, sys, threading, time, urllib.request
+import aiohttp, asyncio, itertools, json, signal, sys
 url, least, models = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-ended = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: ended.set())
-numbers = itertools.count()
-def ask(number):
+numbers, kept = itertools.count(), itertools.count()
+async def ask(session, name, number):
     body = {"model": models[number % len(models)], "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}
-    header = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body).encode(), header)
     try:
-        with urllib.request.urlopen(request, timeout=280) as answer:
-            return "" if json.load(answer)["choices"][0]["message"]["content"] else "an empty answer"
-    except OSError as error:
-        return f"{body['model']}: {error!r}"
-def loop(_):
+        async with session.post(url + "/v1/chat/completions", json=body) as answer:
+            text = await answer.text()
+            if answer.status != 200:
+                return f"{name}: {body['model']}: {answer.status} {text}"
+            return "" if json.loads(text)["choices"][0]["message"]["content"] else "an empty answer"
+    except (aiohttp.ClientError, OSError) as error:
+        return f"{name}: {body['model']}: {error!r}"
+async def loop(session, name, ended):
     texts = []
-    while not ended.is_set() or len(texts) < least / 3:
-        time.sleep(0.3)
-        texts.append(ask(next(numbers)))
+    while not ended.is_set() or len(texts) < least / 4:
+        await asyncio.sleep(0.3)
+        texts.append(await ask(session, name, next(numbers)))
     return texts
-with concurrent.futures.ThreadPoolExecutor(3) as threads:
-    texts = [text for texts in threads.map(loop, range(3)) for text in texts]
-print(json.dumps({"answered": texts.count(""), "lost": [text for text in texts if text]}))
+async def count(*_):
+    next(kept)
+async def main():
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    trace, timeout = aiohttp.TraceConfig(), aiohttp.ClientTimeout(total=280)
+    trace.on_connection_reuseconn.append(count)
+    async with (
+        aiohttp.ClientSession(timeout=timeout, trace_configs=[trace]) as keeping,
+        aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as closing,
+    ):
+        clients = [(keeping, "kept connection"), (closing, "new connection")] * 2
+        lists = await asyncio.gather(*(loop(*client, ended) for client in clients))
+    texts = [text for texts in lists for text in texts]
+    print(json.dumps({"answered": texts.count(""), "kept": next(kept), "lost": [text for text in texts if text]}))
+asyncio.run(main())
 """
-"""Arguments: URL of the router, number of requests at least, models. Asks them in turn, three at a time, until SIGTERM;
-prints how many were answered, and the errors."""
+"""Arguments: URL of the router, number of requests at least, models. Asks them in turn, four at a time, until SIGTERM:
+two clients keep their connections, two open one for each request. Prints how many were answered, how many had a
+connection that was kept, and the errors."""
