@@ -150,9 +150,8 @@ class ProbeServer:
     ports: list[int] = field(default_factory=list)
     """Ports it listens on: its own health, then the targets in order."""
     _tls: "ssl.SSLContext | None" = None
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _open: dict[asyncio.StreamWriter, str] = field(default_factory=dict)
-    """Connections by age, with the address of the other side."""
+    _open: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
+    """Connections by age."""
 
     def __post_init__(self) -> None:
         self.manager = ManagerClient(self.settings.host_ip, self.settings.manager_port, self.settings.pod_uid)
@@ -229,14 +228,13 @@ class ProbeServer:
     def _accept(self, target: ProbeTarget | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # asyncio's own task for it, one that is cancelled at the end, is an error in the log of Python 3.11.
         task = asyncio.create_task(self._answer(target, reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: self._open.pop(task, None))
         if len(self._open) >= MOST_CONNECTIONS:
-            [(most, _)] = Counter(self._open.values()).most_common(1)
-            oldest = next(one for one, address in self._open.items() if address == most)
-            del self._open[oldest]
-            oldest.transport.abort()
-        self._open[writer] = str((writer.get_extra_info("peername") or ("",))[0])
+            [(most, _)] = Counter(map(_address, self._open.values())).most_common(1)
+            oldest = next(one for one, other in self._open.items() if _address(other) == most)
+            self._open.pop(oldest).transport.abort()
+            oldest.cancel()
+        self._open[task] = writer
 
     async def _answer(
         self, target: ProbeTarget | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -260,7 +258,6 @@ class ProbeServer:
         except (OSError, TimeoutError, WireError):
             pass  # the caller disconnected, or did not speak HTTP/2
         finally:
-            self._open.pop(writer, None)
             writer.close()
 
     async def _http(self, target: ProbeTarget | None, request: ProbeRequest) -> ProbeResponse:
@@ -294,6 +291,10 @@ async def _pour(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
         while data := await source.read(65536):
             sink.write(data)
             await sink.drain()
+
+
+def _address(writer: asyncio.StreamWriter) -> str:
+    return str((writer.get_extra_info("peername") or ("",))[0])
 
 
 def _healthy(seat: SeatStatus) -> ProbeResponse:

@@ -237,6 +237,24 @@ async def test_no_connections_of_others_keep_kubelet_out_or_take_its_memory(stan
     await asyncio.gather(*ends, return_exceptions=True)
 
 
+async def test_a_connection_that_made_room_asks_the_manager_no_more(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 4)
+    stand.node.stops = [(True, False)]
+    probe = await stand.probe()
+
+    def asking() -> int:
+        return sum("ProbeServer._answer" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+    for n in range(12):
+        _, writer = await asyncio.open_connection("127.0.0.1", probe.ports[0])
+        stand.stack.callback(writer.close)
+        writer.write(b"GET /stop HTTP/1.1\r\n\r\n")
+        await until(lambda n=n: stand.node.requests > n, what="it is asked", timeout=2)
+    await until(lambda: asking() == 4, what="the others ended", timeout=2)
+
+
 async def check(port: int) -> bytes:
     """Kubelet's gRPC probe."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
