@@ -36,7 +36,8 @@ _GRACE_SECONDS = 5.0
 FRESH_SECONDS = 1.0
 """How long an answer, or a missing answer, is valid."""
 MOST_CONNECTIONS = 64
-"""With 60 kB of a head each, 7 MiB. Then the oldest of the address with the most of them ends."""
+"""With 60 kB of a head each, 7 MiB. Then one of the address with the most of them ends: its oldest without a request,
+else its oldest."""
 STOP_SECONDS = 10.0
 STOP_POLL_SECONDS = 0.2
 _FROZEN = frozenset({"draining", "parking", "parked", "activating", "migrating"})
@@ -152,6 +153,8 @@ class ProbeServer:
     _tls: "ssl.SSLContext | None" = None
     _open: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
     """Connections by age."""
+    _asked: set["asyncio.Task[None] | None"] = field(default_factory=set)
+    """Those whose request has arrived."""
 
     def __post_init__(self) -> None:
         self.manager = ManagerClient(self.settings.host_ip, self.settings.manager_port, self.settings.pod_uid)
@@ -228,13 +231,19 @@ class ProbeServer:
     def _accept(self, target: ProbeTarget | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # asyncio's own task for it, one that is cancelled at the end, is an error in the log of Python 3.11.
         task = asyncio.create_task(self._answer(target, reader, writer))
-        task.add_done_callback(lambda _: self._open.pop(task, None))
+        task.add_done_callback(self._forget)
         if len(self._open) >= MOST_CONNECTIONS:
             [(most, _)] = Counter(map(_address, self._open.values())).most_common(1)
-            oldest = next(one for one, other in self._open.items() if _address(other) == most)
-            self._open.pop(oldest).transport.abort()
-            oldest.cancel()
+            theirs = [one for one, other in self._open.items() if _address(other) == most]
+            last = next((one for one in theirs if one not in self._asked), theirs[0])
+            self._open[last].transport.abort()
+            last.cancel()
+            self._forget(last)
         self._open[task] = writer
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._open.pop(task, None)
+        self._asked.discard(task)
 
     async def _answer(
         self, target: ProbeTarget | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -248,6 +257,7 @@ class ProbeServer:
                     return
                 try:
                     request = await read_request(reader)
+                    self._asked.add(asyncio.current_task())
                     if target is None and request.path == "/stop":
                         limit.reschedule(None)  # kubelet's grace period is the limit
                     response = await self._http(target, request)

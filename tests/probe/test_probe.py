@@ -255,6 +255,23 @@ async def test_a_connection_that_made_room_asks_the_manager_no_more(
     await until(lambda: asking() == 4, what="the others ended", timeout=2)
 
 
+async def test_a_stop_of_kubelet_outlasts_connections_without_a_request(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one address: a pod of the node's own network has kubelet's."""
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 4)
+    stand.node.stops = [(True, False)]
+    probe = await stand.probe()
+    stopping = asyncio.create_task(stand.get(probe.ports[0], "/stop"))
+    await until(lambda: stand.node.requests, what="it is asked", timeout=2)
+    for _ in range(8):
+        _, writer = await asyncio.open_connection("127.0.0.1", probe.ports[0])
+        stand.stack.callback(writer.close)
+    assert await stand.get(probe.ports[0], "/healthz") == 200
+    stand.node.stops = [(False, False)]
+    assert await stopping == 200
+
+
 async def check(port: int) -> bytes:
     """Kubelet's gRPC probe."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
