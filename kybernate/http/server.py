@@ -303,7 +303,7 @@ class CallerConnection(Caller):
         except ApiError as error:
             if bodiless:  # the request is complete
                 self._head, self.busy, self._first, self._rest = None, True, False, rest
-                error.closes = not head.keep_alive
+                error.closes = not head.keep_alive or head.method == b"HEAD"  # its answer has a body
             raise
 
     def _take_body(self, data: bytes) -> bytes:

@@ -143,3 +143,15 @@ async def test_a_call_that_arrives_while_the_router_stops_is_rejected():
         w.router.front.stop()
         answer = await w.ask("llama")
         assert (answer.status, answer.code) == (503, "router_stopping")
+
+
+async def test_a_refused_head_leaves_no_body_before_the_next_answer():
+    async with world() as w:
+        host, port = w.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"HEAD /nowhere HTTP/1.1\r\nHost: r\r\n\r\nGET /healthz HTTP/1.1\r\nHost: r\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(4096), 5)
+        assert b" 404 " in answer
+        assert b"Connection: close" in answer
+        assert not await asyncio.wait_for(reader.read(), 5)
+        writer.close()
