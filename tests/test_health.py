@@ -52,6 +52,15 @@ def test_an_address_of_another_machine_is_named_with_its_setting() -> None:
         Settings.from_env({"KYB_HEALTH_HOST": "192.0.2.1"})
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+async def test_an_empty_host_is_all_addresses_of_both_families() -> None:
+    with socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as free:
+        port = free.getsockname()[1]
+    async with Health().server(Settings(health_host="", health_port=port)):
+        for host in ("127.0.0.1", "::1"):
+            socket.create_connection((host, port), 9).close()
+
+
 async def test_silent_connections_to_a_tls_port_are_counted_and_take_no_memory_for_tls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -612,12 +612,12 @@ class HttpServer:
             self.app.on_response_prepare.append(self._finish)
         await self._runner.setup()
         with listening(self.host, self.port, self._prefix):
-            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            sock = socket.create_server((self.host, self.port), family=family)
             self._server = await asyncio.get_running_loop().create_server(
-                self._accepted, sock=sock, backlog=MOST_ACCEPTED
+                self._accepted, self.host or None, self.port, backlog=MOST_ACCEPTED
             )
-            sock.listen(BACKLOG)
+            for sock in self._server.sockets:
+                with sock.dup() as same:
+                    same.listen(BACKLOG)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
