@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,39 @@ async def probe(port: int, address: str) -> bytes:
     writer.write(b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
     with contextlib.closing(writer):
         return (await asyncio.wait_for(reader.read(), 20))[9:12]
+
+
+TWO_PORTS = """
+import asyncio, resource
+from kybernate.health import Health
+from kybernate.settings import Settings
+
+async def serve():
+    settings = Settings(health_host="127.0.0.1", health_port=0)
+    async with Health().server(settings) as one, Health().server(settings) as two:
+        print(one.port, two.port, flush=True)
+        await asyncio.Event().wait()
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+asyncio.run(serve())
+"""
+
+
+async def test_idle_connections_to_two_ports_of_a_service_leave_it_files() -> None:
+    """The soft limit of most machines is 1,024."""
+    service = await asyncio.create_subprocess_exec(sys.executable, "-c", TWO_PORTS, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert service.stdout is not None
+        ports = [int(port) for port in (await service.stdout.readline()).split()]
+        with contextlib.ExitStack() as opened:
+            for n in range(1200):
+                opened.enter_context(socket.create_connection(("127.0.0.1", ports[n % 2]), 9))
+                await asyncio.sleep(0)
+            for port in ports:
+                assert await probe(port, "127.0.0.9") == b"200"
+    finally:
+        service.kill()
+        await service.wait()
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /hea", HALF_BODY, STREAM], ids=["silent", "head", "body", "unread"])

@@ -43,8 +43,8 @@ BACKLOG = 1024
 """Connections that the kernel keeps until they are accepted."""
 MOST_ACCEPTED = 64
 """In one turn of the loop, before they are counted."""
-MOST_CONNECTIONS = 512
-"""Of a port without limits of its own."""
+MOST_CONNECTIONS = 256
+"""Of a port without limits of its own: two of a process and what else it opens are less than 1,024 files."""
 PARTIAL_BYTES = 16 * 2**20
 """All heads that are not complete, and all bytes after requests that are not answered; a quarter for one address."""
 MOST_BYTES = 512 * 1024
