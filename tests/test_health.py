@@ -106,7 +106,7 @@ async def echo(request: web.Request) -> web.Response:
 
 @contextlib.asynccontextmanager
 async def port(**options: Any) -> AsyncIterator[HttpServer]:
-    app = web.Application(middlewares=[errors])
+    app = web.Application(middlewares=[errors], client_max_size=8 * 2**20)
     app.add_routes([*Health().routes(), web.get("/stream", stream), web.post("/echo", echo)])
     async with HttpServer(app, "127.0.0.1", 0, **options) as server:
         yield server
@@ -223,3 +223,39 @@ async def test_a_web_page_reads_and_delays_nothing_at_a_services_own_port(path: 
         for headers in ({"Host": "10.0.0.7:9471"}, {"Host": "node.internal", "User-Agent": "kube-probe/1.36"}):
             async with http.get(server.url + path, headers=headers) as answer:
                 assert answer.status == 200
+
+
+def body(caller: socket.socket, size: int, sent: int) -> None:
+    """Send a request, all but the end of its body."""
+    caller.sendall(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size + sent * b"x")
+
+
+async def post(port: int, address: str, size: int) -> bytes:
+    """The status of one whole body."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+    with contextlib.closing(writer):
+        writer.write(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size + size * b"x")
+        return (await asyncio.wait_for(reader.readexactly(12), 20))[9:]
+
+
+async def test_incomplete_bodies_of_others_keep_no_body_out() -> None:
+    """Reviews of kube-apiserver, at the webhook's port."""
+    size = 8 * 2**20
+    async with port(most_bytes=size) as server, contextlib.AsyncExitStack() as opened:
+        for n in range(4):
+            of = f"127.0.0.{1 + n % 2}", 0
+            caller = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 9, of))
+            await asyncio.to_thread(body, caller, size, size - 1)
+        await until(lambda: server.bodies.memory.total > 4 * size - 9, what="they have arrived", timeout=9)
+        assert await post(server.port, "127.0.0.9", 2**20) == b"200"
+        assert sum(one.arriving for one in server.connections) == 3
+
+
+async def test_six_of_the_largest_reviews_come_from_one_address() -> None:
+    async with port(most_bytes=8 * 2**20) as server, contextlib.AsyncExitStack() as opened:
+        size = 3 * 2**20
+        for _ in range(5):
+            caller = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), 9))
+            await asyncio.to_thread(body, caller, size, size - 1)
+        await until(lambda: server.bodies.memory.total > 5 * size - 9, what="they have arrived", timeout=9)
+        assert await post(server.port, "127.0.0.1", size) == b"200"

@@ -97,9 +97,13 @@ class BodyMemory:
     """That limits them, if one does."""
     total: int = 0
     by_caller: Counter[str] = field(default_factory=Counter)
+    make_room: Callable[[str, int], None] = lambda *_: None
+    """For so many bytes of a caller, where they do not fit."""
 
     def full(self, caller: str, more: int) -> str | None:
         """Return why ``more`` bytes of this caller do not fit; None if they do."""
+        if self.total + more > self.most_bytes:
+            self.make_room(caller, more)
         if self.total + more > self.most_bytes:
             limit = f" ({self.setting})" if self.setting else ""
             return f"request bodies take {self.total} of {self.most_bytes} bytes{limit}"

@@ -50,7 +50,8 @@ PARTIAL_BYTES = 16 * 2**20
 MOST_BYTES = 512 * 1024
 """Largest body of a request that aiohttp answers."""
 MEMORY_BYTES = 64 * MOST_BYTES
-"""All bodies and long heads of such requests that are in memory; half for one address."""
+"""All bodies and long heads of such requests that are in memory. At the limit incomplete ones of the address that holds
+most make room."""
 STOP_SECONDS = 1.0
 """How long requests may go on once the port closes."""
 
@@ -278,7 +279,7 @@ class CallerConnection(Caller):
             heads.forget()
             self._check(head, data)
             server = self._server
-            self._body = RequestBody(server.bodies, head, head.fields(), f"address {self.address}", server.most_bytes)
+            self._body = RequestBody(server.bodies, head, head.fields(), self.address, server.most_bytes)
         if self._body.expected and not data:
             self.write(CONTINUE)
         return data if data else self._take_body(b"")
@@ -407,6 +408,16 @@ class CallerConnection(Caller):
             self.reset()
         elif self._transport is not None:
             self._transport.close()
+
+    @property
+    def arriving(self) -> bool:
+        """Whether a body for aiohttp is not complete."""
+        return self._head is not None and self._body is not None and self._call is None
+
+    def make_room(self) -> None:
+        """Refuse the body that arrives: another address holds less."""
+        self._server.limits.rejected("body_memory")
+        self._fail(ApiError(429, "queue_full", "request bodies take too much memory; try again in 1 s", 1, closes=True))
 
     def stop(self) -> None:
         """Close the connection unless a request is being answered; one that still arrives is refused."""
@@ -596,8 +607,9 @@ class HttpServer:
         self.limits: AcceptLimits = limits or Shares()
         self.origins = origins or WebOrigins()
         self.partial = BodyMemory(PARTIAL_BYTES, PARTIAL_BYTES // 4)
-        self.bodies = Intake(BodyMemory(MEMORY_BYTES, MEMORY_BYTES // 2), times.body_seconds, self.limits.rejected)
+        self.bodies = Intake(BodyMemory(MEMORY_BYTES, MEMORY_BYTES), times.body_seconds, self.limits.rejected)
         """Of requests that aiohttp answers."""
+        self.bodies.memory.make_room = self._make_room
         self.connections: set[CallerConnection] = set()
         self.leaves = False
         """The port will close: each answer to a request that comes now ends its connection, and says so."""
@@ -652,6 +664,14 @@ class HttpServer:
         while any(connection.calling for connection in self.connections):
             self.call_ended.clear()
             await self.call_ended.wait()
+
+    def _make_room(self, address: str, more: int) -> None:
+        """End incomplete bodies of addresses that hold more than this one would, from the one that holds most."""
+        memory = self.bodies.memory
+        held = memory.by_caller
+        for one in sorted((one for one in self.connections if one.arriving), key=lambda one: -held[one.address]):
+            if memory.total + more > memory.most_bytes and held[one.address] > held[address] + more:
+                one.make_room()
 
     @property
     def url(self) -> str:
