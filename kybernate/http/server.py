@@ -19,6 +19,7 @@ from kybernate.http.framing import HttpError
 from kybernate.http.head import Head, HeadParser
 from kybernate.http.intake import BodyMemory, Intake, RequestBody
 from kybernate.http_api import ApiError, no_content
+from kybernate.key_guard import KeyGuard
 from kybernate.lifecycle import listening
 from kybernate.logs import get_logger
 from kybernate.tls import Accepted, AcceptLimits, Caller, TlsCaller, address_of
@@ -601,9 +602,10 @@ class HttpServer:
         limits: AcceptLimits | None = None,
         origins: WebOrigins | None = None,
         most_bytes: int = MOST_BYTES,
+        guard: KeyGuard | None = None,
     ) -> None:
         self.app, self.host, self.port, self._prefix, self._tls = app, host, port, prefix, tls
-        self.times, self.most_bytes = times, most_bytes
+        self.times, self.most_bytes, self._guard = times, most_bytes, guard
         self.limits: AcceptLimits = limits or Shares()
         self.origins = origins or WebOrigins()
         self.partial = BodyMemory(PARTIAL_BYTES, PARTIAL_BYTES // 4)
@@ -690,7 +692,9 @@ class HttpServer:
         return None
 
     def check(self, head: Head, *, bodiless: bool) -> None:
-        """Refuse a request to aiohttp before its body is read. Raises ApiError."""
+        """Refuse a request to aiohttp before its body is read; here, one without a key. Raises ApiError."""
+        if self._guard is not None and not bodiless:
+            self._guard.check(head.fields())
 
     def at_once(self, head: Head, *, close: bool) -> bytes | None:
         """Return the answer to a complete request that needs no aiohttp; None: it does."""

@@ -80,7 +80,7 @@ class Console:
             health = [route for route in health if route.path != "/metrics"]
         elif not self.guard.required:
             api += self._page_routes()
-        return self._server([*api, *health], settings.host, settings.port, "KYB", tls), operations
+        return self._server([*api, *health], settings.host, settings.port, "KYB", tls, self.guard), operations
 
     def _server(
         self,
@@ -89,11 +89,13 @@ class Console:
         port: int,
         prefix: str = "KYB_HEALTH",
         tls: ssl.SSLContext | None = None,
+        guard: KeyGuard | None = None,
     ) -> HttpServer:
         app = web.Application(middlewares=[errors])
         app.add_routes(routes)
         app.on_shutdown.append(self._stop)
-        return HttpServer(app, host, port, prefix, tls=tls, origins=self._origins, most_bytes=CHAT_BYTES)
+        of = host, port, prefix
+        return HttpServer(app, *of, tls=tls, origins=self._origins, most_bytes=CHAT_BYTES, guard=guard)
 
     def _api_routes(self) -> list[web.RouteDef]:
         view, admin = self.guard.needs("view"), self.guard.needs("admin")

@@ -316,6 +316,15 @@ async def test_each_route_needs_its_scope(tmp_path: Path, method: str, path: str
             assert (answered != 403) == (name in allowed), name
 
 
+async def test_a_body_without_a_key_is_refused_unread(tmp_path: Path):
+    (keys := tmp_path / "keys.yaml").write_text(dump([make("ops", ("admin",))[0]]))
+    async with shown(api_keys_file=keys) as w:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(w.url.rpartition(":")[2]))
+        writer.write(b"POST /v1/seats/m/park HTTP/1.1\r\nHost: c\r\nContent-Length: 9\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readexactly(12), 5))[9:] == b"401"
+        writer.close()
+
+
 async def status(w: Shown, method: str, path: str, **headers: str) -> int:
     async with w.http.request(method, w.url + path, headers=headers) as answer:
         return answer.status
