@@ -101,8 +101,8 @@ class Stand:
         self.host = open_host(Path("nowhere"), 1.0, fake_kubelet=True)
         self.evidence = Evidence(self.calls, self.host.freezer)
 
-    async def find(self) -> SeatProcesses:
-        return await Discovery(self.calls, self.host).find(self.target, "G0", 1)
+    async def find(self, *, whole: bool = False) -> SeatProcesses:
+        return await Discovery(self.calls, self.host, whole).find(self.target, "G0", 1)
 
 
 CUDA = """
@@ -147,6 +147,12 @@ async def test_members_are_those_with_a_restore_thread_also_without_memory() -> 
         unit = await it.find()
         assert [member.who for member in unit.members] == [it.child]
         assert unit.vram_bytes == 0
+
+
+async def test_all_processes_of_a_container_that_a_restart_parks_are_members() -> None:
+    async with stand() as it:
+        unit = await it.find(whole=True)
+        assert {member.who for member in unit.members} == {it.root, it.child}, "neither uses a GPU"
 
 
 async def test_a_park_reads_the_driver_once_before_it_and_once_after_it() -> None:
