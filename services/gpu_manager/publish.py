@@ -134,7 +134,7 @@ class RosterWriter:
         self._bus, self._now, self._node, self._receive = bus, now, node, receive
         self._until_recorded, self._compare_seconds = until_recorded, compare_seconds
         self._dirty: dict[str, float] = {}
-        """Seats whose rows are out of date, and when each is written at the latest, CLOCK_MONOTONIC."""
+        """Seats whose rows are out of date, and when each is written at the latest, in the loop's time."""
         self._written: dict[str, bytes | None] = {}
         """What each key of this node should hold, as far as it was written; None: nothing."""
         self._blocked: dict[str, tuple[object, ...]] = {}
@@ -149,7 +149,7 @@ class RosterWriter:
 
     def changed(self, seat: str) -> None:
         """This seat's row is out of date."""
-        at = time.monotonic() + LATE_SECONDS if self._node.seats[seat].state in LATER else 0.0
+        at = asyncio.get_running_loop().time() + LATE_SECONDS if self._node.seats[seat].state in LATER else 0.0
         self._dirty[seat] = min(at, self._dirty.get(seat, inf))
         self._wake.set()
 
@@ -216,7 +216,7 @@ class RosterWriter:
 
     def _late(self) -> float:
         """Wall seconds until a row is to be written, and the others with it."""
-        return max(0.0, min(self._dirty.values(), default=inf) - time.monotonic())
+        return max(0.0, min(self._dirty.values(), default=inf) - asyncio.get_running_loop().time())
 
     async def _write(self, bucket: Bucket, seat: str) -> None:
         """Write one row, as the ledger has it. A time-out may mean that it was written: it is written again, with what

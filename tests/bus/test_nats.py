@@ -264,7 +264,11 @@ async def test_a_row_waits_for_its_leader_as_long_as_a_leader_counts_as_one(serv
         await within(bus.until_connected())
         bucket = await bus.bucket("kyb_seats")
         os.kill(server.pid, signal.SIGSTOP)
+        threads = Path(f"/proc/{server.pid}/task")
         try:
+            await until(
+                lambda: all(") T " in (one / "stat").read_text() for one in threads.iterdir()), what="it stands still"
+            )
             with pytest.raises(NoAnswerError, match=f"no answer within {LEADER_SECONDS:g} s"):
                 await within(bucket.put("n1.s1", b"1"))
         finally:

@@ -215,15 +215,18 @@ async def test_work_that_does_not_end_leaves_the_seat_active_and_the_other_parke
 
 async def test_a_hang_costs_its_own_group_only_and_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline of the call that hangs passes when the test says so, however slow the machine is."""
-    floor, locks, timeout = 20.0, [], asyncio.timeout
+    floor, locks, wait = 20.0, [], asyncio.wait
 
-    def ours(seconds: float | None) -> asyncio.Timeout:
-        if seconds != Timeouts(speed=SPEED, floor_wall_seconds=floor).lock():
-            return timeout(seconds)
-        locks.append(timeout(None))
-        return locks[-1]
+    async def ours(calls: Any, *, timeout: float | None = None, **more: Any) -> Any:
+        if timeout != Timeouts(speed=SPEED, floor_wall_seconds=floor).lock():
+            return await wait(calls, timeout=timeout, **more)
+        locks.append(asyncio.Event())
+        passed = asyncio.ensure_future(locks[-1].wait())
+        done, late = await wait((*calls, passed), return_when=asyncio.FIRST_COMPLETED)
+        passed.cancel()
+        return done - {passed}, late
 
-    monkeypatch.setattr(asyncio, "timeout", ours)
+    monkeypatch.setattr(asyncio, "wait", ours)
     async with node() as here, checkpointer(here, floor_wall_seconds=floor) as it:
         stuck, other = await here.engine("s00"), await here.engine("t00", gpus=(1,))
         await here.inject("hang", verb="lock", seat="s00")
@@ -235,7 +238,7 @@ async def test_a_hang_costs_its_own_group_only_and_is_undone(monkeypatch: pytest
             assert status.activate is not None
             assert status.activate.outcome == "active"
         assert not any(one.op == op and one.done for one in it.reports), "it hung all the while"
-        locks[0].reschedule(asyncio.get_running_loop().time())
+        locks[0].set()
         status = await it.done(op)
         assert (status.park[0].outcome, await here.state(stuck)) == ("active", "RUNNING")
         assert "helper was killed" in status.park[0].reason
