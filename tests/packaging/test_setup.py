@@ -26,7 +26,7 @@ case "$*" in
     for folder; do :; done
     mkdir -p "$folder/bin"
     touch "$folder/pyvenv.cfg"
-    if [ "$PIP" = hangs ]; then touch hung; sleep 60; exit 1; fi
+    [ "$PIP" != hangs ] || exec sleep 60 >hung
     cp "$0" "$folder/bin/python"
     printf '#!%s/bin/python\n' "$folder" >"$folder/bin/pip" ;;
   *"-m pip"*)
