@@ -224,6 +224,8 @@ class LedgerFile:
         self._handle: int | None = None
         self._size = 0
         self._written = b""
+        self._entries: dict[str, tuple[LedgerEntry, str]] = {}
+        """Entries of the last line and their JSON, by seat: a change leaves most as they are."""
         self._durable = True
         self._reported = False
 
@@ -262,7 +264,7 @@ class LedgerFile:
 
         Raises OSError when that cannot be promised (full disk, broken disk); the last good line is then still readable.
         """
-        line = _line(ledger)
+        line = self._line(ledger)
         try:
             with files.named(self.path):
                 if line != self._written:
@@ -279,6 +281,17 @@ class LedgerFile:
             self.close()  # what the disk holds is not known (a second fsync would succeed): the next write begins anew
             self._written = b""
             raise
+
+    def _line(self, ledger: Ledger) -> bytes:
+        """One JSON object with the checksum of the rest of the line as its first key."""
+        known = self._entries
+        self._entries = {
+            entry.seat: was if (was := known.get(entry.seat)) and was[0] is entry else (entry, entry.model_dump_json())
+            for entry in ledger.seats
+        }
+        seats = ",".join(text for _, text in self._entries.values())
+        rest = f'{ledger.model_dump_json(exclude={"seats"})[1:-1]},"seats":[{seats}]}}'.encode()
+        return _CHECKED + _checksum(rest) + b'",' + rest + b"\n"
 
     def close(self) -> None:
         """Close the file."""
@@ -303,12 +316,6 @@ _LOST = "nothing is remembered: evidence of the processes and the tickets in the
 
 _CHECKED = b'{"checksum":"'
 _DIGITS = 16
-
-
-def _line(ledger: Ledger) -> bytes:
-    """One JSON object with the checksum of the rest of the line as its first key."""
-    rest = ledger.model_dump_json().encode()[1:]
-    return _CHECKED + _checksum(rest) + b'",' + rest + b"\n"
 
 
 def _intact(line: bytes) -> bool:

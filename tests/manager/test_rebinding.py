@@ -19,7 +19,7 @@ from kybernate.messages import (
 from kybernate.node.known_gpus import KnownGpus
 from kybernate.policy import Decision, GroupView, KybBalanced, PeerView, Stay
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import moves, pool
+from services.gpu_manager.core import pool
 from services.gpu_manager.core.inputs import (
     FaultyGpusSeen,
     ForeignProcess,
@@ -173,7 +173,7 @@ def test_a_faulty_gpu_draws_no_seats_from_elsewhere(world: World, a: str, b: str
 
 def test_what_a_move_costs_is_learned_apart_from_activating(world: World, a: str, b: str) -> None:
     before = world.managed(a).durable.costs.activate_seconds
-    assert moves.as_guest(world.node, world.managed(a), world.groups[1], world.now).move_seconds == 3.0
+    assert pool.as_guest(world.node, world.managed(a), world.groups[1], world.now).move_seconds == 3.0
     world.progress(move(world, a, b))
     assert world.managed(a).durable.costs.activate_seconds == before
     assert world.node.move_seconds < 3.0

@@ -1,6 +1,6 @@
 """The life of a move: a seat comes to another group of its pool. Pure.
 
- 1 asked      a group's policy has the waiting seats of its pool in view (``pool.full_view``, ``as_guest``), or an
+ 1 asked      a group's policy has the waiting seats of its pool in view (``pool.full_view``), or an
               operator names seat and group (``operations``: ``NodeState.moves``; ``view.seats_for``)
  2 may it     its pod, its backend, the driver, its container (``why_immovable``: row 150 of the list); no failed move
               of it a short time before (row 310); no other group brings it (``brought_elsewhere``: row 320)
@@ -25,12 +25,9 @@ Ways: ``map``: the driver restores its copy on other GPUs. ``restart``: its engi
 copy.
 """
 
-from dataclasses import replace
-
 from kybernate.annotations import REBALANCE
 from kybernate.engines import DRIVER_BACKENDS
 from kybernate.messages import SeatProgress
-from kybernate.policy import SeatView
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import view
@@ -111,15 +108,6 @@ def seconds(node: NodeState, seat: ManagedSeat) -> float:
 
 
 # --- it is pulled -----------------------------------------------------------------------------------------------------
-
-
-def as_guest(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> SeatView:
-    """The policy's view of a seat that another group could bring."""
-    return replace(
-        view.seat_view(node, seat, now, on=group),
-        move_seconds=seconds(node, seat),
-        loses_copy=starts_on(node, seat, group),
-    )
 
 
 def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:

@@ -49,13 +49,7 @@ def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
         if seat.state not in (S.PARKED, S.WAITING) or seat.group.name not in parked:
             continue
         if (guest := node.moved_views.get(seat.id)) is None or seat.acts_as is S.WAITING:  # its call names groups
-            guest = moves.as_guest(node, seat, group, now)
-            if guest.wait_seconds is not None:
-                guest = replace(guest, home_busy=_home_busy(node, seat, now))
-            if guest.loses_copy:
-                others, late = _others_rate(node, seat, now), _starts_late(node, seat.group, now)
-                guest = replace(guest, others_rate=others, home_late=late)
-            node.moved_views[seat.id] = guest
+            guest = node.moved_views[seat.id] = as_guest(node, seat, group, now)
         if seat.prefers(group, node.name):
             guest = replace(guest, prefers=True)
         if seat.acts_as is S.PARKED and not guest.loses_copy:
@@ -64,6 +58,20 @@ def full_view(node: NodeState, group: Group, now: Now) -> GroupView:
             found.append(_judged(node, guest, group, now))
     shown = tuple(_peer(node, peer, parked[peer.name], now) for peer in peers)
     return replace(seen, elsewhere=tuple(found), peers=shown, move_seconds=_leaves_for(node, seen))
+
+
+def as_guest(node: NodeState, seat: ManagedSeat, group: Group, now: Now) -> SeatView:
+    """The view of a seat that another group could bring."""
+    guest = view.seat_view(node, seat, now, on=group)
+    cold = moves.starts_on(node, seat, group)
+    return replace(
+        guest,
+        move_seconds=moves.seconds(node, seat),
+        loses_copy=cold,
+        home_busy=guest.wait_seconds is not None and _home_busy(node, seat, now),
+        others_rate=_others_rate(node, seat, now) if cold else 0.0,
+        home_late=cold and _starts_late(node, seat.group, now),
+    )
 
 
 def _leaves_for(node: NodeState, seen: GroupView) -> float:
