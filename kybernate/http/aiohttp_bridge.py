@@ -13,7 +13,7 @@ from kybernate.logs import get_logger
 _REBUILT = frozenset(
     {b"content-length", b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"connection"}
 )
-"""Headers that aiohttp gets anew, because it gets the whole body, unpacked."""
+"""Headers that aiohttp gets anew, because it gets the whole body, which is not compressed."""
 
 
 class AiohttpHandler(web.RequestHandler):
@@ -28,7 +28,7 @@ class AiohttpHandler(web.RequestHandler):
         """Whether the connection can be used after the answer."""
 
     def begin(self, transport: asyncio.Transport, head: Head, body: bytes) -> None:
-        """Take a complete request, whose body is unpacked."""
+        """Take a complete request."""
         lines = [b"%s: %s\r\n" % (name, value) for lower, name, value in head.pairs if lower not in _REBUILT]
         keep = b"keep-alive" if head.keep_alive else b"close"
         lines.append(b"Connection: %b\r\nContent-Length: %d\r\n\r\n" % (keep, len(body)))

@@ -1,10 +1,9 @@
-"""Takes request bodies under limits of bytes and time, and unpacks them."""
+"""Takes request bodies under limits of bytes and time."""
 
 import asyncio
 import time
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kybernate.http.framing import Body, ChunkedBody, HttpError
@@ -13,11 +12,6 @@ from kybernate.http_api import ApiError
 
 SMALL_BYTES = 64 * 1024
 """Bodies up to this are read within a fifth of a millisecond."""
-MOST_RATIO = 100
-"""Unpacked bytes per byte received, once a body has more than RATIO_FREE_BYTES; JSON of prompts has 3 to 20."""
-RATIO_FREE_BYTES = 2**20
-UNPACK_BYTES = 256 * 1024
-"""Unpacked at a time."""
 BODY_BYTES_PER_SECOND = 64 * 1024
 """A body may take ``body_seconds``, and 1 s more for each so many bytes that have arrived."""
 
@@ -28,57 +22,6 @@ class BodyError(Exception):
     def __init__(self, code: str, text: str, status: int = 400) -> None:
         super().__init__(text)
         self.code, self.status = code, status
-
-
-class Unpacker:
-    """Unpacks a body of one ``Content-Encoding`` piece by piece. Raises BodyError."""
-
-    def __init__(self, encoding: str, most_bytes: int, setting: str = "") -> None:
-        self._encoding, self._most, self._setting = encoding, most_bytes, setting
-        self._received = self._unpacked = 0
-        self._codec: zlib._Decompress | None = None
-        if encoding in ("gzip", "x-gzip", "deflate"):
-            self._codec = zlib.decompressobj(zlib.MAX_WBITS if encoding == "deflate" else 16 + zlib.MAX_WBITS)
-        elif encoding not in ("", "identity"):
-            text = f"Content-Encoding {encoding[:40]!r}: send gzip, deflate, or the body as it is"
-            raise BodyError("unsupported_content_encoding", text, 415)
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what these bytes become, in pieces of at most UNPACK_BYTES."""
-        if self._codec is None:
-            yield self._count(data, len(data))
-            return
-        if not self._received and self._encoding == "deflate" and data[0] & 0x0F != 8:
-            self._codec = zlib.decompressobj(-zlib.MAX_WBITS)  # some clients send deflate without zlib's header
-        self._received += len(data)
-        rest = data
-        while rest and not self._codec.eof:
-            try:
-                piece = self._codec.decompress(rest, UNPACK_BYTES)
-            except zlib.error as error:
-                raise self._damaged() from error
-            rest = self._codec.unconsumed_tail
-            yield self._count(piece, 0)
-        if self._codec.unused_data or (rest and self._codec.eof):
-            raise self._damaged()
-
-    def end(self) -> None:
-        """Check that the body was complete."""
-        if self._codec is not None and not self._codec.eof:
-            raise self._damaged()
-
-    def _count(self, piece: bytes, received: int) -> bytes:
-        self._received += received
-        self._unpacked += len(piece)
-        if self._unpacked > self._most:
-            raise too_large(self._most, self._setting)
-        if self._unpacked > max(RATIO_FREE_BYTES, MOST_RATIO * self._received):
-            text = f"the body unpacks to more than {MOST_RATIO} times what was sent; send it without Content-Encoding"
-            raise BodyError("body_too_large", text, 413)
-        return piece
-
-    def _damaged(self) -> BodyError:
-        return BodyError("invalid_body", f"the body is not what its Content-Encoding {self._encoding} says")
 
 
 def too_large(most_bytes: int, setting: str) -> BodyError:
@@ -160,19 +103,20 @@ class RequestBody:
         self._intake, self._caller, self._most, self._setting = intake, caller, most_bytes, setting
         self._head = head
         self._walk: Body | None = None
-        self._encoding = fields.get("content-encoding", "").strip().lower()
         self._pieces: list[bytes] = []
         self._size = self._received = 0
         self._began = 0.0
         if (head.length or 0) > most_bytes:
             raise intake.refused(too_large(most_bytes, setting), closes=True)
-        if self._encoding:
-            self._unpacker()
+        encoding = fields.get("content-encoding", "").strip()
+        if encoding.lower() not in ("", "identity") and (head.chunked or head.length):  # gateways ask without the body
+            text = f"Content-Encoding {encoding[:40]!r}: send the body uncompressed, without this header"
+            raise intake.refused(BodyError("unsupported_content_encoding", text, 415), closes=True)
         self._check(head.weight + (head.length or 0))
         self.expected = "expect" in fields and head.version == "1.1" and self._expected(fields["expect"])
         """Whether the caller waits for ``100 Continue``."""
         self.small: bytes | None = None
-        """The body, once it is complete, if it is small and was not compressed: others go through ``unpacked``."""
+        """The body, once it is complete, if it is small: others go through ``large``."""
         self._weight = head.weight
         intake.memory.take(caller, self._weight)
 
@@ -192,7 +136,7 @@ class RequestBody:
             if self._size + len(payload) > self._most:
                 raise self._intake.refused(too_large(self._most, self._setting), closes=True)
             self._keep(payload)
-        if end >= 0 and self._size <= SMALL_BYTES and not self._encoding:
+        if end >= 0 and self._size <= SMALL_BYTES:
             self.small = b"".join(self._pieces)
         return end
 
@@ -207,22 +151,9 @@ class RequestBody:
         text = f"the body arrives too slowly: {self._received} bytes in {now - self._began:.0f} s"
         raise ApiError(408, "request_timeout", text, closes=True)
 
-    async def unpacked(self) -> bytes:
-        """Return the body without its Content-Encoding: one body in each turn of the loop. Other calls go on."""
-        body, before = b"".join(self._pieces), self._size
-        if self._encoding and body:
-            unpacker = self._unpacker()
-            self._pieces = []
-            try:
-                for piece in unpacker.feed(body):
-                    self._keep(piece)
-                    await asyncio.sleep(0)
-                unpacker.end()
-            except BodyError as error:
-                raise self._intake.refused(error, closes=True) from error
-            self._intake.memory.give_back(self._caller, before)
-            self._size -= before
-            body = b"".join(self._pieces)
+    async def large(self) -> bytes:
+        """Return the body: one in each turn of the loop. Other calls go on."""
+        body = b"".join(self._pieces)
         self._pieces = [body]
         async with self._intake.reading:
             await asyncio.sleep(0)
@@ -251,12 +182,6 @@ class RequestBody:
                 self._pieces[-1] = last + piece
                 return
         self._pieces.append(piece)
-
-    def _unpacker(self) -> Unpacker:
-        try:
-            return Unpacker(self._encoding, self._most, self._setting)
-        except BodyError as error:
-            raise self._intake.refused(error, closes=True) from error
 
     def _check(self, more: int) -> None:
         reason = self._intake.memory.full(self._caller, more)

@@ -319,14 +319,12 @@ class CallerConnection(Caller):
         if self._body.small is not None:
             self._answer(head, self._body.small)
         else:
-            self._task = asyncio.create_task(self._unpack(head, self._body))
+            self._task = asyncio.create_task(self._take_large(head, self._body))
         return data[end:]
 
-    async def _unpack(self, head: Head, body: RequestBody) -> None:
+    async def _take_large(self, head: Head, body: RequestBody) -> None:
         try:
-            self._answer(head, await body.unpacked())
-        except ApiError as error:
-            self._fail(error)
+            self._answer(head, await body.large())
         except Exception as error:
             self._crash(error)
 

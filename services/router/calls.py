@@ -47,7 +47,7 @@ MEDIA = b"audio/", b"image/", b"video/", b"application/octet-stream"
 NO_TEXT = b"/embeddings", b"/pooling", b"/images/generations", b"/images/edits", b"/images/variations"
 """Ends of paths whose answers are numbers or pictures, whose bytes are no tokens either."""
 _NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"content-encoding", b"expect", b"x-request-id", b"origin"}
-"""The body was read and, if it was compressed, decompressed; its length and encoding are set anew."""
+"""The body was read: its length is set anew, and it has no encoding."""
 _NOT_RETURNED = HOP_BY_HOP | {
     b"content-length", b"access-control-allow-origin", b"access-control-allow-credentials",
     b"access-control-expose-headers",

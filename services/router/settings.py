@@ -62,7 +62,7 @@ class RouterSettings(RouterConstants, Settings):
     """Most bytes of request bodies and long heads in memory, until they are answered, and half of it
     for one API key, or one address where no keys are used; more get a 429."""
     body_bytes: int = Field(32 * 2**20, gt=0)
-    """Largest request body, unpacked; a larger one gets a 413."""
+    """Largest request body; a larger one gets a 413."""
     aliases: str = ""
     """Further names of models, such as gpt-4o=llama,small=qwen: requests for gpt-4o go to llama, under its name."""
     engine_paths: str = ""

@@ -1,7 +1,6 @@
 """Callers that want more than their share: of memory, CPU time, connections, time, or places in an engine."""
 
 import contextlib
-import gzip
 import json
 import random
 import signal
@@ -25,7 +24,7 @@ def bomb(size: int, element: bytes = b"{},") -> bytes:
     return b'{"model":"llama","a":[' + element * (size // len(element)) + element[:-1] + b"]}"
 
 
-# --- JSON and gzip ----------------------------------------------------------------------------------------------------
+# --- JSON -------------------------------------------------------------------------------------------------------------
 
 
 class Watch:
@@ -96,31 +95,22 @@ def test_members_at_the_top_are_counted(stack: Stack) -> None:
     assert (response.status, response.code) == (400, "body_too_complex")
 
 
-def test_a_gzip_bomb_is_not_unpacked(stack: Stack, engine: RawEngine) -> None:
-    packed = gzip.compress(bomb(31 * MIB), 9)
-    assert len(packed) < 50_000
+def test_a_compressed_body_is_not_read(stack: Stack, engine: RawEngine) -> None:
     cpu, memory = stack.cpu_seconds, stack.memory_bytes()
     for _ in range(8):
-        response = stack.post(PATH, packed, b"Content-Encoding: gzip")
-        assert (response.status, response.code) == (413, "body_too_large")
+        response = stack.post(PATH, bytes(31 * MIB), b"Content-Encoding: gzip")
+        assert (response.status, response.code) == (415, "unsupported_content_encoding")
     assert stack.cpu_seconds - cpu < 2.0
     assert stack.memory_bytes() < memory + 64 * MIB
-    assert stack.rejected("body_too_large") >= 8
-
-
-GZIPPED = gzip.compress(call(), mtime=0)
-"""Without the time of day: each worker of pytest-xdist must collect the same tests."""
+    assert stack.rejected("unsupported_content_encoding") >= 8
 
 
 @pytest.mark.parametrize(
     ("headers", "body", "status", "code"),
     [
-        ((b"Content-Encoding: gzip",), GZIPPED[:-8], 400, "invalid_body"),
-        ((b"Content-Encoding: gzip",), GZIPPED + b"more", 400, "invalid_body"),
-        ((b"Content-Encoding: gzip",), call(), 400, "invalid_body"),
-        ((b"Content-Encoding: br",), call(), 415, "unsupported_content_encoding"),
+        ((b"Content-Encoding: deflate",), call(), 415, "unsupported_content_encoding"),
         ((b"Content-Encoding: foo",), call(), 415, "unsupported_content_encoding"),
-        ((b"Content-Encoding: gzip, gzip",), gzip.compress(GZIPPED, mtime=0), 415, "unsupported_content_encoding"),
+        ((b"Content-Encoding: identity, gzip",), call(), 415, "unsupported_content_encoding"),
         ((), b"[" * 100_000, 400, "invalid_json"),
         ((), b'{"a":' * 100_000, 400, "body_too_complex"),
         ((), b'{"model": ' + b"9" * 5000 + b"}", 400, "model_missing"),
@@ -146,7 +136,6 @@ def test_a_body_of_any_size_reaches_the_engine_as_it_came(stack: Stack, engine: 
     body = b'{ "messages": [{"content": "' + text.encode() + b'"}], "model":"other", "model" : "llama" } '
     assert stack.post(PATH, body).status == 200
     assert engine.bodies == [body]
-    assert stack.post(PATH, gzip.compress(body), b"Content-Encoding: gzip").status in (200, 413)
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -423,7 +412,7 @@ def test_wakes_take_no_place_of_requests(folder: Path) -> None:
 
 def test_random_bytes_break_nothing(stack: Stack, engine: RawEngine) -> None:
     chance = random.Random(14)
-    valid = request(PATH, call(), b"X-A: 1", b"Transfer-Encoding: chunked", b"Content-Encoding: gzip")
+    valid = request(PATH, call(), b"X-A: 1", b"Transfer-Encoding: chunked", b"Content-Encoding: identity")
     for _ in range(150):
         data = bytearray(valid)
         for _ in range(chance.randint(1, 6)):

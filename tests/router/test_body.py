@@ -1,9 +1,7 @@
-"""What routing needs of a body: what a parser finds, within bounded time; and unpacking is bounded."""
+"""What routing needs of a body: what a parser finds, within bounded time."""
 
-import gzip
 import json
 import time
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kybernate.http.intake import SMALL_BYTES, UNPACK_BYTES, BodyError, BodyMemory, Unpacker
+from kybernate.http.intake import SMALL_BYTES, BodyError, BodyMemory
 from services.router.core.body import (
     LONGEST_VALUE,
     MOST_MEMBERS,
@@ -144,31 +142,6 @@ def test_a_member_that_only_some_engines_take_for_the_model_is_refused(name: str
     with pytest.raises(BodyError, match="write the member") as error:
         routing_fields(body)
     assert error.value.code == "invalid_body"
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", "identity", ""])
-@given(data=st.binary(min_size=1, max_size=2000), size=st.integers(1, 100))
-def test_a_packed_body_comes_out_whole(encoding: str, data: bytes, size: int) -> None:
-    packed = {"gzip": gzip.compress, "deflate": zlib.compress}.get(encoding, bytes)(data)
-    unpacker = Unpacker(encoding, 10_000)
-    pieces = [piece for at in range(0, len(packed), size) for piece in unpacker.feed(packed[at : at + size])]
-    unpacker.end()
-    assert b"".join(pieces) == data
-
-
-def test_deflate_without_a_header_comes_out_whole_too() -> None:
-    codec = zlib.compressobj(wbits=-zlib.MAX_WBITS)
-    unpacker = Unpacker("deflate", 100)
-    assert b"".join(unpacker.feed(codec.compress(b"abc" * 9) + codec.flush())) == b"abc" * 9
-
-
-def test_a_bomb_is_noticed_before_it_is_unpacked() -> None:
-    packed, unpacker = gzip.compress(b"x" * 2**25), Unpacker("gzip", 2**26)
-    pieces = unpacker.feed(packed)
-    unpacked = sum(len(next(pieces)) for _ in range(12))
-    with pytest.raises(BodyError, match="times what was sent"):
-        list(pieces)
-    assert unpacked == 12 * UNPACK_BYTES
 
 
 def test_memory_is_counted_per_caller_and_in_total() -> None:

@@ -1,6 +1,8 @@
 """Invalid requests and responses: each caller gets one clear error, and the router goes on."""
 
 import asyncio
+import gzip
+import json
 
 import pytest
 
@@ -51,11 +53,25 @@ async def test_unknown_models_are_not_labels_of_metrics():
         assert "made-up" not in text
 
 
-async def test_a_body_that_does_not_match_its_encoding_is_a_bad_request():
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/wake"])
+async def test_a_compressed_body_is_refused_with_the_remedy(path: str):
     async with world() as w:
-        answer = await raw(w, "/v1/completions", b"Content-Encoding: gzip")
-        assert b" 400 " in answer
-        assert b'"invalid_body"' in answer
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        answer = await raw(w, path, b"Content-Encoding: GZip", body=gzip.compress(CALL))
+        assert b" 415 " in answer
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        assert (error["code"], error["type"]) == ("unsupported_content_encoding", "invalid_request_error")
+        assert "'GZip': send the body uncompressed" in error["message"]
+        assert not engine.requests
+
+
+async def test_a_body_whose_encoding_is_identity_passes_without_this_header():
+    async with world() as w:
+        engine = await w.seat("s0", "llama", SeatState.ACTIVE)
+        for headers in ((b"Content-Encoding: Identity",), (b"Content-Encoding: identity", b"Content-Encoding: gzip")):
+            for path in ("/v1/completions", "/v1/wake"):
+                assert b" 200 " in await raw(w, path, *headers)
+        assert not any("Content-Encoding" in head for head in engine.headers)
 
 
 async def test_an_absolute_request_target_is_served_like_a_path():
