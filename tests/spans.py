@@ -1,4 +1,4 @@
-"""Spans that tests can read: the SDK's exporter to memory behind the tracer of a service."""
+"""Spans that tests can read: the SDK's exporter to memory behind the tracer of a router."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import pytest
 
 
 class Spans:
-    """``tracer`` for a service; ``of(name)`` its spans that have ended."""
+    """``tracer`` for a router; ``of(name)`` its spans that have ended."""
 
     def __init__(self) -> None:
-        pytest.importorskip("opentelemetry.sdk")  # test_tracing.py asserts that set-up installs it
+        pytest.importorskip("opentelemetry.sdk")  # test_request_spans.py asserts that set-up installs it
         from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-        from kybernate.otel import Tracer
+        from services.router.request_spans import Tracer
 
         self._memory = InMemorySpanExporter()
-        self.tracer = Tracer("router", "router-0", "n1", lambda: self._memory)
+        self.tracer = Tracer("router-0", "n1", self._memory)
 
     def __enter__(self) -> "Spans":
         return self

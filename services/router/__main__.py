@@ -1,7 +1,10 @@
 """``python -m services.router``: settings, open, run."""
 
 import asyncio
+import contextlib
+import os
 import signal
+from typing import TYPE_CHECKING
 
 from kybernate import lifecycle
 from kybernate.bus.nats import NatsBus
@@ -9,16 +12,34 @@ from kybernate.config_errors import ConfigError
 from kybernate.logs import configure, get_logger
 from kybernate.roster import BUCKET
 from kybernate.settings import refused
-from kybernate.tracing import open_tracer
 from services.router.garbage import exempt_all
 from services.router.service import check, open_router
 from services.router.settings import RouterSettings
+
+if TYPE_CHECKING:
+    from services.router.request_spans import Tracer
+
+ENDPOINTS = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+def open_tracer(instance: str, node: str) -> contextlib.AbstractContextManager["Tracer | None"]:
+    """Open what makes spans of requests, where ``OTEL_*`` ask for them. What cannot be traced stops no router."""
+    exporter = os.environ.get("OTEL_TRACES_EXPORTER") or ("otlp" if any(map(os.environ.get, ENDPOINTS)) else "none")
+    try:
+        if "otlp" in exporter.lower():
+            from services.router.request_spans import Tracer
+
+            return contextlib.closing(Tracer(instance, node))
+    except Exception as error:  # also whatever the SDK raises
+        remedy = "install kybernate[otel], correct OTEL_*, or set OTEL_TRACES_EXPORTER=none"
+        get_logger().warning("traces.unavailable", reason=str(error), remedy=remedy)
+    return contextlib.nullcontext()
 
 
 async def serve(settings: RouterSettings) -> None:
     """Open the bus and the ports, then run the jobs. Raises ConfigError."""
     source = f"kyb/router/{settings.instance}"
-    with open_tracer("router", settings.instance, settings.node) as tracer:
+    with open_tracer(settings.instance, settings.node) as tracer:
         async with (
             NatsBus(
                 settings.nats_url,

@@ -26,11 +26,10 @@ from services.router.engines import EngineConnection, EngineError, EnginePools
 from services.router.limits import TenantLimits
 from services.router.metrics import Metrics
 from services.router.request_log import CallRecord, RequestLog
-from services.router.request_spans import TRACE_HEADERS, begin_span, end_span, trace_lines
 from services.router.settings import RouterSettings
 
 if TYPE_CHECKING:
-    from kybernate.otel import Span, Tracer
+    from services.router.request_spans import RequestSpan, Tracer
 
 P = ParamSpec("P")
 MOST_BREAKS = 3
@@ -157,9 +156,9 @@ class Call:
         self._silent: RouterError | None = None
         self._tokens: AnswerTokens | None = None
         """Of the answer; None before the tenant's limits have admitted the call, and without keys."""
-        self._span: Span | None = None
+        self._span: RequestSpan | None = None
         if calls.tracer is not None:
-            self._span = begin_span(calls.tracer, self._record, head, calls.guard.withheld(head), caller.tenant)
+            self._span = calls.tracer.begin(self._record, head, calls.guard.withheld(head), caller.tenant)
             self._record.traceparent = self._span.traceparent
 
     # --- the request --------------------------------------------------------------------------------------------------
@@ -265,10 +264,7 @@ class Call:
         without, withheld = _NOT_SENT, self._calls.guard.withheld(self._head)
         if withheld:
             without |= withheld
-        if self._span is None:
-            self._lines = self._head.passed(without)
-        else:
-            self._lines = self._head.passed(without | TRACE_HEADERS) + b"".join(trace_lines(self._span))
+        self._lines = self._head.passed(without) if self._span is None else self._span.passed(self._head, without)
         pools = self._calls.pools
         pool = pools.pool(to.key, to.endpoint)
         connection = pools.take(pool)
@@ -477,7 +473,7 @@ class Call:
         calls.metrics.ended(record, status, known=known, served=served, seat=of)
         calls.records.ended(record, status, known=known)
         if self._span is not None:
-            end_span(self._span, record, status)
+            self._span.end(record, status)
 
     def _text_bytes(self) -> int:
         """Return the bytes of text in the request, for the estimate of its tokens."""

@@ -1,6 +1,7 @@
 """What is reported of each call: an access line, the record of one that was held or failed."""
 
 import asyncio
+import re
 import time
 from collections import deque
 from collections.abc import Collection
@@ -10,7 +11,6 @@ from typing import NoReturn
 from kybernate.bus.port import Bus, BusError
 from kybernate.logs import get_logger
 from kybernate.messages import EngineFaults, RequestEnded
-from kybernate.tracing import trace_id_of
 from services.router.core.step import Forward
 from services.router.core.tenants import Tokens
 
@@ -32,6 +32,7 @@ SILENT_SECONDS = 60.0
 """Without a byte of an answer; ``SILENT_TIMES`` the usual time where that is longer."""
 SILENT_TIMES = 10
 SILENT = f"without a byte for more than {SILENT_SECONDS:g} s"
+_TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-((?!0{32})[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @dataclass(slots=True)
@@ -121,6 +122,12 @@ def _one_more(before: EngineFaults | None, model: str, were: str, now: float) ->
     if before is None or before.were != were:
         before = EngineFaults(model=model, failed=0, of=0, first=now, last=now, were=were)
     return before.model_copy(update={"failed": before.failed + 1, "of": before.of + 1, "last": now})
+
+
+def trace_id_of(traceparent: str | None) -> str | None:
+    """Return the trace id of a W3C ``traceparent``; None if there is no valid one."""
+    found = _TRACEPARENT.match(traceparent or "")
+    return found[1] if found is not None else None
 
 
 class RequestLog:

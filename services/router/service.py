@@ -39,7 +39,7 @@ from services.router.roster_sync import RosterSync
 from services.router.settings import RouterSettings
 
 if TYPE_CHECKING:
-    from kybernate.otel import Tracer
+    from services.router.request_spans import Tracer
 
 LEAVE_SECONDS = 0.5
 """Wall: how long a router that stops waits for the end of calls that it has cancelled."""
@@ -178,15 +178,12 @@ def check(settings: RouterSettings) -> None:
 
 @asynccontextmanager
 async def open_router(
-    settings: RouterSettings,
-    bus: Bus,
-    tracer: "Tracer | None" = None,
+    settings: RouterSettings, bus: Bus, tracer: "Tracer | None" = None
 ) -> AsyncIterator[RunningRouter]:
     """Listen on the settings' addresses; close everything at the end. Raises ConfigError."""
     async with aiohttp.ClientSession() as http:
         router = RunningRouter(settings, bus, http)
-        if tracer is not None:
-            router.calls.tracer = tracer
+        router.calls.tracer = tracer
         try:
             async with AsyncExitStack() as ports:
                 router.url = (await ports.enter_async_context(router.front)).url

@@ -90,7 +90,7 @@ async def test_one_request_can_be_followed_by_its_cause_through_every_message(up
 
 
 async def test_one_request_is_one_span_in_its_callers_trace_and_names_its_switch(up: Up, collector: Collector) -> None:
-    pytest.importorskip("opentelemetry.proto.collector", reason="tests/test_tracing.py asserts that it is installed")
+    pytest.importorskip("opentelemetry.proto.collector", reason="test_request_spans.py asserts that it is installed")
     holder, model, *_ = sorted(name for name, seat in (await calm(up.console)).items() if seat["group"] == "G0")
     trace, caller = uuid.uuid4().hex, "b7ad6b7169203331"
     async with busy(up, holder):
