@@ -37,7 +37,7 @@ from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.gpu_processes import GpuProcesses
 from services.gpu_manager.http import routes
 from services.gpu_manager.ledger import LedgerFile
-from services.gpu_manager.live_policy import GuardedPolicy, LearnedFile
+from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.metrics import ManagerMetrics
 from services.gpu_manager.pod_conditions import PodConditions
@@ -100,7 +100,6 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
         stack.push_async_callback(pods.close)
         health = Health()
         health.registry.register(BusMetrics(cluster=bus, node=node_bus))
-        learned = LearnedFile(settings.state_dir / "learned.json")
         manager = Manager(
             board=board,
             bus=bus,
@@ -125,7 +124,6 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
             health.server(settings, routes(manager, policy, open_host_memory(settings.fake_driver)))
         )
         board.node.manager_url = http.url
-        learned.read(board.node.learning, manager.now(), board.node.seats)
         presence = NodePresence(
             bus,
             instance=settings.instance,
@@ -153,7 +151,6 @@ async def serve(settings: ManagerSettings, sources: GroupSources, lock: str) -> 
         await lifecycle.together(
             **more,
             manager=manage(),
-            learned=learned.keep(board.node.learning, manager.now),
             config=_until_reconfigured(settings, sources, kube),
             gpus=_until_gpus_changed(settings, sources),
             presence=presence.keep(),

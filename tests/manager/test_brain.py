@@ -1,4 +1,4 @@
-"""The live policy: failures, and what it learned."""
+"""The live policy and its failures."""
 
 from dataclasses import dataclass, replace
 

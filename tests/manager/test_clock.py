@@ -1,14 +1,12 @@
 """How long a phase has gone on, how long it usually takes, and when it is late."""
 
-import json
-
 import pytest
 
 from kybernate.messages import JobReply
 from kybernate.seat import SeatState as S
 from services.gpu_manager import publish
 from services.gpu_manager.core import obstacles
-from services.gpu_manager.core.demand import MOST_DURATIONS, Learning
+from services.gpu_manager.core.demand import MOST_DURATIONS
 from services.gpu_manager.core.inputs import JobAnswered
 from services.gpu_manager.core.phases import clock
 from services.gpu_manager.core.stage import Clock
@@ -128,16 +126,6 @@ def test_a_phase_is_late(world: World, taken: float, usual: float, most: float |
     world.wall += taken
 
     assert (found.late(world.now), found.text(world.now)) == (late, text)
-
-
-def test_what_is_usual_outlives_the_manager(world: World) -> None:
-    a, b = world.fill("a", "b")
-    parks(world, b, a, 4.0)
-    after = Learning()
-    after.restore(json.loads(json.dumps(world.node.learning.dump(world.now))), world.now, [a, b])
-
-    assert after.durations == world.node.learning.durations
-    assert after.usual("b", "fake", S.PARKING) == 4.0
 
 
 def test_a_late_phase_has_a_sample(world: World) -> None:

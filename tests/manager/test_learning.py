@@ -1,10 +1,6 @@
-"""Rates and service times from signals, over lost ones, restarts of routers and of the manager."""
-
-import json
-from pathlib import Path
+"""Rates and service times from signals, over lost ones and restarts of routers."""
 
 import pytest
-import structlog
 from pydantic import ValidationError
 
 from kybernate.messages import TrafficSignal
@@ -12,7 +8,6 @@ from kybernate.policy.estimators import SERVICE_WEIGHT, Arrivals
 from services.gpu_manager.core import view
 from services.gpu_manager.core.demand import ASSUMED_SERVICE_SECONDS, MOST_SOURCES, Learning
 from services.gpu_manager.core.inputs import Now
-from services.gpu_manager.live_policy import LearnedFile
 from tests.manager.world import World
 
 
@@ -105,45 +100,6 @@ def test_another_model_on_the_seat_is_learned_anew() -> None:
     assert learning.of("s", "n") is not None
 
 
-def test_a_manager_that_starts_again_goes_on_and_counts_what_came_meanwhile() -> None:
-    before = learned(
-        (1000.0, signal(1, arrived=0, served=0, served_seconds=0.0)),
-        (1500.0, signal(2, arrived=100, served=90, served_seconds=180.0)),
-    )
-    after = Learning()
-
-    after.restore(json.loads(json.dumps(before.dump(at(1500.0)))), at(1520.0), {"s"})
-    after.update(signal(3, arrived=104, served=100, served_seconds=200.0), "s", at(1520.0))
-
-    before.update(signal(3, arrived=104, served=100, served_seconds=200.0), "s", at(1520.0))
-    one, other = before.of("s", "m"), after.of("s", "m")
-    assert one is not None
-    assert other is not None
-    assert other.service.value == pytest.approx(one.service.value)
-    assert other.arrivals.slow.at(1520.0) == pytest.approx(one.arrivals.slow.at(1520.0))
-    assert other.arrivals.fast.at(1600.0) == pytest.approx(one.arrivals.fast.at(1600.0))
-
-
-@pytest.mark.parametrize("data", [{}, {"unix": 1.0}, {"unix": 1.0, "seats": {"s": {}}, "counters": []}, {"unix": "x"}])
-def test_what_was_not_kept_by_this_is_refused_and_changes_nothing(data: dict[str, object]) -> None:
-    learning = learned((1000.0, signal(1, arrived=1)))
-
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        learning.restore(data, at(1001.0), {"s"})
-
-    assert learning.of("s", "m") is not None
-
-
-def test_seats_that_are_no_more_are_forgotten() -> None:
-    before = learned((1000.0, signal(1, arrived=0)))
-    before.update(signal(1, seat="gone", arrived=0), "gone", at(1000.0))
-    after = Learning()
-
-    after.restore(before.dump(at(1001.0)), at(1002.0), {"s", "new"})
-
-    assert set(after.seats) == {"s"}
-
-
 def test_counters_do_not_grow_without_end() -> None:
     learning = Learning()
     for number in range(MOST_SOURCES + 10):
@@ -192,37 +148,6 @@ def test_ages_reach_the_policy_also_from_sources_that_tell_only_the_oldest(world
 
 NAN = float("nan")
 INFINITE = float("inf")
-GOOD = {"model": "m", "fast": 0.5, "slow": 0.5, "seen": 60.0, "service": 3.0, "served": 2}
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        {"unix": 1e9, "seats": {"s": {**GOOD, "fast": NAN}}, "counters": []},
-        {"unix": 1e9, "seats": {"s": {**GOOD, "service": INFINITE}}, "counters": []},
-        {"unix": 1e9, "seats": {"s": {**GOOD, "served": INFINITE}}, "counters": []},
-        {"unix": NAN, "seats": {"s": GOOD}, "counters": []},
-        {"unix": 1e9, "seats": {}, "counters": [["r", "m", "s", "t", "i", 1, INFINITE, 1, 1.0]]},
-        {"unix": 1e9, "seats": [GOOD], "counters": []},
-        [],
-        None,
-    ],
-)
-def test_a_file_with_something_else_counts_as_none(tmp_path: Path, data: object) -> None:
-    file = tmp_path / "learned.json"
-    file.write_text(json.dumps(data))
-    learning = Learning()
-
-    LearnedFile(file).read(learning, at(1000.0), {"s"})
-
-    assert (learning.seats, learning.counters) == ({}, {})
-
-
-def test_a_node_that_has_learned_nothing_yet_is_no_trouble(tmp_path: Path) -> None:
-    with structlog.testing.capture_logs() as logs:
-        LearnedFile(tmp_path / "learned.json").read(Learning(), at(1000.0), {"s"})
-
-    assert not [entry for entry in logs if entry["log_level"] != "debug"]
 
 
 def test_a_source_that_names_no_seat_is_counted_once_wherever_its_requests_go() -> None:

@@ -5,11 +5,9 @@ signal received. A source that counts only a window (another gateway) is trusted
 window once. Costs of parking and activating are learned where switches end (``switch``).
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import isfinite
 from statistics import median
-from typing import Any
 
 from kybernate.messages import DrainAck, Presence, TrafficSignal
 from kybernate.policy.estimators import SERVICE_WEIGHT, Arrivals, Ewma
@@ -396,37 +394,6 @@ class Learning:
             for old in sorted(self.counters, key=lambda each: self.counters[each].received)[: MOST_SOURCES // 4]:
                 del self.counters[old]
 
-    # --- over a restart -----------------------------------------------------------------------------------------------
-
-    def dump(self, now: Now) -> dict[str, Any]:
-        """All of it, as JSON data for ``restore``."""
-        return {
-            "unix": float(now.unix),
-            "seats": {name: _dump_seat(seat, float(now.model)) for name, seat in self.seats.items()},
-            "counters": [
-                [*key, last.incarnation, last.seq, last.arrived, last.served, last.served_seconds]
-                for key, last in self.counters.items()
-            ],
-            "durations": self.durations,
-        }
-
-    def restore(self, data: dict[str, Any], now: Now, seats: Collection[str]) -> None:
-        """Go on from the result of ``dump`` about these seats. Counters go on too: requests that arrived while no
-        manager ran are counted with the first signal.
-
-        Raises KeyError, TypeError, AttributeError, OverflowError or ValueError for any other data; nothing changes
-        then.
-        """
-        then = now.model + -(max(0.0, float(now.unix) - _number(data["unix"])) * now.pace)
-        found = {str(name): _restored_seat(seat, float(then)) for name, seat in data["seats"].items()}
-        counters = {}
-        for source, model, seat, tier, incarnation, seq, arrived, served, seconds in data["counters"]:
-            last = SourceCounters(int(seq), then, str(incarnation), int(arrived), int(served), _number(seconds))
-            counters[str(source), str(model), str(seat), str(tier)] = last
-        durations = {str(name): [_number(one) for one in each] for name, each in data.get("durations", {}).items()}
-        self.durations = durations
-        self.seats, self.counters = {name: seat for name, seat in found.items() if name in seats}, counters
-
 
 def _difference(signal: TrafficSignal, last: SourceCounters | None, now: Now) -> tuple[int, int, float]:
     """(arrived, served, seconds in flight of the served ones) since the last signal of this source.
@@ -446,33 +413,3 @@ def _difference(signal: TrafficSignal, last: SourceCounters | None, now: Now) ->
     served = max(0, (signal.served or 0) - last.served)  # (4)
     seconds = max(0.0, (signal.served_seconds or 0.0) - last.served_seconds)
     return max(0, signal.arrived - last.arrived), served, seconds
-
-
-def _dump_seat(seat: LearnedSeat, then: float) -> dict[str, Any]:
-    return {
-        "model": seat.model,
-        "fast": seat.arrivals.fast.at(then),
-        "slow": seat.arrivals.slow.at(then),
-        "seen": then - seat.arrivals.since,
-        "service": seat.service.value,
-        "served": seat.service.count,
-    }
-
-
-def _restored_seat(data: dict[str, Any], then: float) -> LearnedSeat:
-    seen = _number(data["seen"])
-    arrivals = Arrivals(then - seen)
-    for rate, value in ((arrivals.fast, _number(data["fast"])), (arrivals.slow, _number(data["slow"]))):
-        rate.add(then, 1.0)
-        rate.add(then, value / rate.at(then) - 1.0)  # as many events at once as give this value
-    service = Ewma(SERVICE_WEIGHT, _number(data["service"]))
-    service.count = int(_number(data["served"]))
-    return LearnedSeat(str(data["model"]), arrivals, service)
-
-
-def _number(value: Any) -> float:
-    """A finite number from 0: JSON also reads NaN and Infinity, which would stay in a mean for ever."""
-    number = float(value)
-    if not (isfinite(number) and number >= 0):
-        raise ValueError(f"{value!r} is no amount")
-    return number
