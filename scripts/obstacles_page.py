@@ -9,8 +9,8 @@ _HEAD = """# What a seat waits for
 
 A node decides by one ordered list of obstacles, and shows its first entry: `kyb why MODEL`, `blocked` of the roster,
 the texts of the start gate and the refusals of commands come from it. A seat is granted a group exactly when its list
-there has no *stop* (a person has to act) and no *wait* (it ends by itself); a *prefer* forbids nothing. This page is
-made from `services/gpu_manager/core/obstacles.py` and the files of `core/riders`.
+there is empty: a *stop* needs an act of a person, a *wait* ends by itself. This page is made from
+`services/gpu_manager/core/obstacles.py` and the files of `core/riders`.
 
 `kyb why -o json` and `GET /v1/why` have the first entry as `stage` (`stage`, `text`, `data`, `clock`), the others under
 `also`. A `clock` has `since`, `usual_seconds` (the median of the last nine), `deadline_at` and `late`; null: not known.

@@ -30,7 +30,7 @@ def _against(
     node: Any, seat: Any, group: Any, now: Any, less: set[Any] = frozenset(), without: Any = None
 ) -> Obstacle | None:  # type: ignore[assignment]
     ask = Ask(node, group, now, seat, without)
-    rows = (one for one in ROWS if one.kind != "prefer" and one not in less)
+    rows = (one for one in ROWS if one not in less)
     return next((Obstacle(one, found) for one in rows if (found := one.holds(ask)) is not None), None)
 
 

@@ -22,7 +22,6 @@ from kybernate.seat import SeatState as S
 from services.gpu_manager.core import obstacles
 from services.gpu_manager.core.inputs import (
     BusChanged,
-    FaultyGpusSeen,
     ForeignProcess,
     ForeignProcessesSeen,
     WallTime,
@@ -276,20 +275,6 @@ def _room() -> tuple[World, Case]:
     return world, Case(a, parked)
 
 
-def _faulty() -> tuple[World, Case]:
-    world = booted()
-    (a,) = world.fill("a")
-    world.receive(FaultyGpusSeen({"GPU-0": "XID 79"}))
-    return world, Case(a, lambda: world.receive(FaultyGpusSeen({})))
-
-
-def _retried() -> tuple[World, Case]:
-    world = booted()
-    a, _ = world.drained_switch()
-    world.progress(world.job(), activate="parked")
-    return world, Case(a, lambda: world.tick(400))
-
-
 CASES: dict[int, Callable[[], tuple[World, Case]]] = {
     100: _drained,
     110: _foreign,
@@ -317,8 +302,6 @@ CASES: dict[int, Callable[[], tuple[World, Case]]] = {
     355: _no_call,
     360: _policy,
     370: _room,
-    400: _faulty,
-    410: _retried,
 }
 
 

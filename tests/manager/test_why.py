@@ -2,18 +2,14 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from kybernate.messages import ActivateSeat, DrainNode, JobReply, PinSeat
-from kybernate.node.run_files import GpuFaults
 from kybernate.policy import KybBalanced
 from kybernate.seat import SeatState as S
-from services.gpu_manager.core import obstacles
 from services.gpu_manager.core.inputs import (
     BusChanged,
-    FaultyGpusSeen,
     ForeignProcess,
     ForeignProcessesSeen,
     JobAnswered,
@@ -211,16 +207,6 @@ def test_a_holder_that_could_not_be_parked_is_named_with_the_end_of_its_back_off
     text, data = waits(world, a, "backoff")
     assert "b of group G0 could not be parked; tried again in 50 s" in text
     assert (data["of"], data["name"]) == ("park", b)
-
-
-def test_a_faulty_gpu_is_named_with_what_the_plugin_found(world: World, tmp_path: Path) -> None:
-    (a,) = world.fill("a")
-    GpuFaults(faults={"GPU-0": "XID 79"}).write(tmp_path)
-    world.receive(FaultyGpusSeen(GpuFaults.read(tmp_path).faults))
-    (found,) = list(obstacles.obstacles(world.node, world.managed(a), world.groups[0], world.now, act="run"))[-1:]
-    assert (found.row.kind, found.stage.stage) == ("prefer", "faulty-gpu")
-    assert "a GPU of group G0 is faulty, activations on it may fail: GPU 0: XID 79" in found.text
-    assert found.stage.data == {"gpus": [{"index": 0, "reason": "XID 79"}]}
 
 
 def test_a_foreign_process_is_named(full: tuple[World, str, str]) -> None:

@@ -1,8 +1,8 @@
 """Why a seat does not run on a group now: one ordered list decides, refuses and explains. Pure reads.
 
-An *obstacle* is one reason. A seat is granted a group exactly when its list there has no *stop* (it needs an act of a
-person) and no *wait* (it ends by itself); a *prefer* forbids nothing. Commands refuse by the first entry, and
-``kyb why``, the roster's ``blocked`` and the start gate show it. ``docs/dev/obstacles.md`` is made from the rows below.
+An *obstacle* is one reason: a *stop* needs an act of a person, a *wait* ends by itself. A seat is granted a group
+exactly when its list there is empty. Commands refuse by the first entry, and ``kyb why``, the roster's ``blocked`` and
+the start gate show it. ``docs/dev/obstacles.md`` is made from the rows below.
 
 The numbers are the order. 1xx: what needs a person, since patience does not help. 2xx: what the node does not know, and
 whether the seat itself asks. 3xx: what passes by itself, then whose turn it is. In each block from wide to narrow.
@@ -39,7 +39,7 @@ Act = Literal["run", "send", "command"]
 """What is asked: may it take a free slot (``run``); may what was decided be carried out, a drain, a job or a second
 ticket of a start (``send``); may a command want it there (``command``)."""
 Subject = Literal["group", "seat", "pair", "holder"]
-Kind = Literal["stop", "wait", "prefer"]
+Kind = Literal["stop", "wait"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class Row:
 
     @property
     def kind(self) -> Kind:
-        """``stop`` and ``wait`` forbid, ``prefer`` does not."""
-        return "stop" if self.nr < 200 else "wait" if self.nr < 400 else "prefer"
+        """A ``stop`` needs an act of a person, a ``wait`` ends by itself."""
+        return "stop" if self.nr < 200 else "wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,32 +477,6 @@ def ROOM(ask: Ask) -> Stage | None:
     return Stage("room", text)
 
 
-# --- 4xx: another seat, or another group, goes first ------------------------------------------------------------------
-
-
-@row(400, "faulty-gpu", "group", "administrator")
-def FAULTY(ask: Ask) -> Stage | None:
-    """The device plugin takes one of its GPUs for faulty, and activations may fail. Data: ``gpus``."""
-    if not ask.node.faulty:
-        return None
-    found = {gpu.index: reason for gpu in ask.group.gpus if (reason := gpu.fault(ask.node.faulty))}
-    if not found:
-        return None
-    names = "; ".join(f"GPU {index}: {reason}" for index, reason in found.items())
-    text = f"a GPU of group {ask.group.name} is faulty, activations on it may fail: {names}"
-    return Stage("faulty-gpu", text, {"gpus": [{"index": i, "reason": why} for i, why in found.items()]})
-
-
-@row(410, "backoff", "seat", "operator", "300 s at most")
-def RETRIED(ask: Ask) -> Stage | None:
-    """Its activation or its start failed, and it is alone: it is tried after each pause of its group."""
-    seat, backoff = ask.seat, ask.seat.rest(ask.now)
-    if not seat.yields_group(ask.now) or RESTS.holds(ask):
-        return None
-    data = {"of": "seat", "name": seat.id, "failures": backoff.count}
-    return Stage("backoff", f"{seat.name} {backoff.reason}; alone it is tried after each pause of its group", data)
-
-
 @cache
 def counted(act: Act | None) -> tuple[Row, ...]:
     """The rows that count for an act; None: those about a group alone, without the routers, which only evictions and
@@ -511,7 +485,7 @@ def counted(act: Act | None) -> tuple[Row, ...]:
         return tuple(one for one in ROWS if act == "run" or one.nr < 230)
     if act == "send":
         return tuple(one for one in ROWS if one is ROOM or not one.turn)
-    return tuple(one for one in ROWS if one.subject == "group" and one.kind != "prefer" and one is not ROUTERS)
+    return tuple(one for one in ROWS if one.subject == "group" and one is not ROUTERS)
 
 
 # --- the lists --------------------------------------------------------------------------------------------------------
@@ -554,8 +528,8 @@ def kept_by(node: NodeState, holder: ManagedSeat, group: Group, now: Now) -> Row
 
 
 def first(found: Iterable[Obstacle]) -> Obstacle | None:
-    """The first stop or wait."""
-    return next((one for one in found if one.row.kind != "prefer"), None)
+    """The first of them."""
+    return next(iter(found), None)
 
 
 def _of(rows: Iterable[Row], ask: Ask) -> Iterator[Obstacle]:
