@@ -11,16 +11,12 @@ class Command(Message):
     node: str
     actor: str = "router"
     """Who asks: ``router``, ``operator`` or the name of an API key."""
-    deadline: float | None = None
-    """Unix seconds after which the command must not be begun any more."""
 
 
 class SeatCommand(Command):
     """Base of commands about a seat that are done, or refused, at once."""
 
     seat: str
-    if_epoch: int | None = None
-    """Refuse unless the seat's epoch is this one."""
 
 
 class OrderCommand(Command):
@@ -116,7 +112,7 @@ class CommandReply(Record):
     epoch: int = 0
     """The seat's epoch now."""
     code: str = ""
-    """``unknown-seat``, ``pinned``, ``quarantined``, ``stale-epoch``, ``too-late``, ``not-ready`` … when refused."""
+    """``unknown-seat``, ``pinned``, ``quarantined``, ``not-ready`` … when refused."""
     reason: str = ""
     retry_after_seconds: float | None = None
     order: OrderStatus | None = None

@@ -462,7 +462,8 @@ def test_a_container_that_is_not_wanted_any_more_clears_no_gpus() -> None:
     node.tick(10)
     node.pod(pair, "p")
     node.call(pair)
-    assert node.command(ActivateSeat, pair, deadline=node.now.unix + 5).accepted
+    assert node.command(ActivateSeat, pair).accepted
+    node.managed(pair).usage.wanted_until = node.now.wall + 5
     assert (node.state(a), node.state(b)) == (S.DRAINING, S.DRAINING)
     node.quiet(a)
     node.progress(node.job())

@@ -22,13 +22,11 @@ from services.gpu_manager.core.state import NodeState, Rider
 S = SeatState
 
 WISH_SECONDS = 600.0
-"""Wall: an operator's wish that could not be met lapses after this, unless the command carried a deadline."""
+"""Wall: an operator's wish that could not be met lapses after this."""
 
 
 def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
     """Accept a command, or refuse it with a reason."""
-    if command.deadline is not None and command.deadline < float(now.unix):
-        return no("too-late", "the command arrived after its deadline")
     act = _ACTS.get(type(command)) if isinstance(command, SeatCommand) else None
     if act is None or not isinstance(command, SeatCommand):
         answers = (rider.answers(node, command, now) for rider in node.riders[Rider.answers])
@@ -38,8 +36,6 @@ def answer(node: NodeState, command: Command, now: Now) -> CommandReply:
     if refused is not None and not (refused.code == "quarantined" and isinstance(command, UnpinSeat)):
         return refused  # a pin would outlast the quarantine: it may be taken away
     seat = node.seats[command.seat]
-    if command.if_epoch is not None and command.if_epoch != seat.epoch:
-        return no("stale-epoch", f"{seat.name} is at epoch {seat.epoch} now", epoch=seat.epoch)
     return act(node, seat, command, now)
 
 
@@ -55,8 +51,7 @@ def _activate(node: NodeState, seat: ManagedSeat, command: Command, now: Now) ->
     if router:
         node.levels.poke(command.actor, seat.id, command.cause, now)
     else:
-        left = WISH_SECONDS if command.deadline is None else command.deadline - float(now.unix)
-        seat.usage.wanted_since, seat.usage.wanted_until = now.model, now.wall + left
+        seat.usage.wanted_since, seat.usage.wanted_until = now.model, now.wall + WISH_SECONDS
     return _yes(seat, now)
 
 
