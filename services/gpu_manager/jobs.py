@@ -12,26 +12,21 @@ from services.gpu_manager.core.inputs import JobAnswered, JobsReported, WallTime
 
 log = get_logger()
 
-JOB_TIMEOUT_SECONDS = 2.0
-"""Wall: the checkpointer answers once the job is journaled; a slow disk may take a while."""
-LONGEST_TIMEOUT_SECONDS = 16.0
-"""Wall: how far the time-out of jobs grows while the checkpointer does not answer."""
+JOB_TIMEOUT_SECONDS = 16.0
+"""Wall: the checkpointer answers once the job is journaled; a slow disk may take a while. One that has gone shows at
+once."""
 ASK_SECONDS = 1.0
-LONGEST_SECONDS = 60.0
-"""Wall: how long an answer about processes is waited for at most; hung ones take their time."""
+ASK_TIMEOUT_SECONDS, LONGEST_SECONDS = 2.0, 60.0
+"""Wall: how long an answer about processes is waited for: at first, and at most; hung ones take their time."""
 
 
 class CheckpointerClient:
-    """Requests go to ``bus``, answers to ``receive``. What to send again is the board's decision.
-
-    A job is not sent again while an answer may still come, and less often the longer answers take.
-    """
+    """Requests go to ``bus``, answers to ``receive``. What to send again is the board's decision, but no job is sent
+    again while an answer may still come."""
 
     def __init__(self, bus: NodeBus, receive: Callable[[object], Awaitable[None]]) -> None:
         self._bus, self._receive = bus, receive
         self._in_flight: set[tuple[object, ...]] = set()
-        self._timeout = 0.0
-        """Grown because jobs were not answered."""
         self._unsent: dict[str, str] = {}
         """By group or seat: the last job that the bus did not take, which is logged."""
 
@@ -45,7 +40,7 @@ class CheckpointerClient:
             return
         self._in_flight.add(key)
         try:
-            reply = await self._patiently(job)
+            reply = await self._request(job, JOB_TIMEOUT_SECONDS)
             if reply is None and isinstance(job, ReleaseJob | KillJob):
                 await asyncio.sleep(ASK_SECONDS)  # the board sends it again at once
         finally:
@@ -56,26 +51,15 @@ class CheckpointerClient:
 
     async def ask_regularly(self, questions: Callable[[float], list[AskJobs]]) -> None:
         """Reports may be lost: ask ``questions(seconds that a report may take)`` again and again, until cancelled."""
-        timeout = JOB_TIMEOUT_SECONDS
+        timeout = ASK_TIMEOUT_SECONDS
         while True:
             await asyncio.sleep(to_beat(ASK_SECONDS))
             for question in questions(ASK_SECONDS):
                 asked_at = WallTime(time.monotonic())
                 reply = await self._request(question, timeout)
-                timeout = min(timeout * 2, LONGEST_SECONDS) if reply is None else JOB_TIMEOUT_SECONDS
+                timeout = min(timeout * 2, LONGEST_SECONDS) if reply is None else ASK_TIMEOUT_SECONDS
                 if reply is not None:
                     await self._receive(JobsReported(reply, asked=question.ops, asked_at=asked_at))
-
-    async def _patiently(self, job: Job) -> JobReply | None:
-        """Wait longer for each answer that did not come in time: a slow checkpointer is busy with the first one."""
-        timeout = max(JOB_TIMEOUT_SECONDS, self._timeout)
-        began = time.monotonic()
-        reply = await self._request(job, timeout)
-        if reply is not None:
-            self._timeout = 0.0
-        elif time.monotonic() - began >= timeout:  # not merely that no checkpointer listens
-            self._timeout = max(self._timeout, min(timeout * 2, LONGEST_TIMEOUT_SECONDS))
-        return reply
 
     async def _request(self, job: Job, timeout: float) -> JobReply | None:
         try:

@@ -92,28 +92,6 @@ async def test_jobs_that_the_bus_does_not_take_are_remembered_by_their_group(mon
     assert len(client._unsent) == 1
 
 
-async def test_each_missing_answer_is_waited_for_longer_than_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "JOB_TIMEOUT_SECONDS", 0.01)
-    monkeypatch.setattr(jobs, "ASK_SECONDS", 0.0)
-    waited: list[float] = []
-    async with serving(ReleaseJob) as (client, checkpointer, received):
-        request = client._bus.request
-
-        async def noted(message: Message, reply: type[JobReply], *, timeout: float) -> JobReply:
-            waited.append(timeout)
-            return await request(message, reply, timeout=timeout)
-
-        monkeypatch.setattr(client._bus, "request", noted)
-        for _ in range(3):
-            await client.send(RELEASE)
-        checkpointer.answer.set()
-        await client.send(RELEASE.model_copy(update={"epoch": 8}))
-        await client.send(RELEASE.model_copy(update={"epoch": 9}))
-
-    assert waited == pytest.approx([0.01, 0.02, 0.04, waited[3], 0.01])
-    assert received[:3] == [JobAnswered(RELEASE, None)] * 3
-
-
 async def test_an_ending_that_no_checkpointer_takes_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """The board sends it again as soon as it hears that there was no answer, which it hears at once here."""
     slept: list[float] = []

@@ -204,7 +204,7 @@ async def test_a_driver_that_does_not_answer_keeps_no_manager_from_starting(
 async def test_a_seat_that_cannot_be_looked_at_does_not_hide_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "JOB_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(jobs, "ASK_TIMEOUT_SECONDS", 0.2)
     monkeypatch.setattr(jobs, "ASK_SECONDS", 0.05)
     world = World()
     stuck, ended = world.seat(0, 0), world.seat(0, 1)
