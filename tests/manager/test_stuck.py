@@ -6,7 +6,7 @@ import pytest
 
 from kybernate import deadlines
 from kybernate.engines import BACKENDS, RESTART
-from kybernate.messages import ActivateSeat, JobReply, KillJob, PinSeat, SeatTarget, TrafficSignal
+from kybernate.messages import ActivateSeat, JobReply, KillJob, SeatTarget
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import EngineSeen, JobAnswered
 from services.gpu_manager.core.obstacles import stage
@@ -215,52 +215,6 @@ def test_a_park_and_an_activation_end_by_what_was_learned_and_the_checkpointer_i
     world.progress(job, activate="pending", done=False)
     assert world.state(a) is S.ACTIVATING
     assert clock(world.node, world.managed(a), world.now).deadline == world.now.wall + 40.0, "and its answers"
-
-
-def test_a_seat_that_answers_nothing_while_requests_wait_for_its_group_is_shown_with_its_age(world: World) -> None:
-    a, b = world.fill("a", "b")
-
-    def level(answered: int) -> None:
-        signal = TrafficSignal(
-            cause="r", source="router-0", model="b", seat=b, in_flight=1, incarnation="1", seq=answered
-        )
-        counts = {"arrived": answered + 1, "served": answered, "served_seconds": 0.4 * answered, "ttl_seconds": 1e9}
-        world.receive(signal.model_copy(update=counts))
-
-    def shown() -> list[tuple[str, bool]]:
-        return [(one["text"], one["late"]) for one in going_on(world.node, world.groups[0], world.now)]
-
-    level(0)
-    world.tick(100.0)
-    level(1)
-    world.tick(59.0)
-    world.traffic(a, waiting=1)
-    assert world.state(b) is S.ACTIVE
-    assert shown() == [], "the last answer is not long ago"
-    world.tick(2.0)
-    assert shown() == [("G0: b has 1 in flight and answers none, for 61 s (usually 0.4 s); 1 request waits", True)]
-    level(2)
-    assert shown() == []
-    world.tick(61.0)
-    world.traffic(a)
-    assert shown() == [], "no request waits for it"
-
-
-@pytest.mark.parametrize("pinned", [False, True])
-def test_a_seat_that_could_answer_nothing_before_is_not_shown(world: World, *, pinned: bool) -> None:
-    """It was parked, or idle."""
-    a, b = world.fill("a", "b")
-    if pinned:
-        world.command(PinSeat, b)
-    else:
-        world.traffic(a, waiting=1)
-    world.tick(100.0)
-    world.finish()
-    serves, waits = (b, a) if pinned else (a, b)
-    world.traffic(waits, waiting=1)
-    world.traffic(serves, in_flight=1)
-    assert world.state(serves) is S.ACTIVE
-    assert going_on(world.node, world.groups[0], world.now) == []
 
 
 @pytest.mark.parametrize("learned", [0.0, 0.4, 4.0, 400.0])

@@ -150,7 +150,7 @@ def _on_signal(node: NodeState, signal: TrafficSignal, now: Now) -> bool:
 
 
 def _follow_demand(node: NodeState, seat: ManagedSeat, now: Now) -> None:
-    """Remember when a seat was last busy, when it last answered and the cause of its demand; let an operator's wish
+    """Remember when a seat was last busy, whether it has answered and the cause of its demand; let an operator's wish
     lapse."""
     if seat.pod is None:
         return
@@ -159,8 +159,7 @@ def _follow_demand(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     long = now.wall >= seat.entered_wall + SERVED_SECONDS
     if seat.state is S.ACTIVE and not usage.proven and (served != usage.served or long):
         usage.proven, seat.durable.failed = True, seat.durable.failed.served()
-    if served != usage.served or not usage.has_requests:
-        usage.served, usage.answered = served, now.wall
+    usage.served = served
     had, usage.has_requests = usage.has_requests, bool(found.waiting or found.in_flight)
     if had or usage.has_requests:  # the last one ended with this message
         usage.busy = now.model

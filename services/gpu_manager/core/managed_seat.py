@@ -141,9 +141,7 @@ class Usage:
     has_requests: bool = False
     """Some waited or were in flight after the last message about the seat."""
     served: int = 0
-    """Requests that it had answered at ``answered``."""
-    answered: WallTime = WallTime(0.0)
-    """When one was last answered, or none was in flight."""
+    """Requests that it had answered by the last message."""
     proven: bool = False
     """Its engine has served since it was started."""
     yielded: bool = False

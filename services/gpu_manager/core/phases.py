@@ -19,9 +19,6 @@ from services.gpu_manager.core.state import NodeState, Rider
 
 S = SeatState
 
-LONG_ANSWER_SECONDS = 60.0
-"""Wall: a seat that has answered nothing for so long, while others wait for its group, is shown."""
-
 
 def clock(node: NodeState, seat: ManagedSeat, now: Now) -> Clock:
     """The clock of a seat's present state; of one that does not end by itself: only since when, and why."""
@@ -84,24 +81,15 @@ def _leaves(node: NodeState, seat: ManagedSeat, switch: GroupSwitch, now: Now) -
 
 def going_on(node: NodeState, group: Group, now: Now) -> list[dict[str, Any]]:
     """Each seat of a group in a phase, in a sentence: ``G0: parking qwen3-32b, for 92 s (usually 1.7 s; given up at 2
-    min 10 s); 29 requests wait``; whether that is late, and how many requests wait on the group. So long as some do,
-    also each that serves and has answered none for ``LONG_ANSWER_SECONDS``."""
+    min 10 s); 29 requests wait``; whether that is late, and how many requests wait on the group."""
     seats = node.seats_on(group)
     waiting = sum(view.demand(node, seat).waiting for seat in seats if seat.state != S.ACTIVE)
     asks = f"; {waiting} request{'s wait' if waiting > 1 else ' waits'}" if waiting else ""
     found = []
-    for seat in seats:
-        answered, load = max(seat.usage.answered, seat.entered_wall), view.demand(node, seat)
-        if seat.state in PHASES:
-            said = f" ({seat.answered})" if seat.state is S.STARTING and seat.answered else ""
-            time, what = clock(node, seat, now), f"{seat.state} {seat.model}{said}"
-        elif waiting and seat.state is S.ACTIVE and load.in_flight and now.wall > answered + LONG_ANSWER_SECONDS:
-            learned = node.learning.of(seat.id, seat.model)
-            usual = learned.service.value / now.pace if learned is not None and learned.service.count else 0.0
-            time, what = Clock(answered, usual), f"{seat.model} has {load.in_flight} in flight and answers none"
-        else:
-            continue
-        text = f"{group.name}: {what}{time.text(now)}{asks}"
+    for seat in (one for one in seats if one.state in PHASES):
+        said = f" ({seat.answered})" if seat.state is S.STARTING and seat.answered else ""
+        time = clock(node, seat, now)
+        text = f"{group.name}: {seat.state} {seat.model}{said}{time.text(now)}{asks}"
         found.append({"seat": seat.id, "text": text, "late": time.late(now), "waiting": waiting})
     return found
 
