@@ -57,11 +57,8 @@ class ApiError(Exception):
     def raw(self, *, close: bool = True, headers: Mapping[str, str] | None = None) -> bytes:
         """Return the bytes of the HTTP response; ``close``: the connection ends with it."""
         body = json.dumps(self.body()).encode()
-        lines = [f"HTTP/1.1 {self.status} {HTTPStatus(self.status).phrase}"]
-        lines += ["Content-Type: application/json; charset=utf-8", f"Content-Length: {len(body)}"]
-        lines += [f"{name}: {value}" for name, value in {**self._headers(), **(headers or {})}.items()]
-        lines += ["Connection: close"] if close else []
-        return "\r\n".join([*lines, "", ""]).encode() + body
+        kind = {"Content-Type": "application/json; charset=utf-8", "Content-Length": str(len(body))}
+        return raw(self.status, kind | self._headers() | {**(headers or {})}, body, close=close)
 
     def _headers(self) -> dict[str, str]:
         found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
@@ -94,10 +91,10 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return ApiError(500, "internal_error", "this service failed at this request; see its log").response()
 
 
-def no_content(headers: Mapping[str, str], *, close: bool) -> bytes:
-    """Return the bytes of a 204."""
-    lines = ["HTTP/1.1 204 No Content", *(f"{name}: {value}" for name, value in headers.items())]
-    return "\r\n".join([*lines, *(["Connection: close"] if close else []), "", ""]).encode()
+def raw(status: int, headers: Mapping[str, str], body: bytes = b"", *, close: bool) -> bytes:
+    """Return the bytes of an HTTP response; ``close``: the connection ends with it."""
+    lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, *(["Connection: close"] if close else []), "", ""]).encode() + body
 
 
 def printable(text: str) -> bool:

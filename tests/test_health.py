@@ -15,7 +15,8 @@ from aiohttp import web
 
 from kybernate.health import Health
 from kybernate.http import server as http_server
-from kybernate.http.server import HttpServer, Times
+from kybernate.http.connection import Times
+from kybernate.http.server import HttpServer
 from kybernate.http_api import errors
 from kybernate.lifecycle import CannotListenError
 from kybernate.settings import Settings, SettingsError

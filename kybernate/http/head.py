@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 import httptools
@@ -58,13 +58,6 @@ class Head:
     """Names of the fields that carry a key, and the keys that were looked for."""
     weight: int = 0
     """Bytes of memory that it takes; 0 for one that is remembered, which its connection pays for."""
-
-    def of_length(self, length: int) -> "Head":
-        """Return the same head with another length."""
-        framing = self.chunked, self.keep_alive, self.version
-        found = Head(self.pairs, length, *framing, self.method, self.target, self.status, self.media)
-        found._fields, found._passed, found.withheld = self._fields, self._passed, self.withheld
-        return found
 
     def fields(self) -> Mapping[str, str]:
         """Return the header fields by name in lower case; of fields with the same name, the first."""
@@ -140,7 +133,7 @@ class _KnownHead:
             return None
         length = int(digits)
         if length != self.head.length:
-            self.head = self.head.of_length(length)
+            self.head = replace(self.head, length=length)
         return self.head, data[end + len(self.after) :]
 
 

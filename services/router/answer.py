@@ -3,9 +3,9 @@
 import json
 from dataclasses import dataclass
 
+from kybernate.http.connection import CallerConnection
 from kybernate.http.framing import LAST_CHUNK, Body, EndlessBody, chunk
 from kybernate.http.head import STATUS_LINES, Head
-from kybernate.http.server import CallerConnection
 from services.router.api import RouterError
 
 _STREAM = b"text/event-stream"

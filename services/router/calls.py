@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from kybernate.clock import Clock
+from kybernate.http.connection import CallerConnection
 from kybernate.http.framing import Body
 from kybernate.http.head import HOP_BY_HOP, Head
 from kybernate.http.intake import BodyError, Intake, RequestBody
-from kybernate.http.server import CallerConnection
 from kybernate.http_api import printable, random_id
 from kybernate.logs import get_logger
 from kybernate.messages import SeatActivated

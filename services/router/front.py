@@ -5,8 +5,9 @@ import ssl
 from aiohttp import web
 
 from kybernate.envelope import LONGEST_NAME
+from kybernate.http.connection import CallerConnection, Times
 from kybernate.http.head import Head
-from kybernate.http.server import CallerConnection, HttpServer, Times
+from kybernate.http.server import HttpServer
 from kybernate.web_origin import WebOrigins
 from services.router.api import RouterError
 from services.router.calls import Call, Calls

@@ -11,7 +11,8 @@ from kybernate import lifecycle, logs
 from kybernate.config import NodeConfig, load_all
 from kybernate.config_errors import ConfigError
 from kybernate.health import Health
-from kybernate.http.server import HttpServer, Times
+from kybernate.http.connection import Times
+from kybernate.http.server import HttpServer
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.tls import ServerCertificate
 from services.webhook.core.mutation import ReviewError, outcome, respond

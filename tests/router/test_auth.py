@@ -4,6 +4,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -369,7 +370,7 @@ async def test_an_idle_connection_keeps_the_head_of_a_call_only_and_for_a_while(
 
     assert await kept(*call, keys["app"])
     assert not await kept("GET", "/v1/models", keys["app"])
-    monkeypatch.setattr("kybernate.http.server.KNOWN_SECONDS", 0.01)
+    monkeypatch.setattr("kybernate.http.connection.KNOWN_SECONDS", 0.01)
     await kept(*call, keys["app"])
     [connection] = front.connections
     await until(lambda: connection._heads._known is None, what="the head is forgotten")
@@ -380,4 +381,4 @@ def test_a_head_is_looked_at_again_for_the_keys_of_a_new_file(keys: dict[str, st
     head = Head([(b"x-other", b"X-Other", keys["app"].encode())], None, False, True, "1.1")
     before, guard = ApiKeyGuard(None), ApiKeyGuard(tmp_path / "keys.yaml")
     assert (before.withheld(head), guard.withheld(head), before.withheld(head)) == (set(), {b"x-other"}, set())
-    assert guard.withheld(head.of_length(5)) == {b"x-other"}
+    assert guard.withheld(replace(head, length=5)) == {b"x-other"}

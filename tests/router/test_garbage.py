@@ -10,7 +10,7 @@ import pytest
 
 from kybernate.bus.follow import ROWS, follow
 from kybernate.bus.port import Entry
-from kybernate.http.server import CallerConnection
+from kybernate.http.connection import CallerConnection
 from kybernate.logs import OnceLogger
 from services.router import garbage
 from services.router.connections import ConnectionLimits
