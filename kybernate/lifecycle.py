@@ -16,9 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kybernate.logs import get_logger
+
+T = TypeVar("T")
 
 PREDECESSOR_SECONDS = 5.0
 """How long to wait for a predecessor that is still ending."""
@@ -76,6 +78,21 @@ async def run(**jobs: Coroutine[Any, Any, object]) -> None:
         if not stop.is_set():  # a second signal while resources are being closed must not cut that short
             for signum in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(signum)
+
+
+def spawn(tasks: set[asyncio.Task[T]], work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
+    """Start a task beside the jobs, which is one of ``tasks`` until it ends."""
+    task = asyncio.create_task(work, name=name)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+async def cancelled(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel the tasks and wait for their end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def together(**jobs: Coroutine[Any, Any, object]) -> None:

@@ -53,22 +53,18 @@ class Pods(Protocol):
 
     def on_change(self, notify: Callable[[], None]) -> None:
         """Call ``notify`` when the node's pods have changed."""
-        ...
 
     async def seats(self, prove: Collection[str] = ()) -> Owners:
         """One observation: every container that has a seat, in seat order. Raises PodsError.
 
         ``prove``: seats whose owner is compared with the source itself. A copy of the pods may lie behind it.
         """
-        ...
 
     async def run(self) -> None:
         """Follow the pods until cancelled."""
-        ...
 
     async def close(self) -> None:
         """Close the connections."""
-        ...
 
 
 @dataclass

@@ -38,14 +38,10 @@ async def serve(settings: PluginSettings, config: NodeConfig | None) -> None:
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(gpus.close)
         http = await stack.enter_async_context(health.server(settings))
+        source, name = f"kyb/plugin/{settings.instance}", f"plugin {settings.instance}"
+        who = settings.credentials("plugin")
         bus = await stack.enter_async_context(
-            NatsBus(
-                settings.nats_url,
-                source=f"kyb/plugin/{settings.instance}",
-                name=f"plugin {settings.instance}",
-                credentials=settings.credentials("plugin"),
-                follows=INVENTORY_BUCKET,
-            ).opened()
+            NatsBus(settings.nats_url, source=source, name=name, credentials=who, follows=INVENTORY_BUCKET).opened()
         )
         health.registry.register(BusMetrics(cluster=bus))
         url = kube.in_cluster()

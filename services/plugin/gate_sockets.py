@@ -11,11 +11,11 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from kybernate.lifecycle import cancelled, spawn
 from kybernate.logs import get_logger
 from services.plugin.core.devices import NotGrantedError
 from services.plugin.gate import expires
@@ -50,24 +50,16 @@ class GateSockets:
                 get_logger().warning("gate.socket_failed", seat=seat_id, reason=str(error))
                 continue
             self._listeners[seat_id] = listener
-            self._spawn(self._listen(seat_id, listener))
+            spawn(self._tasks, self._listen(seat_id, listener))
 
     async def close(self) -> None:
         """Stop listening; calls that wait are cut off, and asked again of the next plugin."""
-        tasks = [*self._tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
         for listener in self._listeners.values():
             listener.close()
         for writer in self._callers.values():
             writer.close()
         self._listeners.clear()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _listen(self, seat_id: str, listener: socket.socket) -> None:
         while True:
@@ -77,7 +69,7 @@ class GateSockets:
                 if (before := self._callers.get(seat_id)) is not None:
                     before.close()
                 self._callers[seat_id] = writer
-                self._spawn(self._serve(seat_id, reader, writer))
+                spawn(self._tasks, self._serve(seat_id, reader, writer))
             await asyncio.sleep(PACE_SECONDS)
 
     async def _serve(self, seat_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,9 +93,7 @@ class GateSockets:
                 return ""
             return call.result()
         finally:
-            for task in (call, gone):
-                task.cancel()
-            await asyncio.gather(call, gone, return_exceptions=True)
+            await cancelled(call, gone)
 
     async def _answer(self, seat_id: str) -> str:
         node, asked = self.node, time.monotonic()

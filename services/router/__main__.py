@@ -38,16 +38,11 @@ def open_tracer(instance: str, node: str) -> contextlib.AbstractContextManager["
 
 async def serve(settings: RouterSettings) -> None:
     """Open the bus and the ports, then run the jobs. Raises ConfigError."""
-    source = f"kyb/router/{settings.instance}"
+    source, name = f"kyb/router/{settings.instance}", settings.instance
+    who = settings.credentials("router")
     with open_tracer(settings.instance, settings.node) as tracer:
         async with (
-            NatsBus(
-                settings.nats_url,
-                source=source,
-                name=settings.instance,
-                credentials=settings.credentials("router"),
-                follows=BUCKET,
-            ).opened() as bus,
+            NatsBus(settings.nats_url, source=source, name=name, credentials=who, follows=BUCKET).opened() as bus,
             open_router(settings, bus, tracer) as router,
         ):
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, router.announce)  # kyb-router-draining

@@ -13,6 +13,7 @@ from kybernate.http.framing import Body
 from kybernate.http.head import HOP_BY_HOP, Head
 from kybernate.http.intake import BodyError, Intake, RequestBody
 from kybernate.http_api import printable, random_id
+from kybernate.lifecycle import spawn
 from kybernate.logs import get_logger
 from kybernate.messages import SeatActivated
 from services.router.answer import Answer, no_stream
@@ -352,9 +353,7 @@ class Call:
         self._engine = None
         if head.status in ENDING and self._to is not None:
             self._held_back = True
-            task = self._task = asyncio.create_task(self._hold_back(self._to, head, body))
-            self._calls.tasks.add(task)
-            task.add_done_callback(self._calls.tasks.discard)
+            self._task = spawn(self._calls.tasks, self._hold_back(self._to, head, body))
         else:
             self._send_back(head, body)
 

@@ -5,12 +5,13 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Collection
+from typing import Protocol
 
 import aiohttp
 
 from kybernate.bus.port import Bus, BusError
+from kybernate.lifecycle import cancelled, spawn
 from kybernate.logs import OnceLogger, get_logger
 from kybernate.messages import CommandReply, DrainAck
 from kybernate.roster import SeatRecord
@@ -155,9 +156,7 @@ class Dispatcher:
         """Cancel the timer and all tasks."""
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
 
     def _reject_stopping(self, ticket: Ticket) -> None:
         if ticket.waiting:
@@ -180,9 +179,9 @@ class Dispatcher:
         elif isinstance(effect, DrainAck):
             self._acks.put_nowait(effect)
         elif isinstance(effect, step.RequestActivation):
-            self._spawn(self._request_activation(effect))
+            spawn(self._tasks, self._request_activation(effect))
         elif isinstance(effect, step.QueryManager):
-            self._spawn(self._query_manager(effect))
+            spawn(self._tasks, self._query_manager(effect))
         elif isinstance(effect, step.Disconnect):
             self._pools.disconnect(effect.key)
         elif isinstance(effect, step.Prepare):
@@ -251,11 +250,6 @@ class Dispatcher:
     def _answered(self, who: str, name: str) -> None:
         if (once := self._unanswered.pop((who, name), None)) is not None:
             once.clear()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _arm(self) -> None:
         """Schedule TimePassed for the next alarm of the core."""

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from kybernate.http.deadline import Deadline
 from kybernate.http.framing import Body, ChunkedBody, EndlessBody, HttpError
 from kybernate.http.head import Head, HeadParser
+from kybernate.lifecycle import cancelled, spawn
 from kybernate.logs import get_logger
 
 CONNECT_SECONDS = 5.0
@@ -347,7 +348,7 @@ class EnginePools:
 
     def connect(self, pool: EnginePool, exchange: Exchange) -> asyncio.Task[bool]:
         """Open a connection for an exchange, which hears of it; cancel the task if it is not wanted any more."""
-        return self._spawn(self._connect(pool, exchange))
+        return spawn(self._tasks, self._connect(pool, exchange))
 
     async def accepts(self, pool: EnginePool) -> bool:
         """Open an idle connection; return whether the engine accepted it."""
@@ -357,7 +358,7 @@ class EnginePools:
         """Open so many idle connections to an engine that is being restored: the kernel accepts them for it."""
         pool = self.pool(key, endpoint)
         for _ in range(count - len(pool.idle)):
-            self._spawn(self._connect(pool, None))
+            spawn(self._tasks, self._connect(pool, None))
 
     def disconnect(self, key: str) -> None:
         """Close a seat's connections: now those that are idle, others when their calls end.
@@ -377,9 +378,7 @@ class EnginePools:
         self._pools.clear()
         if self._sweep is not None:
             self._sweep.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancelled(*self._tasks)
 
     async def _connect(self, pool: EnginePool, exchange: Exchange | None) -> bool:
         loop = asyncio.get_running_loop()
@@ -418,9 +417,3 @@ class EnginePools:
             for connection in [connection for connection in pool.idle if connection.idle_since < until]:
                 connection.drop()
         self._sweep = asyncio.get_running_loop().call_later(IDLE_SECONDS / 3, self._close_idle)
-
-    def _spawn(self, work: "asyncio._CoroutineLike[bool]") -> asyncio.Task[bool]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
