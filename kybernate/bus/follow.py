@@ -4,15 +4,33 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+from pydantic import ValidationError
 
 from kybernate.bus.port import Bus, BusError, Entry
-from kybernate.logs import OnceLogger
+from kybernate.logs import OnceLogger, get_logger
+from kybernate.roster import GpuRecord, SeatRecord
+
+Row = TypeVar("Row", SeatRecord, GpuRecord)
 
 SLICE_SECONDS = 0.003
 """How long rows of a bucket are taken without a pause for the other tasks of a service."""
 ROWS = 200
 """Rows of a reading that are applied in one step."""
+
+
+def row_of(kind: type[Row], entry: Entry) -> Row | None:
+    """The row in an entry; None, logged, if it is invalid, or a copy of another key's row, which nobody writes."""
+    try:
+        row = kind.model_validate_json(entry.value or b"")
+    except ValidationError as error:
+        get_logger().warning("row.invalid", key=entry.key, error=str(error))
+        return None
+    if row.key == entry.key:
+        return row
+    get_logger().warning("row.misplaced", key=entry.key, row=row.key)
+    return None
 
 
 class Slices:

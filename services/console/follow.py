@@ -4,11 +4,9 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
-from pydantic import ValidationError
-
-from kybernate.bus.follow import follow
+from kybernate.bus.follow import follow, row_of
 from kybernate.bus.port import Bus, Entry
-from kybernate.logs import OnceLogger, get_logger
+from kybernate.logs import OnceLogger
 from kybernate.messages import (
     GpuHealthChanged,
     GroupDecided,
@@ -49,26 +47,16 @@ class Reader:
         self.cluster.complete = True
 
     def _seat(self, entry: Entry) -> None:
-        seats = self.cluster.seats
         if entry.value is None:
-            seats.drop(entry.key)
-            return
-        try:
-            record = SeatRecord.model_validate_json(entry.value)
-        except ValidationError as error:
-            get_logger().warning("roster.row_invalid", key=entry.key, error=str(error))
-            return
-        if record.key == entry.key:  # else it is a copy of another seat's row, which no manager writes
-            seats.read(entry.key, record)
+            self.cluster.seats.drop(entry.key)
+        elif (row := row_of(SeatRecord, entry)) is not None:
+            self.cluster.seats.read(entry.key, row)
 
     def _gpu(self, entry: Entry) -> None:
         if entry.value is None:
             self.cluster.gpus.drop(entry.key)
-            return
-        try:
-            self.cluster.gpus.put(entry.key, GpuRecord.model_validate_json(entry.value))
-        except ValidationError as error:
-            get_logger().warning("inventory.row_invalid", key=entry.key, error=str(error))
+        elif (row := row_of(GpuRecord, entry)) is not None:
+            self.cluster.gpus.put(entry.key, row)
 
     async def _events(self) -> None:
         async with self._bus.subscribe(*(kind.pattern() for kind in EVENTS)) as messages:

@@ -11,12 +11,10 @@ import gc
 import time
 from collections.abc import Callable
 
-from pydantic import ValidationError
-
-from kybernate.bus.follow import ROWS, Slices, follow
+from kybernate.bus.follow import ROWS, Slices, follow, row_of
 from kybernate.bus.port import Bus, BusError, Entry
 from kybernate.envelope import slug
-from kybernate.logs import OnceLogger, get_logger
+from kybernate.logs import OnceLogger
 from kybernate.messages import Presence, SeatEvent
 from kybernate.presence import PRESENCE_SECONDS
 from kybernate.roster import BUCKET, SeatRecord
@@ -116,15 +114,7 @@ class RosterSync:
         if entry.value is None or entry.revision <= self._revisions.get(entry.key, 0):
             return None
         self._revisions[entry.key] = entry.revision
-        try:
-            record = SeatRecord.model_validate_json(entry.value)
-        except ValidationError as error:
-            get_logger().warning("roster.row_invalid", key=entry.key, error=str(error))
-            return None
-        if record.key != entry.key:  # a copy of another seat's row, which no manager writes
-            get_logger().warning("roster.misplaced", key=entry.key, row=record.key)
-            return None
-        return record
+        return row_of(SeatRecord, entry)
 
     def _connection_changed(self, connected: bool) -> None:
         if connected:

@@ -179,7 +179,7 @@ async def test_a_row_under_the_key_of_another_seat_is_ignored():
         with structlog.testing.capture_logs() as logs:
             await bucket.put("n1.s1", other.model_dump_json().encode())
             await until(
-                lambda: any(line["event"] == "roster.misplaced" for line in logs), what="the log event roster.misplaced"
+                lambda: any(line["event"] == "row.misplaced" for line in logs), what="the log event row.misplaced"
             )
         assert w.upstream("s1").record.endpoint == engine.endpoint
         assert (await w.ask("m")).status == 200
