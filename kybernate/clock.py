@@ -10,7 +10,12 @@ machine read the same kernel clock, so model times of one machine compare.
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+
+LAST_LOOK_SECONDS = 0.1
+"""Beyond a deadline: after a standstill of the process (SIGSTOP, a frozen machine) its loop sees the end of the time
+before what has come meanwhile."""
 
 
 def to_beat(seconds: float) -> float:
@@ -26,6 +31,18 @@ async def wait_for(event: asyncio.Event, seconds: float | None) -> bool:
         async with asyncio.timeout(seconds):
             await event.wait()
     return event.is_set()
+
+
+@contextlib.asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    """``asyncio.timeout`` in wall seconds, but what came in time while this process stood still has come in time."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+        end = loop.call_later(seconds, lambda: limit.reschedule(loop.time() + LAST_LOOK_SECONDS))
+        try:
+            yield
+        finally:
+            end.cancel()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,13 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 import ssl
+import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -260,3 +264,37 @@ async def test_six_of_the_largest_reviews_come_from_one_address() -> None:
             await asyncio.to_thread(body, caller, size, size - 1)
         await until(lambda: server.bodies.memory.total > 5 * size - 9, what="they have arrived", timeout=9)
         assert await post(server.port, "127.0.0.1", size) == b"200"
+
+
+SERVES = """
+import asyncio
+from aiohttp import web
+from kybernate.http.connection import Times
+from kybernate.http.server import HttpServer
+
+async def main():
+    async with HttpServer(web.Application(), "127.0.0.1", 0, times=Times(head_seconds=0.5)) as server:
+        print(server.port, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_a_request_that_came_while_the_service_was_stopped_is_answered() -> None:
+    """After SIGCONT the loop sees the end of the caller's time, and only then what the caller has sent."""
+    with (
+        subprocess.Popen([sys.executable, "-c", SERVES], stdout=subprocess.PIPE) as service,
+        contextlib.ExitStack() as up,
+    ):
+        up.callback(service.kill)
+        assert service.stdout is not None
+        caller = up.enter_context(socket.create_connection(("127.0.0.1", int(service.stdout.readline())), 9))
+        caller.sendall(b"GET /nothing HTTP/1.1\r\n")
+        time.sleep(0.1)  # it has taken that
+        service.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, service.pid, os.WSTOPPED)
+        caller.sendall(b"Host: x\r\n\r\n")
+        time.sleep(1.0)
+        service.send_signal(signal.SIGCONT)
+        assert caller.recv(4096).startswith(b"HTTP/1.1 404 ")

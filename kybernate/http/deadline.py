@@ -3,6 +3,9 @@
 import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
+
+from kybernate.clock import LAST_LOOK_SECONDS
 
 
 class Deadline:
@@ -19,28 +22,26 @@ class Deadline:
         """Ring in so many seconds instead; its owner ignores one that it needs no more."""
         self._at = self._loop.time() + seconds
         if self._handle is None or self._handle.when() > self._at:
-            self.stop()
+            self._stop()
             self._handle = self._loop.call_at(self._at, self._check)
 
-    def stop(self) -> None:
-        """Drop the timer."""
+    def end(self) -> None:
+        """Never ring again, and drop the callback: its owner is then freed without a search for reference cycles."""
+        self._stop()
+        self._ring = lambda: None
+
+    def _stop(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
-    def end(self) -> None:
-        """Never ring again, and drop the callback: its owner is then freed without a search for reference cycles."""
-        self.stop()
-        self._ring = _nothing
-
-    def _check(self) -> None:
+    def _check(self, *, last: bool = False) -> None:
         self._handle = None
-        if self._at <= self._loop.time():
+        if self._at > self._loop.time():
+            if self._at < math.inf:
+                self._handle = self._loop.call_at(self._at, self._check)
+        elif last:
             self._at = math.inf
             self._ring()
-        elif self._at < math.inf:
-            self._handle = self._loop.call_at(self._at, self._check)
-
-
-def _nothing() -> None:
-    """Ring in vain."""
+        else:
+            self._handle = self._loop.call_later(LAST_LOOK_SECONDS, partial(self._check, last=True))

@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 
 from kybernate import deadlines
+from kybernate.clock import within
 from kybernate.files import read
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
@@ -68,7 +69,6 @@ class EngineHttp:
         target = seat.target
         if not target.endpoint:
             raise EngineSilentError("its address is not known")
-        timeout = aiohttp.ClientTimeout(total=seconds)
         data = b"" if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
         if target.engine_key:
@@ -77,9 +77,9 @@ class EngineHttp:
                 raise EngineSilentError(f"key {target.engine_key!r} cannot be sent: its file is not one line of text")
         self._check_container(seat)
         try:
-            async with self.session.request(
-                method, target.endpoint + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
-            ) as answer:
+            url = target.endpoint + path
+            asked = self.session.request(method, url, data=data, headers=headers, allow_redirects=False)
+            async with within(seconds), asked as answer:
                 data = b""
                 async for piece in answer.content.iter_any():
                     data += piece
@@ -281,13 +281,14 @@ _LISTINGS: Mapping[str, Callable[[dict[str, Any]], list[str]]] = {
 @asynccontextmanager
 async def open_engines(keys: Path | None = None) -> AsyncIterator[EngineHttp]:
     """Cookies are not kept, and no connection: one that an engine closed while parked would look like a dead engine."""
-    connector = aiohttp.TCPConnector(force_close=True, limit=0)
-    async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
+    connector, jar = aiohttp.TCPConnector(force_close=True, limit=0), aiohttp.DummyCookieJar()
+    endless = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=connector, cookie_jar=jar, timeout=endless) as session:
         yield EngineHttp(session, keys)
 
 
 def _left(deadline: float) -> float:
-    return max(0.001, deadline - time.monotonic())
+    return max(deadlines.FLOOR_SECONDS, deadline - time.monotonic())
 
 
 def _json(text: str) -> Any:

@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from kybernate.clock import within
+from kybernate.lifecycle import cancelled, spawn
 from kybernate.logs import get_logger
 from services.checkpointer.processes import ProcessIdentity, alive, ended, identify, send
 
@@ -96,15 +98,13 @@ class HelperProcess:
         asked = [json.dumps({"id": first + i, "verb": call.verb, **call.arguments}) for i, call in enumerate(calls)]
         self.writer.write("".join(f"{line}\n" for line in asked).encode())
         for number, (verb, deadline, _) in enumerate(calls, first):
-            answer = asyncio.ensure_future(self.reader.readline())
-            try:  # not by a time-out, which wins over an answer that came while this process stood still
-                if not (await asyncio.wait((answer,), timeout=deadline))[0]:
-                    raise HelperHungError(f"{verb} did not end within {deadline:.1f} s", verb)
-                replies.append(_reply(answer.result(), number, verb))
+            try:
+                async with within(deadline):
+                    replies.append(_reply(await self.reader.readline(), number, verb))
+            except TimeoutError:
+                raise HelperHungError(f"{verb} did not end within {deadline:.1f} s", verb) from None
             except (ConnectionError, ValueError) as error:  # ValueError: more than ANSWER_BYTES
                 raise HelperDiedError(f"the helper ended during {verb}: {error}") from error
-            finally:
-                answer.cancel()
         return replies
 
     async def gone(self) -> None:
@@ -153,13 +153,13 @@ class HelperPool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await _cancelled(*([] if self._filling is None else [self._filling]))
+        await cancelled(*([] if self._filling is None else [self._filling]))
         helpers = [(line.helper, key) for key, line in self._lines.items() if line.helper is not None]
         helpers += [(spare, "") for spare in self._spares]
         self._lines.clear()
         self._spares.clear()
         await asyncio.gather(*self._ending, *(self._end(helper, key) for helper, key in helpers))
-        await _cancelled(*self._watching)
+        await cancelled(*self._watching)
 
     @property
     def pids(self) -> frozenset[int]:
@@ -255,10 +255,7 @@ class HelperPool:
     async def _end(self, helper: HelperProcess, key: str) -> str:
         """Kill it and wait up to ``kill_seconds``, also if the caller is cancelled. Returns the result as text."""
         ending = self._kill_and_wait(helper.who, key, helper.gone())
-        task = asyncio.create_task(ending, name=f"end-helper-{helper.who.pid}")
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-        return await asyncio.shield(task)
+        return await asyncio.shield(spawn(self._ending, ending, f"end-helper-{helper.who.pid}"))
 
     async def _kill_and_wait(self, who: ProcessIdentity, key: str, end: Coroutine[Any, Any, None]) -> str:
         """It is gone or marked as stuck when this returns; the text says which. ``end``: waits until it is gone."""
@@ -276,9 +273,7 @@ class HelperPool:
             del self.stuck[who]
             get_logger().warning("helper.stuck_ended", pid=who.pid, key=key)
 
-        task = asyncio.create_task(forget(), name="stuck-helper")
-        self._watching.add(task)
-        task.add_done_callback(self._watching.discard)
+        spawn(self._watching, forget(), "stuck-helper")
         return _hangs(who)
 
     def _end_leftovers(self) -> Iterator[Coroutine[Any, Any, str]]:
@@ -322,10 +317,3 @@ def _reply(line: bytes, number: int, verb: str) -> dict[str, Any]:
         if isinstance(reply, dict) and reply.get("id") == number:
             return reply
     raise HelperDiedError(f"the helper answered {verb} with {line[:200]!r}; it was ended")
-
-
-async def _cancelled(*tasks: asyncio.Task[None]) -> None:
-    """Cancel the tasks and wait for their end."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

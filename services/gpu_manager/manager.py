@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from kybernate.annotations import PREFER_GROUP
 from kybernate.bus.port import Bus, BusDownError, BusError, NodeBus
-from kybernate.clock import Clock, to_beat, wait_for
+from kybernate.clock import Clock, to_beat, wait_for, within
 from kybernate.envelope import slug
 from kybernate.lifecycle import boot_id
 from kybernate.logs import OnceLogger, get_logger
@@ -473,7 +473,7 @@ class Manager:
         was deleted by force and whose ledger was lost. A driver that does not answer is read later."""
         known = containers | {entry.durable.container_id for entry in ledger.seats}
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(EVIDENCE_SECONDS):
+            async with within(EVIDENCE_SECONDS):
                 found = await self.gpu_processes.read(known, reads=1) if self.gpu_processes is not None else None
             if found is not None:
                 self.board.handle(found, self.now())

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -243,6 +244,34 @@ async def test_health_is_not_asked_again_beside_an_answer_that_never_comes(monke
         parked = await check.recorded(here)
         engine.health, check.speed = 503, 1000.0
         assert "/v1/completions was not answered" in await check.wrong(parked)
+
+
+async def test_an_answer_that_came_while_the_checkpointer_stood_still_is_no_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIGSTOP, a debugger: the answer and the end of its time are seen at once. The engine was killed."""
+    monkeypatch.setattr("services.checkpointer.engine_http.FLOOR_WALL_SECONDS", 0.3)
+
+    class Sent(web.Response):
+        async def write_eof(self, data: bytes = b"") -> None:
+            await super().write_eof(data)
+            time.sleep(0.6)
+
+    class Stood(Engine):
+        async def answer(self, request: web.Request) -> web.Response:
+            if self.stands and request.path == "/health":
+                return Sent()
+            if self.stands:
+                await asyncio.sleep(0.2)
+            return await super().answer(request)
+
+        stands = False
+
+    engine = Stood(base="six", adapter="sept")
+    async with asked(engine) as (check, here):
+        parked = await check.recorded(here)
+        engine.stands, check.seconds = True, 0.3
+        assert await check.wrong(parked) == ""
 
 
 async def test_a_list_that_fails_once_is_asked_for_again() -> None:

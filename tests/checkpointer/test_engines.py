@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from aiohttp import web
 
 from services.checkpointer.backends.driver_calls import Timeouts, Usage, Use
 from services.checkpointer.backends.engine import EngineRefusedError, verdict, well
@@ -293,6 +294,36 @@ async def test_an_engine_that_takes_no_memory_at_a_wake_is_given_up_when_no_byte
         ending = await it.backend.activate(seat.model_copy(update={"parked_on": seat.at, "baseline": {}}), it.note)
         assert (ending.outcome, ending.failed) == ("lost", True)
         assert ending.seconds["verify"] < 20.0
+
+
+async def test_a_checkpointer_that_stood_still_looks_again_before_it_gives_an_engine_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """SIGSTOP, a debugger: what it has read was true before, and the engine has woken meanwhile."""
+    monkeypatch.setattr("services.checkpointer.backends.engine.STUCK_SECONDS", 0.3)
+    asleep, looks = Vllm.asleep, list[bool | None]()
+
+    async with played(PlayedEngine("vllm")) as it:
+
+        async def stands_still(self: Vllm, seat: SeatProcesses, seconds: float) -> bool | None:
+            found = await asleep(self, seat, seconds)
+            if it.engine.resumed:
+                looks.append(found)
+            if len(looks) == 2:
+                time.sleep(0.6)
+                it.engine.held = FULL
+            return found
+
+        async def wakes() -> web.Response:
+            it.engine.resumed, it.engine.asleep = 1, False
+            return web.Response()
+
+        seat = await it.found()
+        assert (await it.backend.park(seat, it.note)).outcome == "parked"
+        monkeypatch.setattr(Vllm, "asleep", stands_still)
+        monkeypatch.setattr(it.engine, "_wake", wakes)
+        ending = await it.backend.activate(seat.model_copy(update={"parked_on": seat.at, "baseline": {}}), it.note)
+        assert (ending.outcome, ending.failed) == ("active", False)
 
 
 async def test_a_driver_that_is_silent_shows_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Host memory for the copy: the host and every limit above the container, reserved once."""
 
 import asyncio
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,3 +197,13 @@ async def test_gpus_are_reserved_as_a_whole_for_one_owner_until_it_releases_them
 
     assert gpus.holds("s01", ("GPU-b", "GPU-c"))
     assert not gpus.holds("s00", ("GPU-a",))
+
+
+async def test_gpus_that_are_free_again_before_the_checkpointer_looks_at_the_clock_are_reserved() -> None:
+    """It stood still: the release and the end of the time are seen at once."""
+    gpus, loop = GpuReservations(), asyncio.get_running_loop()
+    await gpus.take("s00", ("GPU-a",), 1.0)
+    loop.call_later(0.01, gpus.release, "s00")
+    loop.call_soon(time.sleep, 0.3)
+    await gpus.take("s01", ("GPU-a",), 0.1)
+    assert gpus.holds("s01", ("GPU-a",))

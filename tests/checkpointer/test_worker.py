@@ -4,7 +4,8 @@ import asyncio
 import shutil
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from kybernate.bus.node_socket import listening
 from kybernate.bus.port import NoAnswerError
+from kybernate.clock import within
 from kybernate.messages import (
     AskJobs,
     JobProgress,
@@ -215,18 +217,28 @@ async def test_work_that_does_not_end_leaves_the_seat_active_and_the_other_parke
 
 async def test_a_hang_costs_its_own_group_only_and_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline of the call that hangs passes when the test says so, however slow the machine is."""
-    floor, locks, wait = 20.0, [], asyncio.wait
+    floor, locks = 20.0, list[asyncio.Event]()
 
-    async def ours(calls: Any, *, timeout: float | None = None, **more: Any) -> Any:
-        if timeout != Timeouts(speed=SPEED, floor_wall_seconds=floor).lock():
-            return await wait(calls, timeout=timeout, **more)
+    @asynccontextmanager
+    async def ours(seconds: float) -> AsyncIterator[None]:
+        if seconds != Timeouts(speed=SPEED, floor_wall_seconds=floor).lock():
+            async with within(seconds):
+                yield
+            return
+
+        async def passes() -> None:
+            await locks[-1].wait()
+            limit.reschedule(0.0)
+
         locks.append(asyncio.Event())
-        passed = asyncio.ensure_future(locks[-1].wait())
-        done, late = await wait((*calls, passed), return_when=asyncio.FIRST_COMPLETED)
-        passed.cancel()
-        return done - {passed}, late
+        async with asyncio.timeout(None) as limit:
+            passing = asyncio.create_task(passes())
+            try:
+                yield
+            finally:
+                passing.cancel()
 
-    monkeypatch.setattr(asyncio, "wait", ours)
+    monkeypatch.setattr("services.checkpointer.helper_pool.within", ours)
     async with node() as here, checkpointer(here, floor_wall_seconds=floor) as it:
         stuck, other = await here.engine("s00"), await here.engine("t00", gpus=(1,))
         await here.inject("hang", verb="lock", seat="s00")

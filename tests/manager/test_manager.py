@@ -1,6 +1,7 @@
 """The manager's shell with a bus in memory and an obedient checkpointer."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -199,6 +200,25 @@ async def test_a_driver_that_does_not_answer_keeps_no_manager_from_starting(
     for gpus in (Hung(), away):
         async with running(World(), tmp_path, gpus=gpus) as manager:
             assert manager.node.recovered
+
+
+async def test_a_manager_that_stood_still_while_the_driver_answered_knows_the_foreign_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SIGSTOP, a debugger: the answer and the end of its time are seen at once."""
+
+    class Answered(Processes):
+        async def processes(self) -> tuple[GpuProcess, ...]:
+            asyncio.get_running_loop().call_soon(time.sleep, 0.3)
+            await asyncio.sleep(0.01)
+            return await super().processes()
+
+    monkeypatch.setattr(shell, "EVIDENCE_SECONDS", 0.1)
+    monkeypatch.setattr(shell, "FOREIGN_SECONDS", 1e9)
+    found = GpuProcess(4711, "GPU-0", 1)
+    proc(tmp_path, found.pid, parent=0)
+    async with running(World(), tmp_path, gpus=Answered(found)) as manager:
+        assert [one.pid for one in manager.node.foreign] == [found.pid]
 
 
 async def test_a_seat_that_cannot_be_looked_at_does_not_hide_the_others(

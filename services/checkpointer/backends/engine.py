@@ -256,7 +256,7 @@ class EngineBackend(Backend):
         reads = self.engine.loads and wanted == "active"
         with ending.timed("verify"):
             while True:
-                found, left = None, -1
+                began, found, left = time.monotonic(), None, -1
                 with contextlib.suppress(StepFailedError):
                     if not self.host.living(seat):
                         return None
@@ -265,11 +265,11 @@ class EngineBackend(Backend):
                 if left != held or left < 0:  # a driver that is silent shows no standstill
                     held, moved = left, now
                 since = (since or now) if found == wanted else None
-                if since is None and now >= deadline:
+                if since is None and began >= deadline:
                     return found
-                if since is None and not reads and now - moved >= self.calls.timeouts.wall(STUCK_SECONDS):
+                if since is None and not reads and began - moved >= self.calls.timeouts.wall(STUCK_SECONDS):
                     return found
-                stays = found not in (None, wanted) and now >= early and not self.engine.loads
+                stays = found not in (None, wanted) and began >= early and not self.engine.loads
                 if stays and await self._asleep(seat) is not None:
                     return found
                 if since is not None and now - since >= STABLE_SECONDS / self.calls.timeouts.speed:

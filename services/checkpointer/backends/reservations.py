@@ -103,14 +103,11 @@ class GpuReservations:
 
     async def take(self, owner: str, gpus: Iterable[str], seconds: float) -> None:
         """Reserve all of these GPUs; the owner may hold some. Raises StepFailedError after ``seconds`` (wall)."""
-        wanted = frozenset(gpus)
-        try:
-            async with asyncio.timeout(seconds):
-                while others := self._others(owner, wanted):
-                    self._freed.clear()
-                    await self._freed.wait()
-        except TimeoutError:
-            raise StepFailedError(f"{', '.join(sorted(wanted))}: {', '.join(others)} restores there") from None
+        wanted, deadline = frozenset(gpus), time.monotonic() + seconds
+        while others := self._others(owner, wanted):
+            self._freed.clear()
+            if not await wait_for(self._freed, deadline - time.monotonic()):
+                raise StepFailedError(f"{', '.join(sorted(wanted))}: {', '.join(others)} restores there")
         self._owners.update(dict.fromkeys(wanted, owner))
 
     def release(self, owner: str) -> None:
