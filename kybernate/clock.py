@@ -30,6 +30,7 @@ async def wait_for(event: asyncio.Event, seconds: float | None) -> bool:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
+            return True  # also if another one that waited has cleared it meanwhile
     return event.is_set()
 
 

@@ -364,6 +364,8 @@ class CallerConnection(Caller):
     async def _take_large(self, head: Head, body: RequestBody) -> None:
         try:
             self._answer(head, await body.large())
+        except ApiError as error:
+            self._fail(error)
         except Exception as error:
             self._crash(error)
 

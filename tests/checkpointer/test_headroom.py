@@ -199,6 +199,20 @@ async def test_gpus_are_reserved_as_a_whole_for_one_owner_until_it_releases_them
     assert not gpus.holds("s00", ("GPU-a",))
 
 
+async def test_a_release_that_frees_one_of_two_that_wait_ends_no_other_wait() -> None:
+    gpus = GpuReservations()
+    await gpus.take("x", ("GPU-a",), 1.0)
+    await gpus.take("y", ("GPU-b",), 1.0)
+    both = asyncio.create_task(gpus.take("s00", ("GPU-a", "GPU-b"), 60.0))
+    one = asyncio.create_task(gpus.take("s01", ("GPU-a",), 60.0))
+    await asyncio.sleep(0)
+    gpus.release("x")
+    await one
+    gpus.release("y")
+    gpus.release("s01")
+    await both
+
+
 async def test_gpus_that_are_free_again_before_the_checkpointer_looks_at_the_clock_are_reserved() -> None:
     """It stood still: the release and the end of the time are seen at once."""
     gpus, loop = GpuReservations(), asyncio.get_running_loop()
