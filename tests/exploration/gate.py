@@ -606,7 +606,7 @@ class GateShells:
 
     async def settle(self) -> None:
         """Nothing goes wrong any more: each seat has a pod that runs, and the manager knows it. One whose text asks for
-        it is deleted."""
+        it is deleted; one that waits because its engine failed twice, and nobody asks for it, is asked for."""
         self.trouble.clear()
         self.lost_answer = self.ledger.slow = self.ledger.fails = False
         self.api.away_until = self.kubelet.api_down_until = self.forgetful_until = 0.0
@@ -619,6 +619,10 @@ class GateShells:
                 raise ViolationError("; ".join(wrong))
             if self.clock.now > deadline - CALM_SECONDS / 2:
                 self._delete_conflicts()
+                assert self.manager is not None
+                for seat in [*self.manager.node.seats.values()]:
+                    if seat.state is SeatState.WAITING and seat.durable.failed.failing:
+                        await self._command(seat.id)
 
     def _delete_conflicts(self) -> None:
         assert self.manager is not None
