@@ -10,6 +10,7 @@ from kybernate.messages import ActivateSeat, JobReply, PinSeat
 from kybernate.seat import SeatState as S
 from services.gpu_manager.core.inputs import JobAnswered
 from services.gpu_manager.core.obstacles import stage
+from tests.facts import check
 from tests.manager.world import World
 
 
@@ -70,6 +71,19 @@ def test_a_start_whose_request_was_cancelled_gives_way_within_six_seconds(world:
     (target,) = world.job().park
     assert (target.seat, target.backend) == (slow, RESTART)
     assert world.managed(slow).durable.failed.count == 0, "that is no failure"
+
+
+def test_a_start_that_gives_way_and_is_parked_after_its_pod_was_deleted_does_not_load(world: World) -> None:
+    slow, quick = starting(world, asked=False, backend="vllm")
+    world.tick(6.0)
+    world.traffic(quick, waiting=1)
+    world.call(quick)
+    world.tick(0.5)
+    assert world.state(slow) is S.PARKING
+    world.delete(slow)
+    world.finish()
+    facts = world.managed(slow).facts
+    assert (facts.state, facts.holds, check(facts)) == (S.RELEASING, False, "")
 
 
 def test_a_start_by_warm_up_gives_way_to_a_request(world: World) -> None:

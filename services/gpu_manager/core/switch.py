@@ -16,7 +16,7 @@ from kybernate.seat import COMING, SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import decisions, late_binding, moves, view
 from services.gpu_manager.core.demand import SILENT_SECONDS
-from services.gpu_manager.core.facts import Promise, Residence, Trigger
+from services.gpu_manager.core.facts import Process, Promise, Residence, Trigger
 from services.gpu_manager.core.group_switch import (
     CUT_GRACE_SECONDS,
     RESEND_SECONDS,
@@ -478,7 +478,7 @@ def _on_victim_progress(
     """
     if seat.state is S.RELEASING:  # (1)
         if seat.facts.alive and progress.outcome in ("parked", "gone"):
-            seat.learn(residence=Residence.RAM)
+            seat.learn(process=Process.RUNS, residence=Residence.RAM)
     elif seat.state is not S.PARKING:
         return
     elif progress.outcome == "parked":  # (2)
@@ -525,7 +525,7 @@ def _on_incoming_progress(
         then(node, switch, seat, progress, now)
     elif seat.state is S.RELEASING and seat.facts.alive:  # (4)
         free = dropped or progress.outcome in ("parked", "gone")
-        seat.learn(residence=Residence.RAM if free else Residence.VRAM)
+        seat.learn(process=Process.RUNS, residence=Residence.RAM if free else Residence.VRAM)
         if seat.lease and not seat.facts.unlocated:  # also one that was deleted before it left its group
             seat.group = node.groups[switch.group].group
 
