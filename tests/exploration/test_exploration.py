@@ -35,6 +35,7 @@ FOUND = {
     20840158: 0.5,  # a copy that kept the lease of its move
     20850168: 0.5,  # a pin that outlasted a quarantine
     20850336: 0.5,  # a job without a seat
+    20787111: 0.5,  # two holders that left for one seat
 }
 """Seeds whose runs have found a broken promise, and the share of runs with seats that have moved in their time."""
 

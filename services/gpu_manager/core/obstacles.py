@@ -516,9 +516,9 @@ def home_obstacles(node: NodeState, seat: ManagedSeat, now: Now) -> Iterator[Obs
     return _of((*counted(None), ROOM), Ask(node, seat.group, now, seat))
 
 
-def leaving(node: NodeState, holder: ManagedSeat, now: Now) -> Iterator[Obstacle]:
-    """Why an active holder is not drained now."""
-    return _of((ROUTERS, PAUSE, SWITCH), Ask(node, holder.group, now))
+def leaving(node: NodeState, holder: ManagedSeat, now: Now, incoming: ManagedSeat | None = None) -> Iterator[Obstacle]:
+    """Why an active holder is not drained now. ``incoming``: the seat for which it would be."""
+    return _of((ROUTERS, PAUSE, SWITCH), Ask(node, holder.group, now, incoming))
 
 
 def kept_by(node: NodeState, holder: ManagedSeat, group: Group, now: Now) -> Row | None:
