@@ -132,6 +132,7 @@ def test_all_errors_are_reported_at_once() -> None:
     assert [text for text in wanted if text not in done.stderr] == []
 
 
+@pytest.mark.timeout(300)
 def test_every_object_of_kubernetes_is_one_that_the_api_server_takes(tmp_path: Path) -> None:
     """kubeconform, strictly, with schemas out of Kubernetes' own OpenAPI document: the chart, and seats that kyb
     onboard makes of its examples."""
