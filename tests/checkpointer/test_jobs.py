@@ -325,6 +325,7 @@ async def test_a_kill_begins_when_the_job_that_has_the_seat_is_done(tmp_path: Pa
         assert (await stand.worker.kill(KillJob(cause="c", node="n1", epoch=6, target=target("v")))).accepted
         for epoch in range(6, 12):  # the journal writes in order: records of the kill would be among these
             await stand.journal.fence((B,), epoch)
+            await asyncio.sleep(0.01)  # a write that is quick lets no other task run
         assert "kill v" not in stand.backend.done
 
         stand.backend.held["park v"].set()
