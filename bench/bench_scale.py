@@ -209,7 +209,7 @@ class _Scene:
 
     def _begin(self) -> None:
         """The longest step from now on."""
-        os.kill(self._stack.pids["router"], signal.SIGUSR1)
+        os.kill(self._stack.pids["router"], signal.SIGUSR2)
 
     def _longest(self) -> float:
         step = self._steps.read_text().rstrip()

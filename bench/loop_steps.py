@@ -2,7 +2,7 @@
 
 A step is what an event loop does between two looks at its sockets and timers for one handle, in CPU time of its
 thread: a machine that is busy with other work does not lengthen it. What Python's collector took of it is named
-beside it. SIGUSR1 begins anew.
+beside it. SIGUSR2 begins anew.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def main() -> None:
     show("0")
     gc.callbacks.append(collector)
     asyncio.Handle._run = measured  # type: ignore[method-assign]
-    signal.signal(signal.SIGUSR1, begin)
+    signal.signal(signal.SIGUSR2, begin)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
