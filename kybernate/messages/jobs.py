@@ -157,7 +157,7 @@ class JobReply(Record):
 
     accepted: bool
     code: str = ""
-    """``stale-epoch``, ``busy``, ``too-late``, ``unknown-op``, ``unsupported`` … when refused."""
+    """``stale-epoch``, ``busy``, ``unknown-op``, ``unsupported`` … when refused."""
     reason: str = ""
     highest_epoch: int = 0
     """The highest epoch the checkpointer has seen; a manager goes above it."""
