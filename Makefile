@@ -20,8 +20,8 @@ up: $(if $(findstring llama,$(ARGS)),setup,setup-run)
 demo: setup-run
 	@$(KYB) demo $(if $(TRACE),--trace $(TRACE)) $(if $(JSON),--json $(JSON)) $(ARGS)
 
-# Four workers on two cores: most tests wait for processes. A file's tests stay together. ARGS="tests/manager -k drain"
-PYTEST := pytest -n 4 --dist loadfile --no-loadscope-reorder --ignore tests/ui
+# Twelve workers on two cores: most tests wait for processes. A file's tests stay together. ARGS="tests/manager -k drain"
+PYTEST := pytest -n 12 --dist loadfile --no-loadscope-reorder --ignore tests/ui
 test: setup
 	$(PY) -m $(PYTEST) $(ARGS)
 
