@@ -145,23 +145,24 @@ class DemandLevels:
 
     def of(self, model: str, seat: str, *, takes_unassigned: bool) -> SeatDemand:
         """The demand for one seat; ``takes_unassigned`` adds the demand for the model that names no seat."""
+        levels = [*self.places.get(("seat", seat), {}).values()]
+        if takes_unassigned:
+            levels += self.places.get(("model", model), {}).values()
+        if not levels:
+            return NO_DEMAND
         waiting = in_flight = pokes = 0
         oldest: ModelTime | None = None
         cause = ""
         since: list[tuple[ModelTime, int]] = []
-        places: list[_Place] = [("seat", seat)]
-        if takes_unassigned:
-            places.append(("model", model))
-        for place in places:
-            for level in self.places.get(place, {}).values():
-                if level.poke:
-                    pokes = 1
-                else:
-                    waiting += level.waiting
-                    since += level.since
-                in_flight += level.in_flight
-                if level.oldest_since is not None and (oldest is None or level.oldest_since < oldest):
-                    oldest, cause = level.oldest_since, level.cause
+        for level in levels:
+            if level.poke:
+                pokes = 1
+            else:
+                waiting += level.waiting
+                since += level.since
+            in_flight += level.in_flight
+            if level.oldest_since is not None and (oldest is None or level.oldest_since < oldest):
+                oldest, cause = level.oldest_since, level.cause
         if pokes and not waiting and oldest is not None:
             since = [(oldest, 1)]
         return SeatDemand(max(waiting, pokes), in_flight, oldest, cause, tuple(sorted(since)))
