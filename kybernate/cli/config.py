@@ -21,18 +21,17 @@ config_app = Commands(no_args_is_help=True, help="Check and explain configuratio
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The configuration (YAML), or a folder of them.")],
     gpus: Annotated[int | None, typer.Option(min=1, max=64, help="Also plan the groups of N equal GPUs.")] = None,
-    name: Annotated[str | None, typer.Option(help="Show only this one of several configurations.")] = None,
     pods: Annotated[
         Path | None, typer.Option(help="Also check these Pods as kyb up would (needs the extra dev).")
     ] = None,
 ) -> None:
     """Check a configuration file; with --gpus show its groups and seats."""
-    every = report(file, gpus, pods, name)
+    every = report(file, gpus, pods)
     for found in every.values():
         if as_json():
             print(json.dumps(found))
             continue
-        which = f" ({found['name']})" if len(every) > 1 or name else ""
+        which = f" ({found['name']})" if len(every) > 1 else ""
         print(f"{file}{which}: good: {', '.join(found['profiles'])}")
         for group in found["groups"]:
             indices = ", ".join(str(index) for index in group["gpus"])
@@ -81,17 +80,14 @@ def explain(
             print(f"    {option['text']}")
 
 
-def report(file: Path, gpus: int | None, pods: Path | None, name: str | None = None) -> dict[str, dict[str, Any]]:
+def report(file: Path, gpus: int | None, pods: Path | None) -> dict[str, dict[str, Any]]:
     """Return, by name, each configuration of a file or folder: its profiles, and with ``gpus`` groups and warnings.
 
-    ``name`` selects one; all are checked. Raises ConfigError, ExtraMissingError.
+    Raises ConfigError, ExtraMissingError.
     """
-    from kybernate.config import load, load_all
+    from kybernate.config import load_all
 
-    configs = load_all(file)
-    if name is not None:
-        configs = {name: load(file, name)}
-    return {each: _one(file, config, gpus, pods) for each, config in configs.items()}
+    return {name: _one(file, config, gpus, pods) for name, config in load_all(file).items()}
 
 
 def _one(file: Path, config: "NodeConfig", gpus: int | None, pods: Path | None) -> dict[str, Any]:

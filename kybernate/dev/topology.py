@@ -28,7 +28,6 @@ def topology(
         Path | None,
         typer.Option(help="Whose groups. Default: KYB_CONFIG, with --stack the stack's, else every size."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Which of its configurations.")] = None,
 ) -> None:
     """Show how GPUs are connected, as nvidia-smi topo -m does, and the groups that they form, and why.
 
@@ -40,7 +39,7 @@ def topology(
         raise CliError("--preset and --stack name two machines; leave one out", code=2)
     machine, found = _machine(preset, stack)
     path = config or found
-    chosen = load(path, name) if path else every_size(machine[0], machine[2])
+    chosen = load(path) if path else every_size(machine[0], machine[2])
     body = report(chosen, *machine)
     answer({"config": str(path) if path else None, "name": chosen.chosen, **body}, "\n".join(lines(body, path)))
 

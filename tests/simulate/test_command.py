@@ -70,13 +70,6 @@ def test_a_ready_scenario_needs_no_file(capsys: pytest.CaptureFixture[str]):
     assert "poisson, window 0" in out
 
 
-def test_only_some_models_of_a_trace(trace: Path, capsys: pytest.CaptureFixture[str]):
-    code, out, _ = kyb(capsys, trace, "--only", "code", "--only", "mail", "-o", "json", "--policy", "exhaustive")
-    report = json.loads(out)
-    assert code == 0
-    assert (report["requests"], report["seats"]) == (60, 2)
-
-
 def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "ledger"
     costs = Costs(park_seconds=2.0, activate_seconds=1.0)
@@ -111,7 +104,6 @@ def test_costs_from_a_ledger(trace: Path, tmp_path: Path, capsys: pytest.Capture
         (("TRACE", "--tier", "chta=gold"), "no seat serves model 'chta'"),
         (("TRACE", "--vram", "chat=big"), "--vram: 'big' is not a size"),
         (("TRACE", "--slowdown", "1"), "--slowdown"),
-        (("TRACE", "--only", "code", "--only", "cod"), "no request for model 'cod'"),
         (("TRACE", "--start", "9999"), "no request in this part"),
         (("HEADER",), "there is no request in it"),
         (("TRACE", "--pin", "chat"), "leave no slot"),

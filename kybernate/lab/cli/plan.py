@@ -56,7 +56,6 @@ def plan(
             autocompletion=complete_policies,
         ),
     ] = "",
-    only: given.Only = None,
     cost: given.Cost = "stock",
     measured: given.Measured = None,
     vram: given.Vram = None,
@@ -95,7 +94,7 @@ def plan(
     if gpu and gpu not in knowledge().gpus:
         raise CliError(f"--gpu {gpu}: is not known; there are {', '.join(knowledge().gpus)}", 2)
     inputs = Inputs(
-        traces=tuple(traces), only=tuple(only or ()), groups=groups_max, tiers=tuple(tier or ()),
+        traces=tuple(traces), groups=groups_max, tiers=tuple(tier or ()),
         pinned=frozenset(pin or ()), cost=cost, measured=measured, vram=tuple(vram or ()), kv=kv,
         slo=None if tier else seconds, cap=cap, start=start, duration=duration, speed_up=speed_up,
         host_memory=host_memory, seats=sys.maxsize,

@@ -29,7 +29,6 @@ def simulate(
     policy: Annotated[
         str, typer.Option(help="Comma-separated policy names, or `all`.", autocompletion=complete_policies)
     ] = "kyb-balanced,exhaustive",
-    only: given.Only = None,
     groups: given.Groups = 1,
     slots: given.Slots = 1,
     memory: given.Memory = 0.0,
@@ -64,7 +63,7 @@ def simulate(
     from kybernate.lab.simulate.engine import RunOptions
 
     inputs = Inputs(
-        traces=tuple(traces or ()), scenario=scenario, window=window, only=tuple(only or ()), groups=groups,
+        traces=tuple(traces or ()), scenario=scenario, window=window, groups=groups,
         slots=slots, memory=memory, cost=cost, measured=measured, vram=tuple(vram or ()), kv=kv,
         tiers=tuple(tier or ()), pinned=frozenset(pin or ()), slo=slo,
         move_seconds=move_seconds, host_memory=host_memory, lanes=lanes, cap=cap,

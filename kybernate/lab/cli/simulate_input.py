@@ -28,7 +28,6 @@ class Inputs:
 
     traces: tuple[Path, ...] = ()
     scenario: str | None = None
-    only: tuple[str, ...] = ()
     window: int = 0
     groups: int = 1
     slots: int = 1
@@ -71,7 +70,7 @@ def read_scenario(inputs: Inputs) -> "Scenario":
             merged = _merged(read)
             names = ", ".join(f"{trace.name} ({trace.format})" for trace in read)
             made = from_arrivals(
-                merged, node, models=inputs.only, speed_up=inputs.speed_up, name=names, duration=inputs.duration,
+                merged, node, speed_up=inputs.speed_up, name=names, duration=inputs.duration,
                 source=names,
             )  # fmt: skip
     except (TraceError, ValueError) as error:
@@ -80,10 +79,6 @@ def read_scenario(inputs: Inputs) -> "Scenario":
     if not made.at:
         where = "in this part of the trace; see --start and --duration" if inputs.start or inputs.duration else "in it"
         raise CliError(f"{made.name}: there is no request {where}", 2)
-    asked = {made.seats[seat].model for seat in made.seat}
-    for name in inputs.only:
-        if name not in asked:
-            raise CliError(f"no request for model {name!r} in this part of the trace (--only)", 2)
     return made
 
 
@@ -92,7 +87,7 @@ def arrivals_of(inputs: Inputs) -> "list[Arrival]":
     from kybernate.lab.traces import TraceError
 
     try:
-        return [one for one in _merged(_traces(inputs)) if not inputs.only or one.model in inputs.only]
+        return list(_merged(_traces(inputs)))
     except TraceError as error:
         raise CliError(str(error), 2) from None
 
@@ -114,7 +109,6 @@ def _whole(inputs: Inputs) -> None:
     """A ready scenario is an hour as it is."""
     given = {
         "--start": inputs.start > 0, "--duration": inputs.duration is not None, "--speed-up": inputs.speed_up != 1,
-        "--only": bool(inputs.only),
     }  # fmt: skip
     if wrong := [option for option, is_there in given.items() if is_there]:
         raise CliError(f"{', '.join(wrong)} cut a trace; with --scenario choose the hour by --window", 2)

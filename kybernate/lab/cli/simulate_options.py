@@ -28,9 +28,6 @@ def _size(text: object) -> float:
 _TRACE = typer.Argument(metavar="TRACE", help="docs/dev/demo.md lists the formats; several are merged.")
 Traces = Annotated[list[Path], _TRACE]
 MaybeTraces = Annotated[list[Path] | None, _TRACE]
-Only = Annotated[
-    list[str] | None, typer.Option(metavar="MODEL", help="Of the trace only this model; may be given again.")
-]
 Start = Annotated[float, typer.Option(min=0, help="Begin at this second of the trace.")]
 Duration = Annotated[float | None, typer.Option(min=1, help="Play this many seconds of the trace.")]
 SpeedUp = Annotated[float, typer.Option(min=0.001, max=1000, help="2: gaps half as long, twice the load.")]

@@ -33,7 +33,6 @@ def tune(
             autocompletion=complete_policies,
         ),
     ] = "kyb-balanced,kyb-bounded,kyb-slo",
-    only: given.Only = None,
     groups: given.Groups = 1,
     slots: given.Slots = 1,
     cost: given.Cost = "stock",
@@ -44,9 +43,6 @@ def tune(
     slo: given.Slo = None,
     move_seconds: given.MoveSeconds = None,
     cap: given.Cap = 64,
-    start: given.Start = 0.0,
-    duration: given.Duration = None,
-    speed_up: given.SpeedUp = 1.0,
     jobs: given.Jobs = 1,
 ) -> None:
     """Would other constants of the policy have been better on the last days of a trace? Changes nothing."""
@@ -61,10 +57,9 @@ def tune(
             raise CliError(f"--policy: {name} has nothing to tune; there are {', '.join(MODES)}", 2)
     scenario = read_scenario(
         Inputs(
-            traces=tuple(traces), only=tuple(only or ()), groups=groups, slots=slots,
+            traces=tuple(traces), groups=groups, slots=slots,
             cost=cost, measured=measured, vram=tuple(vram or ()), tiers=tuple(tier or ()),
-            pinned=frozenset(pin or ()), slo=slo, move_seconds=move_seconds, cap=cap, start=start, duration=duration,
-            speed_up=speed_up,
+            pinned=frozenset(pin or ()), slo=slo, move_seconds=move_seconds, cap=cap,
         )
     )  # fmt: skip
     cut, count = last_days(scenario, day_hours * 3600, days)
