@@ -50,9 +50,9 @@ _NOT_SENT = HOP_BY_HOP | {b"host", b"content-length", b"content-encoding", b"exp
 """The body was read: its length is set anew, and it has no encoding."""
 _NOT_RETURNED = HOP_BY_HOP | {
     b"content-length", b"access-control-allow-origin", b"access-control-allow-credentials",
-    b"access-control-expose-headers",
+    b"access-control-expose-headers", b"x-accel-buffering",
 }  # fmt: skip
-"""Which pages may read an answer is decided here."""
+"""Which pages may read an answer is decided here, and whether nginx may keep a part of it."""
 
 
 def cause_of(caller: Caller, given: str) -> str:
