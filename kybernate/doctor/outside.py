@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import socket
 import ssl
 from pathlib import Path
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 from kybernate.tls import trusting
 
 OUTSIDE_SECONDS = 3.0
+_MOST_BYTES = 65_536
 
 
 def from_outside(url: str, ca_file: Path | None) -> tuple[str, float | None]:
@@ -27,8 +29,10 @@ def from_outside(url: str, ca_file: Path | None) -> tuple[str, float | None]:
             secure = http.client.HTTPSConnection(parts.hostname, parts.port, timeout=OUTSIDE_SECONDS, context=context)
             secure.connect()
             connection, ends = secure, str((secure.sock.getpeercert() or {}).get("notAfter", ""))
-        status = status_of(connection, "/healthz")
-        wrong = "" if status == http.client.OK else f"{url} answers /healthz with {status}: is that a router?"
+        status, error = _without_a_model(connection)
+        wrong = (
+            "" if error else f"{url} answers a completion without a model with {status} and no error: is that a router?"
+        )
         return wrong, ssl.cert_time_to_seconds(ends) if ends else None
     except socket.gaierror:
         return f"{url}: this machine cannot resolve the name {parts.hostname}", None
@@ -36,6 +40,17 @@ def from_outside(url: str, ca_file: Path | None) -> tuple[str, float | None]:
         return f"{url}: its certificate is refused: {error.verify_message}", None
     except (OSError, http.client.HTTPException) as error:
         return f"{url} does not answer: {getattr(error, 'strerror', None) or error or 'no answer'}", None
+
+
+def _without_a_model(connection: http.client.HTTPConnection) -> tuple[int, object]:
+    """Ask for a completion without model and key: the status, and ``error`` of an answer in OpenAI's form."""
+    with contextlib.closing(connection):
+        connection.request("POST", "/v1/chat/completions", "{}", {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        with contextlib.suppress(ValueError):  # a page of HTML
+            found = json.loads(answer.read(_MOST_BYTES))
+            return answer.status, isinstance(found, dict) and found.get("error")
+        return answer.status, None
 
 
 def status_of(connection: http.client.HTTPConnection, path: str) -> int:

@@ -20,12 +20,14 @@ DAY = 86_400.0
 
 
 class Router(BaseHTTPRequestHandler):
-    status = 200
+    body = b'{"error": {"message": "model: is missing", "type": "invalid_request_error"}}'
 
-    def do_GET(self) -> None:
-        self.send_response(self.status if self.path == "/healthz" else 404)
-        self.send_header("Content-Length", "0")
+    def do_POST(self) -> None:
+        assert (self.path, self.rfile.read(2)) == ("/v1/chat/completions", b"{}")
+        self.send_response(400)
+        self.send_header("Content-Length", str(len(self.body)))
         self.end_headers()
+        self.wfile.write(self.body)
 
     def log_message(self, *_: object) -> None:
         """Nothing on stderr."""
@@ -53,8 +55,12 @@ def test_a_router_that_answers_its_callers_is_sound() -> None:
         assert from_outside(f"http://127.0.0.1:{port}", None) == ("", None)
     wrong, _ = from_outside(f"http://127.0.0.1:{port}", None)
     assert wrong == f"http://127.0.0.1:{port} does not answer: Connection refused"
-    with listening(type("Other", (Router,), {"status": 404})) as port:
-        assert "answers /healthz with 404" in from_outside(f"http://127.0.0.1:{port}", None)[0]
+    for body in (b"<html>not found</html>", b'["error"]', b'{"detail": "not found"}', b""):
+        with listening(type("Other", (Router,), {"body": body})) as port:
+            text = (
+                f"http://127.0.0.1:{port} answers a completion without a model with 400 and no error: is that a router?"
+            )
+            assert from_outside(f"http://127.0.0.1:{port}", None) == (text, None)
 
 
 def test_a_name_that_this_machine_cannot_resolve_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
