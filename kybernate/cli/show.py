@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -40,10 +40,11 @@ def open_console() -> Console:
 
 
 def seat_tree(
-    seats: Iterable[dict[str, Any]], *, nodes: Iterable[dict[str, Any]] = (), now: float | None = None
+    seats: Iterable[dict[str, Any]], *, nodes: Collection[dict[str, Any]] = (), now: float | None = None
 ) -> Tree:
     """Node, its groups, their seats; and the GPUs that are not healthy."""
     sick = [(str(node.get("node")), gpu) for node in nodes for gpu in node.get("gpus") or () if not gpu.get("healthy")]
+    gpus = Counter((str(node.get("node")), str(gpu.get("name"))) for node in nodes for gpu in node.get("gpus") or ())
     rows = [seat for seat in seats if seat.get("state") != "free" or seat.get("drained")]
     models = Counter(seat.get("model") for seat in rows)
     replicas = {model for model, count in models.items() if count > 1 or not model}
@@ -53,7 +54,8 @@ def seat_tree(
     for node in sorted({str(seat.get("node")) for seat in rows} | {name for name, _ in sick}):
         host = sum(int(seat.get("host_bytes") or 0) for seat in rows if str(seat.get("node")) == node)
         taken = f"  seats take {format_bytes(host)} of host memory" if host else ""
-        branch = root.add(Text(node, "bold").append(taken, "dim"))
+        names = "".join(f"  {count} × {name}" for (of, name), count in sorted(gpus.items()) if of == node and name)
+        branch = root.add(Text(node, "bold").append(names + taken, "dim"))
         for gpu in (gpu for name, gpu in sick if name == node):
             branch.add(_gpu_line(gpu, time.time() if now is None else now))
         mine = [seat for seat in rows if str(seat.get("node")) == node]

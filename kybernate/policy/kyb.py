@@ -275,7 +275,7 @@ def _without_demand(view: GroupView, idle_seconds: float, keep_ratio: float) -> 
     share = rate(holder) / (rate(holder) + coming)
     saved = _saved_by_room(view, holder.park_seconds, own, coming) / coming
     even = keep_ratio * _break_even(saved, holder.activate_seconds)
-    numbers = f"{holder.name} gets {share:.0%} of the requests, break-even {even:.0%}"
+    numbers = f"{holder.name} gets {share:.0%} of the requests, and keeps its GPUs from {even:.0%} on"
     if share >= even:
         return Stay(FADE_SECONDS, f"no demand; {numbers}")
     stays = _unused(holder) if _unused(holder) > 0 else idle_seconds - holder.idle_seconds
