@@ -34,6 +34,7 @@ from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.metrics import ManagerMetrics
 from tests.facts import UNLISTED, WAITS
 from tests.manager.family import TREE, Busy, make_family
+from tests.manager.pulling import Pulls
 from tests.manager.test_properties import AnyOrder
 from tests.manager.test_recovery import restart
 from tests.manager.world import World, booted, make_group, nested, status
@@ -388,6 +389,37 @@ def test_a_drain_for_a_claim_that_was_given_up_turns_back(node: World) -> None:
     assert node.state(a) is S.ACTIVE
 
     assert node.state(b) is S.ACTIVE, "its GPU alone is of no use to the pair"
+
+
+def with_idle_singles_and_another_pair() -> tuple[World, str, str, str, str]:
+    """The same with two parked seats of the pair, and another pair of its pool, which is free."""
+    pairs = (make_group("G01", [0, 1], 2, rebalance=True), make_group("G23", [2, 3], 1, rebalance=True))
+    node = booted(make_group("G0", [0], 1), make_group("G1", [1], 1), *pairs, policy=Pulls())
+    p, q = node.fill("p", "q", group=2)
+    (a,), (b,) = node.fill("a", group=0), node.fill("b", group=1)
+    assert [node.state(seat) for seat in (a, b, p, q)] == [S.ACTIVE, S.ACTIVE, S.PARKED, S.PARKED]
+    return node, a, b, p, q
+
+
+def test_the_holder_of_another_pair_leaves_for_the_next_seat_than_the_one_for_which_gpus_are_cleared() -> None:
+    node, _, _, p, q = with_idle_singles_and_another_pair()
+    (r,) = node.fill("r", group=3)
+    node.traffic(r, in_flight=1)
+    node.traffic(p, waiting=1, oldest=9.0)
+    node.traffic(q, waiting=1)
+    node.traffic(r)
+    assert {switch.group: switch.beneficiary for switch in node.node.switches.values()} == {"G0": p, "G1": p, "G23": q}
+    node.finish()
+    assert (node.managed(p).group.name, node.managed(q).group.name) == ("G01", "G23")
+    assert (node.state(p), node.state(q)) == (S.ACTIVE, S.ACTIVE)
+
+
+def test_a_seat_comes_to_another_pair_that_is_free_while_gpus_are_cleared_for_it() -> None:
+    node, a, b, p, _ = with_idle_singles_and_another_pair()
+    node.traffic(p, waiting=1)
+    assert (node.state(p), node.managed(p).group.name) == (S.MIGRATING, "G23")
+    node.tick()
+    assert (node.state(a), node.state(b), node.node.claims) == (S.ACTIVE, S.ACTIVE, {})
 
 
 def test_events_name_the_seat_of_the_larger_group_for_which_smaller_ones_are_parked(node: World) -> None:

@@ -166,7 +166,7 @@ def _evict(node: NodeState, victim: ManagedSeat, incoming: ManagedSeat | None, r
     ):
         return
     group = victim.group
-    found = first(leaving(node, victim, now, incoming))
+    found = first(leaving(node, victim, now))
     if found is None and incoming is not None:
         found = unready(node, incoming, group, now, without=victim)
     if found is not None:  # (1)

@@ -111,8 +111,8 @@ def seconds(node: NodeState, seat: ManagedSeat) -> float:
 
 
 def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:
-    """Why only another group may bring a seat back: an operator moves it there, or a switch there may bring it; empty:
-    this one may.
+    """Why only another group may bring a seat back: an operator moves it there, or a switch may bring it there, or
+    clears GPUs there for it; empty: this one may.
 
     A drain that makes room for it there is called off if it can come here without one.
     """
@@ -121,15 +121,15 @@ def brought_elsewhere(node: NodeState, seat: ManagedSeat, group: Group) -> str:
     if (to := heads_to(node, seat)) not in ("", group.name):
         return f"{seat.name} is to start on group {to}"
     for switch in node.switches.values():
-        if switch.group == group.name:
-            continue
-        text = f"a switch brings {seat.name} to group {switch.group}"
-        if switch.incoming == seat.id and not (
+        to = switch.group if switch.incoming == seat.id else ""
+        if switch.clears_for == seat.id:
+            to = view.claiming(node, switch)
+        if to not in ("", group.name) and not (
             switch.phase is SwitchPhase.DRAINING
             and len(view.holders(node, group)) < group.slots
             and (not group.profile.packs or view.room(node, seat, on=group))
         ):
-            return text
+            return f"a switch brings {seat.name} to group {to}"
     return ""
 
 

@@ -355,7 +355,7 @@ def BARRIER(ask: Ask) -> Stage | None:
 @row(290, "switch", "group", "-", "the switch ends", code="busy", retry=2.0, turn=True)
 def SWITCH(ask: Ask) -> Stage | None:
     """The group is in a switch (the stage is that of the switch), one of another group with its job sent holds its
-    GPUs, or one clears GPUs for the seat."""
+    GPUs, or one clears them for the seat."""
     switch = _switch(ask)
     return None if switch is None else phases.of_switch(ask.node, switch, ask.now)
 
@@ -365,8 +365,9 @@ def _switch(ask: Ask) -> GroupSwitch | None:
     if not node.switches:
         return None
     found = node.switches.get(ask.group.name) or view.overlapping_switch(node, ask.group)
-    if found is None and ask.of is not None:
-        found = next((one for one in node.switches.values() if one.clears_for == ask.of.id), None)
+    claim = node.claims.get(ask.group.name)
+    if found is None and ask.of is not None and claim is not None and claim.seat == ask.of.id:
+        found = next((one for one in node.switches.values() if one.clears_for == claim.seat), None)
     return found
 
 
@@ -403,7 +404,7 @@ def STAYS(ask: Ask) -> Stage | None:
 
 @row(320, "moving", "pair", "operator", "the operation or the switch ends")
 def MOVING(ask: Ask) -> Stage | None:
-    """An operator moves it elsewhere, or a switch of another group brings it."""
+    """An operator moves it elsewhere, or a switch brings it to another group, or clears the GPUs of one for it."""
     text = moves.brought_elsewhere(ask.node, ask.seat, ask.group)
     return Stage("moving", text) if text else None
 
@@ -516,9 +517,9 @@ def home_obstacles(node: NodeState, seat: ManagedSeat, now: Now) -> Iterator[Obs
     return _of((*counted(None), ROOM), Ask(node, seat.group, now, seat))
 
 
-def leaving(node: NodeState, holder: ManagedSeat, now: Now, incoming: ManagedSeat | None = None) -> Iterator[Obstacle]:
-    """Why an active holder is not drained now. ``incoming``: the seat for which it would be."""
-    return _of((ROUTERS, PAUSE, SWITCH), Ask(node, holder.group, now, incoming))
+def leaving(node: NodeState, holder: ManagedSeat, now: Now) -> Iterator[Obstacle]:
+    """Why an active holder is not drained now."""
+    return _of((ROUTERS, PAUSE, SWITCH), Ask(node, holder.group, now))
 
 
 def kept_by(node: NodeState, holder: ManagedSeat, group: Group, now: Now) -> Row | None:

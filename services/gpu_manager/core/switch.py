@@ -224,7 +224,7 @@ def _justified(node: NodeState, switch: GroupSwitch, now: Now) -> bool:
         return True
     if switch.beneficiary is None:
         return not view.requested(view.seat_view(node, node.seats[switch.victim or ""], now))
-    unclaimed = switch.clears_for is not None and _claiming_group(node, switch.clears_for) is None
+    unclaimed = switch.clears_for is not None and not view.claiming(node, switch)
     return not unclaimed and view.wanted(node, node.seats[switch.beneficiary], now)
 
 
@@ -678,11 +678,6 @@ def _pause(node: NodeState, switch: GroupSwitch, now: Now) -> float:
 
 def _drop_claim(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     """A seat in the way of a claim stays: drop the claim, so that the others may have their GPUs back first."""
-    group = _claiming_group(node, switch.clears_for) if switch.clears_for is not None else None
-    if group is not None:
+    if group := view.claiming(node, switch):
         del node.claims[group]
         _back_off_group(node, group, node.groups[switch.group].backoff.reason, now)
-
-
-def _claiming_group(node: NodeState, seat: str) -> str | None:
-    return next((name for name, claim in node.claims.items() if claim.seat == seat), None)

@@ -221,6 +221,11 @@ def overlapping_switch(node: NodeState, group: Group) -> GroupSwitch | None:
     return None
 
 
+def claiming(node: NodeState, switch: GroupSwitch) -> str:
+    """The group for whose claim a switch clears GPUs; empty: for none, or it was given up."""
+    return next((name for name, claim in node.claims.items() if claim.seat == switch.clears_for), "")
+
+
 def room(node: NodeState, seat: ManagedSeat, *, without: ManagedSeat | None = None, on: Group | None = None) -> bool:
     """True when this seat may take a group's GPUs now: slots, other groups' GPUs, VRAM.
 
