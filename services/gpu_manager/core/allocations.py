@@ -46,7 +46,7 @@ def on_pods(node: NodeState, owners: Owners, now: Now) -> None:
             if pod is not None and not pod.deleting:  # (2)
                 _inherit(node, seat, pod, now)
             continue
-        seat.pod_misses, seat.pod_seen = 0, now.wall
+        seat.pod_misses = 0
         starts.answered(seat, gap, now)
         seat.gate.confirmed += seat.id not in owners.unproven
         if seat.state is not S.FREE:  # (3)
@@ -171,8 +171,7 @@ def _runs(node: NodeState, seat: ManagedSeat, pod: SeatPod, now: Now) -> None:
 def _end_late(node: NodeState, seat: ManagedSeat, container_id: str, restarts: int) -> None:
     """A process came by a ticket that nothing remembers: it is ended."""
     seat.begins(container_id, restarts)
-    job = KillJob(cause=seat.default_cause, node=node.name, epoch=seat.epoch, target=seat.target())
-    node.effects.append(job)
+    node.end_processes(seat)
 
 
 def _contest(node: NodeState, seat: ManagedSeat, why: str, now: Now) -> None:
@@ -191,12 +190,7 @@ def _delete(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     seat.ended_here = None
     node.transition(seat, T.DELETED, now)
     if seat.facts.alive:
-        _release(node, seat)
-
-
-def _release(node: NodeState, seat: ManagedSeat) -> None:
-    job = ReleaseJob(cause=seat.default_cause, node=node.name, epoch=seat.epoch, target=seat.target())
-    node.effects.append(job)
+        node.end_processes(seat, by=ReleaseJob)
 
 
 def _exit(node: NodeState, seat: ManagedSeat, reason: str, now: Now) -> None:
@@ -250,7 +244,7 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
         return
     if ran:
         _exit(node, seat, "its container is started again", now)
-    if seat.state is S.BACKOFF and seat.pod_seen >= seat.entered_wall:  # else the call may be the next owner's
+    if seat.state is S.BACKOFF and node.pods_read >= seat.entered_wall:  # else the call may be the next owner's
         node.transition(seat, T.CALLED, now)
     elif seat.state is S.STARTING and inside and not seat.calls(now, seat.group):
         return  # it waits for the end of its ticket, by evidence
@@ -353,7 +347,7 @@ def _on_processes(node: NodeState, reply: JobReply, asked_at: WallTime, now: Now
             if same and progress.outcome == "gone":  # not the late end of a container before
                 seat.learn(process=Process.NONE, residence=Residence.NOWHERE)
             if seat.state is S.RELEASING and progress.outcome == "parked":
-                _release(node, seat)  # a checkpointer that died right after it took the first one has forgotten it
+                node.end_processes(seat, by=ReleaseJob)  # one that died right after it took the first has forgotten it
         elif progress.outcome == "gone" and same and (seat.facts.alive or seat.state is S.QUARANTINED):
             _processes_gone(node, seat, "its processes are gone", now)
         elif seat.state is S.STARTING and same and seat.facts.alive:

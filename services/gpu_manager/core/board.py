@@ -5,17 +5,9 @@ group advance; decisions are made in the modules below, and imports run one way:
 
     board → allocations, commands, recovery → riders → arbiter → switch → pool → obstacles → moves → view → state
 
-Invariants, checked after each message that had an effect (a GPU on which one is broken gets no new grants) and by
-property tests:
-
-1. A physical GPU belongs to at most one group at a time, and a lease takes all GPUs of its group or none. A switch
-   whose job was sent holds its group's GPUs until it ends, also while no seat has the lease.
-2. A group has no more holders than slots.
-3. VRAM counts as free only on park evidence; a lease ends only with evidence or with the end of the processes.
-4. Every switch has a new epoch, above everything this node has seen.
-5. A group is in at most one switch at a time, and every switch ends.
-
-The shell (``manager``) writes the ledger before it carries out any effect.
+The invariants (``docs/dev/architecture.md``) are checked after each message that had an effect (a GPU on which one is
+broken gets no new grants) and by property tests. The shell (``manager``) writes the ledger before it carries out an
+effect.
 """
 
 from kybernate.messages import Command, DrainAck, JobProgress, KillJob, Presence, ReleaseJob, SwitchJob, TrafficSignal

@@ -18,7 +18,7 @@ from kybernate.seat import COMING, SeatState, container_of
 from kybernate.topology import Group
 from services.gpu_manager.core import starts, switch, view
 from services.gpu_manager.core.facts import Facts, Owner, Process, Promise, Residence, Ticket, changed
-from services.gpu_manager.core.group_switch import Drain, GroupSwitch, JobExchange, SwitchPhase, SwitchTimes
+from services.gpu_manager.core.group_switch import SwitchPhase
 from services.gpu_manager.core.inputs import Now, Recovered, RecoveryBegun, SeatTicket
 from services.gpu_manager.core.managed_seat import PARKED_NOWHERE, REHEARSAL, ManagedSeat, Rehearsal
 from services.gpu_manager.core.riders import operations
@@ -206,7 +206,7 @@ def ask(node: NodeState, begun: RecoveryBegun, now: Now) -> None:
 
 
 def _op_of(node: NodeState, entry: LedgerEntry) -> str:
-    """The switch that had the seat in a job, as ``switch._begin`` names it; empty: none had."""
+    """The switch that had the seat in a job, as ``switch.begin`` names it; empty: none had."""
     uuids = {*(entry.on or entry.gpus)} if entry.state in (S.PARKING, *COMING) else None
     name = next((group.name for group in node.setup.groups if {*group.uuids} == uuids), "")
     return name and f"{name}-{entry.epoch}"
@@ -471,23 +471,13 @@ def _adopt(node: NodeState, status: JobStatus, entries: dict[str, LedgerEntry], 
     parks = [(node.seats[p.seat], p) for p in status.park if p.seat in node.seats]
     victim = parks[0][0] if parks else None
     incoming = node.seats.get(status.activate.seat) if status.activate else None
-    concerned = incoming or victim
+    concerned = victim or incoming
     if concerned is None:
         return
     state = node.groups.get(status.group)
-    group = state.group if state is not None else (victim or concerned).group
-    node.switches[group.name] = GroupSwitch(
-        op=status.op,
-        epoch=status.epoch,
-        group=group.name,
-        victim=victim.id if victim else None,
-        incoming=incoming.id if incoming else None,
-        cause=concerned.default_cause,
-        phase=SwitchPhase.JOB,
-        drain=Drain(deadline=now.model),
-        times=SwitchTimes(decided=now.wall, drained=now.wall),
-        job=JobExchange(journaled=True),
-    )
+    group = state.group if state is not None else concerned.group
+    under_way = switch.begin(node, group, victim, incoming, status.epoch, now)
+    under_way.op, under_way.phase, under_way.job.journaled = status.op, SwitchPhase.JOB, True
     for seat, progress in parks:
         if _concerns(progress, seat):
             _promise(seat, Promise.PARKS, **_MOVING, residence=Residence.VRAM)
@@ -604,10 +594,8 @@ def _publish(node: NodeState, entries: dict[str, LedgerEntry], now: Now, *, behi
             seat.epoch = node.next_epoch(now)
         node.emit(seat, EVENT_OF_STATE[seat.state], now, previous=entry.state if entry else S.FREE)
     for seat in owned:
-        kind = KillJob if seat.state is S.LOST else ReleaseJob
         if seat.state in (S.LOST, S.RELEASING) and seat.facts.alive:
-            job = kind(cause=seat.default_cause, node=node.name, epoch=seat.epoch, target=seat.target())
-            node.effects.append(job)
+            node.end_processes(seat, by=KillJob if seat.state is S.LOST else ReleaseJob)
 
 
 # --- the ledger -------------------------------------------------------------------------------------------------------

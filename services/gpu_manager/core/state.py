@@ -301,7 +301,7 @@ class NodeState:
         if seat.state in (SeatState.ACTIVE, SeatState.LOST):
             self.levels.unpoke(seat.id)
         if seat.state is SeatState.LOST:
-            self.effects.append(KillJob(cause=cause, node=self.name, epoch=seat.epoch, target=seat.target()))
+            self.end_processes(seat, cause=cause)
         event = EVENT_OF_STATE[seat.state]
         last_call = progress.last_call_at if progress is not None and seconds else None
         self.emit(seat, event, now, cause=cause, previous=before, seconds=seconds, last_call_at=last_call)
@@ -351,6 +351,13 @@ class NodeState:
             )
         )
 
+    def end_processes(
+        self, seat: ManagedSeat, *, by: type[KillJob | ReleaseJob] = KillJob, cause: str = "", epoch: int | None = None
+    ) -> None:
+        """Ask the checkpointer to end them. ``epoch``: None is the seat's."""
+        epoch = seat.epoch if epoch is None else epoch
+        self.effects.append(by(cause=cause or seat.default_cause, node=self.name, epoch=epoch, target=seat.target()))
+
     def drop_copy(self, seat: ManagedSeat, reason: str, now: Now, epoch: int) -> None:
         """End the engine of a parked seat: its copy is gone, and it starts cold."""
         seat.durable.spilled = seat.reason = reason
@@ -361,7 +368,7 @@ class NodeState:
     def kill_copy(self, seat: ManagedSeat, epoch: int) -> None:
         """Send the kill of a copy that was decided to be dropped."""
         seat.learn(promise=Promise.DROPS)
-        self.effects.append(KillJob(cause=seat.default_cause, node=self.name, epoch=epoch, target=seat.target()))
+        self.end_processes(seat, epoch=epoch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def drain(
     room_for: ManagedSeat | None = None,
 ) -> None:
     """Begin the switch that takes ``victim``, also one that starts, off its GPUs. The others: see GroupSwitch."""
-    switch = _begin(node, victim.group, victim, incoming, now)
+    switch = begin(node, victim.group, victim, incoming, node.next_epoch(now), now)
     switch.ordered = ordered
     switch.room_for = room_for.id if room_for is not None else None
     if clears_for is not None:
@@ -91,17 +91,16 @@ def _give_way(node: NodeState, switch: GroupSwitch, victim: ManagedSeat, reason:
 
 def activate(node: NodeState, group: Group, incoming: ManagedSeat, reason: str, now: Now) -> None:
     """Begin the switch that brings a parked seat to a free slot: its job is sent at once."""
-    switch = _begin(node, group, None, incoming, now)
+    switch = begin(node, group, None, incoming, node.next_epoch(now), now)
     decisions.of_switch(node, switch, reason, now)
     _lease(node, switch, incoming, now)
     step(node, switch, now)
 
 
-def _begin(
-    node: NodeState, group: Group, victim: ManagedSeat | None, incoming: ManagedSeat | None, now: Now
+def begin(
+    node: NodeState, group: Group, victim: ManagedSeat | None, incoming: ManagedSeat | None, epoch: int, now: Now
 ) -> GroupSwitch:
-    """A new switch with the next epoch."""
-    epoch = node.next_epoch(now)
+    """A new switch."""
     concerned = incoming or victim
     switch = GroupSwitch(
         op=f"{group.name}-{epoch}",
