@@ -75,10 +75,7 @@ def _the_seat_folder_is_not_read() -> Any:
 
 
 def _a_lost_ticket_is_not_waited_for() -> Any:
-    recovers = recovery._recover_seat
-    return mock.patch.object(
-        recovery, "_recover_seat", lambda *of, **how: recovers(*of, **how | {"folder_lost": False})
-    )
+    return mock.patch.object(recovery.Evidence, "forgotten", False)
 
 
 def _a_seat_without_ledger_is_at_home() -> Any:

@@ -238,9 +238,7 @@ def _at_gate(node: NodeState, seat: ManagedSeat, now: Now) -> None:
     ran = seat.facts.alive and seat.state in HAS_PROCESS
     if (ran or seat.state is S.STARTING) and seat.gate.confirmed < 2:
         return
-    if ran and seat.facts.unlisted:
-        return
-    if ran and inside:  # the word of a container ends nothing: the checkpointer is asked
+    if ran and (seat.facts.unlisted or inside):  # the word of a container ends nothing: the checkpointer is asked
         return
     if ran:
         _exit(node, seat, "its container is started again", now)

@@ -14,7 +14,6 @@ from kybernate.messages import Command, DrainAck, JobProgress, KillJob, Presence
 from kybernate.seat import SeatState
 from kybernate.topology import Group
 from services.gpu_manager.core import allocations, arbiter, commands, moves, obstacles, recovery, switch, view
-from services.gpu_manager.core.group_switch import SwitchPhase
 from services.gpu_manager.core.inputs import (
     BusChanged,
     DrainAnnounced,
@@ -242,8 +241,6 @@ def broken_invariants(node: NodeState) -> dict[str, str]:
             and operations.drain_on(node, group) is not None
         ):
             text = f"{node.seats[switch.incoming].name} is brought to {group.name}, which is drained"
-        elif switch is not None and (switch.group != group.name or switch.phase is SwitchPhase.DONE):
-            text = f"the switch of {group.name} is over or misplaced"
         for gpu in group.gpus:
             granted = [seat for seat in seats if seat.durable.reserved_bytes is not None]  # the ledger may be lost
             reserved = sum(seat.reserved_bytes(gpu.memory_bytes, granted=True) for seat in granted)

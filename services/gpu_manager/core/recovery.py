@@ -47,7 +47,7 @@ class Evidence:
     entry: LedgerEntry | None
     """What the ledger remembers of it; None: nothing."""
     seen: SeatProgress | None
-    """What the checkpointer has of its processes; None: it did not answer, so they count as alive."""
+    """What the checkpointer has of the processes of its present container; None: nothing, so they count as alive."""
     permitted: bool = False
     """Its last ticket is not over: where kyb-run lives, that no process does now proves nothing about a start."""
     folder_lost: bool = False
@@ -326,9 +326,8 @@ def with_tickets(
         container = ticket.container or ended.get((ticket.seat, ticket.pod_uid), known.durable.container_id)
         durable = replace(known.durable, ticket=ticket.call, container_id=container)
         durable.vram_bytes = durable.vram_bytes or ticket.vram_bytes
-        now = {"state": S.STARTING, "lease": True, "seen_running": False, "epoch": ticket.epoch}
-        now |= {"on": gpus.get(ticket.group, (ticket.group,))}
-        entries[ticket.seat] = known.model_copy(update=now | {"durable": durable})
+        now = {"state": S.STARTING, "lease": True, "seen_running": False, "epoch": ticket.epoch, "durable": durable}
+        entries[ticket.seat] = known.model_copy(update=now | {"on": gpus.get(ticket.group, (ticket.group,))})
     epoch = max((ledger.epoch, *(ticket.epoch for ticket in tickets)))
     return ledger.model_copy(update={"seats": tuple(entries.values()), "epoch": epoch})
 
@@ -362,7 +361,10 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
             seat.memory_on = groups[ticket.group].group
         seat.pod_misses = 2 if pod.deleting and (seat.id, pod.uid) not in listed else 0
         lost = ledger.lost and seat.id not in folders
-        _recover_seat(node, seat, pod, entry, evidence.get((seat.id, pod.uid)), ticket, now, folder_lost=lost)
+        seen, end = evidence.get((seat.id, pod.uid)), None if ticket is None else ticket.expires
+        seen = seen if seen is not None and seen.container_id == _present(pod, entry) else None
+        _recover_seat(node, seat, Evidence(pod, entry, seen, end is None or end > now.wall, lost), now)
+        starts.recovered(seat, end, now)
     for ticket in tickets:
         seat = node.seats[ticket.seat]
         seat.entered_wall = now.wall + -ticket.age_seconds
@@ -390,31 +392,17 @@ def recover(node: NodeState, known: Recovered, now: Now) -> None:
     node.recovered = True
 
 
-def _recover_seat(
-    node: NodeState,
-    seat: ManagedSeat,
-    pod: SeatPod,
-    entry: LedgerEntry | None,
-    seen: SeatProgress | None,
-    ticket: SeatTicket | None,
-    now: Now,
-    *,
-    folder_lost: bool,
-) -> None:
-    """One owned seat. ``ticket``: its pod's last one, as its folder has it. ``folder_lost``: as in ``Evidence``.
+def _recover_seat(node: NodeState, seat: ManagedSeat, evidence: Evidence, now: Now) -> None:
+    """One owned seat.
 
-    (1) Its facts; an answer about another container than the present one tells nothing. (2) Where it is. A container
+    (1) Its facts. (2) Where it is. A container
     starts, and gets its first context, at home; the ledger tells nothing about the place of a younger one, and of one
     that was being moved. (3) What the ledger has learned of it; of the container before nothing about memory. (4) A
     restart has parked it; some releases wrote that it waits.
     """
-    asked = _present(pod, entry)
-    end = None if ticket is None else ticket.expires
-    permitted = end is None or end > now.wall
-    seen = seen if seen is not None and seen.container_id == asked else None
-    evidence = Evidence(pod, entry, seen, permitted, folder_lost)
+    pod, entry, fresh = evidence.pod, evidence.entry, evidence.fresh
     facts, reason = evidence.facts()  # (1)
-    begins, fresh = not facts.alive or facts.state is S.STARTING, evidence.fresh
+    begins = not facts.alive or facts.state is S.STARTING
     was = None
     if entry is not None and (evidence.unused if fresh else facts.alive or facts.waits):
         seat.group = was = view.group_with_gpus(node, seat, entry.on) or seat.home
@@ -444,7 +432,6 @@ def _recover_seat(
     if seat.group is not was:
         seat.durable.way = seat.durable.came_from = ""
     seat.entered, seat.entered_wall = now.unix, now.wall
-    starts.recovered(seat, end, now)
     if seat.state is S.ACTIVE:
         seat.usage.active_since = seat.usage.busy = now.model
 

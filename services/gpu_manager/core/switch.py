@@ -158,7 +158,8 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     """
     victim, group = node.seats[switch.victim or ""], node.groups[switch.group].group
     if not _justified(node, switch, now) and not late_binding.bind_another(node, switch, now):  # (1)
-        _turn_back(node, switch, "it is wanted again" if switch.beneficiary is None else _NOT_WAITING, now)
+        again = switch.beneficiary is None
+        _turn_back(node, switch, "it is wanted again" if again else "no seat waits for its place any more", now)
         return
     needs = node.seats.get(switch.incoming or switch.room_for or "")
     if needs is not None and not switch.ordered:
@@ -213,9 +214,6 @@ def _note_quiet(drain: Drain, quiet: bool, now: Now) -> None:
         drain.quiet = now.wall
 
 
-_NOT_WAITING = "no seat waits for its place any more"
-
-
 def _justified(node: NodeState, switch: GroupSwitch, now: Now) -> bool:
     """True while the eviction is justified: the seat that it is for has demand, or, without one, the victim has
     none."""
@@ -268,12 +266,8 @@ def on_engine_answer(node: NodeState, answer: EngineSeen, now: Now) -> None:
     switch = node.switch_leaving(seat)
     # An engine that answers and does not count its requests is taken for idle; one that does not answer is not.
     idle = answer.running == 0 or (answer.healthy and answer.running is None)
-    if switch is None or not idle:
-        return
-    drain = switch.drain
-    if drain.quiet is None or answer.asked_at < drain.quiet:
-        return
-    drain.idle = True
+    if switch is not None and idle and switch.drain.quiet is not None and answer.asked_at >= switch.drain.quiet:
+        switch.drain.idle = True
 
 
 def on_drain_announced(node: NodeState, seat: str, epoch: int, now: Now) -> None:
