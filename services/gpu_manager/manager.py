@@ -62,7 +62,7 @@ from services.gpu_manager.core.inputs import (
     UnixTime,
     WallTime,
 )
-from services.gpu_manager.core.seat_pod import Owners
+from services.gpu_manager.core.seat_pod import Owners, names
 from services.gpu_manager.core.state import Effect, NodeState
 from services.gpu_manager.engines import EngineProbes
 from services.gpu_manager.gpu_processes import GpuProcesses
@@ -393,7 +393,7 @@ class Manager:
             Wish(id=pod.uid, group=group.name, resource=resource, until=until, why=f"{PREFER_GROUP} of {pod.pod}")
             for pod in owners.pending
             for group in self.node.setup.groups
-            if group.name == pod.group_on(self.node.name) and (resource := group.profile.resource) in pod.resources
+            if names(pod.prefers, group, self.node.name) and (resource := group.profile.resource) in pod.resources
         ]
         return tuple(sorted(found, key=lambda wish: wish.id))
 

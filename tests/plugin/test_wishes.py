@@ -14,7 +14,7 @@ from kybernate.node.run_files import GpuFaults, Wish, Wishes
 from kybernate.pb import podresources_pb2 as pb
 from kybernate.policy import KybBalanced
 from services.gpu_manager.core.board import Board
-from services.gpu_manager.core.seat_pod import Owners
+from services.gpu_manager.core.seat_pod import Owners, names
 from services.gpu_manager.core.state import NodeSetup
 from services.gpu_manager.ledger import LedgerFile
 from services.gpu_manager.manager import Manager
@@ -23,6 +23,7 @@ from services.gpu_manager.publish import GateFiles
 from services.plugin.core.placement import OpenWishes
 from services.plugin.service import follow_wishes
 from tests.kubelet.stand import pod, running_kubelet
+from tests.manager.world import make_group
 from tests.plugin.processes import PATIENCE
 from tests.plugin.stand import ONE, TWO, offer, plugin_at
 from tests.until import until
@@ -140,8 +141,9 @@ def test_pending_pods_that_name_a_group_are_distinguished_from_those_that_have_a
         ("wants", "G1", (ONE,)),
         ("nowhere", "n1/G1", (ONE,)),
     ]
-    assert [one.group_on("n1") for one in found] == ["G1", "G1"]
-    assert [one.group_on("n2") for one in found] == ["G1", ""]
+    group = make_group("G1", [1], 1)
+    assert [names(one.prefers, group, "n1") for one in found] == [True, True]
+    assert [names(one.prefers, group, "n2") for one in found] == [True, False]
 
 
 async def test_the_manager_writes_the_wishes_of_pending_pods_and_its_own(tmp_path: Path) -> None:

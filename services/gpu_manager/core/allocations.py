@@ -22,9 +22,6 @@ from services.gpu_manager.core.state import NodeState, Rider
 
 S, T = SeatState, Trigger
 
-CLEARED = ("active", "parked")
-"""The driver's reports that end quarantine; without a process it ends in any case. A conflict ends by "parked" only."""
-
 HAS_PROCESS = (S.STARTING, S.ACTIVE, S.DRAINING, S.PARKING, S.PARKED, S.ACTIVATING, S.MIGRATING, S.QUARANTINED)
 
 
@@ -391,10 +388,10 @@ def _on_late_start(node: NodeState, seat: ManagedSeat, progress: SeatProgress, n
 
 
 def _clears(node: NodeState, seat: ManagedSeat) -> Collection[str]:
-    """The driver's reports that end its quarantine."""
+    """The driver's reports that end its quarantine; without a process it ends in any case."""
     if seat.facts.unlocated or not seat.facts.alive:
         return ()
-    return ("parked",) if seat.facts.conflict and not view.room(node, seat) else CLEARED
+    return ("parked",) if seat.facts.conflict and not view.room(node, seat) else ("active", "parked")
 
 
 def _locate(node: NodeState, seat: ManagedSeat, progress: SeatProgress, now: Now) -> None:

@@ -19,7 +19,7 @@ from kybernate.seat import COMING, WITHOUT_RUN, SeatState, container_of, start_i
 from kybernate.topology import Group
 from services.gpu_manager.core.facts import Facts, Process, Residence, Ticket
 from services.gpu_manager.core.inputs import ModelTime, Now, StartCall, UnixTime, WallTime
-from services.gpu_manager.core.seat_pod import Reserved, SeatPod, not_its_own, refusal
+from services.gpu_manager.core.seat_pod import Reserved, SeatPod, names, not_its_own, refusal
 from services.gpu_manager.ledger import Durable
 
 LAST_MOMENT_SECONDS = 0.5
@@ -311,9 +311,8 @@ class ManagedSeat:
         return not self.pod_misses and call.until > now.unix + LAST_MOMENT_SECONDS
 
     def prefers(self, group: Group, node: str) -> bool:
-        """True for the group that its pod names (``kyb.ai/prefer-group``: ``group`` or ``node/group``)."""
-        named = self.pod.annotations.get(PREFER_GROUP, "") if self.pod is not None else ""
-        return named in (group.name, f"{node}/{group.name}")
+        """True for the group that its pod names."""
+        return self.pod is not None and names(self.pod.annotations.get(PREFER_GROUP, ""), group, node)
 
     def refused(self) -> str:
         """Why its container gets no ticket; empty when it may."""

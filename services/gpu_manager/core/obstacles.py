@@ -310,10 +310,9 @@ def _goes_first(ask: Ask) -> str:
 @row(250, "idle", "seat", "callers", "a request", turn=True)
 def IDLE(ask: Ask) -> Stage | None:
     """It is parked, no request asks for it, and the policy does not fetch it ahead of requests."""
-    named = ask.node.groups[ask.group.name].picked == ask.seat.id
-    return (
-        None if ask.seat.acts_as is not S.PARKED or named or view.wanted(ask.node, ask.seat, ask.now) else Stage("idle")
-    )
+    if ask.seat.acts_as is not S.PARKED or ask.node.groups[ask.group.name].picked == ask.seat.id:
+        return None
+    return None if view.wanted(ask.node, ask.seat, ask.now) else Stage("idle")
 
 
 # --- 3xx: what passes by itself ---------------------------------------------------------------------------------------

@@ -100,6 +100,11 @@ def refusal(pod: SeatPod, group: Group) -> str:
     return mig_refusal(group, pod.notes.backend) or ""
 
 
+def names(prefers: str, group: Group, node: str) -> bool:
+    """True for the group that a pod names (``kyb.ai/prefer-group``: ``group`` or ``node/group``)."""
+    return prefers in (group.name, f"{node}/{group.name}")
+
+
 @dataclass(frozen=True, slots=True)
 class PendingPod:
     """A pod without a seat that names the group it would like (annotation ``kyb.ai/prefer-group``)."""
@@ -111,13 +116,6 @@ class PendingPod:
     """``group``, or ``node/group``."""
     resources: tuple[str, ...] = ()
     """What its containers ask for."""
-
-    def group_on(self, node: str) -> str:
-        """The group it means on this node; empty when it names another node."""
-        where, slash, group = self.prefers.partition("/")
-        if not slash:
-            return where
-        return group if where == node else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,23 +173,18 @@ def _drain(node: NodeState, switch: GroupSwitch, now: Now) -> None:
     if not node.bus_up:  # (4)
         return
     drain = switch.drain
-    _set_silent_aside(node, switch, now)  # (8)
+    settled = node.routers.settled(now)
+    if drain.announced and settled and now.handled >= drain.announced + SILENT_SECONDS:  # (8)
+        drain.overdue = drain.overdue or now.wall
+        node.routers.set_aside(victim.id, switch.epoch, drain.overdue)
     _note_quiet(drain, bool(drain.announced) and node.routers.quiet(victim.id, switch.epoch, now), now)  # (5), (6)
     if drain.idle:  # (9)
         _drained(node, switch, SwitchTrigger.IDLE, "", now)
         return
-    late = now.model >= drain.deadline and drain.announced and node.routers.settled(now)
+    late = now.model >= drain.deadline and drain.announced and settled
     if late and not node.routers.unheard(victim.id, switch.epoch, now):  # (7)
         drain.cut = now.wall
         _drained(node, switch, SwitchTrigger.DEADLINE, "drain deadline passed; streams that still run are cut", now)
-
-
-def _set_silent_aside(node: NodeState, switch: GroupSwitch, now: Now) -> None:
-    """Take their lease from the routers that live and have not acknowledged a drain in time."""
-    drain = switch.drain
-    if drain.announced and node.routers.settled(now) and now.handled >= drain.announced + SILENT_SECONDS:
-        drain.overdue = drain.overdue or now.wall
-        node.routers.set_aside(switch.victim or "", switch.epoch, drain.overdue)
 
 
 def _cut(node: NodeState, switch: GroupSwitch, now: Now) -> None:

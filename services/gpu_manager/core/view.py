@@ -211,14 +211,8 @@ def contested(
 
 def overlapping_switch(node: NodeState, group: Group) -> GroupSwitch | None:
     """A switch of another group that holds a GPU of this one until it ends, also while no seat has the lease."""
-    gpus = {*group.uuids}
-    for switch in node.switches.values():
-        other = node.groups.get(switch.group)
-        if switch.group == group.name or other is None or not switch.holds_group:
-            continue
-        if not gpus.isdisjoint(other.group.uuids):
-            return switch
-    return None
+    found = (node.switches.get(other.name) for other in node.groups[group.name].neighbours)
+    return next((one for one in found if one is not None and one.holds_group), None)
 
 
 def claiming(node: NodeState, switch: GroupSwitch) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from kybernate.config import Lanes
 from kybernate.machine import Gpu
 from kybernate.seat import SeatState
-from kybernate.topology import Group
 from services.gpu_manager.core import view
 from services.gpu_manager.core.group_switch import GroupSwitch, SwitchPhase
 from services.gpu_manager.core.inputs import Now
@@ -38,18 +37,14 @@ def resolve(written: Sequence[Lanes], gpus: Sequence[Gpu]) -> tuple[Lane, ...]:
 def LANES(ask: Ask) -> Stage | None:
     """As many switches copy memory as its GPUs have lanes. Data: ``groups`` that copy, ``transfers`` side by side."""
     node, group = ask.node, ask.group
-    full = next((one for one in node.setup.lanes if _taken(node, one, group, ask.now)), None)
+    mine = (one for one in node.setup.lanes if not one.gpus.isdisjoint(group.physical))
+    full = next((one for one in mine if len(_copying(node, one, ask.now)) >= one.transfers), None)
     if full is None or group.name in node.switches or _needs_none(ask):
         return None
     copying = _copying(node, full, ask.now)
     what = ", ".join(f"{_moved(node, one)} on group {one.group}" for one in copying)
     text = f"{len(copying)} of {full.transfers} lanes copy: {what}; the longest wait goes next"
     return Stage("lanes", text, {"groups": [one.group for one in copying], "transfers": full.transfers})
-
-
-def _taken(node: NodeState, lane: Lane, group: Group, now: Now) -> bool:
-    """True when a group uses these lanes and all of them are taken."""
-    return not lane.gpus.isdisjoint(group.physical) and len(_copying(node, lane, now)) >= lane.transfers
 
 
 def _copying(node: NodeState, lane: Lane, now: Now) -> list[GroupSwitch]:

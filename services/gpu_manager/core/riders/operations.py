@@ -65,8 +65,18 @@ class Operations(Rider):
         return {"drained": drained(node, of)} if isinstance(of, Group) else None
 
     def answers(self, node: NodeState, command: Command, now: Now) -> CommandReply | None:
-        """Drain, resume and migrate."""
-        return answer(node, command, now) if isinstance(command, OrderCommand) else None
+        """Set or take away an order, or refuse it with a reason; a command that is repeated answers what is true."""
+        if isinstance(command, OrderCommand) and command.dry_run:
+            return no("unsupported", "a dry run is not known any more: kyb why shows the seats and what they wait for")
+        who: dict[str, Any] = {"actor": command.actor, "cause": command.cause, "begun": float(now.unix)}
+        match command:
+            case MigrateSeat(seat=seat, to=to):
+                return _migrate(node, OperatorOrder(f"migrate {seat}", "migrate", seat, to, **who), now)
+            case DrainNode(group=group, purpose=purpose):
+                return _drain(node, OperatorOrder(f"drain {group}", "drain", group, purpose=purpose, **who), now)
+            case ResumeNode(group=group):
+                return _resume(node, OperatorOrder(f"resume {group}", "resume", group))
+        return None
 
     def expels(self, node: NodeState, holder: ManagedSeat) -> str:
         """A drain is in force there, or the seat is being moved."""
@@ -110,22 +120,6 @@ def drained(node: NodeState, group: Group) -> str:
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
-
-
-def answer(node: NodeState, command: OrderCommand, now: Now) -> CommandReply:
-    """Set or take away an order, or refuse it with a reason; a command that is repeated answers what is true."""
-    if command.dry_run:
-        return no("unsupported", "a dry run is not known any more: kyb why shows the seats and what they wait for")
-    who: dict[str, Any] = {"actor": command.actor, "cause": command.cause, "begun": float(now.unix)}
-    match command:
-        case MigrateSeat(seat=seat, to=to):
-            return _migrate(node, OperatorOrder(f"migrate {seat}", "migrate", seat, to, **who), now)
-        case DrainNode(group=group, purpose=purpose):
-            return _drain(node, OperatorOrder(f"drain {group}", "drain", group, purpose=purpose, **who), now)
-        case ResumeNode(group=group):
-            return _resume(node, OperatorOrder(f"resume {group}", "resume", group))
-        case _:
-            raise TypeError(f"{type(command).__name__} is no order")
 
 
 def _migrate(node: NodeState, order: OperatorOrder, now: Now) -> CommandReply:
