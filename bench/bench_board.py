@@ -130,7 +130,6 @@ def _group(index: int) -> Group:
 def _pod(seat: str) -> SeatPod:
     return SeatPod(
         seat=seat,
-        resource="kyb.ai/gpu-1x-seat",
         namespace="default",
         name=seat,
         uid=f"uid-{seat}",

@@ -236,8 +236,8 @@ def joined(
             continue
         for container in entry.containers:
             seats = {s: d.resource_name for d in container.devices for s in d.device_ids if SEAT_ID.fullmatch(s)}
-            for seat, resource in seats.items():
-                owner = _seat_pod(seat, resource, container.name, pod, tuple(sorted(set(seats.values()))))
+            for seat in seats:
+                owner = _seat_pod(seat, container.name, pod, tuple(sorted(set(seats.values()))))
                 if seat not in found or found[seat].deleting:
                     found[seat] = owner
     listed = frozenset(pod["metadata"]["uid"] for pod in by_name.values() if not _over(pod))
@@ -276,7 +276,7 @@ def _pending(pod: Mapping[str, Any]) -> PendingPod | None:
     return PendingPod(meta["uid"], name, wanted, tuple(sorted({resource for found in limits for resource in found})))
 
 
-def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any], resources: tuple[str, ...]) -> SeatPod:
+def _seat_pod(seat: str, container: str, pod: Mapping[str, Any], resources: tuple[str, ...]) -> SeatPod:
     meta, status = pod["metadata"], pod.get("status") or {}
     state = _container_status(status, container)
     ended = _ended(state)
@@ -285,7 +285,6 @@ def _seat_pod(seat: str, resource: str, container: str, pod: Mapping[str, Any], 
     annotations, replaced = with_options(meta.get("annotations") or {}, described)
     return SeatPod(
         seat=seat,
-        resource=resource,
         namespace=meta.get("namespace", "default"),
         name=meta["name"],
         uid=meta["uid"],

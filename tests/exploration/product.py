@@ -166,7 +166,7 @@ def seat_pod(
     if vram:
         notes["kyb.ai/vram"] = vram
     return SeatPod(
-        seat, "kyb.ai/x", "default", name, uid, "engine", cid or None, running,
+        seat, "default", name, uid, "engine", cid or None, running,
         ended="" if running or not cid else "exited with code 1", ip=ip, deleting=deleting, annotations=notes,
         restarts_inside=inside,
     )  # fmt: skip

@@ -51,7 +51,7 @@ def listed(name: str, uid: str = "u", **status: Any) -> dict[str, Any]:
 
 def test_a_seat_on_two_numa_nodes_counts_once() -> None:
     (owner,) = joined(resources(("p", SEAT), times=2), [listed("p")]).pods
-    assert (owner.seat, owner.resource, owner.pod, owner.uid) == (SEAT, RESOURCE, "default/p", "u")
+    assert (owner.seat, owner.resources, owner.pod, owner.uid) == (SEAT, (RESOURCE,), "default/p", "u")
 
 
 def test_a_pod_that_only_one_side_knows_is_left_out() -> None:

@@ -37,9 +37,7 @@ from tests.manager.world import GIB, World, booted, make_group
 
 def given(world: World, seat: str, model: str) -> None:
     """Kubelet gives the seat to another pod; the pods were not read yet."""
-    world.pods[seat] = SeatPod(
-        seat, "kyb.ai/x", "default", model, f"uid-{model}", "engine", ip="127.0.0.9", annotations={}
-    )
+    world.pods[seat] = SeatPod(seat, "default", model, f"uid-{model}", "engine", ip="127.0.0.9", annotations={})
 
 
 def takes_its_ticket(world: World, seat: str) -> None:

@@ -62,9 +62,10 @@ print(json.dumps({"at first": at_first, "at last": found()}))
 
 def served_by(release: Path, ledger: Path, world: World, seen: Mapping[str, str]) -> dict[str, dict[str, list[str]]]:
     """State and group of each pod's seat by that release's manager, after its start and after it served all of them."""
-    fields = ("seat", "resource", "namespace", "name", "uid", "container", "container_id", "running", "ip")
+    fields = ("seat", "namespace", "name", "uid", "container", "container_id", "running", "ip")
     pods = [
-        {name: getattr(pod, name) for name in fields} | {"annotations": pod.annotations} for pod in world.pods.values()
+        {name: getattr(pod, name) for name in fields} | {"resource": "", "annotations": pod.annotations}
+        for pod in world.pods.values()
     ]
     given = json.dumps({"pool": POOL, "pods": pods, "seen": seen})
     command = [sys.executable, "-c", SERVE, str(ledger), given]

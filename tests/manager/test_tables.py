@@ -40,7 +40,7 @@ def entry(state: S = S.ACTIVE, *, lease: bool = True, container_id: str = "proce
 
 
 def pod(*, running: bool = True, deleting: bool = False, container_id: str | None = "process://1") -> SeatPod:
-    return SeatPod("s", "r", "d", "p", "u", "c", container_id=container_id, running=running, deleting=deleting)
+    return SeatPod("s", "d", "p", "u", "c", container_id=container_id, running=running, deleting=deleting)
 
 
 # --- recovery ---------------------------------------------------------------------------------------------------------

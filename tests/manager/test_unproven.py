@@ -51,7 +51,7 @@ async def test_the_manager_has_the_owner_of_a_called_seat_proven_until_it_is_con
 ) -> None:
     world = World()
     seat, proofs = world.seat(0, 0), [frozenset[str]()]
-    owner = SeatPod(seat, "kyb.ai/x", "d", "p0", "u0", "engine", container_id="process://1", running=True)
+    owner = SeatPod(seat, "d", "p0", "u0", "engine", container_id="process://1", running=True)
 
     async def seats(_: NoPods, prove: Collection[str] = ()) -> Owners:
         proofs.append(frozenset(prove))

@@ -201,9 +201,7 @@ class World:
         notes = {"kyb.ai/model": model, "kyb.ai/backend": "fake"} | {
             f"kyb.ai/{key}": value for key, value in annotations.items()
         }
-        self.pods[seat] = SeatPod(
-            seat, "kyb.ai/x", "default", model, f"uid-{model}", "engine", ip="127.0.0.9", annotations=notes
-        )
+        self.pods[seat] = SeatPod(seat, "default", model, f"uid-{model}", "engine", ip="127.0.0.9", annotations=notes)
         self.look()
 
     def annotate(self, seat: str, **annotations: str) -> None:

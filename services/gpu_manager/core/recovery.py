@@ -266,7 +266,6 @@ def _remembered(entry: LedgerEntry, *, gone: bool) -> SeatPod:
     namespace, _, name = entry.pod.rpartition("/")
     return SeatPod(
         seat=entry.seat,
-        resource="",
         namespace=namespace,
         name=name,
         uid=entry.pod_uid,

@@ -19,7 +19,6 @@ class SeatPod:
     """One container that kubelet gave a seat to."""
 
     seat: str
-    resource: str
     namespace: str
     name: str
     uid: str
