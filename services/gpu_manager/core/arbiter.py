@@ -4,9 +4,6 @@ Groups that share GPUs: a group whose GPUs are held by seats of other groups ask
 When the policy lets one of them yield, the group has a *claim*: all that is in the way drains, and no other group is
 granted any of these GPUs until the claim is served or its seat is not wanted any more. A seat that takes many GPUs
 would otherwise never find them free together.
-
-Groups of one pool (``topology.peers``): a group sees the parked seats of its peers beside its own, and the policy
-picks one of them or none (``docs/dev/decisions/014-moves-are-pulled.md``).
 """
 
 from dataclasses import replace

@@ -21,7 +21,6 @@ from kybernate.sizes import format_bytes
 from kybernate.topology import Group
 from services.gpu_manager.core import moves, phases, view
 from services.gpu_manager.core.facts import Promise
-from services.gpu_manager.core.group_switch import GroupSwitch
 from services.gpu_manager.core.inputs import Now
 from services.gpu_manager.core.managed_seat import ManagedSeat
 from services.gpu_manager.core.stage import NO_CLOCK, Clock, Stage
@@ -38,8 +37,6 @@ _NO_TURN = (2.0, 0.0, _LAST_NAME)
 Act = Literal["run", "send", "command"]
 """What is asked: may it take a free slot (``run``); may what was decided be carried out, a drain, a job or a second
 ticket of a start (``send``); may a command want it there (``command``)."""
-Subject = Literal["group", "seat", "pair", "holder"]
-Kind = Literal["stop", "wait"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ class Row:
     holds: "Callable[[Ask], Stage | None]"
     nr: int
     stage: str
-    subject: Subject
+    subject: Literal["group", "seat", "pair", "holder"]
     who: str
     """Who can end it; ``-``: time."""
     ends: str = ""
@@ -64,7 +61,7 @@ class Row:
     """Whether the seat asks, whose turn it is, or when a switch may begin: what is decided need not ask it again."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Literal["stop", "wait"]:
         """A ``stop`` needs an act of a person, a ``wait`` ends by itself."""
         return "stop" if self.nr < 200 else "wait"
 
@@ -355,11 +352,6 @@ def BARRIER(ask: Ask) -> Stage | None:
 def SWITCH(ask: Ask) -> Stage | None:
     """The group is in a switch (the stage is that of the switch), one of another group with its job sent holds its
     GPUs, or one clears them for the seat."""
-    switch = _switch(ask)
-    return None if switch is None else phases.of_switch(ask.node, switch, ask.now)
-
-
-def _switch(ask: Ask) -> GroupSwitch | None:
     node = ask.node
     if not node.switches:
         return None
@@ -367,7 +359,7 @@ def _switch(ask: Ask) -> GroupSwitch | None:
     claim = node.claims.get(ask.group.name)
     if found is None and ask.of is not None and claim is not None and claim.seat == ask.of.id:
         found = next((one for one in node.switches.values() if one.clears_for == claim.seat), None)
-    return found
+    return None if found is None else phases.of_switch(node, found, ask.now)
 
 
 @row(300, "backoff", "seat", "operator", "300 s at most")

@@ -1,6 +1,7 @@
 """What the policy sees of a group: its seats, each with the list's verdict, and those that its pool could bring. Pure.
 
-The list decides who may come (``ready``); the policy, whose turn it is.
+The list decides who may come (``ready``); the policy, whose turn it is. Moves are pulled, by the group that has the
+slot (``docs/dev/decisions/014-moves-are-pulled.md``).
 """
 
 from dataclasses import replace

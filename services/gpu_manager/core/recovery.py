@@ -31,8 +31,6 @@ S = SeatState
 
 # --- the facts of a seat ----------------------------------------------------------------------------------------------
 
-_GOING = "its pod is being deleted"
-_INHERITED = "its container may start by an open ticket beside seats that leave it no room"
 FORGOTTEN = (
     "the ledger was lost, and its seat folder has no ticket: its engine is ended, also one on its way, and starts cold"
 )
@@ -142,7 +140,7 @@ class Evidence:
             return Promise.ENDS, FORGOTTEN
         heir = self.state is S.QUARANTINED and self.unused
         if heir and (self.ticket is not Ticket.NONE or self.process is Process.LOADS):
-            return Promise.HANDS_OFF, _INHERITED
+            return Promise.HANDS_OFF, "its container may start by an open ticket beside seats that leave it no room"
         if not self.alive or self.ticket is not Ticket.NONE:
             return Promise.NONE, ""
         before, why = S.FREE if self.fresh else self.state, self.seen.reason if self.seen is not None else ""
@@ -159,7 +157,7 @@ class Evidence:
         """The facts of the seat, and the reason of its state; empty where that has none."""
         pod, process, (promise, reason) = self.pod, self.process, self.promise
         if pod.deleting:
-            promise, reason = Promise.NONE, _GOING
+            promise, reason = Promise.NONE, "its pod is being deleted"
         elif process is Process.ENDED:
             gone = pod.running and self.driver == "gone"
             reason = reason or ("its processes are gone" if gone else "its container is not running")

@@ -1,8 +1,5 @@
 """One switch of a group, from the decision to its end: which seat leaves, which one arrives, what became of both. Pure.
 
-    draining ──quiet and idle──► job ──journaled, reported done──► done
-        └──deadline──► cutting ──idle or grace over──► job
-
 The phases are the table ``group_switch.SWITCH_TRANSITIONS``; this file reads in the order in which they happen. The
 incoming seat is chosen again when the victim is drained (``late_binding.py``), and riders are asked (``core/riders``).
 A job status is always the whole truth about a job, so receiving it twice or late changes nothing.

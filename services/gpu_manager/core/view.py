@@ -1,7 +1,6 @@
-"""What decisions see of a node's state: the policy's views, demand, room, the invariants, and what is due. Pure reads.
+"""What decisions see of a node's state: demand, the policy's view of a seat, room, and what is due. Pure reads.
 
-Kubelet starts seats of all groups at the same time; only the lease keeps apart the groups that share GPUs. And a group
-sees the parked seats of its peers beside its own: moves are pulled (``docs/dev/decisions/014-moves-are-pulled.md``).
+Kubelet starts seats of all groups at the same time; only the lease keeps apart the groups that share GPUs.
 """
 
 import math
