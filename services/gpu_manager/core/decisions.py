@@ -20,13 +20,9 @@ LOOK_SECONDS = 1.0
 
 def of_switch(node: NodeState, switch: GroupSwitch, reason: str, now: Now) -> None:
     """A switch begins, or its incoming seat is another one now."""
-    group = node.groups[switch.group]
+    group, incoming = node.groups[switch.group], node.seats.get(switch.beneficiary or "")
     group.stay_due = WallTime(0.0)
-    victim = node.seats[switch.victim] if switch.victim else None
-    incoming = node.seats[switch.beneficiary] if switch.beneficiary else None
-    kind: DecisionKind = "switch" if switch.incoming else "park"
-    by: DecidedBy = "operator" if switch.ordered else "claim" if switch.clears_for else "policy"
-    decided(node, group.group, kind, reason, now, victim=victim, incoming=incoming, switch=switch, by=by)
+    decided(node, group.group, "switch" if switch.incoming else "park", reason, now, incoming=incoming, switch=switch)
 
 
 def stays(node: NodeState, group: Group, now: Now) -> None:
@@ -53,12 +49,12 @@ def decided(
     reason: str,
     now: Now,
     *,
-    victim: ManagedSeat | None = None,
     incoming: ManagedSeat | None = None,
     switch: GroupSwitch | None = None,
-    by: DecidedBy = "policy",
 ) -> None:
     """Publish a decision about a group."""
+    victim = node.seats.get(switch.victim or "") if switch is not None else None
+    by: DecidedBy = "operator" if switch and switch.ordered else "claim" if switch and switch.clears_for else "policy"
     concerned = incoming or victim
     cause = concerned.default_cause if switch is None and concerned is not None else f"group-{group.name}"
     node.effects.append(
