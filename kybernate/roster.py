@@ -9,49 +9,30 @@ from collections.abc import Iterable, Sequence
 from pydantic import Field, JsonValue
 
 from kybernate.envelope import Address, Record, slug
-from kybernate.messages import SeatEvent, SeatFreed, SeatPinned, SeatUnpinned
+from kybernate.messages import SeatEvent, SeatFacts, SeatFreed, SeatPinned, SeatUnpinned
 from kybernate.seat import SeatState
 
 BUCKET = "kyb_seats"
 INVENTORY_BUCKET = "kyb_inventory"
 
 
-class SeatRecord(Record):
+class SeatRecord(Record, SeatFacts):
     """One row of the roster."""
 
-    node: str
-    seat: str
-    state: SeatState
-    epoch: int = 0
-    seq: int = 0
-    """As in SeatEvent: with the epoch, it orders the rows and events of this seat."""
-    model: str = ""
-    endpoint: Address | None = None
-    """``http://host:port`` of the engine; None until its pod has an address."""
-    group: str = ""
-    """Group it runs on now."""
     home_group: str = ""
     """Group that its seat ID belongs to."""
-    way: str = ""
-    """How it came to its group from another one (``SeatEvent.way``)."""
     gpus: tuple[int, ...] = ()
     """Host indices of the group's GPUs."""
     resource: str = ""
     """The extended resource, e.g. ``kyb.ai/gpu-1x-seat``."""
-    pod: str = ""
-    """``namespace/name``."""
-    pod_uid: str = ""
     tier: str = "standard"
     slo_seconds: float = 0.0
     """How long a request for it may wait, model seconds; 0: not known."""
     pinned: bool = False
-    vram_bytes: int = 0
-    """Its footprint when active, over all its GPUs; 0 until seen."""
     host_bytes: int = 0
     """Host memory that its parked copy takes."""
     riders: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
     """What other features of its manager show, by their names."""
-    reason: str = ""
     blocked: str = ""
     """Why it cannot be started or activated at present: a refused pod, a foreign process on its GPUs."""
     failed: str = ""

@@ -2,36 +2,43 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from kybernate.envelope import Address, Message, Record
 from kybernate.seat import SeatState
 
 
-class SeatEvent(Message):
-    """Base of the events of a seat. Published by the node's manager (``allocated``: by the plugin)."""
+class SeatFacts(BaseModel):
+    """What events and rows of the roster tell of a seat."""
 
     node: str
     seat: str
     state: SeatState
-    previous: SeatState | None = None
     epoch: int = 0
     seq: int = 0
-    """Rises with every event of a node's manager; orders the events of a seat within one epoch."""
-    op: str = ""
+    """Rises with every event of a node's manager; with the epoch, it orders the rows and events of a seat."""
     model: str = ""
     group: str = ""
+    """That it is on now."""
     way: str = ""
     """How it came to this group from another one: ``map``, restored there, or ``restart``, started there."""
-    came_from: str = ""
-    """That group."""
     pod: str = ""
     """``namespace/name``."""
     pod_uid: str = ""
     endpoint: Address | None = None
-    """``http://host:port`` of the engine, once known."""
+    """``http://host:port`` of the engine; None until its pod has an address."""
     reason: str = ""
     vram_bytes: int = 0
+    """Its footprint when active, over all its GPUs; 0 until seen."""
+
+
+class SeatEvent(Message, SeatFacts):
+    """Base of the events of a seat. Published by the node's manager (``allocated``: by the plugin)."""
+
+    previous: SeatState | None = None
+    op: str = ""
+    came_from: str = ""
+    """The group before, where ``way`` says how it came."""
     seconds: dict[str, float] = Field(default_factory=dict)
     """Wall seconds of the switch by phase: drain (decision to drained), control (drained to
     journaled), park, activate, verify, release; and total."""

@@ -90,12 +90,9 @@ After the park half ``parked`` is success and ``active`` a rollback; after the a
 """
 
 
-class SeatProgress(Record):
-    """How far a job is with one seat."""
+class SeatOutcome(Record):
+    """Where a job has brought one seat, or how a seat was found."""
 
-    seat: str
-    pod_uid: str
-    container_id: str
     outcome: Outcome
     reason: str = ""
     """Why it did not go as asked; empty when it did."""
@@ -128,6 +125,14 @@ class SeatProgress(Record):
     """A rule forbids this backend for the seat, also when it is asked again."""
     unverified: str = ""
     """Why the answers of its engine cannot be compared: it serves unverified."""
+
+
+class SeatProgress(SeatOutcome):
+    """How far a job is with one seat."""
+
+    seat: str
+    pod_uid: str
+    container_id: str
 
 
 class JobStatus(Record):
