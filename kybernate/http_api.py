@@ -1,11 +1,13 @@
 """HTTP APIs of the services: errors in OpenAI's shape, JSON bodies, names, and the id of a request."""
 
+import asyncio
 import json
 import math
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,7 +15,10 @@ from aiohttp import web
 
 from kybernate.envelope import LONGEST_NAME
 from kybernate.logs import get_logger
+from kybernate.sizes import format_bytes
 
+MOST_BYTES = 8 * 2**20
+"""Of an engine's answer: an engine is not trusted with this process's memory."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _TYPES = dict.fromkeys((*range(400, 500), 505), "invalid_request_error")
 _TYPES |= {401: "authentication_error", 403: "permission_error", 409: "conflict_error", 429: "rate_limit_error"}
@@ -31,6 +36,15 @@ def unanswered(error: Exception) -> str:
     if number > 0:
         return os.strerror(number)
     return getattr(error, "strerror", None) or str(error) or type(error).__name__  # a resolver's are below 0
+
+
+async def content_of(answer: aiohttp.ClientResponse) -> bytes:
+    """Return the body of an engine's answer. Raises aiohttp.ClientError, also where it is longer than MOST_BYTES."""
+    try:
+        await answer.content.readexactly(MOST_BYTES + 1)
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    raise aiohttp.ClientError(f"its answer is longer than {format_bytes(MOST_BYTES)}")
 
 
 class ApiError(Exception):
@@ -95,6 +109,16 @@ def raw(status: int, headers: Mapping[str, str], body: bytes = b"", *, close: bo
     """Return the bytes of an HTTP response; ``close``: the connection ends with it."""
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, *(["Connection: close"] if close else []), "", ""]).encode() + body
+
+
+def document(file: Path) -> web.RouteDef:
+    """Return the route of a service's OpenAPI document, which needs no key."""
+    body = file.read_bytes()
+
+    async def show(_: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    return web.get("/openapi.json", show)
 
 
 def printable(text: str) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import ssl
 from asyncio import sslproto
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -134,22 +135,29 @@ class Accepted(Protocol):
         """Close it at once."""
 
 
-class AcceptLimits(Protocol):
+class AcceptLimits:
     """Counts the connections of a port."""
 
-    shaking: "dict[TlsCaller, None]"
-    """Those in their handshake, the oldest first."""
-    refused: int
+    refused = 0
     """Connections that get their refusal now."""
 
-    def enter(self, address: str, one: Accepted, /) -> "ApiError | None":
+    def __init__(self, rejected: Callable[[str], None] = lambda _: None) -> None:
+        """``rejected`` counts a connection that is closed."""
+        self.rejected = rejected
+        self.shaking: dict[TlsCaller, None] = {}
+        """Those in their handshake, the oldest first."""
+        self._by_address: Counter[str] = Counter()
+
+    def enter(self, address: str, _: Accepted, /) -> "ApiError | None":
         """Count a new connection; return why it is refused, or None."""
+        self._by_address[address] += 1
+        return None
 
-    def leave(self, address: str, one: Accepted, /) -> None:
+    def leave(self, address: str, _: Accepted, /) -> None:
         """Forget a connection that was counted."""
-
-    def rejected(self, reason: str, /) -> None:
-        """Count a connection that is closed."""
+        self._by_address[address] -= 1
+        if not self._by_address[address]:
+            del self._by_address[address]
 
 
 class _Tls(sslproto.SSLProtocol):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import ssl
-from collections import Counter
 from functools import partial
 from typing import Self
 
@@ -33,19 +32,16 @@ STOP_SECONDS = 1.0
 """How long requests may go on once the port closes."""
 
 
-class Shares:
+class Shares(AcceptLimits):
     """Connections of a port. At the limit the address with the most of them loses one: its oldest without a request
     under way, else its oldest. So none is kept out by connections of others."""
 
-    refused = 0
-
     def __init__(self) -> None:
-        self.shaking: dict[TlsCaller, None] = {}
+        super().__init__()
         self._open: dict[Accepted, str] = {}
         """The oldest first."""
-        self._by_address: Counter[str] = Counter()
 
-    def enter(self, address: str, one: Accepted) -> None:
+    def enter(self, address: str, one: Accepted, /) -> None:
         """Count a new connection, and make room for it."""
         if len(self._open) >= MOST_CONNECTIONS:
             most = max(self._by_address.values())
@@ -54,18 +50,12 @@ class Shares:
             self.leave(self._open[last], last)
             last.abort()
         self._open[one] = address
-        self._by_address[address] += 1
+        super().enter(address, one)
 
-    def leave(self, address: str, one: Accepted) -> None:
+    def leave(self, address: str, one: Accepted, /) -> None:
         """Forget one, which may have made room already."""
-        if self._open.pop(one, None) is None:
-            return
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
-
-    def rejected(self, _: str) -> None:
-        """Nothing counts it."""
+        if self._open.pop(one, None) is not None:
+            super().leave(address, one)
 
 
 class HttpServer(Port):
@@ -91,7 +81,7 @@ class HttpServer(Port):
     ) -> None:
         self.app, self.host, self.port, self._prefix, self._tls = app, host, port, prefix, tls
         self.times, self.most_bytes, self._guard = times or Times(), most_bytes, guard
-        self.limits: AcceptLimits = limits or Shares()
+        self.limits = limits or Shares()
         self.origins = origins or WebOrigins()
         self.partial = BodyMemory(PARTIAL_BYTES, PARTIAL_BYTES // 4)
         self.bodies = Intake(BodyMemory(MEMORY_BYTES, MEMORY_BYTES), self.times.body_seconds, self.limits.rejected)

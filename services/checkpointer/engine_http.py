@@ -20,9 +20,9 @@ import aiohttp
 from kybernate import deadlines
 from kybernate.clock import within
 from kybernate.files import read
+from kybernate.http_api import content_of
 from kybernate.logs import get_logger
 from kybernate.messages import SeatTarget
-from kybernate.sizes import format_bytes
 from services.checkpointer.backends.port import EngineReply, EngineSilentError, SeatProcesses
 from services.checkpointer.core.answers import (
     MISSHAPEN,
@@ -48,8 +48,6 @@ UNHEARD_SECONDS = 600.0
 """Wall seconds for which an engine that answered nothing is not asked again before a park."""
 TOLERANCE = 0.1
 """Of a log probability; of an embedding the share of its length."""
-MOST_BYTES = 8 * 2**20
-"""Of an answer: an engine is not trusted with this process's memory."""
 FLOOR_WALL_SECONDS = 10.0
 """Least deadline of an answer, so that a busy machine is no wrong answer."""
 
@@ -80,12 +78,7 @@ class EngineHttp:
             url = target.endpoint + path
             asked = self.session.request(method, url, data=data, headers=headers, allow_redirects=False)
             async with within(seconds), asked as answer:
-                data = b""
-                async for piece in answer.content.iter_any():
-                    data += piece
-                    if len(data) > MOST_BYTES:
-                        size = format_bytes(MOST_BYTES)
-                        raise EngineSilentError(f"{method} {path}: its answer is longer than {size}")
+                data = await content_of(answer)
         except TimeoutError:
             raise EngineSilentError(f"{method} {path} was not answered within {seconds:.1f} s") from None
         except (aiohttp.ClientError, OSError) as error:

@@ -14,7 +14,7 @@ from kybernate.bus.port import Bus
 from kybernate.clock import Clock
 from kybernate.health import Health
 from kybernate.http.server import HttpServer
-from kybernate.http_api import errors
+from kybernate.http_api import document, errors
 from kybernate.key_guard import KeyGuard
 from kybernate.tls import ServerCertificate, follow_authorities, trust, trusting
 from kybernate.web_origin import WebOrigins
@@ -29,7 +29,7 @@ from services.console.problems import Problems
 from services.console.routers import Routers
 from services.console.settings import ConsoleSettings
 
-DOCUMENT = (Path(__file__).parent / "openapi.json").read_bytes()
+DOCUMENT = document(Path(__file__).parent / "openapi.json")
 
 
 class Console:
@@ -100,7 +100,7 @@ class Console:
     def _api_routes(self) -> list[web.RouteDef]:
         view, admin = self.guard.needs("view"), self.guard.needs("admin")
         return [
-            web.get("/openapi.json", _openapi),
+            DOCUMENT,
             web.get("/v1/seats", view(self.api.seats)),
             web.get("/v1/why", view(self.api.why)),
             web.get("/v1/events", view(self.events.handle)),
@@ -171,8 +171,3 @@ async def open_console(settings: ConsoleSettings, bus: Bus) -> AsyncIterator[Con
         elif not console.guard.required:
             console.page_url = console.url
         yield console
-
-
-async def _openapi(_: web.Request) -> web.Response:
-    """Return the OpenAPI document, which needs no key."""
-    return web.Response(body=DOCUMENT, content_type="application/json")

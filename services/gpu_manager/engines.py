@@ -8,7 +8,7 @@ from itertools import chain, repeat
 import aiohttp
 
 from kybernate.engines import METRICS_PATHS, requests_in
-from kybernate.http_api import unanswered
+from kybernate.http_api import content_of, unanswered
 from services.gpu_manager.core.inputs import EngineProbe, EngineSeen, WallTime
 
 Receive = Callable[[EngineSeen], Awaitable[None]]
@@ -19,8 +19,6 @@ SOON_SECONDS = (0.005, 0.01, 0.02)
 """The first of them while a switch waits for its victim: a request that has just ended is counted for a moment."""
 ANSWER_SECONDS = 2.0
 """Wall seconds in which an engine has to answer."""
-MOST_BYTES = 8 * 2**20
-"""Of its metrics: an engine is not trusted with this process's memory."""
 
 
 class EngineProbes:
@@ -64,7 +62,7 @@ class EngineProbes:
                     if not probe.idle:
                         good = answer.status == 200
                         return good, None, "" if good else f"{path} answered {answer.status}"
-                    running = requests_in(await _content(answer)) if answer.status == 200 else None
+                    running = requests_in(await content_of(answer)) if answer.status == 200 else None
                 if running is not None:
                     return True, running, ""
             return True, None, ""
@@ -73,19 +71,5 @@ class EngineProbes:
             return False, 0 if refused else None, f"{path}: {unanswered(error.os_error).lower()}"
         except TimeoutError:
             return False, None, f"{path}: no answer within {ANSWER_SECONDS:.0f} s"
-        except (aiohttp.ClientError, OSError, _TooLongError):
+        except (aiohttp.ClientError, OSError):
             return False, None, f"{path}: the connection ended without an answer"
-
-
-class _TooLongError(Exception):
-    """The answer is longer than MOST_BYTES: what it says at its end is not known."""
-
-
-async def _content(answer: aiohttp.ClientResponse) -> bytes:
-    """The body. Raises _TooLongError."""
-    found = b""
-    async for piece in answer.content.iter_any():
-        found += piece
-        if len(found) > MOST_BYTES:
-            raise _TooLongError
-    return found

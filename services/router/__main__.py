@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from kybernate.config_errors import ConfigError
 from kybernate.logs import configure, get_logger
 from kybernate.roster import BUCKET
 from kybernate.settings import refused
-from services.router.garbage import exempt_all
 from services.router.service import check, open_router
 from services.router.settings import RouterSettings
 
@@ -46,7 +46,8 @@ async def serve(settings: RouterSettings) -> None:
             open_router(settings, bus, tracer) as router,
         ):
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, router.announce)  # kyb-router-draining
-            exempt_all()
+            gc.collect()
+            gc.freeze()  # modules and settings, which last as long as the process
             health = router.server.url if router.server is not None else router.url
             get_logger().info("router.listening", url=router.url, health=health)
             await lifecycle.run(bus=bus.closed(), **router.jobs())

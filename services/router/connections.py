@@ -1,11 +1,10 @@
 """Callers' connections: how many may be open, and the descriptors for them."""
 
 import resource
-from collections import Counter
 from collections.abc import Callable
 
 from kybernate.logs import get_logger
-from kybernate.tls import Accepted, TlsCaller
+from kybernate.tls import Accepted, AcceptLimits
 from services.router.api import RouterError
 from services.router.garbage import FullCollections
 
@@ -30,20 +29,17 @@ def most_connections(asked: int) -> tuple[int, str | None]:
     return possible, text if possible < FEW_CONNECTIONS else None
 
 
-class ConnectionLimits:
+class ConnectionLimits(AcceptLimits):
     """Counts open connections, in total and per address."""
 
     def __init__(self, asked: int, most_per_address: int, rejected: Callable[[str], None]) -> None:
+        super().__init__(rejected)
         self._most, self.few = most_connections(asked)
         share = most_per_address if self._most >= asked else min(most_per_address, max(1, self._most // 2))
-        self._most_per_address, self.rejected = share, rejected
-        self.shaking: dict[TlsCaller, None] = {}
-        """Those in their handshake, the oldest first."""
-        self._by_address: Counter[str] = Counter()
-        self.open = self.refused = 0
+        self._most_per_address, self.open = share, 0
         self._collections = FullCollections()
 
-    def enter(self, address: str, _: Accepted | None = None, /) -> RouterError | None:
+    def enter(self, address: str, one: Accepted, /) -> RouterError | None:
         """Count a new connection; return why it is refused, or None."""
         if self.open >= self._most:
             self.rejected("connections")
@@ -54,13 +50,10 @@ class ConnectionLimits:
             return RouterError(429, "too_many_connections", f"{text}; close some, or reuse them", 1)
         self.open += 1
         self._collections.opened(self.open)
-        self._by_address[address] += 1
-        return None
+        return super().enter(address, one)
 
-    def leave(self, address: str, _: Accepted | None = None, /) -> None:
+    def leave(self, address: str, one: Accepted, /) -> None:
         """Forget a connection that was counted."""
         self.open -= 1
         self._collections.closed(self.open)
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
+        super().leave(address, one)

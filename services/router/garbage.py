@@ -19,12 +19,6 @@ _NEVER = 1_000_000_000
 _give_back: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)
 
 
-def exempt_all() -> None:
-    """Exempt all objects that exist now from collections: modules and settings, which last as long as the process."""
-    gc.collect()
-    gc.freeze()
-
-
 class FullCollections:
     """Whether there are full collections, by the number of open connections."""
 

@@ -5,7 +5,6 @@
 """
 
 import asyncio
-import math
 import time
 from typing import Any
 
@@ -19,6 +18,7 @@ from kybernate.http_api import Handler, body_of, json_of, printable
 from kybernate.key_guard import request_cause
 from kybernate.messages import TrafficSignal
 from kybernate.roster import some
+from kybernate.sizes import parse_seconds
 from services.router.api import RouterError, model_of
 from services.router.auth import Caller, sender_of
 from services.router.calls import cause_of
@@ -209,12 +209,9 @@ class GatewayApi:
         return TrafficSignal(
             cause=cause_of(sender, given if printable(given := str(item.get("id") or "")) else source),
             source=source,
-            model=data.model,
+            **data.model_dump(include={"model", "tier", "waiting", "arrivals"}),
             seat=self._seat(data, sender),
-            tier=data.tier,
-            waiting=data.waiting,
             in_flight=data.in_flight or data.inflight,
-            arrivals=data.arrivals,
             window_seconds=data.window_seconds or (data.window_ms or 1000.0) / 1000,
             oldest_wait_seconds=oldest,
             seq=self._seq,
@@ -255,11 +252,7 @@ def _duration(text: str | None) -> float | None:
     """Parse wall seconds: ``30``, ``30s`` or ``500ms``. Raises RouterError 400."""
     if text is None:
         return None
-    number, scale = (text[:-2], 0.001) if text.endswith("ms") else (text.removesuffix("s"), 1.0)
     try:
-        seconds = float(number) * scale
+        return parse_seconds(text)
     except ValueError:
-        seconds = -1.0
-    if not (0 <= seconds < math.inf):
-        raise RouterError(400, "invalid_timeout", f"timeout={text!r}: write seconds such as 30s, or 500ms")
-    return seconds
+        raise RouterError(400, "invalid_timeout", f"timeout={text!r}: write seconds such as 30s, or 500ms") from None

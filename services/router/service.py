@@ -17,7 +17,7 @@ from kybernate.clock import Clock
 from kybernate.health import Health
 from kybernate.http.intake import BodyMemory, Intake
 from kybernate.http.server import HttpServer
-from kybernate.http_api import errors
+from kybernate.http_api import document, errors
 from kybernate.logs import get_logger
 from kybernate.messages import Presence
 from kybernate.web_origin import WebOrigins
@@ -45,7 +45,7 @@ LEAVE_SECONDS = 0.5
 """Wall: how long a router that stops waits for the end of calls that it has cancelled."""
 STORED = "/v1/{api:files|uploads|batches|assistants|threads|vector_stores|fine_tuning|responses/.+}{rest:(/.*)?}"
 """Paths of OpenAI's API that store something."""
-DOCUMENT = (Path(__file__).parent / "openapi.json").read_bytes()
+DOCUMENT = document(Path(__file__).parent / "openapi.json")
 
 
 class RunningRouter:
@@ -149,7 +149,7 @@ class RunningRouter:
         app.add_routes(
             [
                 *health,
-                web.get("/openapi.json", self._openapi),
+                DOCUMENT,
                 web.get("/v1/models", needs("infer", "view")(models.models)),
                 web.get("/v1/models/{model:.+}", needs("infer", "view")(models.model)),
                 web.get("/v1/hold", for_auth_request(needs("gateway")(gateways.hold))),
@@ -162,10 +162,6 @@ class RunningRouter:
             ]
         )
         return app
-
-    async def _openapi(self, _: web.Request) -> web.Response:
-        """Return the OpenAPI document, which needs no key."""
-        return web.Response(body=DOCUMENT, content_type="application/json")
 
 
 def check(settings: RouterSettings) -> None:

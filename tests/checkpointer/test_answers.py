@@ -444,7 +444,7 @@ async def hostile(request: web.Request) -> web.StreamResponse:
 
 
 async def test_no_answer_of_an_engine_ends_the_checkpointer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.checkpointer.engine_http.MOST_BYTES", 2**20)
+    monkeypatch.setattr("kybernate.http_api.MOST_BYTES", 2**20)
     app = web.Application()
     app.router.add_get("/{path}", hostile)
     async with TestServer(app) as server, open_engines() as engines:

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from kybernate import http_api
 from kybernate.engines import requests_in
 from kybernate.seat import SeatState as S
 from services.gpu_manager import engines
@@ -89,7 +90,7 @@ async def test_metrics_of_any_kind_are_an_answer(engine: Engine, metrics: str, r
 async def test_metrics_that_would_fill_the_managers_memory_are_not_read_and_the_engine_may_compute(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(http_api, "MOST_BYTES", 2**20)
     engine.metrics = "vllm:num_requests_running 2.0\n" + "#" * 2**21
 
     seen = await first_answer(engine.url)
@@ -102,7 +103,7 @@ async def test_metrics_that_would_fill_the_managers_memory_are_not_read_and_the_
 )
 def test_metrics_that_are_none_are_read_in_one_pass(line: bytes) -> None:
     """Else the test times out: with a pass for each line this takes minutes, in which nothing else happens."""
-    metrics = line * (engines.MOST_BYTES // len(line))
+    metrics = line * (http_api.MOST_BYTES // len(line))
     assert requests_in(metrics) is None
 
 

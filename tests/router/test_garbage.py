@@ -5,6 +5,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
@@ -17,6 +18,8 @@ from services.router.connections import ConnectionLimits
 from services.router.garbage import MANY
 from tests.router.world import world
 from tests.until import until
+
+ONE = cast(CallerConnection, "one")
 
 
 @pytest.fixture
@@ -48,15 +51,15 @@ async def test_a_connection_that_ended_is_freed_at_once() -> None:
 async def test_there_are_no_full_collections_while_many_connections_are_open(thresholds: tuple[int, int, int]) -> None:
     limits = ConnectionLimits(10 * MANY, 10 * MANY, lambda _: None)
     for _ in range(MANY - 1):
-        limits.enter("a")
+        limits.enter("a", ONE)
     assert gc.get_threshold() == thresholds
-    limits.enter("a")
+    limits.enter("a", ONE)
     assert gc.get_threshold()[:2] == thresholds[:2]
     assert gc.get_threshold()[2] > 1000 * thresholds[2]
     for _ in range(MANY // 2):
-        limits.leave("a")
+        limits.leave("a", ONE)
     assert gc.get_threshold()[2] > 1000 * thresholds[2], "not at each one more and one less"
-    limits.leave("a")
+    limits.leave("a", ONE)
     assert gc.get_threshold() == thresholds
 
 
@@ -72,14 +75,14 @@ async def test_transports_that_closed_are_freed_while_many_connections_stay_open
 
     limits = ConnectionLimits(10 * MANY, 10 * MANY, lambda _: None)
     for _ in range(MANY):
-        limits.enter("a")
+        limits.enter("a", ONE)
     transport = Cycle()
     gc.collect()  # now it is old: only a full collection frees it
     freed = weakref.ref(transport)
     del transport
     for _ in range(100):
-        limits.enter("a")
-        limits.leave("a")
+        limits.enter("a", ONE)
+        limits.leave("a", ONE)
     assert gc.get_threshold()[2] > 1000 * thresholds[2], "they stay off otherwise"
     await until(lambda: freed() is None, what="the closed transport is freed")
 

@@ -52,14 +52,9 @@ class RoutingFields:
     """Where the model's name begins and ends in a form."""
 
 
-def is_form(content_type: str) -> bool:
-    """Return whether a body of this type is a form with parts, such as a file to transcribe."""
-    return content_type.partition(";")[0].strip().lower() == "multipart/form-data"
-
-
 def routing_fields(body: bytes, content_type: str = "") -> RoutingFields:
     """Find the fields in a body, JSON or a form. Raises BodyError."""
-    if is_form(content_type):
+    if content_type.partition(";")[0].strip().lower() == "multipart/form-data":
         return form_fields(body, content_type)
     members = _members(body)
     return RoutingFields(_value(members.get("model")), _value(members.get("stream")))

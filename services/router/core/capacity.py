@@ -83,12 +83,6 @@ class _Step:
         error = math.sqrt(self.variance + other.variance)
         return self.log_rate - other.log_rate + ERRORS * error > NEARLY
 
-    def halve(self) -> None:
-        """Let later requests count more."""
-        self.in_flight, self.seconds = self.in_flight / 2, self.seconds / 2
-        self.answers, self.gone = self.answers / 2, self.gone / 2
-        self.logs, self.squares = self.logs / 2, self.squares / 2
-
 
 class Capacity:
     """The learned capacity of one seat. Times are wall seconds of CLOCK_MONOTONIC."""
@@ -116,7 +110,8 @@ class Capacity:
         else:
             step.gone += 1
         if step.requests >= MANY:
-            step.halve()
+            for name in ("in_flight", "seconds", "answers", "gone", "logs", "squares"):
+                setattr(step, name, getattr(step, name) / 2)
         if now >= self._learned_at + PAUSE_SECONDS:
             self._learned_at = now
             self.limit = min(MOST_LIMIT, max(LEAST_LIMIT, self._learned(now, taken=taken)))
