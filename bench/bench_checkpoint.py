@@ -21,7 +21,7 @@ from kybernate.logs import configure
 from kybernate.messages import SeatTarget, SwitchJob
 from services.checkpointer.journal import Journal
 from services.checkpointer.records import JobFile, Record
-from services.checkpointer.settings import cuda_helper_command
+from services.checkpointer.settings import HELPER
 
 CYCLES = 150
 CALLS = 1000
@@ -47,7 +47,7 @@ async def run(cycles: int = CYCLES, calls: int = CALLS, records: int = RECORDS) 
             ready = await target.answer(_SECONDS)
             await bare.answer(_SECONDS)
             figures |= await _bare(bare, target.pid, cycles)
-            async with checkpointer(Path(folder) / "state", cuda_helper_command()) as ours:
+            async with checkpointer(Path(folder) / "state", HELPER) as ours:
                 memory = (await ours.pool.call(GROUP, "memory", deadline=_SECONDS))["memory"]
                 seat = seat_of(target.pid, tuple(memory), ready["bytes"])
                 halves = await _cycles(ours, seat, cycles)
@@ -107,7 +107,7 @@ async def _in_memory(seat: SeatTarget, cycles: int) -> dict[str, float]:
     if not HAS_SHM:
         return {}
     with tempfile.TemporaryDirectory(prefix="kyb-bench-", dir=SHM) as folder:
-        async with checkpointer(Path(folder), cuda_helper_command()) as ours:
+        async with checkpointer(Path(folder), HELPER) as ours:
             halves = await _cycles(ours, seat, cycles)
     return {f"{name}_in_memory_p50_ms": _quantile([h.wall for h in found], 0.5) * 1e3 for name, found in halves.items()}
 

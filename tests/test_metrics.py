@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kybernate.health import Health
 from kybernate.machine import GpuSensors
 from kybernate.messages import SeatActivated
-from kybernate.node.host_memory import KernelMemory
+from kybernate.node.host_memory import HostMemory
 from kybernate.policy.rules import Quantum
 from kybernate.seat import SeatState as S
 from services.checkpointer.backends.reservations import Headroom
@@ -97,7 +97,7 @@ def test_a_seat_that_is_activated_again_where_it_moved_to_has_not_moved_again() 
 
 def checkpointer_series(folder: Path) -> Series:
     registry, journal = CollectorRegistry(), Journal(folder)
-    pool, headroom = HelperPool((), folder), Headroom(KernelMemory(), None)
+    pool, headroom = HelperPool((), folder), Headroom(HostMemory(), None)
     metrics = CheckpointerMetrics(registry, "n1", journal, pool, headroom)
     metrics.available_bytes = 2**30
     journal.observe_fsync(0.002)

@@ -24,7 +24,7 @@ from kybernate import __version__
 from kybernate.gpus import GpuError, open_gpus
 from kybernate.logs import configure
 from services.checkpointer.helper_pool import HelperDiedError, HelperHungError
-from services.checkpointer.settings import cuda_helper_command
+from services.checkpointer.settings import HELPER
 
 CASES = ("limits", "sizes", "tree", "kill", "lock", "map", "waits")
 SMALL_GIB = 2.0
@@ -151,7 +151,7 @@ async def open_room(gpu: int, load: str, **small: Any) -> AsyncIterator[Room]:
     """What every case needs, on this GPU. Raises NoGpuError."""
     with tempfile.TemporaryDirectory(prefix="kyb-gpu-bench-") as text:
         folder = Path(text)
-        async with checkpointer(folder / "state", cuda_helper_command()) as ours:
+        async with checkpointer(folder / "state", HELPER) as ours:
             try:
                 described = await ours.pool.call("ask", "describe", deadline=120)
                 memory = await ours.pool.call("ask", "memory", deadline=60)

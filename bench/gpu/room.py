@@ -15,7 +15,7 @@ from bench.gpu.harness import Checkpointer, checkpointer
 from kybernate.messages import SeatTarget
 from services.checkpointer.helper_pool import HelperDiedError, HelperHungError
 from services.checkpointer.processes import identify, tree
-from services.checkpointer.settings import cuda_helper_command
+from services.checkpointer.settings import HELPER
 
 
 class CaseError(Exception):
@@ -95,7 +95,7 @@ class Room:
     async def impatient(self) -> AsyncIterator[Checkpointer]:
         """A second checkpointer that gives submitted work one second."""
         with tempfile.TemporaryDirectory(prefix="kyb-impatient-", dir=self.folder) as folder:
-            command = cuda_helper_command()
+            command = HELPER
             async with checkpointer(Path(folder), command, lock_seconds=self.speed, speed=self.speed) as other:
                 yield other
 

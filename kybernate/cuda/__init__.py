@@ -6,6 +6,7 @@ from kybernate.cuda.codes import (
     CudaResult,
     CudaState,
     gpu_pairs,
+    init_remedy,
     result_name,
     state_name,
     support,

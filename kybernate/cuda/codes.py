@@ -66,6 +66,16 @@ class CudaState(IntEnum):
     """Since CUDA 13.4: the caller is moving the bytes (custom storage)."""
 
 
+_INIT_REMEDIES: dict[int, str] = {
+    CudaResult.STUB_LIBRARY: "this is the toolkit's link-time libcuda; take it out of LD_LIBRARY_PATH",
+    CudaResult.NO_DEVICE: "make the GPUs visible here: NVIDIA_VISIBLE_DEVICES=all, runtimeClass nvidia; see nvidia-smi",
+    CudaResult.SYSTEM_NOT_READY: "start the fabric manager (NVSwitch machines)",
+    CudaResult.SYSTEM_DRIVER_MISMATCH: (
+        "library and kernel module differ in version: reboot the node, or restart this container"
+    ),
+    CudaResult.COMPAT_NOT_SUPPORTED_ON_DEVICE: "take the CUDA compatibility library out of LD_LIBRARY_PATH",
+    CudaResult.UNKNOWN: "is the kernel module loaded? see nvidia-smi and the kernel log",
+}
 _RESULTS = {int(code): code.name for code in CudaResult}
 _STATES = {int(state): state.name for state in CudaState}
 
@@ -73,6 +83,11 @@ _STATES = {int(state): state.name for state in CudaState}
 def result_name(code: int) -> str:
     """SUCCESS, OUT_OF_MEMORY …; an unknown number is ``RESULT_<number>``."""
     return _RESULTS.get(code, f"RESULT_{code}")
+
+
+def init_remedy(code: int) -> str:
+    """What to do where ``cuInit`` answers this."""
+    return _INIT_REMEDIES.get(code, "see nvidia-smi and the kernel log")
 
 
 def state_name(number: int) -> str:

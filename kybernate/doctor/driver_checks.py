@@ -3,20 +3,12 @@ and what follows for each backend. Pure."""
 
 from collections.abc import Iterator, Sequence
 
-from kybernate.cuda import CudaResult, result_name, support, why_no_checkpoint
+from kybernate.cuda import CudaResult, init_remedy, result_name, support, why_no_checkpoint
 from kybernate.cuda.codes import cuda_text
 from kybernate.doctor.model import DriverFacts, Finding, HostFacts, Severity, fail, ok, warn
 from kybernate.engines import ENGINE_BACKENDS, RESTART
 
 _INSTALL = "install the NVIDIA driver (580 recommended), runtimeClass nvidia in a container; without a GPU: kyb up"
-_REMEDIES: dict[int, str] = {
-    CudaResult.NO_DEVICE: "make the GPUs visible here: NVIDIA_VISIBLE_DEVICES=all, runtimeClass nvidia; see nvidia-smi",
-    CudaResult.SYSTEM_NOT_READY: "start the fabric manager (NVSwitch machines)",
-    CudaResult.SYSTEM_DRIVER_MISMATCH: (
-        "library and kernel module differ in version: reboot the node, or restart this container"
-    ),
-    CudaResult.COMPAT_NOT_SUPPORTED_ON_DEVICE: "take the CUDA compatibility library out of LD_LIBRARY_PATH",
-}
 
 
 def check_driver(facts: DriverFacts, host: HostFacts) -> Iterator[Finding]:
@@ -39,8 +31,8 @@ def _libcuda(facts: DriverFacts) -> Iterator[Finding]:
         what, _, remedy = facts.trouble.partition("; ")
         yield fail("libcuda", f"{where}: {what}", _INSTALL if nothing else remedy)
     elif facts.init_code:
-        remedy = _REMEDIES.get(facts.init_code, "see nvidia-smi and the kernel log")
-        yield fail("libcuda", f"cuInit answers {result_name(facts.init_code)} ({facts.init_code})", remedy)
+        text = f"cuInit answers {result_name(facts.init_code)} ({facts.init_code})"
+        yield fail("libcuda", text, init_remedy(facts.init_code))
     elif facts.binding and facts.cuda_version:
         took = "" if facts.init_code is None else f"; cuInit took {facts.init_seconds:.2f} s"
         yield ok("libcuda", f"CUDA {cuda_text(facts.cuda_version)} through {facts.binding}{took}")

@@ -2,27 +2,19 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from kybernate.cgroups import PROC
 from kybernate.extras import dev_part
 
 
-class HostMemory(Protocol):
-    """Free memory for new copies."""
-
-    async def free_bytes(self) -> int:
-        """Free bytes. Raises OSError."""
-
-
-@dataclass(frozen=True)
-class KernelMemory:
-    """That of this machine."""
+@dataclass
+class HostMemory:
+    """That of this machine: free memory for new copies."""
 
     proc: Path = PROC
 
     async def free_bytes(self) -> int:
-        """From /proc/meminfo. Raises OSError."""
+        """Free bytes, from /proc/meminfo. Raises OSError."""
         return available_bytes(self.proc)
 
 
@@ -38,6 +30,6 @@ def available_bytes(proc: Path = PROC) -> int:
 def open_host_memory(fake_driver: Path | None) -> HostMemory:
     """Host memory of this machine, or of the fake one whose driver is at this socket. Raises ExtraMissingError."""
     if fake_driver is None:
-        return KernelMemory()
+        return HostMemory()
     found: HostMemory = dev_part("host_memory", "KYB_FAKE_DRIVER")(fake_driver)
     return found

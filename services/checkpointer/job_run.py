@@ -6,7 +6,6 @@ result, those recorded as begun are replayed from the present states, and the re
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from kybernate.logs import get_logger
@@ -260,5 +259,5 @@ async def find_processes(journal: Journal, backend: Backend, target: SeatTarget,
 
 def progress_of(target: SeatTarget, ending: Ending) -> SeatProgress:
     """What is reported of a seat whose half, or whose state, is this ending."""
-    known = {one.name: getattr(ending, one.name) for one in fields(ending)}
+    known = dict(ending)
     return SeatProgress(seat=target.seat, pod_uid=target.pod_uid, container_id=target.container_id, **known)

@@ -39,23 +39,18 @@ class CheckpointerSettings(NodeSettings):
 
 
 HELPER = (sys.executable, "-m", "services.checkpointer.helper")
-
-
-def cuda_helper_command() -> tuple[str, ...]:
-    """Command line of the helper for the driver of this machine."""
-    return (*HELPER, "--driver", "cuda")
+"""Command line of the helper for the driver of this machine."""
 
 
 def fake_helper_command(socket: Path) -> tuple[str, ...]:
     """Command line of the helper for the fake driver at ``socket``. Raises ExtraMissingError."""
-    factory = dev_part_path("helper_driver", "KYB_DRIVER=fake")
-    return (*HELPER, "--driver", "fake", "--factory", factory, "--socket", str(socket))
+    return (*HELPER, "--fake", dev_part_path("helper_driver", "KYB_DRIVER=fake"), str(socket))
 
 
 def helper_command(settings: CheckpointerSettings) -> tuple[str, ...]:
     """Command line of the helper. Raises ValueError saying which setting is missing, or ExtraMissingError."""
     if not settings.fakes:
-        return cuda_helper_command()
+        return HELPER
     if settings.fake_driver is None:
         raise ValueError("KYB_DRIVER=fake needs KYB_FAKE_DRIVER, the fake driver's socket; on GPUs set KYB_DRIVER=cuda")
     return fake_helper_command(settings.fake_driver)

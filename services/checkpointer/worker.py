@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from kybernate.bus.port import BusError, LocalBus
+from kybernate.lifecycle import spawn
 from kybernate.logs import get_logger
 from kybernate.messages import (
     AskJobs,
@@ -118,7 +119,13 @@ class CheckpointWorker:
                     await stack.enter_async_context(self._bus.serve(kind.pattern(node=self._node), handler))
                 await self._crashed
         finally:
-            await self._shut_down()
+            # They have GRACE_SECONDS to end, and are cancelled then; the next start replays them from the journal.
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=GRACE_SECONDS)
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=GRACE_SECONDS / 2)
 
     async def switch(self, job: SwitchJob) -> JobReply:
         """Journal a switch and begin it; a repeated op gets its status."""
@@ -333,27 +340,15 @@ class CheckpointWorker:
                 await self._pool.warm(key)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._over)
+        spawn(self._tasks, work, name).add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._crash(error)
 
     def _crash(self, error: BaseException) -> None:
         if not self._crashed.done():
             self._crashed.set_exception(error)
-
-    async def _shut_down(self) -> None:
-        """Give jobs GRACE_SECONDS to end, then cancel them; the next start replays them from the journal."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=GRACE_SECONDS)
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=GRACE_SECONDS / 2)
 
 
 async def _not_journaled(step: str, pid: int | None, detail: str = "") -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kybernate.cgroups import Cgroup, Cgroups
-from kybernate.node.host_memory import KernelMemory
+from kybernate.node.host_memory import HostMemory
 from services.checkpointer.backends.host import Inspection, NoDeviceError
 from services.checkpointer.backends.reservations import GpuReservations, Headroom
 from services.checkpointer.containers import Containers
@@ -86,11 +86,11 @@ async def test_h6_every_limit_above_the_container_counts(tmp_path: Path, version
 
 async def test_h6_the_hosts_memory_counts_too(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   1048576 kB\n")
-    assert await KernelMemory(tmp_path).free_bytes() == GIB
+    assert await HostMemory(tmp_path).free_bytes() == GIB
     with pytest.raises(StepFailedError, match=r"the host has 1.0 GiB free"):
-        await Headroom(KernelMemory(tmp_path), None).reserve("s00", None, 40 * GIB, 1.0)
+        await Headroom(HostMemory(tmp_path), None).reserve("s00", None, 40 * GIB, 1.0)
     with pytest.raises(StepFailedError, match="nowhere/meminfo has no MemAvailable"):
-        await Headroom(KernelMemory(tmp_path / "nowhere"), None).reserve("s00", None, 40 * GIB, 1.0)
+        await Headroom(HostMemory(tmp_path / "nowhere"), None).reserve("s00", None, 40 * GIB, 1.0)
 
 
 async def test_h6_memory_reserved_by_another_park_is_not_free() -> None:

@@ -44,7 +44,7 @@ def test_b3_a_helper_answers_whatever_its_driver_raises() -> None:
         def call(self, verb: str, arguments: dict[str, object]) -> dict[str, object]:
             raise AttributeError("CUcheckpointRestoreArgs")
 
-    reply = answer(Driver(), {"id": 7, "verb": "restore"})
+    reply = answer(Driver().call, {"id": 7, "verb": "restore"})
     assert (reply["id"], reply["code"]) == (7, UNREACHABLE)
     assert "restore raised AttributeError: CUcheckpointRestoreArgs" in reply["text"]
 

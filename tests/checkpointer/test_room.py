@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from kybernate.cgroups import Cgroups
 from kybernate.messages import SeatTarget
+from kybernate.node.host_memory import HostMemory
 from services.checkpointer.backends.driver import DriverBackend
 from services.checkpointer.backends.driver_calls import DriverCalls, Timeouts
 from services.checkpointer.backends.evidence import Evidence
@@ -44,7 +45,7 @@ class Stopping(Freezer):
     thaw = freeze  # type: ignore[assignment]
 
 
-class Roomy:
+class Roomy(HostMemory):
     """Unlimited host memory."""
 
     async def free_bytes(self) -> int:

@@ -33,7 +33,7 @@ from services.checkpointer.backends.host import Host, open_host
 from services.checkpointer.engine_http import AnswerCheck, open_engines
 from services.checkpointer.helper_pool import HelperPool
 from services.checkpointer.journal import Journal
-from services.checkpointer.settings import cuda_helper_command, fake_helper_command
+from services.checkpointer.settings import HELPER, fake_helper_command
 from services.checkpointer.worker import CheckpointWorker
 from tests.until import until
 
@@ -169,7 +169,7 @@ class Node:
         """How a checkpointer of this node starts helpers."""
         if self.kind == "fake":
             return fake_helper_command(self.socket)
-        return ("/usr/bin/env", *self._settings, *cuda_helper_command())
+        return ("/usr/bin/env", *self._settings, *HELPER)
 
     @property
     def _settings(self) -> list[str]:

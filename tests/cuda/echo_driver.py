@@ -20,5 +20,5 @@ class EchoDriver:
 
 def echo_command(hangs: str = "hang") -> tuple[str, ...]:
     """The command line of a helper that hangs at a verb."""
-    helper = (sys.executable, "-m", "services.checkpointer.helper", "--driver", "fake")
-    return (*helper, "--factory", "tests.cuda.echo_driver:EchoDriver", "--socket", hangs)
+    helper = (sys.executable, "-m", "services.checkpointer.helper")
+    return (*helper, "--fake", "tests.cuda.echo_driver:EchoDriver", hangs)

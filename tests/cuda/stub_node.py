@@ -58,7 +58,7 @@ class StubNode:
         """A helper's command line on this machine."""
         assigned = {"LD_LIBRARY_PATH", "KYB_FAKE_DRIVER", *environment}
         settings = [f"{name}={value}" for name, value in self.environment(**environment).items() if name in assigned]
-        helper = (sys.executable, "-m", "services.checkpointer.helper", "--driver", "cuda")
+        helper = (sys.executable, "-m", "services.checkpointer.helper")
         return ("/usr/bin/env", *settings, *helper)
 
     @asynccontextmanager

@@ -26,9 +26,9 @@ def command(**environment: str) -> tuple[str, ...]:
 
 def test_settings_choose_the_driver_() -> None:
     helper = "services.checkpointer.helper"
-    assert command(KYB_DRIVER="cuda") == (helper, "--driver", "cuda")
+    assert command(KYB_DRIVER="cuda") == (helper,)
     factory = "kybernate.dev.fakes.gpu.helper_driver:FakeHelperDriver"
-    assert command(KYB_FAKE_DRIVER="/x") == (helper, "--driver", "fake", "--factory", factory, "--socket", "/x")
+    assert command(KYB_FAKE_DRIVER="/x") == (helper, "--fake", factory, "/x")
     with pytest.raises(ValueError, match="KYB_DRIVER=fake needs KYB_FAKE_DRIVER"):
         command(KYB_DRIVER="fake")
 

@@ -169,7 +169,7 @@ async def test_the_fake_driver_leaves_out_a_lost_gpu_as_nvml_does() -> None:
 def recorded(recorder: Recorder, folder: Path) -> HelperPool:
     """Helpers on the recording library, without NVML."""
     settings = (f"LD_LIBRARY_PATH={recorder.folder}", f"RECORDER_FOLDER={recorder.folder}")
-    helper = (sys.executable, "-m", "services.checkpointer.helper", "--driver", "cuda")
+    helper = (sys.executable, "-m", "services.checkpointer.helper")
     return HelperPool(("/usr/bin/env", *settings, *helper), folder)
 
 

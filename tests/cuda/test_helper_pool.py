@@ -262,7 +262,7 @@ def test_the_end_of_a_connection_is_no_error_of_a_helper(left: str, monkeypatch:
             return {"code": 0}
 
     with ours, theirs:
-        serve(Driver(), theirs)
+        serve(Driver().call, theirs)
         assert exited.wait(20)
 
 

@@ -188,14 +188,13 @@ class DriverCalls:
     ) -> tuple[Usage, dict[ProcessIdentity, bool]]:
         """``usage`` of all GPUs, and whether each process uses CUDA, in one exchange with the helper. ``holding``: pids
         that another reading lists with memory."""
-        first, *tids = await self._calls(key, [self._reading("usage"), *map(self._tid_of, processes)])
+        seconds = self.timeouts.wall(self.timeouts.read_seconds)
+        asked = (HelperCall("restore_tid", seconds, {"pid": one.pid}) for one in processes)
+        first, *tids = await self._calls(key, [self._reading("usage"), *asked])
         usage = self._usage(first)
         listed = {use.pid for use in usage.uses if use.holds} | holding
         answers = zip(processes, tids, strict=True)
         return usage, {one: self._knows(reply, one, one.pid in listed) for one, reply in answers}
-
-    def _tid_of(self, process: ProcessIdentity) -> HelperCall:
-        return HelperCall("restore_tid", self.timeouts.wall(self.timeouts.read_seconds), {"pid": process.pid})
 
     def _knows(self, reply: dict[str, Any], process: ProcessIdentity, surely: bool) -> bool:
         """True if it has a restore thread. ``surely``: the driver's process list has it, so another result raises."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from kybernate.cuda import FREED_SHARE
@@ -111,8 +111,11 @@ class Discovery:
         found += self.host.containers.own(target, listed)
         if to_ask := [one for one in self._asked(found) if one not in known]:  # found since, or not stopped any more
             known |= (await self.calls.survey(group, to_ask, {use.pid for use in uses if use.holds}))[1]
-        ours = (one for one in found if one.pid not in strangers)
-        members = _classified([one for one in ours if self.whole or self._uses_gpu(one, known)], uses)
+        ours = [one for one in found if one.pid not in strangers]
+        if not self.whole:  # one that the driver was not asked about, since it is stopped, is judged by its threads
+            by_threads = self.host.inspection.uses_cuda
+            ours = [one for one in ours if (known[one] if one in known else by_threads(one))]
+        members = _classified(ours, uses)
         if not members and any(self.host.freezer.stopped(process) for process in found):
             raise StepFailedError(f"{_unrecorded(target)}; delete its pod")
         if not members:
@@ -152,11 +155,6 @@ class Discovery:
     def _asked(self, found: list[ProcessIdentity]) -> list[ProcessIdentity]:
         """Those that the driver is asked about: no stopped one, as the call may hang."""
         return [] if self.whole else [one for one in found if not self.host.freezer.stopped(one)]
-
-    def _uses_gpu(self, process: ProcessIdentity, known: Mapping[ProcessIdentity, bool]) -> bool:
-        """True if the driver reports it; one that it was not asked about, since it is stopped, is judged by its
-        threads."""
-        return known[process] if process in known else self.host.inspection.uses_cuda(process)
 
     async def _estimated(self, seat: SeatProcesses, uses: list[Use]) -> SeatProcesses:
         """The seat with estimated sizes: all memory in use on its GPUs that no other process accounts for.

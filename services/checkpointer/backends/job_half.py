@@ -91,7 +91,8 @@ class JobHalf:
         ending.outcome, ending.reason = step.outcome, step.reason
         if step.outcome == "parked":
             ending.host_bytes, ending.residue_bytes = seat.vram_bytes, self._residue_bytes
-        ending.gpus = self._gpus_of(ending)
+        if step.outcome in ("parked", "active"):  # else uncertain
+            ending.gpus = (seat.moved() if seat.moves and step.outcome == "active" else seat).memory_on
         ending.move_refused = self._unmovable.whose if self._unmovable is not None else ""
         ending.failed = ending.outcome != goal and bool(self._failed - _REFUSALS)
         ending.refused = Verb.CHECKS in self._failed and not self._holds
@@ -230,12 +231,6 @@ class JobHalf:
         if why is not None:
             self._unmovable = why
             raise StepFailedError(why.reason)
-
-    def _gpus_of(self, ending: Ending) -> tuple[str, ...]:
-        """GPUs that hold its memory at the end of this half; empty if uncertain."""
-        if ending.outcome == "active":
-            return self.seat.moved().memory_on if self.seat.moves else self.seat.memory_on
-        return self.seat.memory_on if ending.outcome == "parked" else ()
 
     async def _kill(self) -> int:
         """End all, and announce that to ``kyb-run``. Returns the number of processes."""

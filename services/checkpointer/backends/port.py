@@ -3,12 +3,12 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from kybernate.messages import Outcome, SeatTarget
+from kybernate.messages import Outcome, SeatOutcome, SeatTarget
 from services.checkpointer.core.answers import ModelAnswer
 from services.checkpointer.core.refusals import moves
 from services.checkpointer.processes import ProcessIdentity
@@ -139,33 +139,13 @@ class NoMemberError(Exception):
     """The container runs, but no process in it uses a GPU."""
 
 
-@dataclass(slots=True)
-class Ending:
-    """Result of a half for one seat; ``seconds`` are wall seconds by step."""
+class Ending(SeatOutcome):
+    """Result of a half for one seat, or its state, as it comes about."""
 
-    outcome: Outcome
-    reason: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)
-    vram_bytes: int = 0
-    host_bytes: int = 0
-    """Host memory that its container takes then: measured, or for a parked seat without a control group the copy."""
-    residue_bytes: int = 0
-    """VRAM that a park left in use."""
-    last_call_at: float | None = None
-    gpus: tuple[str, ...] = ()
-    """GPUs that hold its memory, or held it when it was parked; empty if unknown."""
-    keeper: bool = True
-    """kyb-run lives in the container, whatever else does, or nothing tells; of a state only."""
-    no_context: bool = False
-    """No process of the container has a CUDA context."""
-    move_refused: Literal["", "seat", "node"] = ""
-    """Why a requested move to other GPUs was refused: this ``seat`` cannot move, or no seat of this ``node`` can."""
-    failed: bool = False
-    """True if the backend failed; refusals before the first step and missing room do not count."""
-    refused: bool = False
-    """True if a rule forbids this backend to park the seat; asking again would not help."""
-    unverified: str = ""
-    """Why its engine's answers cannot be compared; empty if they are, or need not be."""
+    model_config = ConfigDict(frozen=False)
+
+    def __init__(self, outcome: Outcome, reason: str = "", **more: Any) -> None:
+        super().__init__(outcome=outcome, reason=reason, **more)
 
     @contextmanager
     def timed(self, step: str) -> Iterator[None]:

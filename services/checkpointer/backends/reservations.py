@@ -49,7 +49,8 @@ class Headroom:
                 return
             if time.monotonic() > deadline:
                 raise StepFailedError(f"{_no_room(crowded, places[crowded], need, vram_bytes)}; other parks wait too")
-            await self._wait(deadline)
+            self._changed.clear()
+            await wait_for(self._changed, min(POLL_SECONDS, deadline - time.monotonic()))
 
     def copied(self, owner: str, vram_bytes: int) -> None:
         """Reduce the reservation: this much is copied, so the kernel counts it as used."""
@@ -78,10 +79,6 @@ class Headroom:
             raise StepFailedError(str(error)) from error
         return places
 
-    async def _wait(self, deadline: float) -> None:
-        self._changed.clear()
-        await wait_for(self._changed, min(POLL_SECONDS, deadline - time.monotonic()))
-
 
 def _no_room(where: str, free: int, need: int, vram_bytes: int) -> str:
     remedy = "add memory or park fewer seats here" if where == HOST else "raise the pod's memory limit"
@@ -104,10 +101,10 @@ class GpuReservations:
     async def take(self, owner: str, gpus: Iterable[str], seconds: float) -> None:
         """Reserve all of these GPUs; the owner may hold some. Raises StepFailedError after ``seconds`` (wall)."""
         wanted, deadline = frozenset(gpus), time.monotonic() + seconds
-        while others := self._others(owner, wanted):
+        while others := {self._owners[gpu] for gpu in wanted if self._owners.get(gpu, owner) != owner}:
             self._freed.clear()
             if not await wait_for(self._freed, deadline - time.monotonic()):
-                raise StepFailedError(f"{', '.join(sorted(wanted))}: {', '.join(others)} restores there")
+                raise StepFailedError(f"{', '.join(sorted(wanted))}: {', '.join(sorted(others))} restores there")
         self._owners.update(dict.fromkeys(wanted, owner))
 
     def release(self, owner: str) -> None:
@@ -118,6 +115,3 @@ class GpuReservations:
     def holds(self, owner: str, gpus: Iterable[str]) -> bool:
         """True if all of these GPUs are reserved for ``owner``."""
         return all(self._owners.get(gpu) == owner for gpu in gpus)
-
-    def _others(self, owner: str, gpus: frozenset[str]) -> list[str]:
-        return sorted({self._owners[gpu] for gpu in gpus if self._owners.get(gpu, owner) != owner})

@@ -1,34 +1,26 @@
 """``python -m services.checkpointer.helper``: answer driver calls on the socket that is its stdin."""
 
 import argparse
-import functools
 import importlib
 import os
 import socket
 import sys
-from collections.abc import Callable
 
-from services.checkpointer.helper.serving import HelperDriver, serve
+from services.checkpointer.helper.serving import serve
 
 
 def main() -> None:
     """Parse the command line and serve."""
     parser = argparse.ArgumentParser(prog="services.checkpointer.helper")
-    parser.add_argument("--driver", choices=["fake", "cuda"], required=True, help="which driver answers")
-    parser.add_argument("--factory", metavar="MODULE:CLASS", help="the fake driver's class; called with the socket")
-    parser.add_argument("--socket", help="socket of the fake driver")
-    arguments = parser.parse_args()
-    make: Callable[[], HelperDriver]
-    if arguments.driver == "cuda":
+    parser.add_argument("--fake", nargs=2, metavar=("MODULE:CLASS", "SOCKET"), help="the fake driver's; without: CUDA")
+    if (fake := parser.parse_args().fake) is None:
         from services.checkpointer.helper.cuda_driver import CudaDriver
 
-        make = CudaDriver
-    elif arguments.factory is None or arguments.socket is None:
-        parser.error("--driver fake needs --factory and --socket")
+        call = CudaDriver().call
     else:
-        module, _, name = arguments.factory.partition(":")
-        make = functools.partial(getattr(importlib.import_module(module), name), arguments.socket)
-    serve(make(), socket.socket(fileno=os.dup(sys.stdin.fileno())))
+        module, _, name = fake[0].partition(":")
+        call = getattr(importlib.import_module(module), name)(fake[1]).call
+    serve(call, socket.socket(fileno=os.dup(sys.stdin.fileno())))
 
 
 if __name__ == "__main__":

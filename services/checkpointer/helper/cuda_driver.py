@@ -7,7 +7,7 @@ stale jobs.
 from dataclasses import asdict
 from typing import Any
 
-from kybernate.cuda import CudaResult, gpu_pairs, result_name, state_name, support, why_no_checkpoint
+from kybernate.cuda import CudaResult, gpu_pairs, init_remedy, result_name, state_name, support, why_no_checkpoint
 from kybernate.cuda.ctypes_api import CheckpointApi, CudaUnavailableError
 from kybernate.gpus.nvml_reader import NvmlReader
 from kybernate.gpus.port import GpuError
@@ -15,15 +15,6 @@ from services.checkpointer.helper.serving import Reply, unreachable
 
 _LASTING = {CudaResult.STUB_LIBRARY, CudaResult.SYSTEM_DRIVER_MISMATCH, CudaResult.COMPAT_NOT_SUPPORTED_ON_DEVICE}
 """Results of cuInit that depend on the loaded library, which this process cannot replace: cuInit is not repeated."""
-
-_REMEDIES: dict[int, str] = {
-    CudaResult.NO_DEVICE: "no GPU is visible; give this container NVIDIA_VISIBLE_DEVICES=all, see nvidia-smi",
-    CudaResult.STUB_LIBRARY: "this is the toolkit's link-time libcuda; take it out of LD_LIBRARY_PATH",
-    CudaResult.SYSTEM_NOT_READY: "on NVSwitch machines the fabric manager must run",
-    CudaResult.SYSTEM_DRIVER_MISMATCH: "the library is of another version than the kernel module; restart this pod",
-    CudaResult.COMPAT_NOT_SUPPORTED_ON_DEVICE: "take the CUDA compatibility library out of LD_LIBRARY_PATH",
-    CudaResult.UNKNOWN: "is the kernel module loaded? see nvidia-smi and the kernel log",
-}
 
 
 class CudaDriver:
@@ -51,10 +42,9 @@ class CudaDriver:
             self._cuda_version = self._api.driver_version()[1]
             self._init_code = self._api.init()
         if self._init_code != 0:
-            remedy = _REMEDIES.get(self._init_code, "see nvidia-smi and the kernel log")
             # Not the code itself: 304 of a restore would mean a lost process, 3 of a state one that is gone.
             code = self._init_code
-            return self._api, unreachable(f"cuInit answered {result_name(code)} ({code}): {remedy}")
+            return self._api, unreachable(f"cuInit answered {result_name(code)} ({code}): {init_remedy(code)}")
         if not support(self._cuda_version).checkpoint:
             return self._api, unreachable(str(why_no_checkpoint(self._cuda_version, self._driver_version())))
         return self._api, None

@@ -15,18 +15,14 @@ import os
 import select
 import socket
 import threading
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 Reply = dict[str, Any]
+Call = Callable[[str, dict[str, Any]], Reply]
+"""Makes a call of a verb: it blocks, and returns at least ``code``. Raises OSError if the driver cannot be reached."""
 
 UNREACHABLE = -1
-
-
-class HelperDriver(Protocol):
-    """A driver as the helper calls it; every call blocks and returns at least ``code``."""
-
-    def call(self, verb: str, arguments: dict[str, Any]) -> Reply:
-        """Make one call. Raises OSError if the driver cannot be reached."""
 
 
 def unreachable(text: str) -> Reply:
@@ -34,12 +30,12 @@ def unreachable(text: str) -> Reply:
     return {"code": UNREACHABLE, "name": "UNREACHABLE", "text": text}
 
 
-def answer(driver: HelperDriver, request: dict[str, Any]) -> Reply:
+def answer(call: Call, request: dict[str, Any]) -> Reply:
     """The reply to one request. An exception becomes an ``unreachable`` reply: a helper that ends in the middle of a
     job costs more than a call."""
     number, verb = request.pop("id"), request.pop("verb")
     try:
-        reply = driver.call(verb, request)
+        reply = call(verb, request)
     except Exception as error:
         reply = unreachable(
             str(error) if isinstance(error, OSError) else f"{verb} raised {type(error).__name__}: {error}"
@@ -47,7 +43,7 @@ def answer(driver: HelperDriver, request: dict[str, Any]) -> Reply:
     return {**reply, "id": number}
 
 
-def serve(driver: HelperDriver, connection: socket.socket) -> None:
+def serve(call: Call, connection: socket.socket) -> None:
     """Answer until the connection closes. A separate thread waits for that only, so that it ends even a hung call."""
     requests = connection.makefile("r")
 
@@ -60,4 +56,4 @@ def serve(driver: HelperDriver, connection: socket.socket) -> None:
     with contextlib.suppress(OSError, ValueError):  # it closed, perhaps after half a call, and no one reads an answer
         threading.Thread(target=exit_at_its_end, daemon=True).start()
         while line := requests.readline():
-            connection.sendall(f"{json.dumps(answer(driver, json.loads(line)))}\n".encode())
+            connection.sendall(f"{json.dumps(answer(call, json.loads(line)))}\n".encode())

@@ -1,4 +1,4 @@
-"""The fake GPU driver as the checkpointer's helper calls it; loaded by ``--factory``, see ``kybernate.extras``.
+"""The fake GPU driver as the checkpointer's helper calls it; loaded by ``--fake``, see ``kybernate.extras``.
 
 Standard library only, as the helper is started again after each hang.
 """

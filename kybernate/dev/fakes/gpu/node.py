@@ -4,7 +4,6 @@ Registered as entry points of the group ``kybernate.dev``; see ``kybernate.extra
 """
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from kybernate.dev.fakes.gpu.sync_client import SyncDriverClient
 from kybernate.doctor.model import DriverFacts
 from kybernate.gpus.port import GpuError
 from kybernate.machine import Gpu, GpuEvent, GpuProcess, GpuSensors, Link, Mig, PcieLevel
+from kybernate.node.host_memory import HostMemory
 
 
 class FakeGpus:
@@ -94,11 +94,12 @@ class FakeGpus:
             raise GpuError(str(error)) from error
 
 
-@dataclass(frozen=True)
-class FakeHostMemory:
+class FakeHostMemory(HostMemory):
     """The host memory of the fake machine, where copies of parked processes exist by name only."""
 
-    socket: Path
+    def __init__(self, socket: Path) -> None:
+        super().__init__()
+        self.socket = socket
 
     async def free_bytes(self) -> int:
         """Free bytes as the daemon counts them. Raises ConnectionError."""
