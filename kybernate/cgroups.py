@@ -160,7 +160,11 @@ class Cgroups:
     def pids(self, cgroup: Cgroup) -> list[int]:
         """The processes in it and below it. Raises HiddenProcessesError."""
         if cgroup.folder is None:
-            return [pid for pid in pids(self.proc) if self._inside(pid, cgroup)]
+            return [
+                pid
+                for pid in pids(self.proc)
+                if any(container_path(path, cgroup.container) for path in self.of(pid).values())
+            ]
         found: list[int] = []
         for folder, _, files in os.walk(cgroup.folder):
             if "cgroup.procs" in files:
@@ -176,7 +180,7 @@ class Cgroups:
     def frozen(self, pid: int) -> bool:
         """True if the control group of the process, or one above, is frozen or freezing."""
         place = self.of(pid)
-        if "" in place and _word(self._unified(place[""]) / "cgroup.events", "frozen") == "1":
+        if "" in place and _values(self._unified(place[""]) / "cgroup.events").get("frozen") == "1":
             return True
         freezer = place.get("freezer")
         return freezer is not None and read_text(self._below("freezer", freezer) / "freezer.state") in (
@@ -201,14 +205,11 @@ class Cgroups:
     def memory_bytes(self, cgroup: Cgroup) -> int | None:
         """Memory that its processes cannot give back: anonymous pages, and shared ones, as which pinned buffers count.
         None where it cannot be read."""
-        stat = {} if cgroup.memory is None else _statistics(cgroup.memory)
+        stat = {} if cgroup.memory is None else _values(cgroup.memory / "memory.stat")
         for names in (("anon", "shmem"), ("total_rss", "total_shmem")):
             if names[0] in stat:
                 return sum(int(stat.get(name, 0)) for name in names)
         return None
-
-    def _inside(self, pid: int, cgroup: Cgroup) -> bool:
-        return any(container_path(path, cgroup.container) for path in self.of(pid).values())
 
     def at(self, paths: Mapping[str, str], container: str = "") -> Cgroup:
         """The control group with these paths by controller of version 1; the empty name is version 2.
@@ -282,15 +283,16 @@ def _memory_room(folder: Path, where: str) -> MemoryRoom | None:
         limit, use = min(limits, default=UNLIMITED), read_text(folder / use_file)
         if not use.isdigit() or limit >= UNLIMITED:
             continue
-        stat = _statistics(folder)
+        stat = _values(folder / "memory.stat")
         cache = sum(int(stat.get(f"{prefix}{name}", 0)) for name in ("inactive_file", "active_file"))
         clean = max(0, cache - sum(int(stat.get(name, 0)) for name in dirty))
         return MemoryRoom(where, limit, max(0, limit - max(0, int(use) - clean)))
     return None
 
 
-def _statistics(folder: Path) -> dict[str, str]:
-    return dict(line.split(maxsplit=1) for line in read_text(folder / "memory.stat").splitlines() if " " in line)
+def _values(file: Path) -> dict[str, str]:
+    """Those of a file of ``name value`` lines."""
+    return dict(line.split(maxsplit=1) for line in read_text(file).splitlines() if " " in line)
 
 
 def read(file: str | Path) -> str:
@@ -312,8 +314,3 @@ def read_text(file: str | Path) -> str:
         return read(file).strip()
     except OSError:
         return ""
-
-
-def _word(file: Path, name: str) -> str:
-    """The value of ``name`` in a file of ``name value`` lines."""
-    return next((line.split()[1] for line in read_text(file).splitlines() if line.startswith(f"{name} ")), "")

@@ -67,7 +67,3 @@ class Clock:
     def to_model(self, wall_seconds: float) -> float:
         """How many model seconds pass during a duration in wall seconds."""
         return wall_seconds * self.speed
-
-    async def sleep(self, model_seconds: float) -> None:
-        """Wait for a duration of model time."""
-        await asyncio.sleep(max(0.0, model_seconds / self.speed))

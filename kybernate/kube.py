@@ -360,7 +360,7 @@ class Mirror:
         *,
         others: Sequence[str] = (),
         on_change: Callable[[], None] = lambda: None,
-        keep: Callable[[Object], bool] = lambda _: True,
+        keep: Callable[[Object], object] = lambda _: True,
     ) -> None:
         """``params``: selectors. ``keep`` selects further, among what the server sends.
 

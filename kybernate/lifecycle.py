@@ -124,7 +124,7 @@ def main(serve: Callable[[], Coroutine[Any, Any, None]], *explained: type[Except
 
 
 @contextlib.contextmanager
-def alone(run_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SECONDS) -> Iterator[str]:
+def alone(run_dir: Path, name: str) -> Iterator[str]:
     """Be the only process of this kind on the node: hold ``<run_dir>/<name>.lock``, which is lost with the process.
 
     Yields the identity of the file, the same for all processes that ever hold this lock until the machine starts again.
@@ -139,7 +139,7 @@ def alone(run_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SEC
         raise SystemExit(1) from None
     try:
         holder = os.read(file, 32).decode().strip()
-        deadline = time.monotonic() + patience_seconds
+        deadline = time.monotonic() + PREDECESSOR_SECONDS
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -163,16 +163,14 @@ def alone(run_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SEC
 
 
 @contextlib.contextmanager
-def alone_in_both(
-    run_dir: Path, state_dir: Path, name: str, *, patience_seconds: float = PREDECESSOR_SECONDS
-) -> Iterator[str]:
+def alone_in_both(run_dir: Path, state_dir: Path, name: str) -> Iterator[str]:
     """``alone`` in both folders; yields the identity of the file in ``run_dir``.
 
     A second process with another ``run_dir`` would replay the jobs, or write the ledger, of the first one.
     """
     with contextlib.ExitStack() as stack:
         folders = dict.fromkeys((run_dir.resolve(), state_dir.resolve()))
-        identities = [stack.enter_context(alone(folder, name, patience_seconds=patience_seconds)) for folder in folders]
+        identities = [stack.enter_context(alone(folder, name)) for folder in folders]
         yield identities[0]
 
 

@@ -15,8 +15,14 @@ from kybernate.gpus import GpuError
 from kybernate.lifecycle import CannotRunError, alone, alone_in_both, main
 
 HOLD = "import sys; from pathlib import Path; from kybernate.lifecycle import alone\n" + (
-    "with alone(Path(sys.argv[1]), 'x', patience_seconds=0.1): print('held', flush=True); sys.stdin.read()"
+    "with alone(Path(sys.argv[1]), 'x'): print('held', flush=True); sys.stdin.read()"
 )
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for a predecessor."""
+    monkeypatch.setattr(lifecycle, "PREDECESSOR_SECONDS", 0.1)
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:
@@ -30,7 +36,7 @@ def test_the_error_of_a_second_process_names_the_holder_and_the_remedy(
     with holder(tmp_path) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "held\n"
-        with pytest.raises(SystemExit) as ended, alone(tmp_path, "x", patience_seconds=0.1):
+        with pytest.raises(SystemExit) as ended, alone(tmp_path, "x"):
             pass
         first.communicate()
 
@@ -45,7 +51,7 @@ def test_a_killed_holder_leaves_nothing_locked(tmp_path: Path) -> None:
         first.kill()
         first.communicate()
 
-    with alone(tmp_path, "x", patience_seconds=0.1):
+    with alone(tmp_path, "x"):
         assert (tmp_path / "x.lock").exists()
 
 
@@ -56,14 +62,14 @@ def test_a_second_process_that_shares_one_of_both_folders_ends(
     with (
         alone_in_both(tmp_path / "run", tmp_path / "state", "x"),
         pytest.raises(SystemExit),
-        alone_in_both(tmp_path / run, tmp_path / state, "x", patience_seconds=0.1),
+        alone_in_both(tmp_path / run, tmp_path / state, "x"),
     ):
         pass
     assert "KYB_STATE_DIR" in capsys.readouterr().err
 
 
 def test_one_folder_for_both_is_locked_once(tmp_path: Path) -> None:
-    with alone_in_both(tmp_path, tmp_path, "x", patience_seconds=0.1):
+    with alone_in_both(tmp_path, tmp_path, "x"):
         pass
 
 

@@ -44,18 +44,16 @@ class NatsBus(NatsConnection):
         source: str,
         name: str,
         credentials: Credentials = NO_CREDENTIALS,
-        compare_seconds: float = 60.0,
         follows: str = "",
     ) -> None:
         """``url``: several are separated by commas. ``source`` is the CloudEvents source of its messages, e.g.
         ``kyb/router/router-0``; the server's monitoring shows ``name``. A server that does not reach the leader of the
         bucket ``follows`` is left for one that does.
 
-        The files of ``credentials`` are read at each connection; each watch is compared with its bucket every
-        ``compare_seconds``.
+        The files of ``credentials`` are read at each connection.
         """
         super().__init__(url, name=name, credentials=credentials, leader_of=follows and f"KV_{follows}")
-        self._source, self._compare_seconds = source, compare_seconds
+        self._source = source
 
     @property
     def troubles(self) -> dict[str, int]:
@@ -175,7 +173,7 @@ class NatsBus(NatsConnection):
             info = await js.stream_info(f"KV_{name}")
         if leader_seconds(info.cluster) > MAJORITY_SECONDS:  # this server has a copy, and lost its routes
             raise NoAnswerError(f"bucket {name}: no leader; the servers elect one, or this one is cut off from them")
-        return NatsBucket(self, name, self._compare_seconds)
+        return NatsBucket(self, name)
 
     async def _stored(self, begin: ConsumerConfig, stream: str = EVENTS) -> AsyncGenerator[Msg, None]:
         """The messages from where a consumer begins to the last one of now."""

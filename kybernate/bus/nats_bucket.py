@@ -32,8 +32,8 @@ from kybernate.bus.port import BusError, Entry, NoAnswerError
 from kybernate.logs import OnceLogger, get_logger
 
 HEARTBEAT_SECONDS = 2.0
-SETTLE_SECONDS = 2.0
-"""How long a change may take to reach a watch before its absence is a bug."""
+COMPARE_SECONDS, SETTLE_SECONDS = 60.0, 2.0
+"""How often a watch is compared with its bucket; how long a change may take to reach it before its absence is a bug."""
 IDLE_SECONDS = 30.0
 """The server removes a consumer without a subscriber after this time."""
 RETRY_SECONDS = 0.5, 5.0
@@ -64,9 +64,9 @@ class Run:
     ``go_on(subject)`` answers the server's flow control: what was sent before has been read.
     """
 
-    def __init__(self, root: str, go_on: Callable[[str], Awaitable[None]], *, limit: int = AT_ONCE) -> None:
+    def __init__(self, root: str, go_on: Callable[[str], Awaitable[None]]) -> None:
         self._root, self._go_on = root, go_on
-        self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue(limit)
+        self._arrived: asyncio.Queue[Msg | None] = asyncio.Queue(AT_ONCE)
         self._stopped = False
         self._sequence = 0
         self._missing: set[str] = set()
@@ -76,7 +76,7 @@ class Run:
         """Everything that was there at the start has been delivered."""
 
     async def receive(self, msg: Msg) -> None:
-        """Take a message of the consumer. While ``limit`` of them wait for the reader, further ones stay in nats-py;
+        """Take a message of the consumer. While AT_ONCE of them wait for the reader, further ones stay in nats-py;
         what it drops beyond its own limits leaves a gap in the sequence, which ends the run."""
         await self._arrived.put(msg)
 
@@ -147,8 +147,8 @@ class Run:
 class NatsBucket:
     """A ``Bucket`` of a NatsBus."""
 
-    def __init__(self, bus: NatsConnection, name: str, compare_seconds: float) -> None:
-        self._bus, self._name, self._compare_seconds = bus, name, compare_seconds
+    def __init__(self, bus: NatsConnection, name: str) -> None:
+        self._bus, self._name = bus, name
         self._stream = f"KV_{name}"
         self._root = f"$KV.{name}."
 
@@ -198,7 +198,7 @@ class NatsBucket:
         """All present entries, one None, then every change; again after each loss of the connection."""
         inbox: Inbox[Entry | None] = Inbox(AT_ONCE)
         watch = _Watch(self, inbox)
-        tasks = [asyncio.create_task(watch.follow()), asyncio.create_task(watch.compare(self._compare_seconds))]
+        tasks = [asyncio.create_task(watch.follow()), asyncio.create_task(watch.compare())]
         try:
             yield inbox
         finally:
@@ -323,15 +323,15 @@ class _Watch:
             self._known[entry.key] = entry.revision
         await self._inbox.put_when_free(entry)
 
-    async def compare(self, every: float) -> None:
-        """Compare the watch with the bucket every ``every`` seconds. A lasting difference is a bug: log it, reread."""
+    async def compare(self) -> None:
+        """Compare the watch with the bucket. A lasting difference is a bug: log it, reread."""
         while True:
-            await asyncio.sleep(every)
+            await asyncio.sleep(COMPARE_SECONDS)
             run = self._run
             if run is None:
                 continue
             with contextlib.suppress(BusError, RunOverError):
-                if await self._up_to_date(every):
+                if await self._up_to_date():
                     continue
                 before = self._differences(await self._bucket.entries())
                 if not before:
@@ -342,12 +342,12 @@ class _Watch:
                     get_logger().error("watch.differs", bucket=self._bucket._name, keys=sorted(k for k, _ in lasting))
                     run.stop()
 
-    async def _up_to_date(self, every: float) -> bool:
+    async def _up_to_date(self) -> bool:
         """True if the last change that the stream has is delivered soon: then nothing needs to be read. A gap before it
         would have ended the run."""
         before, last = self._last, await self._bucket.last_revision()
         if before < last:
-            await asyncio.sleep(min(every, SETTLE_SECONDS))
+            await asyncio.sleep(min(COMPARE_SECONDS, SETTLE_SECONDS))
         return before <= last <= self._last
 
     def _differences(self, entries: list[Entry]) -> set[tuple[str, int]]:

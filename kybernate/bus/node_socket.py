@@ -136,8 +136,7 @@ class NodeSocket:
 
         async def work() -> None:
             async for link, number, subject, data in inbox:
-                body = await answer(subject, data, pattern, handler)
-                if body is None:
+                if (body := await answer(subject, data, pattern, handler)) is None:
                     continue
                 try:
                     link.send(_line(b"A", number, body))

@@ -166,33 +166,23 @@ def _rights(role: Role) -> Rights:
             publish += [subject(kind) for kind in kinds(listed, PUBLISHERS)]
     for listed, subscribers in SUBSCRIBERS.items():
         if role in subscribers:
-            subscribe.append(_family(listed) if role in BUCKET_SUBSCRIBERS else subject(listed))
+            family = ".".join([*subject(listed).split(".")[:3], ">"])  # e.g. kyb.v1.evt.>
+            subscribe.append(family if role in BUCKET_SUBSCRIBERS else subject(listed))
     if role in PRESENT:
         publish.append(f"kyb.v1.hb.{PRESENT[role]}.*")
     subscribe += [f"kyb.v1.hb.{component}.*" for component in PRESENCE_SUBSCRIBERS.get(role, ())]
-    publish += _inboxes(role)
+    asked = [kind for kind in ANSWERED if role in SUBSCRIBERS[kind]]
+    publish += [f"{inbox(asker)}.>" for kind in asked for asker in PUBLISHERS[kind]]
     publish += _jetstream(role)
     subscribe += [f"$KV.{bucket}.>" for bucket in BUCKETS if role in BUCKET_SUBSCRIBERS]
     publish.append(f"{inbox(role)}.>")  # to itself: for NatsLink.round_trip
     return Rights(_minimal(publish), _minimal(subscribe))
 
 
-def _family(kind: type[Message]) -> str:
-    """Return the wildcard of a kind's family, e.g. ``kyb.v1.evt.>``."""
-    return ".".join([*subject(kind).split(".")[:3], ">"])
-
-
 def _minimal(subjects: Iterable[str]) -> tuple[str, ...]:
     """Deduplicate; drop subjects that a wildcard covers."""
     every = tuple(dict.fromkeys(subjects))
     return tuple(one for one in every if not any(covers(other, one) for other in every if other != one))
-
-
-def _inboxes(role: Role) -> Iterator[str]:
-    """Yield the inboxes of the roles whose requests this role answers."""
-    for kind in ANSWERED:
-        if role in SUBSCRIBERS[kind]:
-            yield from (f"{inbox(asker)}.>" for asker in PUBLISHERS[kind])
 
 
 def _jetstream(role: Role) -> Iterator[str]:

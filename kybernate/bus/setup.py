@@ -19,7 +19,7 @@ from kybernate.bus.nats_link import NatsLink, PlaintextError, dial, refused
 from kybernate.bus.port import AUDIT, BUCKETS, EVENTS, REQUESTS, BusDownError, BusError, NoAnswerError
 from kybernate.sizes import format_bytes
 
-RETRY_SECONDS = 0.05, 0.5
+RETRY_SECONDS, ANSWER_SECONDS = (0.05, 0.5), 5.0
 _DAY = 86_400.0
 _OF_THE_SERVER = ("metadata", "consumer_limits")
 """Settings that the server fills in by itself."""
@@ -74,7 +74,6 @@ async def init(
     replicas: int | None = None,
     *,
     credentials: Credentials = NO_CREDENTIALS,
-    timeout: float = 5.0,
     wait: float = 0.0,
     on_wait: Callable[[str], None] = lambda _: None,
 ) -> tuple[str, ...]:
@@ -89,7 +88,7 @@ async def init(
     changed: list[str] = []
     while True:
         try:
-            return await _init(url, replicas, credentials, timeout, changed)
+            return await _init(url, replicas, credentials, changed)
         except BusError as error:
             if isinstance(error, CredentialsError) or time.monotonic() >= until:
                 raise
@@ -105,7 +104,6 @@ async def keep(
     *,
     every: float,
     credentials: Credentials = NO_CREDENTIALS,
-    timeout: float = 5.0,
     report: Callable[[str], None],
     tried: Callable[[bool], None] = lambda _: None,
     last: str = "",
@@ -118,7 +116,7 @@ async def keep(
     """
     while True:
         try:
-            changed = await _init(url, replicas, credentials, timeout)
+            changed = await _init(url, replicas, credentials)
         except CredentialsError:
             raise
         except BusError as error:
@@ -134,12 +132,12 @@ async def keep(
 
 
 async def _init(
-    url: str, replicas: int | None, credentials: Credentials, timeout: float, changed: list[str] | None = None
+    url: str, replicas: int | None, credentials: Credentials, changed: list[str] | None = None
 ) -> tuple[str, ...]:
     """As ``init``, once; ``changed`` has the streams that earlier tries changed."""
     changed, refusals, silent = [] if changed is None else changed, list[str](), list[str]()
-    async with connection(url, "kyb bus init", credentials, timeout) as link:
-        js, wanted, one = link.client.jetstream(timeout=timeout), streams(replicas or 1), asyncio.Lock()
+    async with _connection(url, credentials) as link:
+        js, wanted, one = link.client.jetstream(timeout=ANSWER_SECONDS), streams(replicas or 1), asyncio.Lock()
         # No stream depends on another one: one that is refused, or whose servers are away, keeps none from being made.
         results = await asyncio.gather(
             *(_ensure(js, config, one, keep_replicas=replicas is None) for config in wanted), return_exceptions=True
@@ -149,7 +147,7 @@ async def _init(
                 case bool():
                     changed += [str(config.name)] * result
                 case TimeoutError():
-                    silent.append(f"{config.name}: no answer within {timeout:g} s; are its servers away?")
+                    silent.append(f"{config.name}: no answer within {ANSWER_SECONDS:g} s; are its servers away?")
                 case nats.js.errors.ServiceUnavailableError():
                     raise BusError(_no_jetstream(result, credentials)) from result
                 case nats.js.errors.APIError():
@@ -162,7 +160,7 @@ async def _init(
                 case _:
                     raise result
     if len(silent) == len(wanted):
-        why = f"JetStream did not answer within {timeout:g} s"
+        why = f"JetStream did not answer within {ANSWER_SECONDS:g} s"
         raise NoAnswerError(f"{why}; run kyb bus init again, with the key of role init")
     if refusals or silent:
         raise BusError(f"the NATS server refused {'; '.join((*refusals, *silent))}")
@@ -180,15 +178,13 @@ def _no_jetstream(error: nats.js.errors.APIError, credentials: Credentials) -> s
 
 
 @contextlib.asynccontextmanager
-async def connection(
-    url: str, name: str, credentials: Credentials = NO_CREDENTIALS, timeout: float = 5.0
-) -> AsyncIterator[NatsLink]:
+async def _connection(url: str, credentials: Credentials) -> AsyncIterator[NatsLink]:
     """One connection, without reconnection. Raises BusDownError, CredentialsError, BusError when it is refused."""
     received: list[Exception] = []
     place = url.rsplit("@")[-1]
     try:
-        async with asyncio.timeout(timeout):
-            link = await dial(url, name, credentials, received.append)
+        async with asyncio.timeout(ANSWER_SECONDS):
+            link = await dial(url, "kyb bus init", credentials, received.append)
     except (OSError, nats.errors.Error) as error:  # time-outs are OSErrors
         why = next(filter(refused, received), received[-1] if received else error)
         if refused(why):

@@ -16,20 +16,13 @@ def label_decides(path: Path) -> bool:
 
 
 async def load_now(path: Path, node: str, kube: Kube | None) -> NodeConfig:
-    """Read the node's configuration again after a change. Raises ConfigError.
-
-    Waits while the label is needed and the API server does not answer.
-    """
-    if kube is None or not await asyncio.to_thread(label_decides, path):
-        return await asyncio.to_thread(load, path)
-    return await load_by_label(path, node, kube)
-
-
-async def load_by_label(path: Path, node: str, kube: Kube, *, retry_seconds: float = RETRY_SECONDS) -> NodeConfig:
-    """The configuration that the node's label names; without the label ``default``. Raises ConfigError.
+    """Read the node's configuration: the one that its label names, where there are several; without the label
+    ``default``. Raises ConfigError.
 
     Waits while the API server does not answer: a guess could give this node the groups of another one.
     """
+    if kube is None or not await asyncio.to_thread(label_decides, path):
+        return await asyncio.to_thread(load, path)
     waiting = OnceLogger("config.waiting_for_label")
     while True:
         try:
@@ -37,4 +30,4 @@ async def load_by_label(path: Path, node: str, kube: Kube, *, retry_seconds: flo
             return await asyncio.to_thread(load, path, labels.get(CONFIG_LABEL))
         except KubeError as error:
             waiting.log(label=CONFIG_LABEL, reason=str(error))
-            await asyncio.sleep(retry_seconds)
+            await asyncio.sleep(RETRY_SECONDS)

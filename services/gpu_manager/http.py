@@ -25,53 +25,42 @@ from services.gpu_manager.publish import record
 def routes(manager: Manager, policy: GuardedPolicy, memory: HostMemory) -> list[web.RouteDef]:
     """The routes under ``/v1``."""
 
-    async def seats(_: web.Request) -> web.Response:
+    def recovered() -> NodeState:
         if not manager.node.recovered:
-            raise ApiError(503, "not_ready", "the manager has just started")
+            raise ApiError(503, "not_ready", "the manager has just started and reads its seats; ask again")
+        return manager.node
+
+    async def seats(_: web.Request) -> web.Response:
+        node = recovered()
         await manager.receive(RouterAskedOverHttp())  # before the answer is made: a drain that begins now waits for it
         await manager.until_recorded()
-        node, now = manager.node, manager.now()
+        now = manager.now()
         owned = [seat for seat in node.seats.values() if seat.state is not SeatState.FREE]
         records = [record(node, seat, now).model_dump(mode="json") for seat in owned]
         texts = {name: group.why for name, group in node.groups.items() if group.why}
         return web.json_response({"seats": records, "why": texts})
 
     async def reasons(_: web.Request) -> web.Response:
-        if not manager.node.recovered:
-            raise ApiError(503, "not_ready", "the manager has just started")
-        body = why_answer(manager.node, policy, manager.now()) | {"unread": manager.unread}
+        body = why_answer(recovered(), policy, manager.now()) | {"unread": manager.unread}
         with contextlib.suppress(OSError):
             body["note"] = GpuFaults.read(manager.gate.run_dir).note
             body.setdefault("host_memory", {})["available_bytes"] = await memory.free_bytes()
         return web.json_response(body)
 
-    return [web.get("/v1/seats", seats), web.get("/v1/why", reasons), pod_route(manager), stop_route(manager)]
-
-
-def pod_route(manager: Manager) -> web.RouteDef:
-    """``GET /v1/pods/<uid>``: the seat's record, for the pod's ``kyb-probe`` and for the check before an uninstall.
-
-    404: no seat of this node belongs to this pod; 503: not known yet.
-    """
-
     async def pod(request: web.Request) -> web.Response:
-        node, uid = manager.node, request.match_info["uid"]
+        """The seat's record, for the pod's ``kyb-probe`` and for the check before an uninstall. 404: no seat of this
+        node belongs to this pod; 503: not known yet."""
+        uid = request.match_info["uid"]
         await manager.until_recorded()
-        if not node.recovered:
-            raise ApiError(503, "not_ready", "the manager has just started and reads its seats; ask again")
+        node = recovered()
         for seat in node.seats.values():
             if seat.pod is not None and seat.pod.uid == uid and seat.state is not SeatState.FREE:
                 return web.json_response(record(node, seat, manager.now()).model_dump(mode="json"))
         raise ApiError(404, "not_found", f"no seat of node {node.name} belongs to pod {uid}")
 
-    return web.get("/v1/pods/{uid}", pod)
-
-
-def stop_route(manager: Manager) -> web.RouteDef:
-    """``GET /v1/pods/<uid>/stop``, for the preStop hook of an engine: ``wait`` is true while kubelet should not signal
-    it yet, since its deletion has not been seen (``deleted``) or the checkpointer ends its processes."""
-
     async def stop(request: web.Request) -> web.Response:
+        """For the preStop hook of an engine: ``wait`` is true while kubelet should not signal it yet, since its
+        deletion has not been seen (``deleted``) or the checkpointer ends its processes."""
         uid = request.match_info["uid"]
         seat = next((s for s in manager.node.seats.values() if s.pod is not None and s.pod.uid == uid), None)
         waits = seat is not None and seat.facts.alive
@@ -80,7 +69,8 @@ def stop_route(manager: Manager) -> web.RouteDef:
             waits = waits and seat.ended_here is not False
         return web.json_response({"wait": waits, "deleted": deleted})
 
-    return web.get("/v1/pods/{uid}/stop", stop)
+    shown = {"seats": seats, "why": reasons, "pods/{uid}": pod, "pods/{uid}/stop": stop}
+    return [web.get(f"/v1/{path}", handler) for path, handler in shown.items()]
 
 
 # --- why --------------------------------------------------------------------------------------------------------------

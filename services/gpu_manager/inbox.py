@@ -28,8 +28,7 @@ class BoardInbox:
     answered as busy.
     """
 
-    def __init__(self, *, levels: int = LEVELS, others: int = OTHERS) -> None:
-        self._most_levels, self._most_others = levels, others
+    def __init__(self) -> None:
         self._queue: OrderedDict[int, tuple[object, Reply | None, float]] = OrderedDict()
         self._levels: deque[int] = deque()
         """Keys of the levels that wait, oldest first."""
@@ -50,7 +49,7 @@ class BoardInbox:
         self._arrived.set()
         if isinstance(message, _Level):  # (1)
             self._levels.append(self._last)
-            if len(self._levels) > self._most_levels:
+            if len(self._levels) > LEVELS:
                 self._drop_level()
         elif isinstance(message, JobProgress):  # (2)
             self._queue.pop(self._statuses.pop(message.status.op, 0), None)
@@ -60,7 +59,7 @@ class BoardInbox:
     async def receive(self, message: object) -> None:
         """Add a message. One that must not be lost waits here for room."""
         if not isinstance(message, _Level):
-            while len(self._queue) - len(self._levels) >= self._most_others:
+            while len(self._queue) - len(self._levels) >= OTHERS:
                 self._taken.clear()
                 await self._taken.wait()
         self.put(message)

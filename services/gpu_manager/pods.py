@@ -48,11 +48,13 @@ class PodsError(Exception):
 class Pods(Protocol):
     """The owners of the seats. Kubelet limits PodResources for the whole node: ``Pace`` tells when to observe."""
 
-    settled_seconds: float
+    settled_seconds: float = SETTLED_SECONDS
     """Wall: between two observations while nothing is expected to change."""
+    _notify: Callable[[], None]
 
     def on_change(self, notify: Callable[[], None]) -> None:
-        """Call ``notify`` when the node's pods have changed."""
+        """Call ``notify`` when the node's pods have changed, or can be seen again."""
+        self._notify = notify
 
     async def seats(self, prove: Collection[str] = ()) -> Owners:
         """One observation: every container that has a seat, in seat order. Raises PodsError.
@@ -85,20 +87,14 @@ class Pace:
         return False
 
 
-class KubeletPods:
+class KubeletPods(Pods):
     """Pods from kubelet's ``/pods``, which can only be polled: once a second, and another answer is a change."""
-
-    settled_seconds = SETTLED_SECONDS
 
     def __init__(self, kubelet_url: str, pod_resources_socket: Path) -> None:
         self._url = kubelet_url.rstrip("/") + "/pods"
         self._resources = partial(list_pods, pod_resources_socket)
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS))
         self._notify: Callable[[], None] = lambda: None
-
-    def on_change(self, notify: Callable[[], None]) -> None:
-        """Call ``notify`` when ``/pods`` answers something else than before."""
-        self._notify = notify
 
     async def seats(self, prove: Collection[str] = ()) -> Owners:  # noqa: ARG002  (each answer is current)
         """One observation. Raises PodsError."""
@@ -145,28 +141,22 @@ def _items(text: bytes, url: str) -> list[Any]:
     return items
 
 
-class ApiServerPods:
+class ApiServerPods(Pods):
     """Pods from the API server by watch, with this pod's service account (``get``, ``list`` and ``watch`` of pods).
 
     An observation needs an open watch, before and after PodResources is read. The local copy may lie behind by the
     events that are on their way; ``docs/dev/decisions/021-pods-by-watch.md`` shows which conclusions that permits.
     """
 
-    settled_seconds = SETTLED_SECONDS
-
     def __init__(self, kube: Kube, node: str, pod_resources_socket: Path, *, wishes: bool) -> None:
         """``wishes``: watch also pods without a node, for their ``kyb.ai/prefer-group``."""
         self._kube, self._resources = kube, partial(list_pods, pod_resources_socket)
         self._own = Mirror(kube, PODS, {"fieldSelector": f"spec.nodeName={node}"}, on_change=self._changed)
         unplaced = {"fieldSelector": "spec.nodeName=,status.phase=Pending"}
-        self._unplaced = Mirror(kube, PODS, unplaced, on_change=self._changed, keep=_wants_group) if wishes else None
+        self._unplaced = Mirror(kube, PODS, unplaced, on_change=self._changed, keep=_prefers_group) if wishes else None
         self._notify: Callable[[], None] = lambda: None
         self._notification: asyncio.TimerHandle | None = None
         self._notified = float("-inf")
-
-    def on_change(self, notify: Callable[[], None]) -> None:
-        """Call ``notify`` at most every EVENTS_SECONDS when pods have changed or their watch is open again."""
-        self._notify = notify
 
     async def seats(self, prove: Collection[str] = ()) -> Owners:
         """One observation. Raises PodsError while the watch is not open."""
@@ -256,10 +246,6 @@ def _seats(entry: pb.PodResources) -> Iterator[str]:
 def _prefers_group(pod: Mapping[str, Any]) -> str:
     """The value of ``kyb.ai/prefer-group``; empty without one."""
     return str((pod["metadata"].get("annotations") or {}).get(PREFER_GROUP, ""))
-
-
-def _wants_group(pod: Mapping[str, Any]) -> bool:
-    return bool(_prefers_group(pod))
 
 
 def _pending(pod: Mapping[str, Any]) -> PendingPod | None:

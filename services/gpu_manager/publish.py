@@ -62,8 +62,8 @@ LOOK_SECONDS = 4.0
 # --- the roster -------------------------------------------------------------------------------------------------------
 
 
-def record(node: NodeState, seat: ManagedSeat, now: Now, riders: dict[str, Any] | None = None) -> SeatRecord:
-    """The seat's row of the roster, as of now; ``riders``: what they show, where it is known."""
+def record(node: NodeState, seat: ManagedSeat, now: Now) -> SeatRecord:
+    """The seat's row of the roster, as of now."""
     pod, time = seat.pod, clock(node, seat, now).as_json(now)
     return SeatRecord(
         node=node.name,
@@ -98,7 +98,7 @@ def record(node: NodeState, seat: ManagedSeat, now: Now, riders: dict[str, Any] 
         failed_until=_failed_until(seat, now),
         fixed=why_immovable(node, seat),
         reported_at=float(now.unix),
-        **(riders or _of_riders(node, seat, now)),
+        **_of_riders(node, seat, now),
     )
 
 
@@ -108,6 +108,11 @@ def _of_riders(node: NodeState, seat: ManagedSeat, now: Now) -> dict[str, Any]:
     known = {name: value for row in rows.values() for name, value in row.items() if name in SeatRecord.model_fields}
     others = {rider: {name: row[name] for name in row.keys() - known.keys()} for rider, row in rows.items()}
     return {**known, "riders": {rider: row for rider, row in others.items() if row}}
+
+
+def _lasting(row: SeatRecord) -> SeatRecord:
+    """A row without what is another one at each look."""
+    return row.model_copy(update={"seq": 0, "reported_at": 0.0, "deadline_at": float(round(row.deadline_at))})
 
 
 def _failed_until(seat: ManagedSeat, now: Now) -> float:
@@ -128,18 +133,15 @@ class RosterWriter:
         node: NodeState,
         receive: Callable[[object], Awaitable[None]],
         until_recorded: Callable[[], Awaitable[None]],
-        *,
-        compare_seconds: float = COMPARE_SECONDS,
     ) -> None:
         self._bus, self._now, self._node, self._receive = bus, now, node, receive
-        self._until_recorded, self._compare_seconds = until_recorded, compare_seconds
+        self._until_recorded = until_recorded
         self._dirty: dict[str, float] = {}
         """Seats whose rows are out of date, and when each is written at the latest, in the loop's time."""
         self._written: dict[str, bytes | None] = {}
         """What each key of this node should hold, as far as it was written; None: nothing."""
-        self._blocked: dict[str, tuple[object, ...]] = {}
-        """What was written and changes without an event: why a seat is blocked, what riders show, the deadline of
-        its state, unix seconds, and what has failed."""
+        self._rows: dict[str, SeatRecord] = {}
+        """By seat: what was written; it may also change without an event."""
         self._seq = 0
         """The highest of the rows that were written."""
         self._wake = asyncio.Event()
@@ -159,17 +161,10 @@ class RosterWriter:
             self.changed(seat)
 
     def refresh(self) -> None:
-        """Mark the rows whose reason for being blocked has changed, or the deadline of whose state."""
+        """Mark the rows that have changed without an event, such as by a reason for being blocked."""
         now = self._now()
         for seat in self._node.seats.values():
-            if (
-                obstacles.blocked(self._node, seat, now),
-                _of_riders(self._node, seat, now),
-                round(clock(self._node, seat, now).as_json(now)["deadline_at"] or 0),
-                seat.durable.failed.text(seat.name),
-                _failed_until(seat, now),
-                seat.told,
-            ) != self._blocked.get(seat.id):
+            if _lasting(record(self._node, seat, now)) != self._rows.get(seat.id):
                 self.changed(seat.id)
 
     def rows(self) -> tuple[int, int] | None:
@@ -224,10 +219,8 @@ class RosterWriter:
         await self._until_recorded()
         del self._dirty[seat]
         of = self._node.seats[seat]
-        now = self._now()
-        riders = _of_riders(self._node, of, now)
-        state, row = of.state, record(self._node, of, now, riders)
-        self._blocked[seat] = row.blocked, riders, round(row.deadline_at), row.failed, row.failed_until, row.reason
+        state, row = of.state, record(self._node, of, self._now())
+        self._rows[seat] = _lasting(row)
         try:
             if state is SeatState.FREE and not row.drained:  # a drained node without pods is still known by its rows
                 self._written[row.key] = None
@@ -254,11 +247,11 @@ class RosterWriter:
         read back what was written, and replace what another client wrote."""
         node, compared = slug(self._node.name), time.monotonic()
         while True:
-            await asyncio.sleep(to_beat(min(LOOK_SECONDS, self._compare_seconds)))
+            await asyncio.sleep(to_beat(min(LOOK_SECONDS, COMPARE_SECONDS)))
             try:
                 bucket = await self._bus.bucket(BUCKET)
                 expected = dict(self._written)  # before reading: what is written meanwhile is no difference
-                if time.monotonic() >= compared + self._compare_seconds:
+                if time.monotonic() >= compared + COMPARE_SECONDS:
                     compared = time.monotonic()  # also of a read that fails: meanwhile rows may vanish
                     found = {entry.key: entry.value for entry in await bucket.entries(node)}
                 else:

@@ -73,7 +73,6 @@ class Neighbours:
     kube: Kube | None
     """None: not in a cluster."""
     node: str
-    seconds: float = CHECK_SECONDS
     conflict: str | None = None
     """Which component advertises these GPUs, and the remedy; None: none, as far as is known."""
     unchecked: str | None = "not checked yet"
@@ -83,7 +82,7 @@ class Neighbours:
     """The first check is over, whatever its result."""
 
     async def watch(self) -> NoReturn:
-        """Check now, after each change of the Node and of its ResourceSlices, and every ``seconds``."""
+        """Check now, after each change of the Node and of its ResourceSlices, and now and then."""
         async with asyncio.TaskGroup() as group:
             mirrors = self._mirrors()
             for mirror in mirrors:
@@ -91,7 +90,7 @@ class Neighbours:
             while True:
                 self._changed.clear()
                 await self._check(*mirrors)
-                await wait_for(self._changed, self.seconds)
+                await wait_for(self._changed, CHECK_SECONDS)
 
     def _mirrors(self) -> tuple[Mirror, ...]:
         if self.kube is None:

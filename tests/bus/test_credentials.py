@@ -158,10 +158,10 @@ async def test_both_ends_of_tls_are_verified(tls_server: NatsServer, pki: Path) 
         await bus.flush()
     stranger = Credentials("init", None, pki / "other.crt", pki / "client.crt")
     with pytest.raises(BusDownError, match=r"no TLS with NATS.*certificate verify failed.*check the files"):
-        await init(tls_server.url, credentials=stranger, timeout=2)
+        await init(tls_server.url, credentials=stranger)
     anonymous = Credentials("init", None, pki / "ca.crt")
     with pytest.raises(BusDownError):
-        await init(tls_server.url, credentials=anonymous, timeout=2)
+        await init(tls_server.url, credentials=anonymous)
 
 
 async def test_who_has_an_authority_speaks_to_no_server_without_tls(tmp_path: Path, pki: Path) -> None:

@@ -216,12 +216,15 @@ async def test_refused_credentials_end_the_bus(tmp_path: Path) -> None:
             await within(bus.until_connected())
 
 
-async def test_a_watch_that_missed_a_change_is_found_and_healed(server: NatsServer) -> None:
+async def test_a_watch_that_missed_a_change_is_found_and_healed(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_bucket, "COMPARE_SECONDS", 0.1)
     await init(server.url)
     raw = await nats.connect(server.url)
     js = raw.jetstream()
     with structlog.testing.capture_logs() as logs:
-        async with NatsBus(server.url, source="test", name="test", compare_seconds=0.1).opened() as bus:
+        async with NatsBus(server.url, source="test", name="test").opened() as bus:
             await within(bus.until_connected())
             bucket = await bus.bucket("kyb_seats")
             async with bucket.watch() as entries:
@@ -311,7 +314,7 @@ async def test_init_brings_an_older_stream_up_to_date(server: NatsServer) -> Non
 async def test_init_says_that_no_server_answers(server: NatsServer) -> None:
     await server.stop()
     with pytest.raises(BusDownError, match="is it running"):
-        await init(server.url, timeout=1)
+        await init(server.url)
 
 
 async def test_the_answer_of_another_version_may_have_more_fields(server: NatsServer) -> None:

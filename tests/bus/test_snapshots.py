@@ -121,8 +121,11 @@ async def test_an_empty_bucket_and_one_with_nothing_but_deleted_keys_are_empty(b
     assert bus.troubles["incomplete"] == 0
 
 
-async def test_what_arrives_faster_than_it_is_read_waits_within_a_limit_and_the_run_still_ends() -> None:
-    run = Run("$KV.kyb_seats.", AsyncMock(), limit=2)
+async def test_what_arrives_faster_than_it_is_read_waits_within_a_limit_and_the_run_still_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nats_bucket, "AT_ONCE", 2)
+    run = Run("$KV.kyb_seats.", AsyncMock())
     for _ in range(2):
         await within(run.receive(Msg(None)))  # type: ignore[arg-type]
     waiting = asyncio.create_task(run.receive(Msg(None)))  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ ASK_SECONDS = 30.0
 IMPATIENT = """
 from kybernate import lifecycle
 from services.checkpointer.__main__ import main
-lifecycle.alone.__wrapped__.__kwdefaults__["patience_seconds"] = 0.1
+lifecycle.PREDECESSOR_SECONDS = 0.1
 main()
 """
 """A checkpointer that does not wait for its predecessor."""

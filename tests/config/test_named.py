@@ -9,7 +9,7 @@ from kybernate.config import ConfigError, HealthConfig, load, load_all, names
 from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.http.server import HttpServer
 from kybernate.kube import Kube
-from kybernate.node.config import load_by_label
+from kybernate.node import config as node_config
 from kybernate.topology import plan
 
 PLAIN = "profiles:\n  - {name: one, resource: kyb.ai/one, groupSize: 1, seatsPerGroup: 4}\n"
@@ -134,9 +134,11 @@ def test_every_placement_is_accepted(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize(("labels", "resource"), [({"kyb.ai/config": "a100"}, "kyb.ai/two"), ({}, "kyb.ai/one")])
 async def test_the_nodes_label_decides_and_an_absent_api_server_is_waited_for(
-    tmp_path: Path, labels: dict[str, str], resource: str
+    tmp_path: Path, labels: dict[str, str], resource: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A guess would give this node the groups of another."""
+    monkeypatch.setattr(node_config, "RETRY_SECONDS", 0.01)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     asked = []
 
     async def node(request: web.Request) -> web.Response:
@@ -152,7 +154,7 @@ async def test_the_nodes_label_decides_and_an_absent_api_server_is_waited_for(
     async with HttpServer(app, "127.0.0.1", 0) as server:
         kube = Kube(server.url, tmp_path / "account")
         try:
-            config = await load_by_label(two(tmp_path), "n1", kube, retry_seconds=0.01)
+            config = await node_config.load_now(two(tmp_path), "n1", kube)
         finally:
             await kube.close()
     assert config.resources == (resource,)

@@ -8,12 +8,12 @@ from aiohttp import web
 from kybernate.http.server import HttpServer
 from kybernate.http_api import errors
 from kybernate.messages import JobReply, ReleaseJob
-from kybernate.node.host_memory import KernelMemory
+from kybernate.node.host_memory import HostMemory
 from kybernate.node.run_files import GpuFaults
 from kybernate.policy import KybBalanced
 from services.gpu_manager.core.inputs import JobAnswered, Now
 from services.gpu_manager.core.state import NodeState
-from services.gpu_manager.http import pod_route, routes, stop_route
+from services.gpu_manager.http import routes
 from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager
 from services.gpu_manager.publish import GateFiles
@@ -39,11 +39,15 @@ class ReadOnlyManager:
     unread = "PodResources do not answer"
 
 
+def shown(manager: ReadOnlyManager) -> list[web.RouteDef]:
+    return routes(cast(Manager, manager), GuardedPolicy("kyb-balanced", KybBalanced()), HostMemory())
+
+
 async def test_what_the_seat_of_a_pod_does(world: World) -> None:
     seat = world.seat(0, 0)
     world.serve(seat, "m")
     app = web.Application(middlewares=[errors])
-    app.add_routes([pod_route(cast(Manager, ReadOnlyManager(world)))])
+    app.add_routes(shown(ReadOnlyManager(world)))
     async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
 
         async def ask(uid: str) -> tuple[int, dict[str, object]]:
@@ -61,8 +65,7 @@ async def test_what_the_seat_of_a_pod_does(world: World) -> None:
 async def test_what_the_plugin_found_about_the_node_is_beside_its_groups(world: World, tmp_path: Path) -> None:
     GpuFaults(note="no container starts by kyb-run here").write(tmp_path)
     app = web.Application(middlewares=[errors])
-    manager = cast(Manager, ReadOnlyManager(world, GateFiles(tmp_path)))
-    app.add_routes(routes(manager, GuardedPolicy("kyb-balanced", KybBalanced()), KernelMemory()))
+    app.add_routes(shown(ReadOnlyManager(world, GateFiles(tmp_path))))
     async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
         answer = await http.get(f"{server.url}/v1/why")
         found = await answer.json()
@@ -79,7 +82,7 @@ async def test_b8_kubelet_waits_for_a_deleted_pod_while_the_checkpointer_ends_it
     seat = world.seat(0, 0)
     world.serve(seat, "m")
     app = web.Application()
-    app.add_routes([stop_route(cast(Manager, ReadOnlyManager(world)))])
+    app.add_routes(shown(ReadOnlyManager(world)))
     async with HttpServer(app, "127.0.0.1", 0) as server, aiohttp.ClientSession() as http:
 
         async def ask(uid: str = "uid-m") -> tuple[bool, bool]:

@@ -16,7 +16,7 @@ from tests.until import until
 IMPATIENT = """
 from kybernate import lifecycle
 from services.gpu_manager.__main__ import main
-lifecycle.alone_in_both.__wrapped__.__kwdefaults__["patience_seconds"] = 0.1
+lifecycle.PREDECESSOR_SECONDS = 0.1
 main()
 """
 """A manager that does not wait for its predecessor."""

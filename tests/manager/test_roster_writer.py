@@ -34,13 +34,11 @@ async def recorded() -> None:
 
 
 @asynccontextmanager
-async def writing(
-    world: World, bus: Bus | None = None, *, seconds: float = publish.COMPARE_SECONDS
-) -> AsyncIterator[tuple[Bucket, RosterWriter]]:
-    """The roster of this world's board, compared every so many seconds."""
+async def writing(world: World, bus: Bus | None = None) -> AsyncIterator[tuple[Bucket, RosterWriter]]:
+    """The roster of this world's board."""
     async with AsyncExitStack() as stack:
         bus = bus or await stack.enter_async_context(MemoryBus.connect(MemoryServer()))
-        writer = RosterWriter(bus, lambda: world.now, world.node, ignore, recorded, compare_seconds=seconds)
+        writer = RosterWriter(bus, lambda: world.now, world.node, ignore, recorded)
         writer.all_changed()
         task = asyncio.create_task(writer.run())
         try:
@@ -74,12 +72,13 @@ async def until_state(bucket: Bucket, key: str, wanted: SeatState | None) -> Non
     await until(reached, what=f"the row of {key} is {wanted}")
 
 
-async def test_what_another_one_wrote_is_replaced_and_logged(world: World) -> None:
+async def test_what_another_one_wrote_is_replaced_and_logged(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "COMPARE_SECONDS", 0.02)
     seat, free = world.seat(0, 0), world.seat(0, 1)
     world.serve(seat, "m")
     node = world.node.name
     key, unused, strange = seat_key(node, seat), seat_key(node, free), seat_key(node, "unknown")
-    async with writing(world, seconds=0.02) as (bucket, _):
+    async with writing(world) as (bucket, _):
         await until_state(bucket, key, SeatState.ACTIVE)
         other = seat_key("another-node", "s1")
         record = SeatRecord(node="another-node", seat="s1", state=SeatState.PARKED)
@@ -120,12 +119,13 @@ async def test_rows_that_a_purge_took_are_written_again_within_seconds(world: Wo
                 assert key in await bucket.keys(world.node.name)
 
 
-async def test_a_change_under_way_is_no_difference(world: World) -> None:
+async def test_a_change_under_way_is_no_difference(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "COMPARE_SECONDS", 0.02)
     seat = world.seat(0, 0)
     world.serve(seat, "m")
     key = seat_key(world.node.name, seat)
     with structlog.testing.capture_logs() as logs:
-        async with writing(world, seconds=0.02) as (bucket, _):
+        async with writing(world) as (bucket, _):
             await until_state(bucket, key, SeatState.ACTIVE)
             strange = seat_key(world.node.name, "unknown")
             await bucket.put(strange, b"{}")  # once it is gone, the whole roster was compared

@@ -14,8 +14,11 @@ from aiohttp import web
 
 from kybernate.http.server import HttpServer
 from kybernate.messages import CommandReply, JobProgress, JobStatus, PinSeat, Presence, TrafficSignal
+from kybernate.node.host_memory import HostMemory
+from kybernate.policy import KybBalanced
 from kybernate.roster import BUCKET, SeatRecord
 from kybernate.seat import SeatState as S
+from services.gpu_manager import inbox as inbox_module
 from services.gpu_manager import manager as manager_module
 from services.gpu_manager.core.inputs import (
     BusChanged,
@@ -25,9 +28,10 @@ from services.gpu_manager.core.inputs import (
     Tick,
 )
 from services.gpu_manager.core.state import Effect
-from services.gpu_manager.http import pod_route
+from services.gpu_manager.http import routes
 from services.gpu_manager.inbox import BoardInbox
 from services.gpu_manager.ledger import Ledger
+from services.gpu_manager.live_policy import GuardedPolicy
 from services.gpu_manager.manager import Manager
 from tests.manager.test_ledger import calls, runs, with_a_pod
 from tests.manager.world import World, booted
@@ -78,7 +82,7 @@ async def test_while_the_disk_hangs_the_loop_goes_on_and_nothing_unrecorded_leav
 
         await until(waits, what="the roster has the seat")
         app = web.Application()
-        app.add_routes([pod_route(manager)])
+        app.add_routes(routes(manager, GuardedPolicy("kyb-balanced", KybBalanced()), HostMemory()))
         async with (
             HttpServer(app, "127.0.0.1", 0) as server,
             aiohttp.ClientSession() as http,
@@ -265,8 +269,11 @@ async def everything(inbox: BoardInbox) -> list[object]:
     return [(await inbox.get())[0] for _ in range(len(inbox))]
 
 
-async def test_the_oldest_levels_are_dropped_and_counted_and_a_job_keeps_its_last_status() -> None:
-    inbox = BoardInbox(levels=2)
+async def test_the_oldest_levels_are_dropped_and_counted_and_a_job_keeps_its_last_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inbox_module, "LEVELS", 2)
+    inbox = BoardInbox()
     sent = [signal(1), status("a", 1), signal(2), status("b", 1), BusChanged(False), signal(3), status("a", 2)]
     for message in sent:
         await inbox.receive(message)
@@ -275,8 +282,11 @@ async def test_the_oldest_levels_are_dropped_and_counted_and_a_job_keeps_its_las
     assert inbox.dropped == 1
 
 
-async def test_a_message_that_must_not_be_lost_waits_for_room_and_levels_do_not() -> None:
-    inbox = BoardInbox(others=2)
+async def test_a_message_that_must_not_be_lost_waits_for_room_and_levels_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inbox_module, "OTHERS", 2)
+    inbox = BoardInbox()
     first, second, third = (DrainAnnounced(seat, 1) for seat in "abc")
     await inbox.receive(first)
     await inbox.receive(second)
@@ -292,8 +302,12 @@ async def test_a_message_that_must_not_be_lost_waits_for_room_and_levels_do_not(
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_in_any_order_of_senders_only_levels_and_replaced_statuses_are_lost(seed: int) -> None:
-    chance, inbox = random.Random(seed), BoardInbox(levels=5, others=3)
+async def test_in_any_order_of_senders_only_levels_and_replaced_statuses_are_lost(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox_module, "LEVELS", 5)
+    monkeypatch.setattr(inbox_module, "OTHERS", 3)
+    chance, inbox = random.Random(seed), BoardInbox()
     answers = [DrainAnnounced(str(number), 1) for number in range(60)]
     got: list[object] = []
 

@@ -1,6 +1,7 @@
 """Other components that advertise the node's GPUs, as an API server shows them; and a second plugin on one node."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from kybernate.kube import Kube, KubeError, in_cluster
+from services.plugin import coexistence
 from services.plugin.coexistence import NODES, SLICES, Neighbours, conflict
 from tests.kube.api_server import ApiServer, api_server
 from tests.kubelet.stand import running_kubelet, short_folder
@@ -70,8 +72,10 @@ def cluster(**allocatable: str) -> ApiServer:
 
 @asynccontextmanager
 async def checking(folder: Path, server: ApiServer) -> AsyncIterator[Neighbours]:
-    async with api_server(folder, server) as (_, kube):
-        neighbours = Neighbours(kube, "node-0", seconds=0.05)
+    async with api_server(folder, server) as (_, kube), contextlib.AsyncExitStack() as stack:
+        often = stack.enter_context(pytest.MonkeyPatch.context())
+        often.setattr(coexistence, "CHECK_SECONDS", 0.05)
+        neighbours = Neighbours(kube, "node-0")
         task = asyncio.create_task(neighbours.watch())
         try:
             await asyncio.wait_for(neighbours.checked.wait(), PATIENCE)

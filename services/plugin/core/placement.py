@@ -120,7 +120,10 @@ class GroupRelations:
         every = tuple(groups)
         # Two MIG instances of one GPU share its faults, and do not overlap.
         members = {group.name: frozenset(group.uuids) for group in every}
-        nodes = {group.name: _numa_nodes(group) for group in every}
+        nodes = {
+            group.name: tuple(sorted({gpu.numa_node for gpu in group.gpus if gpu.numa_node is not None}))
+            for group in every
+        }
         return cls(
             overlapping={
                 a.name: tuple(b.name for b in every if b is not a and members[a.name] & members[b.name]) for a in every
@@ -147,10 +150,6 @@ def _pair_distance(link: Link | None) -> tuple[int, int]:
 
 def _near(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
     return not a or not b or not set(a).isdisjoint(b)
-
-
-def _numa_nodes(group: Group) -> tuple[int, ...]:
-    return tuple(sorted({gpu.numa_node for gpu in group.gpus if gpu.numa_node is not None}))
 
 
 @dataclass

@@ -81,7 +81,7 @@ class Engine:
 
     async def load(self) -> None:
         """Load the weights, then take the memory. Raises DriverError or CudaError when there is no room."""
-        await self._clock.sleep(self.options.load_seconds)
+        await asyncio.sleep(self._clock.to_wall(self.options.load_seconds))
         await self._vram.take()
         if self.llama is not None:
             await self.llama.load()
@@ -223,7 +223,7 @@ class Engine:
 
     async def reload(self) -> None:
         """Read the weights again."""
-        await self._clock.sleep(self.options.load_seconds)
+        await asyncio.sleep(self._clock.to_wall(self.options.load_seconds))
         self.garbled = False
 
     def _lies(self, lie: Lie) -> bool:
@@ -241,7 +241,7 @@ class Engine:
         await asyncio.Event().wait()
 
     async def _give_later(self, parts: list[str]) -> None:
-        await self._clock.sleep(LATE_SECONDS)
+        await asyncio.sleep(self._clock.to_wall(LATE_SECONDS))
         await self._vram.give(parts)
 
     async def _compute(self, model_seconds: float, aborted: asyncio.Event | None = None) -> None:

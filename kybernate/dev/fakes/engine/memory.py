@@ -213,7 +213,7 @@ class Vram:
     async def give(self, parts: Iterable[str]) -> None:
         """Give parts back."""
         parts = [part for part in parts if part not in self.given]
-        await self._clock.sleep(self._seconds(parts))
+        await asyncio.sleep(self._clock.to_wall(self._seconds(parts)))
         for part in parts:
             self.given.add(part)
             for gpu, count in self._parts[part].items():
@@ -225,7 +225,7 @@ class Vram:
         parts = [part for part in parts if part in self.given]
         await self._alloc(parts)
         self.given.difference_update(parts)
-        await self._clock.sleep(self._seconds(parts))
+        await asyncio.sleep(self._clock.to_wall(self._seconds(parts)))
 
     @asynccontextmanager
     async def computing(self, request: str) -> AsyncIterator[None]:
