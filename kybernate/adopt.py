@@ -49,11 +49,6 @@ def adopt(service: Mapping[str, Any], others: Sequence[Mapping[str, Any]], route
     return draft.manifest, _notes(sorted(set(models)), keys="KYB_API_KEYS_FILE" in settings)
 
 
-def is_adopted(service: Mapping[str, Any]) -> bool:
-    """Whether ``adopt`` changed the Service."""
-    return RECORD in (service["metadata"].get("annotations") or {})
-
-
 def was_taken_back(service: Mapping[str, Any]) -> bool:
     """Whether an adopted Service leads to its engines again, because its own manifest was applied, or selects no pods
     any more."""

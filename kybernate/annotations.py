@@ -148,16 +148,16 @@ def _number(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
-def _word(text: str) -> str:
-    if not (text.strip() == text != "" and text.isprintable() and len(text) <= LONGEST_NAME):
-        raise ValueError
-    return text
+def _that(fits: Callable[[str], object]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if not fits(text):
+            raise ValueError
+        return text
+
+    return read
 
 
-def _file_name(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", text):
-        raise ValueError
-    return text
+_word = _that(lambda text: text.strip() == text != "" and text.isprintable() and len(text) <= LONGEST_NAME)
 
 
 def _slo(text: str) -> float:
@@ -166,12 +166,6 @@ def _slo(text: str) -> float:
     if not 0 < (seconds := parse_seconds(text)) <= MOST_SECONDS:
         raise ValueError
     return seconds
-
-
-def _backend(text: str) -> str:
-    if text not in BACKENDS:
-        raise ValueError
-    return text
 
 
 def _vram(text: str) -> int:
@@ -192,10 +186,15 @@ def _one_of(words: Mapping[str, bool]) -> Callable[[str], bool]:
 _FLAG = _one_of({"true": True, "false": False}), "is neither true nor false", 'write "true" or "false"'
 _IN_SECONDS = 'write seconds, such as "20s" or "500ms", at most a day'
 PARSERS: Mapping[str, tuple[str, Callable[[str], object], str, str]] = {
-    BACKEND: ("backend", _backend, "is not a way of parking", f"write one of {', '.join(BACKENDS)}"),
+    BACKEND: (
+        "backend",
+        _that(BACKENDS.__contains__),
+        "is not a way of parking",
+        f"write one of {', '.join(BACKENDS)}",
+    ),
     ENGINE_KEY: (
         "engine_key",
-        _file_name,
+        _that(re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*").fullmatch),
         "is not the name of a key",
         "write NAME of the file NAMESPACE.NAME in KYB_ENGINE_KEYS_DIR",
     ),

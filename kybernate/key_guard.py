@@ -60,7 +60,9 @@ class KeyGuard:
         def guard(handler: Handler) -> Handler:
             async def guarded(request: web.Request) -> web.StreamResponse:
                 with self.admitted(request, scopes):
-                    request[_CAUSE] = self._cause(request.headers)
+                    given = cause_of(request.headers)
+                    is_key = self.carries_key(b"x-request-id", given.encode("utf-8", "surrogateescape"))
+                    request[_CAUSE] = random_id() if is_key else given
                     return await handler(request)
 
             return guarded if self._path is not None else handler
@@ -108,10 +110,6 @@ class KeyGuard:
         if found is None and (found := self._keys.get(digest_of(token))) is not None:
             self._seen[token] = found
         return found
-
-    def _cause(self, headers: Mapping[str, str]) -> str:
-        given = cause_of(headers)
-        return random_id() if self.carries_key(b"x-request-id", given.encode("utf-8", "surrogateescape")) else given
 
     def applied(self, file: KeyFile) -> None:
         """Take the keys of a file that has changed."""

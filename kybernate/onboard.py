@@ -179,7 +179,8 @@ def onboard(manifest: Mapping[str, Any], model: str = "", resource: str = "") ->
     resource = resource or f"{PREFIX}gpu-{count}x-seat"
     backend, notes = _backend(engine, line)
     given = _option(line, ("--port", "-p"))
-    port = given or _declared_port(container) or str(engine.port)
+    declared = list(container.get("ports") or ())
+    port = given or (str(declared[0]["containerPort"]) if len(declared) == 1 else str(engine.port))
     if not port.isdecimal():
         raise OnboardError(f"{name}: its port is {port!r}; write a number, which the pod's annotation needs, too")
     draft = Draft(manifest)
@@ -365,11 +366,6 @@ def gpus_of(container: Mapping[str, Any]) -> int:
     resources = container.get("resources") or {}
     asked = [int((resources.get(part) or {}).get(GPU, 0)) for part in ("limits", "requests")]
     return max(asked)
-
-
-def _declared_port(container: Mapping[str, Any]) -> str:
-    ports = list(container.get("ports") or ())
-    return str(ports[0]["containerPort"]) if len(ports) == 1 else ""
 
 
 def _backend(engine: Engine, line: Sequence[str]) -> tuple[str, list[str]]:

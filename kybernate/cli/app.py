@@ -137,14 +137,15 @@ def why(
     ] = False,
 ) -> None:
     """Show why each group is as it is: the policy's last reason, and the numbers that it saw."""
-    from kybernate.cli.history import show_last_switch, show_request
+    from kybernate.cli.history import show_last_switch, story_lines
     from kybernate.cli.show import select_why, why_lines
 
     if (name == "request") != bool(request):
         raise CliError("write kyb why request ID, or one group, seat or model: kyb why NAME", 2)
     api = Console.found()
     if request:
-        show_request(api, request)
+        story = api.request(request)
+        answer(story, "\n".join(story_lines(story)))
         return
     if last_switch:
         show_last_switch(api, name)
@@ -156,22 +157,15 @@ def why(
 SeatWait = Annotated[bool, typer.Option("--wait", help="Until it is so, at most 15 min.")]
 
 
-@app.command(epilog="Example: kyb activate qwen3-32b --wait")
-def activate(name: SeatArgument, wait: SeatWait = False) -> None:
-    """Bring a seat to VRAM."""
-    operations.command_seat("activate", name, wait)
+def _add_seat_command(verb: str, example: str, text: str) -> None:
+    @app.command(verb, help=text, epilog=f"Example: kyb {verb} {example}")
+    def command(name: SeatArgument, wait: SeatWait = False) -> None:
+        operations.command_seat(verb, name, wait)
 
 
-@app.command(epilog="Example: kyb park seat/1x-ba35c1.s00")
-def park(name: SeatArgument, wait: SeatWait = False) -> None:
-    """Take a seat out of VRAM."""
-    operations.command_seat("park", name, wait)
-
-
-@app.command(epilog="Example: kyb pin model/qwen3-32b")
-def pin(name: SeatArgument, wait: SeatWait = False) -> None:
-    """Keep a seat active until it is unpinned."""
-    operations.command_seat("pin", name, wait)
+_add_seat_command("activate", "qwen3-32b --wait", "Bring a seat to VRAM.")
+_add_seat_command("park", "seat/1x-ba35c1.s00", "Take a seat out of VRAM.")
+_add_seat_command("pin", "model/qwen3-32b", "Keep a seat active until it is unpinned.")
 
 
 @app.command(epilog="Example: kyb unpin model/qwen3-32b")

@@ -76,7 +76,11 @@ def keys(
     """Make the missing keys, one per role, and the server's list of keys with their rights."""
     if (out is None) == (secret is None):
         raise CliError("name the target: --out DIR, or --secret NAME", 2)
-    rotated = _role(rotate) if rotate is not None else None
+    from kybernate.bus.rights import Role
+
+    if rotate is not None and rotate not in set(Role):
+        raise CliError(f"there is no role {rotate!r}; there are {', '.join(Role)}", 2)
+    rotated = Role(rotate) if rotate is not None else None
     if out is not None:
         from kybernate.bus.keys import write
         from kybernate.bus.port import BusError
@@ -116,15 +120,6 @@ def _credentials(role: "Role") -> "Credentials":
 
     files = {name: os.environ.get(name, "") for name in os.environ if re.fullmatch(rf"{PREFIX}NATS_\w+_FILE", name)}
     return Settings.from_env(files).credentials(role)
-
-
-def _role(name: str) -> "Role":
-    from kybernate.bus.rights import Role
-
-    try:
-        return Role(name)
-    except ValueError:
-        raise CliError(f"there is no role {name!r}; there are {', '.join(Role)}", 2) from None
 
 
 def _print_changes(where: str, changed: tuple[str, ...]) -> None:

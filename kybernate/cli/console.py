@@ -151,12 +151,9 @@ class Console:
         It begins after the event ``last_id``, else with those since then, unix seconds, else with the next one; with
         both, the id is looked for first among those since then.
         """
-        connection = self._connection(timeout=None)
-        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {}) | _key()
-        try:
-            path = "/v1/events" if since is None else f"/v1/events?since={since:.3f}"
-            connection.request("GET", self._path(path), headers=headers)
-            answer = connection.getresponse()
+        headers = {"Accept": "text/event-stream"} | ({"Last-Event-ID": last_id} if last_id else {})
+        path = "/v1/events" if since is None else f"/v1/events?since={since:.3f}"
+        with self._answer("GET", path, None, headers, timeout=None) as answer:
             if answer.status != 200:
                 raise self._refusal(answer.status, answer.read())
             yield "", None
@@ -170,21 +167,27 @@ class Console:
                     number = line[3:].strip()
                 elif line.startswith("data:"):
                     data += line[5:].strip()
-        except (OSError, http.client.HTTPException) as error:
-            raise CliError(self._unreachable(error)) from None
-        finally:
-            connection.close()
 
     def _send(self, method: str, path: str, body: object = None) -> tuple[http.client.HTTPResponse, bytes]:
-        connection = self._connection(self.timeout)
-        try:
-            content = None if body is None else json.dumps(body)
-            headers = _key() if body is None else {"Content-Type": "application/json"} | _key()
-            connection.request(method, self._path(path), content, headers)
-            answer = connection.getresponse()
+        content = None if body is None else json.dumps(body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        with self._answer(method, path, content, headers, self.timeout) as answer:
             return answer, answer.read()
+
+    @contextlib.contextmanager
+    def _answer(
+        self, method: str, path: str, content: str | None, headers: dict[str, str], timeout: float | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        parts, headers = urlsplit(self.url), headers | _key()
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=timeout)
+        try:
+            connection.request(method, parts.path.rstrip("/") + path, content, headers)
+            yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise CliError(self._unreachable(error), reason="unreachable") from None
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            text = f"the console at {self.url} does not answer ({why}); is the stack running? (kyb up, or --url)"
+            raise CliError(text, reason="unreachable") from None
         finally:
             connection.close()
 
@@ -197,18 +200,6 @@ class Console:
             return found if isinstance(found, dict) else {}
         except ValueError:
             raise CliError(f"{self.url}{path} does not answer with JSON; is this the Kybernate console?") from None
-
-    def _connection(self, timeout: float | None) -> http.client.HTTPConnection:
-        parts = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        return kind(parts.hostname or "", parts.port, timeout=timeout)
-
-    def _path(self, path: str) -> str:
-        return urlsplit(self.url).path.rstrip("/") + path
-
-    def _unreachable(self, error: Exception) -> str:
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return f"the console at {self.url} does not answer ({why}); is the stack running? (kyb up, or --url)"
 
     def _refusal(self, status: int, data: bytes) -> CliError:
         """Its error text; without one, the beginning of its answer."""

@@ -5,14 +5,11 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kybernate.cli.console import Console, follow_events
-from kybernate.cli.output import CliError, answer, as_json
+from kybernate.cli.output import CliError, as_json
 from kybernate.cli.show import event_line, open_console
-
-if TYPE_CHECKING:
-    pass
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 KEPT_DAYS = 7
@@ -114,17 +111,6 @@ def _of_start(decision: dict[str, Any], events: list[dict[str, Any]]) -> Iterato
                 return
 
 
-def show_request(console: Console, name: str) -> None:
-    """Print the story of one request. Raises CliError."""
-    story = console.request(name)
-    answer(story, "\n".join(story_lines(story)))
-
-
-def _decided(step: dict[str, Any]) -> str:
-    instead = f" in the place of {step['victim_model']}" if step.get("victim_model") else ""
-    return f"decided: {step['decision']} {step.get('model', '')}{instead}"
-
-
 def story_lines(story: dict[str, Any]) -> Iterator[str]:
     """Each step with the seconds since the request arrived, then the seconds of each phase."""
     request = story["request"]
@@ -133,7 +119,8 @@ def story_lines(story: dict[str, Any]) -> Iterator[str]:
     for step in story["steps"]:
         text = str(step["step"])
         if text == "decided":
-            text = _decided(step)
+            instead = f" in the place of {step['victim_model']}" if step.get("victim_model") else ""
+            text = f"decided: {step['decision']} {step.get('model', '')}{instead}"
         elif text == "ended":
             text = f"ended with {step['status']} {step.get('reason', '')}".rstrip()
         elif step.get("model"):

@@ -63,7 +63,8 @@ def seat_tree(
         for group in sorted(groups):
             there = [seat for seat in mine if str(seat.get("group") or seat.get("home_group") or "?") == group]
             title = Text(group, "bold")
-            title.append(f"  {_gpus(there[0].get('gpus') or ())}", "dim")
+            gpus = ", ".join(map(str, there[0].get("gpus") or ()))
+            title.append(f"  {f'GPU {gpus}' if gpus else ''}", "dim")
             if drained := next((seat["drained"] for seat in there if seat.get("drained")), ""):
                 title.append(f"  {drained}", "bold yellow")
             twig = branch.add(title)
@@ -175,11 +176,6 @@ def _gpu_line(gpu: dict[str, Any], now: float) -> Text:
     text = Text(f"{f'GPU {index}' if index >= 0 else gpu.get('gpu')} unhealthy", "bold red")
     text.append(f"  {_age(now - float(gpu.get('since') or now))}", "dim")
     return text.append(f"  {gpu.get('reason')}; no new pods on {groups}")
-
-
-def _gpus(indices: Iterable[int]) -> str:
-    names = [str(index) for index in indices]
-    return f"GPU {', '.join(names)}" if names else ""
 
 
 def _age(seconds: float) -> str:

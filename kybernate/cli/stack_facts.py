@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kybernate.adopt import is_adopted
+from kybernate.adopt import RECORD
 from kybernate.cli.console import Console, find_url, own_stack
 from kybernate.cli.kubectl import kubectl
 from kybernate.cli.output import CliError
@@ -109,7 +109,8 @@ def read_cluster(resources: Mapping[str, Collection[str]]) -> ClusterFacts:
         services = _listed("services", "--all-namespaces")
     except CliError as error:  # not everybody may list them
         unread = str(error)
-    return ClusterFacts(found, tuple(objects), tuple(filter(is_adopted, services)), sold, unread_services=unread)
+    adopted = tuple(one for one in services if RECORD in (one["metadata"].get("annotations") or {}))
+    return ClusterFacts(found, tuple(objects), adopted, sold, unread_services=unread)
 
 
 def _listed(*what: str) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ from typer.core import TyperCommand
 
 from kybernate.cli import completion
 from kybernate.cli.console import Console
-from kybernate.cli.local import local_stack
 from kybernate.cli.output import CliError, answer, as_json, shown
+from kybernate.dev.local_stack import local_stack
 from kybernate.dev.topology import topology
 from kybernate.dev.usage import report_app
 from kybernate.local_stack import engine_log, log_lines

@@ -11,8 +11,8 @@ from urllib.request import urlopen
 import typer
 
 from kybernate.cli.console import ANSWER_SECONDS
-from kybernate.cli.local import local_stack
 from kybernate.cli.output import CliError, Commands, answer
+from kybernate.dev.local_stack import local_stack
 from kybernate.sizes import count
 
 if TYPE_CHECKING:

@@ -394,11 +394,6 @@ def _known(facts: StackFacts) -> dict[str, dict[str, Any]]:
     return {seat["seat"]: seat for one in groups for seat in one.get("seats") or () if "seat" in seat}
 
 
-def _rests(seat: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether it serves, is parked, or waits at the start gate for a request."""
-    return seat.get("state") in ("active", "parked") or _called(seat, known) is True
-
-
 def _called(seat: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> bool | None:
     """Whether kubelet has called the start gate for one that only a request starts; None: for another one."""
     stage = known.get(str(seat.get("seat")), {}).get("stage") or {}
@@ -438,7 +433,7 @@ def _seats(facts: StackFacts) -> Iterator[Finding]:
             yield warn("cache", f"{name} was not parked: {seat['reason']}", remedy)
     known = _known(facts)
     owned = [seat for seat in owned if not seat.get("failed")]
-    settled = sum(_rests(seat, known) for seat in owned)
+    settled = sum(seat.get("state") in ("active", "parked") or _called(seat, known) is True for seat in owned)
     groups = [group for node in facts.managers for group in node.get("groups") or ()]
     late = {phase["seat"] for group in groups for phase in group.get("phases") or () if phase.get("late")}
     on_time = [seat for seat in owned if seat.get("state") in _SWITCHING and seat.get("seat") not in late]

@@ -104,7 +104,8 @@ def read_links(nvml: Any, handles: Sequence[Any]) -> tuple[Link, ...]:
     found = []
     for (one, a, ports), (other, b, others) in itertools.combinations(readings, 2):
         count, switched = bonded(ports, others)
-        found.append(Link(a, b, _level(nvml, one, other), count, switched, _p2p(nvml, one, other)))
+        p2p = _answer(nvml, nvml.nvmlDeviceGetP2PStatus, one, other, _P2P_READ) == nvml.NVML_P2P_STATUS_OK
+        found.append(Link(a, b, _level(nvml, one, other), count, switched, bool(p2p)))
     return tuple(found)
 
 
@@ -155,7 +156,3 @@ def _clique(nvml: Any, handle: Any) -> tuple[bytes, int] | None:
 def _level(nvml: Any, a: Any, b: Any) -> PcieLevel:
     ancestor = _answer(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, a, b)
     return _LEVELS.get(ancestor, PcieLevel.SYS)  # some virtual machines do not report it: assume the farthest
-
-
-def _p2p(nvml: Any, a: Any, b: Any) -> bool:
-    return bool(_answer(nvml, nvml.nvmlDeviceGetP2PStatus, a, b, _P2P_READ) == nvml.NVML_P2P_STATUS_OK)

@@ -58,7 +58,7 @@ def merge(
     index = {gpu.uuid: gpu.index for gpu in present}
     gone = {gpu.uuid for gpu in away}
     parts = [*instances, *(part for part in known.instances if part.physical in gone)]
-    pairs = {_pair(link): link for link in (*known.links, *links)}  # the present reading wins
+    pairs = {frozenset((link.a, link.b)): link for link in (*known.links, *links)}  # the present reading wins
     own = tuple(sorted(present, key=lambda gpu: gpu.index))
     own_parts = tuple(
         sorted(
@@ -87,10 +87,6 @@ def _numbered(there: Iterable[Gpu], known: Iterable[Gpu]) -> Iterator[Gpu]:
             number = gpu.index if gpu.index not in taken else next(n for n in count() if n not in taken)
             taken.add(number)
         yield replace(gpu, index=number)
-
-
-def _pair(link: Link) -> tuple[str, str]:
-    return min(link.a, link.b), max(link.a, link.b)
 
 
 def load(state_dir: Path) -> KnownGpus:

@@ -42,7 +42,9 @@ class Rate:
 
     def add(self, time: float, count: float = 1.0) -> None:
         """Count ``count`` events at ``time``."""
-        self._decay(time)
+        if time > self._last:
+            self._sum *= exp(-_LOG2 / self.half_life * (time - self._last))
+            self._last = time
         self._sum += count
 
     def at(self, time: float) -> float:
@@ -52,11 +54,6 @@ class Rate:
         seen = decay * (now - self.since)
         faded = self._sum * exp(-decay * (now - self._last)) * decay
         return faded if seen > _LONG else faded / -expm1(-max(seen, LEAST_SEEN * _LOG2))
-
-    def _decay(self, time: float) -> None:
-        if time > self._last:
-            self._sum *= exp(-_LOG2 / self.half_life * (time - self._last))
-            self._last = time
 
 
 @dataclass(slots=True)

@@ -274,7 +274,8 @@ def _without_demand(view: GroupView, idle_seconds: float, keep_ratio: float) -> 
     holder = min(idle, key=lambda seat: (rate(seat), seat.seat))
     share = rate(holder) / (rate(holder) + coming)
     saved = _saved_by_room(view, holder.park_seconds, own, coming) / coming
-    even = keep_ratio * _break_even(saved, holder.activate_seconds)
+    both = saved + holder.activate_seconds
+    even = keep_ratio * (saved / both if both > 0 else 0.0)  # of the next requests; above it staying pays: P / (P + R)
     numbers = f"{holder.name} gets {share:.0%} of the requests, and keeps its GPUs from {even:.0%} on"
     if share >= even:
         return Stay(FADE_SECONDS, f"no demand; {numbers}")
@@ -341,8 +342,3 @@ def _unused(holder: SeatView) -> float:
     """Seconds for which a holder activated by an operator is still kept for its first request."""
     came_for_nothing = holder.idle_seconds >= holder.active_seconds and not holder.unclaimed
     return _UNUSED_SECONDS - holder.active_seconds if came_for_nothing else 0.0
-
-
-def _break_even(park: float, activate: float) -> float:
-    """The share of the next requests above which staying pays: P / (P + R)."""
-    return park / (park + activate) if park + activate > 0 else 0.0

@@ -56,20 +56,16 @@ def with_orphaned_seats(
         if same is not None:  # (1)
             found[same] = replace(found[same], seat_ids=(*found[same].seat_ids, *seats))
         else:
-            old = _former_group(key, resource, seats, earlier)  # (2)
-            old = old or _rebuilt_group(key, resource, seats, members.get(key, ()), known)  # (3)
+            old = next((group for group in earlier if group.key == key), None)
+            if old is not None:  # (2)
+                old = replace(old, profile=old.profile.model_copy(update={"resource": resource}), seat_ids=seats)
+            else:
+                old = _rebuilt_group(key, resource, seats, members.get(key, ()), known)  # (3)
             if old is None:
                 continue
             found.append(replace(old, name=_free_name(old, {group.name for group in found})))
         kept.update(seats)
     return tuple(found), frozenset(kept)
-
-
-def _former_group(key: str, resource: str, seats: tuple[str, ...], earlier: Iterable[Group]) -> Group | None:
-    group = next((group for group in earlier if group.key == key), None)
-    if group is None:
-        return None
-    return replace(group, profile=group.profile.model_copy(update={"resource": resource}), seat_ids=seats)
 
 
 def _rebuilt_group(

@@ -62,9 +62,10 @@ class History:
             if record is None:
                 text = "it waits still, was served at once, or ended more than a day ago; see kyb why MODEL"
                 raise ApiError(404, "no_record", f"no record of request {name!r}: {text}")
-            since = record.arrived_at - BEFORE_SECONDS
-            events = [event async for event in self._bus.replay(since=since) if _of_story(event, record)]
-        return web.json_response(story(record, events))
+            past, end = self._bus.replay(since=record.arrived_at - BEFORE_SECONDS), record.arrived_at + record.seconds
+            # also of other seats, which may have been in the same switch
+            events = [one async for one in past if one.at <= end and isinstance(one, SeatEvent | GroupDecided)]
+        return web.json_response(story(record, [*events]))
 
     async def requests(self, request: web.Request) -> web.StreamResponse:
         """Return the records of requests that were held or failed and ended since then (unix seconds, an hour ago): the
@@ -181,11 +182,6 @@ def _add(took: dict[str, float], event: SeatEvent | None, until: float, record: 
     seconds = min(until, forwarded) - max(event.at, record.arrived_at)
     if seconds > 0:
         took[f"{event.state} {event.model}"] += seconds
-
-
-def _of_story(event: Message, record: RequestEnded) -> bool:
-    """Whether an event may belong to the story: also other seats', which may have been in the same switch."""
-    return event.at <= record.arrived_at + record.seconds and isinstance(event, SeatEvent | GroupDecided)
 
 
 def _shown(event: Message, record: RequestEnded, op: str, end: float) -> bool:

@@ -43,6 +43,8 @@ READER_BACKLOG = 60
 RECENT_EVENTS = 500
 PIECE_BYTES = 64 * 1024
 """Of an answer, sent at a time."""
+UNSHOWN = {"endpoint", "manager_url", "pod_uid", "riders", "epoch", "seq", "node_signals", "reported_at"}
+"""Of a seat's row: a page needs no key, so it has no address of an engine."""
 CHAT_BYTES = 256 * 1024
 """The longest body of a request of the page."""
 
@@ -280,32 +282,12 @@ def _gpu(gpu: GpuRecord) -> dict[str, Any]:
 
 
 def _row(key: str, record: SeatRecord, clock: Clock) -> dict[str, Any]:
-    """What the page shows of a seat; what is empty is left out."""
-    fields = {
+    """What the page shows of a seat: its row, less what is empty."""
+    fields = record.model_dump(mode="json", exclude=UNSHOWN) | {
         "key": key,
-        "seat": record.seat,
-        "node": record.node,
-        "state": record.state,
-        "model": record.model,
         "group": record.group or record.home_group,
-        "home": record.home_group,
-        "way": record.way,
-        "gpus": record.gpus,
-        "resource": record.resource,
-        "pod": record.pod,
-        "tier": record.tier,
-        "slo": clock.to_wall(record.slo_seconds),
-        "pinned": record.pinned,
-        "vram": record.vram_bytes,
-        "host": record.host_bytes,
-        "reason": record.reason,
+        "slo_seconds": clock.to_wall(record.slo_seconds),
         "blocked": record.failed or record.blocked,
-        "drained": record.drained,
-        "since": record.since,
-        "usual": record.usual_seconds,
-        "deadline": record.deadline_at,
-        "fixed": record.fixed,
-        "requests": record.max_requests,
     }
     return {name: value for name, value in fields.items() if value}
 

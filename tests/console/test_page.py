@@ -72,7 +72,7 @@ async def test_the_first_paint_is_one_answer_with_seats_blocks_loads_and_events(
         assert answer.status == 200
         await until(lambda: _received(w, SeatActivated), what="the router received the activation")
         state = await state_of(w, url)
-        assert [(seat["seat"], seat["model"], seat["state"], seat["slo"]) for seat in state["seats"]] == [
+        assert [(seat["seat"], seat["model"], seat["state"], seat["slo_seconds"]) for seat in state["seats"]] == [
             ("s0", "llama", "active", 12.0)
         ]
         assert [block["state"] for block in state["blocks"]] == ["activating", "active"]

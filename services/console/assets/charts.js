@@ -38,13 +38,13 @@ function draws(from, until) {
 
 // VRAM of these seats while they held a group, the largest models named.
 export function vramChart(title, seats, most, from, until) {
-  const found = new Map(), byId = new Map(seats.filter((seat) => seat.vram).map((seat) => [`${seat.node} ${seat.seat}`, seat]));
+  const found = new Map(), byId = new Map(seats.filter((seat) => seat.vram_bytes).map((seat) => [`${seat.node} ${seat.seat}`, seat]));
   for (const [lane, blocks] of store.lanes) {
     for (const block of blocks) {
       const seat = byId.get(`${lane.slice(0, lane.lastIndexOf("/"))} ${block.seat}`);
       if (!seat) continue;
       if (!found.has(seat.model)) found.set(seat.model, new Array(POINTS).fill(0));
-      fill(block, from, until, (at) => (found.get(seat.model)[at] += seat.vram));
+      fill(block, from, until, (at) => (found.get(seat.model)[at] += seat.vram_bytes));
     }
   }
   const ranked = [...found].map(([name, values]) => ({ name, values, colour: colour(name), sum: values.reduce((sum, value) => sum + value, 0) }))

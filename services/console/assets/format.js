@@ -24,8 +24,8 @@ export function bytes(value) {
 export function timing(seat, now) {
   if (!seat.since || ["active", "parked", "free"].includes(seat.state)) return "";
   const known = [];
-  if (seat.usual) known.push(`usually ${seconds(seat.usual)}`);
-  if (seat.deadline) known.push(`ends by ${clock(seat.deadline)}`);
+  if (seat.usual_seconds) known.push(`usually ${seconds(seat.usual_seconds)}`);
+  if (seat.deadline_at) known.push(`ends by ${clock(seat.deadline_at)}`);
   return `for ${seconds(Math.max(0, now - seat.since))}${known.length ? ` (${known.join(", ")})` : ""}`;
 }
 

@@ -75,7 +75,7 @@ function seatRow(seat, why, several) {
       ${several ? html`<div class="soft">${seat.seat}</div>` : nothing}</th>
     <td class=${late || sortOf(seat) === "in trouble" ? "bad" : ""}>${seat.state}${seat.pinned ? ", pinned" : ""} ${timing(seat, now())}${late ? " – later than usual" : ""}</td>
     <td class="text">${texts.filter(Boolean).map((text) => html`<div>${text}</div>`)}</td>
-    <td class="number wide">${bytes(seat.vram)}</td><td class="number wide">${seat.state === "parked" ? bytes(seat.host) : "–"}</td>
+    <td class="number wide">${bytes(seat.vram_bytes)}</td><td class="number wide">${seat.state === "parked" ? bytes(seat.host_bytes) : "–"}</td>
     <td class="acts">${seatButtons(seat)}</td></tr>`;
 }
 
@@ -119,10 +119,10 @@ function requests(name, draw) {
 function settings(row, why) {
   const seat = row.seats[0], explained = why.of(seat) || {};
   const facts = {
-    Resource: seat.resource, Pod: seat.pod, Tier: seat.tier, SLO: seat.slo && seconds(seat.slo),
+    Resource: seat.resource, Pod: seat.pod, Tier: seat.tier, SLO: seat.slo_seconds && seconds(seat.slo_seconds),
     "Parked by": explained.backend && `${explained.backend}${explained.demoted ? ` (${explained.demoted})` : ""}`,
     "Usual park / activation": explained.park_seconds && `${seconds(explained.park_seconds)} / ${seconds(explained.activate_seconds)}`,
-    "Requests at once": seat.requests, VRAM: seat.vram && bytes(seat.vram), "Stays on its group": seat.fixed,
+    "Requests at once": seat.max_requests, VRAM: seat.vram_bytes && bytes(seat.vram_bytes), "Stays on its group": seat.fixed,
     "Answers not compared": explained.unverified,
   };
   return html`<h2>Settings</h2><dl>${Object.entries(facts).filter(([, value]) => value).map(([name, value]) => html`<dt>${name}</dt><dd>${value}</dd>`)}</dl>

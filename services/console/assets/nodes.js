@@ -70,7 +70,7 @@ function nodeRow(node) {
     <td class="acts wide">${button("nodes", node.name, "drain")} ${button("nodes", node.name, "resume")}</td></tr>`;
 }
 
-const copies = (node) => node.seats.reduce((total, seat) => total + (seat.state === "parked" ? seat.host || 0 : 0), 0);
+const copies = (node) => node.seats.reduce((total, seat) => total + (seat.state === "parked" ? seat.host_bytes || 0 : 0), 0);
 
 function whole(shown, draw) {
   const names = shown.map((node) => node.name);
@@ -122,9 +122,9 @@ const gpuTable = (node) => html`<div class="scroll" tabindex="0" role="region" a
 // A seat's VRAM is spread over the GPUs of its group.
 const usedOn = (node, gpu) => node.seats
   .filter((seat) => HOLDING.has(seat.state) && (seat.gpus || []).includes(gpu.index))
-  .reduce((total, seat) => total + (seat.vram || 0) / seat.gpus.length, 0);
+  .reduce((total, seat) => total + (seat.vram_bytes || 0) / seat.gpus.length, 0);
 
-export const placed = (seat) => `${seat.group}${seat.way && seat.home !== seat.group ? ` (home ${seat.home}, moved by ${seat.way})` : ""}`;
+export const placed = (seat) => `${seat.group}${seat.way && seat.home_group !== seat.group ? ` (home ${seat.home_group}, moved by ${seat.way})` : ""}`;
 
 // ``stage``: what its manager says that it waits for; that of an earlier state is not given.
 function seatRow(seat, stage) {
@@ -133,8 +133,8 @@ function seatRow(seat, stage) {
   return html`<tr><th scope="row" class="name">${seat.model ? html`<a href=${href("models", seat.model)}>${seat.model}</a>` : seat.seat}</th>
     <td>${placed(seat)}</td>
     <td class=${late || sortOf(seat) === "in trouble" ? "bad" : ""}>${seat.state}${seat.pinned ? ", pinned" : ""} <span class="soft">${timing(seat, now())}</span>${late ? " – later than usual" : ""}</td>
-    <td class="number wide">${HOLDING.has(seat.state) ? bytes(seat.vram) : "–"}</td>
-    <td class="number wide">${seat.state === "parked" ? bytes(seat.host) : "–"}</td>
+    <td class="number wide">${HOLDING.has(seat.state) ? bytes(seat.vram_bytes) : "–"}</td>
+    <td class="number wide">${seat.state === "parked" ? bytes(seat.host_bytes) : "–"}</td>
     <td class="text">${seat.blocked || seat.drained || text}</td>
     <td class="acts">${seat.model ? seatButtons(seat) : nothing}</td></tr>`;
 }

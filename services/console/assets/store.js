@@ -200,7 +200,7 @@ export function models() {
     if (!seat.model || seat.state === "free") continue;
     const row = found.get(seat.model) || { model: seat.model, seats: [], slo: 0 };
     row.seats.push(seat);
-    row.slo = row.slo ? Math.min(row.slo, seat.slo || row.slo) : seat.slo || 0;
+    row.slo = row.slo ? Math.min(row.slo, seat.slo_seconds || row.slo) : seat.slo_seconds || 0;
     found.set(seat.model, row);
   }
   for (const row of found.values()) {
