@@ -15,7 +15,6 @@ def policy(name: str) -> Policy:
 
 def test_ollama_closes_a_busy_runner_for_the_first_foreign_request() -> None:
     decision = policy("fifo-switch").decide(view(active("a", in_flight=5), queue("b", 1.0), queue("c", 2.0)))
-    assert isinstance(decision, Switch)
     assert (decision.activate, decision.evict) == ("c", "a")
 
 
@@ -24,7 +23,6 @@ def test_llama_swap_waits_for_an_idle_model_and_takes_the_oldest() -> None:
     busy = rule.decide(view(active("a", in_flight=1), queue("b", 500.0)))
     assert busy == Stay(None, busy.reason)
     idle = rule.decide(view(active("a", idle_seconds=0.0), queue("b", 3.0), queue("c", *[2.0] * 9)))
-    assert isinstance(idle, Switch)
     assert (idle.activate, idle.evict) == ("b", "a")
 
 
@@ -61,7 +59,6 @@ def test_the_longest_queue_needs_more_than_the_holders_own_load() -> None:
     rule = policy("longest-queue")
     assert isinstance(rule.decide(view(active("a", in_flight=2), queue("b", 1.0, 1.0, 1.0))), Stay)
     decision = rule.decide(view(active("a", in_flight=2), queue("b", *[1.0] * 4), queue("c", 90.0)))
-    assert isinstance(decision, Switch)
     assert decision.activate == "b"
 
 
@@ -69,7 +66,6 @@ def test_c_mu_counts_requests_per_second_and_no_ages() -> None:
     quick = queue("a", 1.0, service_seconds=1.0)
     slow = queue("b", 90.0, service_seconds=60.0)
     decision = policy("cmu-setup").decide(view(active("c"), quick, slow))
-    assert isinstance(decision, Switch)
     assert decision.activate == "a"
 
 
@@ -84,8 +80,6 @@ def test_chance_takes_everybody_in_the_end_and_the_same_seat_for_the_same_view()
 def test_a_seat_whose_own_group_is_taken_is_served_where_no_other_seat_has_demand(name: str) -> None:
     guest = replace(queue("x", 5.0), home_busy=True)
     decision = policy(name).decide(view(seat("a"), elsewhere=(guest,)))
-    assert isinstance(decision, Switch)
     assert decision.activate == "x"
     own = policy(name).decide(view(queue("a", 5.0), elsewhere=(guest,)))
-    assert isinstance(own, Switch)
     assert own.activate == "a"

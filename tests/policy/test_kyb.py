@@ -7,7 +7,7 @@ import pytest
 
 from kybernate.lab.baselines import CmuSetup
 from kybernate.policy import Decision, KybBalanced, KybBounded, KybSlo, Park, PeerView, Stay, Switch
-from kybernate.policy.index import Urgency, bid, prolonged_seconds, step_seconds, visit_seconds, waiting_ages
+from kybernate.policy.index import Urgency, bid, prolonged_seconds, step_seconds, waiting_ages
 from kybernate.policy.rules import Quantum
 from kybernate.policy.turns import FADE_SECONDS
 from kybernate.seat import SeatState as S
@@ -53,10 +53,6 @@ def test_a_straight_line_is_summed_as_the_curve_is() -> None:
 
 def test_a_move_to_another_group_costs_its_seconds() -> None:
     assert bid(queue("a", 1.0, move_seconds=3.0), Urgency(), 0.0).setup_seconds == 7.0
-
-
-def test_a_busier_seat_makes_a_longer_visit() -> None:
-    assert visit_seconds(seat("a", rate_fast=0.2, rate_slow=0.2), 3) > visit_seconds(seat("a"), 3)
 
 
 def test_the_busy_period_is_that_of_m_m_infinity() -> None:
@@ -120,7 +116,6 @@ def test_beyond_the_cap_the_oldest_goes_first_and_closes_a_busy_holder(policy: K
 
 def test_a_wait_that_nears_the_cap_is_looked_at_in_time() -> None:
     decision = BALANCED.decide(view(active("a", in_flight=9, rate_fast=0.0, rate_slow=0.0), queue("b", 100.0)))
-    assert isinstance(decision, Stay)
     assert decision.until == pytest.approx(BALANCED.cap_slos * 20.0 - 107.0)
 
 
@@ -201,7 +196,6 @@ def test_a_short_pause_is_no_idleness() -> None:
 def test_what_an_operator_brought_waits_a_minute_for_its_first_request() -> None:
     wished = active("a", rate_fast=0.0, rate_slow=0.0, active_seconds=1.0, idle_seconds=1.0)
     decision = BALANCED.decide(view(wished, seat("b")))
-    assert isinstance(decision, Stay)
     assert decision.until == 59.0
     for later in (
         replace(wished, active_seconds=60.0, idle_seconds=60.0),
@@ -215,7 +209,6 @@ def test_rates_fade_without_events_so_a_busy_holder_is_looked_at_again() -> None
     hot = active("a", in_flight=1, service_seconds=30.0, rate_fast=1.0, rate_slow=0.0, weight=2.0)
     crowd = queue("b", 9.0, 8.0, 7.0, 6.0, weight=2.0, slo_seconds=60.0)
     decision = BALANCED.decide(view(hot, crowd))
-    assert isinstance(decision, Stay)
     assert decision.until == FADE_SECONDS
     faded = view(replace(hot, rate_fast=0.1, active_seconds=240.0), crowd)
     assert isinstance(BALANCED.decide(faded), Switch), "nothing had happened but time"
@@ -223,14 +216,12 @@ def test_rates_fade_without_events_so_a_busy_holder_is_looked_at_again() -> None
 
 def test_cmu_setup_looks_again_too() -> None:
     decision = CmuSetup().decide(view(active("a", in_flight=3), queue("b", 9.0)))
-    assert isinstance(decision, Stay)
     assert decision.until == FADE_SECONDS
 
 
 def test_without_a_cap_nothing_is_looked_at_for_its_sake() -> None:
     policy = KybBalanced(cap_slos=float("inf"), close_ratio=0.0)
     decision = policy.decide(view(active("a", in_flight=1), queue("b", 9.0)))
-    assert isinstance(decision, Stay)
     assert decision.until is None
 
 

@@ -93,9 +93,8 @@ async def test_a_configuration_shows_its_groups_and_what_gets_none(kyb: Kyb, tmp
     ]
 
 
-@pytest.mark.parametrize("form", [("-o", "json")])
-async def test_programs_get_everything(kyb: Kyb, form: tuple[str, ...]) -> None:
-    code, out, _ = await kyb("topology", "--preset", "2xA100-half-mig", *form)
+async def test_programs_get_everything(kyb: Kyb) -> None:
+    code, out, _ = await kyb("topology", "--preset", "2xA100-half-mig", "-o", "json")
     body = json.loads(out)
     assert code == 0
     assert body["config"] is None

@@ -5,12 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kybernate.config import ConfigError
-from kybernate.config.checks import check
 from kybernate.dev.fakes.gpu.spec import hardware
 from kybernate.machine import Gpu, Link
 from kybernate.topology import plan
 from tests.topology.machines import config, gpu, indices
-from tests.topology.test_properties import fitting, ids, machines, wild
+from tests.topology.test_properties import fitting, ids
 
 FOUR = tuple(gpu(number) for number in range(4))
 PAIRS: dict[str, list[int | str]] = {"A": [0, 1], "B": [2, 3]}
@@ -85,17 +84,6 @@ def test_whatever_is_missing_the_complete_groups_stay_as_they_are(data: st.DataO
     for spec in chosen.gpu_topology.groups:
         if not lost & {gpu.uuid for gpu in before[spec.name].gpus}:
             assert next(group for group in found.groups if group.name == spec.name).gpus == before[spec.name].gpus
-
-
-@given(st.data())
-def test_nothing_is_raised_but_config_errors(data: st.DataObject) -> None:
-    machine = data.draw(machines())
-    chosen = data.draw(wild(machine))
-    try:
-        check(chosen)
-        plan(chosen, *machine, lenient=True)
-    except ConfigError as error:
-        assert ";" in str(error)  # noqa: PT017
 
 
 def _there(one: Gpu | Link, lost: set[str]) -> bool:

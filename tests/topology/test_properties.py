@@ -114,14 +114,14 @@ def ids(topology: Topology) -> dict[str, frozenset[str]]:
     return {seat: members(group) for group in topology.groups for seat in group.seat_ids}
 
 
-@given(st.data())
-def test_nothing_is_raised_but_config_errors_with_a_remedy(data: st.DataObject) -> None:
+@given(st.data(), st.booleans())
+def test_nothing_is_raised_but_config_errors_with_a_remedy(data: st.DataObject, lenient: bool) -> None:
     machine = data.draw(machines())
     config = data.draw(wild(machine))
     text = ""
     try:
         check(config)
-        plan(config, *machine)
+        plan(config, *machine, lenient=lenient)
     except ConfigError as error:
         text = str(error)
     assert not text or (";" in text and "\n" not in text)

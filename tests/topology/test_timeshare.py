@@ -46,13 +46,6 @@ def test_a_size_that_cannot_lie_inside_or_around_the_others_gets_no_seats_and_a_
     )
 
 
-def test_the_customers_sample_fills_up_under_timeshare() -> None:
-    groups = {"G01": [0, 1], "G23": [2, 3]}
-    found = plan(config(1, 2, 4, groups=groups, overlap="timeshare"), FOUR)
-    assert indices(found.groups) == [[0], [1], [2], [3], [0, 1], [2, 3], [0, 1, 2, 3]]
-    assert found.warnings == ()
-
-
 @pytest.mark.parametrize(
     ("groups", "text"),
     [
@@ -65,10 +58,6 @@ def test_the_customers_sample_fills_up_under_timeshare() -> None:
 def test_groups_that_cross_are_an_error_that_names_both(groups: dict[str, list[int | str]], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         plan(config(1, 2, groups=groups, overlap="timeshare"), FOUR)
-
-
-def test_disjoint_groups_overlap_nothing() -> None:
-    assert {group.overlaps for group in plan(config(2), FOUR).groups} == {()}
 
 
 def test_without_timeshare_the_first_profile_takes_all_and_the_warning_says_what_to_do() -> None:

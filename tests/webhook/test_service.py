@@ -70,7 +70,6 @@ async def program(tmp_path: Path) -> AsyncIterator[dict[str, str]]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.webhook", env=env(tmp_path), stderr=asyncio.subprocess.PIPE
     )
-    assert process.stderr is not None
     started = json.loads(await process.stderr.readline())
     try:
         yield {"url": started["url"].replace("127.0.0.1", "localhost"), "health": started["health"]}
