@@ -55,6 +55,25 @@ class PackedWorld(World):
         gpus = len(self.managed(seat).home.gpus)
         self.pod(seat, model, **({"vram": f"{gib * gpus}GiB"} if declared else {}))
 
+    def asks(self, seat: str, gib: int) -> None:
+        """The container of such a pod waits at the start gate."""
+        self.own(seat, f"m-{seat}", gib)
+        self.call(seat)
+
+    def up(self, seat: str, gib: int, keeps: int = 0, *, declared: bool = True) -> None:
+        """From nothing to active."""
+        self.own(seat, f"m-{seat}", gib, keeps, declared=declared)
+        self.come_up(seat)
+        assert self.state(seat) is SeatState.ACTIVE
+
+    def serving(self, *sizes: int | tuple[int, int], declared: bool = True) -> list[str]:
+        """Seats of the first group come up one after another; by GiB that they use, and keep while they are parked."""
+        seats = list(self.groups[0].seat_ids[: len(sizes)])
+        for seat, size in zip(seats, sizes, strict=True):
+            gib, keeps = size if isinstance(size, tuple) else (size, 0)
+            self.up(seat, gib, keeps, declared=declared)
+        return seats
+
     def start(self, seat: str) -> None:
         """The container starts and takes its memory."""
         super().start(seat)
@@ -96,8 +115,7 @@ class PackedWorld(World):
     def inherit(self, seat: str, gib: int, *, heir: int) -> None:
         """A pod that declares ``gib`` gets a ticket and goes before its container starts; its heir declares another
         size."""
-        self.own(seat, "first", gib)
-        self.call(seat)
+        self.asks(seat, gib)
         assert self.state(seat) is SeatState.STARTING
         self.calls.pop(seat)
         self.receive(StartCalls({}))
@@ -118,22 +136,10 @@ class PackedWorld(World):
         self.next_manager(None, *seats, jobs=open_)
         self.beat()
 
-    def finish(self) -> None:
-        """Carry every switch under way to a good end."""
-        for _ in range(30):
-            for switch in list(self.node.switches.values()):
-                if switch.phase == "draining" and switch.victim:
-                    self.beat()
-                    self.quiet(switch.victim)
-                elif switch.phase == "cutting":
-                    self.tick(2.5)
-                elif switch.phase == "job":
-                    self.take(self.job_of(switch.op))
-                    self.work(switch.op)
-                    self.report(switch.op)
-            if not self.node.switches:
-                return
-        raise AssertionError(f"switches that do not end: {self.node.switches}")
+    def carry_out(self, job: SwitchJob) -> None:
+        self.take(job)
+        self.work(job.op)
+        self.report(job.op)
 
     def check(self) -> None:
         """What is really on each GPU fits, the reserve left alone; and no two groups run on one GPU."""

@@ -1,5 +1,6 @@
-"""A policy that moves seats whenever it may, so that tests of moving do not depend on what the shipped ones weigh."""
+"""Policies of tests, which do not depend on what the shipped ones weigh."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kybernate.policy import Decision, GroupView, SeatView, Stay, Switch
@@ -9,8 +10,15 @@ LEAVING = (SeatState.DRAINING, SeatState.PARKING)
 
 
 @dataclass(frozen=True)
+class By:
+    """Decides by this function."""
+
+    decide: Callable[[GroupView], Decision]
+
+
+@dataclass(frozen=True)
 class Pulls:
-    """Who waits longest goes next: seats of the group first, then those whose own group is busy."""
+    """Moves seats whenever it may: who waits longest goes next, seats of the group before those whose own is busy."""
 
     busy_seconds: float | None = None
     """A busy holder leaves after this, too; None: only idle ones do."""

@@ -11,6 +11,7 @@ from kybernate.config import Profile
 from kybernate.machine import Gpu
 from kybernate.messages import (
     ActivateSeat,
+    AskJobs,
     Command,
     CommandReply,
     DrainAck,
@@ -39,6 +40,7 @@ from services.gpu_manager.core.inputs import (
     Now,
     PodsSeen,
     Recovered,
+    RecoveryBegun,
     SeatTicket,
     StartCall,
     StartCalls,
@@ -152,6 +154,12 @@ class World:
         self.wall += seconds
         return self.receive(Tick())
 
+    def later(self, seconds: float = 1.0, times: int = 1) -> None:
+        """Time passes, and the routers say that they are still there."""
+        for _ in range(times):
+            self.tick(seconds)
+            self.beat()
+
     def seat(self, group: int, number: int) -> str:
         return self.groups[group].seat_ids[number]
 
@@ -204,11 +212,15 @@ class World:
         self.pods[seat] = SeatPod(seat, "default", model, f"uid-{model}", "engine", ip="127.0.0.9", annotations=notes)
         self.look()
 
+    def shows(self, seat: str, *, looks: int = 1, **fields: Any) -> None:
+        """Its pod is read with these fields changed."""
+        self.pods[seat] = replace(self.pods[seat], **fields)
+        self.look(looks)
+
     def annotate(self, seat: str, **annotations: str) -> None:
         """Change annotations of the pod, and let the board see it."""
         notes = {f"kyb.ai/{key}": value for key, value in annotations.items()}
-        self.pods[seat] = replace(self.pods[seat], annotations=self.pods[seat].annotations | notes)
-        self.look()
+        self.shows(seat, annotations=self.pods[seat].annotations | notes)
 
     def owners(self) -> Owners:
         return Owners(tuple(self.pods.values()), frozenset(pod.uid for pod in self.pods.values()))
@@ -224,8 +236,7 @@ class World:
 
     def delete(self, seat: str) -> None:
         """Its pod is in deletion."""
-        self.pods[seat] = replace(self.pods[seat], deleting=True)
-        self.look()
+        self.shows(seat, deleting=True)
 
     def vanish(self, seat: str) -> None:
         """Its pod is deleted by force."""
@@ -248,8 +259,17 @@ class World:
             self.look_at(seat, "active")
             return
         self.started += 1
-        self.pods[seat] = replace(self.pods[seat], container_id=f"process://{self.started}", running=True)
-        self.look()
+        self.shows(seat, container_id=f"process://{self.started}", running=True)
+
+    def at_gate(self, seat: str, model: str, **annotations: str) -> None:
+        """The container of a new pod waits at the start gate, or has its ticket."""
+        self.pod(seat, model, **annotations)
+        self.call(seat)
+
+    def loads(self, seat: str, model: str, **annotations: str) -> None:
+        """Its container runs, by a ticket that it gets at once; its engine is not healthy yet."""
+        self.at_gate(seat, model, **annotations)
+        self.start(seat)
 
     def healthy(self, seat: str) -> None:
         self.receive(EngineSeen(seat, self.managed(seat).durable.container_id or "", True))
@@ -278,8 +298,7 @@ class World:
         return seats
 
     def exit(self, seat: str) -> None:
-        self.pods[seat] = replace(self.pods[seat], running=False, ended="exited with code 1")
-        self.look()
+        self.shows(seat, running=False, ended="exited with code 1")
 
     # --- traffic ------------------------------------------------------------------------------------------------
 
@@ -342,8 +361,7 @@ class World:
     def draining(self) -> tuple[str, str]:
         """Seats a and b of one group: b serves, and drains for a, for which a request waits."""
         a, b = self.fill("a", "b")
-        self.tick(10)
-        self.beat()
+        self.later(10)
         self.traffic(a, waiting=1)
         assert self.state(b) is SeatState.DRAINING
         return a, b
@@ -370,14 +388,29 @@ class World:
             )
         )
 
+    def answered(self, seat: str, in_flight: int = 0) -> None:
+        """The roster says that it drains, and the first router has acknowledged it."""
+        self.announce(seat)
+        self.ack(seat, in_flight=in_flight)
+
     def idle(self, seat: str, running: int | None = 0) -> None:
         self.receive(EngineSeen(seat, self.managed(seat).durable.container_id or "", True, running, asked_at=self.wall))
 
     def quiet(self, seat: str) -> None:
         """All that a drain needs from the first router: the roster says it, nothing in flight, the engine idle."""
-        self.announce(seat)
-        self.ack(seat)
+        self.answered(seat)
         self.idle(seat)
+
+    def switch(self, victim: str, incoming: str, **traffic: Any) -> SwitchJob:
+        """A request waits for a seat, and the holder that leaves for it is drained. Returns the job."""
+        self.traffic(incoming, **{"waiting": 1, **traffic})
+        self.quiet(victim)
+        return self.job()
+
+    def leaves(self, victim: str) -> None:
+        """A holder that drains is drained, and the job is done."""
+        self.quiet(victim)
+        self.progress(self.job())
 
     def drains_end(self) -> None:
         for switch in list(self.node.switches.values()):
@@ -386,6 +419,12 @@ class World:
 
     def job(self) -> SwitchJob:
         return self.last(SwitchJob)
+
+    def journaled(self) -> SwitchJob:
+        """The last job, which the checkpointer has taken."""
+        job = self.job()
+        self.receive(JobAnswered(job, JobReply(accepted=True)))
+        return job
 
     def job_of(self, op: str) -> SwitchJob:
         return next(e for e in reversed(self.effects) if isinstance(e, SwitchJob) and e.op == op)
@@ -397,13 +436,10 @@ class World:
             left = [o for o in self.node.switches.values() if o.op in begun]
             if not left:
                 return
-            self.tick(0.5)
-            self.beat()
+            self.later(0.5)
             for switch in left:
                 if switch.phase == "draining" and switch.victim:
-                    self.announce(switch.victim)
-                    self.ack(switch.victim)
-                    self.idle(switch.victim)
+                    self.quiet(switch.victim)
                 elif switch.phase == "job":
                     self.progress(self.job_of(switch.op))
         raise AssertionError(f"switches that do not end: {self.node.switches}")
@@ -416,7 +452,7 @@ class World:
 
     def finish(self) -> None:
         """Carry every switch under way to a good end, as well-behaved neighbours would."""
-        for _ in range(20):
+        for _ in range(30):
             for switch in list(self.node.switches.values()):
                 if switch.phase == "draining" and switch.victim:
                     self.announce(switch.victim)
@@ -427,12 +463,15 @@ class World:
                 elif switch.phase == "cutting":
                     self.tick(2.5)
                 elif switch.phase == "job":
-                    job = self.job_of(switch.op)
-                    self.receive(JobAnswered(job, JobReply(accepted=True)))
-                    self.progress(job)
+                    self.carry_out(self.job_of(switch.op))
             if not self.node.switches:
                 return
         raise AssertionError(f"switches that do not end: {self.node.switches}")
+
+    def carry_out(self, job: SwitchJob) -> None:
+        """The checkpointer does the whole of a job."""
+        self.receive(JobAnswered(job, JobReply(accepted=True)))
+        self.progress(job)
 
     def end_processes(self, seat: str) -> None:
         """The checkpointer finds nothing of this seat any more."""
@@ -457,6 +496,13 @@ class World:
         """The checkpointer tells what the processes of a seat do, and whether kyb-run lives. ``asked``: so long ago."""
         seen = self.seen(seat, outcome, *gpus, keeper=keeper, **fields)
         self.receive(JobsReported(JobReply(accepted=True, seats=(seen,)), asked_at=self.wall - asked))
+
+    def question(self, ledger: Ledger, **known: Any) -> AskJobs:
+        """The next manager begins with this ledger: what it asks the checkpointer."""
+        self.board = self.new_board()
+        self.receive(BusChanged(True))
+        begun = self.receive(RecoveryBegun(self.owners(), ledger, **known))
+        return next(effect for effect in begun if isinstance(effect, AskJobs))
 
     def next_manager(
         self,
